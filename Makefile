@@ -1,0 +1,57 @@
+# The verbs of this project. `make` alone lists them.
+# Everything is installed into this folder: uv into .tools/ when it is not on the PATH, Python packages into .venv/.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+UV := $(shell command -v uv || echo .tools/bin/uv)
+RUN := $(UV) run --frozen --no-sync
+STAMP := .venv/.agl-synced
+
+help: ## list the verbs
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
+
+.tools/bin/uv:
+	$(PYTHON) -m venv .tools
+	.tools/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
+
+$(STAMP): pyproject.toml uv.lock | $(UV)
+	$(UV) sync --frozen --extra train --python $(PYTHON)
+	@touch $@
+
+setup: $(STAMP) ## install everything into .venv (uv too, where it is missing)
+
+.PHONY: help setup
+
+proto: setup ## regenerate the gRPC code from the .proto
+	$(RUN) python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. agl_otel/queue/proto/queue.proto
+
+test: setup ## run the tests
+	$(RUN) pytest
+
+lint: setup ## format check, lints, types, import arrows, generated files
+	$(RUN) ruff format --check .
+	$(RUN) ruff check .
+	$(RUN) lint-imports --no-cache
+	$(RUN) pyright
+
+format: setup ## format and fix what can be fixed
+	$(RUN) ruff format .
+	$(RUN) ruff check --fix .
+
+.PHONY: proto test lint format
+
+demo: setup ## train an unmodified agent from its own traces (ARGS="--target 2", …)
+	$(RUN) agl-otel demo $(ARGS)
+
+demo-matrix: setup ## the demo with every target, ten seeds and the control: half an hour
+	$(RUN) python bench/demo_matrix.py $(ARGS)
+
+bench: setup ## benchmarks: a baseline and ours, interleaved; one JSON object a line
+	$(RUN) python -m bench $(ARGS)
+
+docs: setup ## write docs/cli.md and docs/settings.md from the code
+	$(RUN) python docs/generate.py
+
+.PHONY: demo demo-matrix bench docs
+
+include collector/otelcol/otelcol.mk
