@@ -1,0 +1,44 @@
+"""agl-otel: train AI agents from the OpenTelemetry they already emit.
+
+Importing this package is fast and opens nothing; names are loaded when they are first used. Users of Agent Lightning 0.3 write
+`import agl_otel as agl`: its names are here, and its module names are here or in compat/.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+__version__ = "0.1.0.dev0"
+__path__.append(str(Path(__file__).parent / "compat"))  # `agl_otel.emitter` and others that are no rooms of ours
+
+_NAMES: Final = {
+    "agl_otel.types": """
+        AttemptStatus Attempt AttemptedRollout AttributeValue Attributes Dataset EnqueueRolloutRequest Event FilterField FilterOptions
+        Hook LLM Link NamedResources OtelResource PaginatedResult ParallelWorkerBase PromptTemplate ProxyLLM Resource ResourceUnion
+        ResourcesUpdate Rollout RolloutConfig RolloutMode RolloutRawResult RolloutStatus SortOptions Span SpanAttributeNames SpanContext
+        SpanCoreFields SpanLike SpanNames SpanRecordingContext StatusCode TaskInput TraceState TraceStatus Triplet Worker WorkerStatus
+        Verdict""",
+    "agl_otel.store": """
+        Store LightningStore LightningStoreCapabilities LightningStoreStatistics LightningStoreClient LightningStoreServer
+        InMemoryLightningStore CollectionBasedLightningStore LightningStoreThreaded UNSET""",
+    "agl_otel.emit": """
+        reward operation emit_reward emit_message emit_object emit_exception emit_annotation get_reward_value get_rewards_from_span
+        is_reward_span find_reward_spans find_final_reward get_message_value get_object_value""",
+}
+"""{module: what is here of it}; Agent Lightning 0.3's names and those of our own that users need. `__init__.pyi` tells editors."""
+_MODULE_OF: Final = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = ["__version__", *_MODULE_OF]  # pyright: ignore[reportUnsupportedDunderAll]  # they come through __getattr__
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF})

@@ -1,0 +1,158 @@
+"""A stopped data directory to a folder and back: the queue, the traces, the write-ahead log, and what was refused.
+
+Everything is written beside its final name and renamed when it is whole, so that half a backup never looks like one. The log belongs
+to it: what was acked and not yet stored comes back with it, and recovery asks the restored ClickHouse what it has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from agl_otel import __version__
+from agl_otel.errors import ConflictError, DataError, SettingsError, UsageError
+from agl_otel.settings import Settings
+from agl_otel.traces.opened import CHDB_SCHEME, TraceStore, open_store
+from agl_otel.traces.transfer import Content, Progress, check_dump, dump, load
+
+FORMAT: Final = 1
+MANIFEST: Final = "backup.json"
+QUEUE_FILE: Final = "queue.db"
+TRACES: Final = "traces"
+PLAIN: Final = ("wal", "refused", "VERSION")  # copied as they are
+SQLITE_SCHEME: Final = "sqlite:///"
+
+
+def backup(settings: Settings, target: Path, progress: Progress | None = None) -> dict[str, Any]:
+    """Write everything of a stopped stack to `target`, which must not exist or be empty. Returns the manifest.
+
+    Raises UsageError where the target holds something, SettingsError where the queue is not in SQLite, InUseError where a collector runs.
+    """
+    source = queue_path(settings)
+    _refuse_unless_empty(target)
+    staging = _staging(target)
+    rows = copy_queue(source, staging / QUEUE_FILE)
+    for name in PLAIN:
+        _copy_plain(settings.data_dir.absolute() / name, staging / name)
+    held = _with_store(settings.clickhouse_db, lambda store: dump(store, staging / TRACES, progress))
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "agl_otel": __version__,
+        "queue": {"sha256": _sha256(staging / QUEUE_FILE), "rows": rows},
+        "traces": {table: each.rows for table, each in held.items()},
+        "log_files": {str(path.relative_to(staging)): _sha256(path) for path in sorted((staging / "wal").rglob("*")) if path.is_file()},
+    }
+    (staging / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+    _into_place(staging, target)
+    return manifest
+
+
+def restore(source: Path, settings: Settings, progress: Progress | None = None) -> dict[str, Any]:
+    """Make the data directory of `settings` from a backup; neither it nor a ClickHouse server of theirs may hold anything.
+
+    Raises UsageError, ConflictError or DataError; then nothing was put in place.
+    """
+    manifest = _check(source)
+    data_dir = settings.data_dir.absolute()
+    queue_path(settings)
+    _refuse_unless_empty(data_dir)
+    staging = _staging(data_dir)
+    copy_queue(source / QUEUE_FILE, staging / QUEUE_FILE)
+    for name in PLAIN:
+        _copy_plain(source / name, staging / name)
+    url = settings.clickhouse_db
+    own = url == f"{CHDB_SCHEME}{data_dir / TRACES}"
+    _with_store(f"{CHDB_SCHEME}{staging / TRACES}" if own else url, lambda store: load(source / TRACES, store, progress))
+    (staging / f"{TRACES}.lock").unlink(missing_ok=True)
+    _into_place(staging, data_dir)
+    return manifest
+
+
+def queue_path(settings: Settings) -> Path:
+    """The SQLite file of the queue. Raises SettingsError where the queue is elsewhere."""
+    url = settings.queue_db
+    if not url.startswith(SQLITE_SCHEME):
+        raise SettingsError("the queue is not in SQLite (AGL_QUEUE_URL): back it up with its own tools, such as pg_dump")
+    return Path("/" + url.removeprefix(SQLITE_SCHEME).lstrip("/"))
+
+
+def copy_queue(source: Path, target: Path) -> dict[str, int]:
+    """Copy a SQLite database with its own backup API, whoever has it open. Returns {table: rows}, the same on both sides."""
+    if not source.exists():
+        raise UsageError(f"there is no queue at {source}: is that the data directory of a stack?")
+    with sqlite3.connect(f"file:{source}?mode=ro", uri=True) as old, sqlite3.connect(target) as new:
+        old.backup(new)
+        new.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
+        (verdict,) = new.execute("PRAGMA integrity_check").fetchone()
+        before, after = _counts(old), _counts(new)
+    old.close()
+    new.close()
+    if verdict != "ok" or before != after:
+        raise DataError(f"the copy of {source} is not what it should be (integrity: {verdict}): it is damaged, or the disk is full")
+    return after
+
+
+def _counts(database: sqlite3.Connection) -> dict[str, int]:
+    names = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+    return {name: int(database.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0]) for name in names}
+
+
+def _with_store(url: str, work: Callable[[TraceStore], dict[str, Content]]) -> dict[str, Content]:
+    store = open_store(url)
+    try:
+        return work(store)
+    finally:
+        store.close()
+
+
+def _check(source: Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((source / MANIFEST).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{source} is not a finished backup: there is no {MANIFEST} in it") from None
+    if manifest["format"] > FORMAT:
+        raise ConflictError(f"{source} was written by a newer agl-otel ({manifest['agl_otel']}): upgrade agl-otel first")
+    for name, digest in {QUEUE_FILE: manifest["queue"]["sha256"], **manifest["log_files"]}.items():
+        if not (source / name).exists() or _sha256(source / name) != digest:
+            raise DataError(f"{source / name} is missing or damaged: it is not what was backed up")
+    check_dump(source / TRACES)
+    return manifest
+
+
+def _refuse_unless_empty(path: Path) -> None:
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError(f"{path} is not empty, and nothing is overwritten: name a folder that does not exist yet")
+
+
+def _staging(target: Path) -> Path:
+    staging = target.absolute().with_name(f"{target.name}.partial")
+    try:
+        if staging.exists():
+            shutil.rmtree(staging)  # what an interrupted run left
+        staging.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to {staging}: {error.strerror}") from None
+    return staging
+
+
+def _into_place(staging: Path, target: Path) -> None:
+    if target.exists():
+        target.rmdir()  # empty: it was checked
+    staging.rename(target)
+
+
+def _copy_plain(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target)
+    elif source.exists():
+        shutil.copy2(source, target)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,111 @@
+"""What the trace reader hands to adapters: flat arrays with offsets, no Python object for a token.
+
+A ground-floor module: it knows numpy and our types, and does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agl_otel.types import AttemptedRollout, Rollout, Verdict
+
+AttemptKey = tuple[str, str]
+"""(rollout id, attempt id)."""
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of different lengths in one flat array: row i is `values[offsets[i]:offsets[i + 1]]`."""
+
+    values: NDArray[np.generic]
+    offsets: NDArray[np.int64]
+    """n + 1 positions into `values`, starting at 0."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> NDArray[np.generic]:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The length of each row."""
+        return np.diff(self.offsets)
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sequence[int] | Sequence[float] | NDArray[np.generic]], dtype: type[np.generic]) -> Ragged:
+        """Build from a sequence of rows (tests, small data)."""
+        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        parts = [np.asarray(row, dtype=dtype) for row in rows if len(row)]
+        return cls(np.concatenate(parts) if parts else np.zeros(0, dtype=dtype), offsets)
+
+
+@dataclass(frozen=True)
+class CallColumns:
+    """Model calls, one row for each stored (call, choice), sorted by (rollout, attempt, process, call, choice).
+
+    Every sequence has one entry for each row. Token ids are as stored: where `prefix_call` is not 0, `prompt` holds only what
+    follows the prompt and response of the row (same rollout, attempt and process) with that call and `prefix_choice`.
+    """
+
+    rollout_id: list[str]
+    attempt_id: list[str]
+    process: list[str]
+    span_id: list[str]
+    parent_span_id: list[str]
+    call: NDArray[np.int64]
+    choice: NDArray[np.int64]
+    sequence: NDArray[np.uint64]
+    prefix_call: NDArray[np.int64]
+    """0: the prompt is full."""
+    prefix_choice: NDArray[np.int64]
+    prompt: Ragged
+    """int32 token ids."""
+    response: Ragged
+    """int32 token ids."""
+    logprobs: Ragged
+    """float32, natural log; a row shorter than its response means that there are none."""
+    model_version: list[str]
+    agent: list[str]
+    """Name of the agent that made the call; empty where unknown."""
+    incomplete: list[str]
+    """Why the reply was cut off; empty on a whole reply."""
+
+    def __len__(self) -> int:
+        return len(self.rollout_id)
+
+
+@dataclass(frozen=True)
+class Reward:
+    """One dimension of one reward annotation."""
+
+    sequence: int
+    span_id: str
+    index: int
+    """0 is the primary dimension."""
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Traces:
+    """All that was observed of a set of rollouts, read in one go behind a barrier, and what was intended of them."""
+
+    rollouts: list[Rollout | AttemptedRollout]
+    """From the queue, in the order they were asked for; each with its latest attempt where it has one."""
+    calls: CallColumns
+    rewards: dict[AttemptKey, list[Reward]]
+    """By attempt, ordered by (sequence, index)."""
+    verdicts: dict[AttemptKey, Verdict]
+    """For every attempt of the rollouts, also those without a span."""
+    spans: int = 0
+    """How many spans were read."""
+    highest_sequence: dict[str, int] = field(default_factory=dict[str, int])
+    """{rollout id: the highest sequence number read}: with `digest` it pins what was read."""
+    digest: str = ""
+    """Hash of the identities that were read; it changes when a late span arrives."""

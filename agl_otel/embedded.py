@@ -1,0 +1,70 @@
+"""`python -m agl_otel.embedded DATA_DIR [SERVICE …] [--discard]`: the supervisor of a stack that belongs to one store object.
+
+It says where the stack is in one line of JSON and ends when its standard input ends; --discard removes the folder then. Started by
+store/embedded.py, not by people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from agl_otel.errors import AglError, InUseError
+from agl_otel.settings import PORTS, Settings
+from agl_otel.stack import Stack, read_stack_file
+
+
+async def run(data_dir: Path, services: list[str], *, discard: bool) -> None:
+    """Run the stack until standard input ends; where one runs on the data directory already, name that and return."""
+    settings = Settings.load(data_dir=data_dir, store="", queue_url="", clickhouse_url="", **dict.fromkeys(PORTS, 0))
+    stack = Stack(settings, only=services)
+    try:
+        await stack.start()
+    except InUseError:
+        await stack.stop()
+        if (running := read_stack_file(data_dir)).get("queue"):
+            return _say({"address": running["queue"]["address"]})
+        raise
+    try:
+        _say({"address": stack.address})
+        await asyncio.wait([asyncio.ensure_future(_end_of_input()), stack.failed], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if discard:
+            await stack.kill()
+        await stack.stop()
+        if discard:
+            shutil.rmtree(data_dir, ignore_errors=True)
+
+
+async def _end_of_input() -> None:
+    """Return when the store's process closes our standard input, or is gone, or we are told to end."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(0, lambda: os.read(0, 4096) or ended.set())
+    loop.add_signal_handler(signal.SIGTERM, ended.set)
+    await ended.wait()
+    loop.remove_reader(0)
+
+
+def _say(answer: dict[str, str]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """The command line."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--discard"]
+    try:
+        asyncio.run(run(Path(arguments[0]), arguments[1:], discard="--discard" in sys.argv))
+    except AglError as error:
+        _say({"error": str(error)})
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The one error tree. Every message says what happened, to which id or path, and what to do next.
+
+    AglError
+    ├── UsageError            the caller asked for something that cannot be: fix the call (exit code 2); also a ValueError,
+    │   │                     which is what callers of Agent Lightning 0.3 catch
+    │   ├── SettingsError     a setting, flag, environment variable or job file is wrong
+    │   ├── InvalidIdError    an id breaks the rule of semconv.ID_PATTERN
+    │   └── NotFoundError     no such rollout, attempt, resources or worker
+    ├── ConflictError         the state does not allow it
+    │   ├── FencedError       a newer attempt exists, or the rollout was cancelled: this claim is void
+    │   └── InUseError        a port, data directory or lease is held by somebody else
+    ├── UnavailableError      a service is away, full or still starting: try again
+    ├── DataError             bytes that cannot be taken: malformed OTLP, a row that ClickHouse refuses, a damaged log
+    ├── QueryError            ClickHouse (or the read-only guard before it) refused a query
+    ├── AgentError            the user's agent or grader failed: data about one rollout, never the end of a run
+    │   └── AgentTimeoutError it ran past its time
+    └── ModelServerError      the model's server answered an error or not at all
+
+`grpc_status` and `http_status` are the only places that map errors to the wire; `from_grpc` maps back.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+
+class AglError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+    retryable: bool = False
+    """Whether the same call may succeed later without a change."""
+
+
+class UsageError(AglError, ValueError):
+    """The caller asked for something that cannot be."""
+
+
+class SettingsError(UsageError):
+    """A setting, flag, environment variable or job file is wrong."""
+
+
+class InvalidIdError(UsageError):
+    """An id that may not travel in paths, headers and the environment."""
+
+
+class NotFoundError(UsageError):
+    """No such rollout, attempt, resources or worker."""
+
+
+class ConflictError(AglError):
+    """The state of the thing does not allow the call."""
+
+
+class FencedError(ConflictError):
+    """The claim is void: a newer attempt exists, or the rollout was cancelled."""
+
+
+class InUseError(ConflictError):
+    """A port, data directory or lease is held by somebody else."""
+
+
+class UnavailableError(AglError):
+    """A service is away, full or still starting."""
+
+    retryable = True
+
+
+class DataError(AglError):
+    """Bytes or rows that cannot be taken."""
+
+
+class QueryError(AglError):
+    """ClickHouse, or the read-only guard before it, refused a query."""
+
+
+class AgentError(AglError):
+    """The user's agent or grader failed on one rollout."""
+
+
+class AgentTimeoutError(AgentError):
+    """The agent ran past its time and was ended."""
+
+
+class ModelServerError(AglError):
+    """The model's server answered an error, or not at all."""
+
+    retryable = True
+
+
+_GRPC: Final[tuple[tuple[type[AglError], str], ...]] = (  # the most special first
+    (InvalidIdError, "INVALID_ARGUMENT"),
+    (NotFoundError, "NOT_FOUND"),
+    (UsageError, "INVALID_ARGUMENT"),
+    (FencedError, "ABORTED"),
+    (InUseError, "ALREADY_EXISTS"),
+    (ConflictError, "FAILED_PRECONDITION"),
+    (UnavailableError, "UNAVAILABLE"),
+    (DataError, "INVALID_ARGUMENT"),
+    (QueryError, "INVALID_ARGUMENT"),
+)
+_HTTP: Final = {
+    "INVALID_ARGUMENT": 400,
+    "NOT_FOUND": 404,
+    "ABORTED": 409,
+    "ALREADY_EXISTS": 409,
+    "FAILED_PRECONDITION": 409,
+    "UNAVAILABLE": 503,
+    "INTERNAL": 500,
+}
+_FROM_GRPC: Final[dict[str, type[AglError]]] = {
+    "INVALID_ARGUMENT": UsageError,
+    "NOT_FOUND": NotFoundError,
+    "ABORTED": FencedError,
+    "ALREADY_EXISTS": InUseError,
+    "FAILED_PRECONDITION": ConflictError,
+    "UNAVAILABLE": UnavailableError,
+    "DEADLINE_EXCEEDED": UnavailableError,
+    "UNAUTHENTICATED": SettingsError,
+}
+
+
+def grpc_status(error: BaseException) -> str:
+    """The name of the gRPC status code for `error` (`INTERNAL` for what is not ours)."""
+    return next((code for kind, code in _GRPC if isinstance(error, kind)), "INTERNAL")
+
+
+def http_status(error: BaseException) -> int:
+    """The HTTP status for `error`."""
+    return _HTTP[grpc_status(error)]
+
+
+def from_grpc(code: str, details: str) -> AglError:
+    """The error that a gRPC status stands for; `details` becomes its message."""
+    return _FROM_GRPC.get(code, AglError)(details)

@@ -1,0 +1,157 @@
+"""Every name that crosses a boundary: attributes, span names, headers, baggage keys and environment variables.
+
+The names are Agent Lightning 0.3's where it had one, so that its users' spans, rewards and queries keep working.
+This module imports nothing of ours, and no other module spells one of these strings out.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from importlib import import_module
+from typing import Any, Final
+
+# --- identity: span and resource attribute, and W3C baggage key -------------------------------------------------
+ROLLOUT_ID: Final = "agentlightning.rollout_id"
+ATTEMPT_ID: Final = "agentlightning.attempt_id"
+SEQUENCE_ID: Final = "agentlightning.span_sequence_id"
+PROCESS: Final = "agentlightning.process"
+"""Span attribute only: the process marker, one random id for each process, new after a fork."""
+INVALID: Final = "agentlightning.invalid"
+"""Set by the Go collector on a span whose ids it refused (the Python collector rejects it instead); holds the reason."""
+
+# --- the same in HTTP headers and gRPC metadata -----------------------------------------------------------------
+HEADER_ROLLOUT_ID: Final = "agl-rollout-id"
+HEADER_ATTEMPT_ID: Final = "agl-attempt-id"
+HEADER_ACK: Final = "agl-ack"
+"""Ack level a client asks the collector for: `durable` (default) or `stored`."""
+HEADER_MODEL_VERSION: Final = "agl-model-version"
+"""Answered by a model server that knows which version of the weights sampled the reply."""
+
+# --- environment of the agent's process -------------------------------------------------------------------------
+ENV_ROLLOUT_ID: Final = "AGL_ROLLOUT_ID"
+ENV_ATTEMPT_ID: Final = "AGL_ATTEMPT_ID"
+ENV_TASK: Final = "AGL_TASK"
+"""The rollout's input, as JSON."""
+ENV_RESOURCES: Final = "AGL_RESOURCES"
+"""The rollout's resources, as JSON: {name: resource}."""
+
+# --- spans that mean something ----------------------------------------------------------------------------------
+SPAN_ATTEMPT: Final = "agentlightning.attempt"
+"""Zero-length root span of an attempt, exported by the runner and acked before the agent starts; carries no marker."""
+SPAN_SEAL: Final = "agentlightning.seal"
+SPAN_LLM: Final = "agentlightning.llm"
+SPAN_ANNOTATION: Final = "agentlightning.annotation"
+SPAN_MESSAGE: Final = "agentlightning.message"
+SPAN_OBJECT: Final = "agentlightning.object"
+SPAN_EXCEPTION: Final = "agentlightning.exception"
+SPAN_OPERATION: Final = "agentlightning.operation"
+SPAN_VIRTUAL: Final = "agentlightning.virtual"
+SPAN_REWARD: Final = "agentlightning.reward"
+"""An operation that computed a reward (a reward itself is an annotation)."""
+
+# --- seal: how many spans with this marker the attempt has ended so far (annotations included, seals not) --------
+SEAL_SPANS: Final = "agentlightning.seal.spans"
+SEAL_DROPPED: Final = "agentlightning.seal.dropped"
+"""How many spans of this marker and attempt the exporter gave up."""
+
+# --- a model call, one span for each (call, choice) -------------------------------------------------------------
+LLM_CALL: Final = "agentlightning.llm.call"
+"""1, 2, … within the attempt and proxy process; every forwarded request takes a number when it starts."""
+LLM_CHOICE: Final = "agentlightning.llm.choice"
+LLM_PROMPT_TOKEN_IDS: Final = "agentlightning.llm.prompt_token_ids"
+LLM_RESPONSE_TOKEN_IDS: Final = "agentlightning.llm.response_token_ids"
+LLM_RESPONSE_LOGPROBS: Final = "agentlightning.llm.response_logprobs"
+"""Natural log under the sampling distribution, one for each response token."""
+LLM_MODEL_VERSION: Final = "agentlightning.llm.model_version"
+LLM_PREFIX_CALL: Final = "agentlightning.llm.prefix_call"
+LLM_PREFIX_CHOICE: Final = "agentlightning.llm.prefix_choice"
+LLM_INCOMPLETE: Final = "agentlightning.llm.incomplete"
+"""Why the reply was cut off (`client_gone`, `upstream_error`, …); absent on a whole reply."""
+
+# --- rewards, links, tags, messages, objects, operations ---------------------------------------------------------
+REWARD: Final = "agentlightning.reward"
+"""Prefix: `agentlightning.reward.{i}.name` and `.value`; index 0 is the primary reward."""
+LINK: Final = "agentlightning.link"
+TAG: Final = "agentlightning.tag"
+MESSAGE_BODY: Final = "agentlightning.message.body"
+OBJECT_TYPE: Final = "agentlightning.object.type"
+OBJECT_LITERAL: Final = "agentlightning.object.literal"
+OBJECT_JSON: Final = "agentlightning.object.json"
+OPERATION_NAME: Final = "agentlightning.operation.name"
+OPERATION_INPUT: Final = "agentlightning.operation.input"
+OPERATION_OUTPUT: Final = "agentlightning.operation.output"
+TRACER_NAME: Final = "agentlightning.tracer.name"
+
+ID_PATTERN: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+"""What a rollout, attempt or resources id may look like: they travel in paths, headers and the environment."""
+
+
+def reward_name_key(index: int) -> str:
+    """The attribute key of the name of reward dimension `index`."""
+    return f"{REWARD}.{index}.name"
+
+
+def reward_value_key(index: int) -> str:
+    """The attribute key of the value of reward dimension `index`."""
+    return f"{REWARD}.{index}.value"
+
+
+def is_valid_id(value: str) -> bool:
+    """Whether `value` may be a rollout, attempt or resources id."""
+    return ID_PATTERN.fullmatch(value) is not None
+
+
+# --- Agent Lightning 0.3's names for the same ---------------------------------------------------------------------
+AGL_ANNOTATION: Final = SPAN_ANNOTATION
+AGL_MESSAGE: Final = SPAN_MESSAGE
+AGL_OBJECT: Final = SPAN_OBJECT
+AGL_EXCEPTION: Final = SPAN_EXCEPTION
+AGL_OPERATION: Final = SPAN_OPERATION
+AGL_REWARD: Final = SPAN_REWARD
+AGL_VIRTUAL: Final = SPAN_VIRTUAL
+
+
+class LightningResourceAttributes(Enum):
+    """Identity of a span, as resource attributes."""
+
+    ROLLOUT_ID = ROLLOUT_ID
+    ATTEMPT_ID = ATTEMPT_ID
+    SPAN_SEQUENCE_ID = SEQUENCE_ID
+    TRACER_NAME = TRACER_NAME
+
+
+class LightningSpanAttributes(Enum):
+    """Attributes (and prefixes of attributes) of spans."""
+
+    REWARD = REWARD
+    LINK = LINK
+    TAG = TAG
+    MESSAGE_BODY = MESSAGE_BODY
+    OBJECT_TYPE = OBJECT_TYPE
+    OBJECT_LITERAL = OBJECT_LITERAL
+    OBJECT_JSON = OBJECT_JSON
+    OPERATION_NAME = OPERATION_NAME
+    OPERATION_INPUT = OPERATION_INPUT
+    OPERATION_OUTPUT = OPERATION_OUTPUT
+
+
+class RewardAttributes(Enum):
+    """What stands below `agentlightning.reward.{i}`."""
+
+    REWARD_NAME = "name"
+    REWARD_VALUE = "value"
+
+
+class LinkAttributes(Enum):
+    """What stands below `agentlightning.link.{i}`."""
+
+    KEY_MATCH = "key_match"
+    VALUE_MATCH = "value_match"
+
+
+def __getattr__(name: str) -> Any:
+    """`RewardPydanticModel` and `LinkPydanticModel`, which 0.3 kept here; by name, because this module stands below all others."""
+    if name in ("RewardPydanticModel", "LinkPydanticModel"):
+        return getattr(import_module("agl_otel.attributes"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,179 @@
+"""One Settings object: flags over environment over `agl.toml` over defaults. Nothing else reads AGL_* variables."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from agl_otel.errors import SettingsError
+
+CONFIG_FILE: Final = "agl.toml"
+SECRETS: Final = ("token", "upstream_key", "forward_headers")
+PORTS: Final = ("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port")
+
+
+class Settings(BaseSettings):
+    """What every service and command runs with. Build it with `Settings.load(**flags)`, which words errors for people."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="AGL_", toml_file=CONFIG_FILE, extra="ignore", env_ignore_empty=True, use_attribute_docstrings=True
+    )
+
+    host: str = "127.0.0.1"
+    """The address services listen on. Nothing listens beyond loopback unless this says so."""
+    data_dir: Path = Path(".agl")
+    """Everything that is kept: queue, traces, write-ahead log, runs, stack.json."""
+    queue_port: int = Field(default=4747, ge=0, le=65535)
+    """gRPC of the queue: the one address that clients need."""
+    otlp_grpc_port: int = Field(default=4317, ge=0, le=65535)
+    """OTLP over gRPC."""
+    otlp_http_port: int = Field(default=4318, ge=0, le=65535)
+    """OTLP over HTTP, with the collector's `/health` and `/barrier`."""
+    clickhouse_port: int = Field(default=8123, ge=0, le=65535)
+    """ClickHouse's HTTP protocol, read-only."""
+    proxy_port: int = Field(default=4000, ge=0, le=65535)
+    """The model proxy (OpenAI-compatible)."""
+    web_port: int = Field(default=4748, ge=0, le=65535)
+    """REST."""
+    queue_url: str = ""
+    """sqlite:///PATH or postgresql://…; empty means queue.db in the data directory."""
+    clickhouse_url: str = ""
+    """chdb:///PATH or clickhouse://…; empty means traces/ in the data directory."""
+    retention_days: int = Field(default=0, ge=0, le=36500)
+    """How many days spans, logs and metrics are kept in ClickHouse, from the day they were received; 0 keeps them for ever."""
+    store: str = ""
+    """The address of a running stack (queue gRPC or web HTTP); clients use it."""
+    token: SecretStr = SecretStr("")
+    """Bearer token that every service then asks for; empty means none."""
+    upstream_url: str = ""
+    """Where the proxy sends calls that belong to no rollout (an OpenAI-compatible base URL)."""
+    upstream_key: SecretStr = SecretStr("")
+    """The key of the server at `upstream_url`; agents never see it."""
+    unidentified: Literal["keep", "drop", "adopt"] = "keep"
+    """Spans and log records of no rollout: `keep` stores them without ids (they are identified later, where that is possible), `drop`
+    stores nothing of them, `adopt` makes a production rollout of every whole trace that nobody identified, 60 s after it went quiet."""
+    metrics: bool = True
+    """Whether the collector takes OTLP metrics; without, it answers UNIMPLEMENTED (HTTP 501)."""
+    max_message_bytes: int = Field(default=64 << 20, ge=1024, le=1 << 30)
+    """The largest OTLP request that is taken, in bytes after decompression."""
+    max_span_attributes: int = Field(default=4096, ge=1)
+    """A span with more attributes is refused, with its reason in the partial success."""
+    max_in_flight_bytes: int = Field(default=256 << 20, ge=1024)
+    """OTLP requests that may wait for the disk together, in bytes; beyond it clients are told to send again (UNAVAILABLE, HTTP 503)."""
+    wal_budget_bytes: int = Field(default=4 << 30, ge=1 << 20)
+    """How large the write-ahead log may grow while ClickHouse does not keep up; a warning comes at 70 %, UNAVAILABLE at 100 %."""
+    disk_reserve_bytes: int = Field(default=256 << 20, ge=0)
+    """Free disk space below which nothing more is taken (UNAVAILABLE); a warning comes at four times as much."""
+    tls_cert: str = ""
+    """PEM file of the certificate (chain) for both OTLP ports; with `tls_key` they speak TLS only."""
+    tls_key: str = ""
+    """PEM file of the private key that belongs to `tls_cert`."""
+    tls_client_ca: str = ""
+    """PEM file of the authority whose certificates clients must show (mTLS); empty means clients need none."""
+    forward_otlp: str = ""
+    """A second OTLP endpoint that gets a copy of every accepted request: http://host:4318, https://…, grpc://host:4317 or grpcs://…."""
+    forward_headers: SecretStr = SecretStr("")
+    """Headers for `forward_otlp`, as name=value,name=value (values may be percent-encoded), like OTEL_EXPORTER_OTLP_HEADERS."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """DEBUG, INFO, WARNING or ERROR."""
+    log_format: Literal["text", "json"] = "text"
+    """How the collector writes its log: text for people, or json (one object a line)."""
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _upper(cls, value: Any) -> Any:
+        return value.upper() if isinstance(value, str) else value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then environment, then agl.toml."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @classmethod
+    def load(cls, **flags: Any) -> Settings:
+        """Settings from flags (None means not given), environment and agl.toml.
+
+        Raises SettingsError that names each wrong setting, where it comes from and what it takes.
+        """
+        try:
+            settings = cls(**{name: value for name, value in flags.items() if value is not None})
+        except ValidationError as error:
+            wrong = "; ".join(f"{_source(str(e['loc'][0]), flags)}: {e['msg']} (got {e['input']!r})" for e in error.errors())
+            raise SettingsError(f"wrong settings: {wrong}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise SettingsError(f"{CONFIG_FILE} is not TOML: {error}") from None
+        unknown = _unknown_toml_keys(cls)
+        if unknown:
+            raise SettingsError(f"{CONFIG_FILE} has unknown keys: {', '.join(unknown)}. Known keys: {', '.join(cls.model_fields)}")
+        return settings
+
+    @property
+    def queue_db(self) -> str:
+        """The queue's database URL, with the default filled in."""
+        return self.queue_url or f"sqlite:///{self.data_dir.absolute() / 'queue.db'}"
+
+    @property
+    def clickhouse_db(self) -> str:
+        """The ClickHouse URL, with the default filled in."""
+        return self.clickhouse_url or f"chdb:///{self.data_dir.absolute() / 'traces'}"
+
+    @property
+    def wal_dir(self) -> Path:
+        """The collector's write-ahead log."""
+        return self.data_dir.absolute() / "wal"
+
+    def with_ports(self, taken: Mapping[str, int] | None = None) -> Settings:
+        """A copy in which every port that is 0 is a free one (or the one in `taken`), chosen now and kept from then on."""
+        chosen: dict[str, int] = {}
+        held: list[socket.socket] = []
+        for name in PORTS:
+            port: int = getattr(self, name)
+            if port == 0 and taken and name in taken:
+                port = taken[name]
+            elif port == 0:
+                probe = socket.socket()
+                probe.bind((self.host, 0))
+                held.append(probe)
+                port = probe.getsockname()[1]
+            chosen[name] = port
+        for probe in held:
+            probe.close()
+        return self.model_copy(update=chosen)
+
+    def environment(self) -> dict[str, str]:
+        """The AGL_* variables that make a child process load these same settings."""
+        values = {f"AGL_{name.upper()}": str(getattr(self, name)) for name in type(self).model_fields if name not in SECRETS}
+        values["AGL_DATA_DIR"] = str(self.data_dir.absolute())
+        values |= {f"AGL_{name.upper()}": getattr(self, name).get_secret_value() for name in SECRETS}
+        return {name: value for name, value in values.items() if value}
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def _source(name: str, flags: Mapping[str, Any]) -> str:
+    if flags.get(name) is not None:
+        return f"--{name.replace('_', '-')}"
+    return f"AGL_{name.upper()}" if f"AGL_{name.upper()}" in os.environ else f"{name} in {CONFIG_FILE}"
+
+
+def _unknown_toml_keys(cls: type[Settings]) -> list[str]:
+    return sorted(set(TomlConfigSettingsSource(cls).toml_data) - set(cls.model_fields)) if Path(CONFIG_FILE).exists() else []

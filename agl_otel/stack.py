@@ -1,0 +1,350 @@
+"""The supervisor behind `agl-otel up`: starts the services as child processes, waits until each answers, restarts a crashed
+one, and stops them in order (runners first, the queue last).
+
+Embedded and distributed run the same services over the same protocols, so nothing here knows what a service does: only
+how to start it, how to ask whether it is well, and where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final
+
+import aiohttp
+
+from agl_otel.errors import AglError, InUseError, SettingsError, UnavailableError
+from agl_otel.processes import HEALTH_POLL_SECONDS, Process
+from agl_otel.queue.client import QueueClient
+from agl_otel.settings import Settings
+from agl_otel.store import Store
+
+LOG = logging.getLogger(__name__)
+STACK_FILE: Final = "stack.json"
+LAYOUT_VERSION: Final = 1
+"""Of the data directory; a directory that says a higher one was written by a newer release."""
+START_TIMEOUT_SECONDS: Final = 60.0
+STOP_GRACE_SECONDS: Final = 30.0  # the collector may have to flush its log
+MAX_RESTARTS: Final = 5
+RESTART_WINDOW_SECONDS: Final = 60.0  # more than MAX_RESTARTS within this and a service is gone for good
+
+
+@dataclass(frozen=True)
+class Service:
+    """How one service is started and asked whether it is well."""
+
+    name: str
+    module: str
+    port: str
+    """The Settings field of the port where it says it is well; empty: it listens nowhere, and is well while it runs."""
+    ports: tuple[str, ...]
+    """All ports it listens on."""
+    scheme: str = "http://"
+
+
+SERVICES: Final = (
+    Service("queue", "agl_otel.queue", "queue_port", ("queue_port",), scheme=""),
+    Service("collector", "agl_otel.collector", "otlp_http_port", ("otlp_grpc_port", "otlp_http_port", "clickhouse_port")),
+    Service("proxy", "agl_otel.proxy", "proxy_port", ("proxy_port",)),
+    Service("web", "agl_otel.web", "web_port", ("web_port",)),
+    Service("maintain", "agl_otel.cli.maintain", "", ()),
+)
+"""In the order of their start; they stop in the opposite one."""
+ANNOUNCED: Final = {"clickhouse": "collector", "proxy": "proxy", "web": "web"}
+"""{address in types.Describe: the service that announces it}."""
+
+
+@dataclass
+class _Running:
+    service: Service
+    process: Process
+    restarts: deque[float] = field(default_factory=deque[float])
+
+
+class Stack:
+    """The services of one data directory. Use `async with Stack(settings) as stack`.
+
+    Args:
+        settings: ports of 0 become free ones now and keep their number across restarts.
+        only: names of the services to run; all by default.
+
+    Raises (on start):
+        SettingsError: the data directory cannot be written, or was written by a newer release.
+        InUseError: the data directory or a port is in use.
+        UnavailableError: a service does not become healthy.
+    """
+
+    def __init__(self, settings: Settings, *, only: Sequence[str] = ()) -> None:
+        self.settings = settings.with_ports()
+        self.services = [service for service in SERVICES if not only or service.name in only]
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails with UnavailableError when a service is gone for good."""
+        self._running: dict[str, _Running] = {}
+        self._watchers: list[asyncio.Task[None]] = []
+        self._lock: IO[str] | None = None
+        self._http: aiohttp.ClientSession | None = None
+
+    @property
+    def data_dir(self) -> Path:
+        """The data directory, absolute."""
+        return self.settings.data_dir.absolute()
+
+    @property
+    def address(self) -> str:
+        """The queue's address: all that a client needs."""
+        return self._at("queue_port")
+
+    def _at(self, port: str, scheme: str = "") -> str:
+        return f"{scheme}{reachable_host(self.settings.host)}:{getattr(self.settings, port)}"
+
+    def addresses(self) -> dict[str, str]:
+        """Where each port of the running services is, by the name of its setting without `_port`."""
+        return {port.removesuffix("_port"): self._at(port, service.scheme) for service in self.services for port in service.ports}
+
+    async def __aenter__(self) -> Stack:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start every service and wait until all are well; then write stack.json."""
+        if self.settings.tls_cert:
+            raise SettingsError(
+                "tls_cert is set, and the services of one stack speak plaintext to each other so far: leave it out for `agl-otel up`, "
+                "or start the collector by itself with `python -m agl_otel.collector`"
+            )
+        self._lock = claim_data_dir(self.data_dir)
+        for service in self.services:
+            for port in service.ports:
+                check_port_free(self.settings.host, getattr(self.settings, port), port)
+        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2))
+        queue, *others = self.services
+        await self._launch(queue)
+        async with asyncio.TaskGroup() as group:
+            for service in others:
+                group.create_task(self._launch(service))
+        await self._all_announced()
+        self._write_stack_file()
+        self._watchers = [asyncio.create_task(self._watch(running)) for running in self._running.values()]
+
+    async def _launch(self, service: Service) -> None:
+        log = self.data_dir / "logs" / f"{service.name}.log"
+        environment = {**self.settings.environment(), "AGL_STORE": self.address}
+        running = self._running.setdefault(service.name, _Running(service, Process("", (), log=log)))
+        running.process = Process.python_module(service.name, service.module, log=log, env=environment)
+        await running.process.start()
+        await running.process.ready(self._probe(service), timeout_seconds=START_TIMEOUT_SECONDS)
+
+    async def _all_announced(self) -> None:
+        """Wait until the queue knows where the others are: a service may be well before it has said so, and clients ask the queue."""
+        wanted = [name for name in ANNOUNCED if any(service.name == ANNOUNCED[name] for service in self.services)]
+        try:
+            async with (
+                asyncio.timeout(START_TIMEOUT_SECONDS),
+                QueueClient(self.address, token=self.settings.token.get_secret_value()) as queue,
+            ):
+                while True:
+                    known = await queue.describe()
+                    if all(getattr(known, name) for name in wanted):
+                        return
+                    await asyncio.sleep(HEALTH_POLL_SECONDS)
+        except TimeoutError:
+            raise UnavailableError(
+                f"not all of {', '.join(wanted)} were announced to the queue; see the logs in {self.data_dir / 'logs'}"
+            ) from None
+
+    def _probe(self, service: Service) -> Callable[[], Awaitable[bool]]:
+        async def runs() -> bool:
+            return self._running[service.name].process.running
+
+        async def queue_is_well() -> bool:
+            async with QueueClient(self.address, token=self.settings.token.get_secret_value(), timeout_seconds=1.0) as queue:
+                with contextlib.suppress(UnavailableError):
+                    await queue.describe()
+                    return True
+            return False
+
+        async def http_is_well() -> bool:
+            assert self._http is not None
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with self._http.get(self._at(service.port, "http://") + "/health") as answer:
+                    return answer.status == 200
+            return False
+
+        return queue_is_well if service.name == "queue" else http_is_well if service.port else runs
+
+    async def _watch(self, running: _Running) -> None:
+        """Restart the service whenever it ends; after too many restarts it is gone for good."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            code = await running.process.wait()
+            now = clock()
+            running.restarts.append(now)
+            while running.restarts[0] < now - RESTART_WINDOW_SECONDS:
+                running.restarts.popleft()
+            name = running.service.name
+            if len(running.restarts) > MAX_RESTARTS:
+                return self._give_up(running, f"ended {len(running.restarts)} times within {RESTART_WINDOW_SECONDS:.0f} s")
+            LOG.warning("%s ended with exit code %s; restarting it", name, code)
+            try:
+                await self._launch(running.service)
+            except AglError as error:
+                if running.process.running:
+                    return self._give_up(running, str(error))
+            self._write_stack_file()
+
+    def _give_up(self, running: _Running, why: str) -> None:
+        log = running.process.log
+        error = UnavailableError(f"{running.service.name} is gone: {why}. Its log is {log}. {running.process.last_words()}")
+        LOG.error("%s", error)
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+    def _write_stack_file(self) -> None:
+        content = {
+            name: {"pid": running.process.pid, "address": self._at(port, running.service.scheme) if (port := running.service.port) else ""}
+            for name, running in self._running.items()
+        }
+        temporary = self.data_dir / f"{STACK_FILE}.tmp"
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
+        temporary.replace(self.data_dir / STACK_FILE)
+
+    async def stop(self) -> None:
+        """Stop the services, the last started first; each flushes what it holds. Safe to call twice."""
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        self._watchers = []
+        for service in reversed(self.services):
+            if running := self._running.get(service.name):
+                await running.process.stop(grace_seconds=STOP_GRACE_SECONDS)
+        self._release()
+        if self._http:
+            await self._http.close()
+
+    async def kill(self) -> None:
+        """End every service at once. What was acknowledged is in their logs and comes back at the next start."""
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*(running.process.kill() for running in self._running.values()))
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock:
+            (self.data_dir / STACK_FILE).unlink(missing_ok=True)
+            self._lock.close()
+            self._lock = None
+        if self.failed.done() and not self.failed.cancelled():
+            self.failed.exception()  # seen: whoever waits for it has it, and the loop need not warn
+        else:
+            self.failed.cancel()
+
+
+def reachable_host(host: str) -> str:
+    """The address under which a service that listens on `host` is reached from this machine."""
+    return "127.0.0.1" if host in ("0.0.0.0", "") else host
+
+
+def claim_data_dir(path: Path) -> IO[str]:
+    """Create the data directory and take its lock; the returned file holds it until it is closed.
+
+    Raises SettingsError where it cannot be written or was written by a newer release, InUseError where a stack runs on it.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / "stack.lock").open("a")
+    except OSError as error:
+        raise SettingsError(
+            f"data directory {path} cannot be written: {error.strerror}. Choose another with --data-dir, or fix its permissions"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        where = read_stack_file(path)
+        pids = ", ".join(f"{name} {service['pid']}" for name, service in where.items())
+        raise InUseError(
+            f"data directory {path} is in use by a running stack ({pids or 'still starting'}). Stop it, or use --data-dir"
+        ) from error
+    version_file = path / "VERSION"
+    written = version_file.read_text().strip() if version_file.exists() else str(LAYOUT_VERSION)
+    if not written.isdigit() or int(written) > LAYOUT_VERSION:
+        lock.close()
+        raise SettingsError(
+            f"data directory {path} has layout version {written}, and this release knows up to {LAYOUT_VERSION}. "
+            "Upgrade agl-otel, or choose another with --data-dir"
+        )
+    version_file.write_text(f"{LAYOUT_VERSION}\n")
+    return lock
+
+
+def check_port_free(host: str, port: int, setting: str) -> None:
+    """Raise InUseError that names the port, the setting and the remedy where somebody listens on it."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            flag = f"--{setting.replace('_', '-')}"
+            raise InUseError(
+                f"port {port} on {host} cannot be used: {os.strerror(error.errno or 0)}. "
+                f"Stop what listens there, or choose another with {flag} or AGL_{setting.upper()} (0 takes a free one)"
+            ) from error
+
+
+def read_stack_file(data_dir: Path) -> dict[str, dict[str, Any]]:
+    """The content of a running stack's stack.json ({service: {pid, address}}); empty where none runs."""
+    try:
+        return json.loads((data_dir / STACK_FILE).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+
+
+@contextlib.asynccontextmanager
+async def stack_for(settings: Settings, *, only: Sequence[str] = ()) -> AsyncGenerator[tuple[Store, asyncio.Future[None]]]:
+    """A store for a command that works: over the stack that settings name, else the one that runs on the data directory, else
+    one started there for the while (`only` these services), on free ports.
+
+    Yields the store and a future that fails when a service of a stack that was started here is gone for good.
+    """
+    token = settings.token.get_secret_value()
+    running = read_stack_file(settings.data_dir)
+    if address := settings.store or (running["queue"]["address"] if running else ""):
+        async with await Store.connect(address, token=token) as store:
+            never = asyncio.get_running_loop().create_future()
+            yield store, never
+            never.cancel()
+        return
+    quiet = settings.model_copy(update={port: 0 for service in SERVICES for port in service.ports})
+    async with Stack(quiet, only=only) as stack, await Store.connect(stack.address, token=token) as store:
+        yield store, stack.failed
+
+
+@contextlib.asynccontextmanager
+async def open_store(settings: Settings) -> AsyncGenerator[Store]:
+    """A store for a command that looks: like stack_for, with queue and collector only.
+
+    Raises SettingsError where there is neither a stack nor data.
+    """
+    if not settings.store and not (settings.data_dir / "VERSION").exists():
+        raise SettingsError(
+            f"there is no stack and no data in {settings.data_dir}: give --data-dir or --store, or start one with `agl-otel up`"
+        )
+    async with stack_for(settings, only=("queue", "collector")) as (store, _):
+        yield store

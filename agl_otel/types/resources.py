@@ -1,0 +1,86 @@
+"""What algorithms improve and agents use: model addresses and prompts, in named sets with versions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from agl_otel.types.base import Model
+from agl_otel.types.rollouts import AttemptedRollout
+
+
+class Resource(Model):
+    """Base of everything that an algorithm can hand to agents."""
+
+    resource_type: Any
+    """Tells the kinds apart in JSON."""
+
+
+class LLM(Resource):
+    """A model behind an OpenAI-compatible address."""
+
+    resource_type: Literal["llm"] = "llm"
+    endpoint: str
+    model: str
+    """Empty: whatever the agent asks for."""
+    api_key: str | None = Field(default=None, repr=False)
+    sampling_parameters: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+    def get_base_url(self, *_: Any, **__: Any) -> str:
+        """The base URL that an OpenAI client takes."""
+        return self.endpoint
+
+
+class ProxyLLM(LLM):
+    """A model behind our proxy: every attempt has an address of its own."""
+
+    resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright: ignore[reportIncompatibleVariableOverride]  # the discriminator: each kind has its own
+
+    def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
+        """The base URL for one attempt; without ids the plain endpoint. Raises ValueError where only one id is given."""
+        if rollout_id is None and attempt_id is None:
+            return self.endpoint
+        if rollout_id is None or attempt_id is None:
+            raise ValueError("get_base_url takes a rollout id and an attempt id, or neither")
+        return routed_base_url(self.endpoint, rollout_id, attempt_id)
+
+    def with_attempted_rollout(self, rollout: AttemptedRollout) -> LLM:
+        """A plain LLM whose endpoint is routed to the attempt."""
+        endpoint = self.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
+        return LLM(endpoint=endpoint, model=self.model, api_key=self.api_key, sampling_parameters=self.sampling_parameters)
+
+
+def routed_base_url(endpoint: str, rollout_id: str, attempt_id: str) -> str:
+    """`endpoint` of a proxy with `/rollout/…/attempt/…` put in, before a trailing `/v1` where there is one."""
+    base = endpoint.removesuffix("/")
+    stem = base.removesuffix("/v1")
+    return f"{stem}/rollout/{rollout_id}/attempt/{attempt_id}" + ("/v1" if stem != base else "")
+
+
+class PromptTemplate(Resource):
+    """A prompt that an algorithm may rewrite."""
+
+    resource_type: Literal["prompt_template"] = "prompt_template"
+    template: str
+    engine: Literal["jinja", "f-string", "poml"]
+
+    def format(self, **values: Any) -> str:
+        """The template with `values` put in. Raises NotImplementedError for engines other than f-string."""
+        if self.engine != "f-string":
+            raise NotImplementedError(f"format() knows f-string templates only, not {self.engine}")
+        return self.template.format(**values)
+
+
+ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="resource_type")]
+NamedResources = dict[str, ResourceUnion]
+
+
+class ResourcesUpdate(Model):
+    """One version of a named set of resources."""
+
+    resources_id: str
+    create_time: float
+    update_time: float
+    version: int = Field(ge=1)
+    resources: NamedResources

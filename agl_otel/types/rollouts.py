@@ -1,0 +1,131 @@
+"""Rollouts, attempts, workers: what is intended, and how it went.
+
+Rules (who may go from which state to which) do not belong here: they live in queue/lifecycle.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from agl_otel.types.base import Model
+
+TaskInput = Any
+"""What an agent is given to do: anything that is JSON."""
+RolloutStatus = Literal["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"]
+AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"]
+RolloutMode = Literal["train", "val", "test", "production"]
+"""`production` marks rollouts that were made from traces of a running product (contracts.md §2, `adopt`)."""
+WorkerStatus = Literal["idle", "busy", "unknown"]
+VerdictKind = Literal["complete", "incomplete", "unproven", "empty"]
+
+TERMINAL_STATUSES: frozenset[RolloutStatus] = frozenset({"failed", "succeeded", "cancelled"})
+
+
+class RolloutConfig(Model):
+    """How one rollout is run and retried."""
+
+    timeout_seconds: float | None = Field(default=None, gt=0)
+    """Counted from the start of each attempt."""
+    unresponsive_seconds: float | None = Field(default=None, gt=0)
+    """Longest silence (no span, no heartbeat) before the attempt counts as unresponsive."""
+    max_attempts: int = Field(default=1, ge=1)
+    """The first attempt counts."""
+    retry_condition: list[AttemptStatus] = Field(default_factory=list[AttemptStatus])
+
+
+class Rollout(Model):
+    """One task to be run by an agent, and how that went."""
+
+    rollout_id: str
+    input: TaskInput
+    start_time: float
+    end_time: float | None = None
+    mode: RolloutMode | None = None
+    resources_id: str | None = None
+    resources_version: int | None = None
+    """The version of the resources that was current at enqueue: what this rollout runs with, whatever comes later."""
+    status: RolloutStatus = "queuing"
+    config: RolloutConfig = Field(default_factory=RolloutConfig)
+    metadata: dict[str, Any] | None = None
+    priority: int = 0
+    """Higher is claimed first; equal ones in the order of their enqueue."""
+    not_before: float | None = None
+    """Unix seconds before which it is not claimed."""
+    labels: dict[str, str] | None = None
+    """What a claim may ask for ({"gpu": "a100"}); None where there are none."""
+    reason: str | None = None
+    """Why it failed for good, in words for a person."""
+
+
+class Attempt(Model):
+    """One try at a rollout."""
+
+    rollout_id: str
+    attempt_id: str
+    sequence_id: int = Field(ge=1)
+    start_time: float
+    end_time: float | None = None
+    status: AttemptStatus = "preparing"
+    worker_id: str | None = None
+    last_heartbeat_time: float | None = None
+    metadata: dict[str, Any] | None = None
+    seals: dict[str, int] | None = None
+    """{process marker: spans ended}, as the runner handed it over when the attempt ended; None before."""
+    error: str | None = None
+    """Why it did not succeed, in words for a person."""
+
+
+class AttemptedRollout(Rollout):
+    """A rollout with one of its attempts: the claimed one, or the latest."""
+
+    attempt: Attempt
+    token: str | None = Field(default=None, repr=False)
+    """Fencing token of the claim; only the claimer gets it."""
+
+    @model_validator(mode="after")
+    def _same_rollout(self) -> AttemptedRollout:
+        if self.attempt.rollout_id != self.rollout_id:
+            raise ValueError(f"attempt {self.attempt.attempt_id} belongs to rollout {self.attempt.rollout_id}, not to {self.rollout_id}")
+        return self
+
+
+class EnqueueRolloutRequest(Model):
+    """What `enqueue` takes for one rollout; all but `input` is optional."""
+
+    input: TaskInput
+    mode: RolloutMode | None = None
+    resources_id: str | None = None
+    config: RolloutConfig | None = None
+    metadata: dict[str, Any] | None = None
+    rollout_id: str | None = None
+    """The caller's own id; enqueueing an id that exists returns the rollout that is there."""
+    priority: int = 0
+    not_before: float | None = None
+    labels: dict[str, str] | None = None
+
+
+class Worker(Model):
+    """Somebody who claims rollouts."""
+
+    worker_id: str
+    status: WorkerStatus = "unknown"
+    heartbeat_stats: dict[str, Any] | None = None
+    last_heartbeat_time: float | None = None
+    last_dequeue_time: float | None = None
+    last_busy_time: float | None = None
+    last_idle_time: float | None = None
+    current_rollout_id: str | None = None
+    current_attempt_id: str | None = None
+
+
+class Verdict(Model):
+    """Whether what was observed of one attempt is fit for training (contracts.md §6)."""
+
+    rollout_id: str
+    attempt_id: str
+    kind: VerdictKind
+    missing: int = 0
+    """Spans and calls that are known to exist and are not stored."""
+    reasons: list[str] = Field(default_factory=list[str])

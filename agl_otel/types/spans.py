@@ -1,0 +1,291 @@
+"""Spans as users see them: plain pydantic models beside OpenTelemetry's own classes, and the ways between the two.
+
+Times are Unix seconds, as in Agent Lightning 0.3; the nanoseconds they came from are kept beside them where they are known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agl_otel import semconv
+
+if TYPE_CHECKING:
+    from opentelemetry import trace as otel
+    from opentelemetry.sdk import resources as otel_resources
+    from opentelemetry.sdk import trace as otel_sdk
+
+AttributeValue = str | bool | int | float | Sequence[str] | Sequence[bool] | Sequence[int] | Sequence[float]
+Attributes = dict[str, AttributeValue]
+TraceState = dict[str, str]
+StatusCode = Literal["UNSET", "OK", "ERROR"]
+NANOSECONDS_FROM = 1e12
+"""A time above this is nanoseconds: as seconds it would be the year 33658."""
+
+
+def convert_timestamp(timestamp: float | None) -> float | None:
+    """Unix seconds of a time in seconds or nanoseconds; None where there is none (or it is 0)."""
+    if not timestamp:
+        return None
+    return timestamp / 10**9 if timestamp > NANOSECONDS_FROM else timestamp
+
+
+class SpanNames(StrEnum):
+    """Names of spans that mean something, as Agent Lightning 0.3 listed them; semconv.py has them all."""
+
+    REWARD = semconv.SPAN_REWARD
+    MESSAGE = semconv.SPAN_MESSAGE
+    OBJECT = semconv.SPAN_OBJECT
+    EXCEPTION = semconv.SPAN_EXCEPTION
+    VIRTUAL = semconv.SPAN_VIRTUAL
+    ROLLOUT_ID = semconv.ROLLOUT_ID
+    ATTEMPT_ID = semconv.ATTEMPT_ID
+    SPAN_SEQUENCE_ID = semconv.SEQUENCE_ID
+
+
+class SpanAttributeNames(StrEnum):
+    """Attribute keys of releases before 0.3."""
+
+    MESSAGE = "message"
+    OBJECT = "object"
+
+
+class _Open(BaseModel):
+    model_config = ConfigDict(extra="allow")  # as in 0.3: fields that are not known here are kept
+
+
+class SpanContext(_Open):
+    """Which span of which trace. Ids are hex: 32 and 16 characters."""
+
+    trace_id: str
+    span_id: str
+    is_remote: bool = False
+    trace_state: TraceState = Field(default_factory=dict[str, str])
+
+    @classmethod
+    def from_opentelemetry(cls, src: otel.SpanContext) -> SpanContext:
+        """The same as a model."""
+        state = dict(src.trace_state.items()) if src.trace_state else {}
+        return cls(trace_id=f"{src.trace_id:032x}", span_id=f"{src.span_id:016x}", is_remote=src.is_remote, trace_state=state)
+
+
+class TraceStatus(_Open):
+    """How a span ended."""
+
+    status_code: StatusCode = "UNSET"
+    description: str | None = None
+
+    @classmethod
+    def from_opentelemetry(cls, src: otel.Status) -> TraceStatus:
+        """The same as a model."""
+        return cls.model_validate({"status_code": src.status_code.name, "description": src.description})
+
+
+class Event(_Open):
+    """Something that happened during a span."""
+
+    name: str
+    attributes: dict[str, Any] = Field(default_factory=dict[str, Any])
+    timestamp: float | None = None
+
+    @classmethod
+    def from_opentelemetry(cls, src: otel_sdk.Event) -> Event:
+        """The same as a model."""
+        return cls(name=src.name, attributes=_plain(src.attributes), timestamp=convert_timestamp(src.timestamp))
+
+
+class Link(_Open):
+    """Another span that has to do with this one."""
+
+    context: SpanContext
+    attributes: dict[str, Any] | None = None
+
+    @classmethod
+    def from_opentelemetry(cls, src: otel.Link) -> Link:
+        """The same as a model."""
+        return cls(context=SpanContext.from_opentelemetry(src.context), attributes=_plain(src.attributes) or None)
+
+
+class OtelResource(BaseModel):
+    """Where a span comes from: the attributes of the process that made it."""
+
+    attributes: dict[str, Any] = Field(default_factory=dict[str, Any])
+    schema_url: str = ""
+    """Not stored: ClickHouse's table for OpenTelemetry has no place for it."""
+
+    @classmethod
+    def from_opentelemetry(cls, src: otel_resources.Resource) -> OtelResource:
+        """The same as a model."""
+        return cls(attributes=_plain(src.attributes), schema_url=src.schema_url or "")
+
+
+class SpanCoreFields(BaseModel):
+    """What a span says, without ids: what emitters hand out."""
+
+    name: str
+    status: TraceStatus = Field(default_factory=TraceStatus)
+    attributes: dict[str, Any] = Field(default_factory=dict[str, Any])
+    start_time: float | None = None
+    end_time: float | None = None
+
+
+class SpanRecordingContext(Protocol):
+    """A span that is open; what is recorded goes onto it."""
+
+    def record_exception(self, exception: BaseException) -> None:
+        """The operation failed with this."""
+        ...
+
+    def record_attributes(self, attributes: Attributes) -> None:
+        """Add attributes."""
+        ...
+
+    def record_status(self, status_code: StatusCode, description: str | None = None) -> None:
+        """Set how it ended."""
+        ...
+
+    def get_recorded_span(self) -> SpanCoreFields:
+        """What was recorded so far."""
+        ...
+
+
+class SpanLike(Protocol):
+    """A stored, exported or emitted span."""
+
+    @property
+    def name(self) -> str:
+        """The span's name."""
+        ...
+
+    @property
+    def attributes(self) -> Mapping[str, Any] | None:
+        """The span's attributes."""
+        ...
+
+
+class Span(_Open):
+    """A stored span with the ids that the collector gave it."""
+
+    rollout_id: str
+    attempt_id: str
+    sequence_id: int
+    trace_id: str
+    """32 hex characters."""
+    span_id: str
+    """16 hex characters."""
+    parent_id: str | None = None
+    name: str
+    kind: str = "Internal"
+    """Internal, Server, Client, Producer, Consumer or Unspecified."""
+    status: TraceStatus = Field(default_factory=TraceStatus)
+    attributes: dict[str, Any] = Field(default_factory=dict[str, Any])
+    events: list[Event] = Field(default_factory=list[Event])
+    links: list[Link] = Field(default_factory=list[Link])
+    start_time: float | None = None
+    end_time: float | None = None
+    start_time_unix_nano: int | None = None
+    end_time_unix_nano: int | None = None
+    context: SpanContext | None = None
+    parent: SpanContext | None = None
+    resource: OtelResource = Field(default_factory=OtelResource)
+    scope: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """`name` and `version` of the instrumentation that made it."""
+
+    @classmethod
+    def from_opentelemetry(cls, src: otel_sdk.ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
+        """A span of the SDK as a model; ids of zero where it has no context. Fields of a subclass are kept as JSON holds them."""
+        context = src.get_span_context()
+        parent, scope = src.parent, src.instrumentation_scope
+        return cls(
+            rollout_id=rollout_id,
+            attempt_id=attempt_id,
+            sequence_id=sequence_id,
+            trace_id=f"{context.trace_id if context else 0:032x}",
+            span_id=f"{context.span_id if context else 0:016x}",
+            parent_id=f"{parent.span_id:016x}" if parent else None,
+            name=src.name,
+            kind=src.kind.name.capitalize(),
+            status=TraceStatus.from_opentelemetry(src.status),
+            attributes=_plain(src.attributes),
+            events=[Event.from_opentelemetry(event) for event in src.events],
+            links=[Link.from_opentelemetry(link) for link in src.links],
+            start_time=convert_timestamp(src.start_time),
+            end_time=convert_timestamp(src.end_time),
+            start_time_unix_nano=src.start_time,
+            end_time_unix_nano=src.end_time,
+            context=SpanContext.from_opentelemetry(context) if context else None,
+            parent=SpanContext.from_opentelemetry(parent) if parent else None,
+            resource=OtelResource.from_opentelemetry(src.resource),
+            scope={"name": scope.name, "version": scope.version or ""} if scope else {},
+            **_own_fields(src),
+        )
+
+    @classmethod
+    def from_attributes(
+        cls,
+        *,
+        attributes: Mapping[str, Any],
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        sequence_id: int | None = None,
+        name: str | None = None,
+        trace_id: str | None = None,
+        span_id: str | None = None,
+        parent_id: str | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+        resource: OtelResource | None = None,
+        status: TraceStatus | None = None,
+    ) -> Span:
+        """A span made up from attributes: random ids and status OK unless told otherwise."""
+        trace_id = trace_id or os.urandom(16).hex()
+        span_id = span_id or os.urandom(8).hex()
+        return cls(
+            rollout_id=rollout_id or "",
+            attempt_id=attempt_id or "",
+            sequence_id=sequence_id or 0,
+            trace_id=trace_id,
+            span_id=span_id,
+            parent_id=parent_id,
+            name=name or semconv.SPAN_VIRTUAL,
+            status=status or TraceStatus(status_code="OK"),
+            attributes=dict(attributes),
+            start_time=start_time,
+            end_time=end_time,
+            context=SpanContext(trace_id=trace_id, span_id=span_id),
+            parent=SpanContext(trace_id=trace_id, span_id=parent_id) if parent_id else None,
+            resource=resource or OtelResource(),
+        )
+
+    @classmethod
+    def from_core_fields(
+        cls, core: SpanCoreFields, *, rollout_id: str | None = None, attempt_id: str | None = None, sequence_id: int | None = None
+    ) -> Span:
+        """A span with random ids around what an emitter handed out; it starts now where that has no start."""
+        return cls.from_attributes(
+            attributes=core.attributes,
+            rollout_id=rollout_id,
+            attempt_id=attempt_id,
+            sequence_id=sequence_id,
+            name=core.name,
+            start_time=core.start_time or time.time(),
+            end_time=core.end_time,
+            status=core.status,
+        )
+
+
+def _plain(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A dict with lists for the SDK's tuples."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in (attributes or {}).items()}  # pyright: ignore[reportUnknownArgumentType]  # of any primitive
+
+
+def _own_fields(src: otel_sdk.ReadableSpan) -> dict[str, Any]:
+    """Instance fields that a subclass added: those of the SDK itself begin with an underscore."""
+    own = {name: value for name, value in vars(src).items() if not name.startswith("_") and name not in Span.model_fields}
+    return json.loads(json.dumps(own, default=str)) if own else {}
