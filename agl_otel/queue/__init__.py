@@ -1,0 +1,5 @@
+"""The queue: what is intended (rollouts, attempts, resources, workers), small and transactional, behind gRPC.
+
+lifecycle.py says who may go from which state to which; operations/ does it on any engine; sqlite.py is one; service.py and client.py
+are the two ends of the wire. What was observed (spans, logs) does not belong here.
+"""

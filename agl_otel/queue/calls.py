@@ -1,0 +1,120 @@
+"""How the client makes a call: deadline, token, and retries with jitter while the queue is away.
+
+Every call may be retried: reads change nothing, and every mutating call carries a request id or says the same thing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, TypeVar
+
+import grpc
+import grpc.aio
+
+from agl_otel.errors import AglError, UnavailableError, from_grpc
+from agl_otel.queue.proto import queue_pb2_grpc
+
+T = TypeVar("T")
+RETRY_SECONDS: Final = 10.0  # a restart of the queue takes less
+FIRST_PAUSE_SECONDS: Final = 0.05
+LONGEST_PAUSE_SECONDS: Final = 1.0
+OPTIONS: Final = (
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+
+def new_request_id() -> str:
+    """A request id; grows with time, so that the queue's index of them stays local."""
+    return f"{time.time_ns() // 1_000_000:012x}{os.urandom(8).hex()}"
+
+
+class Calls:
+    """A channel to one queue, opened at the first call."""
+
+    def __init__(self, address: str, *, token: str, timeout_seconds: float, retry_seconds: float) -> None:
+        self.address = address.removeprefix("http://").removeprefix("grpc://").removesuffix("/")
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._timeout_seconds = timeout_seconds
+        self._retry_seconds = retry_seconds
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
+
+    @property
+    def stub(self) -> Any:
+        """The generated stub; its async flavour has no type of its own."""
+        if self._stub is None:
+            self._channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)
+            self._stub = queue_pb2_grpc.QueueStub(self._channel)
+        return self._stub
+
+    async def close(self) -> None:
+        """Close the channel."""
+        if self._channel is not None:
+            await self._channel.close(None)
+        self._channel = self._stub = None
+
+    async def call(self, method: str, request: object, answer: type[T], *, extra_seconds: float = 0.0) -> T:
+        """One unary call; `extra_seconds` is added to the deadline (a long poll's wait). Raises the AglError that its status stands for."""
+        retry = Retry(self._retry_seconds, self.address)
+        while True:
+            try:
+                reply = await getattr(self.stub, method)(request, timeout=self._timeout_seconds + extra_seconds, metadata=self._metadata)
+                assert isinstance(reply, answer)
+                return reply
+            except grpc.aio.AioRpcError as error:
+                await retry.pause(error)
+
+    async def stream(self, method: str, request: Callable[[], object], answer: type[T]) -> AsyncIterator[T]:
+        """One streaming call; after a lost connection it is made again with a new `request()`."""
+        retry = Retry(self._retry_seconds, self.address)
+        while True:
+            try:
+                async for reply in getattr(self.stub, method)(request(), metadata=self._metadata):
+                    assert isinstance(reply, answer)
+                    retry = Retry(self._retry_seconds, self.address)
+                    yield reply
+                return
+            except grpc.aio.AioRpcError as error:
+                await retry.pause(error)
+
+
+class Retry:
+    """Pauses that grow, with jitter, until `seconds` are over."""
+
+    def __init__(self, seconds: float, address: str) -> None:
+        self._until = time.monotonic() + seconds
+        self._pause = FIRST_PAUSE_SECONDS
+        self._address = address
+
+    async def pause(self, error: grpc.aio.AioRpcError) -> None:
+        """Wait before the next try; raises what `error` stands for where there is no point in one."""
+        failure = translated(error, self._address)
+        if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() + self._pause > self._until:
+            raise failure from None
+        await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
+        self._pause = min(self._pause * 2, LONGEST_PAUSE_SECONDS)
+
+
+def translated(error: grpc.aio.AioRpcError, address: str) -> AglError:
+    """Our error for a gRPC one."""
+    details = error.details() or ""
+    code = error.code()
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return UnavailableError(f"the queue at {address} does not answer ({details}): is it running? (agl-otel up, or AGL_STORE)")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return UnavailableError(f"the queue at {address} did not answer in time: it is overloaded, or the network is slow")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return AglError(f"a message to or from the queue at {address} is too large (64 MiB): ask for fewer at once (limit=…). {details}")
+    return from_grpc(code.name, details)

@@ -1,0 +1,337 @@
+"""The queue's client: async, for one event loop, over gRPC. What it takes and gives are the types of types.py.
+
+A queue that is away is tried again for some seconds; then UnavailableError. Other errors are those of errors.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from agl_otel.errors import AglError
+from agl_otel.queue import convert
+from agl_otel.queue.calls import RETRY_SECONDS, Calls, new_request_id
+from agl_otel.queue.proto import queue_pb2 as pb
+from agl_otel.queue.updates import KEEP, AttemptUpdate, Observation, RolloutUpdate
+from agl_otel.types import (
+    Attempt,
+    AttemptedRollout,
+    Describe,
+    EnqueueRolloutRequest,
+    NamedResources,
+    PaginatedResult,
+    ResourcesUpdate,
+    Rollout,
+    RolloutMode,
+    RolloutStatus,
+    Worker,
+    WorkerStatus,
+)
+
+__all__ = ["KEEP", "AttemptUpdate", "Observation", "QueueClient", "RolloutUpdate"]
+
+SortOrder = Literal["asc", "desc"]
+FilterLogic = Literal["and", "or"]
+_RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
+
+
+class QueueClient:
+    """Speaks to the queue at `address` (host:port). `timeout_seconds` bounds one try of a call, `retry_seconds` all its tries."""
+
+    def __init__(self, address: str, *, token: str = "", timeout_seconds: float = 30.0, retry_seconds: float = RETRY_SECONDS) -> None:
+        self._calls = Calls(address, token=token, timeout_seconds=timeout_seconds, retry_seconds=retry_seconds)
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return self._calls.address
+
+    async def __aenter__(self) -> QueueClient:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        await asyncio.gather(*self._background)
+        await self._calls.close()
+
+    # --- rollouts and attempts
+
+    async def enqueue(self, requests: Sequence[EnqueueRolloutRequest], *, idempotency_key: str | None = None) -> list[Rollout]:
+        """Put rollouts at the end of the queue. The same `idempotency_key` with the same requests gives the same rollouts again."""
+        rollouts = [convert.request_to_pb(request) for request in requests]
+        request = pb.EnqueueRequest(rollouts=rollouts, request_id=new_request_id(), idempotency_key=idempotency_key)
+        answer = await self._calls.call("Enqueue", request, pb.Rollouts)
+        return [convert.rollout_from_pb(rollout) for rollout in answer.rollouts]
+
+    async def start(self, requests: Sequence[EnqueueRolloutRequest], *, worker_id: str | None = None) -> list[AttemptedRollout]:
+        """Make rollouts that are never queued, each with a first attempt of `worker_id`."""
+        rollouts = [convert.request_to_pb(request) for request in requests]
+        request = pb.StartRequest(rollouts=rollouts, worker_id=worker_id, request_id=new_request_id())
+        return _attempted(await self._calls.call("Start", request, pb.Rollouts))
+
+    async def start_attempt(self, rollout_ids: Sequence[str], *, worker_id: str | None = None) -> list[AttemptedRollout]:
+        """A further attempt of each rollout, whatever max_attempts says. Raises NotFoundError."""
+        request = pb.StartAttemptRequest(rollout_ids=rollout_ids, worker_id=worker_id, request_id=new_request_id())
+        return _attempted(await self._calls.call("StartAttempt", request, pb.Rollouts))
+
+    async def claim(
+        self,
+        limit: int = 1,
+        *,
+        worker_id: str | None = None,
+        wait_seconds: float = 0.0,
+        modes: Sequence[RolloutMode] = (),
+        labels: Mapping[str, str] | None = None,
+    ) -> list[AttemptedRollout]:
+        """Up to `limit` rollouts to run, each with a new attempt and its token; waits up to `wait_seconds` for the first.
+
+        A claim that is cancelled takes nothing: what the queue had given already is put back.
+        """
+        request = pb.ClaimRequest(
+            limit=limit, worker_id=worker_id, wait_seconds=wait_seconds, request_id=new_request_id(), modes=modes, labels=labels
+        )
+        try:
+            return _attempted(await self._calls.call("Claim", request, pb.Rollouts, extra_seconds=wait_seconds))
+        except asyncio.CancelledError:
+            release = pb.ReleaseRequest(claim_request_id=request.request_id, request_id=new_request_id())
+            task = asyncio.ensure_future(self._release_quietly(release))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+            raise
+
+    async def release(self, claims: Sequence[AttemptedRollout]) -> int:
+        """Give back claims that were not begun; answers how many were taken back. The rollouts return to their places."""
+        ids = [claim.attempt.attempt_id for claim in claims]
+        request = pb.ReleaseRequest(attempt_ids=ids, request_id=new_request_id())
+        return (await self._calls.call("Release", request, pb.ReleaseResponse)).released
+
+    async def update_rollouts(self, updates: Sequence[RolloutUpdate]) -> list[Rollout]:
+        """Change rollouts, all or none; attempts are not touched. Raises NotFoundError, UsageError."""
+        request = pb.UpdateRolloutsRequest(updates=[update.to_pb() for update in updates], request_id=new_request_id())
+        answer = await self._calls.call("UpdateRollouts", request, pb.Rollouts)
+        return [convert.rollout_from_pb(rollout) for rollout in answer.rollouts]
+
+    async def update_attempts(self, updates: Sequence[AttemptUpdate]) -> list[Attempt]:
+        """Change attempts, all or none, and what follows for rollouts and workers. Raises NotFoundError, UsageError, FencedError."""
+        request = pb.UpdateAttemptsRequest(updates=[update.to_pb() for update in updates], request_id=new_request_id())
+        answer = await self._calls.call("UpdateAttempts", request, pb.Attempts)
+        return [convert.attempt_from_pb(attempt) for attempt in answer.attempts]
+
+    async def query_rollouts(
+        self,
+        *,
+        status_in: Sequence[RolloutStatus] | None = None,
+        rollout_id_in: Sequence[str] | None = None,
+        rollout_id_contains: str | None = None,
+        mode_in: Sequence[RolloutMode] | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Rollout | AttemptedRollout]:
+        """Rollouts with their latest attempts; in the order of their creation unless `sort_by` names a field."""
+        asked = _filter(rollout_id_in, rollout_id_contains, filter_logic, status_in=status_in, mode_in=mode_in)
+        if asked is None:
+            return PaginatedResult([], limit, offset, 0)
+        request = pb.QueryRolloutsRequest(filter=asked, page=_page(sort_by, sort_order, limit, offset))
+        answer = await self._calls.call("QueryRollouts", request, pb.Rollouts)
+        return PaginatedResult([convert.rollout_from_pb(rollout) for rollout in answer.rollouts], limit, offset, answer.total)
+
+    async def query_attempts(
+        self,
+        rollout_ids: Sequence[str],
+        *,
+        latest_only: bool = False,
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Attempt]:
+        """Attempts of these rollouts, by number unless `sort_by` names a field; none for unknown rollouts."""
+        page = _page(sort_by, sort_order, limit, offset)
+        request = pb.QueryAttemptsRequest(rollout_ids=rollout_ids, latest_only=latest_only, page=page)
+        answer = await self._calls.call("QueryAttempts", request, pb.Attempts)
+        return PaginatedResult([convert.attempt_from_pb(attempt) for attempt in answer.attempts], limit, offset, answer.total)
+
+    async def wait(self, rollout_ids: Sequence[str], *, timeout_seconds: float | None = None) -> AsyncIterator[list[Rollout]]:
+        """Finished rollouts, as they finish; ends when all have, or after `timeout_seconds` (0: one look). Unknown ids are left out."""
+        open_ids = dict.fromkeys(rollout_ids)
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+
+        def request() -> pb.WaitRequest:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            return pb.WaitRequest(rollout_ids=open_ids, timeout_seconds=left)
+
+        async for answer in self._calls.stream("Wait", request, pb.Rollouts):
+            rollouts = [convert.rollout_from_pb(rollout) for rollout in answer.rollouts]
+            for rollout in rollouts:
+                open_ids.pop(rollout.rollout_id, None)
+            yield rollouts
+
+    async def delete(self, rollout_ids: Sequence[str]) -> int:
+        """Remove rollouts and all that the queue knows of them; answers how many there were."""
+        request = pb.DeleteRequest(rollout_ids=rollout_ids, request_id=new_request_id())
+        return (await self._calls.call("Delete", request, pb.DeleteResponse)).deleted
+
+    # --- what the collectors report and need
+
+    async def observe(self, observations: Sequence[Observation]) -> None:
+        """Spans of attempts were received. Unknown rollouts are no error."""
+        request = pb.ObserveRequest(observations=[observation.to_pb() for observation in observations])
+        await self._calls.call("Observe", request, pb.ObserveResponse)
+
+    async def take_sequence(self, requests: Sequence[tuple[str, int, int]]) -> list[int]:
+        """For each (rollout_id, count, at_least) the first of `count` new numbers; 0 for an empty rollout id."""
+        asked = [pb.SequenceRequest(rollout_id=rollout_id, count=count, at_least=at_least) for rollout_id, count, at_least in requests]
+        request = pb.TakeSequenceRequest(requests=asked, request_id=new_request_id())
+        return list((await self._calls.call("TakeSequence", request, pb.TakeSequenceResponse)).first)
+
+    # --- resources
+
+    async def put_resources(self, resources: NamedResources, *, resources_id: str | None = None) -> ResourcesUpdate:
+        """A new set of resources, or a new version of a known id (an unknown id is created)."""
+        text = _RESOURCES.dump_json(resources).decode()
+        request = pb.PutResourcesRequest(resources_id=resources_id, resources_json=text, request_id=new_request_id())
+        return convert.resources_from_pb((await self._calls.call("PutResources", request, pb.ResourcesList)).resources[0])
+
+    async def get_resources(self, resources_id: str | None = None, *, version: int | None = None) -> ResourcesUpdate | None:
+        """One version of a set (None: the current one); without an id the set that was written last. None where there is none."""
+        ids = pb.Filter() if resources_id is None else pb.Filter(id_in=[resources_id], has_id_in=True)
+        request = pb.QueryResourcesRequest(filter=ids, latest_only=resources_id is None, version=version)
+        found = (await self._calls.call("QueryResources", request, pb.ResourcesList)).resources
+        return convert.resources_from_pb(found[0]) if found else None
+
+    async def query_resources(
+        self,
+        *,
+        resources_id_in: Sequence[str] | None = None,
+        resources_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        all_versions: bool = False,
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[ResourcesUpdate]:
+        """Current versions of sets of resources (or all versions), in the order they were written unless `sort_by` names a field."""
+        asked = _filter(resources_id_in, resources_id_contains, filter_logic)
+        if asked is None:
+            return PaginatedResult([], limit, offset, 0)
+        page = _page(sort_by, sort_order, limit, offset)
+        request = pb.QueryResourcesRequest(filter=asked, page=page, all_versions=all_versions)
+        answer = await self._calls.call("QueryResources", request, pb.ResourcesList)
+        return PaginatedResult([convert.resources_from_pb(item) for item in answer.resources], limit, offset, answer.total)
+
+    # --- workers
+
+    async def heartbeat(self, worker_id: str, *, stats: Mapping[str, Any] | None = None, attempt_ids: Sequence[str] = ()) -> list[str]:
+        """Say that a worker lives and what it runs; answers which of these attempts to end (cancelled, timed out, replaced)."""
+        text = None if stats is None else convert.to_json(dict(stats), "a worker's stats")
+        request = pb.HeartbeatRequest(worker_id=worker_id, stats_json=text, attempt_ids=attempt_ids)
+        return list((await self._calls.call("Heartbeat", request, pb.HeartbeatResponse)).cancelled)
+
+    async def query_workers(
+        self,
+        *,
+        status_in: Sequence[WorkerStatus] | None = None,
+        worker_id_in: Sequence[str] | None = None,
+        worker_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Worker]:
+        """Workers, by id unless `sort_by` names a field."""
+        asked = _filter(worker_id_in, worker_id_contains, filter_logic, status_in=status_in)
+        if asked is None:
+            return PaginatedResult([], limit, offset, 0)
+        request = pb.QueryWorkersRequest(filter=asked, page=_page(sort_by, sort_order, limit, offset))
+        answer = await self._calls.call("QueryWorkers", request, pb.Workers)
+        return PaginatedResult([convert.worker_from_pb(worker) for worker in answer.workers], limit, offset, answer.total)
+
+    # --- the stack
+
+    async def describe(self) -> Describe:
+        """Where the services of the stack are, as this client can reach them."""
+        return self._described(await self._calls.call("Describe", pb.DescribeRequest(), pb.DescribeResponse))
+
+    async def announce(self, service: str, instance: str, addresses: Mapping[str, str], *, gone: bool = False) -> Describe:
+        """Say where a service can be reached (see types.Describe for the names), or that it has gone."""
+        request = pb.AnnounceRequest(service=service, instance=instance, addresses=addresses, gone=gone)
+        return self._described(await self._calls.call("Announce", request, pb.DescribeResponse))
+
+    async def statistics(self) -> dict[str, Any]:
+        """Counts, uptime, and how much waits to be claimed."""
+        answer = await self._calls.call("Statistics", pb.StatisticsRequest(), pb.StatisticsResponse)
+        has_oldest = answer.HasField("oldest_claimable_age_seconds")
+        return {
+            "name": answer.engine,
+            "rollouts_by_status": dict(answer.rollouts_by_status),
+            "total_rollouts": answer.total_rollouts,
+            "total_attempts": answer.total_attempts,
+            "total_resources": answer.total_resources,
+            "total_workers": answer.total_workers,
+            "uptime": answer.uptime_seconds,
+            "claimable": answer.claimable,
+            "oldest_claimable_age_seconds": answer.oldest_claimable_age_seconds if has_oldest else None,
+        }
+
+    async def lease(self, name: str, holder: str, seconds: float) -> bool:
+        """Take or prolong a lease for `seconds` (0 gives it back); answers whether `holder` has it."""
+        request = pb.LeaseRequest(name=name, holder=holder, seconds=seconds)
+        return (await self._calls.call("Lease", request, pb.LeaseResponse)).held
+
+    # --- helpers
+
+    def _described(self, answer: pb.DescribeResponse) -> Describe:
+        host = self.address.rpartition(":")[0]
+        addresses: dict[str, Any] = convert.addresses_reachable(answer.addresses, host)
+        addresses["queue"] = self.address
+        known = {name: address for name, address in addresses.items() if name in Describe.model_fields}
+        return Describe(
+            **known,
+            collectors=[convert.reachable(address, host) for address in answer.collectors],
+            proxies=[convert.reachable(address, host) for address in answer.proxies],
+            version=answer.version,
+        )
+
+    async def _release_quietly(self, request: pb.ReleaseRequest) -> None:
+        with contextlib.suppress(AglError):  # a queue that is away gets no answer to its claim either, and puts it back by itself
+            await self._calls.call("Release", request, pb.ReleaseResponse)
+
+
+def _attempted(answer: pb.Rollouts) -> list[AttemptedRollout]:
+    return [convert.attempted_from_pb(rollout) for rollout in answer.rollouts]
+
+
+def _filter(ids: Sequence[str] | None, contains: str | None, logic: FilterLogic, **lists: Sequence[str] | None) -> pb.Filter | None:
+    """A filter on the wire; None where it can match nothing (an empty list of values does not)."""
+    any_of = logic == "or"
+    conditions = [ids, contains, *lists.values()]
+    given = [condition for condition in conditions if condition is not None]
+    empty = [condition for condition in given if not isinstance(condition, str) and not condition]
+    if empty and (not any_of or len(empty) == len(given)):
+        return None
+    return pb.Filter(
+        id_in=ids or (),
+        has_id_in=ids is not None,
+        id_contains=contains,
+        any=any_of,
+        **{name: values or () for name, values in lists.items()},
+    )
+
+
+def _page(sort_by: str | None, sort_order: SortOrder, limit: int, offset: int) -> pb.Page:
+    return pb.Page(sort_by=sort_by or "", descending=sort_order == "desc", limit=limit, offset=offset)

@@ -1,0 +1,110 @@
+"""What an engine is: somewhere to run one operation as one transaction. All logic is above it, in operations/.
+
+An operation is a plain function of a Transaction. `write` runs it alone and durably: when `write` returns, its effect survives
+kill -9. An operation that raises has no effect. What an operation signals reaches `subscribe`d callbacks after the commit, on the
+event loop, before `write` returns; where several services share a store, those of the others hear of it soon after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from agl_otel.queue.statements import Statements
+
+T = TypeVar("T")
+Params = Mapping[str, object]
+
+
+@dataclass
+class Signals:
+    """What the waiting calls of a service want to hear of a transaction."""
+
+    claimable: int = 0
+    """How many rollouts it made claimable."""
+    settled: list[str] = field(default_factory=list[str])
+    """Rollouts that it finished or deleted."""
+    missed: bool = False
+    """Rollouts may have been finished unheard: whoever waits for some looks at them. (The watchdog looks at what is claimable.)"""
+
+    def __bool__(self) -> bool:
+        return bool(self.claimable or self.settled or self.missed)
+
+    def add(self, other: Signals) -> None:
+        """Take over what `other` holds."""
+        self.claimable += other.claimable
+        self.settled += other.settled
+        self.missed |= other.missed
+
+
+class Transaction(Protocol):
+    """What an operation may do."""
+
+    statements: Statements
+    signals: Signals
+
+    def rows(self, name: str, params: Params = ...) -> list[tuple[Any, ...]]:
+        """All rows of the named query."""
+        ...
+
+    def rows_of(self, sql: str, params: Params) -> list[tuple[Any, ...]]:
+        """All rows of a query that Statements.paged composed."""
+        ...
+
+    def run(self, name: str, params: Params = ...) -> None:
+        """Run the named statement, at the latest before the next one that has an answer."""
+        ...
+
+    def changed(self, name: str, params: Params = ...) -> int:
+        """Run the named statement; answers how many rows it changed."""
+        ...
+
+    def run_many(self, name: str, params: Iterable[Params]) -> None:
+        """Run the named statement once for each."""
+        ...
+
+    def alone(self, key: str) -> None:
+        """Let no other transaction that says the same key go on until this one ends; the first thing that an operation does."""
+        ...
+
+    def hold(self, rollout_ids: Sequence[str]) -> None:
+        """Keep all others from changing these rollouts until the transaction ends; before an operation changes several of them."""
+        ...
+
+
+Operation = Callable[[Transaction], T]
+
+
+class Engine(Protocol):
+    """A transactional store of the queue's tables."""
+
+    name: str
+    where: str
+    """Where the store is, for people: without secrets."""
+
+    def write(self, operation: Operation[T]) -> asyncio.Future[T]:
+        """Run an operation that changes something, once or (with effect) not at all; durable when the future is done.
+
+        Of two operations that are under way at once either may be first. The future gets what the operation raises, or UnavailableError. An
+        operation may be run again from the start, so it has no effect but through its transaction.
+        """
+        ...
+
+    async def read(self, operation: Operation[T]) -> T:
+        """Run an operation that only reads, on one consistent state that contains every write that has returned."""
+        ...
+
+    def subscribe(self, callback: Callable[[Signals], None]) -> None:
+        """Call `callback` on the event loop with the signals of committed transactions."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what was begun and let go of the store."""
+        ...
+
+
+def first(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:
+    """The first row, or None."""
+    return rows[0] if rows else None

@@ -1,0 +1,67 @@
+"""Request ids: a retry after a lost answer gets the first answer again and has no second effect.
+
+What is kept is not the body but what it was about (ids, numbers), so that an answer costs a small row however large its rollouts
+are; the replay reads them as they are by then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from agl_otel.errors import UsageError
+from agl_otel.queue.convert import joined_pb, rollout_pb, split
+from agl_otel.queue.engine import Transaction, first
+from agl_otel.queue.proto import queue_pb2 as pb
+from agl_otel.queue.rows import ROLLOUT_WIDTH, AttemptRow
+
+KEPT_SECONDS: Final = 600.0  # a client gives up long before
+
+
+def recall(tx: Transaction, request_id: str, method: str) -> Any | None:
+    """What was remembered for this request id, or None. Raises UsageError where the id was used for another method."""
+    if not request_id:
+        return None
+    tx.alone(request_id)  # a retry may come while the first try is still under way
+    row = first(tx.rows("answer_recall", {"request_id": request_id}))
+    if row is None:
+        return None
+    if row[0] != method:
+        raise UsageError(f"request id {request_id!r} was used for {row[0]} before: give every call an id of its own")
+    tx.run("answer_replayed", {"request_id": request_id})
+    return json.loads(row[1])
+
+
+def remember(tx: Transaction, request_id: str, method: str, answer: object, now: float) -> None:
+    """Keep what a replay needs."""
+    if request_id:
+        tx.run("answer_remember", {"request_id": request_id, "method": method, "answer": json.dumps(answer), "now": now})
+
+
+def purge(tx: Transaction, now: float) -> None:
+    """Forget answers that no retry will ask for."""
+    tx.run("answers_purge", {"before": now - KEPT_SECONDS})
+
+
+def rollouts_by_id(tx: Transaction, rollout_ids: Sequence[str]) -> list[pb.Rollout]:
+    """Rollouts with their latest attempts, in the order of the ids; unknown ones are left out."""
+    found = {row[1]: row for row in tx.rows("rollouts_by_id", {"rollout_ids": json.dumps(rollout_ids)})}
+    return [joined_pb(found[rollout_id]) for rollout_id in rollout_ids if rollout_id in found]
+
+
+def claimed_again(tx: Transaction, attempt_ids: Sequence[str]) -> pb.Rollouts:
+    """The claims with these attempt ids, tokens included; what was deleted since is left out."""
+    attempts: dict[str, AttemptRow] = {}
+    for row in tx.rows("attempts_by_id", {"attempt_ids": json.dumps(attempt_ids)}):
+        attempt = split(row)[1]
+        attempts[attempt.attempt_id] = attempt
+    wanted = [attempts[attempt_id] for attempt_id in attempt_ids if attempt_id in attempts]
+    ids = json.dumps([attempt.rollout_id for attempt in wanted])
+    found = {row[1]: row for row in tx.rows("rollouts_by_id", {"rollout_ids": ids})}
+    return pb.Rollouts(rollouts=[_joined(found[a.rollout_id], a) for a in wanted])
+
+
+def _joined(row: tuple[Any, ...], attempt: AttemptRow) -> pb.Rollout:
+    rollout, _ = split((*row[:ROLLOUT_WIDTH], *attempt))
+    return rollout_pb(rollout, row[ROLLOUT_WIDTH], attempt, with_token=True)

@@ -1,0 +1,199 @@
+"""New rollouts: queued (enqueue) or begun at once (start), and further attempts by hand (start_attempt)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, Final, get_args
+
+from agl_otel.errors import ConflictError, NotFoundError, UsageError
+from agl_otel.queue.convert import joined_pb, rollout_pb
+from agl_otel.queue.engine import Transaction, first
+from agl_otel.queue.operations.answers import claimed_again, recall, remember, rollouts_by_id
+from agl_otel.queue.operations.transitions import begin_attempts, find_rollout, sync_worker, take_places
+from agl_otel.queue.proto import queue_pb2 as pb
+from agl_otel.queue.rows import RolloutRow
+from agl_otel.types import AttemptStatus, RolloutMode, check_id, new_id
+
+MODES: Final = frozenset(get_args(RolloutMode))
+ATTEMPT_STATUSES: Final = frozenset(get_args(AttemptStatus))
+
+
+def enqueue(tx: Transaction, request: pb.EnqueueRequest, now: float) -> pb.Rollouts:
+    """Put new rollouts at the end of the queue, in order; an id that exists is answered as it is."""
+    remembered = recall(tx, request.request_id, "Enqueue")
+    if remembered is not None:
+        return pb.Rollouts(rollouts=rollouts_by_id(tx, remembered))
+    key = request.idempotency_key if request.HasField("idempotency_key") else None
+    if key is not None and (known := _by_key(tx, key, request.rollouts)) is not None:
+        return pb.Rollouts(rollouts=known)
+    made = _insert(tx, request.rollouts, now, queued=True)
+    answer = [rollout for rollout, _ in made]
+    if key is not None:
+        items = enumerate(zip(answer, request.rollouts, strict=True))
+        tx.run_many(
+            "key_insert",
+            [{"idempotency_key": key, "item": i, "rollout_id": r.rollout_id, "fingerprint": _fingerprint(new)} for i, (r, new) in items],
+        )
+    remember(tx, request.request_id, "Enqueue", [rollout.rollout_id for rollout in answer], now)
+    return pb.Rollouts(rollouts=answer)
+
+
+def start(tx: Transaction, request: pb.StartRequest, now: float) -> pb.Rollouts:
+    """Make rollouts that were never queued, each with a first attempt; an id that exists is answered as it is."""
+    remembered = recall(tx, request.request_id, "Start")
+    if remembered is not None:
+        return _started_again(tx, remembered)
+    made = _insert(tx, request.rollouts, now, queued=False)
+    fresh = [row for _, row in made if row is not None]
+    pairs = {row.rollout_id: (row, attempt) for row, attempt in begin_attempts(tx, fresh, _worker(request), now)}
+    if pairs:
+        sync_worker(tx, [*pairs.values()][-1][1], now)
+    answer: list[pb.Rollout] = []
+    for rollout, row in made:
+        pair = pairs.get(rollout.rollout_id) if row is not None else None
+        answer.append(rollout if pair is None else rollout_pb(pair[0], rollout.input_json, pair[1], with_token=True))
+    begun = [(r.rollout_id, r.attempt.attempt_id if r.HasField("token") else None) for r in answer]
+    remember(tx, request.request_id, "Start", begun, now)
+    return pb.Rollouts(rollouts=answer)
+
+
+def _started_again(tx: Transaction, begun: Sequence[tuple[str, str | None]]) -> pb.Rollouts:
+    claims = {r.rollout_id: r for r in claimed_again(tx, [attempt_id for _, attempt_id in begun if attempt_id]).rollouts}
+    rollouts = rollouts_by_id(tx, [rollout_id for rollout_id, _ in begun])
+    return pb.Rollouts(rollouts=[claims.get(rollout.rollout_id, rollout) for rollout in rollouts])
+
+
+def start_attempt(tx: Transaction, request: pb.StartAttemptRequest, now: float) -> pb.Rollouts:
+    """A further attempt of each rollout, whatever its status and max_attempts say. Raises NotFoundError."""
+    remembered = recall(tx, request.request_id, "StartAttempt")
+    if remembered is not None:
+        return claimed_again(tx, remembered)
+    attempt_ids: list[str] = []
+    tx.hold(request.rollout_ids)
+    for rollout_id in request.rollout_ids:
+        rollout = find_rollout(tx, rollout_id)
+        if rollout is None:
+            raise NotFoundError(f"there is no rollout {rollout_id!r} to attempt: enqueue it first")
+        [(_, attempt)] = begin_attempts(tx, [rollout], _worker(request), now)
+        sync_worker(tx, attempt, now)
+        attempt_ids.append(attempt.attempt_id)
+    remember(tx, request.request_id, "StartAttempt", attempt_ids, now)
+    return claimed_again(tx, attempt_ids)
+
+
+def _worker(request: pb.StartRequest | pb.StartAttemptRequest) -> str | None:
+    return request.worker_id if request.HasField("worker_id") else None
+
+
+def _insert(tx: Transaction, requests: Sequence[pb.NewRollout], now: float, *, queued: bool) -> list[tuple[pb.Rollout, RolloutRow | None]]:
+    """Insert what does not exist yet. Answers every request's rollout, with its row where it is new."""
+    own = [check_id(new.rollout_id, "rollout id") for new in requests if new.HasField("rollout_id")]
+    known = {row[1]: joined_pb(row) for row in tx.rows("rollouts_by_id", {"rollout_ids": json.dumps(own)})} if own else {}
+    latest = _current_resources(tx, None) if any(not new.HasField("resources_id") for new in requests) else None
+    versions: dict[str, tuple[str, int] | None] = {}
+    ordinal = take_places(tx, len(requests)) if requests else 0
+    made: list[tuple[pb.Rollout, RolloutRow | None]] = []
+    rows: list[RolloutRow] = []
+    inputs: list[dict[str, Any]] = []
+    for new in requests:
+        if new.rollout_id in known:
+            made.append((known[new.rollout_id], None))
+            continue
+        resources = latest
+        if new.HasField("resources_id"):
+            name = new.resources_id
+            resources = versions.setdefault(name, _current_resources(tx, name) if name not in versions else None) or (name, None)
+        row = _row(new, ordinal, resources, now, queued=queued)
+        rollout = rollout_pb(row, new.input_json)
+        rows.append(row)
+        inputs.append({"ordinal": ordinal, "input": new.input_json})
+        made.append((rollout, row))
+        if new.HasField("rollout_id"):
+            known[new.rollout_id] = rollout
+        ordinal += 1
+    tx.run_many("rollout_insert", [row._asdict() for row in rows])
+    tx.run_many("input_insert", inputs)
+    tx.signals.claimable += sum(row.position is not None for row in rows)
+    return made
+
+
+def _row(new: pb.NewRollout, ordinal: int, resources: tuple[str, int | None] | None, now: float, *, queued: bool) -> RolloutRow:
+    mode = checked_mode(new.mode) if new.HasField("mode") else None
+    timeout, unresponsive, max_attempts, condition = checked_config(new.config)
+    not_before = new.not_before if new.HasField("not_before") else None
+    delayed = not_before is not None and not_before > now
+    return RolloutRow(
+        ordinal=ordinal,
+        rollout_id=new.rollout_id or new_id("ro"),
+        status="queuing" if queued else "preparing",
+        mode=mode,
+        priority=new.priority,
+        position=ordinal if queued and not delayed else None,
+        not_before=not_before,
+        start_time=now,
+        end_time=None,
+        resources_id=None if resources is None else resources[0],
+        resources_version=None if resources is None else resources[1],
+        timeout_seconds=timeout,
+        unresponsive_seconds=unresponsive,
+        max_attempts=max_attempts,
+        retry_condition=condition,
+        attempt_count=0,
+        latest_attempt_id=None,
+        labels=json.dumps(dict(new.labels)) if new.labels else None,
+        reason=None,
+        metadata=new.metadata_json if new.HasField("metadata_json") else "{}",
+    )
+
+
+def checked_mode(mode: str) -> str:
+    """`mode`, or UsageError that names the ones there are."""
+    if mode not in MODES:
+        raise UsageError(f"there is no mode {mode!r}: use one of {', '.join(sorted(MODES))}")
+    return mode
+
+
+def checked_config(config: pb.Config) -> tuple[float | None, float | None, int, str]:
+    """timeout_seconds, unresponsive_seconds, max_attempts, retry_condition as JSON. Raises UsageError."""
+    limits: list[float | None] = []
+    for name in ("timeout_seconds", "unresponsive_seconds"):
+        value: float | None = getattr(config, name) if config.HasField(name) else None
+        if value is not None and not value > 0:
+            raise UsageError(f"{name} must be more than 0, not {value:g}")
+        limits.append(value)
+    if config.max_attempts < 0:
+        raise UsageError(f"max_attempts must be at least 1, not {config.max_attempts}")
+    unknown = [status for status in config.retry_condition if status not in ATTEMPT_STATUSES]
+    if unknown:
+        raise UsageError(f"retry_condition names {unknown[0]!r}, which is no attempt status: use {', '.join(sorted(ATTEMPT_STATUSES))}")
+    condition = json.dumps(list(config.retry_condition)) if config.retry_condition else "[]"
+    return limits[0], limits[1], config.max_attempts or 1, condition
+
+
+def _current_resources(tx: Transaction, resources_id: str | None) -> tuple[str, int] | None:
+    """(id, version) that is current for this id; None: of all."""
+    query = "resources_latest" if resources_id is None else "resources_current"
+    row = first(tx.rows(query, {} if resources_id is None else {"resources_id": resources_id}))
+    return None if row is None else (row[0], row[1])
+
+
+def current_version(tx: Transaction, resources_id: str) -> int | None:
+    """The current version of a set of resources; None where there is none."""
+    current = _current_resources(tx, resources_id)
+    return None if current is None else current[1]
+
+
+def _fingerprint(new: pb.NewRollout) -> str:
+    return hashlib.sha256(new.SerializeToString(deterministic=True)).hexdigest()[:32]
+
+
+def _by_key(tx: Transaction, key: str, requests: Sequence[pb.NewRollout]) -> list[pb.Rollout] | None:
+    items = tx.rows("key_items", {"idempotency_key": key})
+    if not items:
+        return None
+    asked = dict(enumerate(_fingerprint(new) for new in requests))
+    if any(asked.get(item) != fingerprint for item, _, fingerprint in items):
+        raise ConflictError(f"idempotency key {key!r} was used for other rollouts: take another key, or send the same rollouts again")
+    return rollouts_by_id(tx, [rollout_id for _, rollout_id, _ in items])

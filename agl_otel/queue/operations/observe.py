@@ -1,0 +1,65 @@
+"""What collectors report and need: heartbeats by spans, and span numbers. Neither fails because of an unknown rollout."""
+
+from __future__ import annotations
+
+import json
+
+from agl_otel.queue import lifecycle
+from agl_otel.queue.convert import split
+from agl_otel.queue.engine import Transaction
+from agl_otel.queue.operations.answers import recall, remember
+from agl_otel.queue.operations.transitions import sync_worker
+from agl_otel.queue.proto import queue_pb2 as pb
+from agl_otel.queue.rows import AttemptRow, RolloutRow
+
+
+def observe(tx: Transaction, request: pb.ObserveRequest, now: float) -> pb.ObserveResponse:
+    """Spans of attempts were received: a heartbeat, and with `spans` > 0 what lifecycle.observed says."""
+    merged: dict[tuple[str, str], tuple[int, float]] = {}
+    for seen in request.observations:
+        key = (seen.rollout_id, seen.attempt_id)
+        spans, received = merged.get(key, (0, 0.0))
+        merged[key] = (spans + seen.spans, max(received, min(seen.received_at or now, now)))
+    ids = json.dumps([attempt_id for _, attempt_id in merged])
+    for row in tx.rows("attempts_held", {"attempt_ids": ids}):
+        rollout, attempt = split(row)
+        if (seen := merged.get((rollout.rollout_id, attempt.attempt_id))) is not None:
+            _observe(tx, rollout, attempt, *seen, now)
+    return pb.ObserveResponse()
+
+
+def _observe(tx: Transaction, rollout: RolloutRow, attempt: AttemptRow, spans: int, received_at: float, now: float) -> None:
+    latest = rollout.latest_attempt_id == attempt.attempt_id
+    attempt_status, rollout_status = attempt.status, rollout.status
+    if spans > 0:
+        attempt_status, rollout_status = lifecycle.observed(attempt.status, rollout.status, latest=latest)
+    heartbeat = max(received_at, attempt.last_heartbeat_time or 0.0)
+    if attempt_status != attempt.status or heartbeat != attempt.last_heartbeat_time:
+        tx.run("attempt_seen", {"status": attempt_status, "last_heartbeat_time": heartbeat, "attempt_id": attempt.attempt_id})
+    if rollout_status != rollout.status:
+        tx.run("rollout_running", {"ordinal": rollout.ordinal})
+    if attempt_status != attempt.status and attempt.status == "unresponsive":
+        sync_worker(tx, attempt._replace(status=attempt_status), now)
+
+
+def take_sequence(tx: Transaction, request: pb.TakeSequenceRequest, now: float) -> pb.TakeSequenceResponse:
+    """For each request the first of `count` new numbers of its rollout (from 1), above `at_least`; 0 for an empty rollout id."""
+    remembered = recall(tx, request.request_id, "TakeSequence")
+    if remembered is None:
+        taken = {i: _take(tx, request.requests[i]) for i in _in_order(request)}
+        remembered = [taken[i] for i in range(len(request.requests))]
+        remember(tx, request.request_id, "TakeSequence", remembered, now)
+    return pb.TakeSequenceResponse(first=remembered)
+
+
+def _in_order(request: pb.TakeSequenceRequest) -> list[int]:
+    """By rollout id, so that two that take numbers for the same rollouts do not wait for each other."""
+    return sorted(range(len(request.requests)), key=lambda i: request.requests[i].rollout_id)
+
+
+def _take(tx: Transaction, asked: pb.SequenceRequest) -> int:
+    if not asked.rollout_id:
+        return 0
+    count = max(asked.count, 0)
+    params = {"rollout_id": asked.rollout_id, "count": count, "at_least": asked.at_least}
+    return int(tx.rows("sequence_take", params)[0][0]) - count + 1

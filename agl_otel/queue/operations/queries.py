@@ -1,0 +1,110 @@
+"""What users ask: filters and pages over rollouts, attempts, resources and workers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from agl_otel.queue.convert import attempt_pb, joined_pb, resources_pb, worker_pb
+from agl_otel.queue.engine import Transaction
+from agl_otel.queue.proto import queue_pb2 as pb
+from agl_otel.queue.rows import AttemptRow, ResourcesRow, WorkerRow
+from agl_otel.queue.statements import page_clause
+
+_ROLLOUT_SORT: Final = {
+    name: f"r.{name}"
+    for name in (
+        "rollout_id",
+        "status",
+        "mode",
+        "priority",
+        "not_before",
+        "start_time",
+        "end_time",
+        "resources_id",
+        "resources_version",
+        "reason",
+    )
+}
+_ATTEMPT_SORT: Final = {
+    name: f"a.{name}"
+    for name in ("rollout_id", "attempt_id", "sequence_id", "status", "start_time", "end_time", "worker_id", "last_heartbeat_time")
+}
+_LISTS: Final = {"rollout": ("status_in", "mode_in"), "worker": ("status_in",), "resources": ()}
+_RESOURCES_SORT: Final = {name: f"s.{name}" for name in ("resources_id", "version", "create_time", "update_time")}
+_WORKER_SORT: Final = {f"{name}": f"w.{name}" for name in WorkerRow._fields if name != "heartbeat_stats"}
+
+
+def _page(page: pb.Page, sortable: dict[str, str], default: str) -> str:
+    return page_clause(page.sort_by, sortable, default=default, descending=page.descending, limit=page.limit, offset=page.offset)
+
+
+def _conditions(kind: str, asked: pb.Filter) -> tuple[list[str], dict[str, Any]]:
+    """The fragments that a filter names, and their parameters."""
+    where: list[str] = []
+    params: dict[str, Any] = {}
+    for name in _LISTS[kind]:
+        values = list(getattr(asked, name))
+        if values:
+            where.append(f"where_{kind}_{name}")
+            params[name] = json.dumps(values)
+    if asked.has_id_in:
+        where.append(f"where_{kind}_id_in")
+        params["id_in"] = json.dumps(list(asked.id_in))
+    if asked.HasField("id_contains"):
+        where.append(f"where_{kind}_id_contains")
+        params["id_contains"] = asked.id_contains
+    return where, params
+
+
+def _total(tx: Transaction, name: str, where: list[str], params: dict[str, Any], page: pb.Page, found: int, **options: Any) -> int:
+    if page.limit <= 0 and page.offset <= 0:
+        return found
+    return int(tx.rows_of(tx.statements.paged(name, where, **options), params)[0][0])
+
+
+def query_rollouts(tx: Transaction, request: pb.QueryRolloutsRequest) -> pb.Rollouts:
+    """Rollouts with their latest attempts; in the order of their creation unless told otherwise."""
+    where, params = _conditions("rollout", request.filter)
+    page = _page(request.page, _ROLLOUT_SORT, "r.ordinal")
+    options: dict[str, Any] = {"any_of": request.filter.any}
+    rows = tx.rows_of(tx.statements.paged("rollouts_page", where, page, **options), params)
+    total = _total(tx, "rollouts_total", where, params, request.page, len(rows), **options)
+    return pb.Rollouts(rollouts=[joined_pb(row) for row in rows], total=total)
+
+
+def query_attempts(tx: Transaction, request: pb.QueryAttemptsRequest) -> pb.Attempts:
+    """Attempts of these rollouts, by number unless told otherwise; none for unknown ones."""
+    where = ["where_attempt_latest" if request.latest_only else "where_attempt_rollout_in"]
+    params = {"rollout_ids": json.dumps(list(request.rollout_ids))}
+    default = "a.sequence_id" if len(request.rollout_ids) == 1 else "a.rollout_id, a.sequence_id"
+    rows = tx.rows_of(tx.statements.paged("attempts_page", where, _page(request.page, _ATTEMPT_SORT, default)), params)
+    total = _total(tx, "attempts_total", where, params, request.page, len(rows))
+    return pb.Attempts(attempts=[attempt_pb(AttemptRow._make(row)) for row in rows], total=total)
+
+
+def query_resources(tx: Transaction, request: pb.QueryResourcesRequest) -> pb.ResourcesList:
+    """Current versions of sets of resources, or the latest of all, one version, or all versions."""
+    if request.latest_only:
+        rows = tx.rows("resources_latest")
+        total = len(rows)
+    elif request.HasField("version") and request.filter.id_in:
+        rows = tx.rows("resources_version", {"resources_id": request.filter.id_in[0], "version": request.version})
+        total = len(rows)
+    else:
+        where, params = _conditions("resources", request.filter)
+        options: dict[str, Any] = {"any_of": request.filter.any, "always": [] if request.all_versions else ["where_resources_current"]}
+        page = _page(request.page, _RESOURCES_SORT, "s.ordinal")
+        rows = tx.rows_of(tx.statements.paged("resources_page", where, page, **options), params)
+        total = _total(tx, "resources_total", where, params, request.page, len(rows), **options)
+    return pb.ResourcesList(resources=[resources_pb(ResourcesRow._make(row)) for row in rows], total=total)
+
+
+def query_workers(tx: Transaction, request: pb.QueryWorkersRequest) -> pb.Workers:
+    """Workers, by id unless told otherwise."""
+    where, params = _conditions("worker", request.filter)
+    options: dict[str, Any] = {"any_of": request.filter.any}
+    page = _page(request.page, _WORKER_SORT, "w.worker_id")
+    rows = tx.rows_of(tx.statements.paged("workers_page", where, page, **options), params)
+    total = _total(tx, "workers_total", where, params, request.page, len(rows), **options)
+    return pb.Workers(workers=[worker_pb(WorkerRow._make(row)) for row in rows], total=total)

@@ -1,0 +1,27 @@
+"""Resources: named prompts and model addresses in versions. A rollout is pinned to the version that was current at its enqueue."""
+
+from __future__ import annotations
+
+from agl_otel.queue.convert import resources_pb
+from agl_otel.queue.engine import Transaction, first
+from agl_otel.queue.operations.answers import recall, remember
+from agl_otel.queue.operations.transitions import take_places
+from agl_otel.queue.proto import queue_pb2 as pb
+from agl_otel.queue.rows import ResourcesRow
+from agl_otel.types import check_id, new_id
+
+
+def put_resources(tx: Transaction, request: pb.PutResourcesRequest, now: float) -> pb.ResourcesList:
+    """A new set (version 1), or a new version of a known one."""
+    remembered = recall(tx, request.request_id, "PutResources")
+    if remembered is not None:
+        rows = tx.rows("resources_version", {"resources_id": remembered[0], "version": remembered[1]})
+        return pb.ResourcesList(resources=[resources_pb(ResourcesRow._make(row)) for row in rows], total=len(rows))
+    resources_id = check_id(request.resources_id, "resources id") if request.HasField("resources_id") else new_id("rs")
+    current = first(tx.rows("resources_current", {"resources_id": resources_id}))
+    version, created = (1, now) if current is None else (current[1] + 1, current[2])
+    row = ResourcesRow(resources_id, version, created, now, request.resources_json)
+    tx.run("resources_supersede", {"resources_id": resources_id})
+    tx.run("resources_insert", {**row._asdict(), "ordinal": take_places(tx, 1)})
+    remember(tx, request.request_id, "PutResources", [resources_id, version], now)
+    return pb.ResourcesList(resources=[resources_pb(row)], total=1)

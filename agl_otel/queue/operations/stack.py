@@ -1,0 +1,85 @@
+"""Workers' heartbeats, the services of a stack, leases, statistics."""
+
+from __future__ import annotations
+
+import json
+from typing import cast
+
+from agl_otel.errors import UsageError
+from agl_otel.queue import lifecycle
+from agl_otel.queue.convert import split
+from agl_otel.queue.engine import Transaction, first
+from agl_otel.queue.proto import queue_pb2 as pb
+
+
+def heartbeat(tx: Transaction, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
+    """Stamp a worker; answer which of its attempts to end. An attempt that is gone altogether is to be ended too."""
+    stats = request.stats_json if request.HasField("stats_json") else None
+    tx.run("worker_heartbeat", {"worker_id": request.worker_id, "stats": stats, "now": now})
+    if not request.attempt_ids:
+        return pb.HeartbeatResponse()
+    alive: set[str] = set()
+    for row in tx.rows("attempts_by_id", {"attempt_ids": json.dumps(list(request.attempt_ids))}):
+        rollout, attempt = split(row)
+        latest = rollout.latest_attempt_id == attempt.attempt_id
+        if not lifecycle.must_end(attempt.status, rollout.status, latest=latest):
+            alive.add(attempt.attempt_id)
+    return pb.HeartbeatResponse(cancelled=[attempt_id for attempt_id in request.attempt_ids if attempt_id not in alive])
+
+
+def announce(tx: Transaction, request: pb.AnnounceRequest, now: float) -> pb.DescribeResponse:
+    """A service says where it can be reached, or that it has gone."""
+    if not request.service or not request.instance:
+        raise UsageError("announce needs the name of a service and of its instance")
+    addresses = json.dumps(dict(request.addresses))
+    tx.run(
+        "service_announce",
+        {"service": request.service, "instance": request.instance, "addresses": addresses, "now": now, "gone": int(request.gone)},
+    )
+    return describe(tx)
+
+
+def describe(tx: Transaction) -> pb.DescribeResponse:
+    """Where the services are; of several that give the same address the one that spoke last."""
+    answer = pb.DescribeResponse()
+    for service, text in tx.rows("services_present"):
+        addresses = cast("dict[str, str]", json.loads(text))
+        for name, address in addresses.items():
+            answer.addresses[name] = address
+        if service == "collector" and "collector_http" in addresses:
+            answer.collectors.append(addresses["collector_http"])
+        if service == "proxy" and "proxy" in addresses:
+            answer.proxies.append(addresses["proxy"])
+    return answer
+
+
+def lease(tx: Transaction, request: pb.LeaseRequest, now: float) -> pb.LeaseResponse:
+    """Take, prolong or (0 seconds) give back a lease."""
+    if not request.name or not request.holder:
+        raise UsageError("a lease needs a name and a holder")
+    row = first(tx.rows("lease_of", {"name": request.name}))
+    if row is not None and row[0] != request.holder and row[1] > now:
+        return pb.LeaseResponse(held=False, holder=row[0], expires_at=row[1])
+    if request.seconds <= 0:
+        tx.run("lease_drop", {"name": request.name, "holder": request.holder})
+        return pb.LeaseResponse(held=False)
+    given = {"name": request.name, "holder": request.holder, "expires_at": now + request.seconds, "now": now}
+    if not tx.changed("lease_set", given):
+        [(holder, expires_at)] = tx.rows("lease_of", {"name": request.name})  # somebody was faster
+        return pb.LeaseResponse(held=False, holder=holder, expires_at=expires_at)
+    return pb.LeaseResponse(held=True, holder=request.holder, expires_at=now + request.seconds)
+
+
+def statistics(tx: Transaction, now: float) -> pb.StatisticsResponse:
+    """What there is."""
+    by_status = {str(status): int(count) for status, count in tx.rows("rollouts_by_status")}
+    oldest = tx.rows("claimable_oldest")[0][0]
+    return pb.StatisticsResponse(
+        rollouts_by_status=by_status,
+        total_rollouts=sum(by_status.values()),
+        total_attempts=tx.rows("attempts_count")[0][0],
+        total_resources=tx.rows("resources_count")[0][0],
+        total_workers=tx.rows("workers_count")[0][0],
+        claimable=tx.rows("claimable_count", {"limit": 1 << 62})[0][0],
+        oldest_claimable_age_seconds=None if oldest is None else max(0.0, now - oldest),
+    )

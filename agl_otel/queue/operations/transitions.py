@@ -1,0 +1,99 @@
+"""The writing side of lifecycle.py: what every operation uses to move a rollout, an attempt or a worker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from agl_otel.queue import lifecycle
+from agl_otel.queue.engine import Transaction, first
+from agl_otel.queue.rows import AttemptRow, RolloutRow
+from agl_otel.types import AttemptStatus, RolloutStatus, new_id
+
+
+def take_places(tx: Transaction, count: int) -> int:
+    """The first of `count` new numbers, growing with time: ordinals of rollouts, and their places in the queue."""
+    last = tx.rows("counter_take", {"name": "place", "count": count})[0][0]
+    return last - count + 1
+
+
+def place_for(tx: Transaction, not_before: float | None, now: float) -> int | None:
+    """A place at the end of the queue; None while its time has not come."""
+    return None if not_before is not None and not_before > now else take_places(tx, 1)
+
+
+def find_rollout(tx: Transaction, rollout_id: str) -> RolloutRow | None:
+    """One rollout, held until the transaction ends."""
+    row = first(tx.rows("rollout_for_update", {"rollout_id": rollout_id}))
+    return None if row is None else RolloutRow._make(row)
+
+
+def find_attempt(tx: Transaction, rollout_id: str, attempt_id: str) -> AttemptRow | None:
+    """One attempt, held until the transaction ends."""
+    row = first(tx.rows("attempt_for_update", {"rollout_id": rollout_id, "attempt_id": attempt_id}))
+    return None if row is None else AttemptRow._make(row)
+
+
+def begin_attempts(
+    tx: Transaction, rollouts: Sequence[RolloutRow], worker_id: str | None, now: float
+) -> list[tuple[RolloutRow, AttemptRow]]:
+    """Give each rollout a further attempt, in status preparing."""
+    pairs: list[tuple[RolloutRow, AttemptRow]] = []
+    for rollout in rollouts:
+        number = rollout.attempt_count + 1
+        token = os.urandom(12).hex()
+        attempt = AttemptRow(
+            new_id("at"), rollout.rollout_id, number, "preparing", now, None, worker_id, None, token, seals=None, error=None, metadata=None
+        )
+        changed = rollout._replace(status="preparing", attempt_count=number, latest_attempt_id=attempt.attempt_id)
+        pairs.append((changed, attempt))
+    tx.run_many("attempt_insert", [attempt._asdict() for _, attempt in pairs])
+    tx.run_many(
+        "rollout_attempted",
+        [{"attempt_count": r.attempt_count, "latest_attempt_id": r.latest_attempt_id, "ordinal": r.ordinal} for r, _ in pairs],
+    )
+    return pairs
+
+
+def set_rollout_status(tx: Transaction, rollout: RolloutRow, status: RolloutStatus, now: float, *, reason: str | None = None) -> RolloutRow:
+    """Move a rollout: a terminal status stamps its end, a queued one puts it at the end of the queue unless it is in it."""
+    position = rollout.position
+    if status in lifecycle.QUEUED and rollout.status not in lifecycle.QUEUED:
+        position = place_for(tx, rollout.not_before, now)
+        tx.signals.claimable += position is not None
+    end_time = now if status in lifecycle.FINISHED else rollout.end_time
+    changed = rollout._replace(status=status, position=position, end_time=end_time, reason=reason if status == "failed" else None)
+    params = {"status": status, "position": position, "end_time": end_time, "reason": changed.reason, "ordinal": rollout.ordinal}
+    tx.run("rollout_status", params)
+    if status in lifecycle.FINISHED:
+        tx.signals.settled.append(rollout.rollout_id)
+    return changed
+
+
+def propagate(tx: Transaction, rollout: RolloutRow, attempt: AttemptRow, now: float, *, reason: str | None = None) -> RolloutRow:
+    """Tell a rollout what became of an attempt; only its latest one counts."""
+    if rollout.latest_attempt_id != attempt.attempt_id:
+        return rollout
+    status = lifecycle.propagate(attempt.status, sequence_id=attempt.sequence_id, policy=rollout.policy)
+    return set_rollout_status(tx, rollout, status, now, reason=reason or attempt.error)
+
+
+def sync_worker(tx: Transaction, attempt: AttemptRow, now: float, *, dequeued: bool = False) -> None:
+    """Make an attempt's worker what the attempt's status says."""
+    if attempt.worker_id is None:
+        return
+    params: Mapping[str, object] = {"worker_id": attempt.worker_id, "now": now}
+    status = lifecycle.worker_status(attempt.status)
+    if status == "busy":
+        busy = {"rollout_id": attempt.rollout_id, "attempt_id": attempt.attempt_id, "dequeued": now if dequeued else None}
+        tx.run("worker_busy", {**params, **busy})
+    else:
+        tx.run("worker_free", {**params, "status": status})
+
+
+def end_reason(status: AttemptStatus, rollout: RolloutRow, attempt: AttemptRow) -> str:
+    """Why the watchdog gave an attempt up, in words for a person."""
+    number = f"attempt {attempt.attempt_id} ({attempt.sequence_id} of {rollout.max_attempts})"
+    if status == "timeout":
+        return f"{number} ran longer than {rollout.timeout_seconds:g} s"
+    return f"{number} was silent for more than {rollout.unresponsive_seconds:g} s"

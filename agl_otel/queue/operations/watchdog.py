@@ -1,0 +1,29 @@
+"""What time alone brings about: attempts that are overdue, rollouts whose moment has come, answers that are old."""
+
+from __future__ import annotations
+
+from agl_otel.queue import lifecycle
+from agl_otel.queue.convert import split
+from agl_otel.queue.engine import Transaction
+from agl_otel.queue.operations.answers import purge
+from agl_otel.queue.operations.claims import promote
+from agl_otel.queue.operations.transitions import end_reason, propagate, sync_worker
+
+
+def sweep(tx: Transaction, now: float) -> int:
+    """One round of the watchdog. Answers how many attempts it gave up."""
+    given_up = 0
+    for row in tx.rows("overdue_candidates", {"now": now}):
+        rollout, attempt = split(row)
+        status = lifecycle.overdue(rollout.policy, started=attempt.start_time, last_heartbeat=attempt.last_heartbeat_time, now=now)
+        if status is None:
+            continue
+        reason = end_reason(status, rollout, attempt)
+        attempt = attempt._replace(status=status, error=attempt.error or reason)
+        tx.run("attempt_save", attempt._asdict())
+        propagate(tx, rollout, attempt, now, reason=reason)
+        sync_worker(tx, attempt, now)
+        given_up += 1
+    promote(tx, now)
+    purge(tx, now)
+    return given_up

@@ -1,0 +1,128 @@
+"""The engine over PostgreSQL: a few threads for writes and for reads, each with a connection of its own.
+
+Operations run side by side, here and in every other service on the database; PostgreSQL keeps them apart (dialect.py) and syncs commits
+together. Their signals reach this process directly, the others through signals.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple, TypeVar
+
+from agl_otel.errors import UnavailableError
+from agl_otel.queue.engine import Operation, Signals
+from agl_otel.queue.postgres import dialect, session
+from agl_otel.queue.postgres.address import Address
+from agl_otel.queue.postgres.schema import migrate
+from agl_otel.queue.postgres.signals import Exchange
+
+T = TypeVar("T")
+WRITERS: Final = 8
+READERS: Final = 2
+
+
+class _Job(NamedTuple):
+    operation: Operation[Any]
+    begin: bytes
+    future: asyncio.Future[Any]
+
+
+class PostgresEngine:
+    """See engine.Engine. Create it inside the event loop that uses it; `url` as libpq reads it. It holds at most 11 connections.
+
+    Raises SettingsError (refused, no rights), UnavailableError (does not answer), ConflictError (a newer or a foreign schema).
+    """
+
+    name = "postgresql"
+
+    def __init__(self, url: str, *, writers: int = WRITERS, readers: int = READERS) -> None:
+        self._address = Address.parse(url)
+        self.where = self._address.shown
+        self._loop = asyncio.get_running_loop()
+        with self._address.connect() as connection:
+            schema = migrate(connection, self._address)
+        self._statements = dialect.statements()
+        self._subscribers: list[Callable[[Signals], None]] = []
+        self._stopping = False
+        self._writes: SimpleQueue[_Job | None] = SimpleQueue()
+        self._reads: SimpleQueue[_Job | None] = SimpleQueue()
+        channel = "agl_queue_" + hashlib.sha256(schema.encode()).hexdigest()[:16]
+        self._exchange = Exchange(self._address, channel, lambda signals: self._on_loop(self._signal, signals))
+        jobs = [(self._writes, f"queue-write-{i}") for i in range(writers)] + [(self._reads, f"queue-read-{i}") for i in range(readers)]
+        self._threads = [threading.Thread(target=self._work, args=(queue,), name=name, daemon=True) for queue, name in jobs]
+        for thread in self._threads:
+            thread.start()
+
+    def subscribe(self, callback: Callable[[Signals], None]) -> None:
+        """Call `callback` on the event loop with the signals of transactions that were committed, here or in another service."""
+        self._subscribers.append(callback)
+
+    def write(self, operation: Operation[T]) -> asyncio.Future[T]:
+        """Run an operation as soon as a connection is free; durable when the future is done."""
+        return self._submit(self._writes, operation, session.WRITE)
+
+    async def read(self, operation: Operation[T]) -> T:
+        """Run an operation on one consistent state."""
+        return await self._submit(self._reads, operation, session.READ)
+
+    async def close(self) -> None:
+        """Finish what is waiting, then close all connections."""
+        if self._stopping:
+            return
+        self._stopping = True
+        for thread in self._threads:
+            (self._writes if thread.name.startswith("queue-write") else self._reads).put(None)
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
+        await asyncio.to_thread(self._exchange.close)
+        await asyncio.sleep(0)  # what the threads delivered last
+
+    def _submit(self, queue: SimpleQueue[_Job | None], operation: Operation[T], begin: bytes) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self._loop.create_future()
+        if self._stopping:
+            future.set_exception(UnavailableError("the queue is stopping: try again when it is back"))
+        else:
+            queue.put(_Job(operation, begin, future))
+        return future
+
+    # --- the worker threads
+
+    def _work(self, jobs: SimpleQueue[_Job | None]) -> None:
+        connection = session.Session(self._address, self._statements)
+        while (job := jobs.get()) is not None:
+            if job.future.cancelled():
+                continue
+            try:
+                done = connection.run(job.operation, job.begin)
+            except Exception as error:  # noqa: BLE001 - AglErrors, and defects: of one operation, whose caller hears of it
+                self._on_loop(self._fail, job.future, error)
+                continue
+            self._on_loop(self._deliver, job.future, done)
+            if done.signals:
+                self._exchange.tell(done.signals)
+        connection.close()
+
+    def _on_loop(self, callback: Callable[..., None], *values: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop ended before us: nobody waits any more
+            self._loop.call_soon_threadsafe(callback, *values)
+
+    # --- on the event loop
+
+    def _signal(self, signals: Signals) -> None:
+        for callback in self._subscribers:
+            callback(signals)
+
+    def _deliver(self, future: asyncio.Future[Any], done: session.Done) -> None:
+        if done.signals:
+            self._signal(done.signals)
+        if not future.cancelled():
+            future.set_result(done.result)
+
+    def _fail(self, future: asyncio.Future[Any], error: Exception) -> None:
+        if not future.cancelled():
+            future.set_exception(error)

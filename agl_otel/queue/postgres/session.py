@@ -1,0 +1,189 @@
+"""One connection that runs operations as transactions, pipelined: statements without an answer travel with the next one that has one.
+
+A transaction that lost against another (deadlock, serialization, a unique index) is run again. A connection that broke is replaced, and
+the operation is run again unless its COMMIT was on the way: then nobody knows, and the caller's request id finds out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import random
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import psycopg
+from psycopg import errors
+from psycopg.adapt import Buffer, Dumper
+
+from agl_otel.errors import AglError, ConflictError, UnavailableError, UsageError
+from agl_otel.queue.engine import Operation, Params, Signals
+from agl_otel.queue.postgres.address import Address
+from agl_otel.queue.statements import Statements
+
+T = TypeVar("T")
+WRITE: Final = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+READ: Final = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+TRIES: Final = 10
+PAUSE_SECONDS: Final = 0.002  # doubled with every try, and only a random part of it is waited
+LONGEST_PAUSE_SECONDS: Final = 0.2
+_LOST: Final = (errors.SerializationFailure, errors.DeadlockDetected, errors.UniqueViolation)
+_log = logging.getLogger(__name__)
+
+
+class _Int(Dumper):
+    """Numbers travel without a type, so that a statement is prepared once and not once for each width of number."""
+
+    oid = 0
+
+    def dump(self, obj: Any) -> Buffer | None:
+        """As text."""
+        return str(int(obj)).encode()
+
+
+class _Float(Dumper):
+    oid = 0
+
+    def dump(self, obj: Any) -> Buffer | None:
+        """As the shortest text that is read as the same number."""
+        return repr(float(obj)).encode()
+
+
+class _Str(Dumper):
+    oid = 0
+
+    def dump(self, obj: Any) -> Buffer | None:
+        """NUL, which PostgreSQL's text cannot hold, becomes the replacement character."""
+        return str(obj).replace("\0", "\ufffd").encode()
+
+
+class PostgresTransaction:
+    """A connection inside a transaction and a pipeline."""
+
+    def __init__(self, connection: psycopg.Connection[Any], pipeline: psycopg.Pipeline, statements: Statements) -> None:
+        self.statements = statements
+        self.signals = Signals()
+        self._connection = connection
+        self._pipeline = pipeline
+        self._silent = connection.cursor()
+
+    def rows(self, name: str, params: Params = {}) -> list[tuple[Any, ...]]:  # noqa: B006 - read only
+        """All rows of the named query."""
+        return self.rows_of(self.statements[name], params)
+
+    def rows_of(self, sql: str, params: Params) -> list[tuple[Any, ...]]:
+        """All rows of a composed query."""
+        return self._connection.cursor().execute(sql.encode(), params).fetchall()
+
+    def run(self, name: str, params: Params = {}) -> None:  # noqa: B006 - read only
+        """Run the named statement; it is sent with the next that has an answer."""
+        self.send(self.statements[name].encode(), params)
+
+    def changed(self, name: str, params: Params = {}) -> int:  # noqa: B006 - read only
+        """Run the named statement; answers how many rows it changed."""
+        cursor = self._connection.cursor().execute(self.statements[name].encode(), params)
+        self._pipeline.sync()
+        return cursor.rowcount
+
+    def run_many(self, name: str, params: Iterable[Params]) -> None:
+        """Run the named statement once for each."""
+        self._silent.executemany(self.statements[name].encode(), params)
+
+    def alone(self, key: str) -> None:
+        """Wait for other transactions with the same key."""
+        self.run("key_held", {"key": key})
+
+    def hold(self, rollout_ids: Sequence[str]) -> None:
+        """Keep all others from changing these rollouts until the transaction ends."""
+        self.run("rollouts_held", {"rollout_ids": json.dumps([*rollout_ids])})
+
+    def send(self, sql: bytes, params: Params | None = None) -> None:
+        """Run a statement whose answer nobody waits for."""
+        self._silent.execute(sql, params)
+
+
+class Done(NamedTuple):
+    """What a committed operation answered and signals."""
+
+    result: Any
+    signals: Signals
+
+
+class Session:
+    """A connection that is opened when it is needed, used by one thread."""
+
+    def __init__(self, address: Address, statements: Statements) -> None:
+        self._address = address
+        self._statements = statements
+        self._connection: psycopg.Connection[Any] | None = None
+        self._committing = False
+
+    def close(self) -> None:
+        """Close the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def run(self, operation: Operation[Any], begin: bytes) -> Done:
+        """Run an operation as one transaction. Raises what it raises, UnavailableError, or ConflictError where a row is refused."""
+        for number in itertools.count(1):
+            fresh = self._connection is None
+            try:
+                return self._once(operation, begin)
+            except _LOST as error:
+                if number >= TRIES:
+                    raise self._refused(error) from error
+            except psycopg.Error as error:
+                broken = self._connection is not None and self._connection.closed
+                if isinstance(error, errors.ReadOnlySqlTransaction) or broken:
+                    self.close()  # the next operation asks for the server anew: it may have another address by then
+                if not broken or fresh or self._committing:
+                    raise self._refused(error) from error
+            time.sleep(random.uniform(0, min(PAUSE_SECONDS * 2**number, LONGEST_PAUSE_SECONDS)))
+        raise AssertionError("unreachable")
+
+    def _once(self, operation: Operation[Any], begin: bytes) -> Done:
+        connection = self._connected()
+        self._committing = False
+        try:
+            with connection.pipeline() as pipeline:
+                transaction = PostgresTransaction(connection, pipeline, self._statements)
+                transaction.send(begin)
+                result = operation(transaction)
+                self._committing = True
+                transaction.send(b"COMMIT")
+        except BaseException:
+            self._roll_back(connection)
+            raise
+        return Done(result, transaction.signals)
+
+    def _roll_back(self, connection: psycopg.Connection[Any]) -> None:
+        try:
+            if not connection.closed and connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                connection.execute(b"ROLLBACK")
+        except psycopg.Error as error:
+            _log.debug("roll back: %s", self._address.words(error))
+            connection.close()  # the server rolls back what is left of it
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        if self._connection is None:
+            try:
+                connection = self._address.connect()
+            except AglError as error:  # a password that was changed meanwhile is, for a running service, a database that is away
+                raise UnavailableError(str(error)) from None
+            connection.adapters.register_dumper(int, _Int)
+            connection.adapters.register_dumper(float, _Float)
+            connection.adapters.register_dumper(str, _Str)
+            self._connection = connection
+        return self._connection
+
+    def _refused(self, error: psycopg.Error) -> AglError:
+        text = self._address.words(error)
+        if isinstance(error, errors.IntegrityError):
+            return ConflictError(f"the queue's database refused a row: {text}")
+        if isinstance(error, errors.DataError):
+            return UsageError(f"the queue's database cannot hold a value: {text}")
+        _log.error("queue database %s: %s", self._address.shown, text)
+        return UnavailableError(f"the queue's database {self._address.shown} cannot be used now ({text}): try again")

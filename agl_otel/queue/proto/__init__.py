@@ -1,0 +1,1 @@
+"""The wire: queue.proto and the code generated from it (`make proto`)."""

@@ -1,0 +1,134 @@
+"""A running queue: an engine, its service on a gRPC port, and the watchdog that sweeps it."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final, cast
+
+import grpc
+import grpc.aio
+
+from agl_otel.errors import AglError, InUseError, SettingsError
+from agl_otel.queue.engine import Engine
+from agl_otel.queue.proto import queue_pb2_grpc
+from agl_otel.queue.service import QueueService
+from agl_otel.queue.sqlite import SqliteEngine
+
+MAX_MESSAGE_BYTES: Final = 64 << 20
+SWEEP_SECONDS: Final = 1.0  # how late an overdue attempt may be noticed
+OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),  # or a second service would share the port, and each see half of the calls
+    ("grpc.keepalive_time_ms", 20_000),  # a claimer whose machine vanished is noticed after this and the timeout
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+_log = logging.getLogger(__name__)
+
+
+def open_engine(url: str) -> Engine:
+    """The engine for sqlite:///PATH or postgresql://…; call it inside the event loop.
+
+    Raises SettingsError, InUseError, ConflictError, and UnavailableError where the server does not answer.
+    """
+    scheme, _, path = url.partition("://")
+    if scheme == "sqlite" and path.startswith("/") and len(path) > 1:
+        return SqliteEngine(Path(path[1:]))
+    if scheme in ("postgresql", "postgres"):
+        return _open_postgres(url)
+    raise SettingsError(  # the rest of the URL may hold a password
+        f"AGL_QUEUE_URL {scheme + '://…' if path else '(no URL)'} is not understood: use sqlite:///PATH (four slashes for an absolute "
+        "one) or postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+    )
+
+
+def _open_postgres(url: str) -> Engine:
+    try:
+        from agl_otel.queue.postgres import PostgresEngine
+    except ImportError as error:
+        raise SettingsError(f"AGL_QUEUE_URL is postgresql://… but {error.name} is missing: pip install 'agl-otel[postgres]'") from None
+    return PostgresEngine(url)
+
+
+class QueueServer:
+    """A queue that serves. Use `start`, then `stop`."""
+
+    def __init__(
+        self, engine: Engine, *, token: str = "", clock: Callable[[], float] = time.time, sweep_seconds: float = SWEEP_SECONDS
+    ) -> None:
+        self._engine = engine
+        self.service = QueueService(engine, version=version("agl-otel"), clock=clock)
+        self._token = token
+        self._sweep_seconds = sweep_seconds
+        self._server: grpc.aio.Server | None = None
+        self._watchdog: asyncio.Task[None] | None = None
+        self.port = 0
+
+    async def start(self, host: str, port: int) -> str:
+        """Listen on host:port (0: a free one); answers the address. Raises InUseError where the port is taken."""
+        interceptors = [_TokenCheck(self._token)] if self._token else []
+        server = grpc.aio.server(interceptors=interceptors, options=OPTIONS)
+        queue_pb2_grpc.add_QueueServicer_to_server(cast("queue_pb2_grpc.QueueServicer", self.service), server)
+        try:
+            self.port = server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError:
+            raise InUseError(
+                f"cannot listen on {host}:{port}: another program has that port (or the address is not of this machine); "
+                "stop it, or choose another with AGL_QUEUE_PORT or --queue-port (0 takes a free one)"
+            ) from None
+        await server.start()
+        self._server = server
+        self.service.address = f"{host}:{self.port}"
+        if self._sweep_seconds > 0:
+            self._watchdog = asyncio.create_task(self._watch())
+        return self.service.address
+
+    async def stop(self, grace_seconds: float = 5.0) -> None:
+        """Refuse new calls, let running ones end, write what is waiting, close the engine."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        self.service.stop_waiting()
+        if self._server is not None:
+            await self._server.stop(grace_seconds)
+        await self.service.drain()
+        await self._engine.close()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._sweep_seconds)
+            try:
+                await self.service.sweep()
+            except AglError as error:  # a full disk passes; the next round tries again
+                _log.warning("the watchdog could not sweep: %s", error)
+
+
+class _TokenCheck(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingTypeArgument] - generic in the stubs only
+    """Refuses calls without `authorization: Bearer <token>`."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+
+        async def refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            text = "this queue wants a token: set AGL_TOKEN to the one the stack was started with"
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
+
+        self._refusal = grpc.unary_unary_rpc_method_handler(refuse)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """See grpc.aio.ServerInterceptor."""
+        given = next((value for key, value in handler_call_details.invocation_metadata if key == "authorization"), "")
+        given = given.encode() if isinstance(given, str) else given
+        return await continuation(handler_call_details) if hmac.compare_digest(given, self._expected) else self._refusal

@@ -1,0 +1,264 @@
+"""The gRPC face of the queue: every call is one operation on the engine, or a wait that the engine's signals end.
+
+What belongs here: waiting, cancellation, errors as statuses. What does not: any rule about rollouts (operations/, lifecycle.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import grpc
+import grpc.aio
+
+from agl_otel.errors import AglError, UnavailableError, grpc_status
+from agl_otel.queue import lifecycle
+from agl_otel.queue.convert import joined_pb
+from agl_otel.queue.engine import Engine, Transaction
+from agl_otel.queue.operations import claims, enqueue, observe, queries, resources, stack, updates, watchdog
+from agl_otel.queue.proto import queue_pb2 as pb
+from agl_otel.queue.waiting import ALL, ClaimWaiter, Waiting
+
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[Any, Any]
+CHUNK_ROLLOUTS: Final = 256  # in one message of a stream
+CHUNK_BYTES: Final = 8 << 20  # of inputs in one message of a stream; a message may hold 64 MiB
+WRITES: Final[dict[str, Callable[[Transaction, Any, float], Any]]] = {
+    "Enqueue": enqueue.enqueue,
+    "Start": enqueue.start,
+    "StartAttempt": enqueue.start_attempt,
+    "Release": claims.release,
+    "UpdateRollouts": updates.update_rollouts,
+    "UpdateAttempts": updates.update_attempts,
+    "Delete": updates.delete,
+    "Observe": observe.observe,
+    "TakeSequence": observe.take_sequence,
+    "PutResources": resources.put_resources,
+    "Heartbeat": stack.heartbeat,
+    "Lease": stack.lease,
+}
+"""Calls that are one writing operation."""
+READS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
+    "QueryRollouts": queries.query_rollouts,
+    "QueryAttempts": queries.query_attempts,
+    "QueryResources": queries.query_resources,
+    "QueryWorkers": queries.query_workers,
+}
+"""Calls that are one reading operation."""
+_log = logging.getLogger(__name__)
+
+
+class QueueService:
+    """A servicer of queue.proto on one engine. `clock` gives Unix seconds."""
+
+    def __init__(self, engine: Engine, *, version: str = "", clock: Callable[[], float] = time.time) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._version = version
+        self._started = clock()
+        self._waiting = Waiting()
+        self._abandoned: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+        self.address = ""
+        for name, operation in WRITES.items():
+            setattr(self, name, partial(self._write, operation))
+        for name, operation in READS.items():
+            setattr(self, name, partial(self._read, operation))
+        engine.subscribe(self._waiting.on_signals)
+
+    @property
+    def claims_parked(self) -> int:
+        """How many claims wait for a rollout."""
+        return self._waiting.claims_parked
+
+    async def sweep(self) -> int:
+        """One round of the watchdog; wakes parked claims for whatever has become claimable. Answers how many attempts it gave up."""
+        given_up = await self._engine.write(lambda tx: watchdog.sweep(tx, self._clock()))
+        if parked := self._waiting.claims_parked:  # a lost wake-up costs at most one round
+            count = await self._engine.read(lambda tx: int(tx.rows("claimable_count", {"limit": parked})[0][0]))
+            self._waiting.wake_claims(count)
+        return given_up
+
+    def stop_waiting(self) -> None:
+        """Let every parked claim and every wait end now."""
+        self._stopping.set()
+        self._waiting.wake_claims(ALL)
+
+    async def drain(self) -> None:
+        """Wait for claims that are being taken back."""
+        await asyncio.gather(*self._abandoned)
+
+    # --- calls that wait
+
+    async def Claim(self, request: pb.ClaimRequest, context: Context) -> pb.Rollouts:  # noqa: N802 - the wire's name
+        """The next rollouts, or after `wait_seconds` none."""
+        try:
+            return await self._claim(request)
+        except AglError as error:
+            return await _abort(context, error)
+
+    async def Wait(self, request: pb.WaitRequest, context: Context) -> AsyncIterator[pb.Rollouts]:  # noqa: N802 - the wire's name
+        """Finished rollouts, as they finish."""
+        ids = [*dict.fromkeys(request.rollout_ids)]
+        heard = self._waiting.listen(ids)
+        try:
+            timeout = request.timeout_seconds if request.HasField("timeout_seconds") else None
+            async for rollouts in self._finished(ids, heard, timeout):
+                for chunk in _chunks(rollouts):
+                    yield pb.Rollouts(rollouts=chunk, total=len(chunk))
+        except AglError as error:
+            await _abort(context, error)
+        finally:
+            self._waiting.forget(ids, heard)
+
+    # --- calls to which the service adds what only it knows
+
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:  # noqa: N802 - the wire's name
+        """Where the services are."""
+        return self._described(await self._read(lambda tx, _: stack.describe(tx), request, context))
+
+    async def Announce(self, request: pb.AnnounceRequest, context: Context) -> pb.DescribeResponse:  # noqa: N802 - the wire's name
+        """A service says where it is."""
+        return self._described(await self._write(stack.announce, request, context))
+
+    async def Statistics(self, request: pb.StatisticsRequest, context: Context) -> pb.StatisticsResponse:  # noqa: N802 - the wire's name
+        """What there is."""
+        answer = await self._read(lambda tx, _: stack.statistics(tx, self._clock()), request, context)
+        answer.uptime_seconds = self._clock() - self._started
+        answer.engine = self._engine.name
+        return answer
+
+    # --- how calls are made
+
+    async def _write(self, operation: Callable[[Transaction, Any, float], T], request: object, context: Context) -> T:
+        try:
+            return await self._engine.write(lambda tx: operation(tx, request, self._clock()))
+        except AglError as error:
+            return await _abort(context, error)
+
+    async def _read(self, operation: Callable[[Transaction, Any], T], request: object, context: Context) -> T:
+        try:
+            return await self._engine.read(lambda tx: operation(tx, request))
+        except AglError as error:
+            return await _abort(context, error)
+
+    def _described(self, answer: pb.DescribeResponse) -> pb.DescribeResponse:
+        answer.version = self._version
+        answer.addresses["queue"] = self.address
+        return answer
+
+    async def _claim(self, request: pb.ClaimRequest) -> pb.Rollouts:
+        deadline = asyncio.get_running_loop().time() + request.wait_seconds
+        request.request_id = request.request_id or uuid.uuid4().hex  # a claim must be known by name to be put back
+        waiter = ClaimWaiter(request.limit, filtered=bool(request.modes or request.labels))
+        if request.wait_seconds > 0:
+            self._waiting.park(waiter)
+        try:
+            while not (found := await self._try_claim(request)).rollouts and request.limit > 0:
+                patience = deadline - asyncio.get_running_loop().time()
+                if patience <= 0 or self._stopping.is_set() or not await _happens(waiter.event, patience):
+                    break
+                waiter.event.clear()
+        finally:
+            self._waiting.leave(waiter)
+        if not found.rollouts and request.HasField("worker_id"):
+            await self._engine.write(lambda tx: claims.found_nothing(tx, request.worker_id, self._clock()))
+        return found
+
+    async def _try_claim(self, request: pb.ClaimRequest) -> pb.Rollouts:
+        """One claim; where the caller goes away meanwhile, what it took or may still take is put back."""
+        claiming = self._engine.write(lambda tx: claims.claim(tx, request, self._clock()))
+        try:
+            return await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            put_back = asyncio.ensure_future(self._put_back(claiming, request.request_id))
+            self._abandoned.add(put_back)
+            put_back.add_done_callback(self._abandoned.discard)
+            raise
+
+    async def _put_back(self, claiming: asyncio.Future[pb.Rollouts], request_id: str) -> None:
+        await asyncio.wait([claiming])  # whatever became of it
+        if claiming.exception() is None and not claiming.result().rollouts:
+            return
+        try:
+            released = await self._engine.write(lambda tx: claims.abandon(tx, request_id, self._clock()))
+            _log.info("a claimer went away: %d rollouts were put back", released)
+        except AglError as error:
+            _log.warning("a claimer went away and its claim %s could not be put back: %s", request_id, error)
+
+    async def _finished(self, ids: Sequence[str], heard: asyncio.Queue[str], timeout: float | None) -> AsyncIterator[list[pb.Rollout]]:
+        """Finished ones of these rollouts, as they finish; ends when none is open, or after `timeout` seconds."""
+        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        open_ids = set(ids)
+        asked: Sequence[str] = ids
+        while open_ids:
+            rollouts = await self._engine.read(partial(_rollouts, rollout_ids=asked))
+            finished = [rollout for rollout in rollouts if rollout.status in lifecycle.FINISHED]
+            known = {rollout.rollout_id for rollout in rollouts}
+            open_ids -= {rollout_id for rollout_id in asked if rollout_id not in known}
+            open_ids -= {rollout.rollout_id for rollout in finished}
+            if finished:
+                yield finished
+            asked = []
+            while open_ids and not asked:
+                patience = None if deadline is None else deadline - asyncio.get_running_loop().time()
+                settled = await self._next_settled(heard, patience)
+                if settled is None:
+                    return
+                asked = [rollout_id for rollout_id in settled if rollout_id in open_ids]
+
+    async def _next_settled(self, heard: asyncio.Queue[str], patience: float | None) -> list[str] | None:
+        """All ids that have been heard, at least one; None when time is up or the service stops."""
+        if patience is not None and patience <= 0 and heard.empty():
+            return None
+        listening = asyncio.ensure_future(heard.get())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({listening, stopping}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if self._stopping.is_set():
+                raise UnavailableError("the queue is stopping: wait again when it is back")
+            if not listening.done():
+                return None
+            settled = [listening.result()]
+            while not heard.empty():
+                settled.append(heard.get_nowait())
+            return [*dict.fromkeys(settled)]
+        finally:
+            listening.cancel()
+            stopping.cancel()
+
+
+async def _happens(event: asyncio.Event, patience: float) -> bool:
+    try:
+        async with asyncio.timeout(patience):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> list[pb.Rollout]:
+    return [joined_pb(row) for row in tx.rows("rollouts_by_id", {"rollout_ids": json.dumps(rollout_ids)})]
+
+
+def _chunks(rollouts: Sequence[pb.Rollout]) -> Iterator[list[pb.Rollout]]:
+    chunk: list[pb.Rollout] = []
+    size = 0
+    for rollout in rollouts:
+        if chunk and (len(chunk) >= CHUNK_ROLLOUTS or size + len(rollout.input_json) > CHUNK_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(rollout)
+        size += len(rollout.input_json)
+    if chunk:
+        yield chunk
+
+
+async def _abort(context: Context, error: AglError) -> Any:
+    await context.abort(grpc.StatusCode[grpc_status(error)], str(error))

@@ -1,0 +1,147 @@
+-- Resources, workers, answers, leases, services, counters.
+
+-- name: counter_take
+-- Raise a counter of the queue's own by count; answers the last number taken.
+INSERT INTO counters (name, last) VALUES (:name, :count) ON CONFLICT (name) DO UPDATE SET last = counters.last + :count RETURNING last;
+
+-- name: resources_insert
+-- One new version.
+INSERT INTO resources (ordinal, resources_id, version, create_time, update_time, is_current, resources)
+VALUES (:ordinal, :resources_id, :version, :create_time, :update_time, 1, :resources);
+
+-- name: resources_supersede
+-- The current version of this id is current no more.
+UPDATE resources SET is_current = 0 WHERE resources_id = :resources_id AND is_current = 1;
+
+-- name: resources_current
+-- The current version of an id.
+SELECT {resources} FROM resources s WHERE s.resources_id = :resources_id AND s.is_current = 1;
+
+-- name: resources_version
+-- One version of an id.
+SELECT {resources} FROM resources s WHERE s.resources_id = :resources_id AND s.version = :version;
+
+-- name: resources_latest
+-- The one that was written last.
+SELECT {resources} FROM resources s WHERE s.is_current = 1 ORDER BY s.update_time DESC, s.ordinal DESC LIMIT 1;
+
+-- name: resources_page
+-- A query of users; /*where*/ and /*page*/ are filled from the fragments below.
+SELECT {resources} FROM resources s /*where*/ /*page*/;
+
+-- name: resources_total
+-- How many match, before paging.
+SELECT count(*) FROM resources s /*where*/;
+
+-- name: resources_count
+-- How many sets there are.
+SELECT count(*) FROM resources WHERE is_current = 1;
+
+-- name: where_resources_id_in
+-- Fragment.
+s.resources_id IN (SELECT value FROM json_each(:id_in))
+
+-- name: where_resources_id_contains
+-- Fragment.
+instr(s.resources_id, :id_contains) > 0
+
+-- name: where_resources_current
+-- Fragment.
+s.is_current = 1
+
+-- name: worker_busy
+-- A worker begins, or goes on with, an attempt.
+INSERT INTO workers (worker_id, status, last_busy_time, last_dequeue_time, current_rollout_id, current_attempt_id)
+VALUES (:worker_id, 'busy', :now, :dequeued, :rollout_id, :attempt_id)
+ON CONFLICT (worker_id) DO UPDATE SET status = 'busy', last_busy_time = :now, last_dequeue_time = coalesce(:dequeued, workers.last_dequeue_time),
+    current_rollout_id = :rollout_id, current_attempt_id = :attempt_id;
+
+-- name: worker_free
+-- A worker's attempt ended (idle) or is lost (unknown).
+INSERT INTO workers (worker_id, status, last_idle_time) VALUES (:worker_id, :status, :now)
+ON CONFLICT (worker_id) DO UPDATE SET status = :status, last_idle_time = :now, current_rollout_id = NULL, current_attempt_id = NULL;
+
+-- name: worker_found_nothing
+-- A worker asked and there was nothing to claim.
+INSERT INTO workers (worker_id, status, last_idle_time, last_dequeue_time) VALUES (:worker_id, 'idle', :now, :now)
+ON CONFLICT (worker_id) DO UPDATE SET last_dequeue_time = :now, last_idle_time = CASE WHEN workers.status = 'idle' THEN workers.last_idle_time ELSE :now END,
+    status = 'idle', current_rollout_id = NULL, current_attempt_id = NULL;
+
+-- name: worker_heartbeat
+-- A worker says that it lives; never its status.
+INSERT INTO workers (worker_id, heartbeat_stats, last_heartbeat_time) VALUES (:worker_id, :stats, :now)
+ON CONFLICT (worker_id) DO UPDATE SET last_heartbeat_time = :now, heartbeat_stats = coalesce(:stats, workers.heartbeat_stats);
+
+-- name: workers_page
+-- A query of users; /*where*/ and /*page*/ are filled from the fragments below.
+SELECT {worker} FROM workers w /*where*/ /*page*/;
+
+-- name: workers_total
+-- How many match, before paging.
+SELECT count(*) FROM workers w /*where*/;
+
+-- name: where_worker_status_in
+-- Fragment.
+w.status IN (SELECT value FROM json_each(:status_in))
+
+-- name: where_worker_id_in
+-- Fragment.
+w.worker_id IN (SELECT value FROM json_each(:id_in))
+
+-- name: where_worker_id_contains
+-- Fragment.
+instr(w.worker_id, :id_contains) > 0
+
+-- name: workers_count
+-- How many there are.
+SELECT count(*) FROM workers;
+
+-- name: answer_recall
+-- The answer that a request id got.
+SELECT method, answer FROM answers WHERE request_id = :request_id;
+
+-- name: answer_replayed
+-- A retry got the answer.
+UPDATE answers SET replays = replays + 1 WHERE request_id = :request_id;
+
+-- name: answer_remember
+-- Keep the answer to a request id.
+INSERT INTO answers (request_id, method, answer, created_at) VALUES (:request_id, :method, :answer, :now);
+
+-- name: answer_take_unreplayed
+-- Forget an answer that no retry has got.
+DELETE FROM answers WHERE request_id = :request_id AND method = :method AND replays <= :replays RETURNING answer;
+
+-- name: answers_purge
+-- Forget what is older.
+DELETE FROM answers WHERE created_at < :before;
+
+-- name: key_items
+-- What an idempotency key made.
+SELECT item, rollout_id, fingerprint FROM enqueue_keys WHERE idempotency_key = :idempotency_key ORDER BY item;
+
+-- name: key_insert
+-- One item of an idempotency key.
+INSERT INTO enqueue_keys (idempotency_key, item, rollout_id, fingerprint) VALUES (:idempotency_key, :item, :rollout_id, :fingerprint);
+
+-- name: lease_of
+-- Who holds a lease.
+SELECT holder, expires_at FROM leases WHERE name = :name;
+
+-- name: lease_set
+-- Give a lease, unless another holds it.
+INSERT INTO leases (name, holder, expires_at) VALUES (:name, :holder, :expires_at)
+ON CONFLICT (name) DO UPDATE SET holder = :holder, expires_at = :expires_at WHERE leases.holder = :holder OR leases.expires_at <= :now;
+
+-- name: lease_drop
+-- Take a lease back.
+DELETE FROM leases WHERE name = :name AND holder = :holder;
+
+-- name: service_announce
+-- A service says where it is, or that it has gone.
+INSERT INTO services (service, instance, addresses, announced_at, gone) VALUES (:service, :instance, :addresses, :now, :gone)
+ON CONFLICT (service, instance) DO UPDATE SET addresses = :addresses, announced_at = :now, gone = :gone;
+
+-- name: services_present
+-- All services that have not gone, the oldest announcement first.
+SELECT service, addresses FROM services WHERE gone = 0 ORDER BY announced_at, service, instance;

@@ -1,0 +1,63 @@
+-- PostgreSQL's versions of queries, by the names that they replace: they lock the rows that they read, and name types where none can
+-- be inferred. A claim passes over what another one holds; everybody else waits for it.
+
+-- name: key_held
+-- Wait for every other transaction that holds the same key, and hold it.
+SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || ' ' || :key, 0));
+
+-- name: rollouts_held
+-- Hold rollouts until the transaction ends, in one order for all, so that two that hold several do not wait for each other.
+SELECT r.ordinal FROM rollouts r WHERE r.rollout_id IN (SELECT value FROM json_each(:rollout_ids)) ORDER BY r.ordinal FOR UPDATE;
+
+-- name: rollout_for_update
+-- One rollout, held until the transaction ends.
+SELECT {rollout} FROM rollouts r WHERE r.rollout_id = :rollout_id FOR UPDATE;
+
+-- name: attempt_for_update
+-- One attempt, held until the transaction ends.
+SELECT {attempt} FROM attempts a WHERE a.attempt_id = :attempt_id AND a.rollout_id = :rollout_id FOR UPDATE;
+
+-- name: attempts_held
+-- Attempts by id with their rollouts, both held until the transaction ends.
+SELECT {rollout}, {attempt} FROM attempts a JOIN rollouts r ON r.rollout_id = a.rollout_id
+WHERE a.attempt_id IN (SELECT value FROM json_each(:attempt_ids)) ORDER BY r.ordinal FOR UPDATE OF r, a;
+
+-- name: rollouts_due
+-- Delayed rollouts whose time has come, but for those that another service is promoting.
+SELECT r.ordinal FROM rollouts r WHERE r.status IN ('queuing', 'requeuing') AND r.position IS NULL AND r.not_before <= :now
+ORDER BY r.not_before, r.ordinal FOR UPDATE SKIP LOCKED;
+
+-- name: claimable_any
+-- The next rollouts to be claimed, with input, but for those that another claim holds.
+SELECT {rollout}, i.input FROM rollouts r JOIN inputs i ON i.ordinal = r.ordinal
+WHERE r.status IN ('queuing', 'requeuing') AND r.position IS NOT NULL
+ORDER BY r.priority DESC, r.position LIMIT :limit FOR UPDATE OF r SKIP LOCKED;
+
+-- name: claimable_matching
+-- The next rollouts of these modes (JSON list, null: all) that carry all of these labels (JSON object).
+SELECT {rollout}, i.input FROM rollouts r JOIN inputs i ON i.ordinal = r.ordinal
+WHERE r.status IN ('queuing', 'requeuing') AND r.position IS NOT NULL
+  AND (:modes::text IS NULL OR r.mode = ANY(ARRAY(SELECT json_array_elements_text(:modes::json))))
+  AND NOT EXISTS (SELECT 1 FROM json_each_text(:labels::json) want
+      WHERE NOT EXISTS (SELECT 1 FROM json_each_text(coalesce(r.labels, '{}')::json) have WHERE have.key = want.key AND have.value = want.value))
+ORDER BY r.priority DESC, r.position LIMIT :limit FOR UPDATE OF r SKIP LOCKED;
+
+-- name: overdue_candidates
+-- Active rollouts whose latest attempt may be overdue, but for those that are just being changed; lifecycle.overdue decides.
+SELECT {rollout}, {attempt} FROM rollouts r JOIN attempts a ON a.attempt_id = r.latest_attempt_id
+WHERE r.status IN ('preparing', 'running') AND (r.timeout_seconds IS NOT NULL OR r.unresponsive_seconds IS NOT NULL)
+  AND (a.start_time + r.timeout_seconds < :now OR coalesce(a.last_heartbeat_time, a.start_time) + r.unresponsive_seconds < :now)
+ORDER BY r.ordinal FOR UPDATE OF r, a SKIP LOCKED;
+
+-- name: sequence_take
+-- Raise a rollout's counter to at_least, then by count; answers the last number taken.
+INSERT INTO sequences (rollout_id, last) VALUES (:rollout_id, greatest(:at_least::bigint, 0) + :count::bigint)
+ON CONFLICT (rollout_id) DO UPDATE SET last = greatest(sequences.last, :at_least::bigint) + :count::bigint RETURNING last;
+
+-- name: counter_take
+-- A block of 2^24 numbers, whatever its name; answers the last of the `count` that are used of it. Nobody waits for a sequence.
+SELECT (nextval('places') << 24) + :count::bigint - 1;
+
+-- name: answer_recall
+-- The answer that a request id got, held so that it is not taken back meanwhile.
+SELECT method, answer FROM answers WHERE request_id = :request_id FOR UPDATE;

@@ -1,0 +1,134 @@
+-- Rollouts. `-- name:` begins a query, the comment after it says what it does; {rollout} … are the columns of rows.py.
+-- INDEXED BY is SQLite's: without it the planner takes rollouts_status and sorts. Another dialect leaves it out.
+
+-- name: rollout_insert
+-- One new rollout.
+INSERT INTO rollouts (ordinal, rollout_id, status, mode, priority, position, not_before, start_time, end_time, resources_id, resources_version,
+    timeout_seconds, unresponsive_seconds, max_attempts, retry_condition, attempt_count, latest_attempt_id, labels, reason, metadata)
+VALUES (:ordinal, :rollout_id, :status, :mode, :priority, :position, :not_before, :start_time, :end_time, :resources_id, :resources_version,
+    :timeout_seconds, :unresponsive_seconds, :max_attempts, :retry_condition, :attempt_count, :latest_attempt_id, :labels, :reason, :metadata);
+
+-- name: input_insert
+-- The input of a new rollout.
+INSERT INTO inputs (ordinal, input) VALUES (:ordinal, :input);
+
+-- name: input_update
+-- Another input for a rollout.
+UPDATE inputs SET input = :input WHERE ordinal = :ordinal;
+
+-- name: rollouts_by_id
+-- Rollouts by id, with input and latest attempt.
+SELECT {rollout}, i.input, {attempt} FROM rollouts r JOIN inputs i ON i.ordinal = r.ordinal LEFT JOIN attempts a ON a.attempt_id = r.latest_attempt_id
+WHERE r.rollout_id IN (SELECT value FROM json_each(:rollout_ids)) ORDER BY r.ordinal;
+
+-- name: rollout_for_update
+-- One rollout, held until the transaction ends.
+SELECT {rollout} FROM rollouts r WHERE r.rollout_id = :rollout_id;
+
+-- name: rollouts_due
+-- Delayed rollouts whose time has come.
+SELECT r.ordinal FROM rollouts r INDEXED BY rollouts_delayed WHERE r.status IN ('queuing', 'requeuing') AND r.position IS NULL AND r.not_before <= :now ORDER BY r.not_before, r.ordinal;
+
+-- name: rollout_place
+-- Put a rollout at this place of the queue.
+UPDATE rollouts SET position = :position WHERE ordinal = :ordinal;
+
+-- name: claimable_any
+-- The next rollouts to be claimed, with input.
+SELECT {rollout}, i.input FROM rollouts r INDEXED BY rollouts_queue JOIN inputs i ON i.ordinal = r.ordinal
+WHERE r.status IN ('queuing', 'requeuing') AND r.position IS NOT NULL
+ORDER BY r.priority DESC, r.position LIMIT :limit;
+
+-- name: claimable_matching
+-- The next rollouts of these modes (JSON list, null: all) that carry all of these labels (JSON object).
+SELECT {rollout}, i.input FROM rollouts r INDEXED BY rollouts_queue JOIN inputs i ON i.ordinal = r.ordinal
+WHERE r.status IN ('queuing', 'requeuing') AND r.position IS NOT NULL
+  AND (:modes IS NULL OR r.mode IN (SELECT value FROM json_each(:modes)))
+  AND NOT EXISTS (SELECT 1 FROM json_each(:labels) want
+      WHERE NOT EXISTS (SELECT 1 FROM json_each(coalesce(r.labels, '{}')) have WHERE have.key = want.key AND have.value = want.value))
+ORDER BY r.priority DESC, r.position LIMIT :limit;
+
+-- name: claimable_count
+-- How many could be claimed now, counted up to a bound.
+SELECT count(*) FROM (SELECT 1 FROM rollouts r INDEXED BY rollouts_queue WHERE r.status IN ('queuing', 'requeuing') AND r.position IS NOT NULL LIMIT :limit) AS found;
+
+-- name: claimable_oldest
+-- When the oldest claimable rollout was created.
+SELECT min(r.start_time) FROM rollouts r INDEXED BY rollouts_queue WHERE r.status IN ('queuing', 'requeuing') AND r.position IS NOT NULL;
+
+-- name: rollout_attempted
+-- A rollout got a further attempt.
+UPDATE rollouts SET status = 'preparing', attempt_count = :attempt_count, latest_attempt_id = :latest_attempt_id WHERE ordinal = :ordinal;
+
+-- name: rollout_released
+-- A rollout loses the attempt that was not begun.
+UPDATE rollouts SET status = :status, attempt_count = :attempt_count, latest_attempt_id = :latest_attempt_id WHERE ordinal = :ordinal;
+
+-- name: rollout_status
+-- Another status.
+UPDATE rollouts SET status = :status, position = :position, end_time = :end_time, reason = :reason WHERE ordinal = :ordinal;
+
+-- name: rollout_running
+-- It runs.
+UPDATE rollouts SET status = 'running' WHERE ordinal = :ordinal;
+
+-- name: rollout_fields
+-- What a user may change.
+UPDATE rollouts SET mode = :mode, priority = :priority, position = :position, not_before = :not_before, resources_id = :resources_id,
+    resources_version = :resources_version, timeout_seconds = :timeout_seconds, unresponsive_seconds = :unresponsive_seconds,
+    max_attempts = :max_attempts, retry_condition = :retry_condition, metadata = :metadata WHERE ordinal = :ordinal;
+
+-- name: overdue_candidates
+-- Active rollouts whose latest attempt may be overdue; lifecycle.overdue decides.
+SELECT {rollout}, {attempt} FROM rollouts r INDEXED BY rollouts_watched JOIN attempts a ON a.attempt_id = r.latest_attempt_id
+WHERE r.status IN ('preparing', 'running') AND (r.timeout_seconds IS NOT NULL OR r.unresponsive_seconds IS NOT NULL)
+  AND (a.start_time + r.timeout_seconds < :now OR coalesce(a.last_heartbeat_time, a.start_time) + r.unresponsive_seconds < :now);
+
+-- name: rollouts_page
+-- A query of users; /*where*/ and /*page*/ are filled from the fragments below.
+SELECT {rollout}, i.input, {attempt} FROM rollouts r JOIN inputs i ON i.ordinal = r.ordinal LEFT JOIN attempts a ON a.attempt_id = r.latest_attempt_id
+/*where*/ /*page*/;
+
+-- name: rollouts_total
+-- How many match, before paging.
+SELECT count(*) FROM rollouts r /*where*/;
+
+-- name: where_rollout_status_in
+-- Fragment.
+r.status IN (SELECT value FROM json_each(:status_in))
+
+-- name: where_rollout_id_in
+-- Fragment.
+r.rollout_id IN (SELECT value FROM json_each(:id_in))
+
+-- name: where_rollout_id_contains
+-- Fragment.
+instr(r.rollout_id, :id_contains) > 0
+
+-- name: where_rollout_mode_in
+-- Fragment.
+r.mode IN (SELECT value FROM json_each(:mode_in))
+
+-- name: rollouts_by_status
+-- How many there are of each status.
+SELECT status, count(*) FROM rollouts GROUP BY status;
+
+-- name: delete_inputs
+-- Deletion of rollouts by id, table by table.
+DELETE FROM inputs WHERE ordinal IN (SELECT r.ordinal FROM rollouts r WHERE r.rollout_id IN (SELECT value FROM json_each(:rollout_ids)));
+
+-- name: delete_attempts
+-- See delete_inputs.
+DELETE FROM attempts WHERE rollout_id IN (SELECT value FROM json_each(:rollout_ids));
+
+-- name: delete_sequences
+-- See delete_inputs.
+DELETE FROM sequences WHERE rollout_id IN (SELECT value FROM json_each(:rollout_ids));
+
+-- name: delete_enqueue_keys
+-- See delete_inputs.
+DELETE FROM enqueue_keys WHERE rollout_id IN (SELECT value FROM json_each(:rollout_ids));
+
+-- name: delete_rollouts
+-- See delete_inputs.
+DELETE FROM rollouts WHERE rollout_id IN (SELECT value FROM json_each(:rollout_ids));

@@ -1,0 +1,321 @@
+"""The embedded engine: SQLite in WAL mode, one writer thread, group commit; readers on connections of their own.
+
+The writer takes all operations that are waiting as one transaction and syncs once (synchronous=FULL), so that an fsync is shared;
+nothing is acknowledged before that sync. Where one of them raises, the group runs again with a savepoint for each. A lock file keeps
+a second service off the same file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple, TypeVar
+
+from agl_otel.errors import AglError, ConflictError, InUseError, SettingsError, UnavailableError
+from agl_otel.queue.engine import Operation, Params, Signals
+from agl_otel.queue.migrate import Migration, migrations, pending
+from agl_otel.queue.statements import Statements
+
+T = TypeVar("T")
+GROUP: Final = 256  # operations in one transaction: bounds how long the first of them waits for the last
+BUSY_SECONDS: Final = 5.0  # a reader of another process (a backup, a shell) may hold the file this long
+CHECKPOINT_PAGES: Final = 8192  # 32 MB of log: fewer, larger checkpoints, because each one syncs the database file too
+_log = logging.getLogger(__name__)
+
+
+class SqliteTransaction:
+    """A connection inside a transaction."""
+
+    def __init__(self, connection: sqlite3.Connection, statements: Statements) -> None:
+        self.statements = statements
+        self.signals = Signals()
+        self._connection = connection
+
+    def rows(self, name: str, params: Params = {}) -> list[tuple[Any, ...]]:  # noqa: B006 - read only
+        """All rows of the named query."""
+        return self._connection.execute(self.statements[name], params).fetchall()
+
+    def rows_of(self, sql: str, params: Params) -> list[tuple[Any, ...]]:
+        """All rows of a composed query."""
+        return self._connection.execute(sql, params).fetchall()
+
+    def run(self, name: str, params: Params = {}) -> None:  # noqa: B006 - read only
+        """Run the named statement."""
+        self._connection.execute(self.statements[name], params)
+
+    def changed(self, name: str, params: Params = {}) -> int:  # noqa: B006 - read only
+        """Run the named statement; answers how many rows it changed."""
+        return self._connection.execute(self.statements[name], params).rowcount
+
+    def run_many(self, name: str, params: Iterable[Params]) -> None:
+        """Run the named statement once for each."""
+        self._connection.executemany(self.statements[name], params)
+
+    def alone(self, key: str) -> None:
+        """Nothing to do: there is one writer."""
+
+    def hold(self, rollout_ids: Sequence[str]) -> None:
+        """Nothing to do: there is one writer."""
+
+
+class _Waiting(NamedTuple):
+    operation: Operation[Any]
+    future: asyncio.Future[Any]
+
+
+class _Outcome(NamedTuple):
+    future: asyncio.Future[Any]
+    result: Any
+    error: BaseException | None
+
+
+class SqliteEngine:
+    """See engine.Engine. Create it inside the event loop that uses it."""
+
+    name = "sqlite"
+
+    def __init__(self, path: Path, *, readers: int = 2) -> None:
+        self._path = path
+        self.where = f"sqlite:///{path}"
+        self._statements = Statements()
+        self._loop = asyncio.get_running_loop()
+        self._lock_file = _lock(path)
+        try:
+            connection = _open(path)
+            _migrate(connection, path)
+        except BaseException:
+            self._lock_file.close()
+            raise
+        self._subscribers: list[Callable[[Signals], None]] = []
+        self._waiting: deque[_Waiting] = deque()
+        self._wake = threading.Semaphore(0)
+        self._stopping = False
+        self._local = threading.local()
+        self._reader_connections: list[sqlite3.Connection] = []
+        self._readers = ThreadPoolExecutor(readers, thread_name_prefix="queue-read")
+        self._writer = threading.Thread(target=self._write_forever, args=(connection,), name="queue-write", daemon=True)
+        self._writer.start()
+
+    def subscribe(self, callback: Callable[[Signals], None]) -> None:
+        """Call `callback` on the event loop with the signals of committed transactions."""
+        self._subscribers.append(callback)
+
+    def write(self, operation: Operation[T]) -> asyncio.Future[T]:
+        """Run an operation in the next group; durable when the future is done."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        if self._stopping:
+            future.set_exception(UnavailableError("the queue is stopping: try again when it is back"))
+            return future
+        self._waiting.append(_Waiting(operation, future))
+        self._wake.release()
+        return future
+
+    async def read(self, operation: Operation[T]) -> T:
+        """Run an operation on a reader's connection, on one consistent state."""
+        return await self._loop.run_in_executor(self._readers, self._read, operation)
+
+    async def close(self) -> None:
+        """Write what is waiting, then close the file."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._wake.release()
+        await asyncio.to_thread(self._writer.join)
+        await asyncio.to_thread(self._readers.shutdown)
+        for connection in self._reader_connections:
+            connection.close()
+        self._lock_file.close()
+
+    # --- the reader threads
+
+    def _read(self, operation: Operation[T]) -> T:
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = _open(self._path, read_only=True)
+            self._local.connection = connection
+            self._reader_connections.append(connection)
+        connection.execute("BEGIN")
+        try:
+            return operation(SqliteTransaction(connection, self._statements))
+        except sqlite3.Error as error:
+            raise _unavailable(error, self._path) from error
+        finally:
+            connection.execute("ROLLBACK")
+
+    # --- the writer thread
+
+    def _write_forever(self, connection: sqlite3.Connection) -> None:
+        while True:
+            self._wake.acquire()
+            group: list[_Waiting] = []
+            while self._waiting and len(group) < GROUP:
+                waiting = self._waiting.popleft()
+                if not waiting.future.cancelled():
+                    group.append(waiting)
+            if group:
+                self._write_group(connection, group)
+                if self._waiting:
+                    self._wake.release()
+            elif self._stopping:
+                break
+            if self._stopping:
+                self._wake.release()
+        connection.close()
+
+    def _write_group(self, connection: sqlite3.Connection, group: list[_Waiting]) -> None:
+        signals = Signals()
+        try:
+            outcomes = self._run_all(connection, group, signals)
+            if outcomes is None:
+                signals = Signals()
+                outcomes = self._run_each(connection, group, signals)
+        except sqlite3.Error as error:  # a full disk, a damaged file: nobody's operation has happened
+            _log.error("queue database %s: %s; %d operations were refused", self._path, error, len(group))
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            failure = _unavailable(error, self._path)
+            signals, outcomes = Signals(), [_Outcome(waiting.future, None, failure) for waiting in group]
+        self._loop.call_soon_threadsafe(self._deliver, signals, outcomes)
+
+    def _run_all(self, connection: sqlite3.Connection, group: list[_Waiting], signals: Signals) -> list[_Outcome] | None:
+        """The whole group without savepoints, which is the rule; None (and nothing has happened) where an operation raises."""
+        connection.execute("BEGIN IMMEDIATE")
+        transaction = SqliteTransaction(connection, self._statements)
+        try:
+            outcomes = [_Outcome(waiting.future, waiting.operation(transaction), None) for waiting in group]
+        except sqlite3.OperationalError:
+            raise  # a full disk or a damaged file: SQLite has often rolled back already
+        except Exception:  # noqa: BLE001 - the second pass tells its own caller
+            connection.execute("ROLLBACK")
+            return None
+        connection.execute("COMMIT")
+        signals.add(transaction.signals)
+        return outcomes
+
+    def _run_each(self, connection: sqlite3.Connection, group: list[_Waiting], signals: Signals) -> list[_Outcome]:
+        """The group again, each operation under a savepoint, so that one that raises has no effect and the others have theirs."""
+        connection.execute("BEGIN IMMEDIATE")
+        outcomes = [self._run_one(connection, waiting, signals) for waiting in group]
+        connection.execute("COMMIT")
+        return outcomes
+
+    def _run_one(self, connection: sqlite3.Connection, waiting: _Waiting, signals: Signals) -> _Outcome:
+        connection.execute("SAVEPOINT operation")
+        transaction = SqliteTransaction(connection, self._statements)
+        try:
+            outcome = _Outcome(waiting.future, waiting.operation(transaction), None)
+            signals.add(transaction.signals)
+        except sqlite3.OperationalError:
+            raise  # the group as a whole cannot be written
+        except sqlite3.IntegrityError as error:
+            outcome = _Outcome(waiting.future, None, ConflictError(f"the queue's database refused a row: {error}"))
+        except Exception as error:  # noqa: BLE001 - AglErrors, and defects: of one operation, which must not fail its neighbours
+            outcome = _Outcome(waiting.future, None, error)
+        if outcome.error is not None:
+            connection.execute("ROLLBACK TO operation")
+        connection.execute("RELEASE operation")
+        return outcome
+
+    def _deliver(self, signals: Signals, outcomes: list[_Outcome]) -> None:
+        if signals:
+            for callback in self._subscribers:
+                callback(signals)
+        for future, result, error in outcomes:
+            if future.cancelled():
+                continue
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+
+def _unavailable(error: sqlite3.Error, path: Path) -> UnavailableError:
+    return UnavailableError(f"the queue's database {path} cannot be used now ({error}): check the disk's free space, then try again")
+
+
+def _lock(path: Path) -> IO[str]:
+    """Hold the database for this process. Raises InUseError, or SettingsError where the folder cannot be written."""
+    lock_path = path.with_name(path.name + ".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = lock_path.open("a+")
+    except OSError as error:
+        raise SettingsError(
+            f"cannot write to {path.parent} ({error.strerror}): fix its permissions, or choose another with AGL_DATA_DIR or --data-dir"
+        ) from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        handle.seek(0)
+        holder = handle.read().strip() or "?"
+        handle.close()
+        raise InUseError(
+            f"the queue's database {path} is locked by another queue service (pid {holder}): stop that one, or choose another AGL_DATA_DIR"
+        ) from None
+    handle.truncate(0)
+    handle.write(str(os.getpid()))
+    handle.flush()
+    return handle
+
+
+def _open(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    try:
+        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+        connection.execute("PRAGMA temp_store=MEMORY")
+        connection.execute("PRAGMA cache_size=-65536")
+        if read_only:
+            connection.execute("PRAGMA query_only=ON")
+    except sqlite3.Error as error:
+        raise _cannot_open(path, error) from None
+    return connection
+
+
+def _cannot_open(path: Path, error: sqlite3.Error) -> AglError:
+    text = str(error)
+    if "locked" in text:
+        return InUseError(f"the queue's database {path} is locked by another program: close it there, or choose another AGL_DATA_DIR")
+    if "not a database" in text or "malformed" in text:
+        return ConflictError(f"{path} is not a usable queue database ({text}): move it away, or choose another AGL_QUEUE_URL")
+    return SettingsError(f"cannot open the queue's database {path} ({text}): check its permissions, or choose another AGL_DATA_DIR")
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS schema_migrations (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at REAL NOT NULL)"
+        )
+        applied = connection.execute("SELECT coalesce(max(version), 0) FROM schema_migrations").fetchone()[0]
+        for migration in pending(applied, migrations(), str(path)):
+            _apply(connection, migration)
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        connection.close()
+        raise _cannot_open(path, error) from None
+    except AglError:
+        connection.close()
+        raise
+
+
+def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
+    text = ""
+    for line in migration.sql.splitlines():  # executescript would commit the transaction that this must stay in
+        text += line.split("--")[0] + "\n"
+        if sqlite3.complete_statement(text):
+            connection.execute(text)
+            text = ""
+    connection.execute(
+        "INSERT INTO schema_migrations (version, name, applied_at) VALUES (?, ?, ?)", (migration.version, migration.name, time.time())
+    )

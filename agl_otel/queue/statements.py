@@ -1,0 +1,63 @@
+"""The named queries of sql/*.sql, and how a user's filter and page become a WHERE and an ORDER BY.
+
+An engine of another dialect names a further file, which overrides single queries, and rewrites idioms; nothing else of the SQL differs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from typing import Final
+
+from agl_otel.errors import UsageError
+from agl_otel.queue.rows import COLUMNS
+
+FILES: Final = ("rollouts.sql", "attempts.sql", "others.sql")
+ALL_ROWS: Final = 1 << 62
+_NAME = re.compile(r"^-- name: (\w+)\n-- (.+)\n", re.MULTILINE)
+
+
+class Statements:
+    """Named SQL texts."""
+
+    def __init__(self, names: Sequence[str] = FILES, *, rewrite: Callable[[str], str] = str) -> None:
+        self._rewrite = rewrite
+        self._texts: dict[str, str] = {}
+        self.descriptions: dict[str, str] = {}
+        for name in names:
+            self._load(files("agl_otel.queue").joinpath("sql", name).read_text(encoding="utf-8"))
+
+    def _load(self, text: str) -> None:
+        marks = [*_NAME.finditer(text)]
+        for mark, end in zip(marks, [*(m.start() for m in marks[1:]), len(text)], strict=True):
+            body = text[mark.end() : end].strip().removesuffix(";")
+            for placeholder, columns in COLUMNS.items():
+                body = body.replace(placeholder, columns)
+            self._texts[mark[1]] = self._rewrite(body)
+            self.descriptions[mark[1]] = mark[2]
+
+    def __getitem__(self, name: str) -> str:
+        return self._texts[name]
+
+    def paged(self, name: str, where: Sequence[str], page: str = "", *, any_of: bool = False, always: Sequence[str] = ()) -> str:
+        """The query `name` with fragments put in: `where` joined by AND (or OR), `always` by AND; `page` as page_clause makes it."""
+        conditions = [f"({(' OR ' if any_of else ' AND ').join(self[w] for w in where)})"] if where else []
+        conditions += [self[w] for w in always]
+        clause = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        return self[name].replace("/*where*/", clause).replace("/*page*/", page)
+
+
+def page_clause(sort_by: str, sortable: Mapping[str, str], *, default: str, descending: bool, limit: int, offset: int) -> str:
+    """ORDER BY … LIMIT … OFFSET …; `sortable` maps the fields a user may name to columns, `default` breaks ties.
+
+    Raises UsageError for a field that is not sortable.
+    """
+    direction = "DESC" if descending else "ASC"
+    if sort_by and sort_by not in sortable:
+        raise UsageError(f"cannot sort by {sort_by!r}: use one of {', '.join(sorted(sortable))}")
+    nulls = "NULLS LAST" if descending else "NULLS FIRST"  # what SQLite does unasked
+    order = f"{sortable[sort_by]} {direction} {nulls}, {default} {direction}" if sort_by else f"{default} {direction}"
+    if limit <= 0 and offset <= 0:
+        return f"ORDER BY {order}"
+    return f"ORDER BY {order} LIMIT {limit if limit > 0 else ALL_ROWS:d} OFFSET {max(offset, 0):d}"

@@ -1,0 +1,102 @@
+"""What a caller of the client hands over: changes of rollouts and attempts, and observations. A field left out stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from agl_otel.queue.convert import config_to_pb, to_json
+from agl_otel.queue.proto import queue_pb2 as pb
+from agl_otel.types import AttemptStatus, RolloutConfig, RolloutMode, RolloutStatus
+
+
+class _Keep:
+    """The type of KEEP."""
+
+    def __repr__(self) -> str:
+        return "KEEP"
+
+
+KEEP: Final = _Keep()
+"""An input that is left as it is (None is an input too)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutUpdate:
+    """A change of one rollout; `clear` names fields that become null (mode, resources_id, config, metadata, not_before)."""
+
+    rollout_id: str
+    status: RolloutStatus | None = None
+    input: Any = KEEP
+    mode: RolloutMode | None = None
+    resources_id: str | None = None
+    config: RolloutConfig | None = None
+    metadata: Mapping[str, Any] | None = None
+    priority: int | None = None
+    not_before: float | None = None
+    clear: Collection[str] = ()
+
+    def to_pb(self) -> pb.RolloutUpdate:
+        """This change on the wire."""
+        return pb.RolloutUpdate(
+            rollout_id=self.rollout_id,
+            input_json=None if self.input is KEEP else to_json(self.input, "a rollout's input"),
+            mode=self.mode,
+            resources_id=self.resources_id,
+            status=self.status,
+            config=None if self.config is None else config_to_pb(self.config),
+            metadata_json=None if self.metadata is None else to_json(dict(self.metadata), "a rollout's metadata"),
+            clear=self.clear,
+            priority=self.priority,
+            not_before=self.not_before,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptUpdate:
+    """A change of one attempt (`attempt_id` may be "latest"). With its claim's `token` it is fenced.
+
+    `seals` is {process marker: spans ended}; `clear` names fields that become null (metadata, worker_id, error, seals, …).
+    """
+
+    rollout_id: str
+    attempt_id: str
+    status: AttemptStatus | None = None
+    seals: Mapping[str, int] | None = None
+    error: str | None = None
+    token: str | None = None
+    worker_id: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    last_heartbeat_time: float | None = None
+    clear: Collection[str] = ()
+
+    def to_pb(self) -> pb.AttemptUpdate:
+        """This change on the wire."""
+        return pb.AttemptUpdate(
+            rollout_id=self.rollout_id,
+            attempt_id=self.attempt_id,
+            status=self.status,
+            worker_id=self.worker_id,
+            last_heartbeat_time=self.last_heartbeat_time,
+            metadata_json=None if self.metadata is None else to_json(dict(self.metadata), "an attempt's metadata"),
+            seals=None if self.seals is None else dict(self.seals),
+            has_seals=self.seals is not None,
+            error=self.error,
+            token=self.token,
+            clear=self.clear,
+        )
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Spans of an attempt were received; 0 spans is a heartbeat alone (attempt spans and seals). `received_at` is Unix seconds."""
+
+    rollout_id: str
+    attempt_id: str
+    spans: int
+    received_at: float
+
+    def to_pb(self) -> pb.Observation:
+        """This observation on the wire."""
+        return pb.Observation(rollout_id=self.rollout_id, attempt_id=self.attempt_id, spans=self.spans, received_at=self.received_at)

@@ -1,0 +1,87 @@
+"""Who waits for what inside the service: long-polling claims, and `wait` streams. Runs on the event loop; nobody polls.
+
+A claim that found nothing parks here and is woken by the commit that makes a rollout claimable: as many of the longest-waiting as
+there is work for, and every one with a filter, because only its own query knows whether it matches. A wake-up that its claimer could
+not use is handed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+from agl_otel.queue.engine import Signals
+
+ALL: Final = 1 << 62
+
+
+class ClaimWaiter:
+    """One parked claim."""
+
+    def __init__(self, limit: int, *, filtered: bool) -> None:
+        self.limit = max(limit, 1)
+        self.filtered = filtered
+        self.event = asyncio.Event()
+
+
+class Waiting:
+    """The waiters of one service; subscribe `on_signals` to the engine."""
+
+    def __init__(self) -> None:
+        self._claims: dict[ClaimWaiter, None] = {}  # an ordered set: the longest-waiting first
+        self._settled: defaultdict[str, set[asyncio.Queue[str]]] = defaultdict(set)
+
+    def on_signals(self, signals: Signals) -> None:
+        """Wake whom a committed transaction concerns."""
+        self.wake_claims(signals.claimable)
+        for rollout_id in self._settled if signals.missed else signals.settled:
+            for queue in self._settled.get(rollout_id, ()):
+                queue.put_nowait(rollout_id)
+
+    # --- claims
+
+    @property
+    def claims_parked(self) -> int:
+        """How many claims wait."""
+        return len(self._claims)
+
+    def park(self, waiter: ClaimWaiter) -> None:
+        """Add a claim; before its first try, so that no commit falls between."""
+        self._claims[waiter] = None
+
+    def leave(self, waiter: ClaimWaiter) -> None:
+        """Take a claim out; a wake-up that it has not used goes to the next."""
+        self._claims.pop(waiter, None)
+        if waiter.event.is_set():
+            self.wake_claims(waiter.limit)
+
+    def wake_claims(self, claimable: int) -> None:
+        """Wake the longest-waiting claims for so many rollouts, and all that have a filter."""
+        if claimable <= 0:
+            return
+        for waiter in self._claims:
+            if waiter.filtered:
+                waiter.event.set()
+            elif claimable > 0 and not waiter.event.is_set():
+                waiter.event.set()
+                claimable -= waiter.limit
+
+    # --- finished rollouts
+
+    def listen(self, rollout_ids: Iterable[str]) -> asyncio.Queue[str]:
+        """A queue that gets the id of each of these rollouts when it is finished or deleted."""
+        queue: asyncio.Queue[str] = asyncio.Queue()
+        for rollout_id in rollout_ids:
+            self._settled[rollout_id].add(queue)
+        return queue
+
+    def forget(self, rollout_ids: Iterable[str], queue: asyncio.Queue[str]) -> None:
+        """End `listen`."""
+        for rollout_id in rollout_ids:
+            queues = self._settled.get(rollout_id)
+            if queues is not None:
+                queues.discard(queue)
+                if not queues:
+                    del self._settled[rollout_id]
