@@ -1,0 +1,47 @@
+"""Stored texts back into typed attributes: the inverse of the collector's values.py, which documents the encoding.
+
+Rows that another writer stored (the stock exporter) have no AttrTypes: their attributes stay texts.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+_PREFIXED: Final = re.compile(r"(resource|span|scope|event\.[0-9]+|link\.[0-9]+):")
+_DECODERS: Final[dict[str, Callable[[str], Any]]] = {
+    "int": int,
+    "double": float,
+    "bool": lambda text: text == "true",
+    "bytes": lambda text: base64.b64decode(text),
+    "array": json.loads,
+    "kvlist": json.loads,
+    "empty": lambda _: None,
+    "otlp": lambda text: from_otlp_json(json.loads(text)),
+}
+
+
+def typed(texts: Mapping[str, str], types: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
+    """The attributes of one map with their types; `prefix` is `resource:`, `event.N:`, `link.N:`, or empty for the span's own."""
+    if not types:
+        return dict(texts)
+    values: dict[str, Any] = {}
+    for key, text in texts.items():
+        name = types.get(prefix + key if prefix or not _PREFIXED.match(key) else f"span:{key}")
+        decode = _DECODERS.get(name) if name is not None else None
+        values[key] = decode(text) if decode is not None else text
+    return values
+
+
+def from_otlp_json(value: Mapping[str, Any]) -> Any:
+    """A value of the OTLP/JSON form (protobuf's JSON mapping of AnyValue)."""
+    kind = next(iter(value), "")
+    content: Any = value.get(kind)
+    if kind == "arrayValue":
+        return [from_otlp_json(item) for item in content.get("values", [])]
+    if kind == "kvlistValue":
+        return {item.get("key", ""): from_otlp_json(item.get("value", {})) for item in content.get("values", [])}
+    return {"intValue": int, "doubleValue": float, "bytesValue": base64.b64decode}.get(kind, lambda same: same)(content)

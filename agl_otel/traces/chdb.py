@@ -1,0 +1,156 @@
+"""The embedded engine: ClickHouse inside this process (chdb), opened by the collector alone.
+
+A connection is used by one thread at a time: one for the writer, and one of its own for each thread that reads, because reads on
+a shared connection wait for inserts. The reading connections are limited and read-only; guard.py in the collector says what may run there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol, cast
+from uuid import uuid4
+
+import chdb
+
+from agl_otel.errors import InUseError, SettingsError
+from agl_otel.traces.engine import DATABASE, ClickHouseError, parameter
+
+# What one read may cost. They are set before readonly, so no query can change them.
+READ_LIMITS: Final = {
+    "max_memory_usage": 2 << 30,
+    "max_execution_time": 60,
+    "max_result_rows": 20_000_000,
+    "max_threads": 2,
+    "output_format_json_quote_64bit_integers": 0,
+}
+
+
+class _Result(Protocol):
+    def bytes(self) -> bytes: ...
+
+
+class _Connection(Protocol):
+    def query(self, query: str, format: str, params: dict[str, str]) -> _Result: ...  # noqa: A002 chdb names it so
+    def send_insert(self, query: str, format: str) -> Any: ...  # noqa: A002 chdb names it so
+    def close(self) -> None: ...
+
+
+class ChdbEngine:
+    """One data directory. Raises InUseError where another process has it open."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._lock_file = _claim(directory)
+        self._writer = self._connect()
+        self._write_lock = threading.Lock()
+        self._local = threading.local()
+        self._readers: list[_Connection] = []
+        # chdb's own `default` database shows the file system as tables (SELECT * FROM '/etc/passwd'): put an empty one in its place.
+        self.command("DROP DATABASE IF EXISTS default")
+        self.command("CREATE DATABASE default ENGINE = Memory")
+
+    def _connect(self) -> _Connection:
+        try:
+            return cast(_Connection, chdb.connect(str(self.directory)))
+        except RuntimeError as error:
+            raise SettingsError(f"cannot open the traces in {self.directory}: {error}") from None
+
+    def command(self, sql: str, params: Mapping[str, object] | None = None) -> None:
+        """Run a statement on the writing connection."""
+        with self._write_lock:
+            _run(self._writer, sql, "Null", params)
+
+    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, deduplicate: bool = True) -> None:
+        """Insert JSONEachRow `rows`; on disk when this returns (the tables' fsync settings)."""
+        settings = "" if deduplicate else f" SETTINGS insert_deduplication_token = '{uuid4()}'"
+        self._insert(f"INSERT INTO {table} ({', '.join(columns)}){settings}", "JSONEachRow", rows)
+
+    def insert_protobuf(self, table: str, schema: Path, data: bytes) -> None:
+        """Insert length-delimited messages `Request` of the .proto file `schema`; on disk when this returns."""
+        # By its name: a text would be cached in the current directory, whatever that is.
+        settings = f"format_schema = {_quoted(f'{schema}:Request')}, input_format_protobuf_oneof_presence = 1"
+        self._insert(f"INSERT INTO {table} SETTINGS {settings}, insert_deduplication_token = '{uuid4()}'", "Protobuf", data)
+
+    def insert_native(self, table: str, blocks: bytes) -> None:
+        """Insert blocks of the Native format, with columns of their own names; on disk when this returns."""
+        self._insert(f"INSERT INTO {table} SETTINGS insert_deduplication_token = '{uuid4()}'", "Native", blocks)
+
+    def _insert(self, sql: str, format_name: str, data: bytes) -> None:
+        with self._write_lock:
+            try:
+                inserter = self._writer.send_insert(sql, format_name)
+                try:
+                    inserter.append(data)
+                    inserter.finish()
+                except RuntimeError:
+                    inserter.cancel()  # else the connection stays in the middle of this insert
+                    raise
+            except RuntimeError as error:
+                raise ClickHouseError(str(error)) from None
+
+    def select(self, sql: str, params: Mapping[str, object] | None = None) -> list[list[object]]:
+        """Rows of a query of ours, on the writing connection."""
+        with self._write_lock:
+            data = _run(self._writer, sql, "JSONCompactEachRow", params)
+        return [json.loads(line) for line in data.splitlines()]
+
+    def read(self, sql: str, format_name: str, params: Mapping[str, str] | None = None) -> bytes:
+        """Run SQL that the guard has let through, on this thread's read-only connection; `params` are ClickHouse's texts as they are."""
+        connection: _Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._reader()
+        return _run(connection, sql, format_name, None, raw=params)
+
+    def _reader(self) -> _Connection:
+        with self._write_lock:
+            connection = self._connect()
+            _run(connection, f"USE {DATABASE}", "Null")
+            limits = ", ".join(f"{name} = {value}" for name, value in READ_LIMITS.items())
+            _run(connection, f"SET {limits}, readonly = 2", "Null")  # 2: the guard adds the settings that it allows
+            self._readers.append(connection)
+        self._local.connection = connection
+        return connection
+
+    def close(self) -> None:
+        """Close every connection and give the directory back; the threads that read must have ended."""
+        with self._write_lock:
+            for connection in [*self._readers, self._writer]:
+                connection.close()
+            self._readers.clear()
+        os.close(self._lock_file)
+
+
+def _run(
+    connection: _Connection, sql: str, format_name: str, params: Mapping[str, object] | None = None, raw: Mapping[str, str] | None = None
+) -> bytes:
+    values = dict(raw or {}) | {name: parameter(value) for name, value in (params or {}).items()}
+    try:
+        return connection.query(sql, format_name, params=values).bytes()
+    except RuntimeError as error:
+        raise ClickHouseError(str(error)) from None
+
+
+def _quoted(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _claim(directory: Path) -> int:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory.with_name(directory.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise SettingsError(f"cannot write to the data directory {directory}: {error.strerror}; choose another with AGL_DATA_DIR") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise InUseError(
+            f"the traces in {directory} are open in another process: a collector runs on them; "
+            "read through its ClickHouse port, or stop it first"
+        ) from None
+    return handle

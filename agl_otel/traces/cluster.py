@@ -1,0 +1,87 @@
+"""The same schema on a cluster: pure, one statement in, the statements that a cluster needs out.
+
+    table X          X_local on every node (replicated where there is Keeper), and X: a Distributed table over all X_local
+    view S to T      from S_local to T_local, on the node that took the rows
+    view of no rows  (its source is a Null table) into the Distributed T, which spreads them
+    ALTER            both X_local and X; what only concerns storage (TTL, settings, indexes) X_local alone
+
+So readers and writers name the same tables as on a single server. Rows go by the hash of their rollout: one rollout, one shard.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from agl_otel.traces.engine import DATABASE
+
+LOCAL: Final = "_local"
+EVERYWHERE: Final = "agl_migrations"  # every node holds all of it
+SHARDING: Final = ("RolloutId", "TraceId", "ServiceName")  # the first of these columns that a table has
+_DATABASE: Final = re.compile(rf"CREATE DATABASE IF NOT EXISTS {DATABASE}$")
+_TABLE: Final = re.compile(rf"CREATE TABLE IF NOT EXISTS {DATABASE}\.(\w+) \((.*)\)\s*ENGINE = (\w+)(.*)$", re.S)
+_FEED: Final = re.compile(rf"(CREATE MATERIALIZED VIEW IF NOT EXISTS {DATABASE}\.\w+)( TO {DATABASE}\.)(\w+)( AS\b.*)$", re.S)
+_VIEW: Final = re.compile(rf"(CREATE VIEW IF NOT EXISTS {DATABASE}\.\w+)( AS\b.*)$", re.S)
+_ALTER: Final = re.compile(rf"ALTER TABLE {DATABASE}\.(\w+)\s+(.*)$", re.S)
+_STORAGE_ONLY: Final = re.compile(
+    r"(?:(?:MODIFY|REMOVE) TTL|(?:MODIFY|RESET) SETTING|(?:ADD|DROP|MATERIALIZE|CLEAR) (?:INDEX|PROJECTION))\b"
+)
+_SOURCE: Final = re.compile(rf"\bFROM {DATABASE}\.(\w+)")
+
+
+@dataclass
+class Cluster:
+    """How statements of the schema are put on the cluster `name`. It remembers which tables hold no rows."""
+
+    name: str
+    replicated: bool = True
+    """Whether there is Keeper; without, each shard is one node."""
+    everywhere: bool = True
+    """Say ON CLUSTER, so that every node runs it; without, only the node that is asked."""
+    _empty: set[str] = field(default_factory=lambda: {"otlp_rows"})
+
+    def statements(self, statement: str) -> Sequence[str]:
+        """What to run instead of `statement`. Raises ValueError for a kind of statement that this module does not know."""
+        if _DATABASE.match(statement):
+            return [f"{statement}{self._on}"]
+        if found := _TABLE.match(statement):
+            return self._table(*found.groups())
+        if found := _FEED.match(statement):
+            return [self._feed(*found.groups())]
+        if found := _VIEW.match(statement):
+            return [f"{found[1]}{self._on}{found[2]}"]
+        if found := _ALTER.match(statement):
+            both = [f"ALTER TABLE {DATABASE}.{table}{self._on} {found[2]}" for table in (found[1] + LOCAL, found[1])]
+            return both[:1] if _STORAGE_ONLY.match(found[2]) else both
+        raise ValueError(f"no rule puts this statement on a cluster: {statement[:80]}")
+
+    @property
+    def _on(self) -> str:
+        return f" ON CLUSTER '{self.name}'" if self.everywhere else ""
+
+    def _table(self, name: str, columns: str, engine: str, tail: str) -> Sequence[str]:
+        head = f"CREATE TABLE IF NOT EXISTS {DATABASE}."
+        if engine == "Null":
+            self._empty.add(name)
+            return [f"{head}{name}{self._on} ({columns}) ENGINE = Null"]
+        if name == EVERYWHERE:
+            own = self._engine(engine, name, shard="all", replica="{shard}-{replica}")
+            return [f"{head}{name}{self._on} ({columns}) ENGINE = {own}{tail}"]
+        key = next((f"cityHash64({column})" for column in SHARDING if re.search(rf"^\s*{column} ", columns, re.M)), "rand()")
+        local = f"{head}{name}{LOCAL}{self._on} ({columns}) ENGINE = {self._engine(engine, name)}{tail}"
+        over = f"ENGINE = Distributed('{self.name}', '{DATABASE}', '{name}{LOCAL}', {key})"
+        return [local, f"{head}{name}{self._on} AS {DATABASE}.{name}{LOCAL} {over}"]
+
+    def _engine(self, engine: str, name: str, *, shard: str = "{shard}", replica: str = "{replica}") -> str:
+        if not self.replicated:
+            return engine
+        return f"Replicated{engine}('/clickhouse/tables/{shard}/{DATABASE}/{name}', '{replica}')"
+
+    def _feed(self, head: str, to: str, target: str, query: str) -> str:
+        sources = set(_SOURCE.findall(query))
+        if sources <= self._empty:
+            return f"{head}{self._on}{to}{target}{query}"
+        local_query = _SOURCE.sub(rf"FROM {DATABASE}.\1{LOCAL}", query)
+        return f"{head}{self._on}{to}{target}{LOCAL}{local_query}"

@@ -1,0 +1,53 @@
+"""The ClickHouse HTTP protocol from the client's side: one POST with the query and its parameters as a form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import aiohttp
+
+from agl_otel.errors import QueryError, UnavailableError
+from agl_otel.traces.engine import parameter
+
+TIMEOUT_SECONDS = 120.0
+
+
+class ClickHouseHttp:
+    """Asks one endpoint, embedded or a server."""
+
+    def __init__(self, url: str, *, token: str = "") -> None:
+        self.url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The connection pool, opened by its first use (it belongs to the running loop)."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self._headers, timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))
+        return self._session
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def fetch(self, sql: str, format_name: str, params: Mapping[str, object] | None = None) -> bytes:
+        """The answer in `format_name`. Raises QueryError where it is refused, UnavailableError where nobody answers."""
+        with aiohttp.MultipartWriter("form-data") as form:
+            form.append(f"{sql.strip().rstrip(';')}\nFORMAT {format_name}").set_content_disposition("form-data", name="query")
+            for name, value in (params or {}).items():
+                form.append(parameter(value)).set_content_disposition("form-data", name=f"param_{name}")
+        try:
+            async with self.session.post(f"{self.url}/", data=form) as response:
+                body = await response.read()
+        except (aiohttp.ClientConnectionError, TimeoutError) as error:
+            raise UnavailableError(f"ClickHouse does not answer at {self.url}: {error}") from None
+        if response.status == 503:
+            raise UnavailableError(f"ClickHouse at {self.url} is away: {body[:2000].decode(errors='replace').strip()}")
+        if response.status != 200:
+            raise QueryError(
+                f"ClickHouse at {self.url} refused a query ({response.status}): {body[:2000].decode(errors='replace').strip()}"
+            )
+        return body

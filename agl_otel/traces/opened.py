@@ -1,0 +1,141 @@
+"""Opens the ClickHouse that a URL names, embedded or a server, with its schema brought up to this version.
+
+The embedded one is opened and migrated here and now. A server may be away: then what it needs is done before its first use, because a
+collector accepts and logs meanwhile. A wrong password or a missing right is an error at once, while somebody looks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from agl_otel.errors import SettingsError, UnavailableError
+from agl_otel.traces.address import EXAMPLE, SCHEMES, ServerAddress
+from agl_otel.traces.cluster import Cluster
+from agl_otel.traces.engine import ClickHouseError, Engine
+from agl_otel.traces.migrate import migrate
+from agl_otel.traces.retention import apply_retention
+
+CHDB_SCHEME: Final = "chdb:///"
+_logger = logging.getLogger(__name__)
+
+
+class TraceStore(Engine, Protocol):
+    """An engine that also runs other people's reads."""
+
+    def read(self, sql: str, format_name: str, params: Mapping[str, str] | None = None) -> bytes:
+        """Run SQL that the guard has let through, limited and read-only. Raises ClickHouseError."""
+        ...
+
+    def insert_native(self, table: str, blocks: bytes) -> None:
+        """Insert what `read` gave in the Native format. Raises ClickHouseError."""
+        ...
+
+
+def open_store(url: str, *, retention_days: int | None = None) -> TraceStore:
+    """The store at `url`, in which rows stay `retention_days` days (0: for ever; None: as it is).
+
+    Raises SettingsError, InUseError or ConflictError; not where a server is away.
+    """
+    if url.startswith(CHDB_SCHEME):
+        return _open_chdb(Path("/" + url.removeprefix(CHDB_SCHEME).lstrip("/")), retention_days)
+    if url.partition("://")[0] not in SCHEMES:
+        raise SettingsError(f"AGL_CLICKHOUSE_URL starts with chdb:/// or clickhouse://, as in chdb:///PATH or {EXAMPLE}")
+    return _open_server(ServerAddress.parse(url), retention_days)
+
+
+def _open_chdb(directory: Path, retention_days: int | None) -> TraceStore:
+    from agl_otel.traces.chdb import ChdbEngine  # half a gigabyte of library, which a collector on a server does without
+
+    engine = ChdbEngine(directory)
+    try:
+        migrate(engine, where=str(directory))
+        if retention_days is not None:
+            apply_retention(engine, retention_days)
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+def _open_server(address: ServerAddress, retention_days: int | None) -> TraceStore:
+    from agl_otel.traces.server import ServerEngine, setting_at_fault
+
+    cluster = Cluster(address.cluster, replicated=address.replicated) if address.cluster else None
+    server = ServerEngine(address)
+
+    def bring_up() -> None:
+        migrate(server, where=f"the server {address}", cluster=cluster)
+        if retention_days is not None:
+            apply_retention(server, retention_days, cluster)
+
+    engine = AwaitedEngine(server, bring_up)
+    try:
+        engine.prepare()
+    except UnavailableError as error:
+        _logger.warning("%s; what arrives is kept in the log until it does", error)
+    except ClickHouseError as error:
+        if fault := setting_at_fault(error, address):
+            engine.close()
+            raise fault from None
+        _logger.warning("the schema at %s cannot be brought up yet: %s", address, error)
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+class AwaitedEngine:
+    """An engine whose schema is brought up before its first use, however late that is possible."""
+
+    def __init__(self, engine: TraceStore, bring_up: Callable[[], None]) -> None:
+        self._engine = engine
+        self._bring_up = bring_up
+        self._ready = False
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Bring the schema up, once. Raises UnavailableError, ClickHouseError or ConflictError; then the next use tries again."""
+        if self._ready:
+            return
+        with self._lock:
+            if not self._ready:
+                self._bring_up()
+                self._ready = True
+
+    def command(self, sql: str, params: Mapping[str, object] | None = None) -> None:
+        """Run a statement that returns nothing."""
+        self.prepare()
+        self._engine.command(sql, params)
+
+    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, deduplicate: bool = True) -> None:
+        """Insert JSONEachRow `rows`."""
+        self.prepare()
+        self._engine.insert(table, columns, rows, deduplicate=deduplicate)
+
+    def insert_protobuf(self, table: str, schema: Path, data: bytes) -> None:
+        """Insert length-delimited messages."""
+        self.prepare()
+        self._engine.insert_protobuf(table, schema, data)
+
+    def select(self, sql: str, params: Mapping[str, object] | None = None) -> list[list[object]]:
+        """Rows of a query of ours."""
+        self.prepare()
+        return self._engine.select(sql, params)
+
+    def read(self, sql: str, format_name: str, params: Mapping[str, str] | None = None) -> bytes:
+        """Run SQL that the guard has let through."""
+        self.prepare()
+        return self._engine.read(sql, format_name, params)
+
+    def insert_native(self, table: str, blocks: bytes) -> None:
+        """Insert blocks of the Native format."""
+        self.prepare()
+        self._engine.insert_native(table, blocks)
+
+    def close(self) -> None:
+        """Let go of the engine."""
+        self._engine.close()

@@ -1,0 +1,182 @@
+"""The one way to read what was observed: over ClickHouse's HTTP protocol, whether embedded or a server.
+
+`traces` is what algorithms use: it asks the collectors for a barrier, reads all rollouts in one query of each kind, and decides on
+every attempt. Queries stand in sql/; rows become types in rows.py, tokens become columns in tokens.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from typing import Any, Final
+
+import aiohttp
+import pyarrow as pa
+
+from agl_otel import semconv
+from agl_otel.columns import Traces
+from agl_otel.errors import UnavailableError
+from agl_otel.traces.facts import ReadFacts, attempt_facts
+from agl_otel.traces.http import ClickHouseHttp
+from agl_otel.traces.migrate import named_query
+from agl_otel.traces.rows import rewards_of, span_of
+from agl_otel.traces.span_query import SpanQuery
+from agl_otel.traces.tokens import Table, agents_of, call_columns
+from agl_otel.traces.verdict import decide
+from agl_otel.types import Attempt, AttemptedRollout, PaginatedResult, Rollout, Span, Verdict
+
+AGENT_NAME: Final = "gen_ai.agent.name"
+SpanKey = tuple[str, str, str, str]
+"""(rollout id, attempt id, trace id, span id)."""
+ASK_AGAIN_SECONDS: Final = 0.2  # an attempt that is not yet complete is looked at again this often
+_NAMES: Final[Mapping[str, str]] = {
+    "process": semconv.PROCESS,
+    "seal": semconv.SPAN_SEAL,
+    "attempt": semconv.SPAN_ATTEMPT,
+    "annotation": semconv.SPAN_ANNOTATION,
+    "call": semconv.LLM_CALL,
+    "choice": semconv.LLM_CHOICE,
+    "prefix_call": semconv.LLM_PREFIX_CALL,
+    "prefix_choice": semconv.LLM_PREFIX_CHOICE,
+    "model_version": semconv.LLM_MODEL_VERSION,
+    "incomplete": semconv.LLM_INCOMPLETE,
+    "seal_spans": semconv.SEAL_SPANS,
+    "seal_dropped": semconv.SEAL_DROPPED,
+    "prefix": f"{semconv.REWARD}.",
+    "agent": AGENT_NAME,
+}
+
+
+class TraceReader:
+    """Reads traces from `clickhouse_url`; `collectors` are the HTTP addresses that are asked for a barrier."""
+
+    def __init__(self, clickhouse_url: str, *, collectors: Sequence[str] = (), token: str = "") -> None:
+        self._http = ClickHouseHttp(clickhouse_url, token=token)
+        self.collectors = tuple(address.rstrip("/") for address in collectors)
+
+    async def __aenter__(self) -> TraceReader:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+
+    async def barrier(self) -> None:
+        """Return when everything that the collectors acked before now is visible. Raises UnavailableError where one does not answer."""
+        await asyncio.gather(*(self._barrier(address) for address in self.collectors))
+
+    async def _barrier(self, address: str) -> None:
+        try:
+            async with self._http.session.post(f"{address}/barrier") as response:
+                if response.status != 200:
+                    raise UnavailableError(f"the collector at {address} answers a barrier with {response.status}")
+        except (aiohttp.ClientConnectionError, TimeoutError) as error:
+            raise UnavailableError(f"the collector at {address} does not answer: {error}") from None
+
+    async def query(self, sql: str, *, params: Mapping[str, object] | None = None) -> list[dict[str, Any]]:
+        """Rows as dicts; `{name:Type}` in the SQL is filled from `params`. Raises QueryError."""
+        body = await self._http.fetch(sql, "JSONEachRow", params)
+        return [json.loads(line) for line in body.splitlines()]
+
+    async def arrow(self, sql: str, *, params: Mapping[str, object] | None = None) -> Table:
+        """The same as an Arrow table."""
+        body = await self._http.fetch(sql, "Arrow", params)
+        with pa.ipc.open_file(pa.BufferReader(body)) as file:
+            return file.read_all()
+
+    async def spans(self, rollout_ids: Sequence[str], *, attempt_id: str | None = None) -> list[Span]:
+        """Spans of some rollouts (or of one attempt of them), by (rollout, sequence, time), one for each identity, attributes typed."""
+        if not rollout_ids:
+            return []
+        params = {"rollouts": list(rollout_ids), "attempt": attempt_id or ""}
+        return [span_of(row) for row in await self.query(named_query("spans"), params=params)]
+
+    async def by_trace(self, trace_ids: Sequence[str]) -> list[Span]:
+        """All spans of some traces (hex ids), by (trace, time), one for each (trace id, span id): the one with ids where there is one."""
+        if not trace_ids:
+            return []
+        return [span_of(row) for row in await self.query(named_query("by_trace"), params={"traces": list(trace_ids)})]
+
+    async def query_spans(self, query: SpanQuery) -> PaginatedResult[Span]:
+        """One page of what `query` asks for."""
+        rows = await self.query(query.page_sql, params=query.params)
+        total = int(rows[0]["Total"]) if rows else 0
+        if not rows and (query.offset > 0 or query.limit == 0):  # a page behind the last one says nothing of the total
+            total = int((await self.query(query.count_sql, params=query.params))[0]["Total"])
+        return PaginatedResult([span_of(row) for row in rows], query.limit, query.offset, total)
+
+    async def stored(self, keys: Collection[SpanKey]) -> set[SpanKey]:
+        """Which of these spans are stored already."""
+        names = [sorted({key[place] for key in keys}) for place in (0, 1, 3)]
+        rows = await self.query(named_query("identities"), params=dict(zip(("rollouts", "attempts", "spans"), names, strict=True)))
+        found = {(row["RolloutId"], row["AttemptId"], row["TraceId"], row["SpanId"]) for row in rows}
+        return found.intersection(keys)
+
+    async def count(self) -> int:
+        """How many spans are stored, of all rollouts and of none."""
+        return int((await self.query(named_query("totals")))[0]["Spans"])
+
+    async def traces(
+        self,
+        rollouts: Sequence[Rollout | AttemptedRollout],
+        attempts: Sequence[Attempt],
+        *,
+        barrier: bool = True,
+        deadline_seconds: float = 5.0,
+    ) -> Traces:
+        """All that was observed of `rollouts`, with a verdict for each of their `attempts`.
+
+        What is incomplete is asked again until `deadline_seconds` have passed: its last spans may be on their way.
+        """
+        ids = [rollout.rollout_id for rollout in rollouts]
+        deadline = time.monotonic() + deadline_seconds
+        facts = await self._facts(ids, barrier=barrier)
+        verdicts = _verdicts(facts, attempts)
+        while any(verdict.kind == "incomplete" for verdict in verdicts.values()) and time.monotonic() < deadline:
+            await asyncio.sleep(min(ASK_AGAIN_SECONDS, max(0.0, deadline - time.monotonic())))
+            facts = await self._facts(ids, barrier=barrier)
+            verdicts = _verdicts(facts, attempts)
+        calls, rewards, agents = await asyncio.gather(
+            self._named_arrow("calls", ids), self._named("rewards", ids), self._named("agents", ids)
+        )
+        return Traces(
+            rollouts=list(rollouts),
+            calls=call_columns(calls, agents_of(agents)),
+            rewards=rewards_of(rewards),
+            verdicts=verdicts,
+            spans=facts.spans,
+            highest_sequence=facts.highest_sequence,
+            digest=facts.digest,
+        )
+
+    async def _facts(self, ids: Sequence[str], *, barrier: bool) -> ReadFacts:
+        if barrier:
+            await self.barrier()
+        return ReadFacts.of(await self._named("facts", ids))
+
+    async def _named(self, name: str, ids: Sequence[str]) -> list[dict[str, Any]]:
+        sql = named_query(name)
+        return await self.query(sql, params=_params(name, ids)) if ids else []
+
+    async def _named_arrow(self, name: str, ids: Sequence[str]) -> Table:
+        return await self.arrow(named_query(name), params=_params(name, ids))
+
+
+def _verdicts(facts: ReadFacts, attempts: Sequence[Attempt]) -> dict[tuple[str, str], Verdict]:
+    return {(a.rollout_id, a.attempt_id): decide(attempt_facts(facts, a)) for a in attempts}
+
+
+@cache
+def _names_in(name: str) -> tuple[str, ...]:
+    return tuple(set(re.findall(r"\{(\w+):String\}", named_query(name))))
+
+
+def _params(name: str, ids: Sequence[str]) -> dict[str, object]:
+    return {"rollouts": list(ids), **{key: _NAMES[key] for key in _names_in(name)}}

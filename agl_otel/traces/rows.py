@@ -1,0 +1,94 @@
+"""JSON rows of the named queries → Span and Reward."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from agl_otel import semconv
+from agl_otel.columns import AttemptKey, Reward
+from agl_otel.traces.attributes import typed
+from agl_otel.types import Event, Link, OtelResource, Span, SpanContext, TraceStatus
+
+_COLUMNS: Final = {
+    semconv.LLM_PROMPT_TOKEN_IDS: "PromptTokenIds",
+    semconv.LLM_RESPONSE_TOKEN_IDS: "ResponseTokenIds",
+    semconv.LLM_RESPONSE_LOGPROBS: "ResponseLogprobs",
+}
+_REWARD: Final = re.compile(re.escape(semconv.REWARD) + r"\.(\d+)\.(name|value)")
+_STATUS: Final = {"Ok": "OK", "Error": "ERROR"}
+
+
+def span_of(row: Mapping[str, Any]) -> Span:
+    """One row of sql/spans.sql. Token lists that the writer moved into columns are attributes again."""
+    types: Mapping[str, str] = row["AttrTypes"]
+    attributes = typed(row["SpanAttributes"], types)
+    for key, column in _COLUMNS.items():
+        if types.get(key) == "column":
+            attributes[key] = row[column]
+    start = int(row["StartNano"])
+    end = start + int(row["Duration"])
+    trace, parent = row["TraceId"], row["ParentSpanId"]
+    events = zip(row["EventNames"], row["EventNanos"], row["EventAttributes"], strict=True)
+    links = zip(row["LinkTraceIds"], row["LinkSpanIds"], row["LinkTraceStates"], row["LinkAttributes"], strict=True)
+    return Span.model_validate(
+        {
+            "rollout_id": row["RolloutId"],
+            "attempt_id": row["AttemptId"],
+            "sequence_id": int(row["SequenceId"]),
+            "trace_id": trace,
+            "span_id": row["SpanId"],
+            "parent_id": parent or None,
+            "name": row["SpanName"],
+            "kind": row["SpanKind"],
+            "status": TraceStatus.model_validate(
+                {"status_code": _STATUS.get(row["StatusCode"], "UNSET"), "description": row["StatusMessage"] or None}
+            ),
+            "attributes": attributes,
+            "events": [
+                Event(name=name, attributes=typed(texts, types, f"event.{n}:"), timestamp=int(nano) / 10**9)
+                for n, (name, nano, texts) in enumerate(events)
+            ],
+            "links": [
+                Link(context=_context(*ids), attributes=typed(texts, types, f"link.{n}:") or None) for n, (*ids, texts) in enumerate(links)
+            ],
+            "resource": OtelResource(attributes=typed(row["ResourceAttributes"], types, "resource:")),
+            "start_time": start / 10**9,
+            "end_time": end / 10**9,
+            "start_time_unix_nano": start,
+            "end_time_unix_nano": end,
+            "context": _context(trace, row["SpanId"], row["TraceState"]),
+            "parent": _context(trace, parent) if parent else None,
+            "scope": {"name": row["ScopeName"], "version": row["ScopeVersion"]},
+        }
+    )
+
+
+def _context(trace_id: str, span_id: str, trace_state: str = "") -> SpanContext:
+    """A W3C trace state is a list of key=value with commas between them."""
+    members = (member.strip().partition("=") for member in trace_state.split(",") if member.strip())
+    return SpanContext(trace_id=trace_id, span_id=span_id, trace_state={key: value for key, _, value in members})
+
+
+def rewards_of(rows: Iterable[Mapping[str, Any]]) -> dict[AttemptKey, list[Reward]]:
+    """Rows of sql/rewards.sql, by attempt, ordered by (sequence, index). A dimension without a number is left out."""
+    rewards: dict[AttemptKey, list[Reward]] = {}
+    for row in rows:
+        dimensions: dict[int, dict[str, str]] = {}
+        for key, text in row["Rewards"].items():
+            if found := _REWARD.fullmatch(key):
+                dimensions.setdefault(int(found.group(1)), {})[found.group(2)] = text
+        for index, parts in sorted(dimensions.items()):
+            value = _number(parts.get("value"))
+            if value is not None:
+                reward = Reward(int(row["SequenceId"]), row["SpanId"], index, parts.get("name", ""), value)
+                rewards.setdefault((row["RolloutId"], row["AttemptId"]), []).append(reward)
+    return rewards
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        return None

@@ -1,0 +1,213 @@
+"""A ClickHouse server behind the same interface as the embedded one.
+
+Statements and our own reads go over the native protocol, inserts and other people's reads over HTTP: bytes in a format go in, and
+bytes in a format come out, as they do in chdb. Nothing is opened before the first call, and a server that is away raises
+UnavailableError, so that a collector can start, accept and log before its server does.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import re
+import ssl
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, cast
+from urllib.parse import urlencode
+from uuid import uuid4
+
+from clickhouse_driver import Client
+from clickhouse_driver import errors as driver_errors
+
+from agl_otel.errors import AglError, SettingsError, UnavailableError
+from agl_otel.traces.address import ServerAddress
+from agl_otel.traces.cluster import LOCAL
+from agl_otel.traces.engine import DATABASE, ClickHouseError, protobuf_settings
+
+CONNECT_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 90.0  # over HTTP: an insert, or a read and its limit of 60 s
+STATEMENT_SECONDS: Final = 300.0  # over the native protocol, where progress keeps a long statement alive
+IDLE_SECONDS: Final = 2.0  # an HTTP connection that rested longer is opened anew: servers close theirs after 3 to 30 seconds
+AUTHENTICATION_FAILED: Final = 516
+NOT_ALLOWED: Final = frozenset({497, 164})  # access denied, read-only
+
+# What every session of ours says, whatever the user's profile says.
+SESSION: Final[dict[str, str | int]] = {
+    "async_insert": 0,  # an insert is on disk when it is answered
+    "deduplicate_blocks_in_dependent_materialized_views": 1,
+    "distributed_foreground_insert": 1,
+}
+# What one read of other people may cost; guard.py in the collector says which reads may run.
+READ_LIMITS: Final = {
+    "max_memory_usage": 2 << 30,
+    "max_execution_time": 60,
+    "max_result_rows": 20_000_000,
+    "output_format_json_quote_64bit_integers": 0,
+    "readonly": 2,
+}
+# A table of a cluster within a query on another of its tables: asked once, for all nodes.
+CLUSTER_READS: Final = {"distributed_product_mode": "global"}
+CLUSTER_SESSION: Final[dict[str, str | int]] = {
+    **CLUSTER_READS,
+    "distributed_ddl_output_mode": "none_only_active",  # a node that is down catches up by itself
+    "distributed_ddl_task_timeout": 60,
+}
+_OURS: Final = re.compile(rf"\bFROM {DATABASE}\.(otel_\w+)")
+_CODE_HEADER: Final = "X-ClickHouse-Exception-Code"
+logging.getLogger("clickhouse_driver.connection").setLevel(logging.CRITICAL)  # it logs, with a traceback, what it raises
+
+
+class ServerEngine:
+    """One server, or a cluster through one of its nodes. Safe to use from several threads."""
+
+    def __init__(self, address: ServerAddress) -> None:
+        self.address = address
+        self._reads = READ_LIMITS | (CLUSTER_READS if address.cluster else {})
+        self._session = SESSION | (CLUSTER_SESSION if address.cluster else {})
+        if address.insert_quorum:
+            self._session["insert_quorum"] = address.insert_quorum
+        self._client = Client(
+            address.host,
+            port=address.port,
+            user=address.user,
+            password=address.password,
+            secure=address.secure,
+            connect_timeout=CONNECT_SECONDS,
+            send_receive_timeout=STATEMENT_SECONDS,
+            settings={**self._session, "server_side_params": True, "output_format_json_quote_64bit_integers": 0},
+        )
+        self._lock = threading.Lock()
+        self._http = threading.local()
+        self._open: list[http.client.HTTPConnection] = []
+
+    def command(self, sql: str, params: Mapping[str, object] | None = None) -> None:
+        """Run a statement that returns nothing."""
+        self._native(sql, params)
+
+    def select(self, sql: str, params: Mapping[str, object] | None = None) -> list[list[object]]:
+        """Rows of a query of ours; on a cluster after the replicas have caught up, because recovery asks what is stored."""
+        address, table = self.address, _OURS.search(sql)
+        if address.cluster and address.replicated and table:
+            self._native(f"SYSTEM SYNC REPLICA ON CLUSTER '{address.cluster}' {DATABASE}.{table[1]}{LOCAL} LIGHTWEIGHT", None)
+        return [list(row) for row in self._native(sql, params)]
+
+    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, deduplicate: bool = True) -> None:
+        """Insert JSONEachRow `rows`; on disk when this returns (the tables' fsync settings)."""
+        settings = {} if deduplicate else {"insert_deduplication_token": str(uuid4())}  # a new token was never seen before
+        self._insert(f"INSERT INTO {table} ({', '.join(columns)}) FORMAT JSONEachRow", settings, rows)
+
+    def insert_protobuf(self, table: str, schema: Path, data: bytes) -> None:
+        """Insert length-delimited messages `Request` of the .proto file `schema`; on disk when this returns."""
+        settings = {**protobuf_settings(schema.read_text()), "insert_deduplication_token": str(uuid4())}
+        self._insert(f"INSERT INTO {table} FORMAT Protobuf", settings, data)
+
+    def insert_native(self, table: str, blocks: bytes) -> None:
+        """Insert blocks of the Native format, with columns of their own names; on disk when this returns."""
+        self._insert(f"INSERT INTO {table} FORMAT Native", {"insert_deduplication_token": str(uuid4())}, blocks)
+
+    def _insert(self, sql: str, settings: Mapping[str, object], data: bytes) -> None:
+        self._post({"query": sql, **self._session, **settings}, data)
+
+    def read(self, sql: str, format_name: str, params: Mapping[str, str] | None = None) -> bytes:
+        """Run SQL that the guard has let through, limited and read-only; `params` are ClickHouse's texts as they are."""
+        names = {f"param_{name}": value for name, value in (params or {}).items()}
+        return self._post({"database": DATABASE, "default_format": format_name, **self._reads}, sql.encode(), names)
+
+    def close(self) -> None:
+        """Close the connections; the threads that use them must have ended."""
+        with self._lock:
+            self._client.disconnect()
+            for connection in self._open:
+                connection.close()
+            self._open.clear()
+
+    def _native(self, sql: str, params: Mapping[str, object] | None) -> list[Sequence[object]]:
+        values = {name: int(value) if isinstance(value, bool) else value for name, value in (params or {}).items()}
+        with self._lock:
+            try:
+                return cast(list[Sequence[object]], self._client.execute(sql, values or None))
+            except driver_errors.ServerException as error:
+                raise ClickHouseError(_short(f"Code: {error.code}. {error.message}")) from None
+            except (driver_errors.Error, OSError, EOFError) as error:
+                self._client.disconnect()
+                raise self._away(self.address.port, error) from None
+
+    def _post(self, query: Mapping[str, object], body: bytes, form: Mapping[str, str] | None = None) -> bytes:
+        headers = {"X-ClickHouse-User": self.address.user, "X-ClickHouse-Key": self.address.password}
+        if form:
+            headers["Content-Type"], body = _multipart(form, body)
+        try:
+            connection = self._connection()
+            connection.request("POST", f"/?{urlencode(query)}", body, headers)
+            response = connection.getresponse()
+            answer = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._drop()
+            raise self._away(self.address.http_port, error) from None
+        self._http.used_at = time.monotonic()
+        if response.status != 200 or response.headers.get(_CODE_HEADER):
+            raise ClickHouseError(_short(answer.decode(errors="replace")))
+        return answer
+
+    def _connection(self) -> http.client.HTTPConnection:
+        connection: http.client.HTTPConnection | None = getattr(self._http, "connection", None)
+        if connection is not None and time.monotonic() - self._http.used_at < IDLE_SECONDS:
+            return connection
+        self._drop()
+        host, port = self.address.host, self.address.http_port
+        if self.address.secure:
+            connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_SECONDS, context=ssl.create_default_context())
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=CONNECT_SECONDS)
+        connection.connect()
+        connection.sock.settimeout(ANSWER_SECONDS)
+        self._http.connection = connection
+        with self._lock:
+            self._open.append(connection)
+        return connection
+
+    def _drop(self) -> None:
+        connection: http.client.HTTPConnection | None = getattr(self._http, "connection", None)
+        if connection is not None:
+            connection.close()
+            self._http.connection = None
+            with self._lock:
+                self._open.remove(connection)
+
+    def _away(self, port: int, error: BaseException) -> UnavailableError:
+        reason = str(error) or type(error).__name__
+        return UnavailableError(f"ClickHouse at {self.address} does not answer on port {port}: {_first_line(reason)}")
+
+
+def setting_at_fault(error: AglError, address: ServerAddress) -> SettingsError | None:
+    """The error that tells a person which setting to mend, where `error` says that trying again is no use at the start."""
+    code = error.code if isinstance(error, ClickHouseError) else 0
+    if code == AUTHENTICATION_FAILED:
+        return SettingsError(f"ClickHouse at {address} refuses the user or the password: check both in AGL_CLICKHOUSE_URL")
+    if code in NOT_ALLOWED:
+        return SettingsError(
+            f"ClickHouse at {address} does not let the user {address.user!r} do what is needed: {error}. "
+            f"Grant it: GRANT ALL ON {DATABASE}.* TO {address.user}"
+        )
+    return None
+
+
+def _multipart(form: Mapping[str, str], query: bytes) -> tuple[str, bytes]:
+    """(content type, body) of a form: long parameters do not fit into a URL."""
+    boundary = "agl-otel-7f1c9b0e4d2a"
+    parts = [(name, value.encode()) for name, value in form.items()] + [("query", query)]
+    if any(boundary.encode() in value for _, value in parts):
+        raise ClickHouseError("Code: 36. DB::Exception: a parameter holds the form's own boundary")
+    lines = [f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode() + value + b"\r\n" for name, value in parts]
+    return f"multipart/form-data; boundary={boundary}", b"".join([*lines, f"--{boundary}--\r\n".encode()])
+
+
+def _short(message: str) -> str:
+    return message.split("Stack trace:")[0].strip()
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else text

@@ -1,0 +1,88 @@
+"""What may be asked about the spans of one rollout, as a value: filters, order and page. Pure; the SQL around it is in sql/.
+
+Two tables say which condition and which order are which SQL. Values travel as ClickHouse parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from agl_otel.errors import UsageError
+from agl_otel.traces.migrate import named_query
+
+EVERYTHING: Final = 1 << 62  # a limit that ClickHouse can still add an offset to
+_COLUMNS: Final = {"trace_id": "TraceId", "span_id": "SpanId", "parent_id": "ParentSpanId", "name": "SpanName"}
+_CONDITIONS: Final = {
+    **{field: f"{column} = {{{field}:String}}" for field, column in _COLUMNS.items()},
+    **{f"{field}_contains": f"position({column}, {{{field}_contains:String}}) > 0" for field, column in _COLUMNS.items()},
+}
+_ORDERS: Final = {
+    **_COLUMNS,
+    "sequence_id": "SequenceId",
+    "start_time": "StartNano",
+    "end_time": "StartNano + Duration",
+    "rollout_id": "RolloutId",
+    "attempt_id": "AttemptId",
+    "kind": "SpanKind",
+    "status": "StatusCode",
+}
+_TIES: Final = "SequenceId, StartNano, AttemptId, SpanId"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanQuery:
+    """Spans of one rollout; of one attempt where `attempt_id` is not empty. Filters that are None do not count.
+
+    `limit` below 0 means all. `filter_logic` joins the filters; rollout and attempt hold in any case.
+    """
+
+    rollout_id: str
+    attempt_id: str = ""
+    trace_id: str | None = None
+    trace_id_contains: str | None = None
+    span_id: str | None = None
+    span_id_contains: str | None = None
+    parent_id: str | None = None
+    parent_id_contains: str | None = None
+    name: str | None = None
+    name_contains: str | None = None
+    filter_logic: Literal["and", "or"] = "and"
+    sort_by: str | None = "sequence_id"
+    sort_order: Literal["asc", "desc"] = "asc"
+    limit: int = -1
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.sort_by or "sequence_id") not in _ORDERS:
+            raise UsageError(f"spans cannot be sorted by {self.sort_by!r}: use one of {', '.join(sorted(_ORDERS))}")
+        if self.filter_logic not in ("and", "or") or self.sort_order not in ("asc", "desc"):
+            raise UsageError(f"filter_logic is 'and' or 'or', sort_order 'asc' or 'desc', not {self.filter_logic!r}, {self.sort_order!r}")
+
+    @property
+    def params(self) -> dict[str, object]:
+        """The values of the query."""
+        limit = self.limit if self.limit >= 0 else EVERYTHING
+        page = {"rollouts": [self.rollout_id], "attempt": self.attempt_id, "limit": limit, "offset": max(0, self.offset)}
+        return {**page, **{name: getattr(self, name) for name in self._filters}}
+
+    @property
+    def page_sql(self) -> str:
+        """The query for the page."""
+        descending = " DESC" if self.sort_order == "desc" else ""
+        order = f"{_ORDERS[self.sort_by or 'sequence_id']}{descending}, {_TIES}"
+        return self._filled("query_spans").replace("$order", order)
+
+    @property
+    def count_sql(self) -> str:
+        """The query for how many match."""
+        return self._filled("count_spans")
+
+    @property
+    def _filters(self) -> list[str]:
+        return [name for name in _CONDITIONS if getattr(self, name) is not None]
+
+    def _filled(self, name: str) -> str:
+        where = f" {self.filter_logic.upper()} ".join(_CONDITIONS[name] for name in self._filters)
+        lines = [line for line in named_query(name).splitlines() if not line.startswith("--")]
+        return "\n".join(lines).replace("$where", where or "1").replace("$spans", named_query("spans"))

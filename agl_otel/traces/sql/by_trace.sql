@@ -1,0 +1,13 @@
+-- All spans of some traces, one row for each (TraceId, SpanId): the identified one first, else the one without ids. In order of time.
+SELECT RolloutId, AttemptId, SequenceId, TraceId, SpanId, ParentSpanId, SpanName, SpanKind, StatusCode, StatusMessage, ServiceName,
+  ScopeName, ScopeVersion, TraceState, toUnixTimestamp64Nano(Timestamp) AS StartNano, Duration, SpanAttributes, ResourceAttributes,
+  AttrTypes, PromptTokenIds, ResponseTokenIds, ResponseLogprobs, arrayMap(t -> toUnixTimestamp64Nano(t), Events.Timestamp) AS EventNanos,
+  Events.Name AS EventNames, Events.Attributes AS EventAttributes, Links.TraceId AS LinkTraceIds, Links.SpanId AS LinkSpanIds,
+  Links.TraceState AS LinkTraceStates, Links.Attributes AS LinkAttributes
+FROM (
+  SELECT * FROM otel.otel_traces
+  WHERE TraceId IN {traces:Array(String)}
+  ORDER BY TraceId, SpanId, RolloutId = '', SequenceId, RolloutId, AttemptId
+  LIMIT 1 BY TraceId, SpanId
+)
+ORDER BY TraceId, Timestamp, SequenceId, SpanId

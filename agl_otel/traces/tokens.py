@@ -1,0 +1,83 @@
+"""Arrow → CallColumns: token arrays are taken over as numpy views, without a Python loop over tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from agl_otel.columns import CallColumns, Ragged
+
+Table = Any
+"""A pyarrow.Table (pyarrow ships no types)."""
+SpanKey = tuple[str, str, str]
+"""(rollout id, attempt id, span id)."""
+
+
+def agents_of(rows: Iterable[Mapping[str, Any]]) -> dict[SpanKey, str]:
+    """For each span of sql/agents.sql the name of the nearest agent at or above it; empty where there is none."""
+    parents: dict[SpanKey, SpanKey] = {}
+    names: dict[SpanKey, str] = {}
+    for row in rows:
+        key = (row["RolloutId"], row["AttemptId"], row["SpanId"])
+        parents[key] = (row["RolloutId"], row["AttemptId"], row["Parent"])
+        if row["Agent"]:
+            names[key] = row["Agent"]
+    for key in parents:
+        trail: list[SpanKey] = []
+        at: SpanKey | None = key
+        while at is not None and at not in names and at not in trail:
+            trail.append(at)
+            at = parents.get(at)
+        name = names.get(at, "") if at is not None else ""
+        names.update(dict.fromkeys(trail, name))
+    return names
+
+
+def call_columns(table: Table, agents: Mapping[SpanKey, str]) -> CallColumns:
+    """The table of sql/calls.sql as columns."""
+    rollouts, attempts, spans = (_strings(table, name) for name in ("RolloutId", "AttemptId", "SpanId"))
+    return CallColumns(
+        rollout_id=rollouts,
+        attempt_id=attempts,
+        process=_strings(table, "Process"),
+        span_id=spans,
+        parent_span_id=_strings(table, "ParentSpanId"),
+        call=_numbers(table, "Call", np.int64),
+        choice=_numbers(table, "Choice", np.int64),
+        sequence=_numbers(table, "SequenceId", np.uint64),
+        prefix_call=_numbers(table, "PrefixCall", np.int64),
+        prefix_choice=_numbers(table, "PrefixChoice", np.int64),
+        prompt=_ragged(table, "PromptTokenIds", np.int32),
+        response=_ragged(table, "ResponseTokenIds", np.int32),
+        logprobs=_ragged(table, "ResponseLogprobs", np.float32),
+        model_version=_strings(table, "ModelVersion"),
+        agent=[
+            own or agents.get(key, "")
+            for own, key in zip(_strings(table, "Agent"), zip(rollouts, attempts, spans, strict=True), strict=True)
+        ],
+        incomplete=_strings(table, "Incomplete"),
+    )
+
+
+def _column(table: Table, name: str) -> Any:
+    return table.column(name).combine_chunks()
+
+
+def _strings(table: Table, name: str) -> list[str]:
+    return cast(list[str], _column(table, name).cast(pa.string()).to_pylist())
+
+
+def _numbers(table: Table, name: str, dtype: type[Any]) -> NDArray[Any]:
+    return _column(table, name).to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+
+
+def _ragged(table: Table, name: str, dtype: type[np.generic]) -> Ragged:
+    lists = _column(table, name)
+    offsets = lists.offsets.to_numpy().astype(np.int64)
+    values = lists.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]] if len(lists) else np.zeros(0, dtype=dtype)
+    # Token ids are stored as UInt32 and are below 2**31: the same bytes are their int32.
+    return Ragged(values.view(dtype), offsets - offsets[0] if len(lists) else np.zeros(1, dtype=np.int64))

@@ -1,0 +1,170 @@
+"""Traces from one ClickHouse to another, or to files and back: in the Native format, part by part, counted and hashed on both sides.
+
+Only what was inserted is carried; what materialized views derive from it, the target derives again. A target that holds anything is
+refused. `move` and `dump` need a source that nobody writes to: its collector is stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from agl_otel.errors import ConflictError, DataError, UsageError
+from agl_otel.traces.cluster import LOCAL
+from agl_otel.traces.engine import DATABASE
+from agl_otel.traces.migrate import migrations
+from agl_otel.traces.opened import TraceStore
+
+CHUNK_ROWS: Final = 20_000  # about 30 MB of ordinary spans in memory
+DERIVED: Final = frozenset({"otel_traces_trace_id_ts", "rollout_summary_states", "services", "agl_migrations"})
+"""Tables that are not carried: views fill them, or migrations do."""
+MANIFEST: Final = "traces.json"
+Progress = Callable[[str, int, int], None]
+"""(table, rows done, rows in all)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What one table holds."""
+
+    rows: int
+    digest: int
+    """The sum of the hashes of all rows, modulo 2^64: independent of order, parts and time zones."""
+
+
+def tables(store: TraceStore) -> list[str]:
+    """The names of the tables that are carried, in order."""
+    found = store.select(
+        "SELECT name FROM system.tables WHERE database = {db:String} AND match(engine, 'MergeTree|Distributed') ORDER BY name", _DB
+    )
+    return [name for name in (str(row[0]) for row in found) if name not in DERIVED and not name.endswith(LOCAL)]
+
+
+def content(store: TraceStore, table: str) -> Content:
+    """What `table` holds now."""
+    rows = store.select(f"SELECT count(), sum(cityHash64(*)) FROM {DATABASE}.{table}")
+    return Content(int(str(rows[0][0])), int(str(rows[0][1])))
+
+
+def move(source: TraceStore, target: TraceStore, progress: Progress | None = None) -> dict[str, Content]:
+    """Copy all traces into an empty `target`; the source stays as it is. Returns what each table holds now.
+
+    Raises ConflictError where the target holds traces, DataError where what arrived is not what was sent.
+    """
+    refuse_unless_empty(target)
+    held: dict[str, Content] = {}
+    for table in tables(source):
+        held[table] = content(source, table)
+        done = 0
+        for rows, blocks in _chunks(source, table):
+            target.insert_native(f"{DATABASE}.{table}", blocks)
+            done += rows
+            if progress:
+                progress(table, done, held[table].rows)
+        _compare(table, held[table], content(target, table))
+    return held
+
+
+def dump(source: TraceStore, directory: Path, progress: Progress | None = None) -> dict[str, Content]:
+    """Write all traces into `directory` (made here): a file for each chunk, and a manifest last. Returns what was written."""
+    held: dict[str, Content] = {}
+    files: list[dict[str, Any]] = []
+    for table in tables(source):
+        held[table] = content(source, table)
+        done = 0
+        (directory / table).mkdir(parents=True)
+        for number, (rows, blocks) in enumerate(_chunks(source, table)):
+            path = directory / table / f"{number:06}.native"
+            path.write_bytes(blocks)
+            files.append({"table": table, "file": str(path.relative_to(directory)), "sha256": hashlib.sha256(blocks).hexdigest()})
+            done += rows
+            if progress:
+                progress(table, done, held[table].rows)
+        if done != held[table].rows:
+            raise DataError(
+                f"{table} changed while it was copied ({done} of {held[table].rows} rows): stop what writes to it, and try again"
+            )
+    manifest = {"schema": migrations()[-1][0], "tables": {table: asdict(held[table]) for table in held}, "files": files}
+    (directory / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+    return held
+
+
+def check_dump(directory: Path) -> dict[str, Any]:
+    """The manifest of a dump whose files are all there and whole. Raises UsageError or DataError."""
+    try:
+        manifest: dict[str, Any] = json.loads((directory / MANIFEST).read_text())
+    except FileNotFoundError:
+        raise UsageError(f"{directory} holds no finished backup of traces: there is no {MANIFEST}") from None
+    if manifest["schema"] > migrations()[-1][0]:
+        raise ConflictError(f"{directory} was written by a newer agl-otel (schema {manifest['schema']}): upgrade agl-otel first")
+    for entry in manifest["files"]:
+        path = directory / entry["file"]
+        if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != entry["sha256"]:
+            raise DataError(f"{path} is missing or damaged: it is not what was backed up")
+    return manifest
+
+
+def load(directory: Path, target: TraceStore, progress: Progress | None = None) -> dict[str, Content]:
+    """Insert a dump into an empty `target`. Raises as check_dump, and ConflictError where the target holds traces."""
+    manifest = check_dump(directory)
+    refuse_unless_empty(target)
+    held = {table: Content(**values) for table, values in manifest["tables"].items()}
+    for number, entry in enumerate(manifest["files"], start=1):
+        target.insert_native(f"{DATABASE}.{entry['table']}", (directory / entry["file"]).read_bytes())
+        if progress:
+            progress(entry["table"], number, len(manifest["files"]))
+    for table, expected in held.items():
+        _compare(table, expected, content(target, table))
+    return held
+
+
+def refuse_unless_empty(target: TraceStore) -> None:
+    """Raise ConflictError where `target` holds traces."""
+    for table in tables(target):
+        if rows := content(target, table).rows:
+            raise ConflictError(
+                f"the target already holds {rows} rows in {DATABASE}.{table}, and nothing is overwritten: "
+                f"take an empty one, or empty this one first (DROP DATABASE {DATABASE})"
+            )
+
+
+def _chunks(source: TraceStore, table: str) -> Iterator[tuple[int, bytes]]:
+    """(rows, Native blocks), part by part; parts stand still meanwhile."""
+    name = f"{DATABASE}.{table}"
+    if source.select("SELECT 1 FROM system.tables WHERE database = {db:String} AND engine = 'Distributed' LIMIT 1", _DB):
+        raise UsageError("the traces are on a cluster: use ClickHouse's own BACKUP … ON CLUSTER")
+    with _still(source, name):
+        parts = source.select(
+            "SELECT name, rows FROM system.parts WHERE database = {db:String} AND table = {table:String} AND active ORDER BY name",
+            {**_DB, "table": table},
+        )
+        for part, rows in parts:
+            for start in range(0, int(str(rows)), CHUNK_ROWS):
+                end = min(start + CHUNK_ROWS, int(str(rows)))
+                where = f"_part = '{part}' AND _part_offset >= {start} AND _part_offset < {end}"
+                yield end - start, source.read(f"SELECT * FROM {name} WHERE {where}", "Native")
+
+
+@contextlib.contextmanager
+def _still(source: TraceStore, name: str) -> Generator[None]:
+    source.command(f"SYSTEM STOP MERGES {name}")
+    try:
+        yield
+    finally:
+        source.command(f"SYSTEM START MERGES {name}")
+
+
+def _compare(table: str, sent: Content, arrived: Content) -> None:
+    if sent != arrived:
+        raise DataError(
+            f"{table}: {sent.rows} rows were sent and {arrived.rows} arrived, or their contents differ (hash {sent.digest} and "
+            f"{arrived.digest}). The source is untouched; empty the target (DROP DATABASE {DATABASE}) and try again while nothing writes"
+        )
+
+
+_DB: Final = {"db": DATABASE}
