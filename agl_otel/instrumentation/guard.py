@@ -1,0 +1,37 @@
+"""The boundary between our code and the agent's: nothing of ours may raise into it. Counted, logged once for each cause."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from functools import wraps
+from typing import Final, ParamSpec
+
+logger = logging.getLogger("agl_otel.instrumentation")
+failures: Final[Counter[str]] = Counter()
+"""{where: how often something of ours failed inside the agent's process}."""
+
+P = ParamSpec("P")
+
+
+def never_raises(function: Callable[P, None]) -> Callable[P, None]:
+    """Run `function`; an error is counted in `failures`, logged the first time, and goes no further."""
+    where = function.__qualname__
+
+    @wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001  # the named boundary: tracing must never break the agent
+            note_failure(where, error)
+
+    return guarded
+
+
+def note_failure(where: str, error: BaseException | str) -> None:
+    """Count a failure; log it the first time it happens at `where`."""
+    failures[where] += 1
+    if failures[where] == 1:
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        logger.warning("agl-otel: %s failed, the program runs on and its trace may be incomplete: %s", where, text)

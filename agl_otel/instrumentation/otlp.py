@@ -1,0 +1,95 @@
+"""OTLP over gRPC for processes of ours: packed arrays (arrays.py), a bearer token, and patience while a collector restarts.
+
+Unlike the SDK's exporter it encodes a batch once whatever the number of tries, and its channel is built at the first export.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import grpc
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from agl_otel import semconv
+from agl_otel.instrumentation.arrays import PACKED_KEYS
+from agl_otel.instrumentation.guard import note_failure
+
+METHOD: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+CALL_SECONDS: Final = 10.0
+RETRY_SECONDS: Final = 60.0  # a collector that is restarted and replays its log is back by then
+MAX_BACKOFF_SECONDS: Final = 2.0
+_RETRYABLE: Final = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}
+)
+
+
+def encode(spans: Sequence[ReadableSpan]) -> bytes:
+    """An ExportTraceServiceRequest; packed attributes of model calls become the arrays that they stand for."""
+    request = encode_spans(spans)
+    for resource_spans in request.resource_spans:
+        for scope_spans in resource_spans.scope_spans:
+            for span in scope_spans.spans:
+                if span.name == semconv.SPAN_LLM:
+                    for attribute in span.attributes:
+                        if attribute.key in PACKED_KEYS and attribute.value.HasField("bytes_value"):
+                            attribute.value.array_value.MergeFromString(attribute.value.bytes_value)
+    return request.SerializeToString()
+
+
+class OtlpExporter(SpanExporter):
+    """Exports to `endpoint` (host:port). Used by one thread at a time."""
+
+    def __init__(self, endpoint: str, token: str = "", *, retry_seconds: float = RETRY_SECONDS) -> None:
+        self._endpoint = endpoint.removeprefix("http://")
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._retry_seconds = retry_seconds
+        self._closed = threading.Event()
+        self._channel: grpc.Channel | None = None
+        self._call: Callable[..., bytes] | None = None
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send the spans; what is worth another try gets it for RETRY_SECONDS."""
+        request = encode(spans)
+        deadline = time.monotonic() + self._retry_seconds
+        backoff = 0.05
+        while not self._closed.is_set():
+            try:
+                reply = self._stub()(request, timeout=CALL_SECONDS, metadata=self._metadata)
+            except grpc.RpcError as error:
+                code = error.code()  # pyright: ignore[reportAttributeAccessIssue]  # a failed call is also a grpc.Call
+                note_failure(f"export to {self._endpoint}", f"{code}: {error.details()}")  # pyright: ignore[reportAttributeAccessIssue]  # as above
+                if code not in _RETRYABLE or time.monotonic() + backoff > deadline:
+                    return SpanExportResult.FAILURE
+                self._closed.wait(backoff * random.uniform(0.8, 1.2))
+                backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+                continue
+            rejected = ExportTraceServiceResponse.FromString(reply).partial_success if reply else None
+            if rejected is not None and rejected.rejected_spans:
+                note_failure("the collector", f"{rejected.rejected_spans} spans rejected: {rejected.error_message}")
+            return SpanExportResult.SUCCESS
+        return SpanExportResult.FAILURE
+
+    def shutdown(self) -> None:
+        """Stop trying, close the channel."""
+        self._closed.set()
+        if self._channel is not None:
+            self._channel.close()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """Nothing is held here."""
+        return True
+
+    def _stub(self) -> Callable[..., bytes]:
+        call = self._call
+        if call is None:
+            options = [("grpc.max_send_message_length", -1), ("grpc.max_reconnect_backoff_ms", int(MAX_BACKOFF_SECONDS * 1000))]
+            self._channel = grpc.insecure_channel(self._endpoint, options=options)
+            call = self._call = self._channel.unary_unary(METHOD, request_serializer=None, response_deserializer=None)
+        return call

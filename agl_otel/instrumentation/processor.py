@@ -1,0 +1,84 @@
+"""Ids and marker onto every span of an attempt, in the process that makes the span; and the count of those that ended.
+
+A span that no attempt is known for is left exactly as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+
+from agl_otel import semconv
+from agl_otel.instrumentation.context import Key, key_of
+from agl_otel.instrumentation.guard import never_raises
+from agl_otel.instrumentation.ledger import Ledger
+
+UNCOUNTED = frozenset({semconv.SPAN_SEAL, semconv.SPAN_ATTEMPT})
+"""Spans that say something about an attempt and are no part of it: their makers set what they carry."""
+
+
+class AttemptProcessor(SpanProcessor):
+    """Writes the ids (from baggage, else `fallback`) and the marker onto spans as they start, and counts them as they end.
+
+    `on_idle` is called with the attempt when its last open span has ended.
+    """
+
+    def __init__(self, ledger: Ledger, *, fallback: Key | None = None, on_idle: Callable[[Key], None] | None = None) -> None:
+        self._ledger = ledger
+        self._fallback = fallback
+        self._on_idle = on_idle
+        self._open: dict[int, Key] = {}
+
+    def after_fork(self) -> None:
+        """Forget the spans that the parent process has open."""
+        self._open.clear()
+
+    @never_raises
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Mark the span (OpenTelemetry calls this)."""
+        if span.name in UNCOUNTED:
+            return
+        key = key_of_attributes(span) or key_of(parent_context, self._fallback)
+        if key is None:
+            return
+        context = span.get_span_context()
+        self._open[context.span_id] = key
+        place = (context.trace_id, (span.parent or context).span_id)
+        ids = {semconv.ROLLOUT_ID: key[0], semconv.PROCESS: self._ledger.started(key, context.span_id, place)}
+        if key[1]:
+            ids[semconv.ATTEMPT_ID] = key[1]
+        span.set_attributes(ids)
+
+    @never_raises
+    def on_end(self, span: ReadableSpan) -> None:
+        """Count the span (OpenTelemetry calls this)."""
+        context = span.get_span_context()
+        key = self._open.pop(context.span_id, None) if context is not None else None
+        if key is None or context is None:
+            return
+        # As stored: a span that lost its marker to a limit on attributes is not counted by a reader either.
+        marker = marker_of(span) if context.trace_flags.sampled and key_of_attributes(span) == key else None
+        if self._ledger.ended(key, context.span_id, marker=marker) and self._on_idle is not None:
+            self._on_idle(key)
+
+    def shutdown(self) -> None:
+        """Nothing to do: seals are sent by the Sealer."""
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """Nothing is held here."""
+        return True
+
+
+def key_of_attributes(span: ReadableSpan) -> Key | None:
+    """The attempt that a span's own attributes name."""
+    attributes = span.attributes or {}
+    rollout_id = attributes.get(semconv.ROLLOUT_ID)
+    return (rollout_id, str(attributes.get(semconv.ATTEMPT_ID, ""))) if isinstance(rollout_id, str) else None
+
+
+def marker_of(span: ReadableSpan) -> str | None:
+    """The process marker that a span carries."""
+    marker = (span.attributes or {}).get(semconv.PROCESS)
+    return marker if isinstance(marker, str) else None

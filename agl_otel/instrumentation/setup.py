@@ -1,0 +1,160 @@
+"""Telemetry for processes of ours (runner worker, proxy): the same processor, ledger and seals as in an agent, set up by a call."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.instrumentation.dependencies import get_dependency_conflicts
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import Tracer
+from opentelemetry.util._importlib_metadata import entry_points
+
+from agl_otel import semconv
+from agl_otel.errors import SettingsError, UnavailableError
+from agl_otel.instrumentation.context import Key, format_traceparent
+from agl_otel.instrumentation.export import ExportProcessor
+from agl_otel.instrumentation.hook import count_dropped, ensure_propagators, is_own
+from agl_otel.instrumentation.ledger import Count, Ledger
+from agl_otel.instrumentation.otlp import OtlpExporter
+from agl_otel.instrumentation.processor import AttemptProcessor
+from agl_otel.instrumentation.seal import TRACER_NAME, Sealer
+
+ACK_SECONDS: Final = 30.0
+"""How long an attempt's start waits for the collector."""
+_ALSO: Final = {"httpx": ("httpx", "httpx2")}
+"""Instrumentations that belong together: newer OpenAI clients come with httpx2, and baggage must travel with either."""
+_UNLIMITED: Final = SpanLimits(
+    max_attributes=SpanLimits.UNSET,
+    max_events=SpanLimits.UNSET,
+    max_links=SpanLimits.UNSET,
+    max_span_attributes=SpanLimits.UNSET,
+    max_event_attributes=SpanLimits.UNSET,
+    max_link_attributes=SpanLimits.UNSET,
+    max_attribute_length=SpanLimits.UNSET,
+    max_span_attribute_length=SpanLimits.UNSET,
+)
+
+
+class Telemetry:
+    """Tracing of one process. Build it with `start`. Every method may be called from any thread; those that wait say so."""
+
+    def __init__(self, *, otlp_endpoint: str, token: str = "", service_name: str) -> None:
+        os.environ.pop("OTEL_SDK_DISABLED", None)  # meant for the user's own telemetry; a proxy that records nothing is of no use
+        self._ledger = Ledger()
+        self._provider = TracerProvider(
+            sampler=ALWAYS_ON, resource=Resource.create({SERVICE_NAME: service_name}), shutdown_on_exit=False, span_limits=_UNLIMITED
+        )
+        self._processor = AttemptProcessor(self._ledger, on_idle=lambda key: self._sealer.idle(key))
+
+        def exporter() -> OtlpExporter:
+            return OtlpExporter(otlp_endpoint, token)
+
+        self._export = ExportProcessor(
+            exporter(),
+            rebuild=exporter,
+            takes=lambda span: is_own(self._ledger, span),
+            on_dropped=lambda spans: count_dropped(self._ledger, spans),
+        )
+        self._sealer = Sealer(self._ledger, self._provider, self._flush)
+        self._provider.add_span_processor(self._processor)
+        self._provider.add_span_processor(self._export)
+        self._shut = threading.Lock()
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    @classmethod
+    def start(cls, *, otlp_endpoint: str, token: str = "", service_name: str, instrument: Sequence[str] = ()) -> Telemetry:
+        """Trace this process to `otlp_endpoint` (host:port, gRPC), as the global tracer provider.
+
+        `instrument` names instrumentations to switch on ("openai", "httpx", …); one whose library is not installed is left out. Raises
+        SettingsError for an instrumentation that is not installed.
+        """
+        telemetry = cls(otlp_endpoint=otlp_endpoint, token=token, service_name=service_name)
+        trace.set_tracer_provider(telemetry._provider)
+        ensure_propagators()
+        for name in dict.fromkeys(each for asked in instrument for each in _ALSO.get(asked, (asked,))):
+            found = next(iter(entry_points(group="opentelemetry_instrumentor", name=name)), None)
+            if found is None:
+                raise SettingsError(f"no OpenTelemetry instrumentation {name!r} is installed: install opentelemetry-instrumentation-{name}")
+            instrumentor = found.load()()
+            if get_dependency_conflicts(instrumentor.instrumentation_dependencies()) is None:
+                instrumentor.instrument()
+        atexit.register(telemetry.shutdown)
+        return telemetry
+
+    @property
+    def marker(self) -> str:
+        """The marker that an attempt gets which this process sees for the first time now."""
+        return self._ledger.marker
+
+    def tracer(self, name: str) -> Tracer:
+        """A tracer of this process's provider."""
+        return self._provider.get_tracer(name)
+
+    def attempt_span(self, rollout_id: str, attempt_id: str) -> str:
+        """Export the attempt's root span and wait for the ack; its traceparent. Raises UnavailableError."""
+        return self.attempt_spans([(rollout_id, attempt_id)])[0]
+
+    def attempt_spans(self, keys: Sequence[Key]) -> list[str]:
+        """The same for many attempts, in one export. Concurrent calls share exports."""
+        traceparents: list[str] = []
+        now = time.time_ns()
+        tracer = self.tracer(TRACER_NAME)
+        for rollout_id, attempt_id in keys:
+            ids = {semconv.ROLLOUT_ID: rollout_id, semconv.ATTEMPT_ID: attempt_id}
+            span = tracer.start_span(semconv.SPAN_ATTEMPT, Context(), attributes=ids, start_time=now)
+            span.end(now)
+            traceparents.append(format_traceparent(span.get_span_context()))
+        if not self._flush(ACK_SECONDS):
+            raise UnavailableError(
+                f"the collector did not take the attempt span of {_some(keys)} within {ACK_SECONDS:.0f} s: is it running?"
+            )
+        return traceparents
+
+    def seal(self, keys: Sequence[Key], *, timeout_seconds: float = 10.0) -> dict[Key, dict[str, int]]:
+        """Seal these attempts and flush once; {key: {marker: spans ended}}, empty for one that this process made no span of.
+
+        Raises UnavailableError where the flush fails: not all spans are known to be stored.
+        """
+        return {key: {count.marker: count.spans} for key, count in self.seal_counts(keys, timeout_seconds=timeout_seconds).items()} | {
+            key: {} for key in keys if self._ledger.count(key) is None
+        }
+
+    def seal_counts(self, keys: Sequence[Key], *, timeout_seconds: float = 10.0) -> dict[Key, Count]:
+        """`seal` with what was dropped; attempts that this process made no span of are left out."""
+        counts, acked = self._sealer.seal(keys, timeout_seconds=timeout_seconds)
+        if not acked:
+            raise UnavailableError(f"the collector did not take the spans of {_some(keys)} within {timeout_seconds:.0f} s: is it running?")
+        return counts
+
+    def forget(self, rollout_id: str, attempt_id: str) -> None:
+        """Drop an attempt's counts; should it come back, it gets a new marker."""
+        self._ledger.forget((rollout_id, attempt_id))
+
+    def shutdown(self, timeout_seconds: float = 10.0) -> None:
+        """Seal all, flush, close. A second call does nothing."""
+        if not self._shut.acquire(blocking=False):
+            return
+        self._sealer.seal_all(timeout_seconds)
+        self._export.shutdown(0.0)
+
+    def _flush(self, timeout_seconds: float) -> bool:
+        return self._export.force_flush(int(timeout_seconds * 1000))
+
+    def _after_fork(self) -> None:
+        self._ledger.after_fork()
+        self._processor.after_fork()
+        self._sealer.after_fork()
+
+
+def _some(keys: Sequence[Key]) -> str:
+    names = ", ".join(f"{rollout_id}/{attempt_id}" for rollout_id, attempt_id in keys[:3])
+    return names if len(keys) <= 3 else f"{names} and {len(keys) - 3} more"
