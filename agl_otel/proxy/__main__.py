@@ -1,0 +1,98 @@
+"""`python -m agl_otel.proxy`: the gateway as a service. SIGTERM and SIGINT: no new calls, those under way end, seal, flush, exit code 0."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from typing import Final
+
+from aiohttp import web
+
+from agl_otel.errors import AglError, InUseError
+from agl_otel.instrumentation.setup import Telemetry
+from agl_otel.proxy.app import Proxy
+from agl_otel.proxy.upstream import QueueUpstreams
+from agl_otel.queue.client import QueueClient
+from agl_otel.settings import Settings
+
+DRAIN_SECONDS: Final = 10.0
+ANNOUNCE_RETRY_SECONDS: Final = 1.0
+SWITCH_INTERVAL_SECONDS: Final = 0.0005  # the export thread would hold a call up for the default 5 ms
+logger = logging.getLogger("agl_otel.proxy")
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until a signal comes. Raises InUseError where the port is taken."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    token = settings.token.get_secret_value()
+    url = f"http://{settings.host}:{settings.proxy_port}"
+    async with QueueClient(settings.store.removeprefix("http://") or f"{settings.host}:{settings.queue_port}", token=token) as queue:
+        telemetry = Telemetry.start(otlp_endpoint=await _collector(queue, settings), token=token, service_name="agl-otel-proxy")
+        upstreams = QueueUpstreams(
+            queue, fallback_url=settings.upstream_url, fallback_key=settings.upstream_key.get_secret_value(), own_urls=[url]
+        )
+        runner = web.AppRunner(
+            Proxy(upstreams, telemetry, token=token).app(), handler_cancellation=True, access_log=None, shutdown_timeout=DRAIN_SECONDS
+        )
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, settings.host, settings.proxy_port, backlog=1024).start()
+        except OSError as error:
+            await runner.cleanup()
+            raise InUseError(
+                f"cannot listen on {settings.host}:{settings.proxy_port} ({os.strerror(error.errno or 0)}): set AGL_PROXY_PORT"
+            ) from None
+        announcing = asyncio.create_task(_announce(queue, url))
+        logger.info("the proxy serves on %s", url)
+        await stop.wait()
+        announcing.cancel()
+        await runner.cleanup()
+        await asyncio.to_thread(telemetry.shutdown)
+        await _leave(queue, url)
+
+
+async def _collector(queue: QueueClient, settings: Settings) -> str:
+    """host:port of the collector's gRPC: the stack's, where `store` names one, else the local one."""
+    found = (await queue.describe()).collector_grpc if settings.store else None
+    return found or f"{settings.host}:{settings.otlp_grpc_port}"
+
+
+async def _announce(queue: QueueClient, url: str) -> None:
+    """Tell the queue where the proxy is, as soon as the queue is there."""
+    while True:
+        try:
+            await queue.announce("proxy", url, {"proxy": url})
+            return
+        except AglError as error:
+            logger.warning("the queue does not take the proxy's address yet: %s", error)
+            await asyncio.sleep(ANNOUNCE_RETRY_SECONDS)
+
+
+async def _leave(queue: QueueClient, url: str) -> None:
+    try:
+        async with asyncio.timeout(2.0):
+            await queue.announce("proxy", url, {"proxy": url}, gone=True)
+    except (AglError, TimeoutError) as error:
+        logger.warning("the queue was not told that the proxy has gone: %s", error)
+
+
+def main() -> int:
+    """Run the service with the settings of the environment; the exit code is 0, or 1 with a message on stderr."""
+    try:
+        settings = Settings.load()
+        logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+        asyncio.run(serve(settings))
+    except AglError as error:
+        print(f"agl-otel proxy: {error}", file=sys.stderr)  # noqa: T201  # a message for the person who started it
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
