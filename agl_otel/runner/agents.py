@@ -1,0 +1,10 @@
+"""The agents a runner can run, by the names that users import."""
+
+from __future__ import annotations
+
+from agl_otel.runner.command import CommandAgent
+from agl_otel.runner.function import FunctionAgent
+from agl_otel.runner.job import Agent, Grader, Job
+from agl_otel.runner.loading import load_function
+
+__all__ = ["Agent", "CommandAgent", "FunctionAgent", "Grader", "Job", "load_function"]

@@ -1,0 +1,200 @@
+"""What happens when attempts end: close them at the proxies, seal and flush, store what was printed, complete them in the queue.
+
+Endings go in batches, as in group commit: while one batch is under way the next gathers, and takes whatever waits; there is no fixed
+sleep. So a slow disk makes batches larger, not the queue of endings longer. A result is given up only when the runner is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import aiohttp
+
+from agl_otel.errors import AglError, FencedError, UnavailableError
+from agl_otel.instrumentation import Telemetry
+from agl_otel.queue.client import AttemptUpdate, QueueClient
+from agl_otel.runner.job import Job
+from agl_otel.runner.output import LogExporter, Printed
+from agl_otel.types import AttemptStatus
+
+CLOSE_TIMEOUT_SECONDS: Final = 10.0  # a proxy flushes to the collector before it answers
+CLOSE_TRIES: Final = 3
+SEAL_RETRY_SECONDS: Final = 30.0  # how long a collector may be away before attempts fail because their rewards cannot be stored
+_BACKOFF_SECONDS: Final = (0.1, 5.0)
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+Key = tuple[str, str]
+Seals = dict[Key, dict[str, int]]
+
+
+@dataclass(slots=True)
+class Ended:
+    """An attempt whose agent has ended."""
+
+    job: Job
+    status: AttemptStatus
+    error: str | None = None
+    report: bool = True
+    """Whether the queue waits for it; not where it ended the attempt itself (cancelled, timed out, superseded)."""
+    seconds: float = 0.0
+    """How long the agent ran."""
+
+
+@dataclass(slots=True)
+class Endings:
+    """The pipeline. `run` is one task for the runner's life; `put` never waits."""
+
+    queue: QueueClient
+    telemetry: Telemetry
+    logs: LogExporter
+    proxies: Callable[[], Sequence[str]]
+    """The http address of every proxy, as `describe` names them."""
+    counts: Counter[str]
+    on_ended: Callable[[Ended], None]
+    """Called when an attempt is done with: completed, or given up."""
+    token: str = field(default="", repr=False)
+    pending: dict[str, Ended] = field(default_factory=dict[str, Ended])
+    """What has ended and is not completed yet, by attempt id: heartbeats go on for these."""
+    _waiting: list[Ended] = field(default_factory=list[Ended])
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, ended: Ended) -> None:
+        """Take an attempt that has ended."""
+        self.pending[ended.job.attempt_id] = ended
+        self._waiting.append(ended)
+        self._idle.clear()
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Bring attempts to their end until cancelled."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CLOSE_TIMEOUT_SECONDS)) as session:
+            while True:
+                if not self._waiting:
+                    self._idle.set()
+                await self._arrived.wait()
+                self._arrived.clear()
+                batch, self._waiting = self._waiting, []
+                try:
+                    await self._end(session, batch)
+                except Exception:  # noqa: BLE001 - the boundary: one bad ending never stops the runner
+                    self.counts["ending_errors"] += 1
+                    _log.exception("attempts %s could not be completed", [ended.job.attempt_id for ended in batch])
+                for ended in batch:
+                    self.pending.pop(ended.job.attempt_id, None)
+                    self.on_ended(ended)
+
+    async def drained(self) -> None:
+        """Wait until everything that was put is done with."""
+        if self.pending:
+            await self._idle.wait()
+
+    async def _end(self, session: aiohttp.ClientSession, batch: Sequence[Ended]) -> None:
+        keys = [ended.job.key for ended in batch]
+        by_proxies, own, _ = await asyncio.gather(self._close(session, keys), self._seal(keys), self._store_output(batch))
+        if own is None:
+            for ended in batch:
+                if ended.status == "succeeded":
+                    ended.status, ended.error = "failed", "its reward and spans could not be stored: the collector is away"
+        seals = {key: {**by_proxies.get(key, {}), **(own or {}).get(key, {})} for key in keys}
+        updates = [_update(e, seals[e.job.key]) for e in batch if e.report]
+        await self._complete(updates)
+        for key in keys:
+            self.telemetry.forget(*key)
+
+    async def _close(self, session: aiohttp.ClientSession, keys: Sequence[Key]) -> Seals:
+        """Close the attempts at every proxy; {key: {marker: spans}}. One that stays away is counted, and the verdict will show it."""
+        seals: Seals = {}
+        for counts in await asyncio.gather(*(self._close_at(session, proxy, keys) for proxy in self.proxies())):
+            for key, (marker, spans) in zip(keys, counts, strict=False):
+                if spans:
+                    seals.setdefault(key, {})[marker] = spans
+        return seals
+
+    async def _close_at(self, session: aiohttp.ClientSession, proxy: str, keys: Sequence[Key]) -> list[tuple[str, int]]:
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+        async def close() -> list[tuple[str, int]]:
+            try:
+                async with session.post(f"{proxy.rstrip('/')}/close", json={"attempts": keys}, headers=headers) as response:
+                    response.raise_for_status()
+                    answer = await response.json()
+                    spans = [int(count) for count in answer["spans"]]
+                    return list(zip(answer.get("markers") or [answer["marker"]] * len(spans), spans, strict=True))
+            except (aiohttp.ClientError, TimeoutError, OSError, KeyError, ValueError) as error:
+                raise UnavailableError(f"proxy {proxy} did not close {len(keys)} attempts: {error!r}") from error
+
+        try:
+            return await persist(close, tries=CLOSE_TRIES)
+        except UnavailableError as error:
+            self.counts["close_errors"] += 1
+            _log.warning("%s; they may count as incomplete", error)
+            return []
+
+    async def _seal(self, keys: Sequence[Key]) -> Seals | None:
+        """Seal and flush what this process ended for the attempts; None where the collector stayed away."""
+        try:
+            return await persist(lambda: asyncio.to_thread(self.telemetry.seal, keys), seconds=SEAL_RETRY_SECONDS)
+        except UnavailableError as error:
+            self.counts["seal_errors"] += 1
+            _log.error("%d attempts fail because their spans could not be stored: %s", len(keys), error)
+            return None
+
+    async def _store_output(self, batch: Sequence[Ended]) -> None:
+        printed = [Printed(*e.job.key, e.job.traceparent, e.job.captures) for e in batch if e.job.captures]
+        if not printed:
+            return
+        try:
+            await persist(lambda: self.logs.export(printed), tries=CLOSE_TRIES)
+        except AglError as error:
+            self.counts["output_errors"] += 1
+            _log.warning("the output of %d attempts was not stored: %s", len(printed), error)
+
+    async def _complete(self, updates: Sequence[AttemptUpdate]) -> None:
+        """Tell the queue; where it refuses a batch, each alone. A queue that is away is asked until it is back."""
+        if not updates:
+            return
+        try:
+            await persist(lambda: self.queue.update_attempts(updates))
+        except AglError as error:
+            if len(updates) > 1:
+                for update in updates:
+                    await self._complete([update])
+                return
+            self.counts["fenced" if isinstance(error, FencedError) else "refused"] += 1
+            _log.warning("the result of attempt %s was dropped: %s", updates[0].attempt_id, error)
+
+
+def _update(ended: Ended, seals: dict[str, int]) -> AttemptUpdate:
+    return AttemptUpdate(
+        rollout_id=ended.job.rollout_id,
+        attempt_id=ended.job.attempt_id,
+        status=ended.status,
+        seals=seals,
+        error=ended.error,
+        token=ended.job.rollout.token,
+    )
+
+
+async def persist(ask: Callable[[], Awaitable[T]], *, tries: int | None = None, seconds: float | None = None) -> T:
+    """Ask until it works: UnavailableError is tried again, with jitter, `tries` times or for `seconds` (both None: for ever)."""
+    loop = asyncio.get_running_loop()
+    started, failed = loop.time(), 0
+    pause, longest = _BACKOFF_SECONDS
+    while True:
+        try:
+            return await ask()
+        except UnavailableError as error:
+            failed += 1
+            if (tries is not None and failed >= tries) or (seconds is not None and loop.time() - started > seconds):
+                raise
+            if failed == 1:
+                _log.info("trying again: %s", error)
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(2 * pause, longest)

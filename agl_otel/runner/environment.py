@@ -1,0 +1,191 @@
+"""The environment of an agent's process: contracts.md §1, row by row. Pure: plain data in, plain data out.
+
+An unmodified agent finds its model, its task and the place its telemetry goes to in variables that SDKs read anyway.
+What the user set is kept where both can live together; where only one can (endpoint, headers, sampler) ours wins, because
+spans that go elsewhere cannot be trained on. The key of a real provider never gets here: the proxy adds it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+from agl_otel import semconv
+from agl_otel.types import LLM, AttemptedRollout, Describe, NamedResources, PromptTemplate, ProxyLLM, routed_base_url
+
+DUMMY_API_KEY: Final = "agl-otel"
+"""SDKs refuse to start without a key; the proxy replaces it."""
+PROTOCOLS: Final = ("http/protobuf", "grpc")
+"""OTLP protocols that the collector speaks; the first is the one every SDK has."""
+
+_OTLP: Final = "OTEL_EXPORTER_OTLP_"
+_CLEARED_PREFIXES: Final = (f"{_OTLP}TRACES_", f"{_OTLP}LOGS_")
+_CLEARED: Final = (
+    *("OTEL_SDK_DISABLED", "OTEL_TRACES_SAMPLER_ARG", "TRACESTATE", "ANTHROPIC_AUTH_TOKEN"),
+    *("AGL_TOKEN", "AGL_UPSTREAM_KEY", "AGL_FORWARD_HEADERS", "AGL_QUEUE_URL", "AGL_CLICKHOUSE_URL"),  # the stack's secrets
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where an agent finds the stack."""
+
+    collector_grpc: str
+    """host:port."""
+    collector_http: str
+    """http://host:port, without a path."""
+    proxy: str | None = None
+    """http://host:port, without a path; None: model calls go straight to the resource's endpoint."""
+
+    @classmethod
+    def of(cls, describe: Describe) -> Addresses | None:
+        """The addresses in what `describe` answers; None while no collector is up."""
+        if describe.collector_grpc is None or describe.collector_http is None:
+            return None
+        return cls(describe.collector_grpc, describe.collector_http.rstrip("/"), describe.proxy.rstrip("/") if describe.proxy else None)
+
+
+def first_llm(resources: NamedResources) -> LLM | ProxyLLM | None:
+    """The first LLM among the resources, which is the one that the proxy forwards to."""
+    return next((r for r in resources.values() if isinstance(r, (LLM, ProxyLLM))), None)
+
+
+def routed_llm(llm: LLM | ProxyLLM, rollout_id: str, attempt_id: str, proxy: str | None) -> LLM:
+    """`llm` as the agent sees it: through the proxy under the attempt's own path and without the provider's key.
+
+    Without a proxy the resource's own endpoint and key (a ProxyLLM's endpoint is routed).
+    """
+    if proxy is not None:
+        endpoint, key = routed_base_url(f"{proxy}/v1", rollout_id, attempt_id), DUMMY_API_KEY
+    else:
+        endpoint = llm.get_base_url(rollout_id, attempt_id)
+        key = llm.api_key or DUMMY_API_KEY
+    return LLM(endpoint=endpoint, model=llm.model, api_key=key, sampling_parameters=llm.sampling_parameters)
+
+
+def agent_resources(resources: NamedResources, rollout_id: str, attempt_id: str, proxy: str | None) -> NamedResources:
+    """The resources as the agent sees them: the first LLM routed, the keys of the others withheld where there is a proxy."""
+    first = first_llm(resources)
+    seen: NamedResources = {}
+    for name, resource in resources.items():
+        if isinstance(resource, PromptTemplate):
+            seen[name] = resource
+        elif resource is first:
+            seen[name] = routed_llm(resource, rollout_id, attempt_id, proxy)
+        else:
+            seen[name] = resource.model_copy(update={"api_key": None}) if proxy is not None else resource
+    return seen
+
+
+def process_environment(
+    base: Mapping[str, str],
+    rollout: AttemptedRollout,
+    resources: NamedResources,
+    addresses: Addresses,
+    *,
+    traceparent: str,
+    token: str = "",
+) -> dict[str, str]:
+    """The environment of the process of one attempt.
+
+    `base` is what the user runs with; `resources` are the rollout's own, as the queue has them; `traceparent` names the attempt's
+    root span; `token` is what the collector asks for (empty: nothing).
+    """
+    rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
+    ids = {semconv.ROLLOUT_ID: rollout_id, semconv.ATTEMPT_ID: attempt_id}
+    seen = agent_resources(resources, rollout_id, attempt_id, addresses.proxy)
+    env = telemetry_environment(base, addresses, token=token)
+    env |= {
+        semconv.ENV_ROLLOUT_ID: rollout_id,
+        semconv.ENV_ATTEMPT_ID: attempt_id,
+        semconv.ENV_TASK: json.dumps(rollout.input),
+        semconv.ENV_RESOURCES: json.dumps({name: resource.model_dump(exclude_none=True) for name, resource in seen.items()}),
+        "OTEL_RESOURCE_ATTRIBUTES": merged_members(base.get("OTEL_RESOURCE_ATTRIBUTES", ""), ids),
+        "BAGGAGE": merged_members(base.get("BAGGAGE", ""), ids),
+        "TRACEPARENT": traceparent,
+    }
+    llm = first_llm(resources)
+    if llm is not None:
+        routed = routed_llm(llm, rollout_id, attempt_id, addresses.proxy)
+        env |= llm_environment(routed, anthropic=addresses.proxy and routed_base_url(addresses.proxy, rollout_id, attempt_id))
+    return env
+
+
+def llm_environment(llm: LLM, *, anthropic: str | None = None) -> dict[str, str]:
+    """Where SDKs find the model. `anthropic` is the base URL of the Anthropic protocol, where somebody speaks it."""
+    env = {
+        "OPENAI_BASE_URL": llm.endpoint,
+        "OPENAI_API_BASE": llm.endpoint,
+        "OPENAI_API_KEY": llm.api_key or DUMMY_API_KEY,
+    }
+    if llm.model:  # empty: whatever the agent asks for
+        env["OPENAI_MODEL"] = llm.model
+    if anthropic:
+        env |= {"ANTHROPIC_BASE_URL": anthropic, "ANTHROPIC_API_KEY": DUMMY_API_KEY}
+    return env
+
+
+def shared_environment(base: Mapping[str, str], addresses: Addresses) -> dict[str, str]:
+    """What a process that runs many attempts at once (function agents) sets, once: the proxy without ids, which baggage carries.
+
+    Returns only the variables to set; a key that the user has stays, for it may be meant for somebody else.
+    """
+    if addresses.proxy is None:
+        return {}
+    url = f"{addresses.proxy}/v1"
+    env = {"OPENAI_BASE_URL": url, "OPENAI_API_BASE": url, "ANTHROPIC_BASE_URL": addresses.proxy}
+    return env | {name: DUMMY_API_KEY for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY") if not base.get(name)}
+
+
+def telemetry_environment(base: Mapping[str, str], addresses: Addresses, *, token: str = "") -> dict[str, str]:
+    """`base` with all that decides where traces and logs go: to the collector, every span, whatever the user's own set-up is.
+
+    The user's OTLP metrics keep going where they went: the collector takes none.
+    """
+    env = {name: value for name, value in base.items() if name not in _CLEARED and not name.startswith(_CLEARED_PREFIXES)}
+    env |= _users_metrics(base)
+    protocol = base.get(f"{_OTLP}PROTOCOL", "")
+    protocol = protocol if protocol in PROTOCOLS else PROTOCOLS[0]  # the user's, because its exporter is installed there
+    env |= {
+        f"{_OTLP}ENDPOINT": f"http://{addresses.collector_grpc}" if protocol == "grpc" else addresses.collector_http,
+        f"{_OTLP}PROTOCOL": protocol,
+        "OTEL_TRACES_SAMPLER": "always_on",
+        "OTEL_TRACES_EXPORTER": with_otlp(base.get("OTEL_TRACES_EXPORTER", "")),
+        "OTEL_LOGS_EXPORTER": with_otlp(base.get("OTEL_LOGS_EXPORTER", "")),
+    }
+    env.setdefault("OTEL_METRICS_EXPORTER", "none")
+    env.pop(f"{_OTLP}HEADERS", None)
+    if token:
+        env[f"{_OTLP}HEADERS"] = f"authorization={quote(f'Bearer {token}', safe='')}"
+    return env
+
+
+def with_otlp(exporters: str) -> str:
+    """The comma-separated exporters with `otlp` among them; `none` cannot stay beside it."""
+    names = [name for name in (part.strip() for part in exporters.split(",")) if name and name != "none"]
+    return ",".join(names if any(name.startswith("otlp") for name in names) else [*names, "otlp"])
+
+
+def merged_members(text: str, ours: Mapping[str, str]) -> str:
+    """A `key=value,…` list (resource attributes, W3C baggage) with ours in it, percent-encoded; the user's others stay as they are."""
+    return ",".join([*_without(text, ours), *(f"{key}={quote(value, safe=':')}" for key, value in ours.items())])
+
+
+def _without(text: str, keys: Iterable[str]) -> list[str]:
+    return [member.strip() for member in text.split(",") if member.strip() and member.split("=", 1)[0].strip() not in keys]
+
+
+def _users_metrics(base: Mapping[str, str]) -> dict[str, str]:
+    """The metrics-specific variables that keep the user's OTLP metrics, and no token of ours, going to the user's endpoint."""
+    if "otlp" not in base.get("OTEL_METRICS_EXPORTER", ""):
+        return {}
+    endpoint, protocol = base.get(f"{_OTLP}ENDPOINT"), base.get(f"{_OTLP}PROTOCOL")
+    env = {f"{_OTLP}METRICS_HEADERS": base.get(f"{_OTLP}METRICS_HEADERS", base.get(f"{_OTLP}HEADERS", ""))}
+    if endpoint is not None and f"{_OTLP}METRICS_ENDPOINT" not in base:
+        env[f"{_OTLP}METRICS_ENDPOINT"] = endpoint if protocol == "grpc" else f"{endpoint.rstrip('/')}/v1/metrics"
+    if protocol is not None and f"{_OTLP}METRICS_PROTOCOL" not in base:
+        env[f"{_OTLP}METRICS_PROTOCOL"] = protocol
+    return env

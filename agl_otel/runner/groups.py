@@ -1,0 +1,68 @@
+"""Process groups of agents: ending one for sure, and all of them at once when the runner itself is told to go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+_POLL_SECONDS: Final = (0.005, 0.2)  # from, to: the kernel tells nobody when a group is empty
+_live: set[int] = set()
+
+
+def register(group: int) -> None:
+    """Have `kill_all` know the group."""
+    _live.add(group)
+
+
+async def end_group(process: asyncio.subprocess.Process, grace_seconds: float) -> None:
+    """End what is left of the process group that `process` leads: SIGTERM, after `grace_seconds` SIGKILL. Returns when all are gone."""
+    try:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if not _signal(process.pid, number) or await _gone(process.pid, grace_seconds):
+                break
+        await process.wait()
+    finally:
+        _live.discard(process.pid)
+
+
+def kill_all() -> None:
+    """End every registered group at once."""
+    for group in list(_live):
+        _signal(group, signal.SIGKILL)
+
+
+def is_alive(group: int) -> bool:
+    """Whether a process of the group still runs. Zombies do not count: where nobody reaps orphans they stay for ever."""
+    if not _signal(group, 0):
+        return False
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, member_of = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            if member_of == str(group) and state not in "ZX":
+                return True
+    return False
+
+
+async def _gone(group: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    pause, longest = _POLL_SECONDS
+    while is_alive(group):
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, longest)
+    return True
+
+
+def _signal(group: int, number: int) -> bool:
+    """Signal the group; whether there was somebody in it."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

@@ -1,0 +1,130 @@
+"""A runner as a process: connect to a stack, run, stop in order on SIGTERM or Ctrl+C. What `python -m` and `agl-otel runner` call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from agl_otel.errors import UnavailableError, UsageError
+from agl_otel.instrumentation import Telemetry
+from agl_otel.queue.client import QueueClient
+from agl_otel.runner import groups
+from agl_otel.runner.ending import persist
+from agl_otel.runner.environment import Addresses, shared_environment
+from agl_otel.runner.job import Agent
+from agl_otel.runner.runner import FIND_STACK_SECONDS, GRACE_SECONDS, HEARTBEAT_SECONDS, Runner
+from agl_otel.runner.running import RunnerEvent
+from agl_otel.settings import Settings
+from agl_otel.store import Store
+from agl_otel.types import RolloutMode
+
+SERVICE_NAME: Final = "agl-runner"
+PROXY_SECONDS: Final = 5.0
+_CHECKED_TASKS: Final = 100
+_log = logging.getLogger(__name__)
+
+
+async def run_runner(
+    agent: Agent | Callable[[], Agent],
+    *,
+    store: str = "",
+    token: str = "",
+    concurrency: int = 8,
+    max_rollouts: int | None = None,
+    modes: Sequence[RolloutMode] = (),
+    worker_id: str | None = None,
+    heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    grace_seconds: float = GRACE_SECONDS,
+    on_event: Callable[[RunnerEvent], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> Counter[str]:
+    """Run `agent` against the stack at `store` (empty: AGL_STORE, else the queue of the settings) until told to stop.
+
+    An agent that is given as a function that makes it is made when this process's environment names the stack: user code that builds
+    its clients at import time finds the proxy, too.
+    Where `stop` is None, SIGTERM and SIGINT stop it in order, and a second one at once. Returns Runner.counts.
+    Raises UsageError where no waiting rollout can be run by this agent, UnavailableError where no stack answers.
+    """
+    settings = Settings.load()
+    token = token or settings.token.get_secret_value()
+    address = store or settings.store or f"{settings.host}:{settings.queue_port}"
+    if stop is None:
+        stop = asyncio.Event()
+        stop_on_signals(stop)
+    connected = await persist(lambda: Store.connect(address, token=token), seconds=FIND_STACK_SECONDS)
+    async with connected:
+        addresses = await find_stack(connected.queue)
+        if not isinstance(agent, Agent):
+            os.environ.update(shared_environment(os.environ, addresses))
+            agent = agent()
+        await check_waiting_tasks(agent, connected.queue, modes)
+        telemetry = Telemetry.start(
+            otlp_endpoint=addresses.collector_grpc, token=token, service_name=SERVICE_NAME, instrument=agent.instrument
+        )
+        runner = Runner(
+            connected.queue, telemetry, agent, concurrency=concurrency, worker_id=worker_id, heartbeat_seconds=heartbeat_seconds,
+            modes=modes, max_rollouts=max_rollouts, on_event=on_event, token=token, grace_seconds=grace_seconds,
+        )  # fmt: skip
+        _log.info("runner %s: %d places, store %s", runner.worker_id, concurrency, address)
+        try:
+            return await runner.run(stop)
+        finally:
+            await asyncio.to_thread(telemetry.shutdown)
+
+
+async def check_waiting_tasks(agent: Agent, queue: QueueClient, modes: Sequence[RolloutMode]) -> None:
+    """Before anything is claimed: raise UsageError where rollouts wait and this agent can run none of them."""
+    waiting = await queue.query_rollouts(status_in=["queuing", "requeuing"], mode_in=list(modes) or None, limit=_CHECKED_TASKS)
+    problem: UsageError | None = None
+    for rollout in waiting:
+        try:
+            return agent.check(rollout.input)
+        except UsageError as error:
+            problem = problem or error
+    if problem is not None:
+        raise problem
+    return None
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    """Set `stop` on the first SIGTERM or SIGINT; on the second end all agents and this process at once."""
+    loop = asyncio.get_running_loop()
+
+    def received(number: int) -> None:
+        if stop.is_set():
+            groups.kill_all()
+            os._exit(128 + number)
+        _log.info("%s: finishing what runs; once more ends it at once", signal.Signals(number).name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, received, number)
+
+
+async def find_stack(queue: QueueClient) -> Addresses:
+    """Where the stack is. A proxy that is starting is waited for, for some seconds: it may also be that there is none.
+
+    Raises UnavailableError where there is no collector.
+    """
+
+    async def found() -> Addresses:
+        addresses = Addresses.of(await queue.describe())
+        if addresses is None:
+            raise UnavailableError("the stack has no collector: start it with `agl-otel up`")
+        return addresses
+
+    async def with_proxy() -> Addresses:
+        addresses = await found()
+        if addresses.proxy is None:
+            raise UnavailableError("the stack has no proxy")
+        return addresses
+
+    try:
+        return await persist(with_proxy, seconds=PROXY_SECONDS)
+    except UnavailableError:
+        return await persist(found, seconds=FIND_STACK_SECONDS)

@@ -1,0 +1,297 @@
+"""The runner: claims rollouts, has an agent run each, brings them to their end.
+
+    claimed = queue.claim(free places)           # long poll
+    telemetry.attempt_spans(claimed)             # one export, acked: every trace is known before its agent starts
+    agent.run(job) for each, at once
+    endings: close, seal, complete               # ending.py, in batches
+
+A bad rollout is data about that rollout; it never stops the runner. A place is free again as soon as its agent has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from agl_otel.errors import AgentError, AglError, UnavailableError, UsageError
+from agl_otel.instrumentation import Telemetry
+from agl_otel.queue.client import QueueClient
+from agl_otel.runner.ending import Ended, Endings, persist
+from agl_otel.runner.environment import Addresses
+from agl_otel.runner.job import Agent, Job
+from agl_otel.runner.output import LogExporter
+from agl_otel.runner.running import Run, RunnerEvent, outcome_of
+from agl_otel.types import AttemptedRollout, Describe, NamedResources, RolloutMode
+
+HEARTBEAT_SECONDS: Final = 5.0  # a cancellation reaches the agent at most this late
+CLAIM_WAIT_SECONDS: Final = 20.0  # one long poll
+CLAIM_RETRY_SECONDS: Final = 1.0
+GRACE_SECONDS: Final = 30.0  # for what runs, when the runner is told to stop
+START_RETRY_SECONDS: Final = 60.0  # how long the collector or queue may be away before claimed attempts fail
+FIND_STACK_SECONDS: Final = 60.0
+_RESOURCES_KEPT: Final = 256
+_log = logging.getLogger(__name__)
+
+
+class Runner:
+    """Runs `agent` for the rollouts of `queue`, up to `concurrency` at once.
+
+    Args:
+        queue: client of the stack's queue; stays open.
+        telemetry: of this process; stays open.
+        agent: what to run (agents.py).
+        worker_id: who claims; None makes one of host, process and chance.
+        heartbeat_seconds: how often the queue hears from us, and we of cancellations; 0 or below: never.
+        modes: only rollouts of these modes; empty: all.
+        max_rollouts: stop after so many were claimed; None: never.
+        on_event: called in the event loop when an attempt starts and when it is done with.
+        token: what collector and proxy ask for.
+        grace_seconds: how long what runs may go on after `stop`.
+    """
+
+    def __init__(
+        self,
+        queue: QueueClient,
+        telemetry: Telemetry,
+        agent: Agent,
+        *,
+        concurrency: int = 8,
+        worker_id: str | None = None,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        modes: Sequence[RolloutMode] = (),
+        max_rollouts: int | None = None,
+        on_event: Callable[[RunnerEvent], None] | None = None,
+        token: str = "",
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
+        if concurrency < 1:
+            raise UsageError(f"concurrency is {concurrency}: a runner needs at least one place")
+        self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        self.counts: Counter[str] = Counter()
+        """claimed; succeeded, failed, timeout, cancelled; fenced, abandoned, and the errors of each step."""
+        self._queue, self._telemetry, self._agent = queue, telemetry, agent
+        self._concurrency, self._modes, self._max_rollouts = concurrency, list(modes), max_rollouts
+        self._heartbeat_seconds, self._grace_seconds = heartbeat_seconds, grace_seconds
+        self._on_event, self._token = on_event, token
+        self._runs: dict[str, Run] = {}  # by attempt id, from the claim to the end of the agent
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._resources: dict[tuple[str, int | None], NamedResources] = {}
+        self._description: Describe | None = None
+        self._addresses: Addresses | None = None
+        self._endings: Endings | None = None
+
+    async def run(self, stop: asyncio.Event) -> Counter[str]:
+        """Run until `stop` is set or `max_rollouts` are done; what is running then is finished, within the grace. Returns the counts.
+
+        Cancelling this ends every agent at once. Raises UnavailableError where no stack is found.
+        """
+        addresses = await persist(self._find_stack, seconds=FIND_STACK_SECONDS)
+        self._prepare(addresses)
+        logs = LogExporter(addresses.collector_grpc, token=self._token)
+        self._endings = Endings(self._queue, self._telemetry, logs, self._proxies, self.counts, self._ended, token=self._token)
+        background = [asyncio.create_task(self._endings.run())]
+        if self._heartbeat_seconds > 0:
+            background.append(asyncio.create_task(self._heartbeats()))
+        try:
+            await self._claim_until(stop)
+            await self._finish()
+        finally:
+            for run in self._runs.values():
+                run.end("stopped")
+            for task in [*background, *self._tasks]:
+                task.cancel()
+            await asyncio.gather(*background, *self._tasks, return_exceptions=True)
+            await logs.close()
+        return self.counts
+
+    # --- claiming
+
+    async def _claim_until(self, stop: asyncio.Event) -> None:
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set() and (limit := await self._places(stopping)) > 0:
+                claimed = await self._claim(limit, stopping)
+                if stop.is_set():
+                    with contextlib.suppress(AglError):  # or the watchdog finds them
+                        await self._queue.release(claimed)
+                elif claimed:
+                    self.counts["claimed"] += len(claimed)
+                    for rollout in claimed:
+                        self._runs[rollout.attempt.attempt_id] = Run(rollout)
+                    self._spawn(self._start(claimed))
+        finally:
+            stopping.cancel()
+
+    async def _places(self, stopping: asyncio.Task[bool]) -> int:
+        """Wait for free places; how many may be claimed now. 0: no more, or time to stop."""
+        while not stopping.done():
+            left = self._concurrency if self._max_rollouts is None else self._max_rollouts - self.counts["claimed"]
+            if left <= 0:
+                return 0
+            if (free := self._concurrency - len(self._runs)) > 0:
+                return min(free, left)
+            self._changed.clear()
+            changed = asyncio.create_task(self._changed.wait())
+            await asyncio.wait({changed, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            changed.cancel()
+        return 0
+
+    async def _claim(self, limit: int, stopping: asyncio.Task[bool]) -> list[AttemptedRollout]:
+        ask = self._queue.claim(limit, worker_id=self.worker_id, wait_seconds=CLAIM_WAIT_SECONDS, modes=self._modes)
+        claim = asyncio.create_task(ask)
+        try:
+            await asyncio.wait({claim, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return claim.result() if claim.done() else []
+        except AglError as error:
+            self.counts["claim_errors"] += 1
+            _log.warning("nothing could be claimed: %s", error)
+            await asyncio.wait({stopping}, timeout=CLAIM_RETRY_SECONDS)
+            return []
+        finally:
+            claim.cancel()  # the client gives back what the queue had given already
+
+    # --- running
+
+    async def _start(self, claimed: Sequence[AttemptedRollout]) -> None:
+        """Give each claimed attempt its resources and its root span, then its agent. What fails here fails the attempts."""
+        keys = [(r.rollout_id, r.attempt.attempt_id) for r in claimed]
+        try:
+            addresses = await persist(self._find_stack, seconds=START_RETRY_SECONDS)
+            self._prepare(addresses)
+            resources = await asyncio.gather(*(self._resources_of(rollout) for rollout in claimed), return_exceptions=True)
+            parents = await persist(lambda: asyncio.to_thread(self._telemetry.attempt_spans, keys), seconds=START_RETRY_SECONDS)
+        except AglError as error:
+            for rollout in claimed:
+                self._not_started(Job(rollout, {}, Addresses("", ""), ""), error)
+            return
+        except Exception as error:  # noqa: BLE001 - the boundary: a claim that cannot be started never stops the runner
+            self.counts["start_errors"] += 1
+            _log.exception("claimed attempts could not be started")
+            for rollout in claimed:
+                self._not_started(Job(rollout, {}, Addresses("", ""), ""), error)
+            return
+        for rollout, found, parent in zip(claimed, resources, parents, strict=True):
+            job = Job(rollout, {}, addresses, parent, self._token)
+            if isinstance(found, BaseException):
+                self._not_started(job, found)
+            else:
+                job.resources = found
+                self._spawn(self._run(job))
+
+    def _prepare(self, addresses: Addresses) -> None:
+        if addresses != self._addresses:  # at first, and when the stack has moved
+            self._addresses = addresses
+            self._agent.prepare(addresses)
+
+    def _not_started(self, job: Job, error: BaseException) -> None:
+        self._end(Ended(job, "failed", f"the attempt could not be started: {error}"))
+
+    async def _run(self, job: Job) -> None:
+        """Run one attempt to its end, whatever that is."""
+        run = self._runs[job.attempt_id]
+        self._event(RunnerEvent("started", *job.key))
+        ended = await run.supervise(self._agent, job)
+        if run.abandoned:
+            self.counts["abandoned"] += 1
+        self._end(ended)
+
+    def _end(self, ended: Ended) -> None:
+        assert self._endings is not None
+        self._runs.pop(ended.job.attempt_id, None)
+        self._changed.set()
+        self._endings.put(ended)
+
+    def _ended(self, ended: Ended) -> None:
+        self.counts["cancelled" if not ended.report else ended.status] += 1
+        self._changed.set()
+        self._event(RunnerEvent("ended", *ended.job.key, outcome_of(ended), ended.error, ended.seconds))
+
+    async def _resources_of(self, rollout: AttemptedRollout) -> NamedResources:
+        if rollout.resources_id is None:
+            return {}
+        key = (rollout.resources_id, rollout.resources_version)
+        if key not in self._resources:
+            update = await persist(lambda: self._queue.get_resources(key[0], version=key[1]), seconds=START_RETRY_SECONDS)
+            if update is None:
+                raise AgentError(f"the queue has no resources {key[0]} version {key[1]}, which rollout {rollout.rollout_id} asks for")
+            while len(self._resources) >= _RESOURCES_KEPT:
+                self._resources.pop(next(iter(self._resources)))
+            self._resources[key] = update.resources
+        return self._resources[key]
+
+    # --- beside it
+
+    async def _heartbeats(self) -> None:
+        while True:
+            try:
+                await self._heartbeat()
+            except AglError as error:
+                self.counts["heartbeat_errors"] += 1
+                _log.warning("no heartbeat: %s", error)
+            except Exception:  # noqa: BLE001 - the boundary: a runner without heartbeats would lose its attempts
+                self.counts["heartbeat_errors"] += 1
+                _log.exception("no heartbeat")
+            await asyncio.sleep(self._heartbeat_seconds)
+
+    async def _heartbeat(self) -> None:
+        pending = self._endings.pending if self._endings else {}
+        stats: dict[str, Any] = {**self.counts, "running": len(self._runs), "concurrency": self._concurrency}
+        ended = await self._queue.heartbeat(self.worker_id, stats=stats, attempt_ids=[*self._runs, *pending])
+        for attempt_id in ended:
+            if attempt_id in self._runs:
+                self._runs[attempt_id].end("cancelled")
+        self._description = await self._queue.describe()
+
+    async def _find_stack(self) -> Addresses:
+        """Where the stack is. Raises UnavailableError while there is no collector."""
+        if self._description is None or self._description.collector_grpc is None:
+            self._description = await self._queue.describe()
+        addresses = Addresses.of(self._description)
+        if addresses is None:
+            raise UnavailableError(f"the queue at {self._description.queue} knows no collector: start the stack with `agl-otel up`")
+        return addresses
+
+    def _proxies(self) -> Sequence[str]:
+        return self._description.proxies if self._description else ()
+
+    async def _finish(self) -> None:
+        """Let what runs finish within the grace, end the rest, and bring all of it to its end."""
+        assert self._endings is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._grace_seconds):
+                await self._all_ended()
+        for run in list(self._runs.values()):
+            run.end("stopped")
+        try:
+            async with asyncio.timeout(self._grace_seconds):
+                await self._all_ended()
+                await self._endings.drained()
+        except TimeoutError:
+            _log.error("the runner stops with results that nobody took: attempts %s", [*self._runs, *self._endings.pending])
+
+    async def _all_ended(self) -> None:
+        while self._runs:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _event(self, event: RunnerEvent) -> None:
+        if self._on_event is None:
+            return
+        try:
+            self._on_event(event)
+        except Exception:  # noqa: BLE001 - the boundary: who watches never stops what is watched
+            self.counts["event_errors"] += 1
+            _log.exception("on_event failed")
