@@ -1,0 +1,68 @@
+"""One address is enough: the queue's gRPC address, or the web service's HTTP address, which says where the queue is."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from agl_otel.errors import UnavailableError, UsageError
+from agl_otel.settings import Settings
+from agl_otel.types import Describe
+
+DESCRIBE_PATH = "/v1/agl/describe"
+CONNECT_TIMEOUT_SECONDS = 10.0
+
+
+class Address:
+    """A stack that runs already. Empty address or token: AGL_STORE and AGL_TOKEN, read at first use."""
+
+    def __init__(self, address: str = "", token: str = "") -> None:
+        self._address = address
+        self._token = token
+
+    @property
+    def token(self) -> str:
+        """The bearer token of the stack; empty means none."""
+        return self._token or Settings.load().token.get_secret_value()
+
+    def address(self) -> str:
+        """`host:port` of the queue or `http://host:port`. Raises UsageError where there is none."""
+        address = self._address or Settings.load().store
+        if not address:
+            raise UsageError("no stack to connect to: give an address, set AGL_STORE, or start one with `agl-otel up`")
+        return address
+
+    def stop(self) -> None:
+        """Nothing: it is somebody else's."""
+
+
+async def queue_address(address: str, token: str) -> str:
+    """The queue's gRPC address behind `address`: itself, or what the web service there says. Raises UsageError, UnavailableError."""
+    malformed = UsageError(f"address {address!r} is not host:port or http://host:port")
+    if "://" not in address:
+        if address.rpartition(":")[2].isdigit():
+            return address
+        raise malformed
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise malformed
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    timeout = aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_SECONDS)
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+        try:
+            answer = await session.get(address.rstrip("/") + DESCRIBE_PATH)
+        except (TimeoutError, OSError) as error:
+            raise _away(address, error) from error
+        except aiohttp.ClientError:
+            return parts.netloc  # `http://host:4747` is also a way to write the queue's address; gRPC answers no HTTP/1
+        async with answer:
+            try:
+                answer.raise_for_status()
+                return Describe.model_validate(await answer.json()).queue
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                raise _away(address, error) from error
+
+
+def _away(address: str, error: Exception) -> UnavailableError:
+    return UnavailableError(f"no stack answers at {address}: {error}. Is `agl-otel up` running?")

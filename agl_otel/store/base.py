@@ -1,0 +1,167 @@
+"""What every part of the store stands on: connections, opened at first use, one set for each event loop that uses the store.
+
+Several `asyncio.run` calls and several threads may use one store object. A loop's connections are held by an asynchronous generator,
+which the loop closes when it ends (`loop.shutdown_asyncgens`), so nothing has to be closed by hand between two `asyncio.run` calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Final, Protocol, TypedDict, final
+
+from agl_otel.errors import UsageError
+from agl_otel.queue.client import QueueClient
+from agl_otel.store.address import queue_address
+from agl_otel.store.write import SpanWriter
+from agl_otel.traces.reader import TraceReader
+from agl_otel.types import Describe
+
+
+@final
+class Unset:
+    """The type of UNSET; there is one object of it, also after pickling."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+    def __reduce__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = Unset()
+"""An argument that was not given, where None is a value."""
+
+
+class LightningStoreCapabilities(TypedDict, total=False):
+    """What a store can do."""
+
+    thread_safe: bool
+    async_safe: bool
+    zero_copy: bool
+    """Copies of the object in other processes speak to the same data."""
+    otlp_traces: bool
+    """It takes OTLP: see `otlp_traces_endpoint`."""
+
+
+class LightningStoreStatistics(TypedDict, total=False):
+    """How much there is."""
+
+    name: str
+    total_rollouts: int
+    total_attempts: int
+    total_spans: int
+    total_resources: int
+    total_workers: int
+    uptime: float
+    rollouts_by_status: dict[str, int]
+    claimable: int
+    oldest_claimable_age_seconds: float | None
+
+
+class Source(Protocol):
+    """Where the stack is, or how to get one."""
+
+    @property
+    def token(self) -> str:
+        """The bearer token of the stack; empty means none."""
+        ...
+
+    def address(self) -> str:
+        """The stack's address; may block (see `agl_otel.store.address`). Raises UsageError, UnavailableError."""
+        ...
+
+    def stop(self) -> None:
+        """End what was started for the store; may block."""
+        ...
+
+
+@dataclass
+class Connection:
+    """The connections of one event loop."""
+
+    queue: QueueClient
+    reader: TraceReader
+    writer: SpanWriter
+    description: Describe
+
+    @classmethod
+    async def open(cls, address: str, token: str) -> Connection:
+        """Connect to the stack at `address`. Raises UsageError, UnavailableError."""
+        queue = QueueClient(await queue_address(address, token), token=token)
+        try:
+            description = await queue.describe()
+        except BaseException:
+            await queue.close()
+            raise
+        reader = TraceReader(description.clickhouse or "", collectors=description.collectors, token=token)
+        return cls(queue, reader, SpanWriter(queue, token=token), description)
+
+    async def close(self) -> None:
+        """Close all of them."""
+        await self.writer.close()
+        await self.reader.close()
+        await self.queue.close()
+
+
+class Connected:
+    """Connections to the stack at `source`, opened when they are first needed."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._closed = False
+        self._opening: dict[asyncio.AbstractEventLoop, asyncio.Task[Connection]] = {}
+        self._held: dict[asyncio.AbstractEventLoop, AsyncGenerator[Connection]] = {}
+
+    async def _open(self) -> Connection:
+        """The running loop's connections."""
+        if self._closed:
+            raise UsageError("this store is closed: make a new one")
+        loop = asyncio.get_running_loop()
+        opening = self._opening.get(loop)
+        if opening is None:
+            self._forget_closed_loops()
+            opening = self._opening[loop] = asyncio.ensure_future(self._connect(loop))
+        try:
+            return await asyncio.shield(opening)
+        finally:
+            if opening.done() and (opening.cancelled() or opening.exception() is not None):
+                self._opening.pop(loop, None)
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop) -> Connection:
+        address = await asyncio.to_thread(self._source.address)
+        self._held[loop] = held = _hold(await Connection.open(address, self._source.token))
+        return await anext(held)
+
+    def _forget_closed_loops(self) -> None:
+        for loop in [loop for loop in self._opening if loop.is_closed()]:
+            self._opening.pop(loop, None)
+            self._held.pop(loop, None)
+
+    def _now_open(self) -> Connection:
+        opening = self._opening.get(asyncio.get_running_loop())
+        if opening is None or not opening.done() or opening.cancelled() or opening.exception() is not None:
+            raise UsageError("the store has not been used in this event loop yet: `await Store.connect(…)`, or `async with store`")
+        return opening.result()
+
+    async def close(self) -> None:
+        """Close the running loop's connections and end a stack that was started for this store. Any other stack goes on.
+
+        Connections of other event loops are closed when those end.
+        """
+        self._closed = True
+        loop = asyncio.get_running_loop()
+        self._opening.pop(loop, None)
+        if (held := self._held.pop(loop, None)) is not None:
+            await held.aclose()
+        await asyncio.to_thread(self._source.stop)
+
+
+async def _hold(connection: Connection) -> AsyncGenerator[Connection]:
+    try:
+        yield connection
+    finally:
+        await connection.close()

@@ -1,0 +1,89 @@
+"""A stack of the store's own: a supervisor process (agl_otel/embedded.py) that starts at first use and ends with this process.
+
+It ends when its standard input does, so also when this process is killed. Several may run side by side: all ports are free ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from agl_otel.errors import SettingsError, UnavailableError
+from agl_otel.settings import Settings
+
+SUPERVISOR: Final = "agl_otel.embedded"
+LOG: Final = "embedded.log"
+LOG_TAIL: Final = 2000
+STOP_SECONDS: Final = 60.0  # the collector may have to flush its log
+
+
+class EmbeddedStack:
+    """The stack of `data_dir`; None means a temporary folder that is removed at the end. `services` are those of stack.py."""
+
+    def __init__(self, data_dir: Path | None = None, *, services: Sequence[str] = ("queue", "collector")) -> None:
+        self.token = Settings.load().token.get_secret_value()
+        self._data_dir = data_dir
+        self._services = tuple(services)
+        self._lock = threading.Lock()
+        self._address = ""
+        self._directory = data_dir
+        self._stop: weakref.finalize[..., EmbeddedStack] | None = None
+
+    def address(self) -> str:
+        """The queue's address; the first call starts the stack and waits until it is well. Raises UnavailableError."""
+        with self._lock:
+            if not self._address:
+                self._address = self._start()
+            return self._address
+
+    def stop(self) -> None:
+        """End the stack and wait for it; a later use starts it again."""
+        with self._lock:
+            if self._stop is not None:
+                self._stop()
+            self._stop, self._address = None, ""
+
+    def _start(self) -> str:
+        temporary = self._data_dir is None
+        directory = Path(tempfile.mkdtemp(prefix="agl-otel-")) if self._data_dir is None else self._data_dir
+        self._directory = directory
+        command = [sys.executable, "-m", SUPERVISOR, str(directory.absolute()), *self._services, *(["--discard"] if temporary else [])]
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with (directory / LOG).open("ab") as log:
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
+        except OSError as error:
+            raise SettingsError(f"data directory {directory} cannot be written: {error.strerror}") from error
+        self._stop = weakref.finalize(self, _end, process, directory if temporary else None, os.getpid())  # also at the interpreter's exit
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        answer: dict[str, str] = json.loads(said) if said else {"error": (directory / LOG).read_text()[-LOG_TAIL:]}
+        if "address" not in answer:
+            self._stop()
+            raise UnavailableError(f"the embedded stack in {directory} did not start: {answer['error']}")
+        return answer["address"]
+
+
+def _end(process: subprocess.Popen[bytes], discard: Path | None, owner: int) -> None:
+    if os.getpid() != owner:  # a fork of the process that started it
+        return
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()
+    if discard is not None:
+        shutil.rmtree(discard, ignore_errors=True)

@@ -1,0 +1,160 @@
+"""The store's part for spans and traces: what was observed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+from agl_otel.columns import Traces
+from agl_otel.errors import NotFoundError
+from agl_otel.queue.client import FilterLogic, Observation, SortOrder
+from agl_otel.store.base import Connected, Connection
+from agl_otel.store.otlp import request_of
+from agl_otel.traces.span_query import SpanQuery
+from agl_otel.types import AttemptedRollout, PaginatedResult, Rollout, Span
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+LATEST: Final = "latest"
+REQUEST_SPANS: Final = 1000  # in one request, which may have 64 MiB
+_log = logging.getLogger(__name__)
+
+
+class Spans(Connected):
+    """Spans and what they add up to. Names, arguments and results of the `add_*` and `query_*` methods are Agent Lightning 0.3's."""
+
+    # --- sequence numbers
+
+    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
+        """The next number of the rollout's counter, which its attempts share; the first is 1."""
+        return (await self.get_many_span_sequence_ids([(rollout_id, attempt_id)]))[0]
+
+    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> list[int]:
+        """The next number for each of these (rollout id, attempt id), in order."""
+        asked = [(rollout_id, 1, 0) for rollout_id, _ in rollout_attempt_ids]
+        return await (await self._open()).queue.take_sequence(asked) if asked else []
+
+    # --- adding
+
+    async def add_span(self, span: Span) -> Span | None:
+        """Store a span; it can be read when this returns. None where it is stored already. See add_many_spans."""
+        return next(iter(await self.add_many_spans([span])), None)
+
+    async def add_many_spans(self, spans: Sequence[Span]) -> list[Span]:
+        """Store spans; those that were new, in order. They can be read when this returns, and count as a sign of life.
+
+        A span is the same where attempt, trace id and span id are. One without a start time starts now.
+
+        Raises:
+            NotFoundError: an attempt does not exist (also a ValueError); nothing is stored.
+            UsageError: an id that OpenTelemetry cannot carry (also a ValueError); nothing is stored.
+            DataError: the collector refused some of them; the others are stored.
+        """
+        if not spans:
+            return []
+        connection = await self._open()
+        await _check_attempts(connection, {(span.rollout_id, span.attempt_id) for span in spans})
+        by_key = {(s.rollout_id, s.attempt_id, s.trace_id, s.span_id): s for s in reversed(spans)}  # of equal ones the first
+        await connection.reader.barrier()
+        stored = await connection.reader.stored(by_key)
+        new = [span for key, span in reversed(by_key.items()) if key not in stored]
+        if len(new) < len(spans):
+            _log.warning("%d of %d spans are stored already and were left out", len(spans) - len(new), len(spans))
+        requests = [request_of(new[start : start + REQUEST_SPANS]) for start in range(0, len(new), REQUEST_SPANS)]
+        for request in requests:
+            await connection.writer.write(request)
+        if new:
+            heard = Counter((span.rollout_id, span.attempt_id) for span in new)
+            now = time.time()
+            await connection.queue.observe([Observation(*key, count, now) for key, count in heard.items()])
+        return new
+
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
+    ) -> Span | None:
+        """Store a span of the OpenTelemetry SDK; without a number it gets the next one. None where it is stored already."""
+        if sequence_id is None:
+            sequence_id = await self.get_next_span_sequence_id(rollout_id, attempt_id)
+        return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, sequence_id))
+
+    # --- reading
+
+    async def query_spans(
+        self,
+        rollout_id: str,
+        attempt_id: str | Literal["latest"] | None = None,
+        *,
+        trace_id: str | None = None,
+        trace_id_contains: str | None = None,
+        span_id: str | None = None,
+        span_id_contains: str | None = None,
+        parent_id: str | None = None,
+        parent_id_contains: str | None = None,
+        name: str | None = None,
+        name_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        limit: int = -1,
+        offset: int = 0,
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+    ) -> PaginatedResult[Span]:
+        """Spans of a rollout, or of one attempt, that match; all that was acked before this call is seen. `limit` below 0 means all."""
+        connection = await self._open()
+        if attempt_id == LATEST:
+            latest = next(iter(await connection.queue.query_attempts([rollout_id], latest_only=True)), None)
+            if latest is None:
+                return PaginatedResult([], limit, offset, 0)
+            attempt_id = latest.attempt_id
+        query = SpanQuery(
+            rollout_id=rollout_id,
+            attempt_id=attempt_id or "",
+            trace_id=trace_id,
+            trace_id_contains=trace_id_contains,
+            span_id=span_id,
+            span_id_contains=span_id_contains,
+            parent_id=parent_id,
+            parent_id_contains=parent_id_contains,
+            name=name,
+            name_contains=name_contains,
+            filter_logic=filter_logic,
+            sort_by=sort_by,
+            sort_order=sort_order,
+            limit=limit,
+            offset=offset,
+        )
+        await connection.reader.barrier()
+        return await connection.reader.query_spans(query)
+
+    async def spans(self, rollout_ids: str | Sequence[str], *, attempt_id: str | None = None) -> list[Span]:
+        """The spans of the rollouts, ordered by rollout, sequence and time, behind a barrier."""
+        ids = [rollout_ids] if isinstance(rollout_ids, str) else list(rollout_ids)
+        reader = (await self._open()).reader
+        await reader.barrier()
+        return await reader.spans(ids, attempt_id=attempt_id)
+
+    async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str], *, deadline_seconds: float = 5.0) -> Traces:
+        """All that was observed of the rollouts, as columns, read once behind a barrier, with a verdict for every attempt.
+
+        What is not complete yet is asked again until `deadline_seconds` have passed.
+        """
+        connection = await self._open()
+        ids = [rollout if isinstance(rollout, str) else rollout.rollout_id for rollout in rollouts]
+        found, attempts = await asyncio.gather(connection.queue.query_rollouts(rollout_id_in=ids), connection.queue.query_attempts(ids))
+        by_id = {rollout.rollout_id: rollout for rollout in found}
+        in_order = [by_id[rollout_id] for rollout_id in ids if rollout_id in by_id]
+        return await connection.reader.traces(in_order, list(attempts), deadline_seconds=deadline_seconds)
+
+
+async def _check_attempts(connection: Connection, keys: set[tuple[str, str]]) -> None:
+    attempts = await connection.queue.query_attempts(sorted({rollout_id for rollout_id, _ in keys}))
+    unknown = keys - {(attempt.rollout_id, attempt.attempt_id) for attempt in attempts}
+    if unknown:
+        rollout_id, attempt_id = min(unknown)
+        raise NotFoundError(
+            f"rollout {rollout_id!r} with an attempt {attempt_id!r} does not exist: start_rollout, dequeue_rollout or start_attempt first"
+        )

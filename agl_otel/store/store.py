@@ -1,0 +1,112 @@
+"""The Store: its parts put together, and the ways to get one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from agl_otel.queue.client import QueueClient
+from agl_otel.store.address import Address
+from agl_otel.store.base import Connected, Connection, LightningStoreCapabilities, LightningStoreStatistics, Source
+from agl_otel.store.embedded import EmbeddedStack
+from agl_otel.store.resources import Resources, Workers
+from agl_otel.store.rollouts import Rollouts
+from agl_otel.store.spans import Spans
+from agl_otel.store.write import TRACES_PATH
+from agl_otel.traces.reader import TraceReader
+from agl_otel.types import Describe
+
+
+class Store(Rollouts, Spans, Resources, Workers):
+    """One store over one stack. `Store(address)` connects at its first use, `await Store.connect(address)` at once.
+
+    It may be used from several event loops and threads, and pickled: a copy speaks to the same stack.
+
+    Args:
+        address: the queue's gRPC address (`host:4747`) or the web service's HTTP address (`http://host:4748`); empty means
+            AGL_STORE at first use.
+        token: bearer token of the stack; empty means AGL_TOKEN.
+        source: instead of an address, something that knows or makes one.
+    """
+
+    def __init__(self, address: str = "", *, token: str = "", source: Source | None = None) -> None:
+        Connected.__init__(self, source if source is not None else Address(address, token))
+
+    @classmethod
+    async def connect(cls, address: str = "", *, token: str = "") -> Store:
+        """A store that is connected to a running stack. Raises UsageError (no or a malformed address), UnavailableError."""
+        store = Store(address, token=token)
+        await store._open()
+        return store
+
+    @classmethod
+    def embedded(cls, data_dir: str | Path) -> Store:
+        """A store with a stack of its own on `data_dir`, started at first use and ended by `close`, or with this process.
+
+        Where a stack runs on that folder already, it is used and left running.
+        """
+        return Store(source=EmbeddedStack(Path(data_dir)))
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    def __reduce__(self) -> tuple[Callable[..., Store], tuple[Any, ...]]:
+        return partial(Store, token=self._source.token), (self._source.address(),)
+
+    # --- the stack behind it
+
+    @property
+    def queue(self) -> QueueClient:
+        """The queue's client, for the running loop. Raises UsageError before the first use."""
+        return self._now_open().queue
+
+    @property
+    def reader(self) -> TraceReader:
+        """The reader of traces, for the running loop. Raises UsageError before the first use."""
+        return self._now_open().reader
+
+    @property
+    def description(self) -> Describe:
+        """Where the services of the stack are. Raises UsageError before the first use."""
+        return self._now_open().description
+
+    @description.setter
+    def description(self, description: Describe) -> None:
+        self._now_open().description = description
+
+    @property
+    def capabilities(self) -> LightningStoreCapabilities:
+        """Everything that 0.3 asked for."""
+        return {"thread_safe": True, "async_safe": True, "zero_copy": True, "otlp_traces": True}
+
+    async def statistics(self) -> LightningStoreStatistics:
+        """How much there is; `total_spans` counts stored rows."""
+        connection = await self._open()
+        counts, spans = await asyncio.gather(connection.queue.statistics(), connection.reader.count())
+        return {**counts, "total_spans": spans}  # pyright: ignore[reportReturnType]  # counts is a dict with these keys
+
+    def otlp_traces_endpoint(self) -> str:
+        """Where OTLP over HTTP goes; ends in /v1/traces. Raises NotImplementedError where the stack has no collector."""
+        found: list[Describe] = []
+        thread = threading.Thread(target=lambda: found.append(asyncio.run(self._describe())))  # a running loop cannot be entered again
+        thread.start()
+        thread.join()
+        if not found or found[0].collector_http is None:
+            raise NotImplementedError("this stack has no collector that takes OTLP over HTTP: start one with `agl-otel up`")
+        return found[0].collector_http + TRACES_PATH
+
+    async def _describe(self) -> Describe:
+        connection = await Connection.open(self._source.address(), self._source.token)
+        try:
+            return connection.description
+        finally:
+            await connection.close()

@@ -1,0 +1,85 @@
+"""The store's way of adding spans: one OTLP request to a collector, acked when they can be read."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Final
+
+import aiohttp
+from google.protobuf.message import DecodeError
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+
+from agl_otel import semconv
+from agl_otel.errors import DataError, UnavailableError
+from agl_otel.queue.client import QueueClient
+
+TRACES_PATH: Final = "/v1/traces"
+CALL_SECONDS: Final = 60.0  # an insert that waits behind others takes seconds
+RETRY_SECONDS: Final = 10.0  # a collector that is restarted is back by then
+LONGEST_PAUSE_SECONDS: Final = 1.0
+
+
+class SpanWriter:
+    """Sends spans to the collector that `queue` names."""
+
+    def __init__(self, queue: QueueClient, *, token: str = "") -> None:
+        self._queue = queue
+        self._headers = {"Content-Type": "application/x-protobuf", semconv.HEADER_ACK: "stored"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._session: aiohttp.ClientSession | None = None
+        self._url: str | None = None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def write(self, request: ExportTraceServiceRequest) -> None:
+        """Send the request; its spans can be read when this returns.
+
+        Raises DataError where the collector refuses spans (the others are stored), UnavailableError where no collector takes them.
+        """
+        body = request.SerializeToString()
+        until = time.monotonic() + RETRY_SECONDS
+        pause = 0.05
+        while True:
+            try:
+                return await self._post(body)
+            except UnavailableError:
+                if time.monotonic() + pause > until:
+                    raise
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    async def _post(self, body: bytes) -> None:
+        url = self._url or (await self._queue.describe()).collector_http
+        if url is None:
+            raise UnavailableError("the stack has no collector (yet): is `agl-otel up` running?")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self._headers, timeout=aiohttp.ClientTimeout(total=CALL_SECONDS))
+        try:
+            async with self._session.post(url + TRACES_PATH, data=body) as response:
+                code, answer = response.status, await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            self._url = None
+            raise UnavailableError(f"the collector at {url} does not answer: {error!r}") from None
+        self._url = url  # as long as it answers
+        if code == 200:
+            refused = ExportTraceServiceResponse.FromString(answer).partial_success
+            if refused.rejected_spans:
+                raise DataError(f"the collector refused {refused.rejected_spans} spans: {refused.error_message}")
+            return
+        kind = UnavailableError if code in (429, 502, 503, 504) else DataError
+        raise kind(f"the collector at {url} answers {code}: {_message(answer)}")
+
+
+def _message(answer: bytes) -> str:
+    try:
+        return Status.FromString(answer).message
+    except DecodeError:
+        return answer[:500].decode(errors="replace")
