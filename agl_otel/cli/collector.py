@@ -1,0 +1,99 @@
+"""`agl-otel collector status`: what the running collectors have taken, stored and refused, and how fast."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import click
+from rich.console import Console
+from rich.table import Table
+
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.errors import UnavailableError
+from agl_otel.settings import Settings
+from agl_otel.stack import read_stack_file
+from agl_otel.store import Store
+
+ASK_SECONDS: Final = 5.0
+PREFIX: Final = "agl.collector."
+
+
+@click.group()
+def collector() -> None:
+    """Look at the collectors: what they take, store and refuse."""
+
+
+@collector.command()
+@data_dir_option
+@store_option
+@json_option
+def status(data_dir: Path | None, store: str | None, as_json: bool) -> int:
+    """Show the counters of every running collector.
+
+    Exits with 1 where one of them does not answer or takes nothing more.
+    """
+    settings = Settings.load(data_dir=data_dir, store=store)
+    setup_logging()
+    token = settings.token.get_secret_value()
+
+    async def main() -> list[dict[str, Any]]:
+        running = read_stack_file(settings.data_dir)
+        address = settings.store or (running["queue"]["address"] if running else "")
+        if not address:
+            raise UnavailableError(f"no stack runs on {settings.data_dir}: give --data-dir or --store, or start one with `agl-otel up`")
+        async with await Store.connect(address, token=token) as opened:
+            addresses = (await opened.queue.describe()).collectors
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=ASK_SECONDS)) as session:
+            return await asyncio.gather(*(_ask(session, address) for address in addresses))
+
+    found = run_async(main)
+    if not found:
+        raise UnavailableError("no collector has announced itself: start one with `agl-otel up`")
+    if as_json:
+        print_json(found)
+    else:
+        console = Console(highlight=False)
+        for each in found:
+            _print(console, each)
+    return int(any("error" in each or each["disk"]["level"] == "full" for each in found))
+
+
+async def _ask(session: aiohttp.ClientSession, address: str) -> dict[str, Any]:
+    try:
+        async with session.get(f"{address}/status") as answer:
+            if answer.status != 200:
+                return {"address": address, "error": f"HTTP {answer.status}: {(await answer.text())[:200]}"}
+            return {"address": address, **await answer.json()}
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        return {"address": address, "error": str(error) or type(error).__name__}
+
+
+def _print(console: Console, found: Mapping[str, Any]) -> None:
+    if "error" in found:
+        console.print(f"{found['address']}: {found['error']}", style="red", markup=False)
+        return
+    disk = found["disk"]
+    title = f"{found['address']}, up {found['uptime_seconds']:.0f} s, disk {disk['level']}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("metric", no_wrap=True)
+    table.add_column("of")
+    table.add_column("value", justify="right")
+    for name, points in sorted(found["metrics"].items()):
+        for point in points:
+            attributes = ", ".join(str(value) for value in point["attributes"].values())
+            table.add_row(name.removeprefix(PREFIX), attributes, _value(point))
+    console.print(table)
+    if disk["message"]:
+        console.print(disk["message"], style="yellow", markup=False)
+
+
+def _value(point: Mapping[str, Any]) -> str:
+    if "count" not in point:
+        return f"{point['value']:,.0f}"
+    quantiles: Sequence[str] = [f"{name} ≤ {point[name]:g} s" for name in ("p50", "p99") if point[name] is not None]
+    return f"{point['count']:,} × ({', '.join(quantiles)})" if quantiles else "0"

@@ -1,0 +1,90 @@
+"""What commands share: the options that name a stack, running async code under Ctrl+C, and output as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from agl_otel.processes import kill_all
+from agl_otel.settings import PORTS, Settings
+
+T = TypeVar("T")
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+INTERRUPTED: Final = 130
+
+data_dir_option: Decorator = click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.  [default: .agl]")
+store_option: Decorator = click.option("--store", metavar="ADDRESS", help="A running stack: host:4747 or http://host:4748.")
+json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+
+
+def port_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --host, --log-level and one option for each port."""
+    for port in reversed(PORTS):
+        flag = f"--{port.replace('_', '-')}"
+        command = click.option(
+            flag, type=click.IntRange(0, 65535), help=f"0 takes a free one.  [default: {Settings.model_fields[port].default}]"
+        )(command)
+    command = click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False))(command)
+    return click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")(command)
+
+
+def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run `main`; Ctrl+C or SIGTERM cancels it, so that it ends all it started in order; a second one ends all at once.
+
+    Raises KeyboardInterrupt after an interrupted run.
+    """
+
+    async def guarded() -> T:
+        task = asyncio.ensure_future(main())
+        interrupted = False
+
+        def interrupt() -> None:
+            nonlocal interrupted
+            if interrupted:
+                kill_all()
+                os._exit(INTERRUPTED)
+            interrupted = True
+            click.echo("stopping … (once more to stop at once)", err=True)
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, interrupt)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+    return asyncio.run(guarded())
+
+
+def setup_logging(level: str = "WARNING") -> None:
+    """Log to stderr, for commands."""
+    logging.basicConfig(level=level, format="%(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document."""
+    click.echo(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def own_command() -> str:
+    """How this command is typed from here: `agl-otel`, or its path where the shell would not find it (or finds another)."""
+    program = Path(sys.argv[0])
+    if program.name != "agl-otel":
+        return "agl-otel"
+    outside = os.pathsep.join(part for part in os.environ.get("PATH", "").split(os.pathsep) if part != str(program.parent))
+    activated = os.environ.get("VIRTUAL_ENV") and not os.environ.get("UV")
+    if activated or shutil.which("agl-otel", path=outside):
+        return "agl-otel"
+    return str(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program)

@@ -1,0 +1,220 @@
+"""`agl-otel demo`: the main job, end to end on this machine, and what happened while it ran.
+
+Everything here is presentation: the work is the Stack's and the Training's, the same as under `agl-otel up` and `agl-otel train`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console
+
+from agl_otel.cli.common import json_option, own_command, print_json, run_async, setup_logging
+from agl_otel.cli.look import show_rollout
+from agl_otel.errors import AglError, SettingsError
+from agl_otel.settings import PORTS, Settings
+
+SHOWN_TASKS: Final = 4
+REACHED: Final = 0.9
+EXAMPLE: Final = Path("examples/first_light/job.toml")
+
+
+@click.command()
+@click.option("--target", type=click.IntRange(0, 3), default=1, show_default=True, help="Which of the four behaviours is rewarded.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the policy, the sampling and the order of the tasks.")
+@click.option(
+    "--shuffle-rewards", is_flag=True, help="The control: every reward goes to a random rollout of its step. Nothing should be learned."
+)
+@click.option("--max-steps", type=click.IntRange(1), help="Stop after so many steps, wherever the score is.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.  [default: .agl/demo-<time>]")
+@json_option
+def demo(target: int, seed: int, shuffle_rewards: bool, max_steps: int | None, data_dir: Path | None, as_json: bool) -> int:
+    """Train an unmodified agent from its own traces, on this machine.
+
+    Starts the stack on free ports, makes a tiny model, runs the agent before, trains it with GRPO, runs it after. No GPU, no key,
+    no network. Needs the [train] extra and the examples folder of the repository.
+    """
+    setup_logging()
+    console = Console(stderr=as_json, highlight=False)
+    folder = data_dir or Path(".agl") / time.strftime("demo-%Y%m%d-%H%M%S")
+    algorithm: dict[str, Any] = {"shuffle_rewards": shuffle_rewards} | ({"max_steps": max_steps} if max_steps else {})
+    overrides = {"data": {"options": {"target": target}}, "policy": {"seed": seed}, "algorithm": algorithm}
+    result = run_async(lambda: _demo(folder, overrides, console))
+    if as_json:
+        print_json(result)
+    wanted = not (shuffle_rewards or max_steps)
+    if wanted and result["score_after"] < REACHED:
+        raise AglError(
+            f"the agent did not get there: {result['score_after']:.2f} after {result['steps']} steps, expected at least {REACHED}"
+        )
+    return 0
+
+
+async def _demo(folder: Path, overrides: dict[str, dict[str, Any]], console: Console) -> dict[str, Any]:
+    started = time.monotonic()
+    try:
+        from agl_otel.trainer import Job
+    except ModuleNotFoundError as error:
+        raise SettingsError(f"the demo needs the [train] extra ({error.name} is missing): pip install 'agl-otel[train]'") from error
+    job = Job.load(example_job(), overrides=overrides)
+    settings = Settings.load(data_dir=folder, **dict.fromkeys(PORTS, 0))
+    async with _started(settings, job, console) as run:
+        result = await run.whole_story()
+    result["seconds"] = round(time.monotonic() - started, 1)
+    _closing(result, settings.data_dir, console)
+    return result
+
+
+def example_job() -> Path:
+    """The demo's job file: below the current folder, or in the checkout this package is installed from."""
+    for base in (Path(), Path(__file__).resolve().parents[2]):
+        if (base / EXAMPLE).exists():
+            return base / EXAMPLE
+    raise SettingsError(f"{EXAMPLE} is not here: run the demo in a checkout of the repository")
+
+
+@asynccontextmanager
+async def _started(settings: Settings, job: Any, console: Console) -> AsyncGenerator[_Demo]:
+    """The stack, a store over it and the training run, started with a word each; all end with the block."""
+    from agl_otel.stack import Stack
+    from agl_otel.store import Store
+    from agl_otel.trainer import Training
+
+    with console.status("starting queue, collector, proxy and web …"):
+        stack = Stack(settings)
+        await stack.__aenter__()
+    try:
+        console.print(f"[bold]1.[/] The stack is up: queue {stack.address}, data in {settings.data_dir}")
+        async with await Store.connect(stack.address) as store:
+            with console.status("making a tiny model and its server …"):
+                training = Training(job, store, settings.data_dir.absolute() / "run", stack_failed=stack.failed)
+                await training.__aenter__()
+            try:
+                console.print(f"[bold]2.[/] A 0.2 M-parameter Llama is made and served at {training.server_url}")
+                yield _Demo(stack, store, training, console)
+            finally:
+                await training.__aexit__(None, None, None)
+    finally:
+        await stack.__aexit__(None, None, None)
+
+
+class _Demo:
+    """The chapters of the demo over running parts."""
+
+    def __init__(self, stack: Any, store: Any, training: Any, console: Console) -> None:
+        self.stack, self.store, self.training, self.console = stack, store, training, console
+        self.tasks: list[Any] = training.job.tasks("val")
+        self.verdicts: Counter[str] = Counter()
+        self.rollouts = 0
+        self.spans = 0
+
+    async def whole_story(self) -> dict[str, Any]:
+        """Before, training, after."""
+        say = partial(self.console.print, soft_wrap=True)
+        training = self.training
+        await training.publish_policy()
+        say("[bold]3.[/] The agent before training, unmodified, as a command under opentelemetry-instrument:")
+        await self._commands()
+        async with training.runners(mode=None):
+            before = await self._evaluate("before")
+            say("[bold]4.[/] GRPO trains it from its traces:")
+            report = await self._train()
+            after = await self._evaluate("after")
+        say("[bold]5.[/] The unmodified command once more:")
+        await self._commands()
+        return await self._result(before, report, after)
+
+    async def _commands(self) -> None:
+        tasks = self.tasks[:SHOWN_TASKS]
+        async with self.training.runners(command=True, mode="test"):
+            done = await self.training.evaluate(tasks, mode="test")
+        self._count(done)
+        for task, reward in zip(tasks, done.rewards, strict=True):
+            mark = "[green]✓[/]" if reward == 1 else "[red]✗[/]"
+            self.console.print(f"   {mark} {task['question']!r} expects {task['expected']}: reward {reward}")
+        await show_rollout(self.store, done.rollout_ids[0], console=self.console)
+
+    async def _evaluate(self, when: str) -> Any:
+        with self.console.status(f"scoring {len(self.tasks)} held-out tasks …"):
+            done = await self.training.evaluate(self.tasks)
+        self._count(done)
+        self.console.print(f"   score {when} training, on {len(self.tasks)} held-out tasks: [bold]{done.score:.2f}[/]")
+        return done
+
+    def _count(self, done: Any) -> None:
+        self.rollouts += len(done.rollout_ids)
+        self.spans += done.spans
+        self.verdicts += done.verdicts
+
+    async def _train(self) -> Any:
+        from agl_otel.cli.live import LiveSteps
+
+        with LiveSteps(self.console) as live:
+            report = await self.training.fit(self.training.job.tasks("train"), on_step=live.add)
+        for step in report.steps:
+            self.rollouts += step.rollouts
+            self.spans += step.spans
+            self.verdicts += Counter(step.verdicts)
+        self.console.print(f"   {len(report.steps)} steps: {report.stopped_because}")
+        return report
+
+    async def _result(self, before: Any, report: Any, after: Any) -> dict[str, Any]:
+        from agl_otel.audit import compare_with_record, count_trajectories
+        from agl_otel.cli.plot import plot_rewards
+
+        record = await compare_with_record(self.store, self.training.record)
+        trained = [rollout.rollout_id for rollout in await self.store.queue.query_rollouts(mode_in=["train"])]
+        job = self.training.job
+        return {
+            "score_before": round(before.score, 4),
+            "score_after": round(after.score, 4),
+            "steps": len(report.steps),
+            "rollouts": self.rollouts,
+            "trajectories": sum(step.trajectories for step in report.steps),
+            "trajectories_in_clickhouse": await count_trajectories(self.store, trained),
+            "spans": self.spans,
+            "verdicts": dict(self.verdicts),
+            "max_ratio_error": max(step.max_ratio_error for step in report.steps),
+            "calls_equal_to_model_server": record.equal,
+            "calls_not_equal": record.different + record.unknown + record.not_stored,
+            "target": job.data.options["target"],
+            "seed": job.policy.seed,
+            "shuffle_rewards": bool(job.algorithm.get("shuffle_rewards")),
+            "tasks_scored": len(self.tasks),
+            "plot": str(self._plot(report, plot_rewards)),
+            "data_dir": str(self.stack.data_dir),
+            "rollout_shown": after.rollout_ids[0],
+        }
+
+    def _plot(self, report: Any, plot: Any) -> Path:
+        return plot(
+            [step.reward_mean for step in report.steps], self.stack.data_dir / "reward.png", title="agl-otel demo: mean reward by step"
+        )
+
+
+def _closing(result: dict[str, Any], data_dir: Path, console: Console) -> None:
+    rows: Sequence[tuple[str, str]] = (
+        ("score", f"[bold]{result['score_before']:.2f} → {result['score_after']:.2f}[/] on {result['tasks_scored']} held-out tasks"),
+        (
+            "trained on",
+            f"{result['trajectories']} trajectories in {result['steps']} steps; ClickHouse says {result['trajectories_in_clickhouse']}",
+        ),
+        ("token ids", f"{result['calls_equal_to_model_server']} calls equal to the model server's record, {result['calls_not_equal']} not"),
+        ("log-probs", f"greatest |ratio − 1| at a first update: {result['max_ratio_error']:.1e}"),
+        ("observed", f"{result['rollouts']} rollouts, {result['spans']} spans, verdicts {result['verdicts']}"),
+        ("reward plot", result["plot"]),
+        ("data", f"{result['data_dir']}   ({result['seconds']:.0f} s)"),
+    )
+    console.print()
+    for name, text in rows:
+        console.print(f"   {name:12} {text}", soft_wrap=True)
+    console.print("\nLook further:")
+    console.print(f"   {own_command()} rollouts --data-dir {data_dir}", soft_wrap=True)
+    console.print(f"   {own_command()} traces show {result['rollout_shown']} --data-dir {data_dir}", soft_wrap=True)

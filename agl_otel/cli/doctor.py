@@ -1,0 +1,136 @@
+"""`agl-otel doctor -- COMMAND`: does what training needs arrive from the user's own agent? If not, what is missing, and the remedy."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+
+from agl_otel import semconv
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.once import Once, run_once
+from agl_otel.cli.render import plain
+from agl_otel.cli.run import parse_task
+from agl_otel.settings import Settings
+
+FOUND_SOMETHING_MISSING: Final = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that training needs, and whether it is there."""
+
+    what: str
+    good: bool
+    detail: str
+    remedy: str = ""
+
+
+def examine(once: Once) -> list[Finding]:
+    """What one attempt shows. Pure: from the attempt and its spans to findings, in the order in which things can go wrong."""
+    return [check(once) for check in _CHECKS]
+
+
+def _ended_well(once: Once) -> Finding:
+    detail = once.rollout.attempt.error or "exit code 0"
+    return Finding("the command ended well", once.rollout.status == "succeeded", detail, "run it by hand and mend it first")
+
+
+def _own_spans(once: Once) -> Finding:
+    own = [span for span in once.spans if semconv.PROCESS in span.attributes and span.name not in (semconv.SPAN_LLM, semconv.SPAN_SEAL)]
+    remedy = (
+        "is agl-otel installed in the agent's own environment, and does the agent use an instrumented library "
+        "(opentelemetry-instrumentation-…)? Frameworks with a telemetry of their own must have it switched on"
+    )
+    return Finding("its own spans arrive, with ids and marker", bool(own), f"{len(own)} spans" if own else "none", remedy)
+
+
+def _model_calls(once: Once) -> Finding:
+    calls = [span for span in once.spans if span.name == semconv.SPAN_LLM]
+    remedy = "the agent must take its model's address from OPENAI_BASE_URL (or OPENAI_API_BASE, ANTHROPIC_BASE_URL)"
+    return Finding("its model calls pass through the proxy", bool(calls), f"{len(calls)} calls" if calls else "none", remedy)
+
+
+def _token_ids(once: Once) -> Finding:
+    calls = once.traces.calls
+    with_ids = int((calls.response.lengths > 0).sum())
+    failed = [span.status.description or "" for span in once.spans if span.name == semconv.SPAN_LLM and span.status.status_code == "ERROR"]
+    detail = f"{with_ids} of {len(calls)} calls" + (f"; {plain(failed[0], 120)}" if failed else "")
+    remedy = "the model server must answer return_token_ids: vLLM 0.10.2 or newer, SGLang, or ours. Hosted models do not give token ids"
+    return Finding("token ids come with them", with_ids > 0 and with_ids == len(calls), detail, remedy)
+
+
+def _logprobs(once: Once) -> Finding:
+    calls = once.traces.calls
+    good = int(((calls.logprobs.lengths == calls.response.lengths) & (calls.response.lengths > 0)).sum())
+    return Finding(
+        "and log-probs", good > 0 and good == len(calls), f"{good} of {len(calls)} calls", "start the model server with log-probs enabled"
+    )
+
+
+def _verdict(once: Once) -> Finding:
+    verdict = once.traces.verdicts[once.rollout.rollout_id, once.rollout.attempt.attempt_id]
+    detail = verdict.kind + (f": {'; '.join(verdict.reasons)}" if verdict.reasons else "")
+    return Finding(
+        "everything it emitted is stored",
+        verdict.kind == "complete",
+        detail,
+        "what is missing above makes it so; a killed process does too",
+    )
+
+
+_CHECKS: Sequence[Callable[[Once], Finding]] = (_ended_well, _own_spans, _model_calls, _token_ids, _logprobs, _verdict)
+
+
+@click.command()
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--task", default="{}", help="The task as JSON; its fields fill {placeholders} in COMMAND.")
+@click.option("--timeout", "timeout_seconds", type=float, default=120.0, show_default=True, help="Seconds the command may take.")
+@data_dir_option
+@store_option
+@json_option
+def doctor(command: tuple[str, ...], task: str, timeout_seconds: float, data_dir: Path | None, store: str | None, as_json: bool) -> int:
+    """Prove with your own agent that what training needs arrives, or say what is missing.
+
+    \b
+      agl-otel doctor -- python my_agent.py "What is 2 + 2?"
+
+    Runs COMMAND once, like `agl-otel run`, and checks spans, ids, model calls, token ids, log-probs and the verdict. Exits with 3
+    where something is missing.
+    """
+    setup_logging()
+    settings = Settings.load(data_dir=data_dir, store=store)
+
+    async def main() -> list[Finding]:
+        async with run_once(settings, command, task=parse_task(task), timeout_seconds=timeout_seconds) as (_, once):
+            return examine(once)
+
+    findings = run_async(main)
+    if as_json:
+        print_json({"good": all(f.good for f in findings), "findings": [vars(f) for f in findings]})
+    else:
+        _print(findings, command)
+    return 0 if all(finding.good for finding in findings) else FOUND_SOMETHING_MISSING
+
+
+def _print(findings: Sequence[Finding], command: Sequence[str]) -> None:
+    console = Console(highlight=False)
+    for finding in findings:
+        mark = "[green]✓[/]" if finding.good else "[red]✗[/]"
+        console.print(f"{mark} {finding.what}: ", end="")
+        console.print(plain(finding.detail, 200), markup=False)
+        if not finding.good and finding.remedy:
+            console.print(f"    {finding.remedy}", style="yellow", markup=False)
+    if Path(command[0]).name.startswith("python") and not shutil.which(
+        "opentelemetry-instrument", path=str(Path(shutil.which(command[0]) or command[0]).parent)
+    ):
+        console.print(
+            f"    {command[0]} has no opentelemetry-instrument beside it: pip install agl-otel into its environment",
+            style="yellow",
+            markup=False,
+        )

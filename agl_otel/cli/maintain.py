@@ -1,0 +1,203 @@
+"""`agl-otel maintain`: the late pass, adoption and migrations, one at a time under a lease at the queue. `up` runs it as a service.
+
+The work itself is collector/maintenance.py. With a ClickHouse server (AGL_CLICKHOUSE_URL) it runs here: this process opens the engine,
+which brings the schema up, and writes. The embedded ClickHouse is opened by its collector alone, so the collector is asked to do it (and
+migrates when it starts). Either way this process holds the lease, prolongs it while the pass runs, and remembers when the last pass began;
+that memory is a shortcut only: whoever takes the lease anew starts with a pass over everything.
+
+As many of these may run as there are machines: one holds the lease, the others wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import Final, NoReturn
+
+import aiohttp
+import click
+
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.collector.maintenance import Maintenance
+from agl_otel.errors import AglError, ConflictError, InUseError, UnavailableError
+from agl_otel.queue.client import QueueClient
+from agl_otel.settings import Settings
+from agl_otel.stack import read_stack_file
+from agl_otel.traces.opened import CHDB_SCHEME, open_store
+
+LEASE: Final = "maintain"
+LEASE_SECONDS: Final = 30.0
+INTERVAL_SECONDS: Final = 5.0
+SWEEP_SECONDS: Final = 6 * 3600.0  # how often a pass goes over everything
+Report = dict[str, float]
+Work = Callable[[float], Awaitable[Report]]
+_logger = logging.getLogger("agl_otel.maintain")
+
+
+class Maintainer:
+    """Runs `work(since)` under the lease, again and again. `holder` names this maintainer at the queue."""
+
+    def __init__(self, queue: QueueClient, work: Work, *, holder: str = "", lease_seconds: float = LEASE_SECONDS) -> None:
+        self._queue = queue
+        self._work = work
+        self._holder = holder or f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
+        self._lease_seconds = lease_seconds
+        self._since = 0.0
+        self._swept = 0.0
+
+    async def once(self) -> Report | None:
+        """One pass; None where somebody else holds the lease. Raises ConflictError where the lease is lost meanwhile."""
+        if not await self._queue.lease(LEASE, self._holder, self._lease_seconds):
+            self._since = 0.0
+            return None
+        task = asyncio.ensure_future(self._work(self._since))
+        keeping = asyncio.ensure_future(self._keep())
+        try:
+            await asyncio.wait({task, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                keeping.result()  # raises why the lease is not ours any more
+            report = await task
+        finally:
+            for future in (task, keeping):
+                future.cancel()
+            await asyncio.gather(task, keeping, return_exceptions=True)
+        self._swept = self._swept if self._since else report["began"]
+        self._since = report["began"] if report["began"] - self._swept < SWEEP_SECONDS else 0.0
+        return report
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_seconds / 3)
+            if not await self._queue.lease(LEASE, self._holder, self._lease_seconds):
+                raise ConflictError("the lease for maintenance went to somebody else: this pass ends")
+
+    async def run(self, interval_seconds: float) -> NoReturn:
+        """Pass after pass until cancelled; what cannot be done now is tried again."""
+        failures = 0
+        while True:
+            try:
+                report = await self.once()
+            except AglError as error:
+                failures += 1
+                if failures in (3, 10) or failures % 100 == 0:  # the collector may still be starting
+                    _logger.warning("maintenance cannot be done now; trying again: %s", error)
+            else:
+                failures = 0
+                if report and any(count for name, count in report.items() if name != "began"):
+                    _logger.info("copied %(spans)d spans and %(logs)d logs, adopted %(adopted)d traces", report)
+            await asyncio.sleep(interval_seconds)
+
+    async def release(self) -> None:
+        """Give the lease back, if the queue is there to take it."""
+        with contextlib.suppress(AglError, TimeoutError):
+            await asyncio.wait_for(self._queue.lease(LEASE, self._holder, 0), 2)
+
+
+@contextlib.asynccontextmanager
+async def maintainer(settings: Settings) -> AsyncGenerator[Maintainer]:
+    """A maintainer of the stack that the settings name; gives the lease back at the end."""
+    token = settings.token.get_secret_value()
+    async with contextlib.AsyncExitStack() as closers:
+        queue = await closers.enter_async_context(QueueClient(queue_address(settings), token=token))
+        if settings.clickhouse_db.startswith(CHDB_SCHEME):
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            session = await closers.enter_async_context(aiohttp.ClientSession(headers=headers, timeout=_TIMEOUT))
+            made = Maintainer(queue, lambda since: ask(queue, session, since))
+        else:
+            engine = await asyncio.to_thread(open_store, settings.clickhouse_db)
+            closers.callback(engine.close)
+            maintenance = Maintenance(engine, queue, adopt=settings.unidentified == "adopt")
+            closers.push_async_callback(maintenance.close)
+            made = Maintainer(queue, maintenance.run)
+        closers.push_async_callback(made.release)
+        yield made
+
+
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=5)
+
+
+def queue_address(settings: Settings) -> str:
+    """The queue's address: as the settings say, else of the stack that runs on the data directory, else the usual one."""
+    running = read_stack_file(settings.data_dir)
+    return settings.store or (running["queue"]["address"] if running else f"{settings.host}:{settings.queue_port}")
+
+
+async def ask(queue: QueueClient, session: aiohttp.ClientSession, since: float) -> Report:
+    """Have the stack's collector do one pass. Raises UnavailableError where there is none, or where it cannot."""
+    collectors = (await queue.describe()).collectors
+    if not collectors:
+        raise UnavailableError("no collector has said where it is: start one with `agl-otel up`, or name a server with AGL_CLICKHOUSE_URL")
+    url = f"{collectors[0].rstrip('/')}/maintain"
+    try:
+        async with session.post(url, json={"since": since}) as answer:
+            if answer.status == 200:
+                return await answer.json()
+            text = (await answer.text()).strip()[:500]
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise UnavailableError(f"the collector does not answer at {url}: {error}") from None
+    if answer.status == 404:
+        raise UnavailableError(f"the collector at {url} does no maintenance: name its ClickHouse with AGL_CLICKHOUSE_URL")
+    raise UnavailableError(f"the collector at {url} answers {answer.status}: {text}")
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="One pass over everything, then end.")
+@click.option("--interval", default=INTERVAL_SECONDS, show_default=True, type=click.FloatRange(min=0.1), help="Seconds between passes.")
+@data_dir_option
+@store_option
+@json_option
+def maintain(once: bool, interval: float, data_dir: Path | None, store: str | None, as_json: bool) -> None:
+    """Keep a stack's stores in order; `up` runs this by itself.
+
+    Identifies spans that came before what tells whose they are, makes rollouts of whole traces that belong to nobody
+    (AGL_UNIDENTIFIED=adopt), and brings the schema of a ClickHouse server up. Several may run: one works, the others wait.
+    """
+    settings = Settings.load(data_dir=data_dir, store=store)
+    setup_logging(settings.log_level)
+
+    async def main() -> None:
+        async with maintainer(settings) as made:
+            if not once:
+                await made.run(interval)
+            report = await made.once()
+            if report is None:
+                raise InUseError("another `agl-otel maintain` holds the lease (one runs with `agl-otel up`): it does this already")
+            if as_json:
+                print_json(report)
+            else:
+                click.echo(f"copied {report['spans']:.0f} spans and {report['logs']:.0f} logs, adopted {report['adopted']:.0f} traces")
+
+    run_async(main)
+
+
+async def serve(settings: Settings) -> None:
+    """Run as a service: SIGTERM and SIGINT end it in order."""
+    async with maintainer(settings) as made:
+        running = asyncio.ensure_future(made.run(INTERVAL_SECONDS))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+def service() -> int:
+    """`python -m agl_otel.cli.maintain`: exit code 0, or 1 with one line on stderr."""
+    try:
+        settings = Settings.load()
+        logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+        asyncio.run(serve(settings))
+    except AglError as error:
+        click.echo(f"agl-otel maintain: {error}", err=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(service())

@@ -1,0 +1,61 @@
+"""One attempt of any command, over a stack that runs or one started for the while: what `run` and `doctor` share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import SecretStr
+
+from agl_otel.columns import Traces
+from agl_otel.runner.agents import CommandAgent
+from agl_otel.runner.process import run_runner
+from agl_otel.settings import Settings
+from agl_otel.stack import stack_for
+from agl_otel.store import Store
+from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span
+
+DEFAULT_UPSTREAM: Final = "https://api.openai.com/v1"  # where an OpenAI client goes when nobody says otherwise
+FIRST: Final = 1_000_000  # priority: before whatever else waits in a store that others use too
+
+
+@dataclass(frozen=True)
+class Once:
+    """One attempt and all that was observed of it."""
+
+    rollout: AttemptedRollout
+    traces: Traces
+    spans: list[Span]
+
+
+@asynccontextmanager
+async def run_once(
+    settings: Settings, command: Sequence[str], *, task: Any, timeout_seconds: float | None
+) -> AsyncGenerator[tuple[Store, Once]]:
+    """Run `command` as one attempt of a new rollout and read back what arrived; the stack lives as long as the block.
+
+    The agent's model calls go through the proxy to the model server it would have used by itself: OPENAI_BASE_URL with
+    OPENAI_API_KEY, or OpenAI. The key stays in the environment of this command and its proxy.
+
+    Raises UsageError where the command cannot be started, UnavailableError where the stack cannot.
+    """
+    upstream = os.environ.get("OPENAI_BASE_URL") or settings.upstream_url or DEFAULT_UPSTREAM
+    agent = CommandAgent(command)
+    agent.check(task)
+    key = SecretStr(os.environ.get("OPENAI_API_KEY", "")) if not settings.upstream_key.get_secret_value() else settings.upstream_key
+    async with stack_for(settings.model_copy(update={"upstream_url": upstream, "upstream_key": key})) as (store, _):
+        model = LLM(endpoint=upstream, model=os.environ.get("OPENAI_MODEL", ""))
+        resources = await store.publish({"main_llm": model})
+        config = RolloutConfig(timeout_seconds=timeout_seconds)
+        request = EnqueueRolloutRequest(input=task, mode="test", resources_id=resources.resources_id, config=config, priority=FIRST)
+        (queued,) = await store.enqueue([request])
+        stop = asyncio.Event()
+        await run_runner(agent, store=store.description.queue, modes=["test"], max_rollouts=1, stop=stop)
+        (rollout,) = await store.wait([queued.rollout_id])
+        assert isinstance(rollout, AttemptedRollout), "a rollout that was run has an attempt"
+        traces = await store.traces([rollout])
+        yield store, Once(rollout, traces, await store.spans(rollout.rollout_id))

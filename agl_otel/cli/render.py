@@ -1,0 +1,116 @@
+"""How a trace looks in a terminal: a tree of spans with rewards and token counts.
+
+Whatever an agent wrote is data: control characters are shown, never sent to the terminal, and rich markup is not interpreted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+from rich.tree import Tree
+
+from agl_otel import semconv
+from agl_otel.types import Attempt, Rollout, Span, Verdict
+
+WIDEST_VALUE: Final = 60  # characters of an attribute value on one line
+HIDDEN_SPANS: Final = frozenset({semconv.SPAN_SEAL})
+VERDICT_STYLES: Final = {"complete": "green", "incomplete": "red", "unproven": "yellow", "empty": "dim"}
+
+
+def plain(value: object, width: int = WIDEST_VALUE) -> str:
+    """`value` as one short line without control characters."""
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def attempt_tree(rollout: Rollout, attempt: Attempt, spans: Sequence[Span], verdict: Verdict | None) -> RenderableType:
+    """One attempt: a line about it, then its spans as a tree ordered by start time; seals are left out."""
+    head = Text.assemble(
+        ("rollout ", "dim"),
+        rollout.rollout_id,
+        ("  attempt ", "dim"),
+        attempt.attempt_id,
+        ("  ", ""),
+        (attempt.status, _status_style(attempt.status)),
+    )
+    if verdict:
+        head.append("  verdict ", "dim").append(verdict.kind, VERDICT_STYLES[verdict.kind])
+        if verdict.reasons:
+            head.append(f" ({plain('; '.join(verdict.reasons), 120)})", "dim")
+    lines: list[RenderableType] = [head, Text.assemble(("input ", "dim"), plain(json.dumps(rollout.input, ensure_ascii=False), 120))]
+    if attempt.error:
+        lines.append(Text(f"error {plain(attempt.error, 200)}", "red"))
+    return Group(*lines, *span_trees(spans))
+
+
+def span_trees(spans: Sequence[Span]) -> list[Tree]:
+    """One tree for each span whose parent is not among `spans`; spans that are their own ancestors stand alone at the end."""
+    shown = sorted((span for span in spans if span.name not in HIDDEN_SPANS), key=lambda span: (span.start_time or 0, span.sequence_id))
+    children: dict[str, list[Span]] = {}
+    ids = {span.span_id for span in shown}
+    roots = [span for span in shown if not span.parent_id or span.parent_id not in ids]
+    for span in shown:
+        if span.parent_id and span.parent_id in ids:
+            children.setdefault(span.parent_id, []).append(span)
+    trees: list[Tree] = []
+    left = {span.span_id: span for span in shown}
+    for root in roots:
+        tree = Tree(span_label(root), guide_style="dim")
+        stack = [(tree, root)]
+        while stack:  # not recursive: an agent's trace may be deeper than Python's stack
+            node, span = stack.pop()
+            left.pop(span.span_id, None)
+            stack.extend((node.add(span_label(child)), child) for child in children.get(span.span_id, ()))
+        trees.append(tree)
+    return trees + [Tree(span_label(span)) for span in left.values()]
+
+
+def span_label(span: Span) -> Text:
+    """The line for one span: name, duration, and what makes it worth looking at."""
+    text = Text(plain(span.name), "bold")
+    if span.start_time is not None and span.end_time is not None and span.end_time > span.start_time:
+        text.append(f"  {1000 * (span.end_time - span.start_time):.1f} ms", "dim")
+    for style, part in _highlights(span.attributes):
+        text.append("  ").append(part, style)
+    if span.status.status_code == "ERROR":
+        text.append(f"  ERROR {plain(span.status.description or '')}", "red")
+    return text
+
+
+def _highlights(attributes: Mapping[str, Any]) -> list[tuple[str, str]]:
+    parts: list[tuple[str, str]] = []
+    if model := attributes.get("gen_ai.request.model"):
+        parts.append(("cyan", plain(model)))
+    if semconv.LLM_RESPONSE_TOKEN_IDS in attributes:
+        prompt, response = attributes.get(semconv.LLM_PROMPT_TOKEN_IDS, ()), attributes[semconv.LLM_RESPONSE_TOKEN_IDS]
+        parts.append(("magenta", f"{len(prompt)} + {len(response)} tokens, weights {attributes.get(semconv.LLM_MODEL_VERSION, '?')}"))
+    for key, arrow in (("gen_ai.input.messages", "←"), ("gen_ai.output.messages", "→")):
+        if content := last_content(attributes.get(key)):
+            parts.append(("", f"{arrow} {plain(content)!r}"))
+    index = 0
+    while (value := attributes.get(semconv.reward_value_key(index))) is not None:
+        parts.append(("green", f"{plain(attributes.get(semconv.reward_name_key(index), 'reward'))} = {value}"))
+        index += 1
+    return parts
+
+
+def last_content(messages: object) -> str:
+    """The text of the last message in a `gen_ai.*.messages` JSON value; empty where there is none."""
+    if not isinstance(messages, str):
+        return ""
+    try:
+        last = json.loads(messages)[-1]
+        content = last.get("content")
+        if content is None:
+            content = " ".join(str(part.get("content", part.get("name", ""))) for part in last.get("parts", []))
+    except (ValueError, LookupError, AttributeError, TypeError):
+        return ""
+    return str(content)
+
+
+def _status_style(status: str) -> str:
+    return {"succeeded": "green", "running": "cyan", "preparing": "cyan"}.get(status, "red")

@@ -1,0 +1,53 @@
+"""`agl-otel run -- COMMAND`: one attempt, then its trace as a tree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from agl_otel.cli.common import data_dir_option, json_option, run_async, setup_logging, store_option
+from agl_otel.cli.look import show_rollout
+from agl_otel.cli.once import run_once
+from agl_otel.errors import AgentError, UsageError
+from agl_otel.settings import Settings
+
+
+@click.command()
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--task", default="{}", help="The task as JSON; its fields fill {placeholders} in COMMAND.")
+@click.option("--timeout", "timeout_seconds", type=float, help="End the command after so many seconds.")
+@data_dir_option
+@store_option
+@json_option
+def run(
+    command: tuple[str, ...], task: str, timeout_seconds: float | None, data_dir: Path | None, store: str | None, as_json: bool
+) -> None:
+    """Run COMMAND once as an attempt of its own, then show its trace as a tree.
+
+    \b
+      agl-otel run -- python my_agent.py "What is 2 + 2?"
+
+    A Python command runs under opentelemetry-instrument, unmodified. Its model calls pass through the proxy to OPENAI_BASE_URL (or
+    OpenAI, with OPENAI_API_KEY). Everything is kept in --data-dir. Exits with 1 where the command failed.
+    """
+    setup_logging()
+    settings = Settings.load(data_dir=data_dir, store=store)
+
+    async def main() -> None:
+        async with run_once(settings, command, task=parse_task(task), timeout_seconds=timeout_seconds) as (opened, once):
+            await show_rollout(opened, once.rollout.rollout_id, as_json=as_json, console=Console(highlight=False))
+            if once.rollout.status != "succeeded":
+                raise AgentError(f"rollout {once.rollout.rollout_id} {once.rollout.status}: {once.rollout.attempt.error}")
+
+    run_async(main)
+
+
+def parse_task(text: str) -> object:
+    """The task that --task holds. Raises UsageError where it is not JSON."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f'--task is not JSON ({error}): write for example --task \'{{"question": "2 + 2?"}}\'') from error

@@ -1,0 +1,50 @@
+"""`agl-otel up`: the stack in the foreground."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from agl_otel.cli.common import data_dir_option, json_option, port_options, print_json, run_async, setup_logging
+from agl_otel.settings import Settings
+from agl_otel.stack import Stack
+
+
+@click.command()
+@data_dir_option
+@click.option("--queue", "queue_url", metavar="URL", help="postgresql://…  [default: SQLite in the data directory]")
+@click.option("--clickhouse", "clickhouse_url", metavar="URL", help="clickhouse://…  [default: embedded, in the data directory]")
+@port_options
+@json_option
+def up(data_dir: Path | None, as_json: bool, **flags: Any) -> None:
+    """Run the stack until Ctrl+C: queue, collector, proxy and web.
+
+    Everything is kept under --data-dir; stack.json there says where each service is. A crashed service is restarted; one that
+    keeps crashing ends the stack with an error. Clients need one address, the queue's: AGL_STORE=127.0.0.1:4747.
+    """
+    settings = Settings.load(data_dir=data_dir, **flags)
+    setup_logging(settings.log_level)
+
+    async def main() -> None:
+        async with Stack(settings) as stack:
+            _show(stack, as_json)
+            await stack.failed
+
+    run_async(main)
+
+
+def _show(stack: Stack, as_json: bool) -> None:
+    if as_json:
+        print_json({"data_dir": str(stack.data_dir), "addresses": stack.addresses()})
+        return
+    table = Table(title="agl-otel is up", title_justify="left", show_header=False, box=None)
+    for name, address in stack.addresses().items():
+        table.add_row(name.replace("_", " "), address)
+    table.add_row("data", str(stack.data_dir))
+    console = Console()
+    console.print(table)
+    console.print(f"\nPoint clients at it:  export AGL_STORE={stack.address}\nCtrl+C stops it.", highlight=False)
