@@ -1,0 +1,101 @@
+"""Group commit: all requests that wait share one write and one fsync, in a thread of its own.
+
+Delivery is in log order, on the event loop; whoever waits on a place knows that everything before it is on disk too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from typing import Final
+
+from agl_otel.collector.wal import Log, Place
+from agl_otel.errors import UnavailableError
+
+MAX_WAITING_BYTES: Final = 256 << 20  # received, not yet on disk
+
+_Item = tuple[int, bytes, "asyncio.Future[Place]"]
+
+
+class GroupCommit:
+    """The asynchronous face of a Log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._queue: queue.SimpleQueue[_Item | int | None] = queue.SimpleQueue()
+        self._closed = False
+        self.waiting_bytes = 0
+        self.groups = 0
+        """How many fsyncs were made."""
+        self.bytes_held = log.bytes_held
+        """Size of the log, as of the last group."""
+        self._thread = threading.Thread(target=self._run, name="wal", daemon=True)
+        self._thread.start()
+
+    def append(self, kind: int, payload: bytes) -> asyncio.Future[Place]:
+        """Log one record; the future is done when it is on disk.
+
+        Raises UnavailableError, here or from the future, where it cannot be kept.
+        """
+        if self._closed:
+            raise UnavailableError("the collector is stopping: send it again")
+        if self.waiting_bytes > MAX_WAITING_BYTES:
+            raise UnavailableError(f"{self.waiting_bytes >> 20} MiB wait for the disk already: send it again later")
+        future: asyncio.Future[Place] = self._loop.create_future()
+        self.waiting_bytes += len(payload)
+        self._queue.put((kind, payload, future))
+        return future
+
+    def release(self, position: int) -> None:
+        """Everything before `position` is stored: its segments may go."""
+        self._queue.put(position)
+
+    async def close(self) -> None:
+        """Write what waits, and end the thread."""
+        self._closed = True
+        self._queue.put(None)
+        await asyncio.to_thread(self._thread.join)
+        await asyncio.sleep(0)
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            group: list[_Item] = []
+            item = self._queue.get()
+            while True:
+                if item is None:
+                    closing = True
+                elif isinstance(item, int):
+                    self._log.release(item)
+                else:
+                    group.append(item)
+                try:
+                    item = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+            if group:
+                self._commit(group)
+
+    def _commit(self, group: list[_Item]) -> None:
+        try:
+            places = self._log.append([(kind, payload) for kind, payload, _ in group])
+        except UnavailableError as error:
+            self._loop.call_soon_threadsafe(self._failed, group, error)
+            return
+        self._loop.call_soon_threadsafe(self._done, group, places, self._log.bytes_held)
+
+    def _done(self, group: list[_Item], places: list[Place], bytes_held: int) -> None:
+        self.groups += 1
+        self.bytes_held = bytes_held
+        for (_, payload, future), place in zip(group, places, strict=True):
+            self.waiting_bytes -= len(payload)
+            if not future.cancelled():
+                future.set_result(place)
+
+    def _failed(self, group: list[_Item], error: UnavailableError) -> None:
+        for _, payload, future in group:
+            self.waiting_bytes -= len(payload)
+            if not future.cancelled():
+                future.set_exception(UnavailableError(str(error)))

@@ -1,0 +1,214 @@
+"""OTLP protobuf → rows of otel_traces and otel_logs, exact for every value (values.py says how).
+
+This is the road that understands everything; what is plain takes the fast one (raw.py), to the same rows. Token ids and log-probs of a
+model call go straight into their columns where they fit exactly, and their long text is left out of the map (AttrTypes: `column`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from agl_otel import semconv
+from agl_otel.collector.identify import Identity
+from agl_otel.collector.values import Value, double_array, encode, int_array, to_map
+
+SPAN_KINDS: Final = ("Unspecified", "Internal", "Server", "Client", "Producer", "Consumer")
+STATUS_CODES: Final = ("Unset", "Ok", "Error")
+SERVICE_NAME: Final = "service.name"
+
+LOGPROBS: Final = "ResponseLogprobs"
+TOKEN_COLUMNS: Final[dict[str, tuple[str, Callable[[Value], NDArray[Any] | None]]]] = {
+    semconv.LLM_PROMPT_TOKEN_IDS: ("PromptTokenIds", int_array),
+    semconv.LLM_RESPONSE_TOKEN_IDS: ("ResponseTokenIds", int_array),
+    semconv.LLM_RESPONSE_LOGPROBS: (LOGPROBS, double_array),
+}
+TRACE_COLUMNS: Final = (
+    "Timestamp", "TraceId", "SpanId", "ParentSpanId", "TraceState", "SpanName", "SpanKind", "ServiceName", "ResourceAttributes",
+    "ScopeName", "ScopeVersion", "SpanAttributes", "Duration", "StatusCode", "StatusMessage", "Events.Timestamp", "Events.Name",
+    "Events.Attributes", "Links.TraceId", "Links.SpanId", "Links.TraceState", "Links.Attributes", "RolloutId", "AttemptId",
+    "SequenceId", "PromptTokenIds", "ResponseTokenIds", "ResponseLogprobs", "AttrTypes", "ReceivedAt", "BatchId", "BatchPos",
+)  # fmt: skip
+LOG_COLUMNS: Final = (
+    "Timestamp", "TraceId", "SpanId", "TraceFlags", "SeverityText", "SeverityNumber", "ServiceName", "Body", "ResourceSchemaUrl",
+    "ResourceAttributes", "ScopeSchemaUrl", "ScopeName", "ScopeVersion", "ScopeAttributes", "LogAttributes", "EventName",
+    "RolloutId", "AttemptId", "SequenceId", "AttrTypes", "ReceivedAt", "BatchId", "BatchPos",
+)  # fmt: skip
+
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
+
+
+def span_rows(
+    raw: bytes,
+    identities: Sequence[Identity],
+    numbers: Iterator[int],
+    *,
+    received_ms: int,
+    batch: int,
+    first: int,
+    only: Container[int] | None = None,
+) -> list[str]:
+    """The rows (JSON texts) of the spans that were taken, or of those whose BatchPos is in `only`.
+
+    `identities` has one entry for each span of the request; `numbers` gives the sequence number of each taken span in turn;
+    `first` is the BatchPos of the first of them.
+    """
+    rows: list[str] = []
+    index = 0
+    position = first
+    for resource_spans in ExportTraceServiceRequest.FromString(raw).resource_spans:
+        resource_types: dict[str, str] = {}
+        resource = to_map(resource_spans.resource.attributes, resource_types, "resource:")
+        for scope_spans in resource_spans.scope_spans:
+            scope = scope_spans.scope
+            shared = {
+                "ServiceName": resource.get(SERVICE_NAME, ""),
+                "ResourceAttributes": resource,
+                "ScopeName": scope.name,
+                "ScopeVersion": scope.version,
+                "ReceivedAt": _milliseconds(received_ms),
+                "BatchId": batch,
+            }
+            for span in scope_spans.spans:
+                identity = identities[index]
+                index += 1
+                if identity.reason:
+                    continue
+                number = next(numbers)
+                if only is None or position in only:
+                    row = shared | _span(span, dict(resource_types))
+                    row["RolloutId"], row["AttemptId"], row["SequenceId"] = identity.rollout_id, identity.attempt_id, number
+                    row["BatchPos"] = position
+                    rows.append(_dumps(row))
+                position += 1
+    return rows
+
+
+def _span(span: Span, types: dict[str, str]) -> dict[str, Any]:
+    tokens, attributes = split_tokens(span, types)
+    row: dict[str, Any] = {
+        "Timestamp": _nanoseconds(span.start_time_unix_nano),
+        "TraceId": span.trace_id.hex(),
+        "SpanId": span.span_id.hex(),
+        "ParentSpanId": span.parent_span_id.hex() if any(span.parent_span_id) else "",
+        "TraceState": span.trace_state,
+        "SpanName": span.name,
+        "SpanKind": SPAN_KINDS[span.kind] if 0 <= span.kind < len(SPAN_KINDS) else SPAN_KINDS[0],
+        "SpanAttributes": attributes,
+        "Duration": max(0, span.end_time_unix_nano - span.start_time_unix_nano),
+        "StatusCode": STATUS_CODES[span.status.code] if 0 <= span.status.code < len(STATUS_CODES) else STATUS_CODES[0],
+        "StatusMessage": span.status.message,
+        "AttrTypes": types,
+    }
+    row |= tokens
+    if span.events:
+        row["Events.Timestamp"] = [_nanoseconds(event.time_unix_nano) for event in span.events]
+        row["Events.Name"] = [event.name for event in span.events]
+        row["Events.Attributes"] = [to_map(event.attributes, types, f"event.{n}:") for n, event in enumerate(span.events)]
+    if span.links:
+        row["Links.TraceId"] = [link.trace_id.hex() for link in span.links]
+        row["Links.SpanId"] = [link.span_id.hex() for link in span.links]
+        row["Links.TraceState"] = [link.trace_state for link in span.links]
+        row["Links.Attributes"] = [to_map(link.attributes, types, f"link.{n}:") for n, link in enumerate(span.links)]
+    return row
+
+
+def split_tokens(span: Span, types: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(token columns, attribute texts). A list that does not fit its column exactly stays in the map, and the column takes what it can."""
+    columns: dict[str, Any] = {}
+    rest: list[KeyValue] = []
+    for attribute in span.attributes:
+        target = TOKEN_COLUMNS.get(attribute.key)
+        if target is None:
+            rest.append(attribute)
+            continue
+        name, read = target
+        if name in columns:
+            continue  # of a key given twice the first counts
+        numbers = read(attribute.value)
+        if numbers is None:
+            rest.append(attribute)
+            columns[name] = nearest(attribute.value) if name == LOGPROBS else []
+        else:
+            columns[name] = numbers.tolist()
+            types[attribute.key] = "column"
+    return columns, to_map(rest, types)
+
+
+def nearest(value: Value) -> list[float]:
+    """Log-probs that float32 does not hold exactly: the nearest ones; none at all where one is not finite (ClickHouse would read 0.0)."""
+    numbers = [item.double_value for item in value.array_value.values if item.WhichOneof("value") == "double_value"]
+    with np.errstate(over="ignore"):
+        small = np.asarray(numbers, dtype=np.float64).astype(np.float32)
+    return small.tolist() if len(numbers) == len(value.array_value.values) and bool(np.all(np.isfinite(small))) else []
+
+
+def log_rows(raw: bytes, identities: Sequence[Identity], *, received_ms: int, batch: int, first: int) -> list[str]:
+    """The rows (JSON texts) of the log records that were taken; see span_rows."""
+    rows: list[str] = []
+    index = 0
+    for resource_logs in ExportLogsServiceRequest.FromString(raw).resource_logs:
+        resource_types: dict[str, str] = {}
+        resource = to_map(resource_logs.resource.attributes, resource_types, "resource:")
+        for scope_logs in resource_logs.scope_logs:
+            scope_types = dict(resource_types)
+            shared = {
+                "ServiceName": resource.get(SERVICE_NAME, ""),
+                "ResourceSchemaUrl": resource_logs.schema_url,
+                "ResourceAttributes": resource,
+                "ScopeSchemaUrl": scope_logs.schema_url,
+                "ScopeName": scope_logs.scope.name,
+                "ScopeVersion": scope_logs.scope.version,
+                "ScopeAttributes": to_map(scope_logs.scope.attributes, scope_types, "scope:"),
+                "ReceivedAt": _milliseconds(received_ms),
+                "BatchId": batch,
+            }
+            for record in scope_logs.log_records:
+                identity = identities[index]
+                index += 1
+                if identity.reason:
+                    continue
+                types = dict(scope_types)
+                body, body_type = encode(record.body, record.body.WhichOneof("value"))
+                if body_type not in {"string", "empty"}:
+                    types["body:"] = body_type
+                stamp = record.time_unix_nano or record.observed_time_unix_nano or received_ms * 10**6
+                rows.append(
+                    _dumps(
+                        shared
+                        | {
+                            "Timestamp": _nanoseconds(stamp),
+                            "TraceId": record.trace_id.hex() if any(record.trace_id) else "",
+                            "SpanId": record.span_id.hex() if any(record.span_id) else "",
+                            "TraceFlags": record.flags & 0xFF,
+                            "SeverityText": record.severity_text,
+                            "SeverityNumber": record.severity_number & 0xFF,
+                            "Body": body,
+                            "LogAttributes": to_map(record.attributes, types),
+                            "EventName": record.event_name,
+                            "AttrTypes": types,
+                            "RolloutId": identity.rollout_id,
+                            "AttemptId": identity.attempt_id,
+                            "SequenceId": identity.sequence or 0,
+                            "BatchPos": first + len(rows),
+                        }
+                    )
+                )
+    return rows
+
+
+def _nanoseconds(stamp: int) -> str | int:
+    # ClickHouse takes "seconds.fraction" only where the seconds have nine or ten digits; 0 (an event without a time) goes as a number.
+    return f"{stamp // 10**9}.{stamp % 10**9:09d}" if stamp >= 10**17 else 0
+
+
+def _milliseconds(stamp: int) -> str:
+    return f"{stamp // 1000}.{stamp % 1000:03d}"

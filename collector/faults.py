@@ -1,0 +1,17 @@
+"""Named places where a test can raise or end the process. Nothing hooks them outside of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+POINTS: Final = ("logged", "batch-noted", "inserted", "stored-noted")
+LATE_POINTS: Final = ("late-numbered", "late-copied", "adopt-started", "adopt-copied")
+"""Of the late pass and of adoption, in the order in which they are reached."""
+hooks: dict[str, Callable[[], None]] = {}
+
+
+def reach(point: str) -> None:
+    """Run the hook of `point`, if a test has set one."""
+    if hook := hooks.get(point):
+        hook()

@@ -1,0 +1,156 @@
+"""A copy of every accepted request to the user's own OTLP endpoint, which may be slow or away without harm.
+
+The copy is the request's own protobuf bytes, so ids that we add are not in it. It waits in memory, bounded; what finds no room, is
+refused there or grows too old is counted and dropped. Nothing here is awaited by an ack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Protocol
+from urllib.parse import unquote, urlsplit
+
+from agl_otel.collector.forward_targets import GrpcTarget, HttpTarget, RefusedError, TryAgainError
+from agl_otel.collector.journal import Signal
+from agl_otel.errors import SettingsError
+
+MAX_QUEUE_BYTES: Final = 64 << 20
+WORKERS: Final = 4  # requests under way at a time
+FIRST_BACKOFF_SECONDS: Final = 0.5
+MAX_BACKOFF_SECONDS: Final = 30.0
+MAX_AGE_SECONDS: Final = 300.0  # a copy that is older helps nobody; the original is in our own store
+GRPC_SCHEMES: Final = {"grpc": False, "grpcs": True}
+_logger = logging.getLogger(__name__)
+
+
+class Target(Protocol):
+    """Where copies go."""
+
+    async def send(self, signal: Signal, raw: bytes) -> None:
+        """Deliver one. Raises TryAgainError or RefusedError."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+
+class _Copy(NamedTuple):
+    signal: Signal
+    raw: bytes
+    since: float
+
+
+class Forwarder:
+    """Sends copies to `target`; start it with `run()` as a task."""
+
+    def __init__(self, target: Target, name: str, *, max_queue_bytes: int = MAX_QUEUE_BYTES) -> None:
+        self._target = target
+        self._name = name
+        self._max_bytes = max_queue_bytes
+        self._waiting: deque[_Copy] = deque()
+        self._wake = asyncio.Semaphore(0)
+        self._unfinished = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.queued_bytes = 0
+        """Copies that wait or are under way."""
+        self.counts: Counter[str] = Counter()
+        """Requests: sent, retries, dropped_full, dropped_refused, dropped_expired, dropped_stopped."""
+
+    def offer(self, signal: Signal, raw: bytes) -> None:
+        """Take a copy, or count it as dropped. Never waits."""
+        if self.queued_bytes + len(raw) > self._max_bytes:
+            self._drop("full", "it does not keep up")
+            return
+        self.queued_bytes += len(raw)
+        self._unfinished += 1
+        self._idle.clear()
+        self._waiting.append(_Copy(signal, raw, time.monotonic()))
+        self._wake.release()
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WORKERS):
+                group.create_task(self._work())
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Give what waits a last chance; the rest is counted as dropped."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_seconds)
+        if self._unfinished:
+            self.counts["dropped_stopped"] += self._unfinished
+            _logger.warning("stopping with %d requests that were not forwarded to %s", self._unfinished, self._name)
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        await self._target.close()
+
+    async def _work(self) -> None:
+        while True:
+            await self._wake.acquire()
+            copy = self._waiting.popleft()
+            await self._deliver(copy)
+            self.queued_bytes -= len(copy.raw)
+            self._unfinished -= 1
+            if not self._unfinished:
+                self._idle.set()
+
+    async def _deliver(self, copy: _Copy) -> None:
+        backoff = FIRST_BACKOFF_SECONDS
+        while True:
+            try:
+                await self._target.send(copy.signal, copy.raw)
+            except RefusedError as error:
+                self._drop("refused", str(error))
+                return
+            except TryAgainError as error:
+                pause = max(error.wait_seconds, backoff * random.uniform(0.7, 1.3))
+                if time.monotonic() + pause - copy.since > MAX_AGE_SECONDS:
+                    self._drop("expired", str(error))
+                    return
+                self.counts["retries"] += 1
+                if self.counts["retries"] == 1:
+                    _logger.warning("forwarding to %s: it does not answer well; trying again: %s", self._name, error)
+                backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+                await asyncio.sleep(pause)
+                continue
+            self.counts["sent"] += 1
+            return
+
+    def _drop(self, reason: str, why: str) -> None:
+        self.counts[f"dropped_{reason}"] += 1
+        dropped = self.counts[f"dropped_{reason}"]
+        if dropped == 1 or dropped % 1000 == 0:
+            _logger.warning("forwarding to %s: %d requests dropped (%s): %s", self._name, dropped, reason, why)
+
+
+def make_target(endpoint: str, headers: str) -> Target:
+    """The target that the settings `forward_otlp` and `forward_headers` name. Raises SettingsError."""
+    parts = urlsplit(endpoint if "://" in endpoint else f"grpc://{endpoint}")
+    pairs = parse_headers(headers)
+    if parts.scheme in GRPC_SCHEMES and parts.hostname and parts.port:
+        return GrpcTarget(f"{parts.hostname}:{parts.port}", pairs, tls=GRPC_SCHEMES[parts.scheme])
+    if parts.scheme in ("http", "https") and parts.hostname:
+        return HttpTarget(endpoint.rstrip("/"), pairs)
+    raise SettingsError(
+        f"AGL_FORWARD_OTLP {endpoint!r} is no OTLP endpoint: write http://HOST:4318, https://…, grpc://HOST:4317 or grpcs://…"
+    )
+
+
+def parse_headers(text: str) -> Mapping[str, str]:
+    """`name=value,name=value`, values percent-decoded, names in lower case. Raises SettingsError without showing the values."""
+    found: dict[str, str] = {}
+    for number, pair in enumerate(filter(None, (part.strip() for part in text.split(","))), start=1):
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise SettingsError(f"AGL_FORWARD_HEADERS: entry {number} is not name=value")
+        found[name.strip().lower()] = unquote(value.strip())
+    return found

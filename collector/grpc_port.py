@@ -1,0 +1,89 @@
+"""OTLP over gRPC, on raw bytes: translates between the wire and `Intake`, and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, NoReturn
+
+import grpc
+import grpc.aio
+
+from agl_otel.collector.receive import METRICS_OFF, UNAUTHENTICATED, Receiver, status_of
+from agl_otel.collector.signals import PROTOCOLS, Protocol
+from agl_otel.errors import AglError, grpc_status
+
+BARRIER_METHOD: Final = "/agl.collector.v1.Collector/Barrier"
+METHODS: Final = (*(protocol.method for protocol in PROTOCOLS), BARRIER_METHOD)
+_Handle = Callable[[bytes, Mapping[str, str]], Awaitable[bytes]]
+
+
+def grpc_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    """Options of the server: limits, one process for each port, and keepalive for clients behind idle balancers."""
+    return [
+        ("grpc.so_reuseport", 0),  # gRPC would otherwise share a port silently with another process
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.keepalive_time_ms", 60_000),  # a client that is gone is noticed within 80 s
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),  # exporters may ping every 10 s
+    ]
+
+
+class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument] - generic in the stubs only
+    """The services of the three signals, the barrier, and words for any other method."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        handlers = {protocol.method: self._export(protocol) for protocol in PROTOCOLS} | {BARRIER_METHOD: self._barrier}
+        self._handlers = {method: grpc.unary_unary_rpc_method_handler(self._guarded(handler)) for method, handler in handlers.items()}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """The handler of a method."""
+        method = handler_call_details.method
+        if method in self._handlers:
+            return self._handlers[method]
+
+        async def unknown(_: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"this port has no method {method}; it has {', '.join(METHODS)}")
+
+        return grpc.stream_stream_rpc_method_handler(unknown)  # the most general shape: right for any client
+
+    def _export(self, protocol: Protocol) -> _Handle:
+        async def handle(raw: bytes, metadata: Mapping[str, str]) -> bytes:
+            outcome = await self._receiver.intake.take(protocol.signal, raw, metadata)
+            return protocol.answer(outcome).SerializeToString()
+
+        async def off(_: bytes, __: Mapping[str, str]) -> bytes:
+            raise _UnimplementedError(METRICS_OFF)
+
+        return handle if self._receiver.takes(protocol) else off
+
+    async def _barrier(self, _: bytes, __: Mapping[str, str]) -> bytes:
+        await self._receiver.writer.barrier()
+        return b""
+
+    def _guarded(self, handler: _Handle) -> Any:
+        async def call(raw: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+            metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+            if not self._receiver.allowed(metadata.get("authorization", "")):
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNAUTHENTICATED)
+            try:
+                return await handler(raw, metadata)
+            except _UnimplementedError as error:
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, str(error))
+                _unreachable(error)
+            except AglError as error:
+                trailing = (("grpc-status-details-bin", status_of(error).SerializeToString()),)
+                await context.abort(grpc.StatusCode[grpc_status(error)], str(error), trailing)
+                _unreachable(error)
+
+        return call
+
+
+class _UnimplementedError(Exception):
+    pass
+
+
+def _unreachable(error: Exception) -> NoReturn:
+    raise AssertionError("abort raises") from error

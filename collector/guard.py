@@ -1,0 +1,197 @@
+"""Which SQL may run on the read-only endpoint. Pure: text in, a plan or QueryError out; ClickHouse's own parser does the reading.
+
+chdb's `readonly=1` is not enough: it still runs INTO OUTFILE, and reads files and URLs. So, in this order:
+
+1. `split` refuses the word OUTFILE anywhere, and recognises SHOW, DESCRIBE, EXPLAIN and EXISTS by fixed patterns.
+2. ClickHouse formats the text as data (`formatQuery({q:String})`): one statement, without comments, in canonical form.
+3. `inner` takes the trailing FORMAT and SETTINGS off the canonical text; `check_tree` looks at what EXPLAIN AST says of the rest:
+   a SELECT, and neither settings, nor table functions, nor scalar functions that reach outside.
+4. It runs as `SELECT * FROM (…)`, in which INTO OUTFILE is a syntax error.
+
+What one query may cost (memory, time, rows) is set on the reading connections (traces/chdb.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from agl_otel.errors import QueryError
+
+MAX_QUERY_BYTES: Final = 256 << 10
+
+# Table functions that only make rows. All others (file, url, s3, remote, executable, python, …) are refused, as are unknown ones.
+SAFE_TABLE_FUNCTIONS: Final = frozenset(
+    {"numbers", "numbers_mt", "zeros", "zeros_mt", "generateseries", "generate_series", "values", "format", "view", "null", "primes"}
+)
+# Scalar functions that reach outside, or only burn time.
+REFUSED_FUNCTIONS: Final = re.compile(
+    r"file|sleep|sleepeachrow|dict\w+|dictionary|joinget\w*|ai[A-Z]\w*|AI[A-Z]\w*|catboost\w*|eval|addressto\w+|showcertificate",
+    re.I,
+)
+# Settings that a client may send: how the answer looks, and lower limits. Everything else is dropped (URL) or refused (in the SQL).
+ALLOWED_SETTINGS: Final = re.compile(
+    r"output_format_(?!schema)\w+|date_time_output_format|format_\w*null\w*|max_block_size|limit|offset|join_use_nulls|"
+    r"aggregate_functions_null_for_empty|transform_null_in|use_hive_partitioning|session_timezone|wait_end_of_query|extremes|"
+    r"final|optimize_read_in_order|prefer_column_name_to_alias|cast_keep_nullable|allow_experimental_analyzer|enable_analyzer"
+)
+FORMATS: Final = re.compile(
+    r"JSON\w*|CSV\w*|TSV\w*|TabSeparated\w*|Native|RowBinary\w*|Arrow|ArrowStream|Parquet|Pretty\w*|Values|Vertical|XML|Null|Markdown|RawBLOB|LineAsString"
+)
+CONTENT_TYPES: Final = {
+    "JSON": "application/json; charset=UTF-8",
+    "JSONCompact": "application/json; charset=UTF-8",
+    "JSONEachRow": "application/x-ndjson; charset=UTF-8",
+    "JSONCompactEachRow": "application/x-ndjson; charset=UTF-8",
+    "Native": "application/octet-stream",
+    "Arrow": "application/octet-stream",
+    "ArrowStream": "application/octet-stream",
+    "Parquet": "application/octet-stream",
+    "CSV": "text/csv; charset=UTF-8; header=absent",
+    "CSVWithNames": "text/csv; charset=UTF-8; header=present",
+    "TabSeparated": "text/tab-separated-values; charset=UTF-8",
+}
+SETTING_VALUE: Final = re.compile(r"-?\d+(\.\d+)?|'[A-Za-z0-9_ /:+.-]*'|true|false")
+
+_NAME: Final = r"(?:[A-Za-z_]\w*|`\w+`|\"\w+\")"
+_TABLE: Final = rf"{_NAME}(?:\.{_NAME})?"
+_LIKE: Final = r"(?:\s+(?:NOT\s+)?I?LIKE\s+'[\w%. -]*')?"
+_FIXED: Final = re.compile(
+    rf"""SHOW\s+(?:DATABASES|(?:FULL\s+)?TABLES(?:\s+(?:FROM|IN)\s+{_NAME})?){_LIKE}
+    |SHOW\s+CREATE\s+(?:TABLE\s+|VIEW\s+|DATABASE\s+)?{_TABLE}
+    |SHOW\s+(?:EXTENDED\s+)?(?:FULL\s+)?(?:COLUMNS|FIELDS)\s+(?:FROM|IN)\s+{_NAME}(?:\s+(?:FROM|IN)\s+{_NAME})?{_LIKE}
+    |SHOW\s+(?:FUNCTIONS|SETTINGS|PROCESSLIST|GRANTS|ENGINES){_LIKE}
+    |EXISTS\s+(?:TABLE\s+|VIEW\s+|DATABASE\s+)?{_TABLE}
+    |DESC(?:RIBE)?\s+(?:TABLE\s+)?{_TABLE}""",
+    re.I | re.X,
+)
+_EXPLAIN: Final = re.compile(r"EXPLAIN\s+(?:(AST|SYNTAX|PLAN|PIPELINE|ESTIMATE|QUERY\s+TREE)\s+)?(?=SELECT\b|WITH\b|\()", re.I)
+_DESCRIBE_QUERY: Final = re.compile(r"DESC(?:RIBE)?\s+(?:TABLE\s+)?\((.*)\)", re.I | re.S)
+_FORMAT: Final = re.compile(r"\bFORMAT\s+`?(\w+)`?\s*$", re.I)
+_SETTINGS: Final = re.compile(
+    rf"\bSETTINGS\s+((?:\w+\s*=\s*(?:{SETTING_VALUE.pattern})\s*,\s*)*\w+\s*=\s*(?:{SETTING_VALUE.pattern}))\s*$", re.I
+)
+_IDENTIFIER_NODE: Final = re.compile(r"^ *(?:Table)?Identifier (\S+)", re.M)
+# Tables of ClickHouse's own that stop every thread, or show what is nobody's business.
+_REFUSED_TABLES: Final = re.compile(
+    r"system\.`?(stack_trace|jemalloc_\w+|symbols|certificates|named_collections|user_directories|fail_points|users|zookeeper\w*)`?", re.I
+)
+_FUNCTION_NODE: Final = re.compile(r"^ *Function (\S+)", re.M)
+_SETTINGS_NODE: Final = re.compile(r"^ *Set\b", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A text that may go on."""
+
+    kind: Literal["select", "fixed"]
+    """`fixed`: run `text` as it stands; `select`: format, check, wrap."""
+    text: str
+    format_name: str = ""
+    """The FORMAT that the text asked for; empty where it did not."""
+    prefix: str = ""
+    """What to put before the wrapped query: `EXPLAIN PLAN`, `DESCRIBE`."""
+
+
+def split(sql: str) -> Statement:
+    """Step 1. Raises QueryError."""
+    if len(sql.encode()) > MAX_QUERY_BYTES:
+        raise QueryError(f"the query is longer than {MAX_QUERY_BYTES >> 10} KiB; pass long lists as parameters, {{name:Array(String)}}")
+    if re.search("outfile", sql, re.I):
+        raise QueryError("INTO OUTFILE is not allowed here (nor the word in a literal: pass that text as a parameter, {name:String})")
+    text = _strip_leading_comments(sql).rstrip().rstrip(";").rstrip()
+    if not text:
+        raise QueryError("Empty query")
+    bare, format_name = take_format(text)
+    if _FIXED.fullmatch(bare):
+        return Statement("fixed", bare, format_name)
+    if explain := _EXPLAIN.match(bare):
+        return Statement("select", bare[explain.end() :], format_name, prefix=bare[: explain.end()].strip())
+    if describe := _DESCRIBE_QUERY.fullmatch(bare):
+        return Statement("select", describe.group(1), format_name, prefix="DESCRIBE")
+    if not re.match(r"(?:SELECT|WITH|\(|FROM)\b|\(", bare, re.I):
+        word = re.split(r"\W", bare, maxsplit=1)[0][:30]
+        raise QueryError(
+            f"only reading is allowed here: SELECT, WITH, SHOW, DESCRIBE, EXPLAIN and EXISTS, not {word!r}. Data comes in through OTLP"
+        )
+    return Statement("select", text, format_name)
+
+
+def inner(canonical: str) -> tuple[str, dict[str, str], str]:
+    """Of a canonical text: (the query alone, its allowed settings, its FORMAT). Raises QueryError for other settings."""
+    text, before = take_format(canonical.strip())
+    text, settings = take_settings(text)
+    text, after = take_format(text)
+    return text, settings, before or after
+
+
+def check_format(name: str) -> str:
+    """`name`, if it is a format that only writes the answer (some others read or write schema files). Raises QueryError."""
+    if not FORMATS.fullmatch(name):
+        raise QueryError(f"the format {name!r} is not available here")
+    return name
+
+
+def parameter_text(text: str) -> str:
+    """`text` as the value of a {name:String} parameter."""
+    return text.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n")
+
+
+def take_format(text: str) -> tuple[str, str]:
+    """(text without a trailing FORMAT, its name or an empty string)."""
+    found = _FORMAT.search(text)
+    return (text[: found.start()].rstrip(), found.group(1)) if found else (text, "")
+
+
+def take_settings(text: str) -> tuple[str, dict[str, str]]:
+    """(text without a trailing SETTINGS clause, those of its settings that are allowed). Raises QueryError for others."""
+    found = _SETTINGS.search(text)
+    if found is None:
+        return text, {}
+    settings: dict[str, str] = {}
+    for part in re.findall(rf"(\w+)\s*=\s*({SETTING_VALUE.pattern})", found.group(1)):
+        if not ALLOWED_SETTINGS.fullmatch(part[0]):
+            raise QueryError(f"the setting {part[0]} cannot be changed on this read-only endpoint")
+        settings[part[0]] = part[1]
+    return text[: found.start()].rstrip(), settings
+
+
+def filter_settings(sent: Mapping[str, str]) -> dict[str, str]:
+    """Of the settings in a URL those that are allowed, as SQL literals; the others are dropped (clients send many)."""
+    kept: dict[str, str] = {}
+    for name, value in sent.items():
+        literal = value if re.fullmatch(r"-?\d+(\.\d+)?", value) else f"'{value}'"
+        if ALLOWED_SETTINGS.fullmatch(name) and SETTING_VALUE.fullmatch(literal):
+            kept[name] = literal
+    return kept
+
+
+def check_tree(tree: str, table_functions: frozenset[str]) -> None:
+    """Step 3: what EXPLAIN AST says of one statement. `table_functions` are all that this ClickHouse has, in lower case."""
+    if not tree.startswith("SelectWithUnionQuery"):
+        raise QueryError("only a SELECT can run here")
+    if _SETTINGS_NODE.search(tree):
+        raise QueryError("SETTINGS is allowed at the end of the query only, and only for how the answer looks")
+    for name in _IDENTIFIER_NODE.findall(tree):
+        if _REFUSED_TABLES.fullmatch(name):
+            raise QueryError(f"the table {name} is not available here")
+    for name in _FUNCTION_NODE.findall(tree):
+        lower = name.lower()
+        if lower in table_functions and lower not in SAFE_TABLE_FUNCTIONS:
+            raise QueryError(f"the table function {name} reaches outside of the stored traces and is not allowed here")
+        if REFUSED_FUNCTIONS.fullmatch(name):
+            raise QueryError(f"the function {name} is not allowed here")
+
+
+def wrap(text: str, prefix: str, settings: Mapping[str, str]) -> str:
+    """Step 4."""
+    tail = "\nSETTINGS " + ", ".join(f"{name} = {value}" for name, value in settings.items()) if settings else ""
+    if prefix.upper().startswith("DESC"):
+        return f"DESCRIBE (\n{text}\n)"
+    return f"{prefix} SELECT * FROM (\n{text}\n){tail}".lstrip()
+
+
+def _strip_leading_comments(sql: str) -> str:
+    return re.sub(r"\A(?:\s+|--[^\n]*(?:\n|\Z)|#!?[^\n]*(?:\n|\Z)|/\*.*?\*/)+", "", sql, flags=re.S)

@@ -1,0 +1,41 @@
+"""Which tables may be read where the ClickHouse is a server, on which other people keep other databases. Pure: text in, QueryError out.
+
+The embedded ClickHouse holds nothing but our own tables. On a server the collector's user may see more than readers of traces should:
+so ClickHouse itself resolves the query (EXPLAIN QUERY TREE, with its first pass alone), and every table that it names must be of our
+database, or one of the system tables that describe rather than report.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from agl_otel.errors import QueryError
+from agl_otel.traces.engine import DATABASE
+
+TREE: Final = "EXPLAIN QUERY TREE passes = 1 "
+SYSTEM_TABLES: Final = frozenset(
+    {"one", "numbers", "numbers_mt", "zeros", "zeros_mt", "databases", "tables", "columns", "parts", "functions", "table_functions",
+     "settings", "formats", "data_type_families", "table_engines", "build_options", "time_zones", "keywords", "contributors",
+     "aggregate_function_combinators", "collations", "merge_tree_settings"}
+)  # fmt: skip
+_TABLE_NODE: Final = re.compile(r"^ *TABLE id: .*table_name: ([^,\n]+)", re.M)  # greedy: an alias before it may say anything
+_QUALIFIED: Final = re.compile(r"[`\"]?(\w+)[`\"]?\.[`\"]?\w")
+_SHOW_OF: Final = re.compile(r"SHOW\s+(?:FULL\s+)?TABLES\s+(?:FROM|IN)\s+[`\"]?(\w+)|SHOW\s+CREATE\s+DATABASE\s+[`\"]?(\w+)", re.I)
+_SHOW_REFUSED: Final = re.compile(r"SHOW\s+(?:PROCESSLIST|GRANTS)\b", re.I)
+
+
+def check_query_tree(tree: str) -> None:
+    """What EXPLAIN QUERY TREE says of one SELECT. Raises QueryError."""
+    for name in _TABLE_NODE.findall(tree):
+        database, _, table = name.replace("`", "").partition(".")
+        if database != DATABASE and not (database == "system" and table in SYSTEM_TABLES):
+            raise QueryError(f"the table {name} is not one of the stored traces ({DATABASE}.*) and is not available here")
+
+
+def check_fixed(text: str) -> None:
+    """A SHOW, DESCRIBE or EXISTS. Raises QueryError."""
+    bare = re.sub(r"'[^']*'", "", text)
+    named = _QUALIFIED.findall(bare) + [first or second for first, second in _SHOW_OF.findall(bare)]
+    if _SHOW_REFUSED.match(bare) or any(name not in (DATABASE, "system") for name in named):
+        raise QueryError(f"only {DATABASE}.* is shown here")

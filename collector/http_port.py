@@ -1,0 +1,169 @@
+"""OTLP over HTTP, protobuf and JSON, compressed or not; beside it /health, /status, /metrics and /barrier.
+
+Only translates between the wire and `Intake`. Bodies are decompressed here and not by aiohttp, so that what they unfold to is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from aiohttp import web
+from google.rpc.status_pb2 import Status
+
+from agl_otel.collector import otlpjson
+from agl_otel.collector.compress import EncodingError, TooLargeError, decompress, too_large
+from agl_otel.collector.limits import InFlight
+from agl_otel.collector.receive import GRPC_NUMBER, METRICS_OFF, RETRY_SECONDS, UNAUTHENTICATED, Receiver, status_of
+from agl_otel.collector.signals import PROTOCOLS, Protocol
+from agl_otel.collector.tls import peer_has_certificate
+from agl_otel.errors import AglError, UnavailableError, http_status
+
+PROTOBUF: Final = "application/x-protobuf"
+JSON: Final = "application/json"
+LONG_BYTES: Final = 64 << 10  # bodies from here on are unpacked in a thread
+UNPACKING: Final = 4  # threads that unpack at a time: each may hold as much as `max_message_bytes`
+OPEN: Final = frozenset({"/health"})
+"""Paths that ask for neither token nor client certificate."""
+_NO_CERTIFICATE: Final = "this collector wants a client certificate of the authority in AGL_TLS_CLIENT_CA"
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class HttpPort:
+    """The application of the OTLP HTTP port.
+
+    Args:
+        receiver: takes the requests.
+        in_flight: bounds what is read but not yet on disk.
+        health: what GET /health answers.
+        pages: more GET paths, {path: answer}.
+        actions: more POST paths, {path: handler}; they ask for the token as all paths but /health do.
+        client_certificate: whether clients must show one.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        in_flight: InFlight,
+        health: Callable[[], dict[str, Any]],
+        pages: dict[str, Callable[[], web.Response]] | None = None,
+        actions: Mapping[str, Callable[[web.Request], Awaitable[web.Response]]] | None = None,
+        *,
+        client_certificate: bool = False,
+    ) -> None:
+        self._receiver = receiver
+        self._in_flight = in_flight
+        self._health = health
+        self._pages = pages or {}
+        self._actions = actions or {}
+        self._client_certificate = client_certificate
+        self._unpacking = asyncio.Semaphore(UNPACKING)
+
+    def app(self) -> web.Application:
+        """The aiohttp application; serve it with `auto_decompress=False`."""
+        app = web.Application(client_max_size=self._receiver.max_message_bytes, middlewares=[self._errors()])
+        for protocol in PROTOCOLS:
+            app.router.add_post(protocol.path, self._export(protocol))
+        app.router.add_get("/health", self._get_health)
+        app.router.add_post("/barrier", self._post_barrier)
+        for path, page in self._pages.items():
+            app.router.add_get(path, _page(page))
+        for path, action in self._actions.items():
+            app.router.add_post(path, action)
+        return app
+
+    def _export(self, protocol: Protocol) -> _Handler:
+        async def handle(request: web.Request) -> web.Response:
+            if not self._receiver.takes(protocol):
+                return _refusal(request, 501, Status(code=GRPC_NUMBER["UNIMPLEMENTED"], message=METRICS_OFF))
+            if request.content_type not in (PROTOBUF, JSON):
+                text = f"{request.path} takes Content-Type {PROTOBUF} or {JSON}, not {request.content_type}"
+                return web.Response(status=415, text=text + "; set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf\n")
+            raw = await self._read(request, protocol)
+            metadata = {key.lower(): value for key, value in request.headers.items()}
+            outcome = await self._receiver.intake.take(protocol.signal, raw, metadata)
+            answer = protocol.answer(outcome)
+            if request.content_type == JSON:
+                return web.Response(body=otlpjson.to_json(answer), content_type=JSON)
+            return web.Response(body=answer.SerializeToString(), content_type=PROTOBUF)
+
+        return handle
+
+    async def _read(self, request: web.Request, protocol: Protocol) -> bytes:
+        """The request as protobuf bytes."""
+        limit = self._receiver.max_message_bytes
+        if (request.content_length or 0) > limit:
+            raise too_large(limit)
+        encoding = request.headers.get("Content-Encoding", "")
+        is_json = request.content_type == JSON
+        with self._in_flight.hold(request.content_length or 0):
+            body = await request.read()
+
+            def unpack() -> bytes:
+                plain = decompress(encoding, body, limit)
+                return otlpjson.to_protobuf(protocol.request, plain) if is_json else plain
+
+            if len(body) < LONG_BYTES and not encoding:
+                return unpack()
+            async with self._unpacking:
+                return await asyncio.to_thread(unpack)
+
+    async def _get_health(self, _: web.Request) -> web.Response:
+        return web.json_response(self._health())
+
+    async def _post_barrier(self, _: web.Request) -> web.Response:
+        return web.json_response({"position": await self._receiver.writer.barrier()})
+
+    def _errors(self) -> Any:
+        @web.middleware
+        async def errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+            if request.path not in OPEN and (refusal := self._not_allowed(request)):
+                return refusal
+            try:
+                return await handler(request)
+            except AglError as error:
+                headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, UnavailableError) else {}
+                return _refusal(request, _status(error), status_of(error), headers)
+            except web.HTTPRequestEntityTooLarge:
+                error = too_large(self._receiver.max_message_bytes)
+                return _refusal(request, 413, status_of(error))
+            except web.HTTPNotFound:
+                return web.Response(status=404, text=f"this port has no {request.path}; it has {self._paths(request)}\n")
+            except web.HTTPMethodNotAllowed as error:
+                allowed = ", ".join(sorted(error.allowed_methods))
+                text = f"{request.path} takes {allowed}, not {request.method}\n"
+                return web.Response(status=405, text=text, headers={"Allow": allowed})
+
+        return errors
+
+    def _not_allowed(self, request: web.Request) -> web.Response | None:
+        if self._client_certificate and not peer_has_certificate(request.transport):
+            return web.Response(status=401, text=_NO_CERTIFICATE + "\n")
+        if not self._receiver.allowed(request.headers.get("Authorization", "")):
+            return web.Response(status=401, text=UNAUTHENTICATED + "\n", headers={"WWW-Authenticate": "Bearer"})
+        return None
+
+    def _paths(self, request: web.Request) -> str:
+        found = {f"{route.method} {route.resource.canonical}" for route in request.app.router.routes() if route.resource}
+        return ", ".join(sorted(name for name in found if not name.startswith("HEAD ")))
+
+
+def _page(page: Callable[[], web.Response]) -> _Handler:
+    async def get(_: web.Request) -> web.Response:
+        return page()
+
+    return get
+
+
+def _status(error: AglError) -> int:
+    return 413 if isinstance(error, TooLargeError) else 415 if isinstance(error, EncodingError) else http_status(error)
+
+
+def _refusal(request: web.Request, code: int, status: Status, headers: dict[str, str] | None = None) -> web.Response:
+    """A google.rpc.Status in the encoding of the request; text where it is no OTLP request."""
+    if not request.path.startswith("/v1/"):
+        return web.Response(status=code, text=status.message + "\n", headers=headers)
+    if request.content_type == JSON:
+        return web.Response(status=code, body=otlpjson.to_json(status), content_type=JSON, headers=headers)
+    return web.Response(status=code, body=status.SerializeToString(), content_type=PROTOBUF, headers=headers)

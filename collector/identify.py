@@ -1,0 +1,314 @@
+"""Whose span is this? Pure: (request, request metadata, what is known about traces) → ids, explicit sequence, or why it is refused.
+
+The rules are contracts.md §2; conformance/*.json holds golden vectors that every implementation must pass. The order of spans
+within a request does not matter. Of an attribute key given twice, the first counts. No clock, no I/O; the caller keeps the memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from agl_otel import semconv
+from agl_otel.collector.memory import Ids, Known, TraceMemory
+
+EARLIEST_UNIX_NANO: Final = 946_684_800 * 10**9  # 2000-01-01: ClickHouse would wrap what is far off to another year
+AHEAD_NANO: Final = 24 * 3600 * 10**9
+MAX_SEQUENCE: Final = 2**53
+
+TRACE_ID: Final = "trace id is not 16 bytes or all zero"
+SPAN_ID: Final = "span id is not 8 bytes or all zero"
+PARENT_ID: Final = "parent span id is not 8 bytes"
+TIMESTAMP: Final = "timestamp before 2000 or more than a day ahead"
+ROLLOUT_ID: Final = "rollout id breaks the rule [A-Za-z0-9._:-]{1,128}"
+ATTEMPT_ID: Final = "attempt id breaks the rule [A-Za-z0-9._:-]{1,128}"
+
+
+class Identity(NamedTuple):
+    """What identification says of one span or log record."""
+
+    rollout_id: str = ""
+    attempt_id: str = ""
+    sequence: int | None = None
+    """The explicit sequence number, where there is one."""
+    reason: str = ""
+    """Why it is refused; empty on what is taken."""
+
+
+class _Level(NamedTuple):
+    rollout_id: str = ""
+    attempt_id: str = ""
+    sequence: int | None = None
+    reason: str = ""  # an id of this level breaks the rule
+
+
+LEVELS: Final = ("span", "resource", "metadata")
+_NOTHING: Final = _Level()
+_NO_IDS: Final[Ids] = ("", "")
+_ID_KEYS: Final = frozenset({semconv.ROLLOUT_ID, semconv.ATTEMPT_ID, semconv.SEQUENCE_ID})
+_PREFIX: Final = semconv.ROLLOUT_ID.split(".")[0] + "."  # of every id key
+_PREFIX_BYTES: Final = _PREFIX.encode()
+_NO_TRACE: Final = bytes(16)
+_NO_SPAN: Final = bytes(8)
+
+
+def identify_spans(
+    request: ExportTraceServiceRequest,
+    metadata: Mapping[str, str],
+    known: Known,
+    *,
+    now_unix_nano: int,
+    levels: Counter[str] | None = None,
+    raw: bytes = b"",
+) -> list[Identity]:
+    """One Identity for each span, in the order of the request. `metadata` has lower-case keys.
+
+    `levels` is told what gave the ids: span, resource, metadata, trace or parent. `raw`, the request's bytes, saves a look at every
+    attribute where they tell that no span has an id of its own.
+    """
+    levels = Counter() if levels is None else levels
+    lowest = _metadata_level(metadata)
+    found: list[Identity | None] = []
+    spans: list[Span] = []
+    sequences: dict[int, int | None] = {}
+    latest = now_unix_nano + AHEAD_NANO
+    look = not raw or _may_name_itself(request, raw)
+    for resource_spans in request.resource_spans:
+        resource = _level(resource_spans.resource.attributes)
+        by_others: Counter[str] = Counter()
+        shared = _explicit(_NOTHING, resource, lowest, "", by_others)  # of every span that says nothing itself
+        (giver,) = by_others or ("",)
+        for scope_spans in resource_spans.scope_spans:
+            for span in scope_spans.spans:
+                own = _level(span.attributes) if look else _NOTHING
+                broken = _check_span(span, latest)
+                if own is _NOTHING and not broken:
+                    identity = shared
+                    if giver:
+                        levels[giver] += 1
+                else:
+                    identity = _explicit(own, resource, lowest, broken, levels)
+                if identity is None:
+                    sequences[len(found)] = _sequence_of(own, resource)
+                spans.append(span)
+                found.append(identity)
+    return _inherit_spans(spans, found, sequences, known, levels)
+
+
+def identify_logs(
+    request: ExportLogsServiceRequest, metadata: Mapping[str, str], known: Known, *, now_unix_nano: int, levels: Counter[str] | None = None
+) -> list[Identity]:
+    """One Identity for each log record: the same rules, with the record's own span in the parent's place."""
+    levels = Counter() if levels is None else levels
+    lowest = _metadata_level(metadata)
+    found: list[Identity] = []
+    for resource_logs in request.resource_logs:
+        resource = _level(resource_logs.resource.attributes)
+        for scope_logs in resource_logs.scope_logs:
+            for record in scope_logs.log_records:
+                own = _level(record.attributes)
+                identity = _explicit(own, resource, lowest, _check_record(record, now_unix_nano + AHEAD_NANO), levels)
+                if identity is None:
+                    by_trace = known.opened_by(record.trace_id)
+                    ids = by_trace or known.span(record.trace_id, record.span_id) or _NO_IDS
+                    if ids[0]:
+                        levels["trace" if by_trace else "parent"] += 1
+                    identity = Identity(*ids, _sequence_of(own, resource))
+                found.append(identity)
+    return found
+
+
+def _may_name_itself(request: ExportTraceServiceRequest, raw: bytes) -> bool:
+    """Whether the prefix of our keys stands anywhere else in the bytes than in the keys of the resources."""
+    of_resources = sum(a.key.count(_PREFIX) for r in request.resource_spans for a in r.resource.attributes)
+    return raw.count(_PREFIX_BYTES) > of_resources
+
+
+def learn(request: ExportTraceServiceRequest, identities: Sequence[Identity], memory: TraceMemory, *, now: float) -> None:
+    """Remember what `identify_spans` found out, for the requests that follow."""
+    for span, identity in zip(_spans(request), identities, strict=True):
+        if identity.rollout_id and not identity.reason:
+            memory.learn(span.trace_id, span.span_id, (identity.rollout_id, identity.attempt_id), opens=_opens(span), now=now)
+
+
+def _spans(request: ExportTraceServiceRequest) -> Iterable[Span]:
+    return (span for r in request.resource_spans for s in r.scope_spans for span in s.spans)
+
+
+def _opens(span: Span) -> bool:
+    return span.name == semconv.SPAN_ATTEMPT and not any(span.parent_span_id)
+
+
+def _explicit(own: _Level, resource: _Level, lowest: _Level, broken: str, told: Counter[str]) -> Identity | None:
+    """Rule 1; None where no level names a rollout."""
+    if broken:
+        return Identity(reason=broken)
+    levels = (own, resource, lowest)
+    for position, level in enumerate(levels):
+        if level.reason:
+            return Identity(reason=level.reason)
+        if level.rollout_id:
+            giver = level
+            if not level.attempt_id:
+                lower = (other for other in levels[position + 1 :] if other.attempt_id and other.rollout_id == level.rollout_id)
+                giver = next(lower, _NOTHING)
+            if giver.reason:
+                return Identity(reason=giver.reason)
+            told[LEVELS[position]] += 1
+            return Identity(level.rollout_id, giver.attempt_id, _sequence_of(own, resource))
+    return None
+
+
+def _inherit_spans(
+    spans: Sequence[Span], found: Sequence[Identity | None], sequences: Mapping[int, int | None], known: Known, levels: Counter[str]
+) -> list[Identity]:
+    """Rule 2, for those that are still None: by the trace, else by the parent, in this request or before it."""
+    if not sequences:
+        return [identity for identity in found if identity is not None]
+    opened: dict[bytes, Ids | None] = {}
+    here: dict[tuple[bytes, bytes], int] = {}
+    for index, (span, identity) in enumerate(zip(spans, found, strict=True)):
+        here.setdefault((span.trace_id, span.span_id), index)
+        if identity is not None and identity.rollout_id and _opens(span):
+            ids = (identity.rollout_id, identity.attempt_id)
+            opened[span.trace_id] = ids if opened.get(span.trace_id, ids) == ids else None
+    for trace_id, ids in opened.items():
+        before = known.opened_by(trace_id)
+        if before is not None and ids is not None and before != ids:
+            opened[trace_id] = None
+    result: list[Identity] = []
+    resolved: dict[int, Ids] = {}
+    for index, identity in enumerate(found):
+        if identity is None:
+            ids = _inherited(index, spans, found, here, opened, known, resolved)
+            if ids[0]:
+                trace_id = spans[index].trace_id
+                by_trace = opened[trace_id] if trace_id in opened else known.opened_by(trace_id)
+                levels["trace" if by_trace else "parent"] += 1
+            identity = Identity(*ids, sequences[index])
+        result.append(identity)
+    return result
+
+
+def _inherited(
+    start: int,
+    spans: Sequence[Span],
+    found: Sequence[Identity | None],
+    here: Mapping[tuple[bytes, bytes], int],
+    opened: Mapping[bytes, Ids | None],
+    known: Known,
+    resolved: dict[int, Ids],
+) -> Ids:
+    trail: list[int] = []
+    index: int | None = start
+    ids: Ids = ("", "")
+    while index is not None and index not in trail:
+        identity = found[index]
+        if identity is not None:  # an ancestor that names its rollout, or one that is refused
+            ids = (identity.rollout_id, identity.attempt_id)
+            break
+        if index in resolved:
+            ids = resolved[index]
+            break
+        trail.append(index)
+        span = spans[index]
+        by_trace = opened[span.trace_id] if span.trace_id in opened else known.opened_by(span.trace_id)
+        if by_trace is not None:
+            ids = by_trace
+            break
+        parent = (span.trace_id, span.parent_span_id)
+        index = here.get(parent)
+        if index is None:
+            ids = known.span(*parent) or ("", "")
+    for passed in trail:
+        resolved[passed] = ids
+    return ids
+
+
+def _metadata_level(metadata: Mapping[str, str]) -> _Level:
+    return _checked(metadata.get(semconv.HEADER_ROLLOUT_ID, ""), metadata.get(semconv.HEADER_ATTEMPT_ID, ""), None)
+
+
+def _level(attributes: Iterable[KeyValue]) -> _Level:
+    rollout: AnyValue | None = None
+    attempt: AnyValue | None = None
+    sequence: AnyValue | None = None
+    for attribute in [each for each in attributes if each.key in _ID_KEYS]:  # most attributes are none of these
+        if attribute.key == semconv.ROLLOUT_ID:
+            rollout = attribute.value if rollout is None else rollout
+        elif attribute.key == semconv.ATTEMPT_ID:
+            attempt = attribute.value if attempt is None else attempt
+        else:
+            sequence = attribute.value if sequence is None else sequence
+    if rollout is None and attempt is None and sequence is None:
+        return _NOTHING
+    return _checked(_text(rollout), _text(attempt), _integer(sequence))
+
+
+def _checked(rollout_id: str, attempt_id: str, sequence: int | None) -> _Level:
+    reason = ""
+    if rollout_id and not semconv.is_valid_id(rollout_id):
+        reason = ROLLOUT_ID
+    elif rollout_id and attempt_id and not semconv.is_valid_id(attempt_id):
+        reason = ATTEMPT_ID
+    return _Level(rollout_id, attempt_id, sequence, reason)
+
+
+def _text(value: AnyValue | None) -> str:
+    """An id as text: strings and integers are ids; anything else becomes a text that no id may have."""
+    kind = value.WhichOneof("value") if value is not None else None
+    if value is None or kind is None:
+        return ""
+    if kind == "string_value":
+        return value.string_value
+    return str(value.int_value) if kind == "int_value" else f"<{kind}>"
+
+
+def _integer(value: AnyValue | None) -> int | None:
+    kind = value.WhichOneof("value") if value is not None else None
+    if value is None or kind not in {"int_value", "string_value"}:
+        return None
+    if kind == "string_value":
+        text = value.string_value
+        if not (text.isascii() and text.isdigit() and len(text) <= 16):
+            return None
+        number = int(text)
+    else:
+        number = value.int_value
+    return number if 0 <= number < MAX_SEQUENCE else None
+
+
+def _sequence_of(own: _Level, resource: _Level) -> int | None:
+    return own.sequence if own.sequence is not None else resource.sequence
+
+
+def _check_span(span: Span, latest: int) -> str:
+    if len(span.trace_id) != 16 or span.trace_id == _NO_TRACE:
+        return TRACE_ID
+    if len(span.span_id) != 8 or span.span_id == _NO_SPAN:
+        return SPAN_ID
+    if len(span.parent_span_id) not in {0, 8}:
+        return PARENT_ID
+    if not EARLIEST_UNIX_NANO <= span.start_time_unix_nano <= latest or not EARLIEST_UNIX_NANO <= span.end_time_unix_nano <= latest:
+        return TIMESTAMP
+    if (events := span.events) and any(event.time_unix_nano > latest for event in events):
+        return TIMESTAMP
+    return ""
+
+
+def _check_record(record: LogRecord, latest: int) -> str:
+    if record.trace_id and len(record.trace_id) != 16:
+        return TRACE_ID
+    if record.span_id and len(record.span_id) != 8:
+        return SPAN_ID
+    stamp = record.time_unix_nano or record.observed_time_unix_nano
+    if stamp and not EARLIEST_UNIX_NANO <= stamp <= latest:
+        return TIMESTAMP
+    return ""

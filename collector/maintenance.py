@@ -1,0 +1,67 @@
+"""What `agl-otel maintain` has done: the late pass and adoption, one at a time.
+
+Who has the engine open does it. The embedded engine is opened by its collector alone: there `agl-otel maintain` asks for it (`POST
+/maintain` on the OTLP HTTP port, body {"since": Unix seconds of the last pass, 0 for none}). With a server it opens the engine itself,
+so that it makes no difference which collectors, Python's or the Go one, write to it. Either way it is this class that runs, and
+the caller holds the lease at the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+
+from agl_otel.collector.adopt import Adoption
+from agl_otel.collector.late_pass import LatePass, Traces
+from agl_otel.errors import InUseError, UsageError
+from agl_otel.queue.client import QueueClient
+
+OVERLAP_SECONDS = 120.0  # between two passes: rows become visible some time after their receipt
+
+
+class Maintenance:
+    """Runs passes over one store. `adopt` is the policy of contracts.md §2; `clock` gives Unix seconds."""
+
+    def __init__(self, traces: Traces, queue: QueueClient, *, adopt: bool, clock: Callable[[], float] = time.time) -> None:
+        self._late = LatePass(traces, queue)
+        self._adoption = Adoption(self._late, queue) if adopt else None
+        self._clock = clock
+        self._turn = asyncio.Lock()
+
+    async def close(self) -> None:
+        """End a pass that runs, and wait for its current query."""
+        await self._late.close()
+
+    def counts(self) -> dict[str, int]:
+        """Spans and logs copied and traces adopted, ever."""
+        adopted = self._adoption.counts["adopted"] if self._adoption else 0
+        return {"spans": self._late.counts["spans"], "logs": self._late.counts["logs"], "adopted": adopted}
+
+    async def run(self, since: float) -> dict[str, float]:
+        """One pass over what was received since the one that began at `since` (Unix seconds; 0: over everything).
+
+        Answers what it copied and adopted, and when it began: the next one's `since`. Raises InUseError where a pass is running,
+        ClickHouseError and UnavailableError where a store cannot answer; what was done until then stays done.
+        """
+        if self._turn.locked():
+            raise InUseError("a late pass is running already: wait for its end")
+        async with self._turn:
+            began = self._clock()
+            before = self.counts()
+            since_ms = max(0, int((since - OVERLAP_SECONDS) * 1000))
+            await self._late.run(since_ms)
+            if self._adoption is not None:
+                await self._adoption.run(since_ms, int(began * 1000))
+            return {**{name: count - before[name] for name, count in self.counts().items()}, "began": began}
+
+    async def handle(self, request: web.Request) -> web.Response:
+        """POST /maintain."""
+        try:
+            since = float((await request.json())["since"])
+        except (ValueError, TypeError, KeyError, json.JSONDecodeError):
+            raise UsageError('POST /maintain takes {"since": Unix seconds of the last pass, 0 for none}') from None
+        return web.json_response(await self.run(since))

@@ -1,0 +1,94 @@
+"""What the collector remembers of traces, so that a span without ids of its own can be told by its trace or its parent.
+
+Bounded and local: what it forgets, and children that came before their parents, the late pass finds in ClickHouse. The clock is
+the caller's, so that the memory is as testable as the policy that reads it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final, Protocol
+
+Ids = tuple[str, str]
+"""(rollout id, attempt id); the attempt id may be empty."""
+
+MAX_TRACES: Final = 1_000_000
+MAX_SPANS: Final = 1_000_000  # about 150 bytes each
+MAX_AGE_SECONDS: Final = 3600.0
+
+
+class Known(Protocol):
+    """What identification may ask."""
+
+    def opened_by(self, trace_id: bytes) -> Ids | None:
+        """The ids of the attempt whose `agentlightning.attempt` root span opened this trace; None where none or several did."""
+        ...
+
+    def span(self, trace_id: bytes, span_id: bytes) -> Ids | None:
+        """The ids of a span that was seen before."""
+        ...
+
+
+class _Trace:
+    __slots__ = ("ambiguous", "opened", "seen_at", "spans")
+
+    def __init__(self) -> None:
+        self.opened: Ids | None = None
+        self.ambiguous = False
+        self.spans: dict[bytes, Ids] = {}
+        self.seen_at = 0.0
+
+
+class TraceMemory:
+    """Remembers up to `max_traces` traces for `max_age_seconds` after their last span, and up to `max_spans` spans of them."""
+
+    def __init__(self, *, max_traces: int = MAX_TRACES, max_spans: int = MAX_SPANS, max_age_seconds: float = MAX_AGE_SECONDS) -> None:
+        self._traces: OrderedDict[bytes, _Trace] = OrderedDict()
+        self._limits = (max_traces, max_spans, max_age_seconds)
+        self.spans_held = 0
+        self.ambiguous = 0
+        """Traces that two attempts claim to have opened, so far."""
+
+    def __len__(self) -> int:
+        return len(self._traces)
+
+    def opened_by(self, trace_id: bytes) -> Ids | None:
+        """See Known."""
+        trace = self._traces.get(trace_id)
+        return trace.opened if trace is not None and not trace.ambiguous else None
+
+    def span(self, trace_id: bytes, span_id: bytes) -> Ids | None:
+        """See Known."""
+        trace = self._traces.get(trace_id)
+        return trace.spans.get(span_id) if trace is not None else None
+
+    def learn(self, trace_id: bytes, span_id: bytes, ids: Ids, *, opens: bool, now: float) -> None:
+        """Remember an identified span; `opens` for an attempt's root span. `now` is any clock in seconds that does not go back."""
+        trace = self._traces.get(trace_id)
+        if trace is None:
+            trace = self._traces[trace_id] = _Trace()
+        else:
+            self._traces.move_to_end(trace_id)
+        trace.seen_at = now
+        if opens:
+            if trace.opened is not None and trace.opened != ids:
+                self.ambiguous += not trace.ambiguous
+                trace.ambiguous = True
+            trace.opened = trace.opened or ids
+        # Spans of a trace with one attempt are told by the trace: only spans that say something else need remembering.
+        if (trace.ambiguous or trace.opened != ids) and span_id not in trace.spans:
+            trace.spans[span_id] = ids
+            self.spans_held += 1
+        elif opens:
+            self.spans_held += span_id not in trace.spans
+            trace.spans[span_id] = ids
+        self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        max_traces, max_spans, max_age = self._limits
+        while self._traces:
+            trace_id, oldest = next(iter(self._traces.items()))
+            if len(self._traces) <= max_traces and self.spans_held <= max_spans and now - oldest.seen_at <= max_age:
+                return
+            del self._traces[trace_id]
+            self.spans_held -= len(oldest.spans)

@@ -1,0 +1,197 @@
+"""OTLP metrics: which data points are taken, and their rows in the stock tables of the Collector's ClickHouse exporter.
+
+One row for each data point, in the table of its metric's kind. Metrics have no place in a rollout's order, so they take no sequence
+numbers; the tables derive RolloutId and AttemptId from the resource.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import (
+    Exemplar,
+    ExponentialHistogramDataPoint,
+    HistogramDataPoint,
+    Metric,
+    NumberDataPoint,
+    SummaryDataPoint,
+)
+
+from agl_otel.collector.identify import AHEAD_NANO, EARLIEST_UNIX_NANO, TIMESTAMP, Identity
+from agl_otel.collector.values import to_map
+from agl_otel.traces.engine import DATABASE
+
+NO_DATA: Final = "metric has no data, or of an unknown kind"
+TABLES: Final = {
+    "gauge": f"{DATABASE}.otel_metrics_gauge",
+    "sum": f"{DATABASE}.otel_metrics_sum",
+    "histogram": f"{DATABASE}.otel_metrics_histogram",
+    "exponential_histogram": f"{DATABASE}.otel_metrics_exponential_histogram",
+    "summary": f"{DATABASE}.otel_metrics_summary",
+}
+"""{the `data` field of an OTLP Metric: its table}."""
+_COMMON: Final = (
+    "ResourceAttributes", "ResourceSchemaUrl", "ScopeName", "ScopeVersion", "ScopeAttributes", "ScopeDroppedAttrCount", "ScopeSchemaUrl",
+    "ServiceName", "MetricName", "MetricDescription", "MetricUnit", "Attributes", "StartTimeUnix", "TimeUnix", "Flags",
+)  # fmt: skip
+_EXEMPLARS: Final = ("Exemplars.FilteredAttributes", "Exemplars.TimeUnix", "Exemplars.Value", "Exemplars.SpanId", "Exemplars.TraceId")
+_OURS: Final = ("ReceivedAt", "BatchId", "BatchPos")
+COLUMNS: Final = {
+    "gauge": (*_COMMON, "Value", *_EXEMPLARS, *_OURS),
+    "sum": (*_COMMON, "Value", *_EXEMPLARS, "AggregationTemporality", "IsMonotonic", *_OURS),
+    "histogram": (
+        *_COMMON, "Count", "Sum", "BucketCounts", "ExplicitBounds", *_EXEMPLARS, "Min", "Max", "AggregationTemporality", *_OURS
+    ),
+    "exponential_histogram": (
+        *_COMMON, "Count", "Sum", "Scale", "ZeroCount", "PositiveOffset", "PositiveBucketCounts", "NegativeOffset",
+        "NegativeBucketCounts", *_EXEMPLARS, "Min", "Max", "AggregationTemporality", *_OURS,
+    ),
+    "summary": (*_COMMON, "Count", "Sum", "ValueAtQuantiles.Quantile", "ValueAtQuantiles.Value", *_OURS),
+}  # fmt: skip
+"""What is inserted into each table."""
+Point = NumberDataPoint | HistogramDataPoint | ExponentialHistogramDataPoint | SummaryDataPoint
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
+_TAKEN: Final = Identity()
+
+
+def identify_points(request: ExportMetricsServiceRequest, *, now_unix_nano: int) -> list[Identity]:
+    """One Identity for each data point, in the order of the request (a metric without data counts as one): taken, or why not."""
+    latest = now_unix_nano + AHEAD_NANO
+    refused = Identity(reason=TIMESTAMP)
+    found: list[Identity] = []
+    for metric in _metrics(request):
+        kind = metric.WhichOneof("data")
+        if kind is None:
+            found.append(Identity(reason=NO_DATA))
+            continue
+        for point in getattr(metric, kind).data_points:
+            good = EARLIEST_UNIX_NANO <= point.time_unix_nano <= latest and (
+                not point.start_time_unix_nano or EARLIEST_UNIX_NANO <= point.start_time_unix_nano <= latest
+            )
+            found.append(_TAKEN if good else refused)
+    return found
+
+
+def metric_rows(
+    raw: bytes, identities: Sequence[Identity], *, received_ms: int, batch: int, first: Mapping[str, int]
+) -> dict[str, list[str]]:
+    """{kind: rows (JSON texts) of the data points that were taken}; `first` has the BatchPos of each kind's first row (0 where none)."""
+    rows: dict[str, list[str]] = {}
+    taken = iter(identities)
+    ours = {"ReceivedAt": f"{received_ms // 1000}.{received_ms % 1000:03d}", "BatchId": batch}
+    for resource_metrics in ExportMetricsServiceRequest.FromString(raw).resource_metrics:
+        resource = to_map(resource_metrics.resource.attributes, {})
+        for scope_metrics in resource_metrics.scope_metrics:
+            scope = scope_metrics.scope
+            shared: dict[str, Any] = ours | {
+                "ResourceAttributes": resource,
+                "ResourceSchemaUrl": resource_metrics.schema_url,
+                "ScopeName": scope.name,
+                "ScopeVersion": scope.version,
+                "ScopeAttributes": to_map(scope.attributes, {}),
+                "ScopeDroppedAttrCount": scope.dropped_attributes_count,
+                "ScopeSchemaUrl": scope_metrics.schema_url,
+                "ServiceName": resource.get("service.name", ""),
+            }
+            for metric in scope_metrics.metrics:
+                kind = metric.WhichOneof("data")
+                if kind is None:
+                    next(taken)
+                    continue
+                own = rows.setdefault(kind, [])
+                for row in _metric(metric, kind, taken):
+                    own.append(_dumps(shared | row | {"BatchPos": first.get(kind, 0) + len(own)}))
+    return rows
+
+
+def _metric(metric: Metric, kind: str, taken: Iterator[Identity]) -> Iterator[dict[str, Any]]:
+    data = getattr(metric, kind)
+    about: dict[str, Any] = {"MetricName": metric.name, "MetricDescription": metric.description, "MetricUnit": metric.unit}
+    if kind in ("sum", "histogram", "exponential_histogram"):
+        about["AggregationTemporality"] = data.aggregation_temporality
+    if kind == "sum":
+        about["IsMonotonic"] = data.is_monotonic
+    for point in data.data_points:
+        if next(taken).reason:
+            continue
+        row = about | {
+            "Attributes": to_map(point.attributes, {}),
+            "StartTimeUnix": _nanoseconds(point.start_time_unix_nano),
+            "TimeUnix": _nanoseconds(point.time_unix_nano),
+            "Flags": point.flags,
+        }
+        row |= _VALUES[kind](point)
+        if kind != "summary" and point.exemplars:
+            row |= _exemplars(point.exemplars)
+        yield row
+
+
+def _number(point: NumberDataPoint | Exemplar) -> float | str:
+    return _float(point.as_double if point.WhichOneof("value") == "as_double" else float(point.as_int))
+
+
+def _gauge(point: NumberDataPoint) -> dict[str, Any]:
+    return {"Value": _number(point)}
+
+
+def _histogram(point: HistogramDataPoint) -> dict[str, Any]:
+    return _totals(point) | {"BucketCounts": list(point.bucket_counts), "ExplicitBounds": [_float(b) for b in point.explicit_bounds]}
+
+
+def _exponential(point: ExponentialHistogramDataPoint) -> dict[str, Any]:
+    return _totals(point) | {
+        "Scale": point.scale,
+        "ZeroCount": point.zero_count,
+        "PositiveOffset": point.positive.offset,
+        "PositiveBucketCounts": list(point.positive.bucket_counts),
+        "NegativeOffset": point.negative.offset,
+        "NegativeBucketCounts": list(point.negative.bucket_counts),
+    }
+
+
+def _summary(point: SummaryDataPoint) -> dict[str, Any]:
+    return {
+        "Count": point.count,
+        "Sum": _float(point.sum),
+        "ValueAtQuantiles.Quantile": [_float(q.quantile) for q in point.quantile_values],
+        "ValueAtQuantiles.Value": [_float(q.value) for q in point.quantile_values],
+    }
+
+
+def _totals(point: HistogramDataPoint | ExponentialHistogramDataPoint) -> dict[str, Any]:
+    return {"Count": point.count, "Sum": _float(point.sum), "Min": _float(point.min), "Max": _float(point.max)}
+
+
+_VALUES: Final[dict[str, Any]] = {
+    "gauge": _gauge,
+    "sum": _gauge,
+    "histogram": _histogram,
+    "exponential_histogram": _exponential,
+    "summary": _summary,
+}
+
+
+def _exemplars(exemplars: Sequence[Exemplar]) -> dict[str, Any]:
+    return {
+        "Exemplars.FilteredAttributes": [to_map(each.filtered_attributes, {}) for each in exemplars],
+        "Exemplars.TimeUnix": [_nanoseconds(each.time_unix_nano) for each in exemplars],
+        "Exemplars.Value": [_number(each) for each in exemplars],
+        "Exemplars.SpanId": [each.span_id.hex() for each in exemplars],
+        "Exemplars.TraceId": [each.trace_id.hex() for each in exemplars],
+    }
+
+
+def _metrics(request: ExportMetricsServiceRequest) -> Iterator[Metric]:
+    return (metric for r in request.resource_metrics for s in r.scope_metrics for metric in s.metrics)
+
+
+def _float(value: float) -> float | str:
+    # JSON has no word for what is not finite; ClickHouse reads these.
+    return value if value - value == 0 else "nan" if value != value else "inf" if value > 0 else "-inf"
+
+
+def _nanoseconds(stamp: int) -> str | int:
+    return f"{stamp // 10**9}.{stamp % 10**9:09d}" if EARLIEST_UNIX_NANO <= stamp < 2**63 else 0

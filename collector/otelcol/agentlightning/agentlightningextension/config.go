@@ -1,0 +1,56 @@
+package agentlightningextension
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+
+	"go.opentelemetry.io/collector/config/configopaque"
+
+	"agl-otel.internal/agentlightning/internal/queue"
+)
+
+// Config of the extension.
+type Config struct {
+	// Queue is who is told.
+	Queue queue.Config `mapstructure:"queue"`
+	// CollectorGRPC (host:port), CollectorHTTP and ClickHouse (http://host:port) are this collector as clients reach it. An address that
+	// is empty is not announced; without any nothing is.
+	CollectorGRPC string `mapstructure:"collector_grpc"`
+	CollectorHTTP string `mapstructure:"collector_http"`
+	ClickHouse    string `mapstructure:"clickhouse"`
+	// Token is what senders must show as `authorization: Bearer …` where a receiver names this extension as its authenticator; empty:
+	// everybody may send.
+	Token configopaque.String `mapstructure:"token"`
+
+	_ struct{}
+}
+
+// Validate says what is wrong; the queue's part is validated as a part of its own.
+func (c *Config) Validate() error {
+	var found []error
+	for name, address := range map[string]string{"collector_http": c.CollectorHTTP, "clickhouse": c.ClickHouse} {
+		if address != "" && !isHTTP(address) {
+			found = append(found, fmt.Errorf("`%s` must be http://host:port without a path, not %q", name, address))
+		}
+	}
+	return errors.Join(found...)
+}
+
+func (c *Config) addresses() map[string]string {
+	given := map[string]string{}
+	for name, address := range map[string]string{
+		"collector_grpc": c.CollectorGRPC, "collector_http": c.CollectorHTTP, "clickhouse": c.ClickHouse,
+	} {
+		if address != "" {
+			given[name] = address
+		}
+	}
+	return given
+}
+
+// isHTTP says whether this is http(s)://host:port without a path.
+func isHTTP(address string) bool {
+	parsed, err := url.Parse(address)
+	return err == nil && (parsed.Scheme == "http" || parsed.Scheme == "https") && parsed.Port() != "" && parsed.Path == ""
+}

@@ -1,0 +1,135 @@
+// Package agentlightningprocessor is the collector's part of Agent Lightning: it knows which rollout and attempt each span and log
+// record belongs to, and writes that onto it together with a sequence number, as attributes, from which the default values of the
+// columns of otel_traces and otel_logs come. Policy is in internal/identify, the queue in internal/queue.
+package agentlightningprocessor
+
+import (
+	"context"
+
+	"go.opentelemetry.io/collector/client"
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+	"go.opentelemetry.io/collector/processor/processorhelper"
+
+	"agl-otel.internal/agentlightning/internal/identify"
+	"agl-otel.internal/agentlightning/internal/queue"
+	"agl-otel.internal/agentlightning/internal/queuepb"
+)
+
+func (c *core) processTraces(ctx context.Context, request ptrace.Traces) (ptrace.Traces, error) {
+	now := c.now()
+	sizer := ptrace.ProtoMarshaler{}
+	options := identify.Options{NowUnixNano: uint64(now.UnixNano())}
+	if sizer.TracesSize(request) > c.config.MaxItemBytes { // else no span of it can be
+		options.SpanTooLarge = func(span ptrace.Span) bool { return sizer.SpanSize(span) > c.config.MaxItemBytes }
+	}
+	found := identify.Spans(request, headersOf(ctx), c.memory, options)
+	c.memory.Learn(found, now)
+	for attempt, spans := range heardOf(request, found) {
+		c.heartbeats.Add(attempt, spans, now)
+	}
+	if err := c.number(ctx, found); err != nil {
+		return request, err
+	}
+	c.telemetry.count("traces", c.config.Unidentified, found)
+	c.telemetry.countMended("traces", new(mender).traces(request))
+	writeTraces(request, found, now)
+	if c.config.Unidentified == Drop && dropSpans(request, found) == 0 {
+		return request, processorhelper.ErrSkipProcessingData
+	}
+	return request, nil
+}
+
+// processLogs needs no numbers: the rollout's counter counts spans only.
+func (c *core) processLogs(ctx context.Context, request plog.Logs) (plog.Logs, error) {
+	now := c.now()
+	sizer := plog.ProtoMarshaler{}
+	options := identify.Options{NowUnixNano: uint64(now.UnixNano())}
+	if sizer.LogsSize(request) > c.config.MaxItemBytes {
+		options.RecordTooLarge = func(record plog.LogRecord) bool { return sizer.LogRecordSize(record) > c.config.MaxItemBytes }
+	}
+	found := identify.Logs(request, headersOf(ctx), c.memory, options)
+	c.telemetry.count("logs", c.config.Unidentified, found)
+	c.telemetry.countMended("logs", new(mender).logs(request))
+	writeLogs(request, found, now)
+	if c.config.Unidentified == Drop && dropRecords(request, found) == 0 {
+		return request, processorhelper.ErrSkipProcessingData
+	}
+	return request, nil
+}
+
+// number gives every identified span that has no explicit number the next one of its rollout, in their order.
+func (c *core) number(ctx context.Context, found []identify.Found) error {
+	byRollout := map[string]int{}
+	var wanted []*queuepb.SequenceRequest
+	for i := range found {
+		f := &found[i]
+		if f.Rollout == "" || f.Reason != "" {
+			continue
+		}
+		index, ok := byRollout[f.Rollout]
+		if !ok {
+			index = len(wanted)
+			byRollout[f.Rollout] = index
+			wanted = append(wanted, &queuepb.SequenceRequest{RolloutId: f.Rollout})
+		}
+		if f.Explicit {
+			wanted[index].AtLeast = max(wanted[index].AtLeast, f.Sequence)
+		} else {
+			wanted[index].Count++
+		}
+	}
+	if len(wanted) == 0 {
+		return nil
+	}
+	next, err := c.numbers.Take(ctx, wanted)
+	if err != nil {
+		if ctx.Err() != nil { // the sender has gone; the queue may be well
+			return err
+		}
+		c.queueFailed("take_sequence", err)
+		return c.client.Unavailable(err)
+	}
+	c.queueAnswered()
+	for i := range found {
+		f := &found[i]
+		if f.Rollout != "" && f.Reason == "" && !f.Explicit {
+			index := byRollout[f.Rollout]
+			f.Sequence = next[index]
+			next[index]++
+		}
+	}
+	return nil
+}
+
+// heardOf counts the spans of each attempt; attempt spans and seals are a heartbeat, but not what makes an attempt running.
+func heardOf(request ptrace.Traces, found []identify.Found) map[queue.Attempt]int64 {
+	heard := map[queue.Attempt]int64{}
+	i := 0
+	for _, group := range request.ResourceSpans().All() {
+		for _, scope := range group.ScopeSpans().All() {
+			for _, span := range scope.Spans().All() {
+				if f := &found[i]; f.Attempt != "" && f.Reason == "" {
+					count := int64(1)
+					if name := span.Name(); name == identify.SpanAttempt || name == identify.SpanSeal {
+						count = 0
+					}
+					heard[queue.Attempt{RolloutID: f.Rollout, AttemptID: f.Attempt}] += count
+				}
+				i++
+			}
+		}
+	}
+	return heard
+}
+
+func headersOf(ctx context.Context) identify.Headers {
+	metadata := client.FromContext(ctx).Metadata
+	first := func(name string) string {
+		if values := metadata.Get(name); len(values) > 0 {
+			return values[0]
+		}
+		return ""
+	}
+	return identify.Headers{RolloutID: first(identify.HeaderRolloutID), AttemptID: first(identify.HeaderAttemptID)}
+}

@@ -1,0 +1,321 @@
+package agentlightningprocessor
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/client"
+	"go.opentelemetry.io/collector/component/componenttest"
+	"go.opentelemetry.io/collector/consumer/consumertest"
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+	"go.opentelemetry.io/collector/processor"
+	"go.opentelemetry.io/collector/processor/processortest"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"agl-otel.internal/agentlightning/internal/identify"
+	"agl-otel.internal/agentlightning/internal/queuetest"
+)
+
+type fixture struct {
+	traces processor.Traces
+	logs   processor.Logs
+	spans  *consumertest.TracesSink
+	lines  *consumertest.LogsSink
+}
+
+func newFixture(t *testing.T, address string, change func(*Config)) *fixture {
+	t.Helper()
+	config := createDefaultConfig().(*Config)
+	config.Queue.Endpoint = address
+	if change != nil {
+		change(config)
+	}
+	require.NoError(t, config.Validate())
+	factory := NewFactory()
+	made := &fixture{spans: new(consumertest.TracesSink), lines: new(consumertest.LogsSink)}
+	var err error
+	made.traces, err = factory.CreateTraces(t.Context(), processortest.NewNopSettings(Type), config, made.spans)
+	require.NoError(t, err)
+	made.logs, err = factory.CreateLogs(t.Context(), processortest.NewNopSettings(Type), config, made.lines)
+	require.NoError(t, err)
+	require.NoError(t, made.traces.Start(t.Context(), componenttest.NewNopHost()))
+	require.NoError(t, made.logs.Start(t.Context(), componenttest.NewNopHost()))
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		require.NoError(t, made.traces.Shutdown(ctx))
+		require.NoError(t, made.logs.Shutdown(ctx))
+	})
+	return made
+}
+
+const nowhere = "127.0.0.1:1"
+
+func impatient(config *Config) { config.Queue.Timeout = 100 * time.Millisecond }
+
+func newRequest(resource map[string]any, spans ...map[string]any) ptrace.Traces {
+	request := ptrace.NewTraces()
+	group := request.ResourceSpans().AppendEmpty()
+	_ = group.Resource().Attributes().FromRaw(resource)
+	all := group.ScopeSpans().AppendEmpty().Spans()
+	for n, attributes := range spans {
+		span := all.AppendEmpty()
+		span.SetName("work")
+		span.SetTraceID(pcommon.TraceID{1, byte(n)})
+		span.SetSpanID(pcommon.SpanID{1, byte(n)})
+		span.SetStartTimestamp(pcommon.NewTimestampFromTime(time.Now().Add(-time.Second)))
+		span.SetEndTimestamp(pcommon.NewTimestampFromTime(time.Now()))
+		_ = span.Attributes().FromRaw(attributes)
+	}
+	return request
+}
+
+func spansOf(request ptrace.Traces) []ptrace.Span {
+	var all []ptrace.Span
+	for _, group := range request.ResourceSpans().All() {
+		for _, scope := range group.ScopeSpans().All() {
+			for _, span := range scope.Spans().All() {
+				all = append(all, span)
+			}
+		}
+	}
+	return all
+}
+
+func (f *fixture) last(t *testing.T) []ptrace.Span {
+	t.Helper()
+	all := f.spans.AllTraces()
+	require.NotEmpty(t, all)
+	return spansOf(all[len(all)-1])
+}
+
+func idsOf(attributes pcommon.Map) []any {
+	raw := attributes.AsRaw()
+	return []any{raw[identify.AttrRolloutID], raw[identify.AttrAttemptID], raw[identify.AttrSequenceID]}
+}
+
+func ids(rollout, attempt string) map[string]any {
+	return map[string]any{identify.AttrRolloutID: rollout, identify.AttrAttemptID: attempt}
+}
+
+func TestSpansGetTheirIdsAndTheNumbersOfTheQueue(t *testing.T) {
+	f := newFixture(t, queuetest.Start(t, "").Address, nil)
+	ctx := client.NewContext(t.Context(), client.Info{Metadata: client.NewMetadata(map[string][]string{
+		identify.HeaderRolloutID: {"ro-h"}, identify.HeaderAttemptID: {"at-h"},
+	})})
+	require.NoError(t, f.traces.ConsumeTraces(ctx, newRequest(nil, nil, ids("ro-s", "at-s"), map[string]any{identify.AttrSequenceID: 40}, nil)))
+	spans := f.last(t)
+	require.Equal(t, []any{"ro-h", "at-h", int64(41)}, idsOf(spans[0].Attributes()))
+	require.Equal(t, []any{"ro-s", "at-s", int64(1)}, idsOf(spans[1].Attributes()))
+	require.Equal(t, []any{"ro-h", "at-h", int64(40)}, idsOf(spans[2].Attributes()))
+	require.Equal(t, []any{"ro-h", "at-h", int64(42)}, idsOf(spans[3].Attributes()))
+}
+
+func TestTheSpansOwnAttributesSayWhatWasFoundWhateverTheResourceSays(t *testing.T) {
+	f := newFixture(t, queuetest.Start(t, "").Address, nil)
+	resource := ids("ro-r", "at-r")
+	resource[identify.AttrSequenceID] = "7"
+	require.NoError(t, f.traces.ConsumeTraces(t.Context(), newRequest(resource, nil, map[string]any{identify.AttrRolloutID: 5})))
+	spans := f.last(t)
+	require.Equal(t, []any{"ro-r", "at-r", int64(7)}, idsOf(spans[0].Attributes()))
+	require.Equal(t, []any{"5", "", int64(7)}, idsOf(spans[1].Attributes()))
+}
+
+func TestNumbersOfConcurrentRequestsNeverMeet(t *testing.T) {
+	f := newFixture(t, queuetest.Start(t, "").Address, nil)
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			for range 10 {
+				if err := f.traces.ConsumeTraces(t.Context(), newRequest(ids("ro", "at"), nil, nil, nil)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	group.Wait()
+	seen := map[any]bool{}
+	for _, request := range f.spans.AllTraces() {
+		for _, span := range spansOf(request) {
+			seen[idsOf(span.Attributes())[2]] = true
+		}
+	}
+	require.Len(t, seen, 240)
+	require.True(t, seen[int64(1)])
+	require.True(t, seen[int64(240)])
+}
+
+func TestWorkMakesAnAttemptRunningButItsRootSpanAndSealsDoNot(t *testing.T) {
+	queue := queuetest.Start(t, "")
+	f := newFixture(t, queue.Address, nil)
+	rollout := queue.StartRollout(t.Context(), "start")
+	own := ids(rollout.GetRolloutId(), rollout.GetAttempt().GetAttemptId())
+	began := queue.Attempt(t.Context(), rollout.GetRolloutId()).GetLastHeartbeatTime()
+	roots := newRequest(own, nil, nil)
+	spansOf(roots)[0].SetName(identify.SpanAttempt)
+	spansOf(roots)[1].SetName(identify.SpanSeal)
+	require.NoError(t, f.traces.ConsumeTraces(t.Context(), roots))
+	require.Eventually(t, func() bool {
+		return queue.Attempt(t.Context(), rollout.GetRolloutId()).GetLastHeartbeatTime() > began
+	}, 10*time.Second, 10*time.Millisecond)
+	require.Equal(t, "preparing", queue.Attempt(t.Context(), rollout.GetRolloutId()).GetStatus())
+	require.NoError(t, f.traces.ConsumeTraces(t.Context(), newRequest(own, nil)))
+	require.Eventually(t, func() bool {
+		return queue.Attempt(t.Context(), rollout.GetRolloutId()).GetStatus() == "running"
+	}, 10*time.Second, 10*time.Millisecond)
+}
+
+func TestWhileTheQueueIsAwaySendersAreToldToTryAgain(t *testing.T) {
+	queue := queuetest.Start(t, "")
+	f := newFixture(t, queue.Address, impatient)
+	queue.Stop()
+	err := f.traces.ConsumeTraces(t.Context(), newRequest(ids("ro", "at"), nil))
+	require.Equal(t, codes.Unavailable, status.Code(err))
+	require.Zero(t, f.spans.SpanCount())
+	queue.Run()
+	require.Eventually(t, func() bool {
+		return f.traces.ConsumeTraces(t.Context(), newRequest(ids("ro", "at"), nil)) == nil
+	}, 20*time.Second, 20*time.Millisecond)
+	require.Equal(t, 1, f.spans.SpanCount())
+	found := idsOf(f.last(t)[0].Attributes())
+	require.Equal(t, []any{"ro", "at"}, found[:2])
+	require.Positive(t, found[2]) // numbers whose answer was late are lost: gaps are legal
+}
+
+func TestSpansOfNoRolloutNeedNoQueueAndStayAsTheyCame(t *testing.T) {
+	f := newFixture(t, nowhere, impatient)
+	require.NoError(t, f.traces.ConsumeTraces(t.Context(), newRequest(nil, map[string]any{"a": "b"})))
+	require.Equal(t, map[string]any{"a": "b"}, f.last(t)[0].Attributes().AsRaw())
+}
+
+func TestHalfAnIdentityIsNone(t *testing.T) {
+	f := newFixture(t, nowhere, impatient)
+	require.NoError(t, f.traces.ConsumeTraces(t.Context(), newRequest(map[string]any{identify.AttrAttemptID: "at"}, nil)))
+	require.Equal(t, []any{"", "", nil}, idsOf(f.last(t)[0].Attributes()))
+}
+
+func TestRefusedSpansAreKeptWithoutIdsButWithAReason(t *testing.T) {
+	f := newFixture(t, nowhere, impatient)
+	request := newRequest(ids("ro", "at"), ids("ro/1", "at"), nil, nil)
+	spansOf(request)[1].SetTraceID(pcommon.TraceID{})
+	spansOf(request)[2].SetStartTimestamp(5)
+	spansOf(request)[2].SetEndTimestamp(1 << 63)
+	spansOf(request)[2].Events().AppendEmpty().SetTimestamp(1 << 63)
+	require.NoError(t, f.traces.ConsumeTraces(t.Context(), request))
+	spans := f.last(t)
+	for n, reason := range []string{identify.ReasonRolloutID, identify.ReasonTraceID, identify.ReasonTimestamp} {
+		require.Equal(t, []any{"", "", int64(0)}, idsOf(spans[n].Attributes()))
+		require.Equal(t, reason, spans[n].Attributes().AsRaw()[identify.AttrInvalid])
+	}
+	now := time.Now()
+	require.WithinDuration(t, now, spans[2].StartTimestamp().AsTime(), time.Minute)
+	require.Equal(t, spans[2].StartTimestamp(), spans[2].EndTimestamp())
+	require.WithinDuration(t, now, spans[2].Events().At(0).Timestamp().AsTime(), time.Minute)
+}
+
+func TestWhatACollectorOnTheWayRefusedIsNotIdentifiedByTheNext(t *testing.T) {
+	first, second := newFixture(t, nowhere, impatient), newFixture(t, nowhere, impatient)
+	require.NoError(t, first.traces.ConsumeTraces(t.Context(), newRequest(ids("ro", "at"), ids("ro/1", "at"))))
+	require.NoError(t, second.traces.ConsumeTraces(t.Context(), first.spans.AllTraces()[0]))
+	span := second.last(t)[0]
+	require.Equal(t, []any{"", "", int64(0)}, idsOf(span.Attributes()))
+	require.Equal(t, identify.ReasonRolloutID, span.Attributes().AsRaw()[identify.AttrInvalid])
+}
+
+func TestASecondCollectorKeepsTheNumbersOfTheFirst(t *testing.T) {
+	queue := queuetest.Start(t, "")
+	first, second := newFixture(t, queue.Address, nil), newFixture(t, queue.Address, nil)
+	require.NoError(t, first.traces.ConsumeTraces(t.Context(), newRequest(ids("ro", "at"), nil, nil)))
+	require.NoError(t, second.traces.ConsumeTraces(t.Context(), first.spans.AllTraces()[0]))
+	require.Equal(t, []any{"ro", "at", int64(2)}, idsOf(second.last(t)[1].Attributes()))
+}
+
+func TestASpanThatIsTooLargeIsCutDown(t *testing.T) {
+	f := newFixture(t, nowhere, func(config *Config) { impatient(config); config.MaxItemBytes = 2000 })
+	request := newRequest(ids("ro/1", "at"), map[string]any{"big": string(make([]byte, 5000))}, map[string]any{identify.AttrRolloutID: "ro/2"})
+	spansOf(request)[0].SetName(string(make([]byte, 5000)))
+	require.NoError(t, f.traces.ConsumeTraces(t.Context(), request))
+	spans := f.last(t)
+	require.Equal(t, identify.ReasonSize, spans[0].Attributes().AsRaw()[identify.AttrInvalid])
+	require.Len(t, spans[0].Name(), maxCutBytes)
+	require.Equal(t, identify.ReasonRolloutID, spans[1].Attributes().AsRaw()[identify.AttrInvalid])
+}
+
+func TestAnEndBeforeItsStartDoesNotBecomeCenturies(t *testing.T) {
+	f := newFixture(t, nowhere, impatient)
+	request := newRequest(nil, nil)
+	span := spansOf(request)[0]
+	span.SetEndTimestamp(span.StartTimestamp() - 1)
+	require.NoError(t, f.traces.ConsumeTraces(t.Context(), request))
+	require.Equal(t, f.last(t)[0].StartTimestamp(), f.last(t)[0].EndTimestamp())
+}
+
+func TestBytesThatAreNoTextAreReplacedWhereverTheyStand(t *testing.T) {
+	f := newFixture(t, nowhere, impatient)
+	request := newRequest(map[string]any{"r": "\xff"}, map[string]any{"v": "a\xffb", "k\xff": "kept", "good": "\u00e4"})
+	span := spansOf(request)[0]
+	span.SetName("n\xfe")
+	span.Status().SetMessage("\xff")
+	span.TraceState().FromRaw("a=\xff")
+	event := span.Events().AppendEmpty()
+	event.SetName("\xff")
+	event.Attributes().PutStr("e", "\xff")
+	span.Links().AppendEmpty().Attributes().PutStr("l", "\xff")
+	request.ResourceSpans().At(0).ScopeSpans().At(0).Scope().SetName("s\xff")
+	require.NoError(t, f.traces.ConsumeTraces(t.Context(), request))
+	out := f.last(t)[0]
+	require.Equal(t, map[string]any{"v": "a\uFFFDb", "k\uFFFD": "kept", "good": "\u00e4"}, out.Attributes().AsRaw())
+	raw, err := (&ptrace.ProtoMarshaler{}).MarshalTraces(f.spans.AllTraces()[0])
+	require.NoError(t, err)
+	require.NotContains(t, string(raw), "\xff")
+	require.NotContains(t, string(raw), "n\xfe")
+
+	logs := plog.NewLogs()
+	record := logs.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords().AppendEmpty()
+	record.Body().SetStr("b\xffc")
+	require.NoError(t, f.logs.ConsumeLogs(t.Context(), logs))
+	require.Equal(t, "b\uFFFDc", f.lines.AllLogs()[0].ResourceLogs().At(0).ScopeLogs().At(0).LogRecords().At(0).Body().Str())
+}
+
+func TestDropRemovesWhatBelongsToNoRolloutButNotWhatIsRefused(t *testing.T) {
+	f := newFixture(t, nowhere, func(config *Config) { impatient(config); config.Unidentified = Drop })
+	require.NoError(t, f.traces.ConsumeTraces(t.Context(), newRequest(nil, nil, ids("ro/1", ""), nil)))
+	require.Len(t, f.last(t), 1)
+	require.NoError(t, f.traces.ConsumeTraces(t.Context(), newRequest(nil, nil)))
+	require.Len(t, f.spans.AllTraces(), 1)
+}
+
+func TestLogRecordsAreToldByTheTraceThatTheTracesPipelineSaw(t *testing.T) {
+	f := newFixture(t, queuetest.Start(t, "").Address, nil)
+	request := newRequest(ids("ro", "at"), nil)
+	spansOf(request)[0].SetName(identify.SpanAttempt)
+	require.NoError(t, f.traces.ConsumeTraces(t.Context(), request))
+	logs := plog.NewLogs()
+	records := logs.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords()
+	records.AppendEmpty().SetTraceID(spansOf(request)[0].TraceID())
+	records.AppendEmpty()
+	bad := records.AppendEmpty()
+	bad.Attributes().PutStr(identify.AttrRolloutID, "ro/1")
+	bad.SetTimestamp(5)
+	require.NoError(t, f.logs.ConsumeLogs(t.Context(), logs))
+	out := f.lines.AllLogs()[0].ResourceLogs().At(0).ScopeLogs().At(0).LogRecords()
+	require.Equal(t, []any{"ro", "at", nil}, idsOf(out.At(0).Attributes()))
+	require.Zero(t, out.At(1).Attributes().Len())
+	require.WithinDuration(t, time.Now(), out.At(1).ObservedTimestamp().AsTime(), time.Minute)
+	require.Equal(t, []any{"", "", int64(0)}, idsOf(out.At(2).Attributes()))
+	require.WithinDuration(t, time.Now(), out.At(2).Timestamp().AsTime(), time.Minute)
+}
+
+func TestStoppingWhatNeverStartedDoesNothing(t *testing.T) {
+	config := createDefaultConfig().(*Config)
+	made, err := NewFactory().CreateTraces(t.Context(), processortest.NewNopSettings(Type), config, consumertest.NewNop())
+	require.NoError(t, err)
+	require.NoError(t, made.Shutdown(t.Context()))
+	require.True(t, made.Capabilities().MutatesData)
+}

@@ -1,0 +1,181 @@
+// Package identify answers: whose span is this? It is pure: (request, request metadata, what is known about traces) gives ids, an
+// explicit sequence number, or why the span is refused. The rules are contracts.md §2, the same as in collector/identify.py; both must
+// pass the golden vectors in collector/conformance. The order of spans within a request does not matter.
+package identify
+
+import (
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+)
+
+// Found is what identification says of one span or log record.
+type Found struct {
+	IDs
+	// Sequence is the explicit number, where Explicit says that there is one.
+	Sequence int64
+	Explicit bool
+	// Reason says why it is refused; empty on what is taken.
+	Reason string
+	// Named: the record or its resource has one of our keys, whatever its value; Numbered: the key of the number.
+	Named, Numbered bool
+
+	TraceID pcommon.TraceID
+	SpanID  pcommon.SpanID
+	// Opens: this is the root span of an attempt.
+	Opens bool
+}
+
+// Headers are the ids in a request's metadata.
+type Headers struct{ RolloutID, AttemptID string }
+
+// Options of identification.
+type Options struct {
+	// NowUnixNano is the time of receipt.
+	NowUnixNano uint64
+	// TooLarge says whether a span or record is too large to be kept whole; nil: none is.
+	SpanTooLarge   func(ptrace.Span) bool
+	RecordTooLarge func(plog.LogRecord) bool
+}
+
+// Spans gives one Found for each span, in the order of the request.
+func Spans(request ptrace.Traces, headers Headers, known Known, options Options) []Found {
+	lowest := checked(level{rollout: headers.RolloutID, attempt: headers.AttemptID})
+	found := make([]Found, 0, request.SpanCount())
+	pending := make([]bool, 0, cap(found)) // named by no level: rule 2 has the word
+	var parents []pcommon.SpanID
+	open := false
+	for _, group := range request.ResourceSpans().All() {
+		resource := levelOf(group.Resource().Attributes())
+		for _, scope := range group.ScopeSpans().All() {
+			for _, span := range scope.Spans().All() {
+				own := levelOf(span.Attributes())
+				one, named := explicit(own, resource, lowest, checkSpan(span, options))
+				one.TraceID, one.SpanID = span.TraceID(), span.SpanID()
+				one.Opens = span.Name() == SpanAttempt && span.ParentSpanID().IsEmpty()
+				found, pending = append(found, one), append(pending, !named)
+				parents = append(parents, span.ParentSpanID())
+				open = open || !named
+			}
+		}
+	}
+	if open {
+		newInheritance(found, pending, parents, known).run()
+	}
+	return found
+}
+
+// Logs gives one Found for each log record: the same rules, with the record's own span in the parent's place.
+func Logs(request plog.Logs, headers Headers, known Known, options Options) []Found {
+	lowest := checked(level{rollout: headers.RolloutID, attempt: headers.AttemptID})
+	found := make([]Found, 0, request.LogRecordCount())
+	for _, group := range request.ResourceLogs().All() {
+		resource := levelOf(group.Resource().Attributes())
+		for _, scope := range group.ScopeLogs().All() {
+			for _, record := range scope.LogRecords().All() {
+				own := levelOf(record.Attributes())
+				one, named := explicit(own, resource, lowest, checkRecord(record, options))
+				one.TraceID, one.SpanID = record.TraceID(), record.SpanID()
+				if !named {
+					ids, ok := known.OpenedBy(one.TraceID)
+					if !ok {
+						ids, _ = known.Span(one.TraceID, one.SpanID)
+					}
+					one.IDs = ids
+				}
+				found = append(found, one)
+			}
+		}
+	}
+	return found
+}
+
+// explicit is rule 1; false where no level names a rollout.
+func explicit(own, resource, lowest level, broken string) (Found, bool) {
+	found := Found{Reason: broken, Named: own.named || resource.named, Numbered: own.numbered || resource.numbered}
+	if broken != "" {
+		return found, true
+	}
+	refused := func(reason string) (Found, bool) {
+		return Found{Reason: reason, Named: true, Numbered: found.Numbered}, true
+	}
+	found.Sequence, found.Explicit = own.sequence, own.explicit
+	if !own.explicit {
+		found.Sequence, found.Explicit = resource.sequence, resource.explicit
+	}
+	levels := [...]level{own, resource, lowest}
+	for position, l := range levels {
+		if l.reason != "" {
+			return refused(l.reason)
+		}
+		if l.rollout == "" {
+			continue
+		}
+		attempt := l.attempt
+		for _, lower := range levels[position+1:] {
+			if attempt == "" && lower.rollout == l.rollout && lower.attempt != "" {
+				if lower.reason != "" {
+					return refused(lower.reason)
+				}
+				attempt = lower.attempt
+			}
+		}
+		found.IDs = IDs{l.rollout, attempt}
+		return found, true
+	}
+	return found, false
+}
+
+func checkSpan(span ptrace.Span, options Options) string {
+	latest := options.NowUnixNano + AheadNano
+	if reason := refusedBefore(span.Attributes()); reason != "" {
+		return reason
+	}
+	if span.TraceID().IsEmpty() {
+		return ReasonTraceID
+	}
+	if span.SpanID().IsEmpty() {
+		return ReasonSpanID
+	}
+	if !between(span.StartTimestamp(), latest) || !between(span.EndTimestamp(), latest) {
+		return ReasonTimestamp
+	}
+	for _, event := range span.Events().All() {
+		if uint64(event.Timestamp()) > latest {
+			return ReasonTimestamp
+		}
+	}
+	if options.SpanTooLarge != nil && options.SpanTooLarge(span) {
+		return ReasonSize
+	}
+	return ""
+}
+
+func checkRecord(record plog.LogRecord, options Options) string {
+	if reason := refusedBefore(record.Attributes()); reason != "" {
+		return reason
+	}
+	stamp := record.Timestamp()
+	if stamp == 0 {
+		stamp = record.ObservedTimestamp()
+	}
+	if stamp != 0 && !between(stamp, options.NowUnixNano+AheadNano) {
+		return ReasonTimestamp
+	}
+	if options.RecordTooLarge != nil && options.RecordTooLarge(record) {
+		return ReasonSize
+	}
+	return ""
+}
+
+// refusedBefore: another collector on the way has refused it, and has emptied its ids; nothing else may name them now.
+func refusedBefore(attributes pcommon.Map) string {
+	if value, ok := attributes.Get(AttrInvalid); ok {
+		return value.AsString()
+	}
+	return ""
+}
+
+func between(stamp pcommon.Timestamp, latest uint64) bool {
+	return EarliestUnixNano <= uint64(stamp) && uint64(stamp) <= latest
+}

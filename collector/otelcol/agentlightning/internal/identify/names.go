@@ -1,0 +1,38 @@
+package identify
+
+// Names on the wire, and the words of a refusal: those of agl_otel/semconv.py and collector/identify.py (a test compares them).
+const (
+	AttrRolloutID  = "agentlightning.rollout_id"
+	AttrAttemptID  = "agentlightning.attempt_id"
+	AttrSequenceID = "agentlightning.span_sequence_id"
+	// AttrInvalid is set on a span that is refused: it says why.
+	AttrInvalid = "agentlightning.invalid"
+
+	HeaderRolloutID = "agl-rollout-id"
+	HeaderAttemptID = "agl-attempt-id"
+
+	// SpanAttempt is the name of an attempt's root span.
+	SpanAttempt = "agentlightning.attempt"
+	// SpanSeal is the name of the span with which a process says how many spans it has ended.
+	SpanSeal = "agentlightning.seal"
+)
+
+// Why a span or record is refused.
+const (
+	ReasonTraceID   = "trace id is not 16 bytes or all zero"
+	ReasonSpanID    = "span id is not 8 bytes or all zero"
+	ReasonTimestamp = "timestamp before 2000 or more than a day ahead"
+	ReasonRolloutID = "rollout id breaks the rule [A-Za-z0-9._:-]{1,128}"
+	ReasonAttemptID = "attempt id breaks the rule [A-Za-z0-9._:-]{1,128}"
+	// ReasonSize is of this body only: the Python collector bounds the request instead.
+	ReasonSize = "span or record is larger than max_item_bytes"
+)
+
+const (
+	// EarliestUnixNano is 2000-01-01: ClickHouse would wrap what is far off to another year.
+	EarliestUnixNano = 946_684_800_000_000_000
+	// AheadNano is how far ahead of the clock a timestamp may be: a day.
+	AheadNano = 24 * 3600 * 1_000_000_000
+	// MaxSequence is where explicit sequence numbers end: they must survive a double.
+	MaxSequence = 1 << 53
+)

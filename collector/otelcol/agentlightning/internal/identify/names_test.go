@@ -1,0 +1,37 @@
+package identify
+
+import (
+	"os"
+	"regexp"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The Python side is the one place where names and reasons are decided.
+func TestNamesAndReasonsAreThoseOfThePythonSide(t *testing.T) {
+	semconv := pythonConstants(t, "../../../../../agl_otel/semconv.py")
+	for name, ours := range map[string]string{
+		"ROLLOUT_ID": AttrRolloutID, "ATTEMPT_ID": AttrAttemptID, "SEQUENCE_ID": AttrSequenceID, "INVALID": AttrInvalid,
+		"HEADER_ROLLOUT_ID": HeaderRolloutID, "HEADER_ATTEMPT_ID": HeaderAttemptID, "SPAN_ATTEMPT": SpanAttempt, "SPAN_SEAL": SpanSeal,
+	} {
+		require.Equal(t, semconv[name], ours, name)
+	}
+	identify := pythonConstants(t, "../../../../identify.py")
+	for name, ours := range map[string]string{
+		"TRACE_ID": ReasonTraceID, "SPAN_ID": ReasonSpanID, "TIMESTAMP": ReasonTimestamp,
+		"ROLLOUT_ID": ReasonRolloutID, "ATTEMPT_ID": ReasonAttemptID,
+	} {
+		require.Equal(t, identify[name], ours, name)
+	}
+}
+
+func pythonConstants(t *testing.T, path string) map[string]string {
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	found := map[string]string{}
+	for _, match := range regexp.MustCompile(`(?m)^([A-Z_]+): Final = "(.*)"$`).FindAllStringSubmatch(string(text), -1) {
+		found[match[1]] = match[2]
+	}
+	return found
+}

@@ -1,0 +1,66 @@
+"""OTLP/JSON ↔ protobuf. It is protobuf's JSON mapping but for one thing: trace and span ids are hex, not base64.
+
+An id that is not hex becomes one zero byte, which identification refuses by its length: one bad span, not a bad request.
+In OTLP/JSON every object key is a field name (attributes are lists of {key, value}), so ids are found by their key wherever they stand.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from agl_otel.errors import DataError
+
+_IDS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"})
+_NOT_AN_ID: Final = base64.b64encode(b"\0").decode()
+
+
+def to_protobuf(make: Callable[[], Message], body: bytes) -> bytes:
+    """The protobuf bytes of the OTLP/JSON request `body`; `make` gives an empty message. Raises DataError."""
+    message = make()
+    name = message.DESCRIPTOR.name
+    try:
+        tree = json.loads(body)
+        if not isinstance(tree, dict):
+            raise DataError(f"this is no {name} as OTLP/JSON: it wants a JSON object")
+        _rewrite_ids(tree)
+        json_format.ParseDict(tree, message, ignore_unknown_fields=True)
+    except (ValueError, TypeError, RecursionError, json_format.ParseError) as error:
+        raise DataError(f"this is no {name} as OTLP/JSON: {error}") from None
+    return message.SerializeToString()
+
+
+def to_json(message: Message) -> bytes:
+    """A response or a google.rpc.Status as JSON."""
+    return json.dumps(json_format.MessageToDict(message), ensure_ascii=False).encode()
+
+
+def _rewrite_ids(tree: Any) -> None:
+    """Hex ids become base64, in place."""
+    todo: list[Any] = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, dict):
+            for key, value in node.items():
+                if key in _IDS:
+                    node[key] = _base64_of_hex(value)
+                elif isinstance(value, (dict, list)):
+                    todo.append(value)
+        else:
+            todo.extend(item for item in node if isinstance(item, (dict, list)))
+
+
+def _base64_of_hex(value: Any) -> str:
+    if value is None:
+        return ""
+    try:
+        if not value.isascii() or not value.isalnum():  # bytes.fromhex would skip spaces
+            return "" if value == "" else _NOT_AN_ID
+        return base64.b64encode(bytes.fromhex(value)).decode()
+    except (ValueError, AttributeError):
+        return _NOT_AN_ID

@@ -1,0 +1,295 @@
+"""The collector as a service: opens the engine and the log, recovers, listens, announces itself, and drains on the way out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import grpc.aio
+from aiohttp import web
+
+from agl_otel import __version__
+from agl_otel.collector.commit import GroupCommit
+from agl_otel.collector.disk import DiskBudget
+from agl_otel.collector.forward import Forwarder, make_target
+from agl_otel.collector.grpc_port import GrpcHandlers, grpc_options
+from agl_otel.collector.heartbeat import Heartbeats
+from agl_otel.collector.http_port import HttpPort
+from agl_otel.collector.intake import Intake
+from agl_otel.collector.journal import leftover
+from agl_otel.collector.limits import InFlight
+from agl_otel.collector.maintenance import Maintenance
+from agl_otel.collector.readings import Parts, watch
+from agl_otel.collector.receive import Receiver
+from agl_otel.collector.sqlhttp import SqlEndpoint
+from agl_otel.collector.store_batch import BatchStore
+from agl_otel.collector.telemetry import Telemetry
+from agl_otel.collector.tls import Tls, TlsListener
+from agl_otel.collector.wal import SEGMENT_BYTES, Log
+from agl_otel.collector.write import Writer
+from agl_otel.errors import AglError, InUseError, SettingsError, UnavailableError
+from agl_otel.queue.client import QueueClient
+from agl_otel.settings import Settings
+from agl_otel.traces.engine import ClickHouseError
+from agl_otel.traces.opened import CHDB_SCHEME, open_store
+
+DRAIN_SECONDS: Final = 10.0
+FAREWELL_SECONDS: Final = 2.0
+CLICKHOUSE_PROBE_SECONDS: Final = 2.0
+ANNOUNCE_RETRY_SECONDS: Final = 2.0
+_logger = logging.getLogger(__name__)
+
+
+class Collector:
+    """One collector on one data directory. `start`, then `stop`; `addresses` says where it listens."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._token = settings.token.get_secret_value()
+        self._started_at = time.time()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._runners: list[web.AppRunner] = []
+        self._listeners: list[TlsListener] = []
+        self._forwarder: Forwarder | None = None
+        self._maintenance: Maintenance | None = None
+        self._grpc: grpc.aio.Server | None = None
+        self._closers = contextlib.AsyncExitStack()
+        self._writer_task: asyncio.Task[None] | None = None
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.addresses: dict[str, str] = {}
+        self._away = ""
+
+    async def start(self) -> None:
+        """Return when every port answers. Raises InUseError, SettingsError or ConflictError; then nothing is left open."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        settings = self._settings
+        self._tls = Tls.load(settings)
+        self._forwarder = forwarder = _forwarder(settings)
+        self._engine = engine = await asyncio.to_thread(open_store, settings.clickhouse_db, retention_days=settings.retention_days)
+        self._closers.callback(engine.close)
+        self._log = log = Log(settings.wal_dir, segment_bytes=min(SEGMENT_BYTES, settings.wal_budget_bytes // 8))
+        self._closers.callback(log.close)
+        self._closers.callback(self._clear_log)
+        left = leftover(log.replay())
+        if not left.in_doubt and not left.unwritten:
+            log.clear()
+        self._queue = QueueClient(settings.store or f"{settings.host}:{settings.queue_port}", token=self._token)
+        self._closers.push_async_callback(self._queue.close)
+        self._commit = commit = GroupCommit(log)
+        self._closers.push_async_callback(commit.close)
+        self._store = BatchStore(engine, settings.data_dir.absolute() / "refused")
+        self._telemetry = telemetry = Telemetry()
+        self._closers.callback(telemetry.close)
+        self._writer = writer = Writer(self._store, commit, self._queue, left, log.read, on_stored=telemetry.batch_stored)
+        self._heartbeats = heartbeats = Heartbeats(self._queue)
+        self._disk = DiskBudget(settings.wal_dir, budget_bytes=settings.wal_budget_bytes, reserve_bytes=settings.disk_reserve_bytes)
+        self._in_flight = in_flight = InFlight(settings.max_in_flight_bytes)
+        self._intake = intake = Intake(
+            commit,
+            writer,
+            heartbeats,
+            left,
+            disk=self._disk,
+            in_flight=in_flight,
+            max_span_attributes=settings.max_span_attributes,
+            unidentified=settings.unidentified,
+            accepted=forwarder.offer if forwarder is not None else None,
+        )
+        self._writer_task = asyncio.create_task(writer.run(), name="writer")
+        self._writer_task.add_done_callback(self._writer_ended)
+        self._tasks.append(asyncio.create_task(heartbeats.run(), name="heartbeats"))
+        if forwarder is not None:
+            self._closers.push_async_callback(forwarder.close)
+            self._tasks.append(asyncio.create_task(forwarder.run(), name="forwarder"))
+        is_server = not settings.clickhouse_db.startswith(CHDB_SCHEME)
+        if is_server:
+            self._tasks.append(asyncio.create_task(self._probe_clickhouse(), name="probe"))
+        self._sql = SqlEndpoint(engine, token=self._token, shared=is_server)
+        self._closers.callback(self._sql.close)
+        watch(telemetry, Parts(intake, writer, commit, self._store, heartbeats, self._disk, in_flight, forwarder))
+        self._maintenance = Maintenance(engine, self._queue, adopt=settings.unidentified == "adopt")
+        receiver = Receiver(intake, writer, self._token, settings.metrics, settings.max_message_bytes)
+        await self._listen(receiver)
+
+    async def _listen(self, receiver: Receiver) -> None:
+        settings, tls = self._settings, self._tls
+        self._grpc = server = grpc.aio.server(options=grpc_options(settings.max_message_bytes))
+        server.add_generic_rpc_handlers((GrpcHandlers(receiver),))
+        grpc_port = _grpc_port(server, settings.host, settings.otlp_grpc_port, tls)
+        await server.start()
+        client_certificate = tls is not None and tls.client_authority is not None
+        pages = {"/status": lambda: web.json_response(self.status()), "/metrics": self._metrics_page}
+        actions = {"/maintain": self._maintenance.handle} if self._maintenance else {}
+        port = HttpPort(receiver, self._in_flight, self.health, pages, actions, client_certificate=client_certificate)
+        self._otlp_app = port.app()
+        http_port = await self._serve(self._otlp_app, settings.otlp_http_port, "AGL_OTLP_HTTP_PORT", tls)
+        sql_port = await self._serve(self._sql.app(), settings.clickhouse_port, "AGL_CLICKHOUSE_PORT")
+        self.addresses = {
+            "collector_grpc": f"{settings.host}:{grpc_port}",
+            "collector_http": f"{'https' if tls else 'http'}://{settings.host}:{http_port}",
+            "clickhouse": f"http://{settings.host}:{sql_port}",
+        }
+        self._tasks.append(asyncio.create_task(self._announce(), name="announce"))
+
+    async def failed(self) -> None:
+        """Return never, or raise what ended the writer: then nothing that is acked would become visible, and a restart is due."""
+        await self._failure
+
+    async def _probe_clickhouse(self) -> None:
+        """Know whether the server answers while nothing is written, and bring its schema up as soon as it does."""
+        while True:
+            try:
+                await asyncio.to_thread(self._engine.select, "SELECT 1")
+                self._away = ""
+            except (UnavailableError, ClickHouseError) as error:
+                self._away = str(error)
+            await asyncio.sleep(CLICKHOUSE_PROBE_SECONDS)
+
+    def _writer_ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._failure.done():
+            self._failure.set_exception(error)
+
+    def health(self) -> dict[str, Any]:
+        """What GET /health answers."""
+        trouble = self._writer.trouble or self._away
+        return {
+            "status": "degraded" if trouble else "ok",  # it takes spans in all the same
+            **({"reason": trouble} if trouble else {}),
+            "service": "collector",
+            "uptime_seconds": round(time.time() - self._started_at, 3),
+            "backlog_rows": self._writer.backlog,
+            "log_bytes": self._commit.bytes_held,
+            "log_torn_bytes": self._log.torn_bytes,
+            "batches": self._writer.batches,
+            **self._intake.counts,
+            **{f"store_{name}": count for name, count in self._store.counts.items()},
+            **{f"sql_{name}": count for name, count in self._sql.counts.items()},
+            **{f"late_{name}": count for name, count in (self._maintenance.counts() if self._maintenance else {}).items()},
+        }
+
+    def status(self) -> dict[str, Any]:
+        """What GET /status answers: every metric, and how the disk is."""
+        level, message = self._disk.look(0 if self._writer.idle else self._commit.bytes_held)
+        return {
+            "service": "collector",
+            "version": __version__,
+            "uptime_seconds": round(time.time() - self._started_at, 3),
+            "disk": {"level": level, "message": message},
+            "metrics": self._telemetry.snapshot(),
+        }
+
+    def _metrics_page(self) -> web.Response:
+        body, content_type = self._telemetry.prometheus()
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def stop(self) -> None:
+        """Stop listening, write what is acked (up to a deadline; the rest stays in the log), and close everything."""
+        if self._grpc is not None:
+            await self._grpc.stop(grace=5.0)
+        for listener in self._listeners:
+            await listener.close()
+        if self._maintenance is not None:
+            await self._maintenance.close()
+        if self._runners:
+            await self._runners[0].cleanup()
+        if self._writer_task is not None:
+            self._writer.close()
+            await asyncio.wait({self._writer_task}, timeout=DRAIN_SECONDS)
+            with contextlib.suppress(TimeoutError):  # the queue may be gone before us
+                await asyncio.wait_for(self._farewell(), FAREWELL_SECONDS)
+            if self._forwarder is not None:
+                await self._forwarder.drain(FAREWELL_SECONDS)
+            self._tasks.append(self._writer_task)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for runner in self._runners[1:]:
+            await runner.cleanup()
+        await self._closers.aclose()
+
+    async def _farewell(self) -> None:
+        await self._heartbeats.flush(everything=True)
+        if self.addresses:
+            with contextlib.suppress(AglError):
+                await self._queue.announce("collector", self.addresses["collector_http"], self.addresses, gone=True)
+
+    def _clear_log(self) -> None:
+        """After an orderly stop with nothing left to write, the next start has nothing to replay."""
+        if self._writer_task is not None and self._writer.idle:
+            self._log.clear()
+
+    async def _announce(self) -> None:
+        """Tell the queue where we are, as soon as it answers."""
+        while True:
+            try:
+                await self._queue.announce("collector", self.addresses["collector_http"], self.addresses)
+            except AglError as error:
+                _logger.debug("the queue does not answer yet: %s", error)
+                await asyncio.sleep(ANNOUNCE_RETRY_SECONDS)
+            else:
+                return
+
+    async def _serve(self, app: web.Application, port: int, setting: str, tls: Tls | None = None) -> int:
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            max_line_size=1 << 20,
+            max_field_size=1 << 16,
+            handle_signals=False,
+            auto_decompress=app is not self._otlp_app,  # OTLP bodies are decompressed by our own hands, with a bound
+        )
+        await runner.setup()
+        self._runners.append(runner)
+        try:
+            if tls is not None:
+                assert runner.server is not None
+                listener = TlsListener(runner.server, tls, self._settings.host, port)
+                self._listeners.append(listener)
+                return listener.port
+            site = web.TCPSite(runner, self._settings.host, port, reuse_port=False)
+            await site.start()
+        except OSError as error:
+            raise _port_error(self._settings.host, port, setting, error) from None
+        return int(runner.addresses[0][1])
+
+
+def _forwarder(settings: Settings) -> Forwarder | None:
+    endpoint = settings.forward_otlp
+    if not endpoint:
+        return None
+    parts = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}")
+    if parts.hostname in (settings.host, "localhost", "127.0.0.1") and parts.port in (settings.otlp_grpc_port, settings.otlp_http_port):
+        raise SettingsError(f"AGL_FORWARD_OTLP {endpoint!r} is this collector itself: name another endpoint, or none")
+    return Forwarder(make_target(endpoint, settings.forward_headers.get_secret_value()), endpoint)
+
+
+def _grpc_port(server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> int:
+    if port:
+        with socket.socket() as probe:  # gRPC's own message names neither the port nor the reason
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                raise _port_error(host, port, "AGL_OTLP_GRPC_PORT", error) from None
+    try:
+        if tls is not None:
+            return server.add_secure_port(f"{host}:{port}", tls.grpc_credentials())
+        return server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise InUseError(f"cannot listen on {host}:{port} ({error}); choose another with AGL_OTLP_GRPC_PORT") from None
+
+
+def _port_error(host: str, port: int, setting: str, error: OSError) -> AglError:
+    return InUseError(f"cannot listen on {host}:{port} ({error.strerror or error}); stop what runs there, or choose another with {setting}")

@@ -1,0 +1,154 @@
+"""Read-only SQL over ClickHouse's HTTP protocol, for whoever reads traces: our reader, curl, clickhouse-connect, Grafana.
+
+`guard` says what may run; the engine's reading connections say what it may cost. Queries run in a few threads of their own. A server
+is asked through here too: so one address is enough, and its password stays where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import re
+import time
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from aiohttp import BasicAuth, BodyPartReader, web
+
+from agl_otel.collector import guard, guard_tables
+from agl_otel.errors import QueryError, UnavailableError
+from agl_otel.traces.engine import ClickHouseError
+from agl_otel.traces.opened import TraceStore
+
+READ_THREADS: Final = 4
+MAX_BODY_BYTES: Final = 16 << 20  # parameters may hold long lists of ids
+DEFAULT_FORMAT: Final = "TabSeparated"
+_RESERVED: Final = frozenset(
+    {"query", "database", "default_format", "user", "password", "query_id", "session_id", "session_timeout", "session_check", "compress",
+     "decompress", "enable_http_compression", "client_protocol_version", "quota_key", "role", "buffer_size", "wait_end_of_query"}
+)  # fmt: skip
+_NOT_FOUND: Final = frozenset({46, 47, 60, 81})  # unknown function, identifier, table, database
+
+
+class SqlEndpoint:
+    """Answers queries from `engine`; `shared` where other databases may live beside ours, which are then out of reach."""
+
+    def __init__(self, engine: TraceStore, *, token: str = "", shared: bool = False) -> None:
+        self._engine = engine
+        self._shared = shared
+        self._token = token
+        self._threads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="sql")
+        self._table_functions: frozenset[str] = frozenset()
+        self.counts: Counter[str] = Counter()
+
+    def app(self) -> web.Application:
+        """The HTTP application: GET and POST on /, GET /ping."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app.router.add_get("/ping", self._ping)
+        app.router.add_route("*", "/", self._query)
+        return app
+
+    def close(self) -> None:
+        """Wait for the queries that run, and end the threads."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    async def _ping(self, _: web.Request) -> web.Response:
+        return web.Response(text="Ok.\n")
+
+    async def _query(self, request: web.Request) -> web.Response:
+        if self._token and not self._allowed(request):
+            return _error(
+                401, 516, "this endpoint wants the token (AGL_TOKEN): Authorization: Bearer TOKEN, or the password", "AUTHENTICATION_FAILED"
+            )
+        values = dict(request.query)
+        sql = values.get("query", "")
+        if request.method == "POST":
+            if request.content_type == "multipart/form-data":
+                values |= await _form(request)
+                sql = values.get("query", "")
+            else:
+                body = await request.read()
+                sql = "\n".join(part for part in (sql, body.decode(errors="replace")) if part)
+        elif not sql:
+            return web.Response(text="Ok.\n")
+        params = {name.removeprefix("param_"): value for name, value in values.items() if name.startswith("param_")}
+        settings = guard.filter_settings({name: value for name, value in values.items() if name not in _RESERVED})
+        default = request.headers.get("X-ClickHouse-Format") or values.get("default_format") or DEFAULT_FORMAT
+        started = time.perf_counter_ns()
+        try:
+            data, used = await asyncio.get_running_loop().run_in_executor(self._threads, self.run, sql, params, settings, default)
+        except QueryError as error:
+            self.counts["refused"] += 1
+            return _error(403, 497, str(error), "ACCESS_DENIED")
+        except UnavailableError as error:
+            self.counts["failed"] += 1
+            return _error(503, 210, str(error), "NETWORK_ERROR")
+        except ClickHouseError as error:
+            self.counts["failed"] += 1
+            return _error(404 if error.code in _NOT_FOUND else 400 if error.code in {62, 36} else 500, error.code, _bare(str(error)), "")
+        self.counts["queries"] += 1
+        elapsed = time.perf_counter_ns() - started
+        headers = {
+            "X-ClickHouse-Query-Id": values.get("query_id") or str(uuid.uuid4()),
+            "X-ClickHouse-Format": used,
+            "X-ClickHouse-Timezone": "UTC",
+            "X-ClickHouse-Summary": f'{{"read_rows":"0","read_bytes":"0","elapsed_ns":"{elapsed}"}}',
+            "Content-Type": guard.CONTENT_TYPES.get(used, "text/plain; charset=UTF-8"),
+        }
+        return web.Response(body=data, headers=headers)
+
+    def run(self, sql: str, params: Mapping[str, str], settings: Mapping[str, str], default_format: str) -> tuple[bytes, str]:
+        """(bytes, format) of a query, in this thread. Raises QueryError where the guard refuses it, else ClickHouseError."""
+        statement = guard.split(sql)
+        if statement.kind == "fixed":
+            used = guard.check_format(statement.format_name or default_format)
+            if self._shared:
+                guard_tables.check_fixed(statement.text)
+            return self._engine.read(statement.text, used), used
+        canonical = self._scalar("SELECT formatQuery({q:String})", {"q": guard.parameter_text(statement.text)})
+        text, own, format_name = guard.inner(canonical)
+        used = guard.check_format(format_name or statement.format_name or default_format)
+        guard.check_tree(self._engine.read(f"EXPLAIN AST {text}", "TSVRaw", params).decode(), self._functions())
+        if self._shared:
+            guard_tables.check_query_tree(self._engine.read(guard_tables.TREE + text, "TSVRaw", params).decode())
+        return self._engine.read(guard.wrap(text, statement.prefix, {**settings, **own}), used, params), used
+
+    def _scalar(self, sql: str, params: Mapping[str, str]) -> str:
+        return self._engine.read(sql, "RawBLOB", params).decode()
+
+    def _functions(self) -> frozenset[str]:
+        if not self._table_functions:
+            names = self._engine.read("SELECT lower(name) FROM system.table_functions", "TSVRaw").decode()
+            self._table_functions = frozenset(names.split())
+        return self._table_functions
+
+    def _allowed(self, request: web.Request) -> bool:
+        sent = request.headers.get("Authorization", "")
+        if sent.lower().startswith("basic "):
+            with contextlib.suppress(ValueError):
+                sent = BasicAuth.decode(sent).password
+        candidates = (sent.removeprefix("Bearer "), request.headers.get("X-ClickHouse-Key", ""), request.query.get("password", ""))
+        return any(hmac.compare_digest(candidate.encode(), self._token.encode()) for candidate in candidates)
+
+
+async def _form(request: web.Request) -> dict[str, str]:
+    values: dict[str, str] = {}
+    async for part in await request.multipart():
+        if isinstance(part, BodyPartReader) and part.name:
+            values[part.name] = (await part.read(decode=True)).decode(errors="replace")
+    return values
+
+
+def _bare(message: str) -> str:
+    return re.sub(r"^Code: \d+\. (DB::Exception: )?", "", message)
+
+
+def _error(status: int, code: int, message: str, name: str) -> web.Response:
+    tail = f" ({name})" if name else ""
+    return web.Response(
+        status=status, text=f"Code: {code}. DB::Exception: {message}{tail}\n", headers={"X-ClickHouse-Exception-Code": str(code)}
+    )

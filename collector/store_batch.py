@@ -1,0 +1,192 @@
+"""One batch into ClickHouse, exactly once: ask what is stored under its id, insert what is missing. Runs in the writer's thread.
+
+A batch is rebuilt from its requests alone, so that its rows are the same before and after a crash. Only errors about the data halve
+it, until the guilty request stands alone and is kept aside with its reason; any other error is the caller's to try again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agl_otel.collector import faults
+from agl_otel.collector.decode import LOG_COLUMNS, TRACE_COLUMNS, log_rows, span_rows
+from agl_otel.collector.journal import Batch, Request, assign
+from agl_otel.collector.metrics import COLUMNS as METRIC_COLUMNS
+from agl_otel.collector.metrics import TABLES as METRIC_TABLES
+from agl_otel.collector.metrics import metric_rows
+from agl_otel.collector.raw import pack
+from agl_otel.traces.engine import DATABASE, ClickHouseError, Engine
+from agl_otel.traces.migrate import OTLP_ROWS, OTLP_ROWS_SCHEMA, REFILLS, named_query
+
+TABLES: Final = {
+    "traces": (f"{DATABASE}.otel_traces", TRACE_COLUMNS),
+    "logs": (f"{DATABASE}.otel_logs", LOG_COLUMNS),
+    **{kind: (table, METRIC_COLUMNS[kind]) for kind, table in METRIC_TABLES.items()},
+}
+"""{kind of row: (table, columns)}."""
+FAST_FROM_SPANS: Final = 400  # ClickHouse analyses its view at each insert: below this many spans that costs more than it saves
+Member = tuple[int, Request]
+"""(log position, request)."""
+_logger = logging.getLogger(__name__)
+
+
+class _Rows(NamedTuple):
+    member: Member
+    positions: Sequence[int]  # BatchPos of each row
+    rows: list[str]
+
+
+class _Spans(NamedTuple):
+    """Where the spans of one request stand in the batch."""
+
+    numbers: list[int]  # sequence number of each taken span
+    first: int  # BatchPos of the first
+
+    @property
+    def positions(self) -> range:
+        return range(self.first, self.first + len(self.numbers))
+
+
+def _place(batch: Batch, members: Sequence[Member]) -> dict[int, _Spans]:
+    """{log position: its spans' places} of the trace requests. A request that cannot be decoded keeps its places."""
+    following = dict(batch.numbers)
+    placed: dict[int, _Spans] = {}
+    first = 0
+    for position, request in members:
+        if request.signal == "traces":
+            placed[position] = _Spans(assign(request.identities, following), first)
+            first = placed[position].positions.stop
+    return placed
+
+
+class BatchStore:
+    """Writes batches through `engine`; requests that ClickHouse refuses go to `refused_dir`."""
+
+    def __init__(self, engine: Engine, refused_dir: Path, *, fast_from_spans: int = FAST_FROM_SPANS) -> None:
+        self._engine = engine
+        self._refused_dir = refused_dir
+        self._fast_from = fast_from_spans
+        self.counts: Counter[str] = Counter()
+        """rows, fast (those of them that ClickHouse built), fast_refused (batches that it would not build), refused (requests kept
+        aside), recovered (rows that a batch in doubt still missed)."""
+
+    def store(self, batch: Batch, members: Sequence[Member], *, in_doubt: bool) -> None:
+        """Insert the batch; `in_doubt` where an earlier try may have stored some of it. Raises ClickHouseError to be tried again."""
+        spans = _place(batch, members)
+        left: frozenset[int] | None = None
+        doubt = in_doubt
+        if sum(len(each.numbers) for each in spans.values()) >= self._fast_from:
+            left = self._store_fast(batch, members, spans, in_doubt=in_doubt)
+            doubt = in_doubt or left is None
+        built: dict[str, list[_Rows]] = {}
+        for member in members:
+            first = {kind: parts[-1].positions[-1] + 1 for kind, parts in built.items()}
+            for kind, rows in self._build(batch, member, spans.get(member[0]), left, first).items():
+                if rows.rows:
+                    built.setdefault(kind, []).append(rows)
+        for kind, parts in built.items():
+            table, columns = TABLES[kind]
+            self._insert(batch, table, columns, parts, in_doubt=doubt)
+        if in_doubt and spans:
+            for name in REFILLS:  # a view can fail after its source was written
+                self._engine.command(named_query(name), {"batch": batch.batch_id})
+        faults.reach("inserted")
+
+    def _store_fast(self, batch: Batch, members: Sequence[Member], spans: Mapping[int, _Spans], *, in_doubt: bool) -> frozenset[int] | None:
+        """Insert the spans that ClickHouse can build by itself; the BatchPos of the others, or None where it may have stored none."""
+        stored = self._stored(batch, TABLES["traces"][0]) if in_doubt else frozenset[int]()
+        parts: list[bytes] = []
+        left: set[int] = set()
+        for position, request in members:
+            if (mine := spans.get(position)) is None:
+                continue
+            where = {"received_ms": request.received_ms, "batch": batch.batch_id, "first": mine.first}
+            try:
+                packed = pack(request.raw, request.identities, mine.numbers, **where, stored=stored)
+            except Exception:  # noqa: BLE001 - the boundary: the road that understands everything says what is wrong with it
+                left.update(mine.positions)
+            else:
+                parts.append(packed.data)
+                left.update(packed.left)
+        if data := b"".join(parts):
+            try:
+                self._engine.insert_protobuf(OTLP_ROWS, OTLP_ROWS_SCHEMA, data)
+            except ClickHouseError as error:
+                _logger.warning("ClickHouse did not build the rows of batch %d; they are built here: %s", batch.batch_id, error)
+                self.counts["fast_refused"] += 1
+                return None
+        count = sum(len(set(each.positions) - stored - left) for each in spans.values())
+        self.counts["fast"] += count
+        self._count(count, in_doubt=in_doubt)
+        return frozenset(left)
+
+    def _count(self, rows: int, *, in_doubt: bool) -> None:
+        self.counts["rows"] += rows
+        self.counts["recovered"] += rows if in_doubt else 0
+
+    def _insert(self, batch: Batch, table: str, columns: Sequence[str], parts: list[_Rows], *, in_doubt: bool) -> None:
+        rows = _without(parts, self._stored(batch, table) if in_doubt else frozenset())
+        if not rows:
+            return
+        try:
+            self._engine.insert(table, columns, "\n".join(rows).encode())
+            if in_doubt and (lost := _without(parts, self._stored(batch, table))):
+                # ClickHouse notes what it takes before it keeps it: after a crash in between it skips the very rows that are missing.
+                self._engine.insert(table, columns, "\n".join(lost).encode(), deduplicate=False)
+        except ClickHouseError as error:
+            if not error.about_the_data:
+                raise
+            if len(parts) == 1:
+                self._keep_aside(parts[0].member, error)
+                return
+            half = len(parts) // 2
+            self._insert(batch, table, columns, parts[:half], in_doubt=True)
+            self._insert(batch, table, columns, parts[half:], in_doubt=True)
+            return
+        self._count(len(rows), in_doubt=in_doubt)
+
+    def _stored(self, batch: Batch, table: str) -> frozenset[int]:
+        found = self._engine.select(f"SELECT BatchPos FROM {table} WHERE BatchId = {{batch:UInt64}}", {"batch": batch.batch_id})
+        return frozenset(int(str(row[0])) for row in found)
+
+    def _build(
+        self, batch: Batch, member: Member, spans: _Spans | None, left: frozenset[int] | None, first: Mapping[str, int]
+    ) -> dict[str, _Rows]:
+        """{kind of row: rows}; of spans those at the positions `left`. `first` has the next BatchPos of each kind."""
+        _, request = member
+        where = {"received_ms": request.received_ms, "batch": batch.batch_id}
+        try:
+            if spans is not None:
+                positions = [position for position in spans.positions if left is None or position in left]
+                if spans.numbers and not positions:
+                    return {}
+                rows = span_rows(request.raw, request.identities, iter(spans.numbers), **where, first=spans.first, only=left)
+                return {"traces": _Rows(member, positions, rows)}
+            if request.signal == "logs":
+                found = {"logs": log_rows(request.raw, request.identities, **where, first=first.get("logs", 0))}
+            else:
+                found = metric_rows(request.raw, request.identities, **where, first=first)
+            return {kind: _Rows(member, range(start := first.get(kind, 0), start + len(rows)), rows) for kind, rows in found.items()}
+        except Exception as error:  # noqa: BLE001 - the boundary: one request that cannot be decoded must not stop all others
+            self._keep_aside(member, error)
+            return {}
+
+    def _keep_aside(self, member: Member, error: Exception) -> None:
+        position, request = member
+        self._refused_dir.mkdir(parents=True, exist_ok=True)
+        stem = self._refused_dir / f"{request.received_ms}-{position}-{request.signal}"
+        stem.with_suffix(".otlp").write_bytes(request.raw)
+        stem.with_suffix(".json").write_text(
+            json.dumps({"reason": str(error), "signal": request.signal, "received_ms": request.received_ms})
+        )
+        self.counts["refused"] += 1
+        _logger.error("a request of %d rows cannot be stored; it is kept aside as %s.otlp: %s", request.rows, stem, error)
+
+
+def _without(parts: Sequence[_Rows], stored: frozenset[int]) -> list[str]:
+    return [row for part in parts for position, row in zip(part.positions, part.rows, strict=True) if position not in stored]

@@ -1,0 +1,129 @@
+"""The collector's own telemetry: OpenTelemetry metrics of one Meter, read as JSON (/status) and in Prometheus' text format (/metrics).
+
+Counters are observed when somebody reads, from plain numbers that the parts keep anyway, so that a request pays nothing for them;
+only durations are recorded as they happen. The collector's provider is its own: nobody else's metrics are touched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Final
+
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, MetricReader
+from opentelemetry.sdk.resources import Resource
+
+from agl_otel import __version__
+from agl_otel.errors import UnavailableError
+
+Readings = Iterable[tuple[float, Mapping[str, str]]]
+"""(value, attributes) pairs."""
+SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Bounds of the histograms."""
+QUANTILES: Final = (0.5, 0.99)
+
+
+class Telemetry:
+    """Instruments and their readers. `count` and `gauge` take what to read; the three durations are recorded by the writer."""
+
+    def __init__(self) -> None:
+        self._memory = InMemoryMetricReader()
+        self._prometheus, reader = _prometheus()
+        readers: list[MetricReader] = [self._memory, *([reader] if reader is not None else [])]
+        resource = Resource({"service.name": "agl-otel-collector", "service.version": __version__})
+        self._provider = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
+        self._meter = self._provider.get_meter("agl_otel.collector", __version__)
+
+        def seconds(name: str, description: str) -> Callable[[float], None]:
+            made = self._meter.create_histogram(name, "s", description, explicit_bucket_boundaries_advisory=SECONDS)
+            return made.record
+
+        self.waited = seconds("agl.collector.wait.duration", "from receipt until the insert begins: log, queue, numbers")
+        self.inserted = seconds("agl.collector.insert.duration", "one insert into ClickHouse, all its tables")
+        self.visible = seconds("agl.collector.visible.duration", "from receipt until visible to queries")
+
+    def count(self, name: str, unit: str, description: str, read: Callable[[], Readings]) -> None:
+        """A counter whose readings only ever grow."""
+        self._meter.create_observable_counter(f"agl.collector.{name}", [_observe(read)], unit, description)
+
+    def gauge(self, name: str, unit: str, description: str, read: Callable[[], Readings]) -> None:
+        """A value of this moment."""
+        self._meter.create_observable_gauge(f"agl.collector.{name}", [_observe(read)], unit, description)
+
+    def batch_stored(self, received_ms: Sequence[int], began_at: float, seconds: float) -> None:
+        """A batch became visible: its requests' times of receipt (Unix ms), when its insert began (Unix s), and how long it took."""
+        self.inserted(seconds)
+        for received in received_ms:
+            waited = max(0.0, began_at - received / 1000)
+            self.waited(waited)
+            self.visible(waited + seconds)
+
+    def snapshot(self) -> dict[str, list[dict[str, Any]]]:
+        """{name: its points}: {"attributes", "value"}, or for durations {"attributes", "count", "sum", "p50", "p99"}."""
+        data = self._memory.get_metrics_data()
+        found: dict[str, list[dict[str, Any]]] = {}
+        for resource_metrics in data.resource_metrics if data else ():
+            for scope_metrics in resource_metrics.scope_metrics:
+                for metric in scope_metrics.metrics:
+                    found[metric.name] = [_point(point) for point in metric.data.data_points]
+        return found
+
+    def prometheus(self) -> tuple[bytes, str]:
+        """(body, content type) for GET /metrics. Raises UnavailableError where the library is missing."""
+        if self._prometheus is None:
+            raise UnavailableError(
+                "GET /metrics needs opentelemetry-exporter-prometheus: pip install it beside agl-otel; /status has the same as JSON"
+            )
+        return self._prometheus()
+
+    def close(self) -> None:
+        """Let go of the readers."""
+        self._provider.shutdown()
+
+
+def _prometheus() -> tuple[Callable[[], tuple[bytes, str]] | None, MetricReader | None]:
+    try:
+        from opentelemetry.exporter.prometheus import PrometheusMetricReader  # pyright: ignore[reportMissingImports] - may be missing
+        from prometheus_client import CollectorRegistry, generate_latest  # pyright: ignore[reportMissingImports] - may be missing
+        from prometheus_client.exposition import CONTENT_TYPE_LATEST  # pyright: ignore[reportMissingImports] - may be missing
+    except ImportError:
+        return None, None
+    registry = CollectorRegistry()
+    reader = PrometheusMetricReader(registry=registry, scope_info_enabled=False)
+    return lambda: (generate_latest(registry), CONTENT_TYPE_LATEST), reader
+
+
+def _observe(read: Callable[[], Readings]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    return lambda _: [Observation(value, dict(attributes)) for value, attributes in read()]
+
+
+def _point(point: Any) -> dict[str, Any]:
+    attributes = dict(point.attributes or {})
+    if not isinstance(point, HistogramDataPoint):
+        return {"attributes": attributes, "value": point.value}
+    quantiles = {f"p{int(share * 100)}": quantile(point.bucket_counts, point.explicit_bounds, share) for share in QUANTILES}
+    return {"attributes": attributes, "count": point.count, "sum": round(point.sum, 6), **quantiles}
+
+
+def quantile(counts: Sequence[int], bounds: Sequence[float], share: float) -> float | None:
+    """The upper bound of the bucket in which the quantile lies (its last bound where it lies beyond); None where nothing was counted."""
+    total = sum(counts)
+    if not total:
+        return None
+    return next(bound for bound, reached in zip((*bounds, bounds[-1]), accumulate(counts), strict=True) if reached >= share * total)
+
+
+class Stopwatch:
+    """When something began (Unix seconds) and how long it has taken since."""
+
+    def __init__(self) -> None:
+        self.began_at = time.time()
+        self._start = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since it was made."""
+        return time.monotonic() - self._start

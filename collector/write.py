@@ -1,0 +1,267 @@
+"""The writer: takes all that waits in the log as one batch, numbers it, notes it, inserts it, and releases whoever waits for it.
+
+Batches are small when little comes and grow with the load, because every insert has a fixed cost. Numbers come from the queue; while
+it is away, spans stay in the log and nothing acked is lost. Order is log order throughout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from agl_otel.collector import faults
+from agl_otel.collector.commit import GroupCommit
+from agl_otel.collector.journal import BATCH, STORED, Batch, Leftover, Request, number_requests, pack_batch, pack_stored, unpack_request
+from agl_otel.collector.store_batch import BatchStore, Member
+from agl_otel.collector.telemetry import Stopwatch
+from agl_otel.collector.wal import Place
+from agl_otel.errors import UnavailableError
+from agl_otel.traces.engine import ClickHouseError
+
+MAX_BATCH_ROWS: Final = 20_000
+MAX_BATCH_BYTES: Final = 32 << 20
+MAX_HELD_BYTES: Final = 128 << 20  # of requests that wait to be written; beyond it they are read back from the log
+LINGER_SECONDS: Final = 0.1  # between two inserts while nobody waits for one: each costs 20 to 50 ms, however few its rows
+BUSY_LINGER_SECONDS: Final = 0.5  # the same while many rows come: what is written in fewer, larger parts is also merged less often
+BUSY_ROWS: Final = 100  # in the first LINGER_SECONDS
+RETRY_SECONDS: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+T = TypeVar("T")
+_logger = logging.getLogger(__name__)
+
+
+class Numbers(Protocol):
+    """What the writer needs of the queue."""
+
+    async def take_sequence(self, requests: Sequence[tuple[str, int, int]]) -> list[int]:
+        """First numbers for (rollout id, count, at least). Raises UnavailableError while the queue is away."""
+        ...
+
+
+class _Waiting(NamedTuple):
+    position: int
+    place: Place | None
+    request: Request | None  # None: to be read back
+    size: int
+    rows: int
+
+
+class Writer:
+    """Start it with `run()` as a task; `add` is called in log order."""
+
+    def __init__(
+        self,
+        store: BatchStore,
+        commit: GroupCommit,
+        numbers: Numbers,
+        leftover: Leftover,
+        read: Callable[[Place], bytes],
+        *,
+        on_stored: Callable[[Sequence[int], float, float], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._commit = commit
+        self._numbers = numbers
+        self._read = read
+        self._on_stored = on_stored  # see Telemetry.batch_stored
+        self._in_doubt = leftover.in_doubt
+        self._batch_id = leftover.batch_id
+        self._waiting: deque[_Waiting] = deque()
+        self._held = 0
+        self._rows = 0
+        self._last_batch_at = float("-inf")
+        self._wake = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="writer")
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self.accepted = -1
+        """Log position of the last request that was acked."""
+        self.stored = -1
+        """Every request up to this log position is visible to queries."""
+        self.batches = 0
+        self.trouble = ""
+        """Why nothing is written at the moment; empty while all is well."""
+        for position, request in leftover.unwritten:
+            self._push(_Waiting(position, None, request, len(request.raw), request.rows))
+        if self._in_doubt:
+            self.accepted = max(self.accepted, self._in_doubt[-1][0].last)
+        if not self._in_doubt and not self._waiting:
+            self.stored = self.accepted
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was acked is stored."""
+        return not self._waiting and self.stored >= self.accepted
+
+    @property
+    def backlog(self) -> int:
+        """How many rows wait."""
+        return self._rows
+
+    def add(self, place: Place, request: Request) -> None:
+        """Take a request that is on disk in the log."""
+        held = request if self._held < MAX_HELD_BYTES else None
+        self._push(_Waiting(place.position, place, held, place.length, request.rows))
+
+    def _push(self, item: _Waiting) -> None:
+        self._waiting.append(item)
+        self._held += item.size if item.request is not None else 0
+        self._rows += item.rows
+        if self._rows >= MAX_BATCH_ROWS:
+            self._hurry.set()
+        self.accepted = max(self.accepted, item.position)
+        self._wake.set()
+
+    async def wait(self, position: int) -> None:
+        """Return when every request up to `position` is visible to queries. Raises UnavailableError when the collector stops before."""
+        if position <= self.stored:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((position, future))
+        self._hurry.set()
+        await future
+
+    async def barrier(self) -> int:
+        """Return when everything acked before now is visible; the log position it waited for."""
+        position = self.accepted
+        await self.wait(position)
+        return position
+
+    async def run(self) -> None:
+        """Write until `close`."""
+        try:
+            for batch, members in self._in_doubt:
+                _logger.warning(
+                    "recovery: batch %d (%d requests) is in doubt; asking ClickHouse what is stored", batch.batch_id, len(members)
+                )
+                await self._insert(batch, members, in_doubt=True)
+            while members := await self._take():
+                numbers = await self._number(members)
+                batch = Batch(self._next_batch_id(), members[0][0], members[-1][0], numbers)
+                await self._until_it_works("the write-ahead log", lambda batch=batch: self._commit.append(BATCH, pack_batch(batch)))
+                faults.reach("batch-noted")
+                await self._insert(batch, members, in_doubt=False)
+        except _StoppedError:
+            _logger.warning("stopping with %d rows that are in the log only; they are written at the next start", self.backlog)
+        finally:
+            for _, future in self._waiters:
+                if not future.done():
+                    future.set_exception(UnavailableError("the collector stopped before this was stored; it is in the log"))
+            self._thread.shutdown(wait=True)
+
+    def close(self) -> None:
+        """Write what waits and end; what cannot be written at once stays in the log."""
+        self._closing.set()
+        self._wake.set()
+        self._hurry.set()
+
+    async def _take(self) -> list[Member]:
+        while not self._waiting:
+            if self._closing.is_set():
+                return []
+            self._wake.clear()
+            await self._wake.wait()
+        await self._linger()
+        members: list[Member] = []
+        rows = size = 0
+        while self._waiting and (
+            not members or (rows + self._waiting[0].rows <= MAX_BATCH_ROWS and size + self._waiting[0].size <= MAX_BATCH_BYTES)
+        ):
+            item = self._waiting.popleft()
+            self._rows -= item.rows
+            rows, size = rows + item.rows, size + item.size
+            request = item.request
+            if request is not None:
+                self._held -= item.size
+            elif item.place is not None:
+                request = unpack_request(self._read(item.place))
+            if request is not None:
+                members.append((item.position, request))
+        return members
+
+    async def _linger(self) -> None:
+        """Let more come together, unless somebody waits or there is a full batch."""
+        for seconds, rows in ((LINGER_SECONDS, 0), (BUSY_LINGER_SECONDS, BUSY_ROWS)):
+            rest = self._last_batch_at + seconds - time.monotonic()
+            if rest > 0 and not self._waiters and rows <= self._rows < MAX_BATCH_ROWS:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._hurry.wait(), rest)
+        self._hurry.clear()
+        if self._closing.is_set():
+            self._hurry.set()
+        self._last_batch_at = time.monotonic()
+
+    async def _number(self, members: Sequence[Member]) -> dict[str, int]:
+        wanted = number_requests(request for _, request in members)
+        if not wanted:
+            return {}
+        first = await self._until_it_works("the queue", lambda: self._numbers.take_sequence(wanted))
+        return {rollout_id: number for (rollout_id, count, _), number in zip(wanted, first, strict=True) if count}
+
+    async def _insert(self, batch: Batch, members: Sequence[Member], *, in_doubt: bool) -> None:
+        doubt = in_doubt
+        loop = asyncio.get_running_loop()
+        watch = Stopwatch()
+
+        async def attempt() -> None:
+            nonlocal doubt, watch
+            watch = Stopwatch()
+            before, doubt = doubt, True  # whatever happens to this try, the next one asks first
+            await loop.run_in_executor(self._thread, lambda: self._store.store(batch, members, in_doubt=before))
+
+        await self._until_it_works("ClickHouse", attempt)
+        if self._on_stored is not None:
+            self._on_stored([request.received_ms for _, request in members], watch.began_at, watch.seconds)
+        note = self._commit.append(STORED, pack_stored(batch))
+        note.add_done_callback(lambda done: done.cancelled() or done.exception())  # a hint: recovery does without
+        self._commit.release(batch.last + 1)
+        faults.reach("stored-noted")
+        self.batches += 1
+        self.stored = max(self.stored, batch.last)
+        self._release()
+
+    def _release(self) -> None:
+        still: list[tuple[int, asyncio.Future[None]]] = []
+        for position, future in self._waiters:
+            if position > self.stored:
+                still.append((position, future))
+            elif not future.done():
+                future.set_result(None)
+        self._waiters = still
+
+    async def _until_it_works(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Try again, for ever and in order, while `what` is away; only the end of the service ends it."""
+        tries = 0
+        while True:
+            try:
+                result = await attempt()
+            except (UnavailableError, ClickHouseError) as error:
+                self.trouble = f"{what} does not take a batch: {error}"
+                if self._closing.is_set():
+                    raise _StoppedError from None
+                if tries in (0, 10) or tries % 100 == 0:
+                    _logger.warning("%s does not take a batch (%d rows wait in the log); trying again: %s", what, self.backlog, error)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), RETRY_SECONDS[min(tries, len(RETRY_SECONDS) - 1)])
+                tries += 1
+                continue
+            self.trouble = ""
+            if tries:
+                _logger.warning("%s is back after %d tries", what, tries)
+            return result
+
+    def _next_batch_id(self) -> int:
+        """Time-ordered, unique across collectors: 42 bits of milliseconds, 22 random bits."""
+        self._batch_id = max(self._batch_id + 1, (time.time_ns() // 1_000_000) << 22 | random.getrandbits(22))
+        return self._batch_id
+
+
+class _StoppedError(Exception):
+    pass
