@@ -1,0 +1,38 @@
+"""Array operations on ragged rows that need no Python loop over rows or tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agl_otel.columns import Ragged
+
+
+def take(rows: Ragged, index: NDArray[np.int64]) -> Ragged:
+    """The rows at `index`, in that order; a row may be taken more than once. A run of rows is a view, not a copy."""
+    if len(index) and index[-1] - index[0] + 1 == len(index) and bool((np.diff(index) == 1).all()):
+        offsets = rows.offsets[index[0] : index[-1] + 2]
+        return Ragged(rows.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+    lengths = rows.lengths[index]
+    offsets = np.zeros(len(index) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    source = np.repeat(rows.offsets[:-1][index] - offsets[:-1], lengths)
+    source += np.arange(offsets[-1])
+    return Ragged(rows.values[source], offsets)
+
+
+def concatenate(first: Ragged, second: Ragged) -> Ragged:
+    """All rows of `first`, then all rows of `second`, in the dtype of `first`."""
+    if not len(second):
+        return first
+    values = np.concatenate([first.values, second.values.astype(first.values.dtype, copy=False)])
+    return Ragged(values, np.concatenate([first.offsets, second.offsets[1:] + first.offsets[-1]]))
+
+
+def count_per_row(flags: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many of the flat `flags` are set in each row; rows may be empty."""
+    if not flags.any():
+        return np.zeros(len(offsets) - 1, dtype=np.int64)
+    running = np.zeros(len(flags) + 1, dtype=np.int64)
+    np.cumsum(flags, out=running[1:])
+    return running[offsets[1:]] - running[offsets[:-1]]

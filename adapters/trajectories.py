@@ -1,0 +1,257 @@
+"""Columns in, trajectories out: which model calls are fit to train on, merged, with one reward each (contracts.md §7).
+
+First every attempt is taken or refused, then every call of the taken ones, then calls are merged (merge.py). What is refused is
+counted by reason, never repaired: a missing reward does not become 0 and text is never tokenised again. An attempt with one call,
+the common case, costs no Python work for its tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agl_otel.adapters.merge import Call, Merged, StoredCall, full_prompts, lay_out, merge
+from agl_otel.adapters.ragged import concatenate, count_per_row, take
+from agl_otel.columns import AttemptKey, CallColumns, Ragged, Reward, Traces
+from agl_otel.types import AttemptedRollout, VerdictKind
+
+ATTEMPT_REFUSALS: Final = {
+    "not_latest_attempt": "an earlier attempt of its rollout",
+    "no_attempt": "the rollout has no attempt",
+    "not_succeeded": "the rollout did not succeed",
+    "verdict_incomplete": "spans or calls are known to be missing",
+    "verdict_unproven": "nothing says how many spans there should be",
+    "verdict_empty": "nothing was observed",
+    "no_verdict": "the reader gave none",
+    "no_reward": "no primary reward, or one that is not finite, and no fill value",
+    "no_calls": "no model call was captured",
+}
+"""Why an attempt is refused; the first that applies counts, once for each attempt."""
+
+CALL_REFUSALS: Final = {
+    "other_agent": "made by an agent that `agent_match` leaves out",
+    "incomplete_reply": "the reply was cut off",
+    "no_token_ids": "no prompt token ids",
+    "empty_response": "no response token ids",
+    "no_logprobs": "no log-probs",
+    "logprobs_length": "another number of log-probs than response tokens",
+    "logprobs_not_finite": "a log-prob that is no finite number",
+    "dangling_prefix": "the prompt goes on from a call that is not there",
+}
+"""Why a call of a taken attempt is refused; the first that applies counts, once for each (call, choice)."""
+
+
+@dataclass(frozen=True)
+class TrajectoryBatch:
+    """Training samples as columns: entry i of every field belongs to trajectory i."""
+
+    prompt: Ragged
+    """int32 token ids."""
+    response: Ragged
+    """int32 token ids: what the model wrote, and what came between its calls."""
+    response_mask: Ragged
+    """int8, as long as the response: 1 = the model wrote it."""
+    logprobs: Ragged
+    """float32, as long as the response: as captured when sampled; 0 where the mask is 0."""
+    reward: NDArray[np.float32]
+    """The reward of the attempt."""
+    rollout_id: list[str]
+    attempt_id: list[str]
+    agent: list[str]
+    calls: NDArray[np.int64]
+    """How many calls were merged."""
+    model_version: list[str]
+    verdict: list[str]
+    refused: Counter[str]
+    """{key of ATTEMPT_REFUSALS or CALL_REFUSALS: how many}."""
+    breaks: Counter[str]
+    """{key of merge.BREAKS: how many trajectories began for this reason}."""
+
+    def __len__(self) -> int:
+        return len(self.rollout_id)
+
+
+def to_trajectories(
+    traces: Traces,
+    *,
+    take: Collection[VerdictKind] = ("complete", "unproven"),
+    fill_reward: float | None = None,
+    agent_match: str | None = None,
+) -> TrajectoryBatch:
+    """The trajectories of the latest attempt of every rollout that succeeded, in the order of the calls.
+
+    Args:
+        traces: what `Store.traces` read.
+        take: the verdicts to train on.
+        fill_reward: the reward of an attempt that has none; None refuses it.
+        agent_match: a regular expression that an agent's name must match somewhere; None takes every agent.
+    """
+    refused: Counter[str] = Counter()
+    rewards = _taken_attempts(traces, take, fill_reward, refused)
+    attempt, keys = _attempt_of_calls(traces.calls, rewards, refused)
+    fit = _fit_calls(traces.calls, attempt, agent_match, refused)
+    return _assemble(traces, fit, attempt, keys, rewards, refused)
+
+
+def _taken_attempts(traces: Traces, take: Collection[VerdictKind], fill: float | None, refused: Counter[str]) -> dict[AttemptKey, float]:
+    """{attempt to train on: its reward}; the rest is counted."""
+    taken: dict[AttemptKey, float] = {}
+    latest = 0
+    for rollout in traces.rollouts:
+        if not isinstance(rollout, AttemptedRollout):
+            refused["no_attempt"] += 1
+            continue
+        key = (rollout.rollout_id, rollout.attempt.attempt_id)
+        verdict = traces.verdicts.get(key)
+        latest += verdict is not None
+        if rollout.status != "succeeded":
+            refused["not_succeeded"] += 1
+        elif verdict is None:
+            refused["no_verdict"] += 1
+        elif verdict.kind not in take:
+            refused[f"verdict_{verdict.kind}"] += 1
+        elif (reward := _final_reward(traces.rewards.get(key, ()), fill)) is None:
+            refused["no_reward"] += 1
+        else:
+            taken[key] = reward
+    if len(traces.verdicts) > latest:
+        refused["not_latest_attempt"] += len(traces.verdicts) - latest
+    return taken
+
+
+def _final_reward(rewards: Sequence[Reward], fill: float | None) -> float | None:
+    """The last primary reward (`rewards` are ordered by sequence), `fill` where there is none; None where it is not finite."""
+    for reward in reversed(rewards):
+        if reward.index == 0:
+            return reward.value if math.isfinite(reward.value) else None
+    return fill
+
+
+def _attempt_of_calls(
+    calls: CallColumns, rewards: dict[AttemptKey, float], refused: Counter[str]
+) -> tuple[NDArray[np.int64], list[AttemptKey]]:
+    """For each call the index of its attempt in the returned list of taken ones, -1 where that was not taken."""
+    keys = list(rewards)
+    index = {key: place for place, key in enumerate(keys)}
+    places = [index.get(key, -1) for key in zip(calls.rollout_id, calls.attempt_id, strict=True)]
+    attempt = np.array(places, dtype=np.int64)
+    without = len(keys) - int(np.count_nonzero(np.bincount(attempt[attempt >= 0], minlength=len(keys))))
+    if without:
+        refused["no_calls"] += without
+    return attempt, keys
+
+
+def _fit_calls(calls: CallColumns, attempt: NDArray[np.int64], agent_match: str | None, refused: Counter[str]) -> NDArray[np.bool_]:
+    """Which calls may be trained on, prefix references aside; the rest of the taken attempts' calls is counted."""
+    response, logprobs = calls.response.lengths, calls.logprobs.lengths
+    wrong = {
+        "incomplete_reply": np.array([bool(why) for why in calls.incomplete], dtype=np.bool_),
+        "no_token_ids": (calls.prompt.lengths == 0) & (calls.prefix_call == 0),
+        "empty_response": response == 0,
+        "no_logprobs": logprobs == 0,
+        "logprobs_length": logprobs != response,
+        "logprobs_not_finite": count_per_row(~np.isfinite(calls.logprobs.values.astype(np.float32, copy=False)), calls.logprobs.offsets)
+        > 0,
+    }
+    if agent_match is not None:
+        matches = {name: re.search(agent_match, name) is None for name in set(calls.agent)}
+        wrong = {"other_agent": np.array([matches[name] for name in calls.agent], dtype=np.bool_), **wrong}
+    fit = attempt >= 0
+    for reason, rows in wrong.items():
+        if count := int(np.count_nonzero(fit & rows)):
+            refused[reason] += count
+        fit = fit & ~rows
+    return fit
+
+
+def _assemble(
+    traces: Traces,
+    fit: NDArray[np.bool_],
+    attempt: NDArray[np.int64],
+    keys: list[AttemptKey],
+    rewards: dict[AttemptKey, float],
+    refused: Counter[str],
+) -> TrajectoryBatch:
+    """Lone calls by array operations, attempts of several calls through merge.py, then both in the order of their first call."""
+    calls, breaks = traces.calls, Counter[str]()
+    rows_of_attempt = np.bincount(attempt[attempt >= 0], minlength=len(keys))
+    lone = fit & (calls.prefix_call == 0)
+    lone[lone] = rows_of_attempt[attempt[lone]] == 1
+    rows = np.flatnonzero(lone)
+    merged = _merge_rows(calls, attempt, fit, np.flatnonzero((attempt >= 0) & ~lone), refused, breaks)
+    captured: Any = calls.logprobs  # its rows are float32
+    laid_out = [lay_out(m, [captured[c.row] for c in m.calls]) for m in merged]
+    first = np.concatenate([rows, np.array([m.calls[0].row for m in merged], dtype=np.int64)])
+    order = np.argsort(first, kind="stable")
+    response = take(calls.response, rows)
+    ones = Ragged(np.ones(len(response.values), np.int8), response.offsets)
+    columns: list[tuple[Ragged, type[np.generic]]] = [
+        (take(calls.prompt, rows), np.int32),
+        (response, np.int32),
+        (ones, np.int8),
+        (take(calls.logprobs, rows), np.float32),
+    ]
+    ragged = [take(concatenate(a, Ragged.from_rows([x[i] for x in laid_out], dtype)), order) for i, (a, dtype) in enumerate(columns)]
+    starts: list[int] = first[order].tolist()
+    kept = [keys[place] for place in attempt[starts].tolist()]
+    return TrajectoryBatch(
+        *ragged,
+        reward=np.array([rewards[key] for key in kept], dtype=np.float32),
+        rollout_id=[key[0] for key in kept],
+        attempt_id=[key[1] for key in kept],
+        agent=[calls.agent[row] for row in starts],
+        calls=np.concatenate([np.ones(len(rows), np.int64), np.array([len(m.calls) for m in merged], np.int64)])[order],
+        model_version=[calls.model_version[row] for row in starts],
+        verdict=[traces.verdicts[key].kind for key in kept],
+        refused=refused,
+        breaks=breaks,
+    )
+
+
+def _merge_rows(
+    calls: CallColumns,
+    attempt: NDArray[np.int64],
+    fit: NDArray[np.bool_],
+    rows: NDArray[np.int64],
+    refused: Counter[str],
+    breaks: Counter[str],
+) -> list[Merged]:
+    """Merge the given rows, which hold whole attempts, one process at a time."""
+    processes: dict[tuple[int, str], list[int]] = {}
+    for row in rows.tolist():
+        processes.setdefault((int(attempt[row]), calls.process[row]), []).append(row)
+    merged: list[Merged] = []
+    begun: set[int] = set()
+    for (place, _), members in processes.items():
+        found = merge(_ready_calls(calls, fit, members, refused))
+        merged += found
+        reasons = [m.reason for m in found]
+        if found and place in begun:
+            reasons[0] = "process"
+        begun.update([place] if found else [])
+        breaks.update(reason for reason in reasons if reason)
+    return merged
+
+
+def _ready_calls(calls: CallColumns, fit: NDArray[np.bool_], rows: list[int], refused: Counter[str]) -> list[Call]:
+    """The fit calls of one attempt and process with their full prompts; a fit call whose prefix dangles is counted."""
+    prompt: Any = calls.prompt
+    response: Any = calls.response
+    stored = [
+        StoredCall(int(calls.call[r]), int(calls.choice[r]), int(calls.prefix_call[r]), int(calls.prefix_choice[r]), prompt[r], response[r])
+        for r in rows
+    ]
+    ready: list[Call] = []
+    for row, call, full in zip(rows, stored, full_prompts(stored), strict=True):
+        if fit[row] and full is None:
+            refused["dangling_prefix"] += 1
+        elif fit[row] and full is not None:
+            ready.append(Call(row, call.call, full, call.response, calls.agent[row], calls.model_version[row]))
+    return ready

@@ -1,0 +1,1 @@
+"""Algorithms: enqueue rollouts, read their traces through an adapter, publish better resources."""

@@ -1,0 +1,325 @@
+"""GRPO over a store: enqueue groups of rollouts, read what their agents did, update the weights, publish them, repeat.
+
+The agents are somebody else's and run anywhere; all this sees of them are their traces. `GRPO.step` is the whole idea. What a step
+may train on is decided by the adapter (adapters/trajectories.py), how by objective.py; this module only connects them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import aiohttp
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
+from agl_otel.algorithms.grpo.learner import Learner, Update
+from agl_otel.algorithms.grpo.objective import group_advantages
+from agl_otel.algorithms.grpo.policy import load_policy, push_weights, save_weights
+from agl_otel.columns import Traces
+from agl_otel.errors import DataError, UsageError
+from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, NamedResources, ResourcesUpdate, Rollout, RolloutConfig
+
+RESOURCE_NAME: Final = "main_llm"
+MODEL_NAME: Final = "policy"
+KEPT_WEIGHTS: Final = 2  # the server reads the newest while it is pushed; the one before is for a person to look at
+
+
+class RolloutStore(Protocol):
+    """What GRPO needs of a store; `agl_otel.store.Store` is one."""
+
+    async def publish(self, resources: NamedResources, *, resources_id: str | None = None) -> ResourcesUpdate:
+        """Publish resources as the next version of `resources_id`."""
+        ...
+
+    async def enqueue(self, tasks: Sequence[Any]) -> list[Rollout]:
+        """Queue rollouts, in order."""
+        ...
+
+    async def wait(self, rollout_ids: Sequence[str], *, timeout_seconds: float | None = None) -> list[Rollout | AttemptedRollout]:
+        """The ones that have finished."""
+        ...
+
+    async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
+        """All that was observed of them."""
+        ...
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What happened in one step."""
+
+    step: int
+    """1, 2, …"""
+    weights_version: str
+    """The version that sampled this step."""
+    reward_mean: float
+    """Over the rollouts trained on, before any shuffling."""
+    rollouts: int
+    model_calls: int
+    """(call, choice) rows read."""
+    spans: int
+    verdicts: dict[str, int]
+    refused: dict[str, int]
+    """Keys of adapters' ATTEMPT_REFUSALS and CALL_REFUSALS, and `not_finished`."""
+    breaks: dict[str, int]
+    """Keys of adapters' BREAKS."""
+    trajectories: int
+    tokens: int
+    """Model-written tokens trained on."""
+    off_policy: int
+    """Trajectories that other weights than `weights_version` sampled, by what the model server said."""
+    flat_groups: int
+    """Groups whose rewards were all equal: they teach nothing."""
+    loss: float
+    gradient_norm: float
+    max_ratio_error: float
+    """The greatest |exp(trainer's log-prob - captured log-prob) - 1| before the first update; rounding only, if all is right."""
+    rollout_seconds: float
+    read_seconds: float
+    update_seconds: float
+    """With the push of the new weights."""
+    rollout_ids: list[str]
+    """All that were enqueued for the step, group after group."""
+    digest: str
+    """columns.Traces.digest of what was read."""
+
+
+@dataclass(kw_only=True)
+class GRPO:
+    """Group Relative Policy Optimization (DeepSeekMath, arXiv:2402.03300) of the model in `model_dir`, from traces."""
+
+    model_dir: str | Path
+    """Model and tokenizer in transformers' format; what the model server was started with."""
+    model_server_url: str
+    """http://host:port of a server with POST /weights (server.py); it must see the files of this machine."""
+    prompts_per_step: int = 16
+    group_size: int = 8
+    """Rollouts of each task in a step."""
+    updates_per_step: int = 3
+    """Optimizer steps on each batch (mu in the paper's algorithm 1): rollouts are dearer than updates."""
+    learning_rate: float = 1e-3
+    clip: float = 0.2
+    max_grad_norm: float = 1.0
+    temperature: float = 1.0
+    """Agents are asked to sample at this; the trainer divides its logits by it."""
+    max_tokens: int = 64
+    """The longest reply that agents are asked to allow."""
+    max_steps: int = 200
+    target_score: float | None = None
+    """Stop when the mean reward of the last `score_window` steps has reached this."""
+    score_window: int = 5
+    seed: int = 0
+    device: str = "cpu"
+    threads: int = 1
+    """Of torch on the CPU: more are slower for small models on busy cores."""
+    on_step: Callable[[StepReport], object] | None = None
+    shuffle_rewards: bool = False
+    """A control: rewards are dealt out at random among a step's rollouts, so nothing can be learnt."""
+    fill_reward: float | None = None
+    """The reward of an attempt that has none; None refuses it."""
+    agent_match: str | None = None
+    """Train only on the calls of agents whose name matches this regular expression."""
+    rollout_config: RolloutConfig | None = None
+    step_timeout_seconds: float = 600.0
+    """Rollouts that have not finished by then are left out of their step, and counted."""
+    weights_dir: str | Path | None = None
+    """Where weights are written for the server; default: `weights` in `model_dir`."""
+    reports: list[StepReport] = field(default_factory=list[StepReport], init=False)
+
+    def __post_init__(self) -> None:
+        if self.group_size < 2:
+            raise UsageError(f"group_size is {self.group_size}: a group of one has no other to be better than; use at least 2")
+        self._weights_dir = Path(self.weights_dir or Path(self.model_dir) / "weights").absolute()
+        self._random = random.Random(self.seed)
+        self._resources: ResourcesUpdate | None = None
+
+    async def run(self, store: RolloutStore, tasks: Sequence[Any]) -> list[StepReport]:
+        """Train until `max_steps` or `target_score`; returns the reports. The server ends up with the last weights.
+
+        Raises:
+            UsageError: no tasks, or `model_dir` holds no model.
+            DataError: a step had nothing to train on.
+            ModelServerError: the model server did not take the weights.
+        """
+        if not tasks:
+            raise UsageError("GRPO needs at least one task to train on")
+        batches = task_batches(len(tasks), self.prompts_per_step, self._random)
+        with ThreadPoolExecutor(1, thread_name_prefix="learner", initializer=torch.set_num_threads, initargs=(self.threads,)) as worker:
+            async with aiohttp.ClientSession() as session:
+                self._worker, self._session = worker, session
+                await self._in_worker(self._load)
+                await self._publish(store)
+                while len(self.reports) < self.max_steps and not self._reached_target():
+                    report = await self.step(store, [tasks[place] for place in next(batches)])
+                    self.reports.append(report)
+                    if self.on_step is not None:
+                        self.on_step(report)
+        return self.reports
+
+    async def step(self, store: RolloutStore, tasks: Sequence[Any]) -> StepReport:
+        """The loop: enqueue, wait, adapt, learn, publish."""
+        clock = _Clock()
+        rollouts = await store.enqueue(self._requests(tasks))
+        rollout_ids = [rollout.rollout_id for rollout in rollouts]
+        finished = await store.wait(rollout_ids, timeout_seconds=self.step_timeout_seconds)
+        clock.lap("rollout")
+        traces = await store.traces(finished)
+        batch = to_trajectories(traces, fill_reward=self.fill_reward, agent_match=self.agent_match)
+        batch.refused.update({"not_finished": len(rollouts) - len(finished)} if len(finished) < len(rollouts) else {})
+        clock.lap("read")
+        scored = self._score(batch, rollout_ids)
+        update = await self._in_worker(self._learner.update, batch, scored.advantages)
+        sampled_by = str(self._published.version)
+        await self._publish(store)
+        clock.lap("update")
+        return self._report(sampled_by, rollout_ids, traces, batch, scored, update, clock.seconds)
+
+    # --- the parts, in the order of the loop
+
+    def _requests(self, tasks: Sequence[Any]) -> list[EnqueueRolloutRequest]:
+        """`group_size` rollouts of each task, groups one after another, pinned to the published resources."""
+        step = len(self.reports) + 1
+        return [
+            EnqueueRolloutRequest(
+                input=task,
+                mode="train",
+                resources_id=self._published.resources_id,
+                config=self.rollout_config,
+                metadata={"step": step, "group": group},
+            )
+            for group, task in enumerate(tasks)
+            for _ in range(self.group_size)
+        ]
+
+    def _score(self, batch: TrajectoryBatch, rollout_ids: Sequence[str]) -> _Scored:
+        """Advantages of each trajectory: computed once for each rollout within its group, shared by its trajectories."""
+        if not len(batch):
+            raise DataError(
+                f"step {len(self.reports) + 1} has nothing to train on: of {len(rollout_ids)} rollouts, refused {dict(batch.refused)}. "
+                "The reasons are explained in agl_otel.adapters.trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS)"
+            )
+        place = {rollout_id: number for number, rollout_id in enumerate(rollout_ids)}
+        places = np.array([place[rollout_id] for rollout_id in batch.rollout_id])
+        taken, first, back = np.unique(places, return_index=True, return_inverse=True)
+        rewards = batch.reward[first]
+        learnt = rewards[self._random.sample(range(len(rewards)), len(rewards))] if self.shuffle_rewards else rewards
+        groups = np.unique(taken // self.group_size, return_inverse=True)[1]
+        advantages = group_advantages(torch.from_numpy(learnt), torch.from_numpy(groups)).numpy()
+        flat = len(np.unique(groups)) - len(np.unique(groups[advantages != 0]))
+        return _Scored(advantages[back], float(rewards.mean()), flat)
+
+    async def _publish(self, store: RolloutStore) -> None:
+        """A new version of the resources, and the weights of that version on the server: what the next rollouts use."""
+        sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        llm = LLM(endpoint=f"{self.model_server_url.rstrip('/')}/v1", model=MODEL_NAME, sampling_parameters=sampling)
+        current = self._resources
+        self._resources = await store.publish({RESOURCE_NAME: llm}, resources_id=current.resources_id if current else None)
+        version = str(self._resources.version)
+        folder = await self._in_worker(save_weights, self.policy.model, self._weights_dir / version)
+        await push_weights(self._session, self.model_server_url, folder, version)
+        await self._in_worker(self._forget_weights, self._resources.version)
+
+    @property
+    def _published(self) -> ResourcesUpdate:
+        if self._resources is None:
+            raise UsageError("GRPO.step works within GRPO.run, which publishes the first weights")
+        return self._resources
+
+    def _load(self) -> None:
+        """Read the model and set up the learner, in the worker's thread."""
+        torch.manual_seed(self.seed)
+        self.policy = load_policy(self.model_dir, device=self.device)
+        self._learner = Learner(
+            self.policy.model,
+            learning_rate=self.learning_rate,
+            clip=self.clip,
+            max_grad_norm=self.max_grad_norm,
+            temperature=self.temperature,
+            updates=self.updates_per_step,
+        )
+
+    def _forget_weights(self, version: int) -> None:
+        if version > KEPT_WEIGHTS:
+            shutil.rmtree(self._weights_dir / str(version - KEPT_WEIGHTS), ignore_errors=True)
+
+    async def _in_worker(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Torch runs in one thread of its own, so that the event loop goes on answering."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work, *arguments)
+
+    def _reached_target(self) -> bool:
+        last = [report.reward_mean for report in self.reports[-self.score_window :]]
+        return self.target_score is not None and len(last) == self.score_window and sum(last) / len(last) >= self.target_score
+
+    def _report(
+        self,
+        version: str,
+        rollout_ids: list[str],
+        traces: Traces,
+        batch: TrajectoryBatch,
+        scored: _Scored,
+        update: Update,
+        seconds: dict[str, float],
+    ) -> StepReport:
+        return StepReport(
+            step=len(self.reports) + 1,
+            weights_version=version,
+            reward_mean=scored.reward_mean,
+            rollouts=len(rollout_ids),
+            model_calls=len(traces.calls),
+            spans=traces.spans,
+            verdicts=dict(Counter(verdict.kind for verdict in traces.verdicts.values())),
+            refused=dict(batch.refused),
+            breaks=dict(batch.breaks),
+            trajectories=len(batch),
+            tokens=update.tokens,
+            off_policy=sum(sampled_by != version for sampled_by in batch.model_version),
+            flat_groups=scored.flat_groups,
+            loss=update.loss,
+            gradient_norm=update.gradient_norm,
+            max_ratio_error=update.max_ratio_error,
+            rollout_seconds=seconds["rollout"],
+            read_seconds=seconds["read"],
+            update_seconds=seconds["update"],
+            rollout_ids=rollout_ids,
+            digest=traces.digest,
+        )
+
+
+@dataclass(frozen=True)
+class _Scored:
+    advantages: NDArray[np.float32]
+    reward_mean: float
+    flat_groups: int
+
+
+class _Clock:
+    """Seconds between laps."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name], self._last = now - self._last, now
+
+
+def task_batches(tasks: int, size: int, source: random.Random) -> Iterator[list[int]]:
+    """Endless batches of `size` task numbers: every task once, shuffled, before any comes again."""
+    waiting: list[int] = []
+    while True:
+        while len(waiting) < size:
+            waiting += source.sample(range(tasks), tasks)
+        yield waiting[:size]
+        waiting = waiting[size:]

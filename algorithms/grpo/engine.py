@@ -1,0 +1,149 @@
+"""The model behind the server: one thread that alternates between batches of requests and new weights.
+
+All that touches the model runs in one worker thread, one job at a time, so new weights become active exactly between two batches,
+and the event loop stays free. Requests that wait while a batch runs form the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from agl_otel.algorithms.grpo.generate import Row, by_prompt_length, generate
+from agl_otel.algorithms.grpo.policy import Policy, load_weights
+
+GATHER_SECONDS = 0.002  # how long the first request of a batch waits for company; costs no CPU and halves the forward passes
+MAX_BATCH_ROWS = 256
+
+
+@dataclass(eq=False)
+class Job:
+    """One request: a row for each choice."""
+
+    id: str
+    rows: list[Row]
+    finished: asyncio.Future[str]
+    """Resolves to the version of the weights that sampled it."""
+    on_tokens: Callable[[str, list[int]], None] | None = None
+    """Called on the event loop with (version, tokens ready in each row) while it runs; for streams."""
+
+
+@dataclass
+class Engine:
+    """Batches jobs through a policy. Use `async with`."""
+
+    policy: Policy
+    version: str = "0"
+    record: TextIO | None = None
+    """Gets one JSON line for each choice sampled, flushed before the answer leaves."""
+    seed: int = 0
+    _waiting: asyncio.Queue[Job] = field(default_factory=asyncio.Queue[Job])
+    _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="model"))
+    _loop: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    async def __aenter__(self) -> Engine:
+        await asyncio.get_running_loop().run_in_executor(self._worker, torch.set_num_threads, 1)
+        self._loop = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+        self._worker.shutdown()
+
+    def row_random(self, seed: int | None, choice: int) -> random.Random:
+        """The randomness of one choice: from the request's seed, else from the engine's."""
+        return random.Random(self._random.getrandbits(64) if seed is None else f"{seed}/{choice}")
+
+    async def submit(self, job: Job) -> str:
+        """Sample the job's rows; returns the version of the weights that did it."""
+        self._waiting.put_nowait(job)
+        return await job.finished
+
+    async def set_weights(self, folder: str, version: str) -> None:
+        """Load `folder`'s weights between two batches. Raises UsageError, and keeps the old ones, where they do not fit."""
+        await asyncio.get_running_loop().run_in_executor(self._worker, self._load, folder, version)
+
+    def _load(self, folder: str, version: str) -> None:
+        load_weights(self.policy.model, Path(folder))
+        self.version = version
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            jobs = [await self._waiting.get()]
+            await asyncio.sleep(GATHER_SECONDS)
+            while not self._waiting.empty():
+                jobs.append(self._waiting.get_nowait())
+            jobs = [job for job in jobs if not job.finished.done()]
+            try:
+                await loop.run_in_executor(self._worker, self._generate, jobs, loop)
+            except Exception as error:  # noqa: BLE001  # one bad batch must not end the server; each caller gets the error
+                for job in jobs:
+                    if not job.finished.done():
+                        job.finished.set_exception(error)
+
+    def _generate(self, jobs: Sequence[Job], loop: asyncio.AbstractEventLoop) -> None:
+        """In the worker thread: sample every row, record, then wake the callers."""
+        owner = {id(row): job for job in jobs for row in job.rows}
+        left = {job: len(job.rows) for job in jobs}
+        version = self.version
+
+        def on_tokens(rows: list[Row]) -> None:
+            finished: list[Job] = []
+            streaming: dict[Job, list[int]] = {}
+            for row in rows:
+                job = owner[id(row)]
+                if job.on_tokens is not None and job not in streaming:
+                    streaming[job] = [len(r.tokens) for r in job.rows]
+                if row.finish_reason is not None:
+                    left[job] -= 1
+                    if not left[job]:
+                        finished.append(job)
+            if finished:
+                self._write_record(finished, version)
+            if finished or streaming:
+                loop.call_soon_threadsafe(_wake, finished, streaming, version)
+
+        for batch in by_prompt_length([row for job in jobs for row in job.rows], MAX_BATCH_ROWS):
+            generate(self.policy.model, batch, self.policy.stop_ids, on_tokens)
+
+    def _write_record(self, jobs: Sequence[Job], version: str) -> None:
+        if self.record is None:
+            return
+        now = time.time()
+        for job in jobs:
+            for choice, row in enumerate(job.rows):
+                line: dict[str, Any] = {
+                    "id": job.id,
+                    "choice": choice,
+                    "prompt_token_ids": row.prompt,
+                    "response_token_ids": row.tokens,
+                    "logprobs": row.logprobs,
+                    "model_version": version,
+                    "time": now,
+                }
+                self.record.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self.record.flush()
+
+
+def _wake(finished: list[Job], streaming: dict[Job, list[int]], version: str) -> None:
+    for job, ready in streaming.items():
+        if job.on_tokens is not None:
+            job.on_tokens(version, ready)
+    for job in finished:
+        if not job.finished.done():
+            job.finished.set_result(version)

@@ -1,0 +1,117 @@
+"""Sampling from a causal language model in batches: pure torch, no server, no clock.
+
+Rows of one batch have prompts of equal length, so that there is no padding and each token's log-probability is the one a plain
+forward pass over its row gives. Log-probs are float32, natural, under the distribution the token was drawn from: temperature first,
+then top-p, renormalised; temperature 0 is greedy and reports the unscaled distribution.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+@dataclass
+class Row:
+    """One reply in the making: `prompt` in, the other fields out."""
+
+    prompt: list[int]
+    sampling: Sampling
+    random: random.Random
+    """Its own source of randomness, so that a seeded reply does not depend on what else is in the batch."""
+    want_top: int = 0
+    """How many of the likeliest tokens to report at each position."""
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    top: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])
+    """At each position (token id, log-prob), likeliest first."""
+    finish_reason: FinishReason | None = None
+
+
+def by_prompt_length(rows: Sequence[Row], limit: int) -> Iterator[list[Row]]:
+    """Batches of rows with prompts of equal length, at most `limit` each."""
+    for _, same in groupby(sorted(rows, key=lambda row: len(row.prompt)), key=lambda row: len(row.prompt)):
+        batch = list(same)
+        yield from (batch[start : start + limit] for start in range(0, len(batch), limit))
+
+
+@torch.inference_mode()
+def generate(model: Any, rows: Sequence[Row], stop_ids: frozenset[int], on_tokens: Callable[[list[Row]], None] | None = None) -> None:
+    """Fill in `tokens`, `logprobs` and `finish_reason` of rows whose prompts are equally long.
+
+    Args:
+        model: a transformers causal language model.
+        rows: what to generate; at least one.
+        stop_ids: tokens that end a reply; they are part of `tokens`, because the model wrote them.
+        on_tokens: called after each step with the rows that got a token (streaming).
+    """
+    active = list(rows)
+    inputs, cache = torch.tensor([row.prompt for row in rows]), None
+    while active:
+        output = model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache = output.past_key_values
+        drawn, logprobs, distribution = _draw(output.logits[:, -1].float(), active)
+        _append(active, drawn.tolist(), logprobs.tolist(), distribution, stop_ids)
+        if on_tokens is not None:
+            on_tokens(active)
+        keep = [place for place, row in enumerate(active) if row.finish_reason is None]
+        if len(keep) < len(active) and keep:
+            cache.batch_select_indices(torch.tensor(keep))
+            drawn = drawn[keep]
+        active = [active[place] for place in keep]
+        inputs = drawn[:, None]
+
+
+def _append(rows: Sequence[Row], tokens: list[int], logprobs: list[float], distribution: Tensor, stop_ids: frozenset[int]) -> None:
+    for place, row in enumerate(rows):
+        row.tokens.append(tokens[place])
+        row.logprobs.append(logprobs[place])
+        if row.want_top:
+            best = distribution[place].topk(min(row.want_top, distribution.shape[1]))
+            row.top.append(list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
+        if tokens[place] in stop_ids:
+            row.finish_reason = "stop"
+        elif len(row.tokens) >= row.sampling.max_tokens:
+            row.finish_reason = "length"
+
+
+def _draw(logits: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
+    """(token ids [n], their log-probs [n], log-probs of all [n, vocabulary]) for `logits` [n, vocabulary], one row each."""
+    temperature = torch.tensor([row.sampling.temperature for row in rows])
+    greedy = temperature == 0
+    logprobs = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], dim=-1)
+    top_p = torch.tensor([row.sampling.top_p for row in rows])
+    if bool((top_p < 1).any()):
+        logprobs = torch.where((greedy | (top_p >= 1))[:, None], logprobs, _nucleus(logprobs, top_p))
+    drawn = logprobs.argmax(dim=-1)
+    if not bool(greedy.all()):
+        cumulative = logprobs.double().exp().cumsum(dim=-1)
+        uniform = torch.tensor([row.random.random() for row in rows], dtype=torch.float64)[:, None] * cumulative[:, -1:]
+        chosen = torch.searchsorted(cumulative, uniform, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
+        drawn = torch.where(greedy, drawn, chosen)
+    return drawn, logprobs.gather(1, drawn[:, None])[:, 0], logprobs
+
+
+def _nucleus(logprobs: Tensor, top_p: Tensor) -> Tensor:
+    """The smallest set of likeliest tokens with at least `top_p` of the mass, renormalised; -inf elsewhere."""
+    ordered, index = logprobs.sort(dim=-1, descending=True)
+    before = ordered.exp().cumsum(dim=-1) - ordered.exp()
+    ordered = ordered.masked_fill(before >= top_p[:, None], -torch.inf)
+    return torch.log_softmax(torch.empty_like(ordered).scatter(1, index, ordered), dim=-1)

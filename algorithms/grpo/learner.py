@@ -1,0 +1,129 @@
+"""One update of the weights from one batch of trajectories: the objective applied to a model. No store, no server, no clock.
+
+Rows are padded on the right, which under causal attention changes no real token's distribution, so the log-probs are those of a
+plain forward pass over each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agl_otel.adapters.ragged import take
+from agl_otel.adapters.trajectories import TrajectoryBatch
+from agl_otel.algorithms.grpo.objective import max_ratio_error, surrogate_loss, token_logprobs
+from agl_otel.columns import Ragged
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one step's updates did."""
+
+    loss: float
+    """Of the last update."""
+    gradient_norm: float
+    """Before clipping, of the first update."""
+    max_ratio_error: float
+    """On the first update: objective.max_ratio_error."""
+    tokens: int
+    """Model-written tokens trained on."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Some trajectories: their distinct rows as dense arrays [n, width], the trained tokens of all of them as flat ones [tokens].
+
+    Rollouts of one group often give the same answer; a row that several share goes through the model once.
+    """
+
+    token_ids: Tensor
+    trained: Tensor
+    """bool [n, width]: the model wrote it."""
+    source: Tensor
+    """int64 [tokens]: which of the distinct rows' trained tokens each one is."""
+    behaviour_logprobs: Tensor
+    advantages: Tensor
+
+
+@dataclass
+class Learner:
+    """A model, its optimizer (AdamW without weight decay) and the objective's options."""
+
+    model: Any
+    """A transformers causal language model; updated in place."""
+    learning_rate: float
+    clip: float = 0.2
+    max_grad_norm: float = 1.0
+    temperature: float = 1.0
+    """What the tokens were sampled at."""
+    updates: int = 1
+    """Passes over one batch (mu in DeepSeekMath's algorithm 1); the clip bounds how far they lead."""
+    micro_batch_tokens: int = 16384
+    """The most padded tokens in one forward pass; gradients add up over a batch."""
+
+    def __post_init__(self) -> None:
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.learning_rate, weight_decay=0.0)
+
+    def update(self, batch: TrajectoryBatch, advantages: NDArray[np.float32]) -> Update:
+        """Take `updates` optimizer steps on the whole batch; `advantages`: one for each trajectory."""
+        rows = [_dense(batch, advantages, index, self.model.device) for index in self._micro_batches(batch)]
+        tokens = sum(len(part.advantages) for part in rows)
+        loss = ratio_error = first_norm = 0.0
+        for number in range(self.updates):
+            self._optimizer.zero_grad()
+            loss = 0.0
+            for part in rows:
+                logprobs = self.logprobs(part.token_ids, part.trained)[part.source]
+                if number == 0:
+                    ratio_error = max(ratio_error, max_ratio_error(logprobs.detach(), part.behaviour_logprobs))
+                share = surrogate_loss(logprobs, part.behaviour_logprobs, part.advantages, clip=self.clip) * (len(logprobs) / tokens)
+                share.backward()  # pyright: ignore[reportUnknownMemberType]  # torch annotates it in part only
+                loss += share.item()
+            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm).item()
+            first_norm = norm if number == 0 else first_norm
+            self._optimizer.step()
+        return Update(loss, first_norm, ratio_error, tokens)
+
+    def logprobs(self, token_ids: Tensor, trained: Tensor) -> Tensor:
+        """Log-prob of each trained token, flat float32 [tokens], for int64 `token_ids` and bool `trained` [n, width]."""
+        logits = self.model(input_ids=token_ids, use_cache=False).logits[:, :-1]
+        where = trained[:, 1:]
+        return token_logprobs(logits[where], token_ids[:, 1:][where], temperature=self.temperature)
+
+    def _micro_batches(self, batch: TrajectoryBatch) -> Iterator[NDArray[np.int64]]:
+        """Row numbers of each forward pass: rows of like length together, at most `micro_batch_tokens` with padding."""
+        lengths = batch.prompt.lengths + batch.response.lengths
+        order = np.argsort(lengths, kind="stable")
+        start = 0
+        while start < len(order):
+            end = start + 1
+            while end < len(order) and lengths[order[end]] * (end + 1 - start) <= self.micro_batch_tokens:
+                end += 1
+            yield order[start:end]
+            start = end
+
+
+def _dense(batch: TrajectoryBatch, advantages: NDArray[np.float32], index: NDArray[np.int64], device: Any) -> _Rows:
+    prompt, response = take(batch.prompt, index), take(batch.response, index)
+    end = prompt.lengths + response.lengths
+    column = np.arange(int(end.max()))
+    in_prompt = column < prompt.lengths[:, None]
+    in_response = ~in_prompt & (column < end[:, None])
+    tokens = np.zeros(in_prompt.shape, dtype=np.int64)
+    tokens[in_prompt] = prompt.values
+    tokens[in_response] = response.values
+    written = take(batch.response_mask, index).values == 1
+    trained = np.zeros(in_prompt.shape, dtype=np.bool_)
+    trained[in_response] = written
+    captured: Any = take(batch.logprobs, index).values[written]
+    spread = np.repeat(advantages[index], trained.sum(axis=1))
+    _, distinct, row = np.unique(np.hstack([tokens, trained]), axis=0, return_index=True, return_inverse=True)
+    offsets = np.concatenate([[0], np.cumsum(trained[distinct].sum(axis=1))])
+    source: Any = take(Ragged(np.arange(offsets[-1]), offsets), row.reshape(-1)).values
+    return _Rows(*(torch.from_numpy(array).to(device) for array in (tokens[distinct], trained[distinct], source, captured, spread)))

@@ -1,0 +1,109 @@
+"""The model and its tokenizer in a folder, and how weights get from the trainer to a model server.
+
+A folder of weights is transformers' layout: `model.safetensors` beside config and tokenizer. For a push only the safetensors file
+is written, and the server is told where it is; both see the same file system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agl_otel.errors import ModelServerError, UsageError
+
+WEIGHTS_FILE: Final = "model.safetensors"
+PUSH_TIMEOUT_SECONDS: Final = 60.0  # a push waits for the batch that is being sampled
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A causal language model, its tokenizer, and the tokens that end a reply."""
+
+    model: Any
+    tokenizer: Any
+    stop_ids: frozenset[int]
+    context_tokens: int
+
+    @property
+    def decode(self) -> Callable[..., str]:
+        """Token ids to text; special tokens are left out unless `skip_special_tokens=False`."""
+        tokenizer = self.tokenizer
+
+        def decode(token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+            return tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+        return decode
+
+    def prompt_ids(self, messages: list[dict[str, Any]]) -> list[int]:
+        """`messages` through the chat template, ready for the assistant's reply. Raises UsageError where the template refuses."""
+        try:
+            text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # templates are programs of their own (jinja2) and raise what they like
+            raise UsageError(f"the model's chat template refuses these messages: {error}") from error
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def load_policy(folder: str | Path, *, device: str = "cpu") -> Policy:
+    """Read model and tokenizer from `folder`, in float32. Raises UsageError where it holds none."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{folder} holds no model that transformers can load: {error}") from error
+    stop = model.generation_config.eos_token_id
+    stops = [tokenizer.eos_token_id, *(stop if isinstance(stop, list) else [stop])]
+    model.to(device).eval()
+    return Policy(model, tokenizer, frozenset(s for s in stops if s is not None), model.config.max_position_embeddings)
+
+
+def save_weights(model: Any, folder: str | Path) -> Path:
+    """Write the weights to `folder`/model.safetensors, complete or not at all; returns the folder's absolute path."""
+    path = Path(folder).absolute()
+    path.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in model.state_dict().items()}
+    save_file(tensors, path / f".{WEIGHTS_FILE}", metadata={"format": "pt"})
+    (path / f".{WEIGHTS_FILE}").replace(path / WEIGHTS_FILE)
+    return path
+
+
+def load_weights(model: Any, folder: Path) -> None:
+    """Copy `folder`'s weights into `model`, all or none. Raises UsageError that names the first thing that does not fit."""
+    file = folder / WEIGHTS_FILE
+    try:
+        new = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"cannot read weights from {file}: {error}") from error
+    current: dict[str, torch.Tensor] = model.state_dict()
+    if missing := sorted(current.keys() - new.keys()):
+        raise UsageError(f"{file} lacks {len(missing)} weights of the model, first {missing[0]!r}")
+    if extra := sorted(new.keys() - current.keys()):
+        raise UsageError(f"{file} has {len(extra)} weights that the model lacks, first {extra[0]!r}")
+    for name, tensor in new.items():
+        if tensor.shape != current[name].shape:
+            raise UsageError(f"{file}: {name!r} has shape {list(tensor.shape)}, the model's has {list(current[name].shape)}")
+    with torch.no_grad():
+        for name, tensor in new.items():
+            current[name].copy_(tensor)
+
+
+async def push_weights(session: aiohttp.ClientSession, server_url: str, folder: Path, version: str) -> None:
+    """Make the model server load the weights in `folder` (an absolute path) as `version`; returns when they are active.
+
+    Raises ModelServerError where the server is away or refuses them.
+    """
+    url = f"{server_url.rstrip('/')}/weights"
+    body = {"path": str(folder), "version": version}
+    try:
+        async with session.post(url, json=body, timeout=aiohttp.ClientTimeout(total=PUSH_TIMEOUT_SECONDS)) as answer:
+            if answer.status != 200:
+                raise ModelServerError(f"{url} refused weights version {version}: HTTP {answer.status} {(await answer.text())[:500]}")
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise ModelServerError(f"cannot push weights version {version} to {url}: {error!r}. Is the model server running?") from error

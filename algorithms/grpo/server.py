@@ -1,0 +1,168 @@
+"""An OpenAI-compatible model server in one process, small enough to read: for tests, examples and CPU-sized models.
+
+    python -m agl_otel.algorithms.grpo.server --model DIR --port 8000
+
+POST /v1/chat/completions (plain and streamed), GET /v1/models, GET /health, and POST /weights {"path", "version"} for the trainer.
+Every answer says in the header `agl-model-version` which weights sampled it. Anything that serves OpenAI's API and returns token ids
+and log-probs (vLLM) can stand in its place; nothing else in this package knows this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+from aiohttp import web
+from transformers.utils.logging import disable_progress_bar
+
+from agl_otel.algorithms.grpo.engine import Engine, Job
+from agl_otel.algorithms.grpo.generate import Row
+from agl_otel.algorithms.grpo.policy import load_policy
+from agl_otel.algorithms.grpo.wire import Reply, parse, server_sent_event
+from agl_otel.errors import UsageError
+from agl_otel.semconv import HEADER_MODEL_VERSION
+
+MAX_BODY_BYTES: Final = 64 << 20
+MAX_REPLY_TOKENS: Final = 256  # where the request names no limit; OpenAI's default is the whole context
+ENGINE: Final = web.AppKey("engine", Engine)
+MODEL_NAME: Final = web.AppKey("model_name", str)
+
+
+def make_app(engine: Engine, model_name: str = "policy") -> web.Application:
+    """The server's routes over an engine that is running."""
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
+    app[ENGINE] = engine
+    app[MODEL_NAME] = model_name
+    app.router.add_post("/v1/chat/completions", _chat)
+    app.router.add_get("/v1/models", _models)
+    app.router.add_get("/health", _health)
+    app.router.add_post("/weights", _weights)
+    return app
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    """Errors in OpenAI's form."""
+    try:
+        return await handler(request)
+    except UsageError as error:
+        return _error(400, str(error))
+    except web.HTTPException as error:
+        return _error(error.status, f"{request.method} {request.path}: {error.reason}")
+
+
+def _error(status: int, message: str) -> web.Response:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return web.json_response({"error": {"message": message, "type": kind, "param": None, "code": None}}, status=status)
+
+
+async def _json(request: web.Request) -> Any:
+    try:
+        return await request.json()
+    except ValueError as error:
+        raise UsageError(f"the body is not JSON: {error}") from error
+
+
+async def _health(request: web.Request) -> web.Response:
+    return web.json_response({"status": "ok", "model_version": request.app[ENGINE].version})
+
+
+async def _models(request: web.Request) -> web.Response:
+    card = {"id": request.app[MODEL_NAME], "object": "model", "created": 0, "owned_by": "agl-otel"}
+    return web.json_response({"object": "list", "data": [card]})
+
+
+async def _weights(request: web.Request) -> web.Response:
+    body = await _json(request)
+    if not isinstance(body, dict) or not isinstance(body.get("path"), str) or not isinstance(body.get("version"), (str, int)):
+        raise UsageError('POST /weights takes {"path": folder with model.safetensors, "version": string or integer}')
+    version = str(body["version"])
+    await request.app[ENGINE].set_weights(body["path"], version)
+    return web.json_response({"version": version})
+
+
+async def _chat(request: web.Request) -> web.StreamResponse:
+    engine = request.app[ENGINE]
+    chat = parse(await _json(request))
+    prompt = engine.policy.prompt_ids(chat.messages)
+    room = engine.policy.context_tokens - len(prompt)
+    if room < 1:
+        raise UsageError(f"the prompt has {len(prompt)} tokens; the model's context is {engine.policy.context_tokens}, reply included")
+    sampling = chat.sampling(room if chat.max_tokens else min(room, MAX_REPLY_TOKENS))
+    top = chat.top_logprobs if chat.logprobs else 0
+    rows = [Row(prompt, sampling, engine.row_random(chat.seed, choice), top) for choice in range(chat.n)]
+    reply = Reply(chat, rows, request.app[MODEL_NAME], engine.policy.decode)
+    job = Job(reply.id, rows, asyncio.get_running_loop().create_future())
+    if chat.stream:
+        return await _stream(request, engine, job, reply)
+    version = await engine.submit(job)
+    return web.json_response(reply.whole(), headers={HEADER_MODEL_VERSION: version})
+
+
+async def _stream(request: web.Request, engine: Engine, job: Job, reply: Reply) -> web.StreamResponse:
+    """Server-sent events; the headers leave with the first tokens, because only then the version is known."""
+    ready: asyncio.Queue[tuple[str, list[int]]] = asyncio.Queue()
+    job.on_tokens = lambda version, tokens: ready.put_nowait((version, tokens))
+    running = asyncio.create_task(engine.submit(job))
+    running.add_done_callback(lambda task: ready.put_nowait(("", [])))
+    version, tokens = await ready.get()
+    if not version:
+        running.result()
+    headers = {HEADER_MODEL_VERSION: version, "Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+    response = web.StreamResponse(headers=headers)
+    await response.prepare(request)
+    await response.write(server_sent_event(reply.first_chunk()))
+    while version:
+        if chunks := reply.next_chunks(tokens):
+            await response.write(b"".join(server_sent_event(chunk) for chunk in chunks))
+        version, tokens = await ready.get()
+    await running
+    last = reply.last_chunk()
+    await response.write((server_sent_event(last) if last else b"") + server_sent_event("[DONE]"))
+    await response.write_eof()
+    return response
+
+
+async def serve(engine: Engine, *, host: str, port: int, model_name: str = "policy", ready: Callable[[int], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; `ready` is called with the port once requests are taken."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with engine:
+        runner = web.AppRunner(make_app(engine, model_name), access_log=None, shutdown_timeout=5.0)
+        await runner.setup()
+        await web.TCPSite(runner, host, port).start()
+        if ready is not None:
+            ready(runner.addresses[0][1])
+        await stop.wait()
+        await runner.cleanup()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m agl_otel.algorithms.grpo.server", description="An OpenAI-compatible model server.")
+    parser.add_argument("--model", required=True, help="folder with model and tokenizer")
+    parser.add_argument("--port", type=int, default=8000, help="0: a free one")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--name", default="policy", help="the model's name in answers")
+    parser.add_argument("--record", help="append a JSON line for every choice sampled to this file")
+    parser.add_argument("--seed", type=int, default=0, help="of requests that name none")
+    options = parser.parse_args(arguments)
+    disable_progress_bar()
+    policy = load_policy(options.model)
+    with Path(options.record).open("a", encoding="utf-8") if options.record else nullcontext() as record:
+        engine = Engine(policy, record=record, seed=options.seed)
+
+        def ready(port: int) -> None:
+            print(f"serving {options.model} on http://{options.host}:{port}", flush=True)  # noqa: T201  # what a command prints
+
+        asyncio.run(serve(engine, host=options.host, port=options.port, model_name=options.name, ready=ready))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""OpenAI's chat completions on the wire: a request's JSON in, JSON out. Pure: no model, no server.
+
+Beyond OpenAI's fields this speaks vLLM's `return_token_ids`: the answer then has `prompt_token_ids`, and each choice `token_ids`.
+A field that would change the reply and is not supported is an error that names it; fields in IGNORED change nothing here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any, Final
+
+from agl_otel.algorithms.grpo.generate import Row, Sampling
+from agl_otel.errors import UsageError
+
+MAX_CHOICES: Final = 128
+MAX_TOP_LOGPROBS: Final = 20
+IGNORED: Final = frozenset(
+    {
+        *("metadata", "parallel_tool_calls", "prompt_cache_key", "reasoning_effort"),
+        *("safety_identifier", "service_tier", "store", "stream_options", "user"),
+    }
+)
+"""Fields that change nothing here."""
+NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "stop": (None, []),
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "top_k": (None, 0, -1),
+    "min_p": (None, 0),
+    "logit_bias": (None, {}),
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+}
+"""Fields that are not supported, and the values of them that change nothing."""
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A checked request."""
+
+    messages: list[dict[str, Any]]
+    model: str
+    n: int
+    temperature: float
+    top_p: float
+    max_tokens: int | None
+    """None: as many as the server allows."""
+    seed: int | None
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+    top_logprobs: int
+    return_token_ids: bool
+
+    def sampling(self, limit: int) -> Sampling:
+        """How to draw, with at most `limit` tokens."""
+        return Sampling(min(self.max_tokens or limit, limit), self.temperature, self.top_p)
+
+
+def parse(body: Any) -> ChatRequest:
+    """Check the JSON body of a chat completion request. Raises UsageError that names the field and what it takes."""
+    if not isinstance(body, dict):
+        raise UsageError("the body must be a JSON object")
+    fields: dict[str, Any] = {name: value for name, value in body.items() if name not in IGNORED}
+    for name, neutral in NEUTRAL.items():
+        if fields.pop(name, None) not in neutral:
+            raise UsageError(f"{name} is not supported by this server")
+    messages = [_message(place, message) for place, message in enumerate(_take(fields, "messages", list, []))]
+    if not messages:
+        raise UsageError("messages must be a list of at least one message")
+    options: dict[str, Any] = body.get("stream_options") or {}
+    max_tokens = [_number(fields, name, None, 1, 1 << 31, int) for name in ("max_completion_tokens", "max_tokens")]
+    request = ChatRequest(
+        messages=messages,
+        model=_take(fields, "model", str, ""),
+        n=_number(fields, "n", 1, 1, MAX_CHOICES, int),
+        temperature=_number(fields, "temperature", 1.0, 0, 2, float),
+        top_p=_number(fields, "top_p", 1.0, 1e-6, 1, float),
+        max_tokens=next((value for value in max_tokens if value is not None), None),
+        seed=_number(fields, "seed", None, -(1 << 63), 1 << 63, int),
+        stream=_take(fields, "stream", bool, False),
+        include_usage=bool(options.get("include_usage")),
+        logprobs=_take(fields, "logprobs", bool, False),
+        top_logprobs=_number(fields, "top_logprobs", 0, 0, MAX_TOP_LOGPROBS, int),
+        return_token_ids=_take(fields, "return_token_ids", bool, False),
+    )
+    if fields:
+        raise UsageError(f"unknown fields: {', '.join(sorted(fields))}")
+    return request
+
+
+def _take(fields: dict[str, Any], name: str, kind: type, default: Any) -> Any:
+    value = fields.pop(name, None)
+    if value is not None and not isinstance(value, kind):
+        raise UsageError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
+    return default if value is None else value
+
+
+def _number(fields: dict[str, Any], name: str, default: Any, low: float, high: float, kind: type) -> Any:
+    value = fields.pop(name, None)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or kind(value) != value or not low <= value <= high:
+        raise UsageError(f"{name} must be {'an integer' if kind is int else 'a number'} from {low} to {high}, not {value!r}")
+    return kind(value)
+
+
+def _message(place: int, message: Any) -> dict[str, Any]:
+    """A message with its content as one string: text parts are joined."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise UsageError(f"messages[{place}] must be an object with a role")
+    content: Any = message.get("content")
+    if isinstance(content, list):
+        parts: list[Any] = content
+        if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+            raise UsageError(f"messages[{place}].content: only text parts are supported")
+        content = "".join(str(part["text"]) for part in parts)
+    if content is not None and not isinstance(content, str):
+        raise UsageError(f"messages[{place}].content must be a string or a list of text parts")
+    return {**message, "content": content or ""}
+
+
+class Reply:
+    """Builds the answer to one request, whole or in chunks; `decode` turns token ids into text, without special tokens."""
+
+    def __init__(self, request: ChatRequest, rows: list[Row], model: str, decode: Any) -> None:
+        self.request = request
+        self.rows = rows
+        self.decode = decode
+        self.id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._envelope = {"id": self.id, "created": int(time.time()), "model": model}
+        self._sent = [(0, "") for _ in rows]
+
+    def whole(self) -> dict[str, Any]:
+        """The body of a plain answer."""
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": self.decode(row.tokens)},
+                "finish_reason": row.finish_reason,
+                "logprobs": self._logprobs(row, 0) if self.request.logprobs else None,
+                **({"token_ids": row.tokens} if self.request.return_token_ids else {}),
+            }
+            for index, row in enumerate(self.rows)
+        ]
+        body = {**self._envelope, "object": "chat.completion", "choices": choices, "usage": self._usage()}
+        return {**body, "prompt_token_ids": self.rows[0].prompt} if self.request.return_token_ids else body
+
+    def first_chunk(self) -> dict[str, Any]:
+        """Opens every choice of a stream."""
+        choices = [
+            {"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None, "logprobs": None}
+            for i in range(len(self.rows))
+        ]
+        chunk = self._chunk(choices)
+        return {**chunk, "prompt_token_ids": self.rows[0].prompt} if self.request.return_token_ids else chunk
+
+    def next_chunks(self, tokens: list[int]) -> list[dict[str, Any]]:
+        """What is new since the last call, one chunk for each choice; `tokens[i]` is how many of choice i's tokens are ready."""
+        chunks: list[dict[str, Any]] = []
+        for index, (row, ready) in enumerate(zip(self.rows, tokens, strict=True)):
+            sent, text = self._sent[index]
+            if ready <= sent:
+                continue
+            done = row.finish_reason is not None and ready == len(row.tokens)
+            now = self.decode(row.tokens[:ready])
+            if now.endswith("\ufffd") and not done:
+                continue  # half a character: wait for the token that completes it
+            choice = {
+                "index": index,
+                "delta": {"content": now[len(text) :]},
+                "finish_reason": row.finish_reason if done else None,
+                "logprobs": self._logprobs(row, sent, ready) if self.request.logprobs else None,
+                **({"token_ids": row.tokens[sent:ready]} if self.request.return_token_ids else {}),
+            }
+            self._sent[index] = (ready, now)
+            chunks.append(self._chunk([choice]))
+        return chunks
+
+    def last_chunk(self) -> dict[str, Any] | None:
+        """The usage, where it was asked for."""
+        return {**self._chunk([]), "usage": self._usage()} if self.request.include_usage else None
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._envelope, "object": "chat.completion.chunk", "choices": choices}
+
+    def _usage(self) -> dict[str, int]:
+        prompt, completion = len(self.rows[0].prompt), sum(len(row.tokens) for row in self.rows)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+    def _logprobs(self, row: Row, start: int, end: int | None = None) -> dict[str, Any]:
+        tokens, logprobs = row.tokens[start:end], row.logprobs[start:end]
+        top = row.top[start:end] or [[] for _ in tokens]
+        content = [
+            {**self._token(token, logprob), "top_logprobs": [self._token(*pair) for pair in best]}
+            for token, logprob, best in zip(tokens, logprobs, top, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self.decode([token], skip_special_tokens=False)
+        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+
+
+def server_sent_event(data: dict[str, Any] | str) -> bytes:
+    """One event of a stream."""
+    return f"data: {data if isinstance(data, str) else json.dumps(data, separators=(',', ':'))}\n\n".encode()
