@@ -1,0 +1,7 @@
+# What type checkers and editors know of the names that __init__.py loads when they are first used.
+from agl_otel.emit import *  # noqa: F403  # __init__.py lists the names, and a test compares
+from agl_otel.store import *  # noqa: F403  # as above
+from agl_otel.types import *  # noqa: F403  # as above
+
+__version__: str
+__all__: list[str]

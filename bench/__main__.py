@@ -1,0 +1,23 @@
+"""`make bench`: every benchmark in turn, one JSON object a line. `ARGS="ingest"` runs one of them; each has options of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+BENCHES = ("claims", "ingest")
+
+
+def main() -> int:
+    """Run the benches named on the command line, or all; the first exit code that is not 0, else 0."""
+    names = [name for name in sys.argv[1:] if not name.startswith("-")] or list(BENCHES)
+    if unknown := set(names) - set(BENCHES):
+        print(f"no bench {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}", file=sys.stderr)
+        return 2
+    options = [option for option in sys.argv[1:] if option.startswith("-")]
+    codes = [subprocess.run([sys.executable, "-m", f"bench.{name}", *options], check=False).returncode for name in names]
+    return next((code for code in codes if code), 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

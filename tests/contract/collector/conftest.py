@@ -1,0 +1,39 @@
+"""Real parts for every test of this folder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from agl_otel.traces.reader import TraceReader
+
+from .stack import Stack, new_stack, start
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One queue and one collector for a module's tests."""
+    made = new_stack(tmp_path_factory.mktemp("stack"))
+    try:
+        asyncio.run(start(made))
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def own_stack(tmp_path: Path) -> Iterator[Stack]:
+    """A stack of the test's own, not started."""
+    made = new_stack(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def reader(stack: Stack) -> AsyncIterator[TraceReader]:
+    """A reader of the module's stack."""
+    async with stack.reader() as made:
+        yield made

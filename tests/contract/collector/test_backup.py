@@ -1,0 +1,107 @@
+"""Backup, restore and move, typed as a user types them: everything that was acked is there afterwards, or nothing was touched."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agl_otel.queue.client import QueueClient
+from agl_otel.types import EnqueueRolloutRequest
+from tests.clickhouse_server import PASSWORD, ClickHouseServer
+
+from .otlp import post_spans, span_request
+from .stack import Stack, new_stack
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Stack]:
+    """A second stack without a data directory, not started."""
+    made = new_stack(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    yield made
+    made.close()
+
+
+def agl(stack: Stack, *args: str, fails: bool = False) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "agl_otel", *args, "--data-dir", str(stack.settings.data_dir)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=stack.log.parent,
+        check=False,
+    )
+    assert bool(done.returncode) == fails, done.stderr
+    assert "Traceback" not in done.stderr
+    assert PASSWORD not in done.stdout + done.stderr
+    return done.stderr if fails else json.loads(done.stdout)
+
+
+async def fill(stack: Stack) -> None:
+    """One rollout in the queue, five spans in ClickHouse, and two that were acked and are in the log only."""
+    await stack.start_queue()
+    await stack.start_collector()
+    async with QueueClient(stack.queue) as queue:
+        await queue.enqueue([EnqueueRolloutRequest(input="kept")])
+    await post_spans(stack, span_request([("ro-1", "at-1")], spans=5), ack="stored")
+    await stack.end("queue")
+    await post_spans(stack, span_request([("ro-2", "at-1")], spans=2))
+    await stack.end("collector")
+
+
+async def check(stack: Stack) -> None:
+    await stack.start_queue()
+    await stack.start_collector()
+    async with QueueClient(stack.queue) as queue:
+        assert [rollout.input for rollout in await queue.query_rollouts()] == ["kept"]
+    async with stack.reader() as reader:
+        await reader.barrier()
+        spans = await reader.spans(["ro-1", "ro-2"])
+        assert [(span.rollout_id, span.sequence_id) for span in spans] == [("ro-1", n) for n in range(1, 6)] + [("ro-2", 1), ("ro-2", 2)]
+    for service in ("collector", "queue"):
+        await stack.end(service)
+
+
+async def test_a_backup_comes_back_elsewhere_with_what_was_in_the_log_only(own_stack: Stack, elsewhere: Stack, tmp_path: Path) -> None:
+    await fill(own_stack)
+    place = tmp_path / "backup"
+    made = agl(own_stack, "backup", str(place), "--json")
+    assert made["traces"]["otel_traces"] == 5
+    assert made["queue"]["rows"]["rollouts"] == 1
+    assert "not empty" in agl(own_stack, "backup", str(place), fails=True)
+    assert "not empty" in agl(own_stack, "restore", str(place), fails=True)
+    agl(elsewhere, "restore", str(place), "--json")
+    await check(elsewhere)
+    await check(own_stack)
+
+
+async def test_a_running_stack_and_a_damaged_backup_are_refused(own_stack: Stack, elsewhere: Stack, tmp_path: Path) -> None:
+    await own_stack.start_queue()
+    await own_stack.start_collector()
+    assert "open in another process" in agl(own_stack, "backup", str(tmp_path / "backup"), fails=True)
+    assert not (tmp_path / "backup").exists()
+    await own_stack.end("collector")
+    await own_stack.end("queue")
+    agl(own_stack, "backup", str(tmp_path / "backup"), "--json")
+    (tmp_path / "backup" / "queue.db").write_bytes(b"no database")
+    assert "missing or damaged" in agl(elsewhere, "restore", str(tmp_path / "backup"), fails=True)
+    assert not elsewhere.settings.data_dir.exists()
+    assert "not a finished backup" in agl(elsewhere, "restore", str(tmp_path), fails=True)
+    assert "no data directory" in agl(elsewhere, "backup", str(tmp_path / "other"), fails=True)
+
+
+async def test_embedded_traces_move_to_a_server(own_stack: Stack, tmp_path: Path) -> None:
+    await fill(own_stack)
+    with ClickHouseServer(tmp_path / "server") as server:
+        moved = agl(own_stack, "traces", "move", "--to", server.url(), "--json")
+        assert moved["rows"]["otel_traces"] == 5
+        assert "nothing is overwritten" in agl(own_stack, "traces", "move", "--to", server.url(), fails=True)
+        own_stack.settings = own_stack.settings.model_copy(update={"clickhouse_url": server.url()})
+        await check(own_stack)
+    assert "does not answer" in agl(own_stack, "traces", "move", "--to", server.url(), fails=True)

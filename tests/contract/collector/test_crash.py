@@ -1,0 +1,115 @@
+"""kill -9 at every point between the socket and ClickHouse: every acked span is readable exactly once after the restart."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from agl_otel.collector import faults
+
+from .otlp import post_on, post_spans, span_request
+from .stack import Stack
+
+CLIENTS = 6
+
+# The collector's own main, ended by kill -9 when it comes by `point` for the nth time.
+KILLED_AT = """
+import itertools, os, signal, sys
+from agl_otel.collector import faults
+from agl_otel.collector.__main__ import main
+passed = itertools.count(1)
+faults.hooks[{point!r}] = lambda: next(passed) == {nth} and os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(main())
+"""
+
+
+async def send_until_it_dies(stack: Stack, acked: set[str], client: int) -> None:
+    async with aiohttp.ClientSession() as session:
+        for number in range(10_000):
+            request = span_request([(f"ro-{client}", f"at-{number % 3}"), (f"ro-{client}-{number}", "at-0")], spans=3)
+            try:
+                await post_on(session, stack, request)
+            except (aiohttp.ClientError, ConnectionError):
+                return
+            acked.update(s.span_id.hex() for r in request.resource_spans for g in r.scope_spans for s in g.spans)
+
+
+async def check_every_acked_span_is_there_once(stack: Stack, acked: set[str]) -> None:
+    async with stack.reader() as reader:
+        await reader.barrier()
+        rows = await reader.query("SELECT SpanId, RolloutId, SequenceId, BatchId, BatchPos FROM otel_traces")
+    times = Counter(row["SpanId"] for row in rows)
+    assert acked
+    assert not acked - times.keys(), "acked spans were lost"
+    assert max(times.values()) == 1, "spans are stored twice"
+    numbers = Counter((row["RolloutId"], row["SequenceId"]) for row in rows)
+    assert max(numbers.values()) == 1, "a sequence number was given twice"
+    assert all(row["SequenceId"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("nth", [1, 4])
+@pytest.mark.parametrize("point", faults.POINTS)
+async def test_acked_spans_survive_kill_9(point: str, nth: int, own_stack: Stack) -> None:
+    await own_stack.start_queue()
+    await own_stack.start_collector("-c", KILLED_AT.format(point=point, nth=nth + 2))
+    acked: set[str] = set()
+    await post_spans(own_stack, first := span_request([("ro-first", "at-0")], spans=2))
+    acked.update(s.span_id.hex() for r in first.resource_spans for g in r.scope_spans for s in g.spans)
+    await asyncio.gather(*(send_until_it_dies(own_stack, acked, client) for client in range(CLIENTS)))
+    assert await asyncio.to_thread(own_stack.processes["collector"].wait, 30) == -signal.SIGKILL
+    await own_stack.start_collector()
+    await check_every_acked_span_is_there_once(own_stack, acked)
+
+
+async def test_a_second_crash_during_recovery_loses_nothing(own_stack: Stack) -> None:
+    await own_stack.start_queue()
+    acked: set[str] = set()
+    await own_stack.start_collector("-c", KILLED_AT.format(point="inserted", nth=3))
+    await asyncio.gather(*(send_until_it_dies(own_stack, acked, client) for client in range(CLIENTS)))
+    own_stack.processes["collector"].wait(30)
+    for point in ("inserted", "batch-noted"):
+        process = own_stack.spawn("collector", "-c", KILLED_AT.format(point=point, nth=1))
+        assert await asyncio.to_thread(process.wait, 30) in (-signal.SIGKILL, 0)
+    await own_stack.start_collector()
+    await check_every_acked_span_is_there_once(own_stack, acked)
+
+
+async def test_a_replayed_span_keeps_its_time_of_receipt(own_stack: Stack) -> None:
+    await own_stack.start_collector()  # no queue: nothing can be numbered, so all of it stays in the log
+    await post_spans(own_stack, span_request([("ro-1", "at-1")], spans=1))
+    await own_stack.end("collector", signal.SIGKILL)
+    crashed = asyncio.get_running_loop().time()
+    await own_stack.start_queue()
+    await own_stack.start_collector()
+    async with own_stack.reader() as reader:
+        await reader.barrier()
+        (row,) = await reader.query("SELECT dateDiff('millisecond', Timestamp, ReceivedAt) AS delay, SequenceId FROM otel_traces")
+    assert asyncio.get_running_loop().time() - crashed > 0.5, "the restart takes longer than what is asserted below"
+    assert row["delay"] < 500
+    assert row["SequenceId"] == 1
+
+
+def tear(directory: Path) -> None:
+    (segment,) = directory.glob("*.wal")
+    with segment.open("ab") as file:
+        file.write(b"\x50\x00\x00\x00torn")
+
+
+async def test_a_torn_last_record_is_cut_off_and_reported(own_stack: Stack) -> None:
+    await own_stack.start_queue()
+    await own_stack.start_collector()
+    await post_spans(own_stack, span_request([("ro-1", "at-1")], spans=2), ack="stored")
+    await own_stack.end("collector", signal.SIGKILL)
+    tear(own_stack.settings.wal_dir)
+    await own_stack.start_collector()
+    async with aiohttp.ClientSession() as session, session.get(f"{own_stack.http}/health") as response:
+        assert (await response.json())["log_torn_bytes"] == 8
+    assert "cut off 8 bytes" in own_stack.log.read_text()
+    await post_spans(own_stack, span_request([("ro-1", "at-1")], spans=1), ack="stored")
+    async with own_stack.reader() as reader:
+        assert [span.sequence_id for span in await reader.spans(["ro-1"])] == [1, 2, 3]

@@ -1,0 +1,275 @@
+"""The late pass and adoption over a real chdb and a real queue: against the golden vectors, and when it dies half-way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agl_otel import semconv
+from agl_otel.collector import faults, late_pass
+from agl_otel.collector.maintenance import Maintenance
+from agl_otel.errors import InUseError, UnavailableError
+from agl_otel.queue.testing import LocalQueue, ManualClock
+from agl_otel.traces.address import ServerAddress
+from agl_otel.traces.chdb import ChdbEngine
+from agl_otel.traces.migrate import migrate
+from agl_otel.traces.opened import TraceStore
+from agl_otel.traces.server import ServerEngine
+from agl_otel.types import AttemptedRollout
+from tests.clickhouse_server import ClickHouseServer
+
+VECTORS = Path(__file__).parents[3] / "collector" / "conformance" / "late"
+TRACE = f"{1:032x}"
+ADOPTED = f"{late_pass.ADOPTED}{TRACE}"
+Row = dict[str, Any]
+
+
+def vectors() -> list[Any]:
+    found = [vector for file in sorted(VECTORS.glob("*.json")) for vector in json.loads(file.read_text())["vectors"]]
+    return [pytest.param(vector, id=vector["name"]) for vector in found]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClickHouseServer]:
+    with ClickHouseServer(tmp_path_factory.mktemp("server")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=["chdb", "server"])
+def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceStore]:
+    if request.param == "chdb":
+        engine: TraceStore = ChdbEngine(tmp_path_factory.mktemp("late") / "traces")
+    else:
+        server: ClickHouseServer = request.getfixturevalue("server")
+        engine = ServerEngine(ServerAddress.parse(server.url()))
+    migrate(engine, where="the test")
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def engine(opened: TraceStore) -> TraceStore:
+    for table in ("otel_traces", "otel_logs", "rollout_summary_states"):
+        opened.command(f"TRUNCATE TABLE otel.{table}")
+    return opened
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def queue(tmp_path: Path) -> AsyncIterator[LocalQueue]:
+    async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}") as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def no_faults() -> Iterator[None]:
+    yield
+    faults.hooks.clear()
+
+
+class Keeper:
+    """A store with a maintenance of its own: what a test does with them."""
+
+    def __init__(self, engine: TraceStore, queue: LocalQueue, clock: ManualClock, *, adopt: bool) -> None:
+        self.engine = engine
+        self.clock = clock
+        self.maintenance = Maintenance(engine, queue.client, adopt=adopt, clock=clock)
+        self.since = 0.0
+        self.batch = 0
+
+    async def run(self) -> dict[str, float]:
+        report = await self.maintenance.run(self.since)
+        self.since = report["began"]
+        return report
+
+    async def store(self, documents: list[Row]) -> None:
+        """Number the spans that have ids as the collector would, and insert."""
+        self.batch += 1
+        rows = [self._row(document, place) for place, document in enumerate(documents)]
+        if rows:
+            self.engine.insert("otel.otel_traces", [*rows[0]], "\n".join(json.dumps(row) for row in rows).encode())
+
+    def _row(self, document: Row, place: int) -> Row:
+        received = self.clock.now - document.get("age", 0) + document.get("received", 0) / 1000
+        return {
+            "Timestamp": f"{received:.9f}",
+            "TraceId": document["traceId"],
+            "SpanId": document["spanId"],
+            "ParentSpanId": document["parentSpanId"],
+            "SpanName": document["name"],
+            "SpanAttributes": document.get("attributes", {}),
+            "ResourceAttributes": document.get("resource", {}),
+            "AttrTypes": document.get("types", {}),
+            "RolloutId": document.get("rollout", ""),
+            "AttemptId": document.get("attempt", ""),
+            "SequenceId": 0,
+            "ReceivedAt": f"{received:.3f}",
+            "BatchId": self.batch,
+            "BatchPos": place,
+            **document.get("columns", {}),
+        }
+
+    def copies(self) -> list[Row]:
+        """Spans that are stored with ids beside a row without, each copy a row."""
+        found = self.engine.select(
+            "SELECT TraceId, SpanId, RolloutId, AttemptId, SequenceId FROM otel.otel_traces WHERE RolloutId != '' "
+            "AND (TraceId, SpanId) IN (SELECT TraceId, SpanId FROM otel.otel_traces WHERE RolloutId = '') ORDER BY TraceId, SpanId"
+        )
+        names = ("traceId", "spanId", "rollout", "attempt", "sequence")
+        return [{**dict(zip(names, row, strict=True)), "sequence": int(str(row[4]))} for row in found]
+
+
+def span(number: int, parent: int = 0, rollout: str = "", attempt: str = "", name: str = "work", **more: Any) -> Row:
+    ids = {"traceId": TRACE, "spanId": f"{number:016x}", "parentSpanId": f"{parent:016x}" if parent else ""}
+    return {**ids, "name": name, "rollout": rollout, "attempt": attempt, **more}
+
+
+@pytest.fixture
+async def keeper(engine: TraceStore, queue: LocalQueue, clock: ManualClock) -> AsyncIterator[Keeper]:
+    made = Keeper(engine, queue, clock, adopt=True)
+    yield made
+    await made.maintenance.close()
+
+
+@pytest.mark.parametrize("vector", vectors())
+async def test_golden_vectors(vector: Row, engine: TraceStore, queue: LocalQueue, clock: ManualClock) -> None:
+    keeper = Keeper(engine, queue, clock, adopt=vector.get("policy") == "adopt")
+    known: list[Row] = []
+    for step in vector["steps"]:
+        clock.advance(step.get("later", 0))
+        stored = [document for document in step["stored"] if document.get("rollout")]
+        await keeper.store(step["stored"])
+        before = {(row["traceId"], row["spanId"]) for row in known + stored}
+        await keeper.run()
+        new = [row for row in keeper.copies() if (row["traceId"], row["spanId"]) not in before]
+        assert [shown(row, expected) for row, expected in zip(new, step["copies"], strict=True)] == step["copies"]
+        known += new
+    await keeper.maintenance.close()
+
+
+def shown(row: Row, expected: Row) -> Row:
+    """`row` as the vector words it: without what it leaves open."""
+    return {**{name: row[name] for name in expected}, **{name: "*" for name, value in expected.items() if value == "*"}}
+
+
+@pytest.mark.parametrize("point", faults.LATE_POINTS)
+async def test_a_pass_that_dies_is_finished_by_the_next(point: str, keeper: Keeper, queue: LocalQueue) -> None:
+    await keeper.store([span(2, 1, age=90), span(3, 2, age=90)])
+    other = [{**span(n, n - 1, age=90), "traceId": f"{2:032x}"} for n in (5, 6)]
+    await keeper.store([*other, {**span(4, 0, "ro-1", "at-1", age=90), "traceId": f"{2:032x}"}])
+
+    def die() -> None:
+        raise ProcessLookupError
+
+    faults.hooks[point] = die
+    with pytest.raises(ProcessLookupError):
+        await keeper.run()
+    faults.hooks.clear()
+    await keeper.run()
+    assert [(row["spanId"][-1], row["rollout"]) for row in keeper.copies()] == [
+        ("2", ADOPTED),
+        ("3", ADOPTED),
+        ("5", "ro-1"),
+        ("6", "ro-1"),
+    ]
+    (rollout,) = (await queue.client.query_rollouts(mode_in=["production"])).items
+    assert isinstance(rollout, AttemptedRollout)
+    assert (rollout.rollout_id, rollout.status, rollout.attempt.status) == (ADOPTED, "succeeded", "succeeded")
+    assert {row["attempt"] for row in keeper.copies()[:2]} == {rollout.attempt.attempt_id}
+    assert await keeper.run() == {"spans": 0, "logs": 0, "adopted": 0, "began": keeper.clock.now}
+
+
+async def test_an_adopted_rollout_says_where_it_comes_from(keeper: Keeper, queue: LocalQueue) -> None:
+    messages = [{"role": "user", "parts": [{"type": "text", "content": "hi"}]}]
+    await keeper.store(
+        [span(2, 1, age=70), span(1, 0, name="POST /chat", age=80, attributes={"gen_ai.input.messages": json.dumps(messages)})]
+    )
+    assert (await keeper.run())["adopted"] == 1
+    ((rollout),) = (await queue.client.query_rollouts()).items
+    assert (rollout.rollout_id, rollout.mode, rollout.status, rollout.input) == (ADOPTED, "production", "succeeded", messages)
+    assert rollout.metadata is not None
+    assert (rollout.metadata["trace_id"], rollout.metadata["name"]) == (TRACE, "POST /chat")
+    assert rollout.metadata["last_time"] - rollout.metadata["first_time"] == pytest.approx(10)
+
+
+async def test_a_trace_whose_root_failed_becomes_a_failed_rollout(keeper: Keeper, queue: LocalQueue) -> None:
+    await keeper.store([span(1, 0, age=70, columns={"StatusCode": "Error", "StatusMessage": "no model"})])
+    await keeper.run()
+    ((rollout),) = (await queue.client.query_rollouts()).items
+    assert isinstance(rollout, AttemptedRollout)
+    assert (rollout.status, rollout.attempt.error) == ("failed", "no model")
+
+
+async def test_late_spans_do_not_change_a_finished_rollout(keeper: Keeper, queue: LocalQueue) -> None:
+    await keeper.store([span(1, 0, age=70)])
+    await keeper.run()
+    (before,) = (await queue.client.query_rollouts()).items
+    await keeper.store([span(2, 1)])
+    assert (await keeper.run())["spans"] == 1
+    assert (await queue.client.query_rollouts()).items == [before]
+
+
+async def test_log_records_follow_their_trace_or_their_span_once(keeper: Keeper) -> None:
+    await keeper.store([span(1, 0, "ro-1", "at-1", semconv.SPAN_ATTEMPT)])
+    other = f"{2:032x}"
+    await keeper.store([{**span(7, 0, "ro-2", "at-2"), "traceId": other}, {**span(8, 7), "traceId": other}])
+    stamp = f"{keeper.clock.now:.3f}"
+    logs = [(TRACE, ""), (TRACE, f"{9:016x}"), (other, f"{8:016x}"), (other, f"{9:016x}"), (other, ""), (f"{3:032x}", ""), ("", "")]
+    rows = [
+        {"Timestamp": stamp, "TraceId": trace, "SpanId": own, "Body": f"{n}", "ReceivedAt": stamp, "BatchId": 1, "BatchPos": n}
+        for n, (trace, own) in enumerate(logs)
+    ]
+    keeper.engine.insert("otel.otel_logs", [*rows[0]], "\n".join(map(json.dumps, rows)).encode())
+    assert (await keeper.run())["logs"] == 3
+    query = "SELECT Body, RolloutId, AttemptId FROM otel.otel_logs WHERE RolloutId != '' ORDER BY Body"
+    assert keeper.engine.select(query) == [["0", "ro-1", "at-1"], ["1", "ro-1", "at-1"], ["2", "ro-2", "at-2"]]
+    assert (await keeper.run())["logs"] == 0
+
+
+async def test_a_trace_larger_than_a_batch_is_copied_whole(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_pass, "ROWS", 4)
+    monkeypatch.setattr(late_pass, "TRACES", 2)
+    await keeper.store([span(n, n - 1) for n in range(20, 1, -1)] + [span(90, 89), span(1, 0, "ro-1", "at-1")])
+    for trace in range(2, 7):
+        await keeper.store([{**span(1, 0, f"ro-{trace}", "at-1"), "traceId": f"{trace:032x}"}, {**span(2, 1), "traceId": f"{trace:032x}"}])
+    await keeper.run()
+    copies = keeper.copies()
+    assert len(copies) == 19 + 5
+    assert sorted(row["sequence"] for row in copies if row["rollout"] == "ro-1") == list(range(1, 20))
+
+
+async def test_a_pass_over_everything_repairs_the_summary(keeper: Keeper) -> None:
+    await keeper.store([span(1, 0, "ro-1", "at-1"), span(2, 1)])
+    await keeper.run()
+    keeper.engine.command("TRUNCATE TABLE otel.rollout_summary_states")
+    keeper.since = 0
+    await keeper.run()
+    assert keeper.engine.select("SELECT RolloutId, Spans FROM otel.rollout_summary") == [["ro-1", 1]]
+
+
+async def test_passes_of_one_collector_take_turns(keeper: Keeper) -> None:
+    await keeper.store([span(1, 0, "ro-1", "at-1"), span(2, 1)])
+    others: list[asyncio.Future[dict[str, float]]] = []
+    faults.hooks["late-numbered"] = lambda: others.append(asyncio.ensure_future(keeper.maintenance.run(0)))
+    assert (await keeper.run())["spans"] == 1
+    with pytest.raises(InUseError, match="running already"):
+        await others[0]
+
+
+async def test_a_pass_ends_when_its_collector_stops(keeper: Keeper) -> None:
+    await keeper.store([span(1, 0, "ro-1", "at-1"), span(2, 1)])
+    closing: list[asyncio.Future[None]] = []
+    faults.hooks["late-copied"] = lambda: closing.append(asyncio.ensure_future(keeper.maintenance.close()))
+    faults.hooks["adopt-started"] = lambda: pytest.fail("it went on")
+    with pytest.raises(UnavailableError, match="the next one goes on"):
+        await keeper.run()
+    await closing[0]

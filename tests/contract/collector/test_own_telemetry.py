@@ -1,0 +1,108 @@
+"""What the collector says of itself: /status, /metrics, its log and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agl_otel import semconv
+
+from .otlp import post_spans, request_of, span
+from .stack import Stack
+
+
+async def get(stack: Stack, path: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(stack.http + path) as response:
+        return response.status, await response.text()
+
+
+async def numbers(stack: Stack) -> dict[str, Any]:
+    """{metric, or metric/attribute value: value, or a histogram's count}."""
+    _, text = await get(stack, "/status")
+    found: dict[str, Any] = {}
+    for name, points in json.loads(text)["metrics"].items():
+        for point in points:
+            key = "/".join([name.removeprefix("agl.collector."), *point["attributes"].values()])
+            found[key] = point.get("value", point.get("count"))
+    return found
+
+
+async def test_every_stage_of_a_span_is_counted(own_stack: Stack) -> None:
+    await own_stack.start_queue()
+    await own_stack.start_collector()
+    bad = span("work", {semconv.ROLLOUT_ID: "no good"})
+    first = request_of([span(), span(), bad], {semconv.ROLLOUT_ID: "ro-1", semconv.ATTEMPT_ID: "at-1"})
+    await post_spans(own_stack, first)
+    await post_spans(own_stack, first, ack="stored")
+    await post_spans(own_stack, request_of([span()]), ack="stored", agl_rollout_id="ro-2")
+    await post_spans(own_stack, request_of([span()]), ack="stored")
+    attempt = span(semconv.SPAN_ATTEMPT, {semconv.ROLLOUT_ID: "ro-3"})
+    other = span(semconv.SPAN_ATTEMPT, {semconv.ROLLOUT_ID: "ro-4"}, trace=attempt.trace_id)
+    child = span("child", trace=attempt.trace_id)
+    await post_spans(own_stack, request_of([attempt, child]), ack="stored")
+    await post_spans(own_stack, request_of([other]), ack="stored")
+    found = await numbers(own_stack)
+    assert found["received/traces"] == 8
+    assert found["accepted/traces"] == 7
+    assert found["rejected/traces/rollout id breaks the rule [A-Za-z0-9._:-]{1,128}"] == 1
+    assert {level: found[f"identified/{level}"] for level in ("span", "resource", "metadata", "trace")} == {
+        "span": 2,
+        "resource": 2,
+        "metadata": 1,
+        "trace": 1,
+    }
+    assert (found["unidentified"], found["ambiguous_traces"], found["resent"]) == (1, 1, 1)
+    assert (found["requests"], found["logged"], found["inserted"], found["kept_aside"]) == (5, 5, 7, 0)
+    assert (found["backlog"], found["in_flight_bytes"], found["disk_level"]) == (0, 0, 0)
+    assert found["visible.duration"] == found["wait.duration"] == 5
+    assert found["insert.duration"] == found["batches"]
+
+
+async def test_prometheus_reads_the_same_numbers(stack: Stack) -> None:
+    status, text = await get(stack, "/metrics")
+    if status == 503:
+        assert "opentelemetry-exporter-prometheus" in text
+        pytest.skip("opentelemetry-exporter-prometheus is not installed")
+    await post_spans(stack, request_of([span()]), ack="stored")
+    _, text = await get(stack, "/metrics")
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    found = await numbers(stack)
+    assert float(lines['agl_collector_accepted_total{signal="traces"}']) == found["accepted/traces"]
+    assert float(lines["agl_collector_visible_duration_seconds_count"]) == found["visible.duration"]
+    assert float(lines["agl_collector_log_budget_bytes"]) == 4 << 30
+
+
+async def status_command(stack: Stack, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "agl_otel", "collector", "status", *args]
+    return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+
+
+async def test_the_command_prints_what_every_collector_says(stack: Stack) -> None:
+    shown = await status_command(stack, "--store", stack.queue, "--json")
+    assert shown.returncode == 0, shown.stderr
+    (found,) = json.loads(shown.stdout)
+    assert (found["address"], found["disk"]["level"]) == (stack.http, "ok")
+    table = await status_command(stack, "--store", stack.queue)
+    assert (table.returncode, "visible.duration" in table.stdout) == (0, True)
+
+
+async def test_the_command_says_what_is_missing(own_stack: Stack) -> None:
+    nothing = await status_command(own_stack, "--data-dir", str(own_stack.settings.data_dir))
+    assert (nothing.returncode, "agl-otel up" in nothing.stderr) == (1, True)
+    await own_stack.start_queue()
+    alone = await status_command(own_stack, "--store", own_stack.queue)
+    assert (alone.returncode, "no collector has announced itself" in alone.stderr) == (1, True)
+
+
+async def test_the_log_can_be_json_lines(own_stack: Stack) -> None:
+    own_stack.settings.log_format = "json"
+    await own_stack.start_collector()
+    await own_stack.end("collector")
+    lines = [json.loads(line) for line in own_stack.log.read_text().splitlines()]
+    assert any("the collector serves on" in line["message"] and line["logger"] == "agl_otel.collector" for line in lines)

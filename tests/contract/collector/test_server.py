@@ -1,0 +1,172 @@
+"""The collector on a ClickHouse server: what it promises on the embedded one, while a server comes and goes on its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agl_otel.errors import QueryError
+from agl_otel.queue.client import QueueClient
+from agl_otel.traces.address import ServerAddress
+from agl_otel.traces.server import ServerEngine
+from tests.clickhouse_server import PASSWORD, ClickHouseServer
+
+from .otlp import post_on, post_spans, span_request
+from .stack import Stack, new_stack, until
+from .test_crash import KILLED_AT, check_every_acked_span_is_there_once, send_until_it_dies
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ClickHouseServer]:
+    """A server of the test's own, not started."""
+    made = ClickHouseServer(tmp_path / "server")
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def on_server(tmp_path: Path, server: ClickHouseServer) -> Iterator[Stack]:
+    """A stack that writes to the server, not started."""
+    made = new_stack(tmp_path)
+    made.settings = made.settings.model_copy(update={"clickhouse_url": server.url()})
+    yield made
+    made.close()
+
+
+async def health(stack: Stack) -> dict[str, Any]:
+    async with aiohttp.ClientSession() as session, session.get(f"{stack.http}/health") as response:
+        assert response.status == 200
+        return await response.json()
+
+
+def ids(request: Any) -> set[str]:
+    return {s.span_id.hex() for r in request.resource_spans for g in r.scope_spans for s in g.spans}
+
+
+async def test_one_address_is_enough_and_the_password_stays_inside(on_server: Stack, server: ClickHouseServer) -> None:
+    server.start()
+    await on_server.start_queue()
+    await on_server.start_collector()
+    await post_spans(on_server, span_request([("ro-1", "at-1")], spans=3), ack="stored")
+    async with on_server.reader() as reader:
+        assert len(await reader.spans(["ro-1"])) == 3
+    async with QueueClient(on_server.queue) as queue:
+        described = await until(queue.describe, lambda described: bool(described.clickhouse))
+    assert described.clickhouse == on_server.sql
+    told = f"{described} {await health(on_server)} {on_server.log.read_text()}"
+    assert PASSWORD not in told
+    assert "s3cret" not in told
+    assert not (on_server.settings.data_dir / "traces").exists(), "no embedded ClickHouse is opened"
+
+
+async def test_other_databases_of_the_server_are_out_of_reach(on_server: Stack, server: ClickHouseServer) -> None:
+    server.start()
+    owner = ServerEngine(ServerAddress.parse(server.url()))
+    owner.command("CREATE DATABASE other")
+    owner.command("CREATE TABLE other.secrets (s String) ENGINE = MergeTree ORDER BY s AS SELECT 'the-canary-sings' AS s")
+    owner.close()
+    await on_server.start_queue()
+    await on_server.start_collector()
+    async with on_server.reader() as reader:
+        for sql in (
+            "SELECT * FROM other.secrets",
+            "SELECT 1 AS `x, table_name: otel.otel_traces` FROM other.secrets",
+            "SELECT (SELECT max(s) FROM other.secrets)",
+            "SELECT upper((SELECT max(s) FROM other.secrets)) AS x",
+            "SELECT count() FROM otel_traces WHERE SpanName IN other.secrets",
+            "WITH x AS (SELECT * FROM other.secrets) SELECT * FROM x",
+            "SELECT * FROM merge('other', '.*')",
+            "SELECT * FROM system.query_log",
+            "SELECT * FROM system.processes",
+            "SELECT if((SELECT max(s) FROM other.secrets) = 'the-canary-sings', 1, throwIf(1))",
+        ):
+            with pytest.raises(QueryError) as refusal:
+                await reader.query(sql)
+            assert "the-canary-sings" not in str(refusal.value).replace(sql, "")
+        assert (await reader.query("SELECT count() AS n FROM system.one"))[0]["n"] == 1
+
+
+async def test_a_server_that_is_away_at_the_start_gets_everything_later(on_server: Stack, server: ClickHouseServer) -> None:
+    await on_server.start_queue()
+    await on_server.start_collector()
+    assert "does not answer" in (await until(lambda: health(on_server), lambda now: now["status"] == "degraded"))["reason"]
+    await post_spans(on_server, span_request([("ro-1", "at-1")], spans=2))
+    async with aiohttp.ClientSession() as session, session.post(on_server.sql, data="SELECT 1") as response:
+        assert response.status == 503
+    server.start()
+    async with on_server.reader() as reader:
+        await reader.barrier()
+        assert len(await reader.spans(["ro-1"])) == 2
+    await until(lambda: health(on_server), lambda now: now["status"] == "ok")
+
+
+async def send(stack: Stack, client: int, done: asyncio.Event) -> set[str]:
+    acked: set[str] = set()
+    async with aiohttp.ClientSession() as session:
+        number = 0
+        while not done.is_set():
+            request = span_request([(f"ro-{client}", f"at-{number % 3}"), (f"ro-{client}-{number}", "at-0")], spans=3)
+            await post_on(session, stack, request)
+            acked |= ids(request)
+            number += 1
+    return acked
+
+
+async def test_a_server_that_is_killed_under_load_loses_and_doubles_nothing(on_server: Stack, server: ClickHouseServer) -> None:
+    server.start()
+    await on_server.start_queue()
+    await on_server.start_collector()
+    done = asyncio.Event()
+    clients = [asyncio.create_task(send(on_server, client, done)) for client in range(3)]
+    for _ in range(3):
+        written = (await health(on_server))["batches"]
+        await until(lambda: health(on_server), lambda now, written=written: now["batches"] >= written + 3)
+        server.kill()
+        await until(lambda: health(on_server), lambda now: now["status"] == "degraded")
+        server.start()
+    done.set()
+    acked = set[str]().union(*await asyncio.gather(*clients))
+    async with on_server.reader() as reader:
+        await reader.barrier()
+        times = Counter(row["SpanId"] for row in await reader.query("SELECT SpanId FROM otel_traces"))
+    assert acked == times.keys()
+    assert max(times.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "message"),
+    [("writer", "wrong-s3cret", "refuses the user or the password"), ("nobody", PASSWORD, "GRANT ALL ON otel.* TO nobody")],
+)
+def test_a_server_that_refuses_us_ends_the_start_with_what_to_do(
+    user: str, password: str, message: str, on_server: Stack, server: ClickHouseServer
+) -> None:
+    server.start()
+    on_server.settings = on_server.settings.model_copy(update={"clickhouse_url": server.url(user, password)})
+    process: subprocess.Popen[bytes] = on_server.spawn("collector")
+    assert process.wait(30) == 1
+    told = on_server.log.read_text()
+    assert message in told
+    assert "s3cret" not in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("point", ["batch-noted", "inserted"])
+async def test_a_collector_that_is_killed_on_a_server_loses_and_doubles_nothing(
+    point: str, on_server: Stack, server: ClickHouseServer
+) -> None:
+    server.start()
+    await on_server.start_queue()
+    await on_server.start_collector("-c", KILLED_AT.format(point=point, nth=4))
+    acked: set[str] = set()
+    await asyncio.gather(*(send_until_it_dies(on_server, acked, client) for client in range(3)))
+    assert await asyncio.to_thread(on_server.processes["collector"].wait, 30) == -signal.SIGKILL
+    await on_server.start_collector()
+    await check_every_acked_span_is_there_once(on_server, acked)

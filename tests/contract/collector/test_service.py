@@ -1,0 +1,143 @@
+"""Starting, failing to start, being without its neighbours, and stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+
+import aiohttp
+import pytest
+
+from agl_otel import semconv
+from agl_otel.queue.client import QueueClient
+from agl_otel.traces.chdb import ChdbEngine
+from agl_otel.traces.migrate import migrate
+from agl_otel.types import EnqueueRolloutRequest
+
+from .otlp import post_on, post_spans, request_of, span, span_request
+from .stack import Stack, until
+
+
+async def start_and_fail(stack: Stack) -> str:
+    """What it says on stderr, in one line, when it cannot start."""
+    process = stack.spawn("collector")
+    assert await asyncio.to_thread(process.wait, 40) == 1
+    del stack.processes["collector"]
+    lines = [line for line in stack.log.read_text().splitlines() if line.startswith("agl-otel collector:")]
+    assert len(lines) == 1
+    assert "Traceback" not in stack.log.read_text()
+    return lines[0]
+
+
+@pytest.mark.parametrize("name", ["otlp_grpc_port", "otlp_http_port", "clickhouse_port"])
+async def test_a_port_in_use_is_named_with_its_setting(name: str, own_stack: Stack) -> None:
+    port: int = getattr(own_stack.settings, name)
+    with socket.create_server(("127.0.0.1", port)):
+        message = await start_and_fail(own_stack)
+    assert f":{port}" in message
+    assert f"AGL_{name.upper()}" in message
+
+
+async def test_a_data_directory_that_another_collector_holds_is_refused(own_stack: Stack) -> None:
+    engine = await asyncio.to_thread(ChdbEngine, own_stack.settings.data_dir / "traces")
+    try:
+        assert "open in another process" in await start_and_fail(own_stack)
+    finally:
+        engine.close()
+
+
+async def test_a_data_directory_that_cannot_be_written_is_a_wrong_setting(own_stack: Stack) -> None:
+    own_stack.settings.data_dir.write_text("a file")
+    message = await start_and_fail(own_stack)
+    assert str(own_stack.settings.data_dir) in message
+    assert "AGL_DATA_DIR" in message
+
+
+async def test_data_of_a_newer_version_is_refused(own_stack: Stack) -> None:
+    def write_the_future() -> None:
+        engine = ChdbEngine(own_stack.settings.data_dir / "traces")
+        migrate(engine, where="the test")
+        engine.insert("otel.agl_migrations", ["Version", "Name"], b'{"Version":999,"Name":"future"}\n')
+        engine.close()
+
+    await asyncio.to_thread(write_the_future)
+    message = await start_and_fail(own_stack)
+    assert "written by a newer agl-otel (schema 999" in message
+    assert "upgrade" in message
+
+
+async def test_sigterm_drains_and_leaves_an_empty_log(own_stack: Stack) -> None:
+    await own_stack.start_queue()
+    await own_stack.start_collector()
+    await post_spans(own_stack, span_request([("ro-1", "at-1")], spans=20))
+    assert await own_stack.end("collector") == 0
+    assert sum(path.stat().st_size for path in own_stack.settings.wal_dir.glob("*")) == 0
+    await own_stack.start_collector()
+    async with own_stack.reader() as reader:
+        assert len(await reader.spans(["ro-1"])) == 20
+
+
+async def test_it_announces_itself_and_says_goodbye(own_stack: Stack) -> None:
+    await own_stack.start_queue()
+    await own_stack.start_collector()
+    async with QueueClient(own_stack.queue) as queue:
+        found = await until(queue.describe, lambda found: bool(found.collectors))
+        assert (found.collector_grpc, found.collector_http, found.clickhouse) == (own_stack.grpc, own_stack.http, own_stack.sql)
+        assert found.collectors == [own_stack.http]
+        await own_stack.end("collector")
+        assert (await queue.describe()).collectors == []
+
+
+async def test_without_the_queue_spans_are_acked_and_numbered_when_it_is_back(own_stack: Stack) -> None:
+    await own_stack.start_collector()
+    await post_spans(own_stack, span_request([("ro-1", "at-1")], spans=3))
+    await post_spans(own_stack, span_request([("ro-1", "at-1")], spans=2))
+    await own_stack.start_queue()
+    async with own_stack.reader() as reader, asyncio.timeout(30):
+        await reader.barrier()
+        assert [span.sequence_id for span in await reader.spans(["ro-1"])] == [1, 2, 3, 4, 5]
+
+
+async def test_spans_are_a_heartbeat_and_make_an_attempt_running(own_stack: Stack) -> None:
+    await own_stack.start_queue()
+    await own_stack.start_collector()
+    async with QueueClient(own_stack.queue) as queue:
+        (claimed,) = await queue.start([EnqueueRolloutRequest(input=1)])
+        ids = {semconv.ROLLOUT_ID: claimed.rollout_id, semconv.ATTEMPT_ID: claimed.attempt.attempt_id}
+
+        async def attempt() -> tuple[str, float | None]:
+            (found,) = await queue.query_attempts([claimed.rollout_id])
+            return found.status, found.last_heartbeat_time
+
+        before = (await attempt())[1]
+        await post_spans(own_stack, request_of([span(semconv.SPAN_ATTEMPT), span(semconv.SPAN_SEAL)], ids))
+        assert (await until(attempt, lambda now: now[1] != before))[0] == "preparing"
+        await post_spans(own_stack, request_of([span()], ids))
+        await until(attempt, lambda now: now[0] == "running")
+
+
+async def test_a_token_is_asked_for_on_every_port(own_stack: Stack) -> None:
+    own_stack.settings.token = type(own_stack.settings.token)("secret")
+    await own_stack.start_queue()
+    await own_stack.start_collector()
+    request = span_request([("ro-1", "at-1")], spans=1)
+    async with aiohttp.ClientSession() as session:
+        for url in (f"{own_stack.http}/v1/traces", f"{own_stack.http}/barrier", f"{own_stack.sql}/?query=SELECT+1"):
+            async with session.post(url, data=request.SerializeToString(), headers={"Content-Type": "application/x-protobuf"}) as response:
+                assert response.status == 401
+                assert "AGL_TOKEN" in await response.text()
+        await post_on(session, own_stack, request, ack="stored", Authorization="Bearer secret")
+    async with own_stack.reader() as reader:
+        await reader.barrier()
+        assert len(await reader.spans(["ro-1"])) == 1
+
+
+async def test_a_request_above_the_limit_is_refused_even_when_it_travels_small(own_stack: Stack) -> None:
+    await own_stack.start_collector()
+    body = gzip.compress(bytes(65 << 20), 1)
+    headers = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
+    async with aiohttp.ClientSession() as session, session.post(f"{own_stack.http}/v1/traces", data=body, headers=headers) as response:
+        assert response.status == 413
+        assert b"64 MiB" in await response.read()
+    assert await own_stack.end("collector") == 0

@@ -1,0 +1,165 @@
+"""One batch into a real chdb: what is stored is asked, what is refused is kept aside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from agl_otel.collector.identify import Identity
+from agl_otel.collector.journal import Batch, Request
+from agl_otel.collector.store_batch import BatchStore
+from agl_otel.traces.chdb import ChdbEngine
+from agl_otel.traces.engine import ClickHouseError
+from agl_otel.traces.migrate import migrate
+
+from .otlp import request_of, span
+
+
+class Grumpy:
+    """A real engine that refuses rows with a certain text, as ClickHouse refuses what it cannot parse, or that stops half-way."""
+
+    def __init__(self, engine: ChdbEngine, *, poison: bytes = b"", fails_after_insert: int = 0) -> None:
+        self._engine = engine
+        self._poison = poison
+        self._fails = fails_after_insert
+        self.command = engine.command
+        self.select = engine.select
+        self.close = engine.close
+
+    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, deduplicate: bool = True) -> None:
+        self._check(rows)
+        self._engine.insert(table, columns, rows, deduplicate=deduplicate)
+        self._fail()
+
+    def insert_protobuf(self, table: str, schema: Path, data: bytes) -> None:
+        self._check(data)
+        self._engine.insert_protobuf(table, schema, data)
+        self._fail()
+
+    def _check(self, data: bytes) -> None:
+        if self._poison and self._poison in data:
+            raise ClickHouseError("Code: 27. DB::Exception: Cannot parse input")
+
+    def _fail(self) -> None:
+        if self._fails:
+            self._fails -= 1
+            raise ClickHouseError("Code: 241. DB::Exception: Memory limit exceeded while pushing to view")
+
+
+@pytest.fixture(params=[1, 1000], ids=["fast", "slow"])
+def fast_from_spans(request: pytest.FixtureRequest) -> int:
+    """Both roads must do the same."""
+    return request.param
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[ChdbEngine]:
+    made = ChdbEngine(tmp_path / "traces")
+    migrate(made, where="the test")
+    yield made
+    made.close()
+
+
+def member(position: int, *names: str, reason: str = "") -> tuple[int, Request]:
+    raw = request_of([span(name) for name in names]).SerializeToString()
+    identities = [Identity("ro-1", "at-1", None, reason if n == 0 else "") for n in range(len(names))]
+    return position, Request("traces", int(time.time() * 1000), identities, raw)
+
+
+def stored(engine: ChdbEngine) -> list[list[object]]:
+    return engine.select("SELECT SpanName, SequenceId, BatchPos FROM otel.otel_traces ORDER BY BatchPos")
+
+
+def test_a_batch_that_is_stored_again_is_stored_once(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
+    store = BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from_spans)
+    batch = Batch(77, 0, 4, {"ro-1": 10})
+    members = [member(0, "a", "b"), member(4, "c")]
+    store.store(batch, members, in_doubt=False)
+    store.store(batch, members, in_doubt=True)
+    assert stored(engine) == [["a", 10, 0], ["b", 11, 1], ["c", 12, 2]]
+    assert (store.counts["rows"], store.counts["recovered"]) == (3, 0)
+
+
+def test_recovery_inserts_what_is_missing_with_the_same_numbers(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
+    store = BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from_spans)
+    batch = Batch(77, 0, 4, {"ro-1": 10})
+    members = [member(0, "a", "b"), member(4, "c")]
+    store.store(batch, members, in_doubt=False)
+    engine.command("ALTER TABLE otel.otel_traces DELETE WHERE BatchPos = 1 SETTINGS mutations_sync = 1")
+    store.store(batch, members, in_doubt=True)
+    assert stored(engine) == [["a", 10, 0], ["b", 11, 1], ["c", 12, 2]]
+    assert store.counts["recovered"] == 1
+
+
+def test_a_batch_that_clickhouse_remembers_but_does_not_have_is_stored(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
+    store = BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from_spans)
+    batch, members = Batch(77, 0, 0, {"ro-1": 10}), [member(0, "a", "b")]
+    store.store(batch, members, in_doubt=False)
+    engine.command("ALTER TABLE otel.otel_traces DELETE WHERE 1 SETTINGS mutations_sync = 1")
+    store.store(batch, members, in_doubt=True)
+    assert stored(engine) == [["a", 10, 0], ["b", 11, 1]]
+    store.store(batch, members, in_doubt=True)
+    assert len(stored(engine)) == 2
+
+
+def test_an_insert_that_failed_after_it_stored_is_not_repeated(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
+    store = BatchStore(Grumpy(engine, fails_after_insert=1), tmp_path / "refused", fast_from_spans=fast_from_spans)
+    batch, members = Batch(77, 0, 0, {"ro-1": 1}), [member(0, "a", "b")]
+    if fast_from_spans > 1:
+        with pytest.raises(ClickHouseError):
+            store.store(batch, members, in_doubt=False)
+        store.store(batch, members, in_doubt=True)
+    else:  # the other road looks at once at what is stored
+        store.store(batch, members, in_doubt=False)
+        assert store.counts["fast_refused"] == 1
+    assert len(stored(engine)) == 2
+
+
+def test_only_the_guilty_request_is_kept_aside(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
+    store = BatchStore(Grumpy(engine, poison=b"poison"), tmp_path / "refused", fast_from_spans=fast_from_spans)
+    members = (
+        [member(n, f"good-{n}") for n in range(5)] + [member(5, "poison", "its neighbour")] + [member(n, f"good-{n}") for n in range(6, 9)]
+    )
+    store.store(Batch(77, 0, 8, {"ro-1": 1}), members, in_doubt=False)
+    assert [name for name, _, _ in stored(engine)] == [f"good-{n}" for n in (0, 1, 2, 3, 4, 6, 7, 8)]
+    assert [number for _, number, _ in stored(engine)] == [1, 2, 3, 4, 5, 8, 9, 10]
+    assert store.counts["refused"] == 1
+    (kept,) = (tmp_path / "refused").glob("*.otlp")
+    assert kept.read_bytes() == members[5][1].raw
+    assert "Cannot parse input" in kept.with_suffix(".json").read_text()
+
+
+def test_a_request_that_cannot_be_decoded_stops_nobody(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
+    store = BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from_spans)
+    _, broken = member(1, "x")
+    damaged = Request("traces", broken.received_ms, [], broken.raw)  # identities that do not fit its spans
+    store.store(Batch(77, 0, 2, {"ro-1": 1}), [member(0, "a"), (1, damaged), member(2, "b")], in_doubt=False)
+    assert [name for name, _, _ in stored(engine)] == ["a", "b"]
+    assert store.counts["refused"] == 1
+
+
+def test_spans_that_were_rejected_at_receipt_leave_no_row_and_take_no_number(
+    engine: ChdbEngine, tmp_path: Path, fast_from_spans: int
+) -> None:
+    store = BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from_spans)
+    store.store(Batch(77, 0, 1, {"ro-1": 1}), [member(0, "bad", "a", reason="why"), member(1, "b")], in_doubt=False)
+    assert stored(engine) == [["a", 1, 0], ["b", 2, 1]]
+
+
+def test_what_is_not_plain_shares_its_batch_with_what_is(engine: ChdbEngine, tmp_path: Path) -> None:
+    store = BatchStore(engine, tmp_path / "refused", fast_from_spans=1)
+    mixed = request_of([span("plain"), span("bytes", {"k": b""}), span("plain too")])
+    identities = [Identity("ro-1", "at-1")] * 3
+    members = [member(0, "a"), (1, Request("traces", int(time.time() * 1000), identities, mixed.SerializeToString())), member(2, "z")]
+    batch = Batch(77, 0, 2, {"ro-1": 1})
+    store.store(batch, members, in_doubt=False)
+    expected = [["a", 1, 0], ["plain", 2, 1], ["bytes", 3, 2], ["plain too", 4, 3], ["z", 5, 4]]
+    assert stored(engine) == expected
+    assert (store.counts["rows"], store.counts["fast"]) == (5, 4)
+    engine.command("ALTER TABLE otel.otel_traces DELETE WHERE BatchPos IN (1, 2) SETTINGS mutations_sync = 1")
+    store.store(batch, members, in_doubt=True)
+    assert stored(engine) == expected
+    assert store.counts["recovered"] == 2

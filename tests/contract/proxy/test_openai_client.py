@@ -1,0 +1,258 @@
+"""The OpenAI SDK against the real proxy against a real model server; spans in a real OTLP receiver."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from aiohttp import web
+
+from agl_otel import semconv
+from agl_otel.instrumentation.setup import Telemetry
+from agl_otel.proxy.app import Proxy
+from agl_otel.proxy.upstream import FixedUpstreams, Upstream
+from tests.model_server import ModelServer
+from tests.otlp_receiver import OtlpReceiver, Received
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+KEY = ("ro-1", "at-1")
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def receiver() -> Iterator[OtlpReceiver]:
+    receiver = OtlpReceiver()
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[ModelServer]:
+    server = ModelServer()
+    await server.start()
+    yield server
+    await server.stop()
+
+
+class Stand:
+    """The proxy in this process, and a client of the agent's kind."""
+
+    def __init__(self, url: str, telemetry: Telemetry, receiver: OtlpReceiver) -> None:
+        self.url, self._telemetry, self._receiver = url, telemetry, receiver
+
+    def client(self, path: str = "/rollout/ro-1/attempt/at-1/v1", **headers: str) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=self.url + path, api_key="dummy", max_retries=0, default_headers=headers)
+
+    async def calls(self) -> list[Received]:
+        await asyncio.to_thread(self._telemetry.seal, [KEY])
+        return self._receiver.spans(semconv.SPAN_LLM)
+
+    async def close(self) -> dict[str, Any]:
+        async with aiohttp.ClientSession() as session, session.post(f"{self.url}/rollout/ro-1/attempt/at-1/close") as answer:
+            assert answer.status == 200, await answer.text()
+            return await answer.json()
+
+
+@pytest.fixture
+async def stand(receiver: OtlpReceiver, model: ModelServer) -> AsyncIterator[Stand]:
+    telemetry = Telemetry(otlp_endpoint=receiver.grpc_address, service_name="proxy")
+    upstream = Upstream(model.url, "served-model", "real-key", {"temperature": 0.25}, "3")
+    runner = web.AppRunner(
+        Proxy(FixedUpstreams(upstream), telemetry, silence_seconds=0.5, flush_seconds=2.0).app(), handler_cancellation=True, access_log=None
+    )
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield Stand(f"http://127.0.0.1:{runner.addresses[0][1]}", telemetry, receiver)
+    await runner.cleanup()
+    await asyncio.to_thread(telemetry.shutdown)
+
+
+async def ask(client: openai.AsyncOpenAI, messages: Any = HELLO, **options: Any) -> Any:
+    async with client:
+        return await client.chat.completions.create(model="gpt-any", messages=messages, **options)
+
+
+async def test_a_call_is_answered_as_asked_and_recorded_with_tokens(stand: Stand, model: ModelServer) -> None:
+    answer = await ask(stand.client(traceparent=TRACEPARENT))
+    assert answer.choices[0].message.content == "olleh:0" and answer.choices[0].logprobs is None
+    assert "token_ids" not in answer.choices[0].model_extra and "prompt_token_ids" not in answer.model_extra
+    sent = model.requests[0]
+    assert (sent["model"], sent["temperature"], sent["return_token_ids"], sent["logprobs"]) == ("served-model", 0.25, True, True)
+    assert model.headers[0]["authorization"] == "Bearer real-key"
+    (span,) = await stand.calls()
+    held = span.attributes
+    assert span.key == KEY and span.marker and not span.error
+    assert (span.trace_id, span.parent_id) == tuple(TRACEPARENT.split("-")[1:3])
+    assert (held[semconv.LLM_CALL], held[semconv.LLM_CHOICE], held[semconv.LLM_MODEL_VERSION]) == (1, 0, "7")
+    assert held[semconv.LLM_PROMPT_TOKEN_IDS] == model.prompt_ids(HELLO)
+    assert held[semconv.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in "olleh:0"]
+    assert held[semconv.LLM_RESPONSE_LOGPROBS] == [-0.5] * 7
+    assert held["gen_ai.request.model"] == "gpt-any" and held["gen_ai.usage.output_tokens"] == 4
+    assert held["gen_ai.input.messages"] == '[{"role":"user","parts":[{"type":"text","content":"hello"}]}]'
+    assert "olleh:0" in held["gen_ai.output.messages"]
+
+
+async def test_a_stream_is_recorded_like_a_whole_answer_and_passed_on_without_the_extras(stand: Stand, model: ModelServer) -> None:
+    async with stand.client() as client:
+        stream = await client.chat.completions.create(model="m", messages=HELLO, stream=True, n=2)  # pyright: ignore[reportArgumentType, reportCallIssue]  # plain dicts, as users write them
+        chunks = [chunk async for chunk in stream]
+    assert all(chunk.choices[0].logprobs is None and not chunk.choices[0].model_extra for chunk in chunks)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices[0].index == 1) == "olleh:1"
+    first, second = await stand.calls()
+    assert [span.attributes[semconv.LLM_CHOICE] for span in (first, second)] == [0, 1]
+    assert first.attributes[semconv.LLM_CALL] == second.attributes[semconv.LLM_CALL] == 1
+    assert first.attributes[semconv.LLM_PROMPT_TOKEN_IDS] == second.attributes[semconv.LLM_PROMPT_TOKEN_IDS] == model.prompt_ids(HELLO)
+    assert second.attributes[semconv.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in "olleh:1"]
+    assert len(second.attributes[semconv.LLM_RESPONSE_LOGPROBS]) == 7
+    assert first.start == second.start
+
+
+async def test_what_the_agent_asked_for_stays_in_its_answer(stand: Stand, model: ModelServer) -> None:
+    answer = await ask(stand.client(), logprobs=True, temperature=1, extra_body={"return_token_ids": True})
+    assert answer.choices[0].logprobs.content[0].logprob == -0.5
+    assert answer.choices[0].model_extra["token_ids"] and answer.model_extra["prompt_token_ids"]
+    assert model.requests[0]["temperature"] == 1
+
+
+async def test_a_conversation_is_stored_in_prefix_form(stand: Stand, model: ModelServer) -> None:
+    messages = list(HELLO)
+    for turn in range(3):
+        answer = await ask(stand.client(), messages)
+        messages += [{"role": "assistant", "content": answer.choices[0].message.content}, {"role": "user", "content": f"turn {turn}"}]
+    full: dict[int, list[int]] = {}
+    for span in await stand.calls():
+        held = span.attributes
+        prompt = full.get(held.get(semconv.LLM_PREFIX_CALL, 0), []) + held[semconv.LLM_PROMPT_TOKEN_IDS]
+        full[held[semconv.LLM_CALL]] = prompt + held[semconv.LLM_RESPONSE_TOKEN_IDS]
+        assert (semconv.LLM_PREFIX_CALL in held) == (held[semconv.LLM_CALL] > 1)
+    assert full[3][: len(model.prompt_ids(messages[:-2]))] == model.prompt_ids(messages[:-2])
+
+
+async def test_ids_come_from_baggage_where_the_path_has_none(stand: Stand) -> None:
+    baggage = "theirs=1,agentlightning.rollout_id=ro-1,agentlightning.attempt_id=at-1"
+    await ask(stand.client("/v1", baggage=baggage))
+    await ask(stand.client("", baggage="agentlightning.rollout_id=ro-2,agentlightning.attempt_id=at-2"))
+    await ask(stand.client("/rollout/ro-1/attempt/at-1", baggage="agentlightning.rollout_id=ro-2"))
+    assert [(span.key, span.attributes[semconv.LLM_CALL]) for span in await stand.calls()] == [(KEY, 1), (("ro-2", "at-2"), 1), (KEY, 2)]
+
+
+async def test_a_call_of_no_attempt_is_recorded_without_ids(stand: Stand) -> None:
+    await ask(stand.client("/v1"))
+    (span,) = await stand.calls()
+    assert span.key == (None, None) and span.marker is None and semconv.LLM_CALL not in span.attributes
+
+
+async def test_upstreams_error_reaches_the_agent_and_takes_a_call_number(stand: Stand, model: ModelServer) -> None:
+    model.status = 500
+    with pytest.raises(openai.InternalServerError, match="told to fail"):
+        await ask(stand.client())
+    model.status = 200
+    await ask(stand.client())
+    failed, fine = await stand.calls()
+    assert failed.error and failed.attributes["http.response.status_code"] == 500
+    assert [span.attributes[semconv.LLM_CALL] for span in (failed, fine)] == [1, 2]
+    assert (await stand.close())["spans"] == 2
+
+
+async def test_an_upstream_that_is_down_is_named(stand: Stand, model: ModelServer) -> None:
+    await model.stop()
+    with pytest.raises(openai.InternalServerError) as caught:
+        await ask(stand.client())
+    assert caught.value.status_code == 502 and model.url in str(caught.value)
+    (span,) = await stand.calls()
+    assert span.error and span.attributes[semconv.LLM_INCOMPLETE] == "upstream_error"
+
+
+async def test_a_silent_upstream_is_a_timeout(stand: Stand, model: ModelServer) -> None:
+    model.hold = asyncio.Event()
+    with pytest.raises(openai.InternalServerError) as caught:
+        await ask(stand.client())
+    assert caught.value.status_code == 504
+    model.hold.set()
+
+
+async def test_a_stream_that_breaks_off_is_seen_by_the_agent_and_recorded(stand: Stand, model: ModelServer) -> None:
+    model.break_off_after = 1
+    async with stand.client() as client:
+        stream = await client.chat.completions.create(model="m", messages=HELLO, stream=True)  # pyright: ignore[reportArgumentType, reportCallIssue]  # plain dicts, as users write them
+        with pytest.raises(openai.APIConnectionError):
+            async for _ in stream:
+                pass
+    (span,) = await stand.calls()
+    assert span.error and span.attributes[semconv.LLM_INCOMPLETE] == "upstream_error"
+    assert span.attributes[semconv.LLM_RESPONSE_TOKEN_IDS] == [ord("o"), ord("l")]
+
+
+async def test_a_client_that_goes_away_ends_the_call_upstream(stand: Stand, model: ModelServer) -> None:
+    model.hold = asyncio.Event()
+    task = asyncio.create_task(ask(stand.client()))
+    await model.asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await stand.close())["spans"] == 1
+    (span,) = await stand.calls()
+    assert span.attributes[semconv.LLM_INCOMPLETE] == "client_gone" and model.cancelled == 1
+
+
+async def test_a_server_that_refuses_the_extras_is_asked_without_them(stand: Stand, model: ModelServer) -> None:
+    model.plain = True
+    assert (await ask(stand.client())).choices[0].message.content == "olleh:0"
+    assert (await ask(stand.client())).choices[0].message.content == "olleh:0"
+    assert ["return_token_ids" in request for request in model.requests] == [True, False, False]
+    assert all(semconv.LLM_RESPONSE_TOKEN_IDS not in span.attributes and not span.error for span in await stand.calls())
+
+
+async def test_logprobs_that_are_not_finite_are_left_out(stand: Stand, model: ModelServer) -> None:
+    model.logprob = float("-inf")
+    await ask(stand.client())
+    (span,) = await stand.calls()
+    assert semconv.LLM_RESPONSE_LOGPROBS not in span.attributes and span.attributes[semconv.LLM_RESPONSE_TOKEN_IDS]
+
+
+async def test_close_seals_flushes_and_says_the_same_again(stand: Stand, receiver: OtlpReceiver) -> None:
+    await ask(stand.client())
+    first = await stand.close()
+    assert first == await stand.close() == {"marker": receiver.spans(semconv.SPAN_LLM)[0].marker, "spans": 1, "dropped": 0}
+    assert receiver.seals() == {first["marker"]: (1, 0)}
+
+
+async def test_a_batch_of_attempts_is_closed_in_one_call(stand: Stand) -> None:
+    await ask(stand.client())
+    body = {"attempts": [["ro-1", "at-1"], ["ro-9", "at-9"]]}
+    async with aiohttp.ClientSession() as session, session.post(f"{stand.url}/close", json=body) as answer:
+        closed = await answer.json()
+    assert (closed["spans"], closed["dropped"]) == ([1, 0], [0, 0])
+
+
+async def test_close_says_when_the_spans_could_not_be_stored(stand: Stand, receiver: OtlpReceiver) -> None:
+    receiver.refuse = True
+    await ask(stand.client())
+    async with aiohttp.ClientSession() as session, session.post(f"{stand.url}/rollout/ro-1/attempt/at-1/close") as answer:
+        assert answer.status == 503 and answer.headers["retry-after"]
+    receiver.refuse = False
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("/v1/embeddings", b"{}", 404, "chat/completions"),
+        ("/v1/chat/completions", b"{not json", 400, "JSON object"),
+        ("/rollout/no%20spaces/attempt/a/v1/chat/completions", b"{}", 400, "not allowed"),
+        ("/close", b"[]", 400, "attempts"),
+    ],
+)
+async def test_a_wrong_request_is_told_what_is_right(stand: Stand, path: str, body: bytes, status: int, words: str) -> None:
+    async with aiohttp.ClientSession() as session, session.post(stand.url + path, data=body) as answer:
+        assert answer.status == status and words in (await answer.json())["error"]["message"]
+
+
+async def test_models_and_health_answer(stand: Stand) -> None:
+    async with stand.client() as client:
+        assert [model.id async for model in client.models.list()] == ["m"]
+    async with aiohttp.ClientSession() as session, session.get(f"{stand.url}/health") as answer:
+        assert (await answer.json())["status"] == "ok"

@@ -1,0 +1,166 @@
+"""`python -m agl_otel.proxy` beside a real queue: which model server a rollout's calls go to, announcing, ports, SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import openai
+import pytest
+
+from agl_otel import semconv
+from agl_otel.queue.client import QueueClient
+from agl_otel.settings import Settings
+from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, NamedResources, PromptTemplate
+from tests.model_server import ModelServer
+from tests.otlp_receiver import OtlpReceiver
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def receiver() -> Iterator[OtlpReceiver]:
+    receiver = OtlpReceiver()
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[ModelServer]:
+    server = ModelServer()
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+def settings(receiver: OtlpReceiver, tmp_path: Path) -> Settings:
+    otlp_port = int(receiver.grpc_address.rpartition(":")[2])
+    return Settings(
+        data_dir=tmp_path, queue_port=0, proxy_port=0, otlp_http_port=0, clickhouse_port=0, web_port=0, otlp_grpc_port=otlp_port
+    ).with_ports()
+
+
+async def start(module: str, settings: Settings, **environment: str) -> asyncio.subprocess.Process:
+    env = {**os.environ, **settings.environment(), **environment}
+    return await asyncio.create_subprocess_exec(sys.executable, "-m", module, env=env, stderr=asyncio.subprocess.PIPE)
+
+
+async def stop(process: asyncio.subprocess.Process) -> tuple[int | None, str]:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    _, err = await asyncio.wait_for(process.communicate(), 30)
+    return process.returncode, err.decode()
+
+
+@pytest.fixture
+async def queue(settings: Settings) -> AsyncIterator[QueueClient]:
+    process = await start("agl_otel.queue", settings)
+    async with QueueClient(f"{settings.host}:{settings.queue_port}", retry_seconds=30.0) as client:
+        await client.describe()
+        yield client
+    await stop(process)
+
+
+async def healthy(url: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        for _ in range(600):
+            try:
+                async with session.get(f"{url}/health") as answer:
+                    if answer.status == 200:
+                        return
+            except aiohttp.ClientError:
+                await asyncio.sleep(0.05)
+    raise AssertionError(f"{url} did not become healthy")
+
+
+async def refused(settings: Settings) -> None:
+    """Return when nobody listens any more; a connection that was waiting to be accepted just then is reset."""
+    with pytest.raises(ConnectionError):
+        while True:
+            _, writer = await asyncio.open_connection(settings.host, settings.proxy_port)
+            writer.close()
+
+
+async def rollout(queue: QueueClient, endpoint: str, model: str, sampling: dict[str, float] | None = None) -> AttemptedRollout:
+    resources: NamedResources = {
+        "prompt": PromptTemplate(template="x", engine="f-string"),
+        "llm": LLM(endpoint=endpoint, model=model, api_key="real-key", sampling_parameters=sampling or {}),
+    }
+    update = await queue.put_resources(resources, resources_id="rs-1")
+    (started,) = await queue.start([EnqueueRolloutRequest(input=1, resources_id=update.resources_id)])
+    return started
+
+
+async def test_calls_go_where_the_rollouts_own_resources_say(
+    receiver: OtlpReceiver, model: ModelServer, settings: Settings, queue: QueueClient
+) -> None:
+    url = f"http://{settings.host}:{settings.proxy_port}"
+    old = await rollout(queue, model.url, "old-model", {"temperature": 0.5})
+    new = await rollout(queue, model.url + "/", "new-model")
+    proxy = await start("agl_otel.proxy", settings)
+    await healthy(url)
+    for started in (old, new, old):
+        base_url = f"{url}/rollout/{started.rollout_id}/attempt/{started.attempt.attempt_id}/v1"
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="dummy", max_retries=0) as client:
+            await client.chat.completions.create(model="any", messages=[{"role": "user", "content": "hi"}])
+    assert [(r["model"], r.get("temperature")) for r in model.requests] == [("old-model", 0.5), ("new-model", None), ("old-model", 0.5)]
+    assert [headers["authorization"] for headers in model.headers] == ["Bearer real-key"] * 3
+    assert (await queue.describe()).proxies == [url]
+    status, err = await stop(proxy)
+    assert status == 0 and "Traceback" not in err, err
+    assert (await queue.describe()).proxies == []
+    assert len(receiver.spans(semconv.SPAN_LLM)) == 3
+    assert sorted(seal.attributes[semconv.SEAL_SPANS] for seal in receiver.spans(semconv.SPAN_SEAL))[-2:] == [1, 2]
+
+
+async def test_what_cannot_be_forwarded_is_explained(settings: Settings, queue: QueueClient) -> None:
+    url = f"http://{settings.host}:{settings.proxy_port}"
+    looped = await rollout(queue, f"{url}/v1", "m")
+    proxy = await start("agl_otel.proxy", settings)
+    await healthy(url)
+    async with aiohttp.ClientSession() as session:
+        for path, status, words in (
+            ("/rollout/ro-unknown/attempt/at-1/v1", 404, "ro-unknown"),
+            (f"/rollout/{looped.rollout_id}/attempt/{looped.attempt.attempt_id}/v1", 404, "no LLM among its resources"),
+            ("/v1", 404, "AGL_UPSTREAM_URL"),
+        ):
+            async with session.post(f"{url}{path}/chat/completions", json={"messages": []}) as answer:
+                assert (answer.status, words in (await answer.json())["error"]["message"]) == (status, True), path
+    assert (await stop(proxy))[0] == 0
+
+
+async def test_a_call_under_way_ends_before_the_proxy_does(receiver: OtlpReceiver, model: ModelServer, settings: Settings) -> None:
+    url = f"http://{settings.host}:{settings.proxy_port}"
+    proxy = await start("agl_otel.proxy", settings, AGL_UPSTREAM_URL=model.url)
+    await healthy(url)
+    model.hold = asyncio.Event()
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="own-key", max_retries=0) as client:
+        call = asyncio.create_task(client.chat.completions.create(model="any", messages=[{"role": "user", "content": "hi"}]))
+        await model.asked.wait()
+        stopping = asyncio.create_task(stop(proxy))
+        await refused(settings)
+        model.hold.set()
+        assert (await call).choices[0].message.content == "ih:0"
+    assert model.headers[0]["authorization"] == "Bearer own-key"
+    assert (await stopping)[0] == 0
+    assert len(receiver.spans(semconv.SPAN_LLM)) == 1
+
+
+async def test_a_port_in_use_is_one_clear_line(settings: Settings) -> None:
+    with socket.socket() as taken:
+        taken.bind((settings.host, settings.proxy_port))
+        taken.listen()
+        process = await start("agl_otel.proxy", settings)
+        _, err = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 1
+    assert err.decode().splitlines() == [
+        f"agl-otel proxy: cannot listen on 127.0.0.1:{settings.proxy_port} (Address already in use): set AGL_PROXY_PORT"
+    ]

@@ -1,0 +1,258 @@
+"""Attempts move, and their rollouts and workers with them; fencing; the watchdog; waiting."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agl_otel.errors import FencedError, NotFoundError, UsageError
+from agl_otel.queue.client import AttemptUpdate, Observation, RolloutUpdate
+from agl_otel.queue.testing import LocalQueue
+from agl_otel.types import Attempt, AttemptedRollout, AttemptStatus, EnqueueRolloutRequest, Rollout, RolloutConfig
+
+
+async def claimed(queue: LocalQueue, config: RolloutConfig | None = None, worker_id: str = "w") -> AttemptedRollout:
+    await queue.client.enqueue([EnqueueRolloutRequest(input="task", config=config)])
+    [claim] = await queue.client.claim(worker_id=worker_id)
+    return claim
+
+
+async def report(queue: LocalQueue, claim: AttemptedRollout, status: AttemptStatus, *, token: str | None = None) -> Attempt:
+    update = AttemptUpdate(rollout_id=claim.rollout_id, attempt_id=claim.attempt.attempt_id, status=status, token=token)
+    [attempt] = await queue.client.update_attempts([update])
+    return attempt
+
+
+async def now(queue: LocalQueue, rollout_id: str) -> AttemptedRollout:
+    [rollout] = await queue.client.query_rollouts(rollout_id_in=[rollout_id])
+    assert isinstance(rollout, AttemptedRollout)
+    return rollout
+
+
+async def span(queue: LocalQueue, claim: AttemptedRollout, spans: int = 1) -> None:
+    await queue.client.observe([Observation(claim.rollout_id, claim.attempt.attempt_id, spans, queue.clock.now)])
+
+
+async def test_a_success_finishes_attempt_rollout_and_work(queue: LocalQueue) -> None:
+    claim = await claimed(queue)
+    queue.clock.advance(5)
+    attempt = await report(queue, claim, "succeeded", token=claim.token)
+    assert (attempt.status, attempt.end_time) == ("succeeded", queue.clock.now)
+    rollout = await now(queue, claim.rollout_id)
+    assert (rollout.status, rollout.end_time, rollout.reason) == ("succeeded", queue.clock.now, None)
+    [worker] = await queue.client.query_workers()
+    assert (worker.status, worker.last_idle_time, worker.current_rollout_id) == ("idle", queue.clock.now, None)
+
+
+async def test_seals_and_errors_are_kept_with_the_attempt(queue: LocalQueue) -> None:
+    claim = await claimed(queue)
+    update = AttemptUpdate(rollout_id=claim.rollout_id, attempt_id="latest", status="failed", seals={"m1": 3, "m2": 0}, error="exit code 3")
+    await queue.client.update_attempts([update])
+    [attempt] = await queue.client.query_attempts([claim.rollout_id])
+    assert (attempt.seals, attempt.error) == ({"m1": 3, "m2": 0}, "exit code 3")
+    assert (await now(queue, claim.rollout_id)).reason == "exit code 3"
+
+
+async def test_a_failure_in_the_retry_condition_goes_to_the_end_of_the_queue(queue: LocalQueue) -> None:
+    claim = await claimed(queue, RolloutConfig(max_attempts=2, retry_condition=["failed"]))
+    await queue.client.enqueue([EnqueueRolloutRequest(input="other")])
+    await report(queue, claim, "failed")
+    assert (await now(queue, claim.rollout_id)).status == "requeuing"
+    other, again = await queue.client.claim(2)
+    assert (other.input, again.rollout_id, again.attempt.sequence_id) == ("other", claim.rollout_id, 2)
+    await report(queue, again, "failed")
+    assert (await now(queue, claim.rollout_id)).status == "failed"
+
+
+async def test_an_older_attempt_changes_alone(queue: LocalQueue) -> None:
+    first = await claimed(queue)
+    [second] = await queue.client.start_attempt([first.rollout_id])
+    await report(queue, first, "succeeded")
+    await span(queue, first)
+    rollout = await now(queue, first.rollout_id)
+    assert (rollout.status, rollout.attempt.attempt_id) == ("preparing", second.attempt.attempt_id)
+
+
+async def test_a_call_with_the_token_of_a_replaced_attempt_is_refused(queue: LocalQueue) -> None:
+    first = await claimed(queue)
+    [second] = await queue.client.start_attempt([first.rollout_id])
+    with pytest.raises(FencedError, match=f"{first.attempt.attempt_id} of rollout {first.rollout_id} was replaced by a newer attempt"):
+        await report(queue, first, "succeeded", token=first.token)
+    await report(queue, second, "succeeded", token=second.token)
+    assert (await now(queue, first.rollout_id)).status == "succeeded"
+
+
+async def test_a_call_with_a_token_is_refused_after_a_cancellation_and_one_without_is_not(queue: LocalQueue) -> None:
+    claim = await claimed(queue)
+    await queue.client.update_rollouts([RolloutUpdate(rollout_id=claim.rollout_id, status="cancelled")])
+    assert (await now(queue, claim.rollout_id)).attempt.status == "preparing"
+    with pytest.raises(FencedError, match="was cancelled"):
+        await report(queue, claim, "succeeded", token=claim.token)
+    assert (await now(queue, claim.rollout_id)).status == "cancelled"
+    await report(queue, claim, "succeeded")
+    assert (await now(queue, claim.rollout_id)).status == "succeeded"
+
+
+async def test_a_token_of_somebody_else_is_refused(queue: LocalQueue) -> None:
+    claim = await claimed(queue)
+    with pytest.raises(FencedError, match="only its claimer"):
+        await report(queue, claim, "succeeded", token="guess")
+
+
+async def test_updates_of_one_call_happen_together_or_not_at_all(queue: LocalQueue) -> None:
+    claim = await claimed(queue)
+    updates = [
+        AttemptUpdate(rollout_id=claim.rollout_id, attempt_id="latest", status="succeeded"),
+        AttemptUpdate(rollout_id="ro-none", attempt_id="latest", status="succeeded"),
+    ]
+    with pytest.raises(NotFoundError, match="ro-none"):
+        await queue.client.update_attempts(updates)
+    assert (await now(queue, claim.rollout_id)).status == "preparing"
+
+
+async def test_what_does_not_exist_is_named(queue: LocalQueue) -> None:
+    [rollout] = await queue.client.enqueue([EnqueueRolloutRequest(input=1)])
+    with pytest.raises(NotFoundError, match="has no attempt yet"):
+        await queue.client.update_attempts([AttemptUpdate(rollout_id=rollout.rollout_id, attempt_id="latest", status="failed")])
+    with pytest.raises(NotFoundError, match="has no attempt 'at-none'"):
+        await queue.client.update_attempts([AttemptUpdate(rollout_id=rollout.rollout_id, attempt_id="at-none", status="failed")])
+    with pytest.raises(NotFoundError, match="no rollout 'ro-none'"):
+        await queue.client.update_rollouts([RolloutUpdate(rollout_id="ro-none", status="cancelled")])
+
+
+async def test_a_status_that_does_not_exist_is_refused_with_those_that_do(queue: LocalQueue) -> None:
+    claim = await claimed(queue)
+    with pytest.raises(UsageError, match=r"no attempt status 'done': use one of .*succeeded"):
+        await report(queue, claim, "done")  # pyright: ignore[reportArgumentType] - the point of the test
+    update = RolloutUpdate(rollout_id=claim.rollout_id, status="done")  # pyright: ignore[reportArgumentType] - the point of the test
+    with pytest.raises(UsageError, match=r"no rollout status 'done'"):
+        await queue.client.update_rollouts([update])
+
+
+async def test_fields_of_a_rollout_change_and_become_null_when_told(queue: LocalQueue) -> None:
+    [rollout] = await queue.client.enqueue([EnqueueRolloutRequest(input=1, mode="train", metadata={"a": 1})])
+    change = RolloutUpdate(rollout_id=rollout.rollout_id, input=None, metadata={"b": 2}, config=RolloutConfig(max_attempts=4), priority=7)
+    [changed] = await queue.client.update_rollouts([change])
+    assert (changed.input, changed.mode, changed.metadata, changed.config.max_attempts, changed.priority) == (None, "train", {"b": 2}, 4, 7)
+    [cleared] = await queue.client.update_rollouts([RolloutUpdate(rollout_id=rollout.rollout_id, clear=["mode", "metadata"])])
+    assert (cleared.mode, cleared.metadata, cleared.status) == (None, None, "queuing")
+
+
+async def test_a_rollout_taken_out_of_the_queue_by_hand_is_not_claimed(queue: LocalQueue) -> None:
+    [rollout] = await queue.client.enqueue([EnqueueRolloutRequest(input=1)])
+    await queue.client.update_rollouts([RolloutUpdate(rollout_id=rollout.rollout_id, status="cancelled")])
+    assert await queue.client.claim() == []
+
+
+async def test_a_rollout_put_into_the_queue_twice_is_claimed_once(queue: LocalQueue) -> None:
+    claim = await claimed(queue)
+    for _ in range(2):
+        await queue.client.update_rollouts([RolloutUpdate(rollout_id=claim.rollout_id, status="requeuing")])
+    assert len(await queue.client.claim(5)) == 1
+
+
+async def test_a_span_makes_it_run_and_a_heartbeat_alone_does_not(queue: LocalQueue) -> None:
+    claim = await claimed(queue)
+    await span(queue, claim, spans=0)
+    rollout = await now(queue, claim.rollout_id)
+    assert (rollout.status, rollout.attempt.status, rollout.attempt.last_heartbeat_time) == ("preparing", "preparing", queue.clock.now)
+    await span(queue, claim)
+    rollout = await now(queue, claim.rollout_id)
+    assert (rollout.status, rollout.attempt.status) == ("running", "running")
+
+
+async def test_a_late_span_does_not_reopen_a_finished_rollout(queue: LocalQueue) -> None:
+    claim = await claimed(queue)
+    await report(queue, claim, "succeeded")
+    queue.clock.advance(3)
+    await span(queue, claim)
+    rollout = await now(queue, claim.rollout_id)
+    assert (rollout.status, rollout.attempt.status, rollout.attempt.last_heartbeat_time) == ("succeeded", "succeeded", queue.clock.now)
+
+
+async def test_an_old_or_future_time_of_receipt_never_fakes_a_heartbeat(queue: LocalQueue) -> None:
+    claim = await claimed(queue)
+    key = (claim.rollout_id, claim.attempt.attempt_id)
+    await queue.client.observe([Observation(*key, 1, queue.clock.now + 500)])
+    assert (await now(queue, claim.rollout_id)).attempt.last_heartbeat_time == queue.clock.now
+    await queue.client.observe([Observation(*key, 1, queue.clock.now - 500)])
+    assert (await now(queue, claim.rollout_id)).attempt.last_heartbeat_time == queue.clock.now
+
+
+async def test_spans_of_unknown_rollouts_are_no_error(queue: LocalQueue) -> None:
+    claim = await claimed(queue)
+    await queue.client.observe([Observation("ro-none", "at-none", 1, 1.0), Observation("ro-none", claim.attempt.attempt_id, 1, 1.0)])
+    assert (await now(queue, claim.rollout_id)).status == "preparing"
+
+
+async def test_an_attempt_past_its_time_is_given_up_and_says_why(queue: LocalQueue) -> None:
+    claim = await claimed(queue, RolloutConfig(timeout_seconds=10))
+    assert await queue.sweep(after=10) == 0
+    assert await queue.sweep(after=0.5) == 1
+    rollout = await now(queue, claim.rollout_id)
+    assert (rollout.status, rollout.attempt.status, rollout.attempt.end_time) == ("failed", "timeout", None)
+    assert rollout.reason == f"attempt {claim.attempt.attempt_id} (1 of 1) ran longer than 10 s"
+    [worker] = await queue.client.query_workers()
+    assert worker.status == "unknown"
+    assert await queue.client.heartbeat("w", attempt_ids=[claim.attempt.attempt_id]) == [claim.attempt.attempt_id]
+
+
+async def test_a_silent_attempt_is_requeued_and_a_span_revives_it(queue: LocalQueue) -> None:
+    claim = await claimed(queue, RolloutConfig(unresponsive_seconds=10, max_attempts=2, retry_condition=["unresponsive"]))
+    await queue.sweep(after=11)
+    rollout = await now(queue, claim.rollout_id)
+    assert (rollout.status, rollout.attempt.status) == ("requeuing", "unresponsive")
+    await span(queue, claim)
+    rollout = await now(queue, claim.rollout_id)
+    assert (rollout.status, rollout.attempt.status) == ("running", "running")
+    assert await queue.client.claim() == []
+
+
+async def test_a_heartbeat_keeps_an_attempt_alive(queue: LocalQueue) -> None:
+    claim = await claimed(queue, RolloutConfig(unresponsive_seconds=10))
+    queue.clock.advance(8)
+    await span(queue, claim, spans=0)
+    assert await queue.sweep(after=8) == 0
+    assert await queue.sweep(after=8) == 1
+
+
+async def test_a_heartbeat_names_the_attempts_to_end(queue: LocalQueue) -> None:
+    runs, cancelled, replaced = [await claimed(queue) for _ in range(3)]
+    await queue.client.update_rollouts([RolloutUpdate(rollout_id=cancelled.rollout_id, status="cancelled")])
+    await queue.client.start_attempt([replaced.rollout_id])
+    ids = [c.attempt.attempt_id for c in (runs, cancelled, replaced)]
+    assert await queue.client.heartbeat("w", stats={"cpu": 0.5}, attempt_ids=[*ids, "at-deleted"]) == [*ids[1:], "at-deleted"]
+    [worker] = await queue.client.query_workers()
+    assert (worker.heartbeat_stats, worker.last_heartbeat_time) == ({"cpu": 0.5}, queue.clock.now)
+
+
+async def test_a_worker_that_only_heartbeats_is_unknown(queue: LocalQueue) -> None:
+    await queue.client.heartbeat("w")
+    [worker] = await queue.client.query_workers()
+    assert worker.status == "unknown"
+
+
+async def waited(queue: LocalQueue, ids: list[str], timeout_seconds: float | None = None) -> list[Rollout]:
+    return [rollout async for batch in queue.client.wait(ids, timeout_seconds=timeout_seconds) for rollout in batch]
+
+
+async def test_wait_gives_finished_rollouts_as_they_finish_and_ends(queue: LocalQueue) -> None:
+    first, second, third = [await claimed(queue) for _ in range(3)]
+    await report(queue, first, "succeeded")
+    ids = [first.rollout_id, "ro-unknown", second.rollout_id, third.rollout_id]
+    batches = queue.client.wait(ids)
+    async with asyncio.timeout(5):
+        assert [r.rollout_id for r in await anext(batches)] == [first.rollout_id]
+        await report(queue, second, "failed")
+        assert [(r.rollout_id, r.status) for r in await anext(batches)] == [(second.rollout_id, "failed")]
+        await queue.client.delete([third.rollout_id])
+        assert [batch async for batch in batches] == []
+
+
+async def test_wait_with_no_time_looks_once(queue: LocalQueue) -> None:
+    done, open_one = [await claimed(queue) for _ in range(2)]
+    await report(queue, done, "succeeded")
+    assert [r.rollout_id for r in await waited(queue, [open_one.rollout_id, done.rollout_id], 0)] == [done.rollout_id]
+    assert await waited(queue, [open_one.rollout_id], 0.05) == []
+    assert await waited(queue, []) == []

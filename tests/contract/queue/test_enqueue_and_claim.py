@@ -1,0 +1,280 @@
+"""Rollouts enter the queue and leave it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from agl_otel.errors import ConflictError, InvalidIdError, NotFoundError, UsageError
+from agl_otel.queue.calls import Calls, new_request_id
+from agl_otel.queue.client import Observation, QueueClient, RolloutUpdate
+from agl_otel.queue.engine import Transaction
+from agl_otel.queue.proto import queue_pb2 as pb
+from agl_otel.queue.testing import LocalQueue
+from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig
+
+
+def tasks(*inputs: object) -> list[EnqueueRolloutRequest]:
+    return [EnqueueRolloutRequest(input=value) for value in inputs]
+
+
+async def until_parked(queue: LocalQueue, claims: int) -> None:
+    async with asyncio.timeout(5):
+        while queue.server.service.claims_parked != claims:  # noqa: ASYNC110 - in one loop with the service: a turn each
+            await asyncio.sleep(0)
+
+
+async def test_a_rollout_starts_as_in_agent_lightning(queue: LocalQueue) -> None:
+    [rollout] = await queue.client.enqueue(tasks({"question": "1+1"}))
+    assert rollout.status == "queuing"
+    assert rollout.start_time == queue.clock.now
+    assert (rollout.end_time, rollout.mode, rollout.resources_id, rollout.config, rollout.metadata) == (
+        None,
+        None,
+        None,
+        RolloutConfig(),
+        {},
+    )
+
+
+async def test_rollouts_are_claimed_in_the_order_of_their_enqueue(queue: LocalQueue) -> None:
+    await queue.client.enqueue(tasks(1, 2))
+    await queue.client.enqueue(tasks(3))
+    claimed = await queue.client.claim(2)
+    assert [c.input for c in claimed] == [1, 2]
+    assert [(c.status, c.attempt.status, c.attempt.sequence_id) for c in claimed] == [("preparing", "preparing", 1)] * 2
+    assert [c.input for c in await queue.client.claim(5)] == [3]
+    assert await queue.client.claim(5) == []
+
+
+async def test_a_higher_priority_is_claimed_first(queue: LocalQueue) -> None:
+    await queue.client.enqueue([EnqueueRolloutRequest(input=p, priority=p) for p in (0, 2, -1, 2)])
+    assert [c.input for c in await queue.client.claim(4)] == [2, 2, 0, -1]
+
+
+async def test_a_rollout_is_not_claimed_before_its_time(queue: LocalQueue) -> None:
+    await queue.client.enqueue([EnqueueRolloutRequest(input="later", not_before=queue.clock.now + 10), *tasks("now")])
+    assert [c.input for c in await queue.client.claim(2)] == ["now"]
+    queue.clock.advance(10)
+    assert [c.input for c in await queue.client.claim(2)] == ["later"]
+
+
+async def test_only_rollouts_of_the_asked_mode_and_labels_are_claimed(queue: LocalQueue) -> None:
+    requests = [
+        EnqueueRolloutRequest(input="plain"),
+        EnqueueRolloutRequest(input="val", mode="val"),
+        EnqueueRolloutRequest(input="gpu", mode="train", labels={"gpu": "a100", "zone": "eu"}),
+    ]
+    await queue.client.enqueue(requests)
+    assert await queue.client.claim(3, modes=["test"]) == []
+    assert await queue.client.claim(3, labels={"gpu": "h200"}) == []
+    assert [c.input for c in await queue.client.claim(3, labels={"gpu": "a100"})] == ["gpu"]
+    assert [c.input for c in await queue.client.claim(3, modes=["val", "test"])] == ["val"]
+    assert [c.input for c in await queue.client.claim(3)] == ["plain"]
+
+
+async def test_a_limit_of_zero_claims_nothing(queue: LocalQueue) -> None:
+    await queue.client.enqueue(tasks(1))
+    assert await queue.client.claim(0, wait_seconds=5) == []
+
+
+async def test_a_waiting_claim_gets_a_rollout_at_once(queue: LocalQueue) -> None:
+    claim = asyncio.create_task(queue.client.claim(wait_seconds=30))
+    await until_parked(queue, 1)
+    await queue.client.enqueue(tasks("x"))
+    async with asyncio.timeout(2):
+        assert [c.input for c in await claim] == ["x"]
+
+
+async def test_a_waiting_claim_gets_a_rollout_that_was_requeued_or_has_become_due(queue: LocalQueue) -> None:
+    [rollout] = await queue.client.enqueue(tasks("again"))
+    await queue.client.update_rollouts([RolloutUpdate(rollout_id=rollout.rollout_id, status="failed")])
+    claim = asyncio.create_task(queue.client.claim(wait_seconds=30))
+    await until_parked(queue, 1)
+    await queue.client.update_rollouts([RolloutUpdate(rollout_id=rollout.rollout_id, status="requeuing")])
+    assert [c.input for c in await claim] == ["again"]
+
+    await queue.client.enqueue([EnqueueRolloutRequest(input="due", not_before=queue.clock.now + 5)])
+    claim = asyncio.create_task(queue.client.claim(wait_seconds=30))
+    await until_parked(queue, 1)
+    await queue.sweep(after=5)
+    assert [c.input for c in await claim] == ["due"]
+
+
+async def test_a_claim_that_finds_nothing_ends_after_its_time(queue: LocalQueue) -> None:
+    assert await queue.client.claim(worker_id="w", wait_seconds=0.05) == []
+    [worker] = await queue.client.query_workers()
+    assert (worker.status, worker.last_dequeue_time, worker.last_idle_time) == ("idle", queue.clock.now, queue.clock.now)
+
+
+async def test_many_claimers_never_get_the_same_rollout(queue: LocalQueue) -> None:
+    taken: list[AttemptedRollout] = []
+
+    async def claimer(client: QueueClient) -> None:
+        while claims := await client.claim(3, wait_seconds=0.2):
+            taken.extend(claims)
+
+    clients = [QueueClient(queue.client.address) for _ in range(8)]
+    claimers = [asyncio.create_task(claimer(client)) for client in clients]
+    for start in range(0, 200, 20):
+        await queue.client.enqueue(tasks(*range(start, start + 20)))
+    await asyncio.gather(*claimers)
+    await asyncio.gather(*(client.close() for client in clients))
+    assert sorted(c.input for c in taken) == [*range(200)]
+
+
+async def test_a_claim_that_is_cancelled_while_it_waits_takes_nothing(queue: LocalQueue) -> None:
+    gone = asyncio.create_task(queue.client.claim(wait_seconds=30))
+    await until_parked(queue, 1)
+    gone.cancel()
+    await until_parked(queue, 0)
+    await queue.client.enqueue(tasks("x"))
+    assert [c.input for c in await queue.client.claim(wait_seconds=5)] == ["x"]
+
+
+async def test_a_claimer_that_goes_away_at_any_moment_strands_nothing(queue: LocalQueue) -> None:
+    for turns in range(40):
+        [rollout] = await queue.client.enqueue(tasks(turns))
+        client = QueueClient(queue.client.address)
+        gone = asyncio.create_task(client.claim(wait_seconds=5))
+        for _ in range(turns * 3):
+            await asyncio.sleep(0)
+        gone.cancel()
+        result = (await asyncio.gather(gone, return_exceptions=True))[0]
+        await client.close()
+        claimed = result if isinstance(result, list) else await queue.client.claim(wait_seconds=5)
+        assert [c.rollout_id for c in claimed] == [rollout.rollout_id]
+        assert claimed[0].attempt.sequence_id == 1
+
+
+async def test_a_released_claim_returns_to_its_place_as_if_never_taken(queue: LocalQueue) -> None:
+    await queue.client.enqueue(tasks(1, 2, 3))
+    claims = await queue.client.claim(2, worker_id="w")
+    assert await queue.client.release(claims[:1]) == 1
+    again = await queue.client.claim(2)
+    assert [(c.input, c.attempt.sequence_id) for c in again] == [(1, 1), (3, 1)]
+    assert again[0].attempt.attempt_id != claims[0].attempt.attempt_id
+
+
+async def test_a_claim_that_was_begun_or_replaced_is_not_released(queue: LocalQueue) -> None:
+    await queue.client.enqueue(tasks(1, 2))
+    begun, replaced = await queue.client.claim(2)
+    await queue.client.observe([Observation(begun.rollout_id, begun.attempt.attempt_id, 0, queue.clock.now)])
+    await queue.client.start_attempt([replaced.rollout_id])
+    assert await queue.client.release([begun, replaced]) == 0
+
+
+async def test_a_claim_that_is_written_while_its_connection_is_cut_is_put_back(queue: LocalQueue) -> None:
+    [rollout] = await queue.client.enqueue(tasks("x"))
+    calls = Calls(queue.client.address, token="", timeout_seconds=5, retry_seconds=0)
+    begun, over = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def hold(tx: Transaction) -> None:
+        tx.run("answer_remember", {"request_id": "r", "method": "Claim", "answer": "[]", "now": 0.0})
+        tx.rows("answer_recall", {"request_id": "r"})
+        loop.call_soon_threadsafe(begun.set)
+        over.wait(5)
+        raise UsageError("nothing has happened")
+
+    first = queue.engine.write(hold)  # until this ends the claim can begin, but not commit
+    await begun.wait()
+    gone = asyncio.create_task(calls.call("Claim", pb.ClaimRequest(limit=1, wait_seconds=5, request_id="r"), pb.Rollouts))
+    await until_parked(queue, 1)
+    gone.cancel()
+    await until_parked(queue, 0)
+    over.set()
+    with pytest.raises(UsageError, match="nothing has happened"):
+        await first
+    await queue.server.service.drain()
+    await calls.close()
+    [again] = await queue.client.query_rollouts()
+    assert again == rollout
+    assert [c.attempt.sequence_id for c in await queue.client.claim()] == [1]
+
+
+async def test_a_claim_whose_answer_was_lost_is_released_by_its_request_id(queue: LocalQueue) -> None:
+    await queue.client.enqueue(tasks(1, 2))
+    calls = Calls(queue.client.address, token="", timeout_seconds=5, retry_seconds=0)
+    claim = pb.ClaimRequest(limit=2, request_id=new_request_id())
+    await calls.call("Claim", claim, pb.Rollouts)
+    release = pb.ReleaseRequest(claim_request_id=claim.request_id, request_id=new_request_id())
+    assert (await calls.call("Release", release, pb.ReleaseResponse)).released == 2
+    await calls.close()
+    assert [c.input for c in await queue.client.claim(2)] == [1, 2]
+
+
+async def test_an_own_id_is_kept_and_given_again(queue: LocalQueue) -> None:
+    request = EnqueueRolloutRequest(input=1, rollout_id="mine:1")
+    [first] = await queue.client.enqueue([request])
+    [again, other] = await queue.client.enqueue([request.model_copy(update={"input": 2}), *tasks(3)])
+    assert (first.rollout_id, again) == ("mine:1", first)
+    assert (await queue.client.query_rollouts()).items == [first, other]
+
+
+async def test_an_own_id_given_twice_in_one_call_is_one_rollout(queue: LocalQueue) -> None:
+    request = EnqueueRolloutRequest(input=1, rollout_id="mine")
+    answer = await queue.client.enqueue([request, request])
+    assert [r.rollout_id for r in answer] == ["mine", "mine"]
+    assert len(await queue.client.query_rollouts()) == 1
+
+
+async def test_an_id_that_cannot_travel_is_refused(queue: LocalQueue) -> None:
+    with pytest.raises(UsageError, match="rollout id 'a b' is not allowed"):
+        await queue.client.enqueue([EnqueueRolloutRequest(input=1, rollout_id="a b")])
+    assert issubclass(InvalidIdError, UsageError)
+    assert len(await queue.client.query_rollouts()) == 0
+
+
+async def test_an_idempotency_key_makes_its_rollouts_once(queue: LocalQueue) -> None:
+    first = await queue.client.enqueue(tasks(1, 2), idempotency_key="epoch-1")
+    again = await queue.client.enqueue(tasks(1, 2), idempotency_key="epoch-1")
+    assert again == first
+    with pytest.raises(ConflictError, match="idempotency key 'epoch-1' was used for other rollouts"):
+        await queue.client.enqueue(tasks(1, 3), idempotency_key="epoch-1")
+
+
+async def test_an_idempotency_key_is_free_again_when_its_rollouts_are_deleted(queue: LocalQueue) -> None:
+    [first] = await queue.client.enqueue(tasks(1), idempotency_key="k")
+    await queue.client.delete([first.rollout_id])
+    [second] = await queue.client.enqueue(tasks(2), idempotency_key="k")
+    assert second.input == 2
+
+
+async def test_a_rollout_is_pinned_to_the_resources_of_its_enqueue(queue: LocalQueue) -> None:
+    first = await queue.client.put_resources({"llm": LLM(endpoint="http://a/v1", model="m")})
+    [before] = await queue.client.enqueue(tasks(1))
+    await queue.client.put_resources({"llm": LLM(endpoint="http://b/v1", model="m")}, resources_id=first.resources_id)
+    [after, unknown] = await queue.client.enqueue([*tasks(2), EnqueueRolloutRequest(input=3, resources_id="elsewhere")])
+    assert [(r.resources_id, r.resources_version) for r in (before, after, unknown)] == [
+        (first.resources_id, 1),
+        (first.resources_id, 2),
+        ("elsewhere", None),
+    ]
+
+
+async def test_a_started_rollout_was_never_queued(queue: LocalQueue) -> None:
+    [started] = await queue.client.start(tasks("x"), worker_id="w")
+    assert (started.status, started.attempt.status, started.attempt.sequence_id) == ("preparing", "preparing", 1)
+    assert started.token
+    assert await queue.client.claim() == []
+    [worker] = await queue.client.query_workers()
+    assert (worker.status, worker.current_rollout_id) == ("busy", started.rollout_id)
+
+
+async def test_an_attempt_by_hand_is_made_whatever_max_attempts_says(queue: LocalQueue) -> None:
+    [started] = await queue.client.start(tasks("x"))
+    [second] = await queue.client.start_attempt([started.rollout_id])
+    assert second.attempt.sequence_id == 2
+    with pytest.raises(NotFoundError, match="no rollout 'ro-none'"):
+        await queue.client.start_attempt(["ro-none"])
+
+
+async def test_a_worker_is_tied_to_the_last_rollout_of_its_claim(queue: LocalQueue) -> None:
+    await queue.client.enqueue(tasks(1, 2))
+    claims = await queue.client.claim(2, worker_id="w")
+    [worker] = await queue.client.query_workers()
+    assert (worker.status, worker.current_attempt_id) == ("busy", claims[1].attempt.attempt_id)
+    assert (worker.last_dequeue_time, worker.last_busy_time, worker.last_idle_time) == (queue.clock.now, queue.clock.now, None)

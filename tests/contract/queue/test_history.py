@@ -1,0 +1,248 @@
+"""Random histories of calls, time and restarts, against a reference model that was written from the rules, not from the code."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from agl_otel.errors import FencedError
+from agl_otel.queue.client import AttemptUpdate, Observation, RolloutUpdate
+from agl_otel.queue.testing import LocalQueue
+from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig
+from tests.postgres import Postgres
+
+ENDED = {"failed", "succeeded", "cancelled"}
+WAITING = {"queuing", "requeuing"}
+CONFIGS = st.builds(
+    RolloutConfig,
+    timeout_seconds=st.sampled_from([None, 20.0]),
+    unresponsive_seconds=st.sampled_from([None, 8.0]),
+    max_attempts=st.integers(1, 3),
+    retry_condition=st.sets(st.sampled_from(["failed", "timeout", "unresponsive"])).map(sorted),
+)
+
+
+@dataclass
+class Try:
+    """An attempt, as the rules see it."""
+
+    id: str
+    token: str
+    started: float
+    status: str = "preparing"
+    ended: float | None = None
+    heard: float | None = None
+
+
+@dataclass
+class Job:
+    """A rollout, as the rules see it."""
+
+    id: str
+    config: RolloutConfig
+    priority: int
+    status: str = "queuing"
+    ended: float | None = None
+    tries: list[Try] = field(default_factory=list[Try])
+
+
+class Model:
+    """The rules in the simplest form: a list of jobs and the order in which those that wait were put in line."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.line: list[str] = []
+
+    def set_status(self, job: Job, status: str, now: float) -> None:
+        if status in WAITING and job.status not in WAITING:
+            self.line.append(job.id)
+        if status not in WAITING and job.id in self.line:
+            self.line.remove(job.id)
+        job.status = status
+        if status in ENDED:
+            job.ended = now
+
+    def next(self, limit: int) -> list[Job]:
+        order = sorted(self.line, key=lambda name: (-self.jobs[name].priority, self.line.index(name)))
+        return [self.jobs[name] for name in order[:limit]]
+
+    def set_try(self, job: Job, attempt: Try, status: str, now: float) -> None:
+        attempt.status = status
+        if status in ("succeeded", "failed"):
+            attempt.ended = now
+        if attempt is not job.tries[-1]:
+            return
+        if status in ("failed", "timeout", "unresponsive"):
+            again = status in job.config.retry_condition and len(job.tries) < job.config.max_attempts
+            self.set_status(job, "requeuing" if again else "failed", now)
+        else:
+            self.set_status(job, status, now)
+
+    def hear(self, job: Job, attempt: Try, spans: int, now: float) -> None:
+        attempt.heard = now
+        if spans and attempt.status in ("preparing", "unresponsive"):
+            attempt.status = "running"
+        if spans and attempt is job.tries[-1] and job.status in ("preparing", "requeuing"):
+            self.set_status(job, "running", now)
+
+    def watch(self, now: float) -> None:
+        for job in self.jobs.values():
+            if job.status not in ("preparing", "running"):
+                continue
+            attempt = job.tries[-1]
+            heard = attempt.started if attempt.heard is None else attempt.heard
+            if job.config.timeout_seconds and now - attempt.started > job.config.timeout_seconds:
+                self.set_try(job, attempt, "timeout", now)
+            elif job.config.unresponsive_seconds and now - heard > job.config.unresponsive_seconds:
+                self.set_try(job, attempt, "unresponsive", now)
+
+
+class Histories(RuleBasedStateMachine):
+    """Does to a real queue what it does to the model, and compares."""
+
+    def new_url(self) -> str:
+        return f"sqlite:///{Path(self.folder.name) / 'queue.db'}"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)  # syncs cost nothing there
+        self.runner = asyncio.Runner()
+        self.queue = LocalQueue(self.new_url())
+        self.model = Model()
+
+    @initialize(configs=st.lists(CONFIGS, min_size=2, max_size=3), claimed=st.integers(1, 2))
+    def begin(self, configs: list[RolloutConfig], claimed: int) -> None:
+        self.runner.run(self.queue.start())
+        self.enqueue(configs, 0)
+        self.claim(claimed)
+
+    def teardown(self) -> None:
+        self.runner.run(self.queue.stop())
+        self.runner.close()
+        self.folder.cleanup()
+
+    @property
+    def time(self) -> float:
+        return self.queue.clock.now
+
+    def has_tries(self) -> bool:
+        return any(job.tries for job in self.model.jobs.values())
+
+    def some_try(self, data: st.DataObject) -> tuple[Job, Try]:
+        job = data.draw(st.sampled_from([job for job in self.model.jobs.values() if job.tries]))
+        return job, data.draw(st.sampled_from(job.tries))
+
+    @rule(configs=st.lists(CONFIGS, min_size=1, max_size=3), priority=st.integers(0, 1))
+    def enqueue(self, configs: list[RolloutConfig], priority: int) -> None:
+        requests = [EnqueueRolloutRequest(input=i, config=config, priority=priority) for i, config in enumerate(configs)]
+        for rollout, config in zip(self.runner.run(self.queue.client.enqueue(requests)), configs, strict=True):
+            self.model.jobs[rollout.rollout_id] = Job(rollout.rollout_id, config, priority)
+            self.model.line.append(rollout.rollout_id)
+
+    def began(self, job: Job, claim: AttemptedRollout) -> None:
+        job.tries.append(Try(claim.attempt.attempt_id, cast("str", claim.token), self.time))
+        self.model.set_status(job, "preparing", self.time)
+
+    @rule(limit=st.integers(1, 3))
+    def claim(self, limit: int) -> None:
+        expected = self.model.next(limit)
+        claims = self.runner.run(self.queue.client.claim(limit))
+        assert [claim.rollout_id for claim in claims] == [job.id for job in expected]
+        for job, claim in zip(expected, claims, strict=True):
+            self.began(job, claim)
+
+    @precondition(lambda self: bool(cast("Histories", self).model.line))
+    @rule()
+    def claim_and_give_back(self) -> None:
+        [job] = self.model.next(1)
+        claims = self.runner.run(self.queue.client.claim(1))
+        assert self.runner.run(self.queue.client.release(claims)) == 1
+        job.status = "requeuing" if job.tries else "queuing"
+
+    @rule(data=st.data())
+    def attempt_by_hand(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from([*self.model.jobs.values()]))
+        [claim] = self.runner.run(self.queue.client.start_attempt([job.id]))
+        self.began(job, claim)
+
+    @precondition(lambda self: cast("Histories", self).has_tries())
+    @rule(data=st.data(), status=st.sampled_from(["running", "failed", "succeeded", "timeout", "unresponsive"]), fenced=st.booleans())
+    def report(self, data: st.DataObject, status: Any, fenced: bool) -> None:
+        job, attempt = self.some_try(data)
+        update = AttemptUpdate(rollout_id=job.id, attempt_id=attempt.id, status=status, token=attempt.token if fenced else None)
+        void = fenced and (attempt is not job.tries[-1] or job.status == "cancelled")
+        try:
+            self.runner.run(self.queue.client.update_attempts([update]))
+            assert not void
+            self.model.set_try(job, attempt, status, self.time)
+        except FencedError:
+            assert void
+
+    @precondition(lambda self: cast("Histories", self).has_tries())
+    @rule(data=st.data(), spans=st.integers(0, 2))
+    def observe(self, data: st.DataObject, spans: int) -> None:
+        job, attempt = self.some_try(data)
+        self.runner.run(self.queue.client.observe([Observation(job.id, attempt.id, spans, self.time)]))
+        self.model.hear(job, attempt, spans, self.time)
+
+    @rule(data=st.data(), status=st.sampled_from(["cancelled", "queuing", "requeuing", "failed"]))
+    def change(self, data: st.DataObject, status: Any) -> None:
+        job = data.draw(st.sampled_from([*self.model.jobs.values()]))
+        self.runner.run(self.queue.client.update_rollouts([RolloutUpdate(rollout_id=job.id, status=status)]))
+        self.model.set_status(job, status, self.time)
+
+    @rule(seconds=st.sampled_from([1.0, 5.0, 9.0, 21.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.runner.run(self.queue.sweep(after=seconds))
+        self.model.watch(self.time)
+
+    @rule()
+    def restart(self) -> None:
+        self.runner.run(self.queue.restart())
+
+    @invariant()
+    def the_queue_is_what_the_model_says(self) -> None:
+        ids = [*self.model.jobs]
+        if not ids:
+            return
+        rollouts = {r.rollout_id: r for r in self.runner.run(self.queue.client.query_rollouts())}
+        attempts = {a.attempt_id: a for a in self.runner.run(self.queue.client.query_attempts(ids))}
+        assert {name: (r.status, r.end_time) for name, r in rollouts.items()} == {
+            name: (job.status, job.ended) for name, job in self.model.jobs.items()
+        }
+        assert {name: (a.rollout_id, a.sequence_id, a.status, a.end_time, a.last_heartbeat_time) for name, a in attempts.items()} == {
+            attempt.id: (job.id, number, attempt.status, attempt.ended, attempt.heard)
+            for job in self.model.jobs.values()
+            for number, attempt in enumerate(job.tries, 1)
+        }
+
+
+Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+TestHistories = Histories.TestCase
+
+
+class PostgresHistories(Histories):
+    """The same on PostgreSQL."""
+
+    server: ClassVar[Postgres]
+
+    def new_url(self) -> str:
+        return self.server.new_schema()
+
+
+@pytest.fixture(scope="module")
+def history_server(postgres: Postgres) -> None:
+    PostgresHistories.server = postgres
+
+
+@pytest.mark.usefixtures("history_server")
+class TestPostgresHistories(PostgresHistories.TestCase):
+    settings = settings(max_examples=10, stateful_step_count=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])

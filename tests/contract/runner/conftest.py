@@ -1,0 +1,155 @@
+"""A runner in the test's process, between a real queue and the I/O seams it sends to: OTLP receivers and a proxy's close call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import LogsServiceServicer, add_LogsServiceServicer_to_server
+
+from agl_otel import semconv
+from agl_otel.instrumentation import Telemetry
+from agl_otel.queue.client import QueueClient
+from agl_otel.queue.server import QueueServer, open_engine
+from agl_otel.runner.job import Agent
+from agl_otel.runner.output import STREAM_ATTRIBUTE
+from agl_otel.runner.runner import Runner
+from agl_otel.runner.running import RunnerEvent
+from agl_otel.types import Attempt, EnqueueRolloutRequest, NamedResources, Rollout, RolloutConfig
+from tests.otlp_receiver import OtlpReceiver, Received
+
+
+@pytest.fixture(scope="session")
+def receiver() -> Iterator[OtlpReceiver]:
+    receiver = OtlpReceiver()
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture(scope="session")
+def telemetry(receiver: OtlpReceiver) -> Iterator[Telemetry]:
+    """The process's one tracer provider: emit_* writes to it."""
+    telemetry = Telemetry.start(otlp_endpoint=receiver.grpc_address, service_name="test-runner")
+    yield telemetry
+    telemetry.shutdown()
+
+
+class Logs(LogsServiceServicer):
+    """Takes what agents printed: {attempt id: {stream: text}}."""
+
+    def __init__(self) -> None:
+        self.printed: dict[str, dict[str, str]] = {}
+
+    async def Export(self, request: ExportLogsServiceRequest, context: object) -> ExportLogsServiceResponse:  # type: ignore[override]  # noqa: N802  # async
+        for resource_logs in request.resource_logs:
+            for record in (record for scope in resource_logs.scope_logs for record in scope.log_records):
+                attributes = {pair.key: pair.value.string_value for pair in record.attributes}
+                streams = self.printed.setdefault(attributes[semconv.ATTEMPT_ID], {})
+                streams[attributes[STREAM_ATTRIBUTE]] = streams.get(attributes[STREAM_ATTRIBUTE], "") + record.body.string_value
+        return ExportLogsServiceResponse()
+
+
+class Proxy:
+    """The proxy's close call: says that each attempt made `spans` model calls."""
+
+    def __init__(self) -> None:
+        self.closed: list[list[tuple[str, str]]] = []
+        self.fail = 0
+        self.spans = 2
+        app = web.Application()
+        app.router.add_post("/close", self._close)
+        self.server = TestServer(app)
+
+    async def _close(self, request: web.Request) -> web.Response:
+        if self.fail:
+            self.fail -= 1
+            raise web.HTTPServiceUnavailable
+        attempts = (await request.json())["attempts"]
+        self.closed.append([(rollout_id, attempt_id) for rollout_id, attempt_id in attempts])
+        count = len(attempts)
+        return web.json_response({"marker": "first", "markers": ["proxy-marker"] * count, "spans": [self.spans] * count})
+
+
+@dataclass
+class Stack:
+    """What a test needs to run a runner and to see what came of it."""
+
+    queue: QueueClient
+    receiver: OtlpReceiver
+    telemetry: Telemetry
+    logs: Logs
+    proxy: Proxy
+    server: QueueServer
+    directory: Path
+    events: list[RunnerEvent] = field(default_factory=list[RunnerEvent])
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    runner: Runner | None = None
+
+    async def enqueue(self, *tasks: Any, resources: NamedResources | None = None, **config: Any) -> list[Rollout]:
+        if resources:
+            await self.queue.put_resources(resources)
+        requests = [EnqueueRolloutRequest(input=task, config=RolloutConfig(**config)) for task in tasks]
+        return await self.queue.enqueue(requests)
+
+    async def run(self, agent: Agent, **options: Any) -> Counter[str]:
+        """Run a runner until its stop, or `max_rollouts`."""
+        options = {"heartbeat_seconds": 0.05, "grace_seconds": 10.0, "worker_id": "worker", **options}
+        self.runner = Runner(self.queue, self.telemetry, agent, on_event=self.events.append, **options)
+        async with asyncio.timeout(60):
+            return await self.runner.run(self.stop)
+
+    @contextlib.asynccontextmanager
+    async def running(self, agent: Agent, **options: Any) -> AsyncGenerator[asyncio.Task[Counter[str]]]:
+        """A runner beside the block; stopped at its end."""
+        task = asyncio.create_task(self.run(agent, **options))
+        try:
+            yield task
+        finally:
+            self.stop.set()
+            await task
+
+    async def finished(self, *rollouts: Rollout) -> list[Attempt]:
+        """Wait until the rollouts have finished; their attempts, all of them."""
+        ids = [rollout.rollout_id for rollout in rollouts]
+        async for _ in self.queue.wait(ids, timeout_seconds=30):
+            pass
+        return sorted(await self.queue.query_attempts(ids), key=lambda attempt: (ids.index(attempt.rollout_id), attempt.sequence_id))
+
+    def spans(self, rollout: Rollout, name: str | None = None) -> list[Received]:
+        return [span for span in self.receiver.spans(name) if span.key[0] == rollout.rollout_id]
+
+    async def until(self, condition: Any) -> None:
+        """Wait until `condition()` is true."""
+        async with asyncio.timeout(20):
+            while not condition():  # noqa: ASYNC110 - of other processes and threads; nobody sets an event
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def stack(tmp_path: Path, receiver: OtlpReceiver, telemetry: Telemetry) -> AsyncIterator[Stack]:
+    server = QueueServer(open_engine(f"sqlite:///{tmp_path / 'queue.db'}"), sweep_seconds=0.05)
+    address = await server.start("127.0.0.1", 0)
+    logs, proxy = Logs(), Proxy()
+    await proxy.server.start_server()
+    log_server = grpc.aio.server()
+    add_LogsServiceServicer_to_server(logs, log_server)
+    logs_address = f"127.0.0.1:{log_server.add_insecure_port('127.0.0.1:0')}"
+    await log_server.start()
+    async with QueueClient(address) as queue:
+        await queue.announce("collector", "c", {"collector_grpc": logs_address, "collector_http": receiver.http_url})
+        await queue.announce("proxy", "p", {"proxy": str(proxy.server.make_url("")).rstrip("/")})
+        stack = Stack(queue, receiver, telemetry, logs, proxy, server, tmp_path)
+        yield stack
+    await log_server.stop(None)
+    await proxy.server.close()
+    await stack.server.stop(0)  # a test may have put another in its place

@@ -1,0 +1,218 @@
+"""Command agents between a real queue and OTLP receivers: every way in which a process can end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agl_otel import semconv
+from agl_otel.errors import UsageError
+from agl_otel.queue.client import RolloutUpdate
+from agl_otel.runner import groups
+from agl_otel.runner.command import CommandAgent, instrumented
+from agl_otel.runner.job import Grader
+from agl_otel.types import LLM, Attempt, Rollout
+from tests.contract.runner.conftest import Stack
+
+MODEL = LLM(endpoint="http://vllm.example/v1", model="m", api_key="sk-secret")
+
+
+def python(code: str, *arguments: str, grader: Grader | None = None, **options: Any) -> CommandAgent:
+    """A Python program without our hook: quick to start, and a stranger to us."""
+    return CommandAgent([sys.executable, "-S", "-c", code, *arguments], grader=grader, instrument=False, **options)
+
+
+def rewards(stack: Stack, rollout: Rollout) -> list[Any]:
+    return [span.attributes[semconv.reward_value_key(0)] for span in stack.spans(rollout, semconv.SPAN_ANNOTATION)]
+
+
+async def one(stack: Stack, agent: CommandAgent, task: Any = "t", **config: Any) -> tuple[Rollout, Attempt]:
+    [rollout] = await stack.enqueue(task, **config)
+    await stack.run(agent, max_rollouts=1)
+    [attempt] = await stack.finished(rollout)
+    return rollout, attempt
+
+
+async def test_what_it_prints_is_graded_and_stored_as_logs(stack: Stack) -> None:
+    graded: list[Any] = []
+
+    def grade(task: Any, answer: str) -> float:
+        graded.append((task, answer))
+        return 0.5
+
+    agent = python("import sys; print(' ', sys.argv[1], '\\x1b[0m'); print('note', file=sys.stderr)", "{question}", grader=grade)
+    rollout, attempt = await one(stack, agent, {"question": "2+2?"})
+    assert graded == [({"question": "2+2?"}, "2+2? \x1b[0m")]
+    assert (attempt.status, attempt.error, rewards(stack, rollout)) == ("succeeded", None, [0.5])
+    assert stack.logs.printed[attempt.attempt_id] == {"stdout": "  2+2? \x1b[0m\n", "stderr": "note\n"}
+    assert (attempt.seals or {})["proxy-marker"] == 2
+
+
+async def test_its_environment_names_the_attempt_the_model_and_the_collector(stack: Stack) -> None:
+    path = stack.directory / "environment.json"
+    await stack.queue.put_resources({"main": MODEL})
+    agent = python("import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1], 'w'))", str(path), env={"MINE": "kept"})
+    rollout, attempt = await one(stack, agent, {"q": 1})
+    env = json.loads(path.read_text())
+    [root] = stack.spans(rollout, semconv.SPAN_ATTEMPT)
+    assert env["AGL_ROLLOUT_ID"] == rollout.rollout_id
+    assert env["TRACEPARENT"] == f"00-{root.trace_id}-{root.span_id}-01"
+    assert env["OPENAI_BASE_URL"].endswith(f"/rollout/{rollout.rollout_id}/attempt/{attempt.attempt_id}/v1")
+    assert env["OTEL_EXPORTER_OTLP_ENDPOINT"] == stack.receiver.http_url
+    assert env["MINE"] == "kept"
+    assert "sk-secret" not in json.dumps(env)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import sys; print('wrong', file=sys.stderr); sys.exit(1)", "ended with exit code 1: wrong"),
+        ("raise ValueError('no gold')", "ended with exit code 1: Traceback"),
+        ("import sys; print('only this'); sys.exit(3)", "ended with exit code 3: only this"),
+        ("import os; os._exit(7)", "ended with exit code 7 and printed nothing"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"),
+    ],
+)
+async def test_a_failing_process_fails_the_attempt_with_its_last_words(stack: Stack, code: str, message: str) -> None:
+    rollout, attempt = await one(stack, python(code, grader=lambda task, answer: 1.0))
+    assert attempt.status == "failed"
+    assert message in (attempt.error or "")
+    assert rewards(stack, rollout) == []
+
+
+async def test_a_process_that_prints_nothing_is_graded_with_an_empty_answer(stack: Stack) -> None:
+    rollout, attempt = await one(stack, python("", grader=lambda task, answer: float(answer == "")))
+    assert (attempt.status, rewards(stack, rollout)) == ("succeeded", [1.0])
+
+
+async def test_a_grader_that_raises_fails_the_attempt_and_gives_no_reward(stack: Stack) -> None:
+    def strict(task: Any, answer: str) -> float:
+        return float(answer)
+
+    rollout, attempt = await one(stack, python("print('four')", grader=strict))
+    assert attempt.status == "failed"
+    assert "strict raised ValueError: could not convert string to float: 'four'" in (attempt.error or "")
+    assert rewards(stack, rollout) == []
+
+
+async def test_a_hanging_process_is_ended_at_its_time_limit_and_what_it_printed_is_kept(stack: Stack) -> None:
+    code = "import sys, time; print('so far', flush=True); time.sleep(60)"
+    _, attempt = await one(stack, python(code, grace_seconds=5.0), timeout_seconds=1.0)
+    assert attempt.status == "timeout"
+    assert stack.logs.printed[attempt.attempt_id] == {"stdout": "so far\n"}
+    assert stack.events[-1].seconds < 4
+
+
+async def test_one_that_ignores_sigterm_is_killed_with_its_children(stack: Stack) -> None:
+    pids = stack.directory / "pids"
+    code = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "os.fork()\n"
+        "open(sys.argv[1], 'a').write(f'{os.getpid()}\\n')\n"
+        "time.sleep(60)\n"
+    )
+    _, attempt = await one(stack, python(code, str(pids), grace_seconds=0.2), timeout_seconds=1.0)
+    assert attempt.status == "timeout"
+    found = [int(line) for line in pids.read_text().split()]
+    assert len(found) == 2
+    assert not any(running(pid) for pid in found)
+
+
+async def test_cancelling_a_rollout_ends_the_whole_process_group(stack: Stack) -> None:
+    path = stack.directory / "pid"
+    code = "import os, sys, time; os.fork(); open(sys.argv[1], 'w').write(str(os.getpgid(0))); time.sleep(60)"
+    [rollout] = await stack.enqueue("t")
+    async with stack.running(python(code, str(path))):
+        await stack.until(lambda: path.exists() and path.read_text())
+        group = int(path.read_text())
+        assert groups.is_alive(group)
+        await stack.queue.update_rollouts([RolloutUpdate(rollout_id=rollout.rollout_id, status="cancelled")])
+        await stack.until(lambda: stack.events[-1].outcome == "cancelled")
+        assert not groups.is_alive(group)
+    [found] = await stack.queue.query_rollouts(rollout_id_in=[rollout.rollout_id])
+    assert found.status == "cancelled"
+
+
+async def test_what_a_process_leaves_behind_is_ended_with_it(stack: Stack) -> None:
+    path = stack.directory / "pid"
+    code = "import os, sys, time\nif os.fork(): os._exit(0)\nopen(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
+    _, attempt = await one(stack, python(code, str(path), grace_seconds=0.5))
+    assert attempt.status == "succeeded"
+    assert not path.exists() or not path.read_text() or not running(int(path.read_text()))
+
+
+async def test_a_stop_lets_what_runs_finish(stack: Stack) -> None:
+    go = stack.directory / "go"
+    code = "import os, sys, time\nprint('in', flush=True)\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+    first, second = await stack.enqueue("a", "b")
+    async with stack.running(python(code, str(go)), concurrency=1) as run:
+        await stack.until(lambda: stack.events)
+        stack.stop.set()
+        await asyncio.sleep(0)
+        go.touch()
+        await run
+    [attempt] = await stack.finished(first)
+    assert attempt.status == "succeeded"
+    [left] = await stack.queue.query_rollouts(rollout_id_in=[second.rollout_id])
+    assert left.status == "queuing"
+
+
+async def test_a_stop_ends_what_does_not_finish_within_the_grace(stack: Stack) -> None:
+    [rollout] = await stack.enqueue("t")
+    async with stack.running(python("import time; time.sleep(60)"), grace_seconds=1.0):
+        await stack.until(lambda: stack.events)
+    [attempt] = await stack.finished(rollout)
+    assert (attempt.status, attempt.error) == ("failed", "the runner was stopped before the agent had ended")
+
+
+async def test_a_task_without_what_the_command_asks_for_fails_before_anything_starts(stack: Stack) -> None:
+    _, attempt = await one(stack, python("", "{gold}"), {"question": "q"})
+    assert attempt.status == "failed"
+    assert "the command asks for {gold}, which the task does not have" in (attempt.error or "")
+
+
+async def test_a_task_too_large_for_an_environment_is_said_so(stack: Stack) -> None:
+    _, attempt = await one(stack, python(""), "x" * 200_000)
+    assert attempt.status == "failed"
+    assert "AGL_TASK with 200002 characters" in (attempt.error or "")
+
+
+async def test_an_answer_larger_than_what_is_kept_is_not_graded(stack: Stack) -> None:
+    rollout, attempt = await one(stack, python("print('x' * 1_000_000)", grader=lambda task, answer: 1.0))
+    assert attempt.status == "failed"
+    assert "1000001 bytes" in (attempt.error or "")
+    assert rewards(stack, rollout) == []
+    assert "bytes cut" in stack.logs.printed[attempt.attempt_id]["stdout"]
+
+
+def test_a_command_that_is_not_there_is_refused_before_anything_is_claimed() -> None:
+    with pytest.raises(UsageError, match="no program 'no-such-agent'"):
+        CommandAgent(["no-such-agent"])
+    with pytest.raises(UsageError, match="no command was given"):
+        CommandAgent([])
+
+
+def test_a_python_program_runs_under_the_hook_beside_its_interpreter(tmp_path: Path) -> None:
+    wrapper = str(Path(sys.executable).with_name("opentelemetry-instrument"))
+    assert instrumented([sys.executable, "agent.py"]) == [wrapper, sys.executable, "agent.py"]
+    assert instrumented([wrapper, "python", "agent.py"]) == [wrapper, "python", "agent.py"]
+    assert instrumented(["/bin/sh", "-c", "true"]) == ["/bin/sh", "-c", "true"]
+    bare = [str(tmp_path / "python3"), "agent.py"]
+    assert instrumented(bare) == bare
+    with pytest.raises(UsageError, match="has no opentelemetry-instrument beside it"):
+        instrumented(bare, required=True)
+
+
+def running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (ProcessLookupError, FileNotFoundError):
+        return False

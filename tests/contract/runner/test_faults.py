@@ -1,0 +1,153 @@
+"""A runner whose neighbours go away, and one that is watched or used badly."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agl_otel import semconv
+from agl_otel.errors import UsageError
+from agl_otel.queue.client import AttemptUpdate, QueueClient
+from agl_otel.queue.server import QueueServer, open_engine
+from agl_otel.runner.agents import FunctionAgent
+from agl_otel.runner.process import check_waiting_tasks
+from agl_otel.runner.runner import Runner
+from agl_otel.runner.running import RunnerEvent
+from agl_otel.types import EnqueueRolloutRequest, PromptTemplate, ResourcesUpdate
+from tests.contract.runner.conftest import Stack
+
+
+async def test_a_result_survives_a_queue_that_is_away_when_the_agent_ends(stack: Stack) -> None:
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def agent(task: str) -> float:
+        began.set()
+        await go_on.wait()
+        return 0.25
+
+    [rollout] = await stack.enqueue("t")
+    async with stack.running(FunctionAgent(agent)):
+        await began.wait()
+        port = stack.server.port
+        await stack.server.stop(0)
+        go_on.set()
+        await stack.until(lambda: stack.runner and stack.runner.counts["heartbeat_errors"] + len(stack.proxy.closed))
+        stack.server = QueueServer(open_engine(f"sqlite:///{stack.directory / 'queue.db'}"), sweep_seconds=0.05)
+        await stack.server.start("127.0.0.1", port)
+        [attempt] = await stack.finished(rollout)
+    assert attempt.status == "succeeded"
+    assert [s.attributes[semconv.reward_value_key(0)] for s in stack.spans(rollout, semconv.SPAN_ANNOTATION)] == [0.25]
+
+
+async def test_agents_wait_for_a_collector_that_does_not_take_their_root_spans_yet(stack: Stack) -> None:
+    stack.receiver.refuse = True
+    try:
+        [rollout] = await stack.enqueue("t")
+        async with stack.running(FunctionAgent(lambda task: 1.0)):
+            await stack.until(lambda: stack.runner and stack.runner.counts["claimed"])
+            assert not stack.events
+            stack.receiver.refuse = False
+            [attempt] = await stack.finished(rollout)
+    finally:
+        stack.receiver.refuse = False
+    assert attempt.status == "succeeded"
+    assert len(stack.spans(rollout, semconv.SPAN_ATTEMPT)) == 1
+
+
+async def test_a_result_that_comes_after_a_newer_attempt_is_dropped(stack: Stack) -> None:
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def agent(task: str) -> float:
+        began.set()
+        await go_on.wait()
+        return 1.0
+
+    rollout, other = await stack.enqueue("t", "u")
+    async with stack.running(FunctionAgent(agent), heartbeat_seconds=0) as run:
+        await began.wait()
+        [newer] = await stack.queue.start_attempt([rollout.rollout_id], worker_id="other")
+        go_on.set()
+        attempts = await stack.finished(other)
+        await stack.until(lambda: sum(event.kind == "ended" for event in stack.events) == 2)
+        stack.stop.set()
+        counts = await run
+    assert counts["fenced"] == 1
+    assert [attempt.status for attempt in attempts] == ["succeeded"]
+    first, latest = await stack.queue.query_attempts([rollout.rollout_id])
+    assert (first.status, latest.attempt_id, latest.status) == ("preparing", newer.attempt.attempt_id, "preparing")
+    await stack.queue.update_attempts([AttemptUpdate(rollout_id=rollout.rollout_id, attempt_id="latest", status="succeeded")])
+
+
+class Forgetful(QueueClient):
+    """A client to whom one set of resources is lost; keeps what was asked for."""
+
+    lost = ""
+    asked: list[tuple[str | None, int | None]]
+
+    async def get_resources(self, resources_id: str | None = None, *, version: int | None = None) -> ResourcesUpdate | None:
+        self.asked.append((resources_id, version))
+        return None if resources_id == self.lost else await super().get_resources(resources_id, version=version)
+
+
+async def test_resources_are_looked_up_once_and_lost_ones_fail_only_their_own_rollouts(stack: Stack) -> None:
+    sets = [await stack.queue.put_resources({"p": PromptTemplate(template=text, engine="f-string")}) for text in ("a", "b")]
+    requests = [EnqueueRolloutRequest(input="t", resources_id=sets[i].resources_id) for i in (0, 1, 0)]
+    first, lost, third = await stack.queue.enqueue(requests)
+    queue = Forgetful(stack.queue.address)
+    async with queue:
+        queue.lost, queue.asked = sets[1].resources_id, []
+        stack.queue, original = queue, stack.queue
+        seen: list[str] = []
+        await stack.run(FunctionAgent(lambda task, resources: seen.append(resources["p"].template)), max_rollouts=3, concurrency=1)
+        stack.queue = original
+        assert queue.asked == [(sets[0].resources_id, 1), (sets[1].resources_id, 1)]
+    assert seen == ["a", "a"]
+    attempts = await stack.finished(first, lost, third)
+    assert [attempt.status for attempt in attempts] == ["succeeded", "failed", "succeeded"]
+    assert f"no resources {sets[1].resources_id} version 1" in (attempts[1].error or "")
+
+
+async def test_a_watcher_that_raises_stops_nothing(stack: Stack) -> None:
+    def watch(event: RunnerEvent) -> None:
+        raise RuntimeError("no")
+
+    [rollout] = await stack.enqueue("t")
+    runner = Runner(stack.queue, stack.telemetry, FunctionAgent(lambda task: 1.0), on_event=watch, max_rollouts=1)
+    counts = await runner.run(stack.stop)
+    assert (counts["event_errors"], counts["succeeded"]) == (2, 1)
+    await stack.finished(rollout)
+
+
+async def test_the_queue_knows_what_a_worker_does(stack: Stack) -> None:
+    await stack.enqueue("t")
+    await stack.run(FunctionAgent(lambda task: 1.0), max_rollouts=1, worker_id="w-1")
+    [worker] = await stack.queue.query_workers()
+    assert (worker.worker_id, worker.status) == ("w-1", "idle")
+    assert worker.heartbeat_stats is not None
+    assert worker.heartbeat_stats["concurrency"] == 8
+
+
+async def test_a_stop_while_nothing_waits_is_quick_and_leaves_nothing_claimed(stack: Stack) -> None:
+    async with stack.running(FunctionAgent(lambda task: 1.0)):
+        async with asyncio.timeout(10):
+            while not list(await stack.queue.query_workers()):  # noqa: ASYNC110 - its heartbeat: the claim waits by now
+                await asyncio.sleep(0.01)
+        stack.stop.set()
+    [rollout] = await stack.enqueue("t")
+    [found] = await stack.queue.query_rollouts(rollout_id_in=[rollout.rollout_id])
+    assert found.status == "queuing"
+
+
+async def test_waiting_tasks_that_the_agent_cannot_run_are_told_before_anything_is_claimed(stack: Stack) -> None:
+    await stack.enqueue({"question": "q"})
+    agent = FunctionAgent(lambda a, b: None)
+    with pytest.raises(UsageError, match="takes a, b"):
+        await check_waiting_tasks(agent, stack.queue, [])
+    await stack.enqueue({"a": 1, "b": 2})
+    await check_waiting_tasks(agent, stack.queue, [])
+
+
+def test_a_runner_without_places_is_refused(stack: Stack) -> None:
+    with pytest.raises(UsageError, match="concurrency is 0"):
+        Runner(stack.queue, stack.telemetry, FunctionAgent(lambda task: 1.0), concurrency=0)

@@ -1,0 +1,190 @@
+"""Function agents between a real queue and an OTLP receiver: rewards, failures, and what the queue is told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+
+from agl_otel import semconv
+from agl_otel.runner.agents import FunctionAgent
+from agl_otel.types import LLM
+from tests.contract.runner.conftest import Stack
+
+MODEL = LLM(endpoint="http://vllm.example/v1", model="m", api_key="sk-secret")
+
+
+def primary(stack: Stack, rollout: Any) -> list[Any]:
+    return [span.attributes[semconv.reward_value_key(0)] for span in stack.spans(rollout, semconv.SPAN_ANNOTATION)]
+
+
+def sync_agent(question: str, llm: LLM) -> float:
+    with trace.get_tracer("agent").start_as_current_span("think"):
+        return float(len(question) + ("/rollout/ro-" in llm.endpoint) + (llm.api_key == "sk-secret") * 100)
+
+
+async def async_agent(question: str, llm: LLM) -> float:
+    await asyncio.sleep(0)
+    return sync_agent(question, llm)
+
+
+@pytest.mark.parametrize("function", [sync_agent, async_agent])
+async def test_a_number_becomes_the_reward_of_the_attempt_under_its_root_span(stack: Stack, function: Any) -> None:
+    rollouts = await stack.enqueue({"question": "abc"}, {"question": "abcd"}, resources={"main": MODEL})
+    counts = await stack.run(FunctionAgent(function), max_rollouts=2)
+    assert counts["succeeded"] == 2
+    attempts = await stack.finished(*rollouts)
+    assert [attempt.status for attempt in attempts] == ["succeeded", "succeeded"]
+    for rollout, attempt, expected in zip(rollouts, attempts, (4.0, 5.0), strict=True):
+        assert primary(stack, rollout) == [expected]
+        [root] = stack.spans(rollout, semconv.SPAN_ATTEMPT)
+        assert root.marker is None
+        children = [*stack.spans(rollout, "think"), *stack.spans(rollout, semconv.SPAN_ANNOTATION)]
+        assert {(span.trace_id, span.parent_id, span.key[1]) for span in children} == {(root.trace_id, root.span_id, attempt.attempt_id)}
+        assert attempt.seals == {children[0].marker: 2, "proxy-marker": 2}
+
+
+async def test_the_root_span_is_acked_before_the_agent_starts(stack: Stack) -> None:
+    [rollout] = await stack.enqueue("t")
+    seen: list[int] = []
+    await stack.run(FunctionAgent(lambda task: seen.append(len(stack.spans(rollout, semconv.SPAN_ATTEMPT)))), max_rollouts=1)
+    assert seen == [1]
+
+
+async def test_an_answer_is_graded_and_a_reward_of_several_dimensions_keeps_its_order(stack: Stack) -> None:
+    def grade(task: str, answer: str) -> dict[str, float]:
+        return {"right": float(answer == task.upper()), "length": len(answer)}
+
+    [rollout] = await stack.enqueue("abc")
+    await stack.run(FunctionAgent(lambda task: task.upper(), grader=grade), max_rollouts=1)
+    [span] = stack.spans(rollout, semconv.SPAN_ANNOTATION)
+    found = [(span.attributes[semconv.reward_name_key(i)], span.attributes[semconv.reward_value_key(i)]) for i in range(2)]
+    assert found == [("right", 1.0), ("length", 3.0)]
+
+
+def raises(task: Any) -> None:
+    raise ValueError(f"cannot do {task}")
+
+
+def bad_grader(task: Any, answer: Any) -> float:
+    raise KeyError("gold")
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        (FunctionAgent(raises), "raises raised ValueError: cannot do t"),
+        (FunctionAgent(lambda task: object()), "returned a object"),
+        (FunctionAgent(lambda task: float("nan")), "a reward must be finite"),
+        (FunctionAgent(lambda task: "x", grader=bad_grader), "grader bad_grader raised KeyError: 'gold'"),
+        (FunctionAgent(lambda task: "x", grader=lambda task, answer: "good"), "'good' is no reward"),  # type: ignore[arg-type,return-value]  # pyright: ignore[reportArgumentType]  # the mistake under test
+        (FunctionAgent(lambda a, b: None), "takes a, b, which nothing fills"),
+    ],
+)  # fmt: skip
+async def test_what_goes_wrong_fails_the_attempt_in_words_and_gives_no_reward(stack: Stack, agent: FunctionAgent, message: str) -> None:
+    [rollout] = await stack.enqueue("t")
+    counts = await stack.run(agent, max_rollouts=1)
+    [attempt] = await stack.finished(rollout)
+    assert (attempt.status, counts["failed"]) == ("failed", 1)
+    assert attempt.error is not None
+    assert message in attempt.error
+    assert primary(stack, rollout) == []
+
+
+async def test_none_and_ungraded_text_succeed_without_a_reward(stack: Stack) -> None:
+    rollouts = await stack.enqueue("none", "text")
+    await stack.run(FunctionAgent(lambda task: None if task == "none" else task), max_rollouts=2)
+    assert [attempt.status for attempt in await stack.finished(*rollouts)] == ["succeeded", "succeeded"]
+    assert [primary(stack, rollout) for rollout in rollouts] == [[], []]
+
+
+async def test_agents_run_at_once_up_to_the_places_there_are(stack: Stack) -> None:
+    running, most, all_in = 0, 0, asyncio.Event()
+
+    async def agent(task: int) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 3:
+            all_in.set()
+        await all_in.wait()
+        running -= 1
+
+    await stack.enqueue(*range(6))
+    await stack.run(FunctionAgent(agent), max_rollouts=6, concurrency=3)
+    assert most == 3
+
+
+async def test_cancelling_a_rollout_ends_its_async_agent_and_reports_nothing(stack: Stack) -> None:
+    from agl_otel.queue.client import RolloutUpdate
+
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def agent(task: str) -> float:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return 1.0
+
+    [rollout] = await stack.enqueue("t")
+    async with stack.running(FunctionAgent(agent)):
+        await began.wait()
+        await stack.queue.update_rollouts([RolloutUpdate(rollout_id=rollout.rollout_id, status="cancelled")])
+        async with asyncio.timeout(10):
+            await ended.wait()
+        await stack.until(lambda: stack.events and stack.events[-1].outcome == "cancelled")
+    [found] = await stack.queue.query_rollouts(rollout_id_in=[rollout.rollout_id])
+    assert found.status == "cancelled"
+    assert primary(stack, rollout) == []
+
+
+async def test_a_sync_function_past_its_time_is_left_behind_and_its_place_is_free(stack: Stack) -> None:
+    go_on = threading.Event()
+
+    def agent(task: str) -> float:
+        if task == "hangs":
+            go_on.wait(30)
+        return 1.0
+
+    hangs, *_ = rollouts = await stack.enqueue("hangs", "runs", timeout_seconds=0.3)
+    try:
+        counts = await stack.run(FunctionAgent(agent), max_rollouts=2, concurrency=1)
+    finally:
+        go_on.set()
+    assert (counts["timeout"] + counts["fenced"] + counts["cancelled"], counts["succeeded"]) == (1, 1)
+    assert [attempt.status for attempt in await stack.finished(*rollouts)] == ["timeout", "succeeded"]
+    assert primary(stack, hangs) == []
+
+
+async def test_many_endings_share_calls(stack: Stack) -> None:
+    rollouts = await stack.enqueue(*range(64))
+    exports = stack.receiver.exports
+    await stack.run(FunctionAgent(lambda task: 1.0), max_rollouts=64, concurrency=64)
+    assert sorted(key for batch in stack.proxy.closed for key in batch) == sorted(
+        (attempt.rollout_id, attempt.attempt_id) for attempt in await stack.finished(*rollouts)
+    )
+    assert len(stack.proxy.closed) < 32
+    assert stack.receiver.exports - exports < 96
+
+
+async def test_a_proxy_that_is_away_for_a_moment_costs_nothing(stack: Stack) -> None:
+    stack.proxy.fail = 2
+    [rollout] = await stack.enqueue("t")
+    counts = await stack.run(FunctionAgent(lambda task: 1.0), max_rollouts=1)
+    [attempt] = await stack.finished(rollout)
+    assert (counts["close_errors"], attempt.status) == (0, "succeeded")
+    assert (attempt.seals or {})["proxy-marker"] == 2
+
+
+async def test_a_proxy_that_stays_away_is_counted_and_the_attempt_ends_all_the_same(stack: Stack) -> None:
+    stack.proxy.fail = 1000
+    [rollout] = await stack.enqueue("t")
+    counts = await stack.run(FunctionAgent(lambda task: 1.0), max_rollouts=1)
+    [attempt] = await stack.finished(rollout)
+    assert (counts["close_errors"], attempt.status) == (1, "succeeded")
+    assert "proxy-marker" not in (attempt.seals or {})

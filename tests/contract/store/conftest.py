@@ -1,0 +1,25 @@
+"""One embedded stack for a module's tests: what a user of 0.3 gets from `InMemoryLightningStore()`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from agl_otel.store import InMemoryLightningStore, Store
+from agl_otel.types import AttemptedRollout
+
+
+@pytest.fixture(scope="package")
+def store() -> Iterator[Store]:
+    """The same store in every test, each of which has an event loop of its own."""
+    made = InMemoryLightningStore()
+    yield made
+    asyncio.run(made.close())
+
+
+@pytest.fixture
+async def begun(store: Store) -> AttemptedRollout:
+    """A rollout with an attempt of no worker."""
+    return await store.start_rollout({"question": 1})

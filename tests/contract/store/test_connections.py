@@ -1,0 +1,136 @@
+"""Ways to get a store, and what may be done with one."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from agl_otel.errors import UnavailableError
+from agl_otel.settings import free_port
+from agl_otel.store import (
+    UNSET,
+    CollectionBasedLightningStore,
+    InMemoryLightningStore,
+    LightningStore,
+    LightningStoreClient,
+    LightningStoreServer,
+    LightningStoreThreaded,
+    MongoLightningStore,
+    Store,
+)
+
+
+async def test_a_store_says_what_it_can_do_and_how_much_there_is(store: Store) -> None:
+    before = await store.statistics()
+    await store.start_rollout("task", worker_id="w-statistics")
+    after = await store.statistics()
+    assert after.get("total_rollouts", 0) == before.get("total_rollouts", 0) + 1
+    assert {"name", "total_attempts", "total_spans", "total_resources", "total_workers", "uptime"} <= after.keys()
+    assert store.capabilities == {"thread_safe": True, "async_safe": True, "zero_copy": True, "otlp_traces": True}
+
+
+async def test_otlp_goes_where_the_store_says(store: Store) -> None:
+    endpoint = store.otlp_traces_endpoint()
+    assert endpoint.endswith("/v1/traces")
+    async with aiohttp.ClientSession() as session, session.post(endpoint, headers={"Content-Type": "application/x-protobuf"}) as answer:
+        assert answer.status == 200
+
+
+async def test_a_client_needs_one_address_and_connects_at_first_use(store: Store) -> None:
+    rollout = await store.enqueue_rollout("task")
+    client = LightningStoreClient(f"http://{store.description.queue}", request_timeout=5.0)
+    assert isinstance(client, LightningStore)
+    assert await client.get_rollout_by_id(rollout.rollout_id) == rollout
+    await client.close()
+    with pytest.raises(ValueError, match="closed"):
+        await client.statistics()
+    assert (await store.get_rollout_by_id(rollout.rollout_id)) == rollout  # the stack goes on
+    async with await Store.connect(store.description.queue) as connected:
+        assert await connected.get_rollout_by_id(rollout.rollout_id) == rollout
+
+
+async def test_a_copy_in_another_process_speaks_to_the_same_stack(store: Store) -> None:
+    rollout = await store.enqueue_rollout("task")
+    async with pickle.loads(pickle.dumps(store)) as copy:
+        assert await copy.get_rollout_by_id(rollout.rollout_id) == rollout
+    assert pickle.loads(pickle.dumps(UNSET)) is UNSET
+
+
+async def test_threads_may_use_one_store_at_once(store: Store) -> None:
+    found: list[str] = []
+
+    def work(number: int) -> None:
+        found.extend(asyncio.run(store.enqueue_rollout(number)).rollout_id for _ in range(2))  # an ended loop leaves nothing behind
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    await asyncio.gather(*(asyncio.to_thread(thread.join) for thread in threads))
+    assert len(set(found)) == 6
+    assert len(await store.query_rollouts(found)) == 6
+    assert LightningStoreThreaded(store) is store
+
+
+async def test_embedded_stores_live_side_by_side_and_keep_what_they_hold(tmp_path: Path, store: Store) -> None:
+    folder = tmp_path / "data"
+    async with Store.embedded(folder) as first:
+        rollout = await first.enqueue_rollout("task")
+        assert await store.get_rollout_by_id(rollout.rollout_id) is None
+        async with Store.embedded(folder) as second:  # a stack that runs there is used
+            assert await second.get_rollout_by_id(rollout.rollout_id) == rollout
+        assert await first.get_rollout_by_id(rollout.rollout_id) == rollout
+    async with Store.embedded(folder) as again:
+        assert await again.get_rollout_by_id(rollout.rollout_id) == rollout
+
+
+def test_a_store_in_memory_is_made_at_once_and_may_never_be_used() -> None:
+    store = InMemoryLightningStore(thread_safe=True, scan_debounce_seconds=0)
+    asyncio.run(store.close())
+
+
+async def test_an_embedded_stack_ends_with_its_process_also_when_that_is_killed() -> None:
+    program = """
+import asyncio, os, signal
+from agl_otel.store import InMemoryLightningStore
+store = InMemoryLightningStore()
+asyncio.run(store.statistics())
+if os.fork() == 0:
+    raise SystemExit  # a child that ends takes nothing along
+os.wait()
+asyncio.run(store.statistics())
+print(store._source.address(), store._source._directory, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = await asyncio.to_thread(subprocess.run, [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    address, directory = done.stdout.split()
+    async with asyncio.timeout(30):
+        while await asyncio.to_thread(Path(directory).exists):  # noqa: ASYNC110 - the condition lies in another process
+            await asyncio.sleep(0.05)
+    host, port = address.split(":")
+    with pytest.raises(OSError, match=r"refused|Connect"):
+        await asyncio.open_connection(host, int(port))
+
+
+async def test_a_stack_that_is_not_there_is_said_at_first_use(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not host:port"):
+        await Store.connect("nonsense")
+    with pytest.raises(UnavailableError, match="agl-otel up"):
+        await LightningStoreClient(f"http://127.0.0.1:{free_port()}").statistics()
+    (tmp_path / "VERSION").write_text("99")
+    with pytest.raises(UnavailableError, match="layout version 99"):
+        await Store.embedded(tmp_path).statistics()
+
+
+@pytest.mark.parametrize("name", [LightningStoreServer, CollectionBasedLightningStore, MongoLightningStore])
+def test_a_name_without_a_meaning_here_says_what_to_use(name: type) -> None:
+    with pytest.raises(ValueError, match=rf"{name.__name__} does not exist here: .*(AGL_STORE|AGL_QUEUE_URL)"):
+        name(object())

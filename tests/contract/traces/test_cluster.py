@@ -1,0 +1,111 @@
+"""Two servers as two shards: the same writer, the same readers, one rollout on one shard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from aiohttp import web
+
+from agl_otel.collector.sqlhttp import SqlEndpoint
+from agl_otel.errors import UsageError
+from agl_otel.traces import transfer
+from agl_otel.traces.address import ServerAddress
+from agl_otel.traces.cluster import Cluster
+from agl_otel.traces.engine import ClickHouseError
+from agl_otel.traces.migrate import REFILLS, migrate, named_query
+from agl_otel.traces.reader import TraceReader
+from agl_otel.traces.retention import apply_retention
+from agl_otel.traces.server import ServerEngine
+from agl_otel.types import Attempt, Rollout
+from tests.clickhouse_server import ClickHouseServer
+
+ROLLOUTS = 20
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ClickHouseServer]]:
+    made = [ClickHouseServer(tmp_path_factory.mktemp(f"shard{n}")) for n in range(2)]
+    for server in made:
+        server.shards = [each.tcp_port for each in made]
+        server.start()
+    yield made
+    for server in made:
+        server.kill()
+
+
+@pytest.fixture
+def shards(servers: list[ClickHouseServer]) -> Iterator[list[ServerEngine]]:
+    """Both nodes with the schema. There is no Keeper here, so each is asked on its own instead of ON CLUSTER."""
+    made = [ServerEngine(ServerAddress.parse(server.url(cluster="agl", replicated="0"))) for server in servers]
+    for engine in made:
+        engine.command("DROP DATABASE IF EXISTS otel SYNC")
+        migrate(engine, where="the test", cluster=Cluster("agl", replicated=False, everywhere=False))
+    rows = [
+        {"Timestamp": f"1750000000.{n:09d}", "TraceId": f"t{r}", "SpanId": f"s{n}", "SpanName": "work", "RolloutId": f"ro-{r}",
+         "AttemptId": "at-1", "SequenceId": n + 1, "SpanAttributes": {"agentlightning.process": "p"}, "BatchId": 7, "BatchPos": r * 3 + n}
+        for r in range(ROLLOUTS) for n in range(3)
+    ]  # fmt: skip
+    made[0].insert("otel.otel_traces", list(rows[0]), "\n".join(json.dumps(row) for row in rows).encode())
+    yield made
+    for engine in made:
+        engine.close()
+
+
+def test_rollouts_are_spread_and_each_is_on_one_shard(shards: list[ServerEngine]) -> None:
+    local = [{row[0] for row in engine.select("SELECT DISTINCT RolloutId FROM otel.otel_traces_local")} for engine in shards]
+    assert all(local), "both shards hold some"
+    assert not local[0] & local[1]
+    for engine in shards:
+        assert engine.select("SELECT count(), uniqExact(BatchPos) FROM otel.otel_traces WHERE BatchId = 7") == [
+            [3 * ROLLOUTS, 3 * ROLLOUTS]
+        ]
+        assert engine.select("SELECT sum(Spans) FROM otel.rollout_summary") == [[3 * ROLLOUTS]]
+
+
+def test_views_are_refilled_through_either_node(shards: list[ServerEngine]) -> None:
+    for engine in shards:
+        engine.command("TRUNCATE TABLE otel.rollout_summary_states_local")
+    for name in REFILLS:
+        shards[1].command(named_query(name), {"batch": 7})
+    assert shards[0].select("SELECT count(), sum(Spans) FROM otel.rollout_summary") == [[ROLLOUTS, 3 * ROLLOUTS]]
+
+
+async def test_readers_see_one_database(shards: list[ServerEngine]) -> None:
+    endpoint = SqlEndpoint(shards[1], shared=True)
+    runner = web.AppRunner(endpoint.app())
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with TraceReader(f"http://127.0.0.1:{runner.addresses[0][1]}") as reader:
+        rollouts = [Rollout(rollout_id=f"ro-{n}", input=None, start_time=0.0) for n in range(ROLLOUTS)]
+        attempts = [Attempt(rollout_id=r.rollout_id, attempt_id="at-1", sequence_id=1, start_time=0.0, seals={"p": 3}) for r in rollouts]
+        traces = await reader.traces(rollouts, attempts, barrier=False)
+        assert {verdict.kind for verdict in traces.verdicts.values()} == {"complete"}
+        assert len(await reader.spans([f"ro-{n}" for n in range(ROLLOUTS)])) == 3 * ROLLOUTS
+    await runner.cleanup()
+    endpoint.close()
+
+
+def test_retention_is_set_where_the_rows_are(shards: list[ServerEngine]) -> None:
+    cluster = Cluster("agl", replicated=False, everywhere=False)
+    assert "otel_traces_local" in apply_retention(shards[0], 30, cluster)
+    assert apply_retention(shards[0], 30, cluster) == []
+
+
+def test_a_shard_that_is_away_is_an_error_to_be_tried_again(shards: list[ServerEngine], servers: list[ClickHouseServer]) -> None:
+    servers[1].kill()
+    rows = "\n".join(json.dumps({"RolloutId": f"ro-{n}", "SpanId": f"x{n}", "BatchId": 8, "BatchPos": n}) for n in range(ROLLOUTS)).encode()
+    try:
+        with pytest.raises(ClickHouseError) as failure:
+            shards[0].insert("otel.otel_traces", ["RolloutId", "SpanId", "BatchId", "BatchPos"], rows)
+    finally:
+        servers[1].start()
+    assert not failure.value.about_the_data
+    shards[0].insert("otel.otel_traces", ["RolloutId", "SpanId", "BatchId", "BatchPos"], rows)
+    assert shards[1].select("SELECT uniqExact(BatchPos) FROM otel.otel_traces WHERE BatchId = 8") == [[ROLLOUTS]]
+
+
+def test_a_cluster_is_backed_up_by_its_own_means(shards: list[ServerEngine], tmp_path_factory: pytest.TempPathFactory) -> None:
+    with pytest.raises(UsageError, match="BACKUP"):
+        transfer.dump(shards[0], tmp_path_factory.mktemp("dump") / "x")

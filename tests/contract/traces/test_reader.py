@@ -1,0 +1,176 @@
+"""What algorithms read: spans with their types, calls as columns, rewards, verdicts, and what pins a reading."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+
+from agl_otel import semconv
+from agl_otel.traces.opened import TraceStore
+from agl_otel.traces.reader import AGENT_NAME, TraceReader
+from agl_otel.types import Attempt, Rollout
+
+P = semconv.PROCESS
+
+
+def row(number: int, name: str = "work", attributes: dict[str, str] | None = None, **other: Any) -> dict[str, Any]:
+    return {
+        "Timestamp": f"1750000000.{number:09d}",
+        "TraceId": "t",
+        "SpanId": f"s{number}",
+        "SpanName": name,
+        "SpanAttributes": attributes or {},
+        "RolloutId": "ro-1",
+        "AttemptId": "at-1",
+        "SequenceId": number,
+        **other,
+    }
+
+
+def call(number: int, call_number: int, *, process: str = "x", **other: Any) -> dict[str, Any]:
+    attributes = {P: process, semconv.LLM_CALL: str(call_number), semconv.LLM_CHOICE: "0", **other.pop("attributes", {})}
+    return row(number, semconv.SPAN_LLM, attributes, **other)
+
+
+def insert(engine: TraceStore, *rows: dict[str, Any]) -> None:
+    columns = sorted({name for each in rows for name in each})
+    engine.insert("otel.otel_traces", columns, "\n".join(json.dumps(each) for each in rows).encode())
+
+
+def rollout(rollout_id: str = "ro-1") -> Rollout:
+    return Rollout(rollout_id=rollout_id, input=None, start_time=0.0)
+
+
+def attempt(seals: dict[str, int] | None = None, rollout_id: str = "ro-1", attempt_id: str = "at-1") -> Attempt:
+    return Attempt(rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=1, start_time=0.0, seals=seals)
+
+
+async def test_spans_come_by_sequence_then_time_and_once_for_each_identity(engine: TraceStore, reader: TraceReader) -> None:
+    insert(engine, row(3), row(1), row(2), row(7, SpanId="s1"), row(1, AttemptId="at-2", SpanId="other"))
+    spans = await reader.spans(["ro-1"])
+    assert [(span.sequence_id, span.span_id) for span in spans] == [(1, "other"), (1, "s1"), (2, "s2"), (3, "s3")] or [
+        (span.sequence_id, span.span_id) for span in spans
+    ] == [(1, "s1"), (1, "other"), (2, "s2"), (3, "s3")]
+    assert [span.span_id for span in await reader.spans(["ro-1"], attempt_id="at-2")] == ["other"]
+    assert await reader.spans([]) == []
+
+
+async def test_rows_of_the_stock_exporter_have_texts_for_attributes(engine: TraceStore, reader: TraceReader) -> None:
+    insert(engine, row(1, attributes={"n": "1", semconv.LLM_PROMPT_TOKEN_IDS: "[1,2]"}))
+    (span,) = await reader.spans(["ro-1"])
+    assert span.attributes == {"n": "1", semconv.LLM_PROMPT_TOKEN_IDS: "[1,2]"}
+
+
+async def test_calls_come_as_flat_columns_in_call_order(engine: TraceStore, reader: TraceReader) -> None:
+    second = {
+        semconv.LLM_PREFIX_CALL: "1",
+        semconv.LLM_PREFIX_CHOICE: "0",
+        semconv.LLM_MODEL_VERSION: "3",
+        semconv.LLM_INCOMPLETE: "client_gone",
+    }
+    insert(
+        engine,
+        call(1, 2, PromptTokenIds=[9], ResponseTokenIds=[], ResponseLogprobs=[], attributes=second),
+        call(2, 1, PromptTokenIds=[1, 2, 2**31 - 1], ResponseTokenIds=[5, 6], ResponseLogprobs=[-0.5, -1.5]),
+        call(2, 1, PromptTokenIds=[1, 2, 2**31 - 1], ResponseTokenIds=[5, 6], ResponseLogprobs=[-0.5, -1.5]),
+        row(3),
+    )
+    traces = await reader.traces([rollout()], [attempt({"x": 2})])
+    calls = traces.calls
+    assert calls.call.tolist() == [1, 2]
+    assert calls.sequence.tolist() == [2, 1]
+    assert (calls.prefix_call.tolist(), calls.prefix_choice.tolist()) == ([0, 1], [0, 0])
+    assert (calls.prompt.values.dtype, calls.response.values.dtype, calls.logprobs.values.dtype) == (np.int32, np.int32, np.float32)
+    assert [calls.prompt[n].tolist() for n in range(2)] == [[1, 2, 2**31 - 1], [9]]
+    assert [calls.response[n].tolist() for n in range(2)] == [[5, 6], []]
+    assert [calls.logprobs[n].tolist() for n in range(2)] == [[-0.5, -1.5], []]
+    assert (calls.model_version, calls.incomplete, calls.process) == (["", "3"], ["", "client_gone"], ["x", "x"])
+    assert traces.verdicts["ro-1", "at-1"].kind == "complete"
+    assert traces.spans == 3
+
+
+async def test_a_call_is_named_after_the_nearest_agent_above_it(engine: TraceStore, reader: TraceReader) -> None:
+    insert(
+        engine,
+        row(1, attributes={AGENT_NAME: "boss"}),
+        row(2, attributes={AGENT_NAME: "helper"}, ParentSpanId="s1"),
+        row(3, ParentSpanId="s2"),
+        call(4, 1, ParentSpanId="s3"),
+        call(5, 2, ParentSpanId="s1"),
+        call(6, 3, ParentSpanId="nowhere"),
+        call(7, 4, attributes={AGENT_NAME: "self"}),
+    )
+    traces = await reader.traces([rollout()], [attempt({"x": 4})])
+    assert traces.calls.agent == ["helper", "boss", "", "self"]
+
+
+async def test_rewards_are_ordered_and_counted_once(engine: TraceStore, reader: TraceReader) -> None:
+    two = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": "0.5", "agentlightning.reward.1.name": "style"}
+    insert(
+        engine,
+        row(9, semconv.SPAN_ANNOTATION, {semconv.reward_value_key(0): "1.0", semconv.reward_name_key(0): "primary"}),
+        row(4, semconv.SPAN_ANNOTATION, {**two, semconv.reward_value_key(1): "-2"}),
+        row(8, semconv.SPAN_ANNOTATION, {**two, semconv.reward_value_key(1): "-2"}, SpanId="s4"),
+        row(5, semconv.SPAN_ANNOTATION, {semconv.reward_value_key(0): "not a number"}),
+    )
+    traces = await reader.traces([rollout()], [attempt()])
+    found = [(reward.sequence, reward.index, reward.name, reward.value) for reward in traces.rewards["ro-1", "at-1"]]
+    assert found == [(4, 0, "primary", 0.5), (4, 1, "style", -2.0), (9, 0, "primary", 1.0)]
+    assert traces.verdicts["ro-1", "at-1"].kind == "empty"
+
+
+async def test_seals_count_spans_but_not_themselves_nor_the_attempt_span(engine: TraceStore, reader: TraceReader) -> None:
+    def seal(number: int, spans: int) -> dict[str, Any]:
+        return row(number, semconv.SPAN_SEAL, {P: "p", semconv.SEAL_SPANS: str(spans), semconv.SEAL_DROPPED: "0"})
+
+    insert(
+        engine,
+        row(1, semconv.SPAN_ATTEMPT),
+        row(2, attributes={P: "p"}),
+        seal(3, 1),
+        row(4, attributes={P: "p"}),
+        seal(5, 2),
+        row(2, attributes={P: "p"}),
+    )
+    traces = await reader.traces([rollout()], [attempt()])
+    assert traces.verdicts["ro-1", "at-1"].kind == "complete"
+
+
+async def test_what_is_incomplete_is_asked_again_until_the_deadline(engine: TraceStore, reader: TraceReader) -> None:
+    insert(engine, row(1, attributes={P: "p"}))
+    started = time.monotonic()
+    traces = await reader.traces([rollout()], [attempt({"p": 2})], deadline_seconds=0.3)
+    assert time.monotonic() - started >= 0.3
+    verdict = traces.verdicts["ro-1", "at-1"]
+    assert (verdict.kind, verdict.missing) == ("incomplete", 1)
+    insert(engine, row(2, attributes={P: "p"}))
+    again = await reader.traces([rollout()], [attempt({"p": 2})])
+    assert again.verdicts["ro-1", "at-1"].kind == "complete"
+    assert again.digest != traces.digest
+    assert (traces.highest_sequence, again.highest_sequence) == ({"ro-1": 1}, {"ro-1": 2})
+
+
+async def test_a_duplicate_row_changes_nothing_that_pins_a_reading(engine: TraceStore, reader: TraceReader) -> None:
+    insert(engine, row(1), row(2))
+    before = await reader.traces([rollout()], [attempt()])
+    insert(engine, row(2))
+    after = await reader.traces([rollout()], [attempt()])
+    assert (after.digest, after.spans) == (before.digest, before.spans)
+
+
+async def test_attempts_without_a_span_and_rollouts_without_an_attempt_have_their_place(reader: TraceReader) -> None:
+    traces = await reader.traces([rollout("ro-a"), rollout("ro-b")], [attempt(rollout_id="ro-a")])
+    assert {key: verdict.kind for key, verdict in traces.verdicts.items()} == {("ro-a", "at-1"): "empty"}
+    assert [r.rollout_id for r in traces.rollouts] == ["ro-a", "ro-b"]
+    assert (len(traces.calls), traces.rewards, traces.spans) == (0, {}, 0)
+    nothing = await reader.traces([], [])
+    assert (nothing.rollouts, len(nothing.calls)) == ([], 0)
+
+
+async def test_arrow_and_rows_say_the_same(engine: TraceStore, reader: TraceReader) -> None:
+    insert(engine, row(1), row(2))
+    sql = "SELECT SpanId, SequenceId FROM otel_traces WHERE RolloutId = {r:String} ORDER BY SequenceId"
+    assert (await reader.arrow(sql, params={"r": "ro-1"})).to_pylist() == await reader.query(sql, params={"r": "ro-1"})

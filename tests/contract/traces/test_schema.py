@@ -1,0 +1,181 @@
+"""The tables: filled by the stock exporter's columns, migrated twice, refilled after a crash."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agl_otel import semconv
+from agl_otel.errors import ConflictError
+from agl_otel.traces.address import ServerAddress
+from agl_otel.traces.chdb import ChdbEngine
+from agl_otel.traces.engine import ClickHouseError
+from agl_otel.traces.migrate import REFILLS, migrate, migrations, named_query
+from agl_otel.traces.opened import TraceStore
+from agl_otel.traces.server import ServerEngine
+from tests.clickhouse_server import ClickHouseServer
+
+# What the OpenTelemetry Collector's stock ClickHouse exporter inserts.
+STOCK = (
+    "Timestamp", "TraceId", "SpanId", "ParentSpanId", "TraceState", "SpanName", "SpanKind", "ServiceName", "ResourceAttributes",
+    "ScopeName", "ScopeVersion", "SpanAttributes", "Duration", "StatusCode", "StatusMessage", "Events.Timestamp", "Events.Name",
+    "Events.Attributes", "Links.TraceId", "Links.SpanId", "Links.TraceState", "Links.Attributes",
+)  # fmt: skip
+
+
+def stock_row(span: dict[str, str], resource: dict[str, str], **other: Any) -> dict[str, Any]:
+    empty = {name: [] if "." in name else "" for name in STOCK}
+    row = {**empty, "Timestamp": "1750000000.000000001", "Duration": 5, "TraceId": "t", "SpanId": "s", "StatusCode": "Unset"}
+    return {**row, "SpanAttributes": span, "ResourceAttributes": resource, **other}
+
+
+def insert(engine: TraceStore, *rows: dict[str, Any]) -> None:
+    engine.insert("otel.otel_traces", STOCK, "\n".join(json.dumps(row) for row in rows).encode())
+
+
+R, A, S = semconv.ROLLOUT_ID, semconv.ATTEMPT_ID, semconv.SEQUENCE_ID
+
+
+@pytest.mark.parametrize(
+    ("span", "resource", "expected"),
+    [
+        ({R: "ro-1", A: "at-1", S: "7"}, {}, ["ro-1", "at-1", 7]),
+        ({}, {R: "ro-1", A: "at-1", S: "7"}, ["ro-1", "at-1", 7]),
+        ({R: "ro-1", A: "at-1"}, {R: "ro-2", A: "at-2"}, ["ro-1", "at-1", 0]),
+        ({R: "ro-1"}, {R: "ro-1", A: "at-1"}, ["ro-1", "at-1", 0]),
+        ({R: "ro-1"}, {R: "ro-2", A: "at-2"}, ["ro-1", "", 0]),
+        ({A: "at-1"}, {R: "ro-2", A: "at-2"}, ["ro-2", "at-2", 0]),
+        ({}, {}, ["", "", 0]),
+    ],
+)
+def test_the_stock_exporters_rows_get_their_ids_by_default(
+    span: dict[str, str], resource: dict[str, str], expected: list[Any], engine: TraceStore
+) -> None:
+    insert(engine, stock_row(span, resource))
+    assert engine.select("SELECT RolloutId, AttemptId, SequenceId FROM otel.otel_traces") == [expected]
+
+
+def test_the_stock_exporters_rows_get_their_token_columns_by_default(engine: TraceStore) -> None:
+    span = {semconv.LLM_PROMPT_TOKEN_IDS: "[1,2,3]", semconv.LLM_RESPONSE_TOKEN_IDS: "[70000]", semconv.LLM_RESPONSE_LOGPROBS: "[-0.5]"}
+    insert(engine, stock_row(span, {}))
+    assert engine.select("SELECT PromptTokenIds, ResponseTokenIds, ResponseLogprobs FROM otel.otel_traces") == [
+        [[1, 2, 3], [70000], [-0.5]]
+    ]
+
+
+def test_migrations_run_once_and_again_without_harm(engine: TraceStore) -> None:
+    assert migrate(engine, where="again") == []
+    engine.command("TRUNCATE TABLE otel.agl_migrations")  # as if another process had made the tables, and not yet said so
+    assert migrate(engine, where="again") == [number for number, _, _ in migrations()]
+
+
+def test_migration_numbers_are_1_to_n() -> None:
+    assert [number for number, _, _ in migrations()] == list(range(1, len(migrations()) + 1))
+
+
+def test_data_of_a_newer_version_is_refused(engine: TraceStore) -> None:
+    engine.insert("otel.agl_migrations", ["Version", "Name"], b'{"Version":99,"Name":"future"}')
+    with pytest.raises(ConflictError, match="schema 99"):
+        migrate(engine, where="/data")
+
+
+VIEWS = {
+    "otel.otel_traces_trace_id_ts": "SELECT TraceId, min(Start), max(End) FROM otel.otel_traces_trace_id_ts GROUP BY TraceId ORDER BY ALL",
+    "otel.rollout_summary_states": "SELECT * FROM otel.rollout_summary ORDER BY ALL",
+    "otel.services": "SELECT ServiceName, SpanName, SpanKind, min(FirstTime), max(LastTime) FROM otel.services GROUP BY ALL ORDER BY ALL",
+}
+
+
+def views(engine: TraceStore) -> dict[str, list[list[object]]]:
+    return {table: engine.select(sql) for table, sql in VIEWS.items()}
+
+
+def spans(engine: TraceStore) -> None:
+    tokens = {semconv.LLM_PROMPT_TOKEN_IDS: "[1,2]", semconv.LLM_RESPONSE_TOKEN_IDS: "[3]"}
+    insert(
+        engine,
+        stock_row({R: "ro-1", A: "at-1", **tokens}, {}, SpanId="a", ServiceName="x", SpanName="chat"),
+        stock_row({R: "ro-1", A: "at-1", **tokens}, {}, SpanId="b", ServiceName="x", SpanName="chat", StatusCode="Error"),
+        stock_row({R: "ro-2", A: "at-2"}, {}, SpanId="c", TraceId="u", Timestamp="1750000009.000000001"),
+        stock_row({}, {}, SpanId="d"),
+    )
+
+
+def test_the_summary_counts_each_identity_once_however_often_it_is_stored(engine: TraceStore) -> None:
+    spans(engine)
+    once = views(engine)
+    assert [row[:6] for row in once["otel.rollout_summary_states"]] == [["ro-1", "at-1", 2, 1, 4, 2], ["ro-2", "at-2", 1, 0, 0, 0]]
+    spans(engine)
+    assert views(engine) == once
+
+
+def test_refilling_makes_what_the_views_would_have_made(engine: TraceStore) -> None:
+    spans(engine)
+    made = views(engine)
+    for table in VIEWS:
+        engine.command(f"TRUNCATE TABLE {table}")
+    assert views(engine) != made
+    for name in REFILLS:
+        engine.command(named_query(name), {"batch": 0})
+    assert views(engine) == made
+
+
+def test_one_insert_makes_one_part_whatever_times_the_spans_claim(engine: TraceStore) -> None:
+    insert(engine, *(stock_row({}, {}, SpanId=str(n), Timestamp=f"{1_000_000_000 + n * 86400}.000000000") for n in range(500)))
+    assert engine.select("SELECT count() FROM system.parts WHERE database = 'otel' AND table = 'otel_traces' AND active") == [[1]]
+    assert engine.select("SELECT count() FROM system.parts WHERE database = 'otel' AND table = 'otel_traces_trace_id_ts' AND active") == [
+        [1]
+    ]
+
+
+def test_an_error_carries_clickhouses_code(engine: TraceStore) -> None:
+    with pytest.raises(ClickHouseError) as failure:
+        engine.insert("otel.otel_traces", ["Timestamp"], b'{"Timestamp":"nonsense"}')
+    assert failure.value.about_the_data
+    with pytest.raises(ClickHouseError) as failure:
+        engine.select("SELECT * FROM otel.nothere")
+    assert (failure.value.code, failure.value.about_the_data) == (60, False)
+
+
+def test_the_file_system_is_no_database(engine: TraceStore) -> None:
+    with pytest.raises(ClickHouseError):
+        engine.read("SELECT * FROM default.`/etc/hostname`", "TSV")
+
+
+SCHEMA = "SELECT name, create_table_query FROM system.tables WHERE database = 'otel' AND name != 'agl_migrations' ORDER BY name"
+
+
+def test_a_schema_that_grew_equals_one_from_scratch(bare_engine: TraceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = migrations()
+    for count in range(1, len(known) + 1):
+        monkeypatch.setattr("agl_otel.traces.migrate.migrations", lambda count=count: known[:count])
+        assert migrate(bare_engine, where="the test") == [known[count - 1][0]]
+    grown = bare_engine.select(SCHEMA)
+    bare_engine.command("DROP DATABASE otel SYNC")
+    assert migrate(bare_engine, where="the test") == [number for number, _, _ in known]
+    assert bare_engine.select(SCHEMA) == grown
+
+
+def test_both_engines_have_the_same_schema(server: ClickHouseServer, tmp_path: Path) -> None:
+    found: list[list[list[object]]] = []
+    for engine in (ServerEngine(ServerAddress.parse(server.url())), ChdbEngine(tmp_path / "traces")):
+        engine.command("DROP DATABASE IF EXISTS otel SYNC")
+        migrate(engine, where="the test")
+        found.append(engine.select(SCHEMA))
+        engine.close()
+    assert found[0] == found[1]
+
+
+def test_several_processes_migrate_a_server_at_once(server: ClickHouseServer) -> None:
+    engines = [ServerEngine(ServerAddress.parse(server.url())) for _ in range(4)]
+    engines[0].command("DROP DATABASE IF EXISTS otel SYNC")
+    with ThreadPoolExecutor(len(engines)) as threads:
+        applied = list(threads.map(lambda engine: migrate(engine, where="the test"), engines))
+    assert {number for numbers in applied for number in numbers} == {number for number, _, _ in migrations()}
+    assert engines[0].select("SELECT count() FROM system.tables WHERE database = 'otel' AND engine = 'MaterializedView'") == [[4]]
+    for engine in engines:
+        engine.close()

@@ -1,0 +1,104 @@
+"""Commands of ours as real processes, and what must be true of the machine after them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+START_SECONDS = 60.0
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("AGL_", "OTEL_", "OPENAI_"))}
+
+
+class Command:
+    """`agl-otel …` as a process; `with` ends it."""
+
+    def __init__(self, *arguments: str, log: Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
+        self.log = log
+        self._out: IO[bytes] = log.open("wb")
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "agl_otel", *arguments],
+            stdout=self._out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            cwd=cwd,
+            env={**ENVIRONMENT, "PATH": path, **(env or {})},
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(45)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self._out.close()
+
+    @property
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self.log.read_text(errors="replace")
+
+    def wait(self, seconds: float) -> int:
+        """Wait for its end; its exit status."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {seconds} s: {self.output[-2000:]}") from None
+
+
+def run(*arguments: str, cwd: Path, env: dict[str, str] | None = None, seconds: float = 100.0) -> subprocess.CompletedProcess[str]:
+    """Run `agl-otel …` to its end."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return subprocess.run(
+        [sys.executable, "-m", "agl_otel", *arguments],
+        capture_output=True, text=True, check=False, cwd=cwd, timeout=seconds, env={**ENVIRONMENT, "PATH": path, **(env or {})},
+    )  # fmt: skip
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        os.sched_yield()
+        signal.sigtimedwait([], 0.05)
+
+
+def alive(pids: Sequence[int]) -> list[int]:
+    """Which of these processes run (zombies have ended)."""
+    return [pid for pid in pids if _state(pid) not in ("", "Z")]
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def naming(folder: Path) -> list[int]:
+    """Processes whose command line or environment names `folder`: what a command on that data directory has left behind."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in text:
+            found.append(int(entry.name))
+    return alive(found)

@@ -1,0 +1,109 @@
+"""The main job as a user runs it, shortened; and what it says when something it needs is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agl_otel.stack import MAX_RESTARTS
+from tests.system.stack_process import Command, naming, run, until
+
+pytest.importorskip("torch", reason="needs the [train] extra")
+pytestmark = pytest.mark.timeout(300)
+ROOT = Path(__file__).parents[2]
+
+
+def test_what_is_trained_on_is_what_was_sampled_and_stored(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    done = run("demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=ROOT, seconds=240)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert result["steps"] == 2
+    assert result["trajectories"] == result["trajectories_in_clickhouse"] == 2 * 128
+    assert result["calls_not_equal"] == 0
+    assert result["calls_equal_to_model_server"] == result["rollouts"] == 2 * 128 + 2 * result["tasks_scored"] + 2 * 4
+    assert result["verdicts"] == {"complete": result["rollouts"]}
+    assert result["max_ratio_error"] < 1e-4
+    assert result["score_before"] <= 0.45
+    assert Path(result["plot"]).read_bytes().startswith(b"\x89PNG")
+    assert "openai.chat" in done.stderr and "primary = " in done.stderr, "the command's trace is shown as a tree"
+    assert naming(data) == []
+
+    # the data is looked at by the commands that the demo names, with nothing running
+    shown = run("traces", "show", result["rollout_shown"], "--json", "--data-dir", str(data), cwd=tmp_path)
+    names = [span["name"] for span in json.loads(shown.stdout)["spans"]]
+    assert {"agentlightning.attempt", "agentlightning.llm", "agentlightning.annotation", "agentlightning.seal"} <= set(names)
+    listed = run("rollouts", "--mode", "train", "--json", "--data-dir", str(data), cwd=tmp_path)
+    assert json.loads(listed.stdout)["total"] == 2 * 128
+
+
+def test_a_collector_that_is_gone_for_good_ends_the_demo_with_its_name(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with Command("demo", "--data-dir", str(data), log=tmp_path / "demo.log", cwd=ROOT) as demo:
+        metrics = data / "run" / "metrics.jsonl"
+        until(lambda: metrics.exists() and metrics.read_text() != "", "the first step is done", 200)
+        killed: set[int] = set()
+        deadline = time.monotonic() + 60
+        while len(killed) <= MAX_RESTARTS and time.monotonic() < deadline and demo.process.poll() is None:
+            try:
+                pid = json.loads((data / "stack.json").read_text())["collector"]["pid"]
+            except FileNotFoundError:
+                break
+            if pid not in killed:
+                killed.add(pid)
+                os.kill(pid, signal.SIGKILL)
+            signal.sigtimedwait([], 0.02)
+        assert demo.wait(60) == 1
+        steps = len(metrics.read_text().splitlines())
+        assert "error: collector is gone" in demo.output and "log is" in demo.output
+        assert "score after" not in demo.output and steps < 100
+    assert naming(data) == []
+
+
+def test_a_model_server_that_dies_ends_the_training_with_its_name(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with Command("demo", "--data-dir", str(data), log=tmp_path / "demo.log", cwd=ROOT) as demo:
+        until(lambda: "score before" in demo.output, "the training begins", 200)
+        servers = [pid for pid in naming(data) if b"grpo.server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert len(servers) == 1
+        os.kill(servers[0], signal.SIGKILL)
+        assert demo.wait(60) == 1
+        assert "the model server ended with exit code" in demo.output
+    assert naming(data) == []
+
+
+def test_ctrl_c_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with Command("demo", "--data-dir", str(data), log=tmp_path / "demo.log", cwd=ROOT) as demo:
+        until(lambda: "3." in demo.output, "the commands run", 200)
+        demo.process.send_signal(signal.SIGINT)
+        assert demo.wait(60) == 130
+    assert naming(data) == []
+
+
+def test_a_wrong_job_file_is_a_wrong_use_and_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("[agnet]\n")
+    refused = run("train", "job.toml", "--data-dir", "data", cwd=tmp_path)
+    assert refused.returncode == 2 and "agnet" in refused.stderr and "Traceback" not in refused.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_grader_that_raises_ends_the_training_with_what_it_said(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("def grade(task, answer):\n    raise KeyError('no such field: score')\n")
+    source = ROOT / "examples" / "first_light"
+    text = (source / "job.toml").read_text().replace("grade.py:", f"{tmp_path}/bad.py:")
+    for name in ("agent.py", "tasks.py"):
+        text = text.replace(f'"{name}:', f'"{source / name}:')
+    job = tmp_path / "job.toml"
+    job.write_text(text)
+    done = run("train", str(job), "--data-dir", str(tmp_path / "data"), cwd=tmp_path, seconds=200)
+    assert done.returncode == 1
+    assert "no such field: score" in done.stderr and "grade" in done.stderr
+    listed = run("rollouts", "--json", "--data-dir", str(tmp_path / "data"), cwd=tmp_path)
+    assert json.loads(listed.stdout)["total"] == 128, "what happened is still there"

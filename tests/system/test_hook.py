@@ -1,0 +1,224 @@
+"""`opentelemetry-instrument python agent.py` as users type it: a real process, and what a collector gets from it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agl_otel import semconv
+from tests.otlp_receiver import OtlpReceiver
+
+pytestmark = pytest.mark.system
+INSTRUMENT = Path(sys.executable).with_name("opentelemetry-instrument")
+TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+IDS = {
+    semconv.ENV_ROLLOUT_ID: "ro-1",
+    semconv.ENV_ATTEMPT_ID: "at-1",
+    "TRACEPARENT": f"00-{TRACE_ID}-{SPAN_ID}-01",
+    "OTEL_RESOURCE_ATTRIBUTES": "team=blue,agentlightning.rollout_id=ro-1,agentlightning.attempt_id=at-1",
+}
+KEY = ("ro-1", "at-1")
+HEAD = "import os, sys, signal, threading, time\nfrom opentelemetry import trace\ntracer = trace.get_tracer('agent')\n"
+
+
+@pytest.fixture
+def receiver() -> Iterator[OtlpReceiver]:
+    receiver = OtlpReceiver()
+    yield receiver
+    receiver.close()
+
+
+class Agent:
+    """Runs agent code under the hook."""
+
+    def __init__(self, receiver: OtlpReceiver, directory: Path, protocol: str = "http/protobuf") -> None:
+        self._directory = directory
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "AGL_", "PYTHON"))},
+            "OTEL_TRACES_EXPORTER": "otlp",
+            "OTEL_LOGS_EXPORTER": "otlp",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.http_url if protocol != "grpc" else f"http://{receiver.grpc_address}",
+        }
+
+    def start(self, code: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        script = self._directory / "agent.py"
+        script.write_text(HEAD + textwrap.dedent(code))
+        return subprocess.Popen(
+            [INSTRUMENT, sys.executable, str(script)],
+            env={**self._environment, **(IDS if environment is None else environment)},
+            cwd=self._directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, code: str, environment: dict[str, str] | None = None) -> tuple[int, str, str]:
+        with self.start(code, environment) as process:
+            out, err = process.communicate(timeout=60)
+            return process.returncode, out, err
+
+
+@pytest.fixture
+def agent(receiver: OtlpReceiver, tmp_path: Path) -> Agent:
+    return Agent(receiver, tmp_path)
+
+
+def sealed_completely(receiver: OtlpReceiver) -> bool:
+    """Whether every marker's largest seal counts just the spans that arrived."""
+    counts: dict[str, int] = {}
+    for span in receiver.ours():
+        counts[span.marker] = counts.get(span.marker, 0) + 1
+    return bool(counts) and receiver.seals() == {marker: (count, 0) for marker, count in counts.items()}
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_a_plain_agents_spans_carry_ids_marker_and_parent_and_are_sealed(receiver: OtlpReceiver, tmp_path: Path, protocol: str) -> None:
+    code = "with tracer.start_as_current_span('outer'):\n    with tracer.start_as_current_span('inner'): pass\n"
+    status, _, err = Agent(receiver, tmp_path, protocol).run(code)
+    assert (status, err) == (0, "")
+    outer, inner = receiver.spans("outer")[0], receiver.spans("inner")[0]
+    assert outer.key == inner.key == KEY and outer.marker == inner.marker
+    assert (outer.trace_id, outer.parent_id, inner.parent_id) == (TRACE_ID, SPAN_ID, outer.span_id)
+    assert outer.resource["team"] == "blue"
+    assert sealed_completely(receiver)
+
+
+ENDS = {
+    "sys.exit": ("sys.exit(3)", 3),
+    "exception": ("raise RuntimeError('the agent broke')", 1),
+    "os._exit": ("os._exit(4)", 4),
+    "sigterm": ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", -signal.SIGTERM),
+    "own sigterm handler": (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)",
+        5,
+    ),
+    "sigterm in asyncio": (
+        "import asyncio\nasync def main():\n    os.kill(os.getpid(), signal.SIGTERM)\n    await asyncio.sleep(30)\nasyncio.run(main())",
+        -signal.SIGTERM,
+    ),
+    "multiprocessing": (
+        "import multiprocessing as mp\np = mp.Process(target=lambda: tracer.start_span('c').end())\np.start()\np.join()",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_nothing_is_lost_however_the_process_ends(receiver: OtlpReceiver, agent: Agent, end: str) -> None:
+    code, expected = ENDS[end]
+    status, _, err = agent.run(f"tracer.start_span('work').end()\n{code}\n")
+    assert status == expected, err
+    assert "agl-otel:" not in err
+    assert receiver.spans("work") and sealed_completely(receiver)
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_a_forked_childs_spans_have_a_marker_of_their_own(receiver: OtlpReceiver, tmp_path: Path, protocol: str) -> None:
+    code = """
+        with tracer.start_as_current_span('before'):
+            trace.get_tracer_provider().force_flush()
+            pid = os.fork()
+            tracer.start_span('child' if pid == 0 else 'parent').end()
+        if pid:
+            os.waitpid(pid, 0)
+    """
+    status, _, err = Agent(receiver, tmp_path, protocol).run(code)
+    assert status == 0, err
+    (before,), (child,), (parent,) = (receiver.spans(name) for name in ("before", "child", "parent"))
+    assert before.marker == parent.marker != child.marker
+    assert child.key == KEY and child.parent_id == before.span_id
+    assert sealed_completely(receiver)
+
+
+def test_spans_of_threads_carry_the_ids_too(receiver: OtlpReceiver, agent: Agent) -> None:
+    code = """
+        threads = [threading.Thread(target=lambda: tracer.start_span('thread').end()) for _ in range(4)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+    """
+    assert agent.run(code)[0] == 0
+    assert [span.key for span in receiver.spans("thread")] == [KEY] * 4
+    assert sealed_completely(receiver)
+
+
+def test_nothing_is_added_without_ids(receiver: OtlpReceiver, agent: Agent) -> None:
+    status, _, err = agent.run("tracer.start_span('work').end()\n", {})
+    assert (status, err) == (0, "")
+    assert [(span.name, span.attributes) for span in receiver.spans()] == [("work", {})]
+
+
+def test_a_collector_that_is_away_costs_the_agent_nothing_but_a_moment(receiver: OtlpReceiver, agent: Agent) -> None:
+    receiver.refuse = True
+    status, out, err = agent.run("tracer.start_span('work').end(); print('done')\n", {**IDS, "OTEL_EXPORTER_OTLP_TIMEOUT": "1"})
+    assert (status, out) == (0, "done\n")
+    assert "spans were given up" in err
+
+
+def test_a_burst_is_exported_without_loss(receiver: OtlpReceiver, agent: Agent) -> None:
+    assert agent.run("for _ in range(10_000): tracer.start_span('burst').end()\n")[0] == 0
+    assert len(receiver.spans("burst")) == 10_000 and sealed_completely(receiver)
+
+
+def test_a_long_conversation_does_not_push_the_ids_off_the_span(receiver: OtlpReceiver, agent: Agent) -> None:
+    code = "with tracer.start_as_current_span('long') as span:\n    for i in range(500): span.set_attribute(f'gen_ai.prompt.{i}', 'x')\n"
+    assert agent.run(code)[0] == 0
+    (span,) = receiver.spans("long")
+    assert span.key == KEY and len(span.attributes) == 503
+
+
+def test_baggage_and_trace_context_travel_over_http_even_where_propagators_leave_them_out(receiver: OtlpReceiver, agent: Agent) -> None:
+    code = """
+        import http.server, httpx2
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                print(self.headers['baggage'], self.headers['traceparent'][3:35])
+                self.send_response(204); self.end_headers()
+            def log_message(self, *_): pass
+        server = http.server.HTTPServer(('127.0.0.1', 0), Handler)
+        threading.Thread(target=server.handle_request).start()
+        httpx2.get(f'http://127.0.0.1:{server.server_port}/', trust_env=False)
+    """
+    status, out, err = agent.run(code, {**IDS, "OTEL_PROPAGATORS": "tracecontext"})
+    assert status == 0, err
+    assert out.strip() == f"agentlightning.rollout_id=ro-1,agentlightning.attempt_id=at-1 {TRACE_ID}"
+
+
+CONFIGURATOR = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+class Configurator:
+    def configure(self, **_):
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        provider = TracerProvider(); provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        trace.set_tracer_provider(provider)
+"""
+
+
+def test_a_distribution_that_is_installed_keeps_its_provider_and_loses_nothing(
+    receiver: OtlpReceiver, agent: Agent, tmp_path: Path
+) -> None:
+    (tmp_path / "their_distro.py").write_text(CONFIGURATOR)
+    info = tmp_path / "their_distro-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-distro\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[opentelemetry_configurator]\ntheirs = their_distro:Configurator\n")
+    code = "print(type(trace.get_tracer_provider()._active_span_processor._span_processors[0]).__name__)\n"
+    code += "for _ in range(5000): tracer.start_span('burst').end()\n"
+    status, out, err = agent.run(code, {**IDS, "PYTHONPATH": str(tmp_path)})
+    assert (status, out, err) == (0, "BatchSpanProcessor\n", "")
+    assert [span.key for span in receiver.spans("burst")] == [KEY] * 5000 and sealed_completely(receiver)
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = "import sys, agl_otel.instrumentation; print([m for m in ('chdb', 'aiohttp', 'numpy', 'grpc', 'pydantic') if m in sys.modules])"
+
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,255 @@
+"""The model server as a process, asked by a real OpenAI client; and GRPO that learns from what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import openai
+import pytest
+import torch
+
+from agl_otel.algorithms.grpo import tiny
+from agl_otel.algorithms.grpo.algorithm import GRPO
+from agl_otel.algorithms.grpo.objective import token_logprobs
+from agl_otel.algorithms.grpo.policy import Policy, load_policy, save_weights
+from agl_otel.columns import CallColumns, Ragged, Reward, Traces
+from agl_otel.errors import DataError, ModelServerError
+from agl_otel.semconv import HEADER_MODEL_VERSION
+from agl_otel.types import Attempt, AttemptedRollout, EnqueueRolloutRequest, NamedResources, ResourcesUpdate, Rollout, Verdict
+
+pytestmark = pytest.mark.system
+QUESTION: list[Any] = [{"role": "user", "content": tiny.question(437)}]
+MODEL = "agl_otel.algorithms.grpo.server"
+
+
+@dataclass
+class Server:
+    url: str
+    record: Path
+    folder: Path
+    process: subprocess.Popen[str]
+
+    def recorded(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.record.read_text().splitlines()]
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    torch.set_num_threads(1)
+    base = tmp_path_factory.mktemp("server")
+    folder = tiny.make_policy(base / "policy")
+    command = [sys.executable, "-m", MODEL, "--model", str(folder), "--port", "0", "--record", str(base / "record.jsonl")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        yield Server(url, base / "record.jsonl", folder, process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+
+
+@pytest.fixture(scope="module")
+def policy(server: Server) -> Policy:
+    return load_policy(server.folder)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def plain_logprobs(policy: Policy, prompt: list[int], response: list[int]) -> list[float]:
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    return token_logprobs(logits, torch.tensor(response)).tolist()
+
+
+def test_plain_answer_carries_what_was_sampled(server: Server, policy: Policy) -> None:
+    with server.client() as client:
+        raw = client.chat.completions.with_raw_response.create(
+            model="policy", messages=QUESTION, n=2, logprobs=True, top_logprobs=3, extra_body={"return_token_ids": True}
+        )
+    answer = json.loads(raw.text)
+    assert raw.headers[HEADER_MODEL_VERSION] == "0"
+    assert answer["prompt_token_ids"] == tiny.prompt_ids(policy.tokenizer, 437)
+    recorded = [line for line in server.recorded() if line["id"] == answer["id"]]
+    assert [line["choice"] for line in recorded] == [0, 1]
+    for choice, line in zip(answer["choices"], recorded, strict=True):
+        logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+        assert choice["token_ids"] == line["response_token_ids"]
+        assert logprobs == line["logprobs"]
+        assert (line["prompt_token_ids"], line["model_version"]) == (answer["prompt_token_ids"], "0")
+        assert logprobs == pytest.approx(plain_logprobs(policy, answer["prompt_token_ids"], choice["token_ids"]), abs=1e-5)
+        assert choice["message"]["content"] == policy.decode(choice["token_ids"])
+        assert choice["finish_reason"] == "stop"
+        assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 3
+
+
+def test_streamed_answer_is_the_same_as_the_plain_one(server: Server) -> None:
+    asked: dict[str, Any] = {"model": "policy", "messages": QUESTION, "seed": 5, "logprobs": True}
+    extra = {"return_token_ids": True}
+    with server.client() as client:
+        plain = client.chat.completions.create(**asked, extra_body=extra)
+        chunks = list(client.chat.completions.create(**asked, extra_body=extra, stream=True, stream_options={"include_usage": True}))
+    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert "".join(choice.delta.content or "" for choice in choices) == plain.choices[0].message.content
+    streamed = [token for choice in choices for token in (choice.model_extra or {}).get("token_ids", [])]
+    assert streamed == (plain.choices[0].model_extra or {})["token_ids"]
+    entries = [entry.logprob for choice in choices if choice.logprobs for entry in choice.logprobs.content or []]
+    assert plain.choices[0].logprobs is not None
+    assert entries == pytest.approx([entry.logprob for entry in plain.choices[0].logprobs.content or []], abs=1e-5)
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage == plain.usage
+    assert server.recorded()[-1]["id"] == chunks[0].id
+
+
+def test_what_is_wrong_is_a_400_that_names_it(server: Server) -> None:
+    with server.client() as client:
+        with pytest.raises(openai.BadRequestError, match="unknown fields: top_kk"):
+            client.chat.completions.create(model="policy", messages=QUESTION, extra_body={"top_kk": 1})
+        with pytest.raises(openai.BadRequestError, match="context"):
+            client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "x" * 2000}])
+        assert [model.id for model in client.models.list()] == ["policy"]
+
+
+async def test_pushed_weights_answer_under_their_version_and_wrong_ones_are_refused(server: Server, tmp_path: Path) -> None:
+    other = tiny.make_model(tiny.make_tokenizer(), seed=9)
+    async with aiohttp.ClientSession() as session:
+
+        async def push(path: Path, version: Any) -> tuple[int, Any]:
+            async with session.post(f"{server.url}/weights", json={"path": str(path), "version": version}) as answer:
+                return answer.status, await answer.json()
+
+        async def ask() -> tuple[str, Any]:
+            body = {"messages": QUESTION, "logprobs": True, "return_token_ids": True, "max_tokens": 3}
+            async with session.post(f"{server.url}/v1/chat/completions", json=body) as answer:
+                return answer.headers[HEADER_MODEL_VERSION], await answer.json()
+
+        status, error = await push(tmp_path, 4)
+        assert (status, "model.safetensors" in error["error"]["message"]) == (400, True)
+        assert (await ask())[0] == "0"
+        assert await push(save_weights(other, tmp_path / "w"), 5) == (200, {"version": "5"})
+        version, body = await ask()
+        assert version == "5"
+        choice = body["choices"][0]
+        wanted = plain_logprobs(Policy(other.eval(), None, frozenset(), 0), body["prompt_token_ids"], choice["token_ids"])
+        assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == pytest.approx(wanted, abs=1e-5)
+
+        answers = await asyncio.gather(*(ask() for _ in range(50)), push(server.folder, 0))
+        assert {answer[0] for answer in answers} <= {"5", "0", 200}
+        assert (await ask())[0] == "0"
+
+
+# --- GRPO over the server ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class CallingStore:
+    """A store whose rollouts are run on the spot: one call of the model server each, graded, and kept as columns."""
+
+    session: aiohttp.ClientSession
+    target: int
+    lose_logprobs: bool = False
+    version: int = 0
+    endpoint: str = ""
+    requests: list[EnqueueRolloutRequest] = field(default_factory=list[EnqueueRolloutRequest])
+    published: list[NamedResources] = field(default_factory=list[NamedResources])
+
+    async def publish(self, resources: NamedResources, *, resources_id: str | None = None) -> ResourcesUpdate:
+        self.version += 1
+        self.published.append(resources)
+        self.endpoint = resources["main_llm"].endpoint  # type: ignore[union-attr]  # GRPO publishes an LLM
+        return ResourcesUpdate(resources_id="rs-1", create_time=1, update_time=1, version=self.version, resources=resources)
+
+    async def enqueue(self, tasks: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
+        start = len(self.requests)
+        self.requests += tasks
+        return [Rollout(rollout_id=f"ro-{start + i:06}", input=task.input, start_time=1) for i, task in enumerate(tasks)]
+
+    async def wait(self, rollout_ids: Sequence[str], *, timeout_seconds: float | None = None) -> list[Rollout | AttemptedRollout]:
+        attempt: dict[str, Any] = {"attempt_id": "at-1", "sequence_id": 1, "start_time": 1, "status": "succeeded"}
+        return [
+            AttemptedRollout(rollout_id=r, input={}, start_time=1, status="succeeded", attempt=Attempt(rollout_id=r, **attempt))
+            for r in rollout_ids
+        ]
+
+    async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
+        finished = [rollout for rollout in rollouts if not isinstance(rollout, str)]
+        ids = [rollout.rollout_id for rollout in finished]
+        numbers: list[int] = [self.requests[int(rollout_id[3:])].input for rollout_id in ids]
+        answers = await asyncio.gather(*(self.ask(number) for number in numbers))
+        choices = [body["choices"][0] for _, body in answers]
+        right = [str(tiny.BEHAVIOURS[self.target](number % 10)) for number in numbers]
+        values = [float(c["message"]["content"] == wanted) for c, wanted in zip(choices, right, strict=True)]
+        logprobs = [[] if self.lose_logprobs else [e["logprob"] for e in c["logprobs"]["content"]] for c in choices]
+        one, none, empty = np.ones(len(ids), np.int64), np.zeros(len(ids), np.int64), [""] * len(ids)
+        calls = CallColumns(
+            rollout_id=ids,
+            attempt_id=["at-1"] * len(ids),
+            process=["m"] * len(ids),
+            span_id=ids,
+            parent_span_id=empty,
+            call=one,
+            choice=none,
+            sequence=one.astype(np.uint64),
+            prefix_call=none,
+            prefix_choice=none,
+            prompt=Ragged.from_rows([body["prompt_token_ids"] for _, body in answers], np.int32),
+            response=Ragged.from_rows([c["token_ids"] for c in choices], np.int32),
+            logprobs=Ragged.from_rows(logprobs, np.float32),
+            model_version=[version for version, _ in answers],
+            agent=empty,
+            incomplete=empty,
+        )
+        rewards = {(r, "at-1"): [Reward(2, "s", 0, "primary", value)] for r, value in zip(ids, values, strict=True)}
+        verdicts = {key: Verdict(rollout_id=key[0], attempt_id=key[1], kind="complete") for key in rewards}
+        return Traces(list(finished), calls, rewards, verdicts, spans=3 * len(ids), digest="d")
+
+    async def ask(self, number: int) -> tuple[str, Any]:
+        body = {"messages": [{"role": "user", "content": tiny.question(number)}], "logprobs": True, "return_token_ids": True}
+        async with self.session.post(f"{self.endpoint}/chat/completions", json=body) as answer:
+            return answer.headers[HEADER_MODEL_VERSION], await answer.json()
+
+
+async def test_grpo_learns_the_rewarded_behaviour_on_policy(server: Server, tmp_path: Path) -> None:
+    async with aiohttp.ClientSession() as session:
+        store = CallingStore(session, target=2)
+        grpo = GRPO(
+            model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=15, prompts_per_step=16, group_size=8
+        )
+        reports = await grpo.run(store, tiny.TRAIN_NUMBERS)
+    assert [report.step for report in reports] == list(range(1, 16))
+    assert reports[0].reward_mean < 0.45
+    assert sum(report.reward_mean for report in reports[-3:]) / 3 > 0.7
+    assert max(report.max_ratio_error for report in reports) < 1e-4
+    assert all(report.off_policy == 0 and report.trajectories == 128 for report in reports)
+    assert [report.weights_version for report in reports] == [str(version) for version in range(1, 16)]
+    assert store.version == 16
+    assert names_in(tmp_path) == ["15", "16"]
+    assert {request.resources_id for request in store.requests} == {"rs-1"}
+    assert store.requests[8].metadata == {"step": 1, "group": 1}
+
+
+async def test_step_without_anything_to_train_on_is_an_error_with_the_counts(server: Server, tmp_path: Path) -> None:
+    async with aiohttp.ClientSession() as session:
+        grpo = GRPO(model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, prompts_per_step=2)
+        with pytest.raises(DataError, match=r"step 1 has nothing to train on: of 16 rollouts, refused \{'no_logprobs': 16\}"):
+            await grpo.run(CallingStore(session, target=0, lose_logprobs=True), tiny.TRAIN_NUMBERS)
+
+
+async def test_model_server_that_is_away_is_an_error_that_names_it(server: Server, tmp_path: Path) -> None:
+    async with aiohttp.ClientSession() as session:
+        grpo = GRPO(model_dir=server.folder, model_server_url="http://127.0.0.1:9", weights_dir=tmp_path)
+        with pytest.raises(ModelServerError, match=r"http://127\.0\.0\.1:9/weights"):
+            await grpo.run(CallingStore(session, target=0), tiny.TRAIN_NUMBERS)

@@ -1,0 +1,258 @@
+"""The OpenTelemetry Collector with our processor, as built, between real senders, the real queue and a real ClickHouse server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+from agl_otel import semconv
+from agl_otel.queue.updates import AttemptUpdate
+from agl_otel.types import EnqueueRolloutRequest
+from tests.clickhouse_server import ClickHouseServer
+from tests.contract.collector.otlp import request_of, span, span_request
+from tests.contract.collector.stack import until
+from tests.system.otelcol_process import CONFIGS, Otelcol, World, binary, post
+
+pytestmark = pytest.mark.system
+KILLED_AFTER_SPANS = 1500
+SENDERS = 24
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClickHouseServer]:
+    binary()
+    with ClickHouseServer(tmp_path_factory.mktemp("server")) as made:
+        yield made
+
+
+@pytest.fixture
+async def world(server: ClickHouseServer, tmp_path: Path) -> AsyncIterator[World]:
+    """A queue and empty tables; no collector yet."""
+    made = World(tmp_path, server)
+    try:
+        await asyncio.to_thread(made.fresh_schema)
+        await made.start_queue()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("config", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_configuration_is_valid_as_it_is(config: Path) -> None:
+    done = subprocess.run([binary(), "validate", "--config", config], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+async def test_spans_of_the_sdk_arrive_with_ids_and_numbers(world: World) -> None:
+    collector = await world.collector()
+    resource = Resource({semconv.ROLLOUT_ID: "ro-sdk", semconv.ATTEMPT_ID: "at-1", "service.name": "agent"})
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=collector.grpc, insecure=True)))
+    tracer = provider.get_tracer("test")
+    for number in range(20):
+        with tracer.start_as_current_span("outer", attributes={"number": number, "ids": [1, 2, 3]}), tracer.start_as_current_span("inner"):
+            pass
+    assert await asyncio.to_thread(provider.force_flush, 20_000)
+    provider.shutdown()
+    async with world.reader(collector) as reader:
+        spans = await reader.spans(["ro-sdk"])
+    assert [found.sequence_id for found in spans] == list(range(1, 41))
+    assert {(found.rollout_id, found.attempt_id) for found in spans} == {("ro-sdk", "at-1")}
+    outer = {found.span_id for found in spans if found.name == "outer"}
+    assert {found.parent_id for found in spans if found.name == "inner"} == outer
+
+
+async def test_ids_travel_in_headers_in_traces_and_from_parents(world: World) -> None:
+    collector = await world.collector()
+    trace = os.urandom(16)
+    root = span(semconv.SPAN_ATTEMPT, {semconv.ROLLOUT_ID: "ro-t", semconv.ATTEMPT_ID: "at-t"}, trace=trace)
+    parent = span("parent", {semconv.ROLLOUT_ID: "ro-p"})
+    async with aiohttp.ClientSession() as session:
+        for request, headers in (
+            (request_of([span()]), {semconv.HEADER_ROLLOUT_ID: "ro-h", semconv.HEADER_ATTEMPT_ID: "at-h"}),
+            (request_of([root, parent]), {}),
+            (request_of([span("child", trace=trace), span("child", trace=parent.trace_id, parent=parent.span_id), span("stray")]), {}),
+        ):
+            assert (await post(session, collector, request, **headers)).status == 200
+    async with world.reader(collector) as reader:
+        rows = await reader.query("SELECT SpanName, RolloutId, AttemptId, SequenceId FROM otel.otel_traces")
+    assert sorted((row["SpanName"], row["RolloutId"], row["AttemptId"], int(row["SequenceId"])) for row in rows) == [
+        (semconv.SPAN_ATTEMPT, "ro-t", "at-t", 1), ("child", "ro-p", "", 2), ("child", "ro-t", "at-t", 2), ("parent", "ro-p", "", 1),
+        ("stray", "", "", 0), ("work", "ro-h", "at-h", 1),
+    ]  # fmt: skip
+
+
+AGENT = """
+import json, sys
+from agl_otel.emit import emit_reward
+from agl_otel.instrumentation import Telemetry, attempt_scope
+
+endpoint, rollout_id, attempt_id = sys.argv[1:]
+telemetry = Telemetry.start(otlp_endpoint=endpoint, service_name="agent")
+with attempt_scope(rollout_id, attempt_id, traceparent=telemetry.attempt_span(rollout_id, attempt_id)):
+    with telemetry.tracer("agent").start_as_current_span("think"):
+        emit_reward(0.75)
+print(json.dumps(telemetry.seal([(rollout_id, attempt_id)])[rollout_id, attempt_id]))
+telemetry.shutdown()
+"""
+
+
+async def test_an_attempt_becomes_running_and_is_complete_when_its_seal_says_so(world: World) -> None:
+    collector = await world.collector()
+    async with world.client() as queue, world.reader(collector) as reader:
+        (rollout,) = await queue.start([EnqueueRolloutRequest(input={"question": 1})], worker_id="w")
+        attempt_id = rollout.attempt.attempt_id
+        done = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", AGENT, collector.grpc, rollout.rollout_id, attempt_id],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        await until(lambda: queue.query_attempts([rollout.rollout_id]), lambda found: found.items[0].status == "running")
+        seals = json.loads(done.stdout)
+        update = AttemptUpdate(rollout_id=rollout.rollout_id, attempt_id=attempt_id, status="succeeded", seals=seals)
+        (attempt,) = await queue.update_attempts([update])
+        traces = await reader.traces([rollout], [attempt])
+        assert traces.verdicts[rollout.rollout_id, attempt_id].kind == "complete"
+        assert [reward.value for reward in traces.rewards[rollout.rollout_id, attempt_id]] == [0.75]
+
+
+async def test_a_refused_span_is_kept_without_ids_with_a_reason_and_counted(world: World) -> None:
+    collector = await world.collector()
+    early, broken, good = span("early"), span("broken", {semconv.ROLLOUT_ID: "ro/1"}), span("good")
+    early.start_time_unix_nano = 5
+    early.events.add(time_unix_nano=2**63, name="event")
+    async with aiohttp.ClientSession() as session:
+        request = request_of([early, broken, good], {semconv.ROLLOUT_ID: "ro-1", semconv.ATTEMPT_ID: "at-1"})
+        assert (await post(session, collector, request)).status == 200
+        async with session.get(collector.metrics) as response:
+            metrics = await response.text()
+    async with world.reader(collector) as reader:
+        sql = f"SELECT *, SpanAttributes['{semconv.INVALID}'] AS Invalid, abs(dateDiff('second', Timestamp, now())) AS Age"
+        rows = {row["SpanName"]: row for row in await reader.query(f"{sql} FROM otel.otel_traces")}
+    assert {name: (row["RolloutId"], row["AttemptId"], int(row["SequenceId"])) for name, row in rows.items()} == {
+        "early": ("", "", 0), "broken": ("", "", 0), "good": ("ro-1", "at-1", 1),
+    }  # fmt: skip
+    assert "timestamp before 2000" in rows["early"]["Invalid"]
+    assert "rollout id breaks the rule" in rows["broken"]["Invalid"]
+    assert int(rows["early"]["Age"]) < 3600
+    counted = [line for line in metrics.splitlines() if line.startswith("otelcol_processor_agentlightning_invalid")]
+    assert {line.rpartition(" ")[2] for line in counted} == {"1"}
+    assert all(any(f'reason="{reason}"' in line for line in counted) for reason in ("timestamp", "rollout_id"))
+
+
+async def test_a_text_that_is_no_utf8_does_not_make_its_rollout_unreadable(world: World) -> None:
+    collector = await world.collector()
+    raw = request_of([span("BAD!"), span("good")], {semconv.ROLLOUT_ID: "ro-1"}).SerializeToString().replace(b"BAD!", b"\xffad\xfe")
+    async with aiohttp.ClientSession() as session:
+        assert (await post(session, collector, raw)).status == 200
+    async with world.reader(collector) as reader:
+        assert [found.name for found in await reader.spans(["ro-1"])] == ["\ufffdad\ufffd", "good"]
+
+
+async def test_while_the_queue_is_away_senders_try_again_and_nothing_is_lost(world: World) -> None:
+    collector = await world.collector()
+    await world.end_queue()
+    async with aiohttp.ClientSession() as session:
+        refused = await post(session, collector, span_request([("ro-1", "at-1")], spans=2))
+        assert refused.status == 503
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert (await post(session, collector, request_of([span()]))).status == 200, "spans of no rollout need no queue"
+        await world.start_queue()
+        await until(lambda: post(session, collector, span_request([("ro-1", "at-1")], spans=2)), lambda answer: answer.status == 200)
+    async with world.reader(collector) as reader:
+        first, second = [found.sequence_id for found in await reader.spans(["ro-1"])]
+    assert second == first + 1  # numbers of a try that was given up may be missing before them
+
+
+async def test_the_queue_tells_where_the_collector_is_until_it_stops(world: World) -> None:
+    world.token = "secret"
+    await world.end_queue()
+    await world.start_queue()
+    collector = await world.collector()
+    async with world.client() as queue:
+        described = await until(queue.describe, lambda found: found.collector_grpc == collector.grpc)
+        assert (described.collectors, described.clickhouse) == ([collector.http], world.sql)
+        async with aiohttp.ClientSession() as session:
+            request = span_request([("ro-1", "at-1")], spans=1)
+            assert (await post(session, collector, request)).status == 401
+            assert (await post(session, collector, request, Authorization="Bearer secret")).status == 200
+            async with session.post(f"{collector.http}/barrier", headers={"Authorization": "Bearer secret"}) as response:
+                assert response.status == 200
+        assert await collector.end() == 0
+        assert (await queue.describe()).collectors == []
+
+
+async def send_until(collector: Otelcol, acked: set[str], stop: asyncio.Event, sender: int) -> None:
+    """Send small requests, as agents do; whatever was answered with OK is in `acked`."""
+    async with aiohttp.ClientSession() as session:
+        for number in range(100_000):
+            request = span_request([(f"ro-{sender}", f"at-{number % 3}"), (f"ro-{sender}-{number}", "at-0")], spans=3)
+            try:
+                answer = await post(session, collector, request)
+            except (aiohttp.ClientError, ConnectionError):
+                return
+            if answer.status == 200:
+                acked.update(each.span_id.hex() for r in request.resource_spans for g in r.scope_spans for each in g.spans)
+            if len(acked) >= KILLED_AFTER_SPANS:
+                stop.set()
+
+
+async def stored(world: World) -> Counter[str]:
+    async with world.reader() as reader:
+        rows = await reader.query("SELECT SpanId, RolloutId, SequenceId FROM otel.otel_traces")
+    numbers = Counter((row["RolloutId"], row["SequenceId"]) for row in {row["SpanId"]: row for row in rows}.values())
+    assert max(numbers.values()) == 1, "a sequence number was given twice"
+    return Counter(row["SpanId"] for row in rows)
+
+
+@pytest.mark.parametrize("config", ["all-in-one", "gateway-durable"])
+async def test_no_acked_span_is_lost_by_kill_9_under_load(
+    config: str, world: World, record_property: Callable[[str, object], None]
+) -> None:
+    collector = await world.collector(config, AGL_OTELCOL_SPOOL=str(world.directory / "spool"))
+    acked: set[str] = set()
+    killed_at = asyncio.Event()
+    started = time.monotonic()
+    senders = [asyncio.create_task(send_until(collector, acked, killed_at, number)) for number in range(SENDERS)]
+    async with asyncio.timeout(60):
+        await killed_at.wait()
+    assert await collector.end(signal.SIGKILL) == -signal.SIGKILL
+    await asyncio.gather(*senders)
+    seconds = time.monotonic() - started
+    await collector.start()
+    if config == "gateway-durable":  # on disk, and stored a little later
+        await until(lambda: stored(world), lambda found: not acked - found.keys())
+    found = await stored(world)
+    record_property("acked_spans_per_second", round(len(acked) / seconds))
+    record_property("doubled", sum(times > 1 for times in found.values()))
+    assert len(acked) >= KILLED_AFTER_SPANS
+    assert not acked - found.keys(), "acked spans were lost"
+
+
+async def test_an_agent_collector_identifies_by_headers_and_the_gateway_keeps_its_numbers(world: World) -> None:
+    world.token = "secret"
+    await world.end_queue()
+    await world.start_queue()
+    gateway = await world.collector("gateway")
+    agent = await world.collector("agent", AGL_OTELCOL_GATEWAY=gateway.grpc)
+    headers = {semconv.HEADER_ROLLOUT_ID: "ro-h", semconv.HEADER_ATTEMPT_ID: "at-h", "Authorization": "Bearer secret"}
+    async with aiohttp.ClientSession() as session:
+        for _ in range(2):
+            assert (await post(session, agent, request_of([span(), span()]), **headers)).status == 200
+    async with world.reader() as reader:
+        spans = await reader.spans(["ro-h"])
+    assert [(found.attempt_id, found.sequence_id) for found in spans] == [("at-h", number) for number in (1, 2, 3, 4)]

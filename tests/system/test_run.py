@@ -1,0 +1,105 @@
+"""`agl-otel run` and `doctor` with a user's own command, against a real model server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.model_server import ModelServer
+from tests.system.stack_process import naming, run
+
+AGENT = Path(__file__).parents[2] / "examples" / "first_light" / "agent.py"
+KEY = "sk-a-real-persons-key"
+
+
+@pytest.fixture
+def server() -> Iterator[ModelServer]:
+    """In a thread of its own, because these tests wait for commands."""
+    running = ModelServer()
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(running.start(), loop).result(10)
+    yield running
+    asyncio.run_coroutine_threadsafe(running.stop(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def environment(server: ModelServer | None = None) -> dict[str, str]:
+    return {"OPENAI_BASE_URL": server.url if server else "http://127.0.0.1:9/v1", "OPENAI_API_KEY": KEY}
+
+
+def test_run_shows_the_trace_of_an_unmodified_command(tmp_path: Path, server: ModelServer) -> None:
+    data = tmp_path / "data"
+    done = run("run", "--data-dir", str(data), "--", sys.executable, str(AGENT), "hello", cwd=tmp_path, env=environment(server))
+    assert done.returncode == 0, done.stderr
+    for part in ("succeeded", "verdict complete", "openai.chat", "agentlightning.llm", "tokens"):
+        assert part in done.stdout
+    assert naming(data) == []
+    assert {headers["authorization"] for headers in server.headers} == {f"Bearer {KEY}"}, "the model server gets the person's own key"
+    stored = b"".join(path.read_bytes() for path in data.rglob("*") if path.is_file())
+    assert KEY.encode() not in stored, "and nothing on disk does"
+
+
+def test_run_fills_the_command_from_the_task(tmp_path: Path, server: ModelServer) -> None:
+    done = run("run", "--json", "--task", '{"q": "42"}', "--", sys.executable, str(AGENT), "{q}", cwd=tmp_path, env=environment(server))
+    shown: dict[str, Any] = json.loads(done.stdout)
+    assert shown["rollout"]["input"] == {"q": "42"}
+    assert any("42" in str(span["attributes"].get("gen_ai.input.messages")) for span in shown["spans"])
+
+
+@pytest.mark.parametrize(
+    ("timeout", "code", "words"),
+    [
+        ("60", "import sys; print('it broke', file=sys.stderr); sys.exit(1)", ["failed", "exit code 1", "it broke"]),
+        ("3", "import signal; signal.pause()", ["failed", "ran past its 3 s"]),
+    ],
+)
+def test_a_command_that_fails_or_hangs_is_told_and_exits_with_1(tmp_path: Path, timeout: str, code: str, words: list[str]) -> None:
+    done = run("run", "--timeout", timeout, "--", sys.executable, "-c", code, cwd=tmp_path, env=environment())
+    assert done.returncode == 1
+    for word in words:
+        assert word in done.stderr
+    assert "Traceback" not in done.stderr
+    listed = run("rollouts", "--json", cwd=tmp_path)
+    assert json.loads(listed.stdout)["total"] == 1, "what happened is kept"
+
+
+def test_a_command_that_is_not_there_and_a_task_that_is_not_json_are_wrong_use(tmp_path: Path) -> None:
+    for arguments in (["--", "no-such-program-here"], ["--task", "{", "--", "true"], ["--", "echo", "{missing}"]):
+        done = run("run", *arguments, cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+    assert not (tmp_path / ".agl" / "stack.json").exists()
+
+
+def test_doctor_finds_everything_in_a_good_agent(tmp_path: Path, server: ModelServer) -> None:
+    done = run("doctor", "--json", "--", sys.executable, str(AGENT), "hello", cwd=tmp_path, env=environment(server))
+    report = json.loads(done.stdout)
+    assert done.returncode == 0 and report["good"], report
+
+
+def test_doctor_names_what_is_missing_and_the_remedy(tmp_path: Path) -> None:
+    done = run("doctor", "--", sys.executable, "-c", "print(1)", cwd=tmp_path, env=environment())
+    assert done.returncode == 3
+    assert "✓ the command ended well" in done.stdout
+    assert "✗ its own spans arrive" in done.stdout and "OPENAI_BASE_URL" in done.stdout
+
+
+@pytest.mark.parametrize(("failing", "words"), [(True, "500"), (False, "cannot be reached")])
+def test_doctor_tells_a_model_server_that_fails_from_one_that_is_away(
+    tmp_path: Path, server: ModelServer, failing: bool, words: str
+) -> None:
+    server.status = 500
+    done = run("doctor", "--json", "--", sys.executable, str(AGENT), "hello", cwd=tmp_path, env=environment(server if failing else None))
+    assert done.returncode == 3
+    report = json.loads(done.stdout)
+    assert words in json.dumps(report["findings"]), report

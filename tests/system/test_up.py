@@ -1,0 +1,136 @@
+"""`agl-otel up` as a user runs it: real processes, real ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agl_otel.settings import PORTS
+from tests.system.stack_process import Command, alive, naming, run, until
+
+FREE_PORTS = [argument for port in PORTS for argument in (f"--{port.replace('_', '-')}", "0")]
+
+
+def stack_file(data: Path) -> dict[str, dict[str, Any]]:
+    return json.loads((data / "stack.json").read_text())
+
+
+def up(tmp_path: Path, data: Path, *arguments: str) -> Command:
+    return Command("up", "--data-dir", str(data), *FREE_PORTS, *arguments, log=tmp_path / "up.log", cwd=tmp_path)
+
+
+def test_up_serves_on_every_port_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(tmp_path, data, "--json") as command:
+        until((data / "stack.json").exists, "stack.json is written")
+        services = stack_file(data)
+        assert list(services) == ["queue", "collector", "proxy", "web", "maintain"]
+        described = json.loads(urllib.request.urlopen(services["web"]["address"] + "/v1/agl/describe").read())
+        assert described["queue"] == services["queue"]["address"]
+        for name in ("collector_http", "proxy", "web"):
+            assert urllib.request.urlopen(described[name] + "/health").status == 200
+        assert urllib.request.urlopen(described["clickhouse"] + "/?query=SELECT%201").read() == b"1\n"
+        listed = run("rollouts", "--json", "--store", services["web"]["address"], cwd=tmp_path)
+        assert json.loads(listed.stdout) == {"total": 0, "items": []}, listed.stderr
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait(45) == 130
+        assert alive([service["pid"] for service in services.values()]) == []
+    assert naming(data) == []
+    assert not (data / "stack.json").exists()
+
+
+def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(tmp_path, data) as command:
+        until((data / "stack.json").exists, "stack.json is written")
+        os.kill(stack_file(data)["collector"]["pid"], signal.SIGSTOP)  # it will not stop in order
+        command.process.send_signal(signal.SIGINT)
+        until(lambda: "once more" in command.output, "it says that it stops")
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait(10) == 130
+    until(lambda: naming(data) == [], "nothing is left", 10)
+
+
+def test_kill_9_of_the_supervisor_leaves_nothing_behind(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(tmp_path, data) as command:
+        until((data / "stack.json").exists, "stack.json is written")
+        command.process.kill()
+        command.wait(10)
+    until(lambda: naming(data) == [], "the services have ended", 30)
+
+
+def test_a_crashed_service_is_restarted_on_its_port(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(tmp_path, data):
+        until((data / "stack.json").exists, "stack.json is written")
+        before = stack_file(data)["collector"]
+        os.kill(before["pid"], signal.SIGKILL)
+        until(lambda: stack_file(data)["collector"]["pid"] != before["pid"], "the collector is restarted")
+        assert stack_file(data)["collector"]["address"] == before["address"]
+        assert urllib.request.urlopen(before["address"] + "/health").status == 200
+
+
+def test_a_data_directory_in_use_is_refused_with_its_name(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(tmp_path, data):
+        until((data / "stack.json").exists, "stack.json is written")
+        second = run("up", "--data-dir", str(data), *FREE_PORTS, cwd=tmp_path)
+        assert second.returncode == 1
+        assert str(data) in second.stderr and "in use" in second.stderr and "--data-dir" in second.stderr
+        assert (data / "stack.json").exists(), "the first one goes on"
+
+
+def test_a_port_in_use_is_named_with_its_setting_and_nothing_is_started(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        arguments = [*FREE_PORTS[:-1], str(port)]
+        refused = run("up", "--data-dir", str(tmp_path / "data"), *arguments, cwd=tmp_path)
+    assert refused.returncode == 1
+    for part in (str(port), "--web-port", "AGL_WEB_PORT", "in use"):
+        assert part in refused.stderr
+    assert "Traceback" not in refused.stderr and naming(tmp_path / "data") == []
+
+
+def test_a_data_directory_of_a_newer_release_is_refused(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "VERSION").write_text("99\n")
+    refused = run("up", "--data-dir", str(data), *FREE_PORTS, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "version 99" in refused.stderr and "Upgrade" in refused.stderr
+    assert (data / "VERSION").read_text() == "99\n"
+
+
+def test_a_data_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    refused = run("up", "--data-dir", str(blocked / "data"), *FREE_PORTS, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert str(blocked) in refused.stderr and "--data-dir" in refused.stderr
+
+
+@pytest.mark.parametrize("arguments", [("rollouts",), ("traces", "sql", "SELECT 1")])
+def test_looking_where_nothing_is_says_so(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    refused = run(*arguments, "--data-dir", str(tmp_path / "none"), cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "no stack and no data" in refused.stderr
+    assert not (tmp_path / "none").exists(), "looking creates nothing"
+
+
+def test_an_address_where_nobody_answers_is_named(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for address in (f"127.0.0.1:{port}", f"http://127.0.0.1:{port}"):
+        refused = run("rollouts", "--store", address, cwd=tmp_path)
+        assert refused.returncode == 1 and str(port) in refused.stderr, refused.stderr

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+from agl_otel.algorithms.grpo.generate import Row, Sampling, by_prompt_length, generate
+from agl_otel.algorithms.grpo.policy import Policy
+
+
+def plain_logprobs(policy: Policy, row: Row) -> torch.Tensor:
+    """[response, vocabulary]: log-softmax of the model's logits at temperature 1, by one forward pass over the whole row."""
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([row.prompt + row.tokens])).logits[0]
+    return torch.log_softmax(logits[len(row.prompt) - 1 : -1].float(), -1)
+
+
+def row(seed: int = 0, **sampling: float) -> Row:
+    return Row([1, 4, 20, 30, 2, 5], Sampling(**{"max_tokens": 6, **sampling}), random.Random(seed))  # pyright: ignore[reportArgumentType]  # ints and floats
+
+
+def test_logprobs_are_those_of_a_plain_forward_pass(policy: Policy) -> None:
+    rows = [row(seed) for seed in range(8)]
+    generate(policy.model, rows, policy.stop_ids)
+    for done in rows:
+        wanted = plain_logprobs(policy, done).gather(1, torch.tensor(done.tokens)[:, None])[:, 0]
+        assert done.logprobs == pytest.approx(wanted.tolist(), abs=1e-5)
+
+
+def test_logprobs_are_under_the_distribution_that_was_sampled(policy: Policy) -> None:
+    hot, narrow, greedy = row(temperature=1.5), row(top_p=0.3), row(temperature=0.0)
+    generate(policy.model, [hot, narrow, greedy], policy.stop_ids)
+    plain = plain_logprobs(policy, hot)
+    wanted = torch.log_softmax(plain / 1.5, -1).gather(1, torch.tensor(hot.tokens)[:, None])[:, 0]
+    assert hot.logprobs == pytest.approx(wanted.tolist(), abs=1e-5)
+
+    for place, token in enumerate(narrow.tokens):
+        ordered, index = plain_logprobs(policy, narrow)[place].exp().sort(descending=True)
+        kept = int((ordered.cumsum(0) < 0.3).sum()) + 1
+        assert token in index[:kept].tolist()
+        share = ordered[index[:kept].tolist().index(token)] / ordered[:kept].sum()
+        assert narrow.logprobs[place] == pytest.approx(share.log().item(), abs=1e-4)
+
+    unscaled = plain_logprobs(policy, greedy)
+    assert greedy.tokens == unscaled.argmax(-1).tolist()
+    assert greedy.logprobs == pytest.approx(unscaled.max(-1).values.tolist(), abs=1e-5)
+
+
+def test_seeded_reply_does_not_depend_on_its_company(policy: Policy) -> None:
+    alone = row(7)
+    generate(policy.model, [alone], policy.stop_ids)
+    together = [row(1), row(7), row(2, max_tokens=2)]
+    generate(policy.model, together, policy.stop_ids)
+    assert together[1].tokens == alone.tokens
+    assert (len(together[2].tokens), together[2].finish_reason) == (2, "length")
+
+
+def test_tokens_are_drawn_in_proportion_to_their_probability(policy: Policy) -> None:
+    rows = [row(seed, max_tokens=1) for seed in range(4000)]
+    generate(policy.model, rows, policy.stop_ids)
+    drawn = Counter(done.tokens[0] for done in rows)
+    probability = plain_logprobs(policy, rows[0])[0].exp()
+    for token in probability.topk(5).indices.tolist():
+        expected = 4000 * probability[token].item()
+        assert abs(drawn[token] - expected) < 5 * expected**0.5
+
+
+def test_stop_token_ends_a_reply_and_is_part_of_it(policy: Policy) -> None:
+    probe = row(3)
+    generate(policy.model, [probe], policy.stop_ids)
+    stopped = row(3)
+    steps: list[int] = []
+    generate(policy.model, [stopped, row(4)], frozenset({probe.tokens[2]}), lambda rows: steps.append(len(rows)))
+    assert stopped.tokens == probe.tokens[: probe.tokens.index(probe.tokens[2]) + 1]
+    assert stopped.finish_reason == "stop"
+    assert steps[0] == 2
+
+
+def test_batches_hold_prompts_of_one_length() -> None:
+    rows = [Row([0] * length, Sampling(1), random.Random(0)) for length in (3, 5, 3, 3, 5)]
+    assert [[len(r.prompt) for r in batch] for batch in by_prompt_length(rows, 2)] == [[3, 3], [3], [5, 5]]

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from agl_otel.adapters.trajectories import TrajectoryBatch
+from agl_otel.algorithms.grpo.algorithm import task_batches
+from agl_otel.algorithms.grpo.learner import Learner
+from agl_otel.algorithms.grpo.objective import surrogate_loss, token_logprobs
+from agl_otel.algorithms.grpo.policy import Policy, load_weights, save_weights
+from agl_otel.columns import Ragged
+from agl_otel.errors import UsageError
+
+ROWS = [
+    ([1, 4, 20], [30, 31, 9], [1, 1, 1]),
+    ([1, 4], [40, 41, 42, 43, 44], [1, 0, 0, 1, 1]),
+    ([1, 4, 20, 21], [50], [1]),
+    ([1, 4, 20], [30, 31, 9], [1, 1, 1]),
+]
+
+
+def make_batch(policy: Policy, shift: float = 0.0) -> TrajectoryBatch:
+    """ROWS with log-probs as the model itself gives them, plus `shift`."""
+    logprobs: list[list[float]] = []
+    for prompt, response, mask in ROWS:
+        with torch.no_grad():
+            logits = policy.model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+        plain = token_logprobs(logits, torch.tensor(response))
+        logprobs.append([value + shift if written else 0.0 for value, written in zip(plain.tolist(), mask, strict=True)])
+    return TrajectoryBatch(
+        prompt=Ragged.from_rows([r[0] for r in ROWS], np.int32),
+        response=Ragged.from_rows([r[1] for r in ROWS], np.int32),
+        response_mask=Ragged.from_rows([r[2] for r in ROWS], np.int8),
+        logprobs=Ragged.from_rows(logprobs, np.float32),
+        reward=np.ones(len(ROWS), np.float32),
+        rollout_id=["a", "b", "c", "d"],
+        attempt_id=["1"] * 4,
+        agent=[""] * 4,
+        calls=np.ones(len(ROWS), np.int64),
+        model_version=["1"] * 4,
+        verdict=["complete"] * 4,
+        refused=Counter(),
+        breaks=Counter(),
+    )
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, 14, 16384])
+def test_update_is_one_step_on_the_mean_over_model_tokens(policy: Policy, micro_batch_tokens: int) -> None:
+    advantages = np.array([1.0, -0.5, 2.0, -3.0], np.float32)
+    batch = make_batch(policy)
+    model = copy.deepcopy(policy.model)
+    learner = Learner(model, learning_rate=1e-3, max_grad_norm=1e9, micro_batch_tokens=micro_batch_tokens)
+    update = learner.update(batch, advantages)
+    assert update.max_ratio_error < 1e-5
+    assert update.tokens == 10
+
+    plain = copy.deepcopy(policy.model)
+    terms: list[torch.Tensor] = []
+    for (prompt, response, mask), advantage in zip(ROWS, advantages.tolist(), strict=True):
+        logits = plain(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+        logprobs = token_logprobs(logits, torch.tensor(response))
+        for place, written in enumerate(mask):
+            if written:
+                one = logprobs[place : place + 1]
+                terms.append(surrogate_loss(one, one.detach(), torch.tensor([advantage])))
+    loss = torch.stack(terms).mean()
+    loss.backward()
+    assert update.loss == pytest.approx(loss.item(), abs=1e-5)
+    for (name, ours), (_, theirs) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad, atol=1e-6), name
+
+
+def test_logprobs_that_were_not_the_models_are_noticed(policy: Policy) -> None:
+    learner = Learner(copy.deepcopy(policy.model), learning_rate=1e-3)
+    update = learner.update(make_batch(policy, shift=0.1), np.ones(len(ROWS), np.float32))
+    assert update.max_ratio_error == pytest.approx(1 - math.exp(-0.1), abs=1e-4)
+
+
+def test_weights_survive_a_round_trip(policy: Policy, tmp_path: Path) -> None:
+    model = copy.deepcopy(policy.model)
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+    folder = save_weights(model, tmp_path / "new")
+    target = copy.deepcopy(policy.model)
+    load_weights(target, folder)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), target.parameters(), strict=True))
+
+
+def test_weights_that_do_not_fit_are_refused_and_change_nothing(policy: Policy, tmp_path: Path) -> None:
+    state = {name: tensor + 1 for name, tensor in policy.model.state_dict().items()}
+    name = next(iter(state))
+    before = policy.model.state_dict()[name].clone()
+    with pytest.raises(UsageError, match="cannot read weights"):
+        load_weights(policy.model, tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(UsageError, match="cannot read weights"):
+        load_weights(policy.model, tmp_path)
+    for wrong, words in (
+        ({**state, name: state[name][:1].clone()}, "has shape"),
+        ({key: value for key, value in state.items() if key != name}, "lacks 1 weights"),
+        ({**state, "extra": torch.zeros(1)}, "has 1 weights that the model lacks"),
+    ):
+        save_file(wrong, tmp_path / "model.safetensors")
+        with pytest.raises(UsageError, match=words):
+            load_weights(policy.model, tmp_path)
+    assert torch.equal(policy.model.state_dict()[name], before)
+
+
+def test_every_task_comes_once_before_any_comes_again() -> None:
+    import random
+
+    batches = task_batches(5, 3, random.Random(0))
+    drawn = [place for _ in range(10) for place in next(batches)]
+    assert all(sorted(drawn[start : start + 5]) == list(range(5)) for start in range(0, 30, 5))

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from agl_otel.algorithms.grpo.generate import Row, Sampling
+from agl_otel.algorithms.grpo.policy import Policy
+from agl_otel.algorithms.grpo.wire import Reply, parse
+from agl_otel.errors import UsageError
+
+MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "digit 7"}]
+
+
+def test_defaults_are_openais() -> None:
+    request = parse({"model": "policy", "messages": MESSAGES, "user": "somebody", "stop": None, "presence_penalty": 0})
+    assert (request.n, request.temperature, request.top_p, request.max_tokens, request.stream) == (1, 1.0, 1.0, None, False)
+    assert request.sampling(10) == Sampling(10)
+
+
+def test_newer_name_of_the_token_limit_wins_and_the_context_bounds_it() -> None:
+    request = parse({"messages": MESSAGES, "max_tokens": 5, "max_completion_tokens": 9})
+    assert request.sampling(100).max_tokens == 9
+    assert request.sampling(4).max_tokens == 4
+
+
+def test_text_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "digit "}, {"type": "text", "text": "7"}]
+    assert parse({"messages": [{"role": "user", "content": parts}]}).messages[0]["content"] == "digit 7"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "x"}]}, r"messages\[0\]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text"),
+        ({"temperature": 3}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"n": 0}, "n must be"),
+        ({"n": 1.5}, "n must be"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"stop": ["x"]}, "stop is not supported"),
+        ({"tools": [{}]}, "tools is not supported"),
+        ({"top_kk": 3}, "unknown fields: top_kk"),
+        ({"stream": "yes"}, "stream"),
+    ],
+)
+def test_what_is_wrong_or_not_supported_is_named(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        parse({"messages": MESSAGES, **change})
+
+
+def test_body_that_is_no_object_is_refused() -> None:
+    with pytest.raises(UsageError, match="JSON object"):
+        parse([1])
+
+
+def test_chunks_add_up_to_the_whole_answer(policy: Policy) -> None:
+    body = {"messages": MESSAGES, "n": 2, "logprobs": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
+    request = parse(body)
+    rows = [Row([1, 2], Sampling(3), random.Random(0), tokens=[10, 11, 12], logprobs=[-1.0, -2.0, -3.0], finish_reason="length")] * 2
+    reply = Reply(request, rows, "policy", policy.decode)
+    chunks = [reply.first_chunk(), *reply.next_chunks([1, 0]), *reply.next_chunks([3, 3]), *reply.next_chunks([3, 3])]
+    whole = reply.whole()
+    for index in range(2):
+        mine = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+        assert "".join(choice["delta"].get("content", "") for choice in mine) == whole["choices"][index]["message"]["content"]
+        assert [token for choice in mine for token in choice.get("token_ids", [])] == [10, 11, 12]
+        entries = [entry for choice in mine if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+        assert entries == whole["choices"][index]["logprobs"]["content"]
+        assert [choice["finish_reason"] for choice in mine][-1] == "length"
+    assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"] == [1, 2]
+    last = reply.last_chunk()
+    assert last is not None
+    assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8}

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import io
+import json
+
+from rich.console import Console
+
+from agl_otel import semconv
+from agl_otel.cli.render import attempt_tree, last_content, plain, span_trees
+from agl_otel.types import Attempt, Rollout, Span, Verdict
+
+
+def span(name: str, span_id: str, parent: str | None = None, start: float = 0.0, **attributes: object) -> Span:
+    return Span(
+        rollout_id="ro-1", attempt_id="at-1", sequence_id=1, trace_id="t", span_id=span_id, parent_id=parent, name=name,
+        start_time=start, end_time=start + 0.01, attributes=attributes,
+    )  # fmt: skip
+
+
+def rendered(spans: list[Span]) -> str:
+    console = Console(width=200, file=io.StringIO())
+    console.print(*span_trees(spans))
+    return console.file.getvalue()  # type: ignore[attr-defined]  # it is the StringIO above
+
+
+def test_a_tree_follows_parents_and_orders_by_start() -> None:
+    text = rendered([span("late", "c", "a", 2), span("root", "a"), span("early", "b", "a", 1)])
+    assert [line.split()[-3] for line in text.splitlines()] == ["root", "early", "late"], text
+
+
+def test_a_span_whose_parent_is_elsewhere_is_a_root_and_seals_are_left_out() -> None:
+    text = rendered([span("alone", "a", "not-here"), span(semconv.SPAN_SEAL, "s")])
+    assert "alone" in text and "seal" not in text
+
+
+def test_spans_that_name_each_other_as_parents_are_shown_and_do_not_hang() -> None:
+    text = rendered([span("x", "a", "b"), span("y", "b", "a")])
+    assert "x " in text and "y " in text
+
+
+def test_a_deep_trace_is_shown_whole() -> None:
+    spans = [span(f"s{i}", str(i), str(i - 1) if i else None) for i in range(3000)]
+    assert len(span_trees(spans)) == 1
+
+
+def test_rewards_and_tokens_are_highlighted() -> None:
+    attributes = {semconv.LLM_PROMPT_TOKEN_IDS: [1, 2], semconv.LLM_RESPONSE_TOKEN_IDS: [3], semconv.LLM_MODEL_VERSION: "7"}
+    reward = {semconv.reward_name_key(0): "primary", semconv.reward_value_key(0): 0.5}
+    text = rendered([span("call", "a", None, 0, **attributes), span("grade", "b", None, 1, **reward)])
+    assert "2 + 1 tokens, weights 7" in text and "primary = 0.5" in text
+
+
+def test_what_an_agent_wrote_cannot_drive_the_terminal() -> None:
+    assert "\x1b" not in plain("\x1b[31mred\x1b[0m\x07\u202e")
+    hostile = span("\x1b]0;title\x07[bold]name[/bold]", "a", None, 0, **{"gen_ai.input.messages": json.dumps([{"content": "\x1b[2J"}])})
+    console = Console(width=200, file=io.StringIO(), force_terminal=True, color_system=None)
+    rollout = Rollout(rollout_id="ro-1", input={"q": "\x1b[2J"}, start_time=0)
+    attempt = Attempt(rollout_id="ro-1", attempt_id="at-1", sequence_id=1, start_time=0, error="\x1b[2Jboom")
+    verdict = Verdict(rollout_id="ro-1", attempt_id="at-1", kind="incomplete", reasons=["[red]x[/red]"])
+    console.print(attempt_tree(rollout, attempt, [hostile], verdict))
+    text = console.file.getvalue()  # type: ignore[attr-defined]  # it is the StringIO above
+    assert "\x1b[2J" not in text and "\x1b]0" not in text and "[bold]name[/bold]" in text and "[red]x[/red]" in text
+
+
+def test_the_last_message_of_each_form_is_found() -> None:
+    assert last_content(json.dumps([{"role": "user", "content": "a"}])) == "a"
+    assert last_content(json.dumps([{"role": "user", "parts": [{"type": "text", "content": "b"}]}])) == "b"
+    for broken in (None, "", "{}", "[]", "not json", "[1]"):
+        assert last_content(broken) == ""

@@ -1,0 +1,58 @@
+"""The disk budget warns early and refuses at its end."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from agl_otel.collector.disk import DiskBudget, level
+from agl_otel.collector.limits import InFlight
+from agl_otel.errors import UnavailableError
+
+
+@pytest.mark.parametrize(
+    ("held", "free", "expected"),
+    [
+        (0, 1000, "ok"),
+        (69, 1000, "ok"),
+        (70, 1000, "warning"),
+        (99, 1000, "warning"),
+        (100, 1000, "full"),
+        (0, 39, "warning"),
+        (0, 9, "full"),
+    ],
+)
+def test_the_level_is_told_by_the_log_and_by_what_is_free(held: int, free: int, expected: str) -> None:
+    assert level(held, 100, free, 10)[0] == expected
+
+
+def test_a_change_is_logged_once_and_a_full_one_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    budget = DiskBudget(tmp_path, budget_bytes=100, reserve_bytes=10, free=lambda _: 1000)
+    for held in (10, 75, 80):
+        budget.check(held)
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="AGL_WAL_BUDGET_BYTES"):
+            budget.check(100)
+    budget.check(0)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR", "INFO"]
+    assert (budget.level, budget.refused) == ("ok", 2)
+
+
+def test_the_real_disk_is_measured(tmp_path: Path) -> None:
+    budget = DiskBudget(tmp_path, budget_bytes=100, reserve_bytes=0)
+    budget.check(0)
+    assert budget.free_bytes > 0
+
+
+def test_bytes_in_flight_are_bounded_but_one_request_always_fits() -> None:
+    flight = InFlight(10)
+    with flight.hold(50):
+        with pytest.raises(UnavailableError, match="AGL_MAX_IN_FLIGHT_BYTES"), flight.hold(1):
+            pass
+        assert flight.bytes == 50
+    with flight.hold(4), flight.hold(6):
+        assert flight.bytes == 10
+    assert (flight.bytes, flight.refused) == (0, 1)

@@ -1,0 +1,143 @@
+"""Identification against the golden vectors, and the memory it reads."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from agl_otel.collector import identify
+from agl_otel.collector.identify import Identity, identify_logs, identify_spans, learn
+from agl_otel.collector.memory import TraceMemory
+from agl_otel.collector.policy import DROPPED, apply_policy
+
+VECTORS = Path(__file__).parents[3] / "collector" / "conformance"
+REASONS = {
+    "trace_id": identify.TRACE_ID,
+    "span_id": identify.SPAN_ID,
+    "parent_id": identify.PARENT_ID,
+    "timestamp": identify.TIMESTAMP,
+    "rollout_id": identify.ROLLOUT_ID,
+    "attempt_id": identify.ATTEMPT_ID,
+}
+BYTES = {"traceId", "spanId", "parentSpanId"}
+
+
+def vectors(folder: str = ".") -> list[Any]:
+    found: list[Any] = []
+    for file in sorted((VECTORS / folder).glob("*.json")):
+        content = json.loads(file.read_text())
+        found += [pytest.param(int(content["nowUnixNano"]), vector, id=f"{file.stem}: {vector['name']}") for vector in content["vectors"]]
+    return found
+
+
+def with_base64(value: Any) -> Any:
+    """OTLP/JSON has ids in hex, protobuf's own JSON mapping in base64."""
+    if isinstance(value, dict):
+        return {key: base64.b64encode(bytes.fromhex(item)).decode() if key in BYTES else with_base64(item) for key, item in value.items()}
+    return [with_base64(item) for item in value] if isinstance(value, list) else value
+
+
+def expected(entry: dict[str, Any]) -> Identity:
+    if "reject" in entry:
+        return Identity(reason=REASONS[entry["reject"]])
+    if "drop" in entry:
+        return Identity(reason=DROPPED)
+    return Identity(entry["rollout"], entry["attempt"], entry.get("sequence"))
+
+
+def run_step(step: dict[str, Any], memory: TraceMemory, now: int) -> list[Identity]:
+    metadata = step.get("metadata", {})
+    if "resourceLogs" in step["request"]:
+        logs = json_format.ParseDict(with_base64(step["request"]), ExportLogsServiceRequest())
+        return identify_logs(logs, metadata, memory, now_unix_nano=now)
+    request = json_format.ParseDict(with_base64(step["request"]), ExportTraceServiceRequest())
+    found = identify_spans(request, metadata, memory, now_unix_nano=now)
+    learn(request, found, memory, now=0.0)
+    return found
+
+
+@pytest.mark.parametrize(("now", "vector"), vectors())
+def test_golden_vector(now: int, vector: dict[str, Any]) -> None:
+    memory = TraceMemory()
+    for step in vector["steps"]:
+        assert run_step(step, memory, now) == [expected(entry) for entry in step["expect"]]
+
+
+@pytest.mark.parametrize(("now", "vector"), vectors("policies"))
+def test_golden_vector_of_a_policy(now: int, vector: dict[str, Any]) -> None:
+    memory = TraceMemory()
+    for step in vector["steps"]:
+        found = apply_policy(run_step(step, memory, now), vector["policy"])
+        assert [i._replace(sequence=None) if i.reason else i for i in found] == [expected(entry) for entry in step["expect"]]
+
+
+@pytest.mark.parametrize(("now", "vector"), vectors())
+def test_identification_does_not_change_what_it_reads(now: int, vector: dict[str, Any]) -> None:
+    memory = TraceMemory()
+    for step in vector["steps"]:
+        first = run_step(step, memory, now)
+        if "resourceLogs" not in step["request"]:
+            request = json_format.ParseDict(with_base64(step["request"]), ExportTraceServiceRequest())
+            before = request.SerializeToString(deterministic=True)
+            identify_spans(request, step.get("metadata", {}), memory, now_unix_nano=now)
+            assert request.SerializeToString(deterministic=True) == before
+        assert len(first) == len(step["expect"])
+
+
+@pytest.mark.parametrize(("now", "vector"), vectors())
+def test_the_bytes_of_a_request_spare_a_look_but_change_nothing(now: int, vector: dict[str, Any]) -> None:
+    memory = TraceMemory()
+    for step in vector["steps"]:
+        if "resourceLogs" not in step["request"]:
+            request = json_format.ParseDict(with_base64(step["request"]), ExportTraceServiceRequest())
+            metadata = step.get("metadata", {})
+            seen, spared = Counter[str](), Counter[str]()
+            found = identify_spans(request, metadata, memory, now_unix_nano=now, levels=seen)
+            raw = request.SerializeToString()
+            assert identify_spans(request, metadata, memory, now_unix_nano=now, levels=spared, raw=raw) == found
+            assert seen == spared
+            learn(request, found, memory, now=0.0)
+
+
+def test_memory_forgets_the_oldest_trace_first() -> None:
+    memory = TraceMemory(max_traces=2)
+    for number in range(3):
+        memory.learn(bytes([number]) * 16, b"s", (f"ro-{number}", "at"), opens=True, now=float(number))
+    assert memory.opened_by(bytes([0]) * 16) is None
+    assert memory.opened_by(bytes([2]) * 16) == ("ro-2", "at")
+    assert len(memory) == 2
+
+
+def test_memory_forgets_what_is_old() -> None:
+    memory = TraceMemory(max_age_seconds=10)
+    memory.learn(b"a" * 16, b"s", ("ro-1", "at"), opens=True, now=0.0)
+    memory.learn(b"b" * 16, b"s", ("ro-2", "at"), opens=True, now=10.5)
+    assert memory.opened_by(b"a" * 16) is None
+
+
+def test_a_trace_that_is_used_stays() -> None:
+    memory = TraceMemory(max_age_seconds=10)
+    memory.learn(b"a" * 16, b"1", ("ro-1", "at"), opens=True, now=0.0)
+    memory.learn(b"a" * 16, b"2", ("ro-1", "at"), opens=False, now=9.0)
+    memory.learn(b"b" * 16, b"3", ("ro-2", "at"), opens=True, now=15.0)
+    assert memory.opened_by(b"a" * 16) == ("ro-1", "at")
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.integers(0, 2), st.booleans()), max_size=200))
+def test_memory_stays_within_its_bounds(spans: list[tuple[int, int, int, bool]]) -> None:
+    memory = TraceMemory(max_traces=3, max_spans=8)
+    for at, (trace, span, rollout, opens) in enumerate(spans):
+        memory.learn(bytes([trace]) * 16, bytes([span]) * 8, (f"ro-{rollout}", "at"), opens=opens, now=float(at))
+        assert len(memory) <= 3
+        held = sum(memory.span(bytes([t]) * 16, bytes([s]) * 8) is not None for t in range(6) for s in range(10))
+        assert memory.spans_held == held <= 10

@@ -1,0 +1,205 @@
+"""Pressure: what cannot be kept is not acked, and may be sent again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from agl_otel import semconv
+from agl_otel.collector.commit import GroupCommit
+from agl_otel.collector.disk import DiskBudget
+from agl_otel.collector.heartbeat import Heartbeats
+from agl_otel.collector.intake import Intake
+from agl_otel.collector.journal import Leftover, leftover
+from agl_otel.collector.limits import InFlight
+from agl_otel.collector.store_batch import BatchStore
+from agl_otel.collector.wal import Log
+from agl_otel.collector.write import Writer
+from agl_otel.errors import DataError, UnavailableError
+from agl_otel.queue.updates import Observation
+from agl_otel.traces.chdb import ChdbEngine
+from agl_otel.traces.migrate import migrate
+
+NOW = 1_750_000_000.0
+
+
+class Counters:
+    """The queue's counters in memory: the one I/O seam of these tests."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.numbers: dict[str, int] = {}
+        self.heard: list[Observation] = []
+
+    async def take_sequence(self, requests: Sequence[tuple[str, int, int]]) -> list[int]:
+        if self.away:
+            raise UnavailableError("away")
+        first: list[int] = []
+        for rollout_id, count, at_least in requests:
+            last = max(self.numbers.get(rollout_id, 0), at_least)
+            first.append(last + 1)
+            self.numbers[rollout_id] = last + count
+        return first
+
+    async def observe(self, observations: Sequence[Observation]) -> None:
+        self.heard += observations
+
+
+class Parts:
+    """The collector without its ports."""
+
+    def __init__(self, directory: Path, *, max_log_bytes: int = 1 << 30) -> None:
+        self.log = Log(directory / "wal")
+        self.engine = ChdbEngine(directory / "traces")
+        migrate(self.engine, where="the test")
+        left: Leftover = leftover(self.log.replay())
+        self.queue = Counters()
+        self.commit = GroupCommit(self.log)
+        self.writer = Writer(BatchStore(self.engine, directory / "refused"), self.commit, self.queue, left, self.log.read)
+        self.heartbeats = Heartbeats(self.queue)
+        self.disk = DiskBudget(directory, budget_bytes=max_log_bytes)
+        self.in_flight = InFlight(1 << 20)
+        self.intake = Intake(self.commit, self.writer, self.heartbeats, left, disk=self.disk, in_flight=self.in_flight, clock=lambda: NOW)
+        self.task = asyncio.create_task(self.writer.run())
+
+    async def close(self) -> None:
+        self.writer.close()
+        await self.task
+        await self.commit.close()
+        self.log.close()
+        self.engine.close()
+
+
+def body(number: int, *names: str) -> bytes:
+    request = ExportTraceServiceRequest()
+    group = request.resource_spans.add().scope_spans.add()
+    for at, name in enumerate(names or ("work",)):
+        span = group.spans.add(trace_id=number.to_bytes(16), span_id=(number * 100 + at + 1).to_bytes(8), name=name)
+        span.start_time_unix_nano = span.end_time_unix_nano = int(NOW * 1e9)
+    return request.SerializeToString()
+
+
+IDS = {semconv.HEADER_ROLLOUT_ID: "ro-1", semconv.HEADER_ATTEMPT_ID: "at-1"}
+
+
+@pytest.fixture
+async def parts(tmp_path: Path) -> AsyncIterator[Parts]:
+    made = Parts(tmp_path)
+    yield made
+    await made.close()
+
+
+async def test_requests_that_wait_together_share_an_fsync(parts: Parts) -> None:
+    await asyncio.gather(*(parts.intake.take("traces", body(n), IDS) for n in range(1, 201)))
+    assert parts.commit.groups < 100
+
+
+async def test_a_log_at_its_bound_refuses_until_there_is_room(tmp_path: Path) -> None:
+    parts = Parts(tmp_path, max_log_bytes=3000)
+    parts.queue.away = True
+    with pytest.raises(UnavailableError, match="all of its budget"):
+        for number in range(1, 100):
+            await parts.intake.take("traces", body(number), IDS)
+    assert parts.commit.bytes_held > 3000
+    await parts.close()
+
+
+async def test_a_full_disk_refuses_and_loses_nothing_that_was_acked(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    await parts.intake.take("traces", body(1), IDS)
+    await parts.writer.barrier()
+
+    def no_space(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fdatasync", no_space)
+        with pytest.raises(UnavailableError, match="No space left"):
+            await parts.intake.take("traces", body(2), IDS)
+    await parts.intake.take("traces", body(2), IDS)
+    await parts.writer.barrier()
+    assert parts.engine.select("SELECT SequenceId FROM otel.otel_traces ORDER BY SequenceId") == [[1], [2]]
+
+
+async def test_a_client_that_hangs_up_does_not_undo_what_is_on_its_way(parts: Parts) -> None:
+    taking = asyncio.ensure_future(parts.intake.take("traces", body(1), IDS))
+    await asyncio.sleep(0)
+    taking.cancel()
+    await parts.intake.take("traces", body(2), IDS)
+    await parts.writer.barrier()
+    assert parts.engine.select("SELECT count() FROM otel.otel_traces") == [[2]]
+
+
+async def test_stored_waits_for_the_queue_and_durable_does_not(parts: Parts) -> None:
+    parts.queue.away = True
+    await parts.intake.take("traces", body(1), IDS)
+    stored = asyncio.ensure_future(parts.intake.take("traces", body(1), {**IDS, semconv.HEADER_ACK: "stored"}))
+    done, _ = await asyncio.wait({stored}, timeout=0.3)
+    assert not done
+    parts.queue.away = False
+    async with asyncio.timeout(10):
+        await stored
+    assert parts.engine.select("SELECT SequenceId FROM otel.otel_traces") == [[1]]
+
+
+async def test_a_request_that_failed_may_be_sent_again(parts: Parts) -> None:
+    for _ in range(2):
+        with pytest.raises(DataError):
+            await parts.intake.take("traces", b"\xff\xff", IDS)
+
+
+async def test_attempt_spans_and_seals_are_heard_of_but_count_no_span(parts: Parts) -> None:
+    await parts.intake.take("traces", body(1, semconv.SPAN_ATTEMPT, semconv.SPAN_SEAL), IDS)
+    await parts.intake.take("traces", body(2, "work", "more"), {**IDS, semconv.HEADER_ATTEMPT_ID: "at-2"})
+    await parts.intake.take("traces", body(3), {})
+    await parts.heartbeats.flush(everything=True)
+    assert parts.queue.heard == [Observation("ro-1", "at-1", 0, NOW), Observation("ro-1", "at-2", 2, NOW)]
+
+
+async def test_a_resend_after_a_restart_is_recognised_while_the_log_remembers(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    parts.queue.away = True
+    await parts.intake.take("traces", body(1), IDS)
+    await parts.close()
+    parts = Parts(tmp_path)
+    await parts.intake.take("traces", body(1), IDS)
+    await parts.writer.barrier()
+    assert parts.engine.select("SELECT count() FROM otel.otel_traces") == [[1]]
+    await parts.close()
+
+
+async def test_what_waits_beyond_the_memory_bound_is_read_back_from_the_log(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agl_otel.collector.write.MAX_HELD_BYTES", 500)
+    parts.queue.away = True
+    for number in range(1, 40):
+        await parts.intake.take("traces", body(number, "a", "b"), IDS)
+    parts.queue.away = False
+    async with asyncio.timeout(20):
+        await parts.writer.barrier()
+    assert parts.engine.select("SELECT count(), uniqExact(SequenceId), max(SequenceId) FROM otel.otel_traces") == [[78, 78, 78]]
+
+
+async def test_what_waits_for_the_disk_is_bounded(parts: Parts) -> None:
+    parts.in_flight.limit = 10
+    first, second = await asyncio.gather(
+        parts.intake.take("traces", body(1), IDS), parts.intake.take("traces", body(2), IDS), return_exceptions=True
+    )
+    assert not isinstance(first, BaseException)
+    assert isinstance(second, UnavailableError)
+    await parts.intake.take("traces", body(2), IDS)
+    assert parts.in_flight.bytes == 0
+
+
+async def test_the_level_that_gave_the_ids_is_counted(parts: Parts) -> None:
+    await parts.intake.take("traces", body(1), IDS)
+    request = ExportTraceServiceRequest.FromString(body(2, semconv.SPAN_ATTEMPT, "own", "by trace"))
+    for span in request.resource_spans[0].scope_spans[0].spans[:2]:
+        span.attributes.add(key=semconv.ROLLOUT_ID).value.string_value = "ro-2"
+        span.attributes.add(key=semconv.ATTEMPT_ID).value.string_value = "at-1"
+    await parts.intake.take("traces", request.SerializeToString(), {})
+    await parts.intake.take("traces", body(3), {})
+    assert parts.intake.levels == {"metadata": 1, "span": 2, "trace": 1}
+    assert parts.intake.counts["unidentified"] == 1

@@ -1,0 +1,110 @@
+"""Attribute values survive the way into texts and back, exactly, type included."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
+
+from agl_otel.collector.values import double_array, int_array, to_map
+from agl_otel.traces.attributes import typed
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+SCALARS = st.one_of(TEXT, st.booleans(), INT64, st.floats(), st.binary(max_size=8), st.none())
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4), max_leaves=8)
+
+
+def any_value(value: Any) -> AnyValue:
+    match value:
+        case None:
+            return AnyValue()
+        case bool():
+            return AnyValue(bool_value=value)
+        case int():
+            return AnyValue(int_value=value)
+        case float():
+            return AnyValue(double_value=value)
+        case str():
+            return AnyValue(string_value=value)
+        case bytes():
+            return AnyValue(bytes_value=value)
+        case list():
+            return AnyValue(array_value=ArrayValue(values=[any_value(item) for item in value]))
+        case _:
+            return AnyValue(kvlist_value=KeyValueList(values=[KeyValue(key=key, value=any_value(item)) for key, item in value.items()]))
+
+
+def shape(value: Any) -> Any:
+    """Equal for what is equal in value and in type (nan is nan, 1 is not 1.0, -0.0 is not 0.0)."""
+    if isinstance(value, list):
+        return [shape(item) for item in value]
+    if isinstance(value, dict):
+        return {key: shape(item) for key, item in value.items()}
+    if isinstance(value, float):
+        return ("float", "nan") if math.isnan(value) else ("float", value, math.copysign(1.0, value))
+    return type(value).__name__, value
+
+
+@given(
+    st.dictionaries(TEXT | st.sampled_from(["resource:a", "event.0:b", "span:c", "link.12:d"]), VALUES, max_size=5),
+    st.sampled_from(["", "resource:"]),
+)
+def test_every_value_comes_back_with_its_type(values: dict[str, Any], prefix: str) -> None:
+    types: dict[str, str] = {}
+    texts = to_map([KeyValue(key=key, value=any_value(value)) for key, value in values.items()], types, prefix)
+    assert all(isinstance(text, str) for text in texts.values())
+    assert shape(typed(texts, types, prefix)) == shape(values)
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=16, max_size=40) | st.lists(st.floats(), min_size=16, max_size=40))
+def test_long_lists_come_back_exactly_too(items: list[Any]) -> None:
+    types: dict[str, str] = {}
+    texts = to_map([KeyValue(key="k", value=any_value(items))], types)
+    assert shape(typed(texts, types)) == shape({"k": items})
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=50))
+def test_token_ids_are_read_without_a_loop(ids: list[int]) -> None:
+    found = int_array(any_value(ids))
+    assert found is not None
+    assert found.tolist() == ids
+
+
+@given(
+    st.lists(st.one_of(INT64, st.text(max_size=3), st.floats(), st.booleans(), st.none(), st.binary(max_size=3)), min_size=1, max_size=12)
+)
+def test_what_is_not_a_list_of_token_ids_is_left_alone(items: list[Any]) -> None:
+    found = int_array(any_value(items))
+    fits = all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**32 for item in items)
+    assert (found is not None) == fits
+    if found is not None:
+        assert found.tolist() == items
+
+
+@given(st.lists(st.floats(width=32) | st.floats(), max_size=30))
+def test_logprobs_are_taken_where_float32_holds_them_exactly(numbers: list[float]) -> None:
+    found = double_array(any_value(numbers))
+    with np.errstate(over="ignore"):
+        fits = all(math.isfinite(n) and float(np.float32(n)) == n for n in numbers)
+    assert (found is not None) == fits
+    if found is not None:
+        assert found.tolist() == numbers
+
+
+@pytest.mark.parametrize("value", ["text", 3, [1, 2.0], ["a"], {"a": 1}])
+def test_other_kinds_are_neither(value: Any) -> None:
+    assert int_array(any_value(value)) is None
+    assert double_array(any_value(value)) is None
+
+
+def test_of_a_key_given_twice_the_first_counts() -> None:
+    types: dict[str, str] = {}
+    twice = [KeyValue(key="k", value=any_value("first")), KeyValue(key="k", value=any_value(2))]
+    assert to_map(twice, types) == {"k": "first"}
+    assert types == {}

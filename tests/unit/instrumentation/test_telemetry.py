@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.context import Context
+
+from agl_otel import semconv
+from agl_otel.errors import UnavailableError
+from agl_otel.instrumentation.arrays import pack_doubles, pack_ints, unpack
+from agl_otel.instrumentation.context import attempt_scope, parse_traceparent, with_ids
+from agl_otel.instrumentation.setup import Telemetry
+from tests.otlp_receiver import OtlpReceiver
+
+KEY = ("ro-1", "at-1")
+
+
+@pytest.fixture
+def receiver() -> Iterator[OtlpReceiver]:
+    receiver = OtlpReceiver()
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture
+def telemetry(receiver: OtlpReceiver) -> Iterator[Telemetry]:
+    telemetry = Telemetry(otlp_endpoint=receiver.grpc_address, token="secret", service_name="test")
+    yield telemetry
+    telemetry.shutdown()
+
+
+def test_attempt_span_is_stored_before_its_traceparent_is_known(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
+    traceparents = telemetry.attempt_spans([KEY, ("ro-2", "at-2")])
+    first, second = receiver.spans(semconv.SPAN_ATTEMPT)
+    assert (first.key, second.key, first.marker, first.parent_id) == (KEY, ("ro-2", "at-2"), None, "")
+    assert traceparents[0] == f"00-{first.trace_id}-{first.span_id}-01"
+    assert first.start == first.end
+    assert receiver.exports == 1
+    assert receiver.metadata["authorization"] == "Bearer secret"
+
+
+def test_spans_in_an_attempts_scope_carry_ids_marker_and_parent_and_are_sealed(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
+    traceparent = telemetry.attempt_span(*KEY)
+    tracer = telemetry.tracer("agent")
+    with attempt_scope(*KEY, traceparent=traceparent), tracer.start_as_current_span("outer"), tracer.start_as_current_span("inner"):
+        pass
+    tracer.start_span("outside").end()
+    counts = telemetry.seal([KEY, ("ro-9", "at-9")])
+    outer, inner, outside = (receiver.spans(name)[0] for name in ("outer", "inner", "outside"))
+    assert counts == {KEY: {outer.marker: 2}, ("ro-9", "at-9"): {}}
+    assert outer.key == inner.key == KEY and inner.marker == outer.marker
+    parent = parse_traceparent(traceparent)
+    assert parent is not None and outer.parent_id == f"{parent.span_id:016x}"
+    assert outside.attributes == {}
+    assert receiver.seals() == {outer.marker: (2, 0)}
+    seal = receiver.spans(semconv.SPAN_SEAL)[0]
+    assert seal.key == KEY and seal.trace_id == outer.trace_id and seal.start == seal.end
+
+
+def test_an_unchanged_attempt_is_not_sealed_twice(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
+    telemetry.tracer("t").start_span("a", with_ids(KEY, Context())).end()
+    assert telemetry.seal([KEY]) == telemetry.seal([KEY])
+    assert len(receiver.spans(semconv.SPAN_SEAL)) == 1
+
+
+def test_a_forgotten_attempt_comes_back_under_a_new_marker(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
+    tracer = telemetry.tracer("t")
+    tracer.start_span("a", with_ids(KEY, Context())).end()
+    first = telemetry.seal([KEY])[KEY]
+    telemetry.forget(*KEY)
+    tracer.start_span("b", with_ids(KEY, Context())).end()
+    second = telemetry.seal([KEY])[KEY]
+    assert list(first.values()) == list(second.values()) == [1]
+    assert first.keys() != second.keys()
+
+
+def test_seal_says_when_the_collector_is_away_and_loses_nothing(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
+    receiver.refuse = True
+    telemetry.tracer("t").start_span("a", with_ids(KEY, Context())).end()
+    with pytest.raises(UnavailableError, match="ro-1/at-1"):
+        telemetry.seal([KEY], timeout_seconds=0.3)
+    receiver.refuse = False
+    assert list(telemetry.seal([KEY], timeout_seconds=10)[KEY].values()) == [1]
+    assert len(receiver.spans("a")) == 1
+
+
+def test_a_burst_larger_than_the_queue_is_exported_without_loss(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
+    tracer = telemetry.tracer("t")
+    context = with_ids(KEY, Context())
+    for _ in range(12_000):
+        tracer.start_span("s", context).end()
+    (count,) = telemetry.seal_counts([KEY], timeout_seconds=60).values()
+    assert (count.spans, count.dropped) == (12_000, 0)
+    assert len(receiver.spans("s")) == 12_000
+
+
+def test_packed_arrays_arrive_as_otlp_arrays(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
+    ids, logprobs = [0, 1, 127, 128, 151_643, 2**31], [-0.25, 0.0, -1e-9]
+    attributes = {semconv.LLM_PROMPT_TOKEN_IDS: pack_ints(ids), semconv.LLM_RESPONSE_LOGPROBS: pack_doubles(logprobs)}
+    telemetry.tracer("t").start_span(semconv.SPAN_LLM, with_ids(KEY, Context()), attributes=attributes).end()
+    telemetry.seal([KEY])
+    (span,) = receiver.spans(semconv.SPAN_LLM)
+    assert span.attributes[semconv.LLM_PROMPT_TOKEN_IDS] == ids == unpack(pack_ints(ids))
+    assert span.attributes[semconv.LLM_RESPONSE_LOGPROBS] == logprobs == unpack(pack_doubles(logprobs))
+
+
+def test_an_idle_attempt_is_sealed_without_being_asked(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
+    telemetry.tracer("t").start_span("a", with_ids(KEY, Context())).end()
+    receiver.wait_until(lambda spans: any(span.name == semconv.SPAN_SEAL for span in spans), 5)
+
+
+def test_a_rollout_id_that_breaks_the_rule_marks_nothing(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
+    telemetry.tracer("t").start_span("a", with_ids(("no spaces please", "at-1"), Context())).end()
+    telemetry.shutdown()
+    assert receiver.spans("a")[0].attributes == {}

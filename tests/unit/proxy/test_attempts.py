@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agl_otel.proxy.attempts import Attempts
+
+KEY = ("ro", "at")
+IDS = st.lists(st.integers(0, 2), max_size=6)
+
+
+@given(st.lists(st.tuples(IDS, st.lists(IDS, min_size=1, max_size=3)), max_size=8))
+def test_every_prompt_is_rebuilt_from_its_prefix_and_the_longest_one_is_named(calls: list[tuple[list[int], list[list[int]]]]) -> None:
+    attempts = Attempts(lambda _: None)
+    said: dict[tuple[int, int], list[int]] = {}
+    for prompt, replies in calls:
+        attempt, number = attempts.begin(KEY)
+        prefix = attempts.end(attempt, number, prompt, dict(enumerate(replies)))
+        fits = [len(whole) for whole in said.values() if prompt and prompt[: len(whole)] == whole]
+        assert (prefix.length if prefix else None) == (max(fits) if fits else None)
+        if prefix is not None:
+            assert said[prefix.call, prefix.choice] == prompt[: prefix.length]
+        if prompt:
+            said |= {(number, choice): prompt + reply for choice, reply in enumerate(replies)}
+
+
+def test_calls_are_numbered_by_attempt_also_those_without_tokens() -> None:
+    attempts = Attempts(lambda _: None)
+    first, number = attempts.begin(KEY)
+    assert attempts.end(first, number, None, {}) is None
+    assert [attempts.begin(KEY)[1], attempts.begin(("ro", "other"))[1], attempts.begin(KEY)[1]] == [2, 1, 3]
+    assert attempts.active(KEY) == 2
+
+
+def test_an_attempt_without_a_call_under_way_is_forgotten_when_room_is_needed() -> None:
+    forgotten: list[tuple[str, str]] = []
+    attempts = Attempts(forgotten.append, max_attempts=2)
+    attempts.begin(("ro", "busy"))
+    idle, number = attempts.begin(("ro", "idle"))
+    attempts.end(idle, number, [1], {0: [2]})
+    attempts.begin(("ro", "new"))
+    assert forgotten == [("ro", "idle")] and len(attempts) == 2
+    assert attempts.begin(("ro", "idle"))[1] == 1
+
+
+def test_the_memory_of_replies_is_bounded_too() -> None:
+    forgotten: list[tuple[str, str]] = []
+    attempts = Attempts(forgotten.append, max_replies=3)
+    for turn in range(5):
+        attempt, number = attempts.begin(KEY)
+        attempts.end(attempt, number, [turn], {0: [turn]})
+    attempts.begin(("ro", "next"))
+    assert forgotten == [KEY]

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agl_otel.proxy.dialects import DIALECTS, prepare, take_out
+from agl_otel.proxy.messages import input_messages, output_message
+from agl_otel.proxy.reply import Events, Reply, parse_object, payload_of
+
+CHAT = DIALECTS["chat/completions"]
+
+
+@given(st.lists(st.sampled_from([b"data: {}\n\n", b"data: {}\r\n\r\n", b": ping\n\n", b"data: [DONE]\n\n"])), st.lists(st.integers(0, 60)))
+def test_events_survive_any_cut_of_the_stream_byte_for_byte(events: list[bytes], cuts: list[int]) -> None:
+    stream = b"".join(events) + b"data: rest"
+    splitter, seen, at = Events(), [], 0
+    for cut in [*sorted(cuts), len(stream)]:
+        seen += splitter.feed(stream[at:cut])
+        at = max(at, cut)
+    assert b"".join(seen) + splitter.rest() == stream
+
+
+def test_tool_calls_in_pieces_are_put_together() -> None:
+    reply = Reply()
+    for piece in (
+        {"index": 0, "id": "call_1", "function": {"name": "add", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"a":'}},
+        {"index": 0, "function": {"arguments": "1}"}},
+    ):
+        reply.take({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
+    reply.take({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
+    (message,) = json.loads(output_message(reply.choices[0]))
+    assert message["parts"] == [{"type": "tool_call", "id": "call_1", "name": "add", "arguments": {"a": 1}}]
+    assert message["finish_reason"] == "tool_calls"
+
+
+def test_completions_carry_prompt_ids_in_their_choices_and_logprobs_as_a_list() -> None:
+    reply = Reply()
+    choice = {"index": 0, "text": "x", "prompt_token_ids": [1, 2], "token_ids": [3], "logprobs": {"token_logprobs": [-1]}}
+    reply.take({"id": "c", "choices": [choice]})
+    assert (reply.prompt_token_ids, reply.choices[0].token_ids, reply.choices[0].finite_logprobs()) == ([1, 2], [3], [-1.0])
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"choices": None},
+        {"choices": [None, 1, {"message": 3, "token_ids": ["a"], "logprobs": [1]}]},
+        {"choices": [{"logprobs": {"content": [{}]}, "delta": {"tool_calls": [{"function": None}, 4]}}], "usage": 3, "error": "x"},
+        {"choices": [{"token_ids": [1, True]}], "prompt_token_ids": "abc"},
+    ],
+)
+def test_what_is_malformed_is_left_out(payload: dict[str, Any]) -> None:
+    reply = Reply()
+    reply.take(payload)
+    take_out(payload, frozenset({"logprobs", "return_token_ids"}))
+    assert reply.prompt_token_ids is None and all(
+        not choice.token_ids and not choice.finite_logprobs() for choice in reply.choices.values()
+    )
+
+
+def test_only_what_was_added_is_taken_out() -> None:
+    prepared = prepare(CHAT, {"logprobs": True, "model": "a"}, model=None, sampling={"top_p": 0.5}, capture=True)
+    assert prepared.added == {"return_token_ids"} and prepared.body == {
+        "top_p": 0.5,
+        "logprobs": True,
+        "model": "a",
+        "return_token_ids": True,
+    }
+    payload = {"prompt_token_ids": [1], "choices": [{"token_ids": [2], "logprobs": {"content": []}}]}
+    assert take_out(payload, prepared.added) and payload == {"choices": [{"logprobs": {"content": []}}]}
+    assert not take_out(payload, prepared.added)
+
+
+def test_without_capture_nothing_is_added() -> None:
+    assert prepare(CHAT, {"model": "a"}, model="b", sampling={}, capture=False).body == {"model": "b"}
+
+
+def test_conversations_are_shown_as_the_conventions_say() -> None:
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": "http://x"}}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "not json"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "42"},
+    ]
+    user, assistant, tool = json.loads(input_messages({"messages": messages}))
+    assert user["parts"][0] == {"type": "text", "content": "look"} and user["parts"][1]["type"] == "image_url"
+    assert assistant["parts"] == [{"type": "tool_call", "id": "c", "name": "f", "arguments": "not json"}]
+    assert tool["parts"] == [{"type": "tool_call_response", "id": "c", "response": "42"}]
+    assert json.loads(input_messages({"prompt": "hi"}))[0]["parts"] == [{"type": "text", "content": "hi"}]
+
+
+def test_payloads_are_json_objects_only() -> None:
+    assert payload_of(b"data: [DONE]\n\n") is None and payload_of(b": ping\n\n") is None and parse_object(b"[1]") is None
+    assert payload_of(b'data:{"a":1}\n\n') == {"a": 1}

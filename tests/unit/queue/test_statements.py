@@ -1,0 +1,75 @@
+"""The named queries: each is described, none is dead, and what users may sort by is checked."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from agl_otel.errors import ConflictError, UsageError
+from agl_otel.queue.migrate import Migration, migrations, pending
+from agl_otel.queue.statements import Statements, page_clause
+
+ROOM = Path(__file__).parents[3] / "agl_otel" / "queue"
+
+
+def test_every_query_has_a_description_and_is_used() -> None:
+    statements = Statements()
+    code = "".join(path.read_text() for path in ROOM.rglob("*.py"))
+    for name, description in statements.descriptions.items():
+        assert description.endswith("."), name
+        if not name.startswith("where_"):
+            assert f'"{name}"' in code, f"nothing uses the query {name}"
+
+
+def test_every_query_is_valid_sql_on_the_migrated_schema() -> None:
+    statements = Statements()
+    database = sqlite3.connect(":memory:")
+    for migration in migrations():
+        database.executescript(migration.sql)
+    for name in statements.descriptions:
+        sql = statements[name].replace("/*where*/", "").replace("/*page*/", "")
+        if name.startswith("where_"):
+            continue
+        database.execute(f"EXPLAIN {sql}", dict.fromkeys(re.findall(r":(\w+)", sql)))
+    database.close()
+
+
+def test_a_claim_takes_its_order_from_the_index_without_sorting() -> None:
+    database = sqlite3.connect(":memory:")
+    for migration in migrations():
+        database.executescript(migration.sql)
+    plan = " ".join(str(row) for row in database.execute(f"EXPLAIN QUERY PLAN {Statements()['claimable_any']}", {"limit": 1}))
+    database.close()
+    assert "rollouts_queue" in plan
+    assert "TEMP B-TREE" not in plan
+
+
+@pytest.mark.parametrize(
+    ("limit", "offset", "expected"), [(-1, 0, ""), (0, 0, ""), (5, 0, " LIMIT 5 OFFSET 0"), (-1, 3, f" LIMIT {1 << 62} OFFSET 3")]
+)
+def test_a_page_is_cut_only_where_asked_for(limit: int, offset: int, expected: str) -> None:
+    assert page_clause("", {}, default="r.ordinal", descending=False, limit=limit, offset=offset) == "ORDER BY r.ordinal ASC" + expected
+
+
+def test_a_field_that_cannot_be_sorted_by_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="cannot sort by 'input': use one of mode"):
+        page_clause("input", {"mode": "r.mode"}, default="r.ordinal", descending=False, limit=-1, offset=0)
+
+
+def test_only_what_is_missing_is_migrated() -> None:
+    known = [Migration(1, "0001_a.sql", ""), Migration(2, "0002_b.sql", "")]
+    assert pending(0, known, "x") == known
+    assert pending(1, known, "x") == known[1:]
+    assert pending(2, known, "x") == []
+
+
+def test_a_newer_database_is_refused_with_its_name_and_the_remedy() -> None:
+    with pytest.raises(ConflictError, match=r"data/queue.db has schema version 3.*only up to 2.*upgrade"):
+        pending(3, [Migration(2, "0002_b.sql", "")], "data/queue.db")
+
+
+def test_migrations_are_numbered_from_one_without_gaps() -> None:
+    assert [migration.version for migration in migrations()] == [*range(1, len(migrations()) + 1)]

@@ -1,0 +1,183 @@
+"""contracts.md §1, the rows about the agent's process, one by one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from urllib.parse import unquote
+
+import pytest
+from opentelemetry.sdk.resources import OTELResourceDetector
+
+from agl_otel import semconv
+from agl_otel.runner.environment import (
+    DUMMY_API_KEY,
+    Addresses,
+    merged_members,
+    process_environment,
+    shared_environment,
+    telemetry_environment,
+    with_otlp,
+)
+from agl_otel.types import LLM, Attempt, AttemptedRollout, Describe, NamedResources, PromptTemplate, ProxyLLM
+
+ADDRESSES = Addresses("10.0.0.1:4317", "http://10.0.0.1:4318", "http://10.0.0.1:4000")
+NO_PROXY = Addresses("10.0.0.1:4317", "http://10.0.0.1:4318")
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+REAL = LLM(endpoint="https://api.example.com/v1", model="gpt-x", api_key="sk-secret")
+ROUTED = "http://10.0.0.1:4000/rollout/ro-1/attempt/at-1"
+
+
+def rollout(task: object = "2 + 2?") -> AttemptedRollout:
+    attempt = Attempt(rollout_id="ro-1", attempt_id="at-1", sequence_id=1, start_time=0.0)
+    return AttemptedRollout(rollout_id="ro-1", input=task, start_time=0.0, attempt=attempt)
+
+
+def environment(
+    base: Mapping[str, str], resources: NamedResources | None = None, *, task: object = "2 + 2?", token: str = ""
+) -> dict[str, str]:
+    resources = {"main": REAL} if resources is None else resources
+    return process_environment(base, rollout(task), resources, ADDRESSES, traceparent=TRACEPARENT, token=token)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AGL_ROLLOUT_ID", "ro-1"),
+        ("AGL_ATTEMPT_ID", "at-1"),
+        ("AGL_TASK", '"2 + 2?"'),
+        ("OPENAI_BASE_URL", f"{ROUTED}/v1"),
+        ("OPENAI_API_BASE", f"{ROUTED}/v1"),
+        ("OPENAI_MODEL", "gpt-x"),
+        ("OPENAI_API_KEY", DUMMY_API_KEY),
+        ("ANTHROPIC_BASE_URL", ROUTED),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://10.0.0.1:4318"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "agentlightning.rollout_id=ro-1,agentlightning.attempt_id=at-1"),
+        ("BAGGAGE", "agentlightning.rollout_id=ro-1,agentlightning.attempt_id=at-1"),
+        ("TRACEPARENT", TRACEPARENT),
+        ("OTEL_TRACES_SAMPLER", "always_on"),
+        ("OTEL_TRACES_EXPORTER", "otlp"),
+        ("OTEL_LOGS_EXPORTER", "otlp"),
+        ("OTEL_METRICS_EXPORTER", "none"),
+    ],
+)
+def test_every_variable_of_the_contract_is_set(name: str, value: str) -> None:
+    assert environment({})[name] == value
+
+
+OURS = "agentlightning.rollout_id=ro-1,agentlightning.attempt_id=at-1"
+OTLP = "OTEL_EXPORTER_OTLP_"
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        ({"PATH": "/bin", "HOME": "/home/a"}, {"PATH": "/bin", "HOME": "/home/a"}),
+        ({"OTEL_TRACES_EXPORTER": "console"}, {"OTEL_TRACES_EXPORTER": "console,otlp"}),
+        ({"OTEL_TRACES_EXPORTER": "none"}, {"OTEL_TRACES_EXPORTER": "otlp"}),
+        ({"OTEL_LOGS_EXPORTER": "otlp, console"}, {"OTEL_LOGS_EXPORTER": "otlp,console"}),
+        ({"OTEL_METRICS_EXPORTER": "prometheus"}, {"OTEL_METRICS_EXPORTER": "prometheus"}),
+        ({"OTEL_TRACES_SAMPLER": "traceidratio"}, {"OTEL_TRACES_SAMPLER": "always_on"}),
+        ({"OTEL_TRACES_SAMPLER_ARG": "0.1"}, {"OTEL_TRACES_SAMPLER_ARG": None}),
+        ({"OTEL_SDK_DISABLED": "true"}, {"OTEL_SDK_DISABLED": None}),
+        ({"TRACESTATE": "a=b", "TRACEPARENT": "old"}, {"TRACESTATE": None, "TRACEPARENT": TRACEPARENT}),
+        (
+            {f"{OTLP}TRACES_ENDPOINT": "https://vendor", f"{OTLP}TRACES_HEADERS": "k=v"},
+            {f"{OTLP}TRACES_ENDPOINT": None, f"{OTLP}TRACES_HEADERS": None},
+        ),
+        ({f"{OTLP}LOGS_PROTOCOL": "grpc"}, {f"{OTLP}LOGS_PROTOCOL": None}),
+        ({f"{OTLP}HEADERS": "api-key=vendor-secret"}, {f"{OTLP}HEADERS": None}),
+        ({f"{OTLP}PROTOCOL": "grpc"}, {f"{OTLP}ENDPOINT": "http://10.0.0.1:4317", f"{OTLP}PROTOCOL": "grpc"}),
+        ({f"{OTLP}PROTOCOL": "http/json"}, {f"{OTLP}PROTOCOL": "http/protobuf"}),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "team=a%2Cb,agentlightning.rollout_id=outer"}, {"OTEL_RESOURCE_ATTRIBUTES": f"team=a%2Cb,{OURS}"}),
+        ({"BAGGAGE": "user=7;p=1 , agentlightning.attempt_id=outer"}, {"BAGGAGE": f"user=7;p=1,{OURS}"}),
+        ({"AGL_ROLLOUT_ID": "outer", "OPENAI_API_KEY": "sk-users-own"}, {"AGL_ROLLOUT_ID": "ro-1", "OPENAI_API_KEY": DUMMY_API_KEY}),
+        ({"ANTHROPIC_API_KEY": "sk-ant", "ANTHROPIC_AUTH_TOKEN": "t"}, {"ANTHROPIC_API_KEY": DUMMY_API_KEY, "ANTHROPIC_AUTH_TOKEN": None}),
+    ],
+)
+def test_what_the_user_set_is_kept_or_replaced_by_rule(base: dict[str, str], expected: dict[str, str | None]) -> None:
+    env = environment(base)
+    assert {name: env.get(name) for name in expected} == expected
+
+
+def test_our_token_is_the_only_header_and_percent_encoded() -> None:
+    env = environment({"OTEL_EXPORTER_OTLP_HEADERS": "api-key=vendor-secret"}, token="a b,c")
+    key, _, value = env["OTEL_EXPORTER_OTLP_HEADERS"].partition("=")
+    assert (key, unquote(value)) == ("authorization", "Bearer a b,c")
+    assert "," not in value
+
+
+def test_the_users_otlp_metrics_keep_their_endpoint_and_get_no_token_of_ours() -> None:
+    base = {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": "https://vendor/", "OTEL_EXPORTER_OTLP_HEADERS": "k=v"}
+    env = telemetry_environment(base, ADDRESSES, token="ours")
+    assert env["OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"] == "https://vendor/v1/metrics"
+    assert env["OTEL_EXPORTER_OTLP_METRICS_HEADERS"] == "k=v"
+    assert env["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://10.0.0.1:4318"
+
+
+def test_a_providers_key_and_endpoint_never_reach_the_agent() -> None:
+    other = LLM(endpoint="https://judge.example.com/v1", model="judge", api_key="sk-judge")
+    env = environment({}, {"prompt": PromptTemplate(template="{x}", engine="f-string"), "main": REAL, "judge": other})
+    assert not any("sk-secret" in value or "sk-judge" in value or "api.example.com" in value for value in env.values())
+    resources = json.loads(env["AGL_RESOURCES"])
+    assert resources["main"]["endpoint"] == f"{ROUTED}/v1"
+    assert resources["prompt"]["template"] == "{x}"
+
+
+@pytest.mark.parametrize("kind", [LLM, ProxyLLM])
+def test_both_kinds_of_llm_are_routed(kind: type[LLM] | type[ProxyLLM]) -> None:
+    assert environment({}, {"llm": kind(endpoint="http://vllm/v1", model="m")})["OPENAI_BASE_URL"] == f"{ROUTED}/v1"
+
+
+def test_without_an_llm_the_users_own_model_variables_stay() -> None:
+    assert environment({"OPENAI_API_KEY": "sk-own"}, {})["OPENAI_API_KEY"] == "sk-own"
+    assert "OPENAI_BASE_URL" not in environment({}, {})
+
+
+def test_without_a_proxy_the_resource_itself_is_used() -> None:
+    env = process_environment({}, rollout(), {"main": REAL}, NO_PROXY, traceparent=TRACEPARENT)
+    assert (env["OPENAI_BASE_URL"], env["OPENAI_API_KEY"]) == ("https://api.example.com/v1", "sk-secret")
+    assert "ANTHROPIC_BASE_URL" not in env
+
+
+def test_the_task_survives_as_json_whatever_it_holds() -> None:
+    task = {"question": 'naïve "quotes"\n\x00 \ud800', "n": [1, 2.5, None]}
+    text = environment({}, task=task)["AGL_TASK"]
+    assert json.loads(text) == task
+    assert text.isascii()
+    assert "\x00" not in text
+
+
+def test_resource_attributes_are_read_back_by_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "OTEL_RESOURCE_ATTRIBUTES", merged_members("team=blue", {semconv.ROLLOUT_ID: "ro:1._-", semconv.ATTEMPT_ID: "a,b=c"})
+    )
+    found = OTELResourceDetector().detect().attributes
+    assert found == {"team": "blue", semconv.ROLLOUT_ID: "ro:1._-", semconv.ATTEMPT_ID: "a,b=c"}
+
+
+def test_exporters_of_any_otlp_kind_are_not_doubled() -> None:
+    assert with_otlp("otlp_proto_http") == "otlp_proto_http"
+    assert with_otlp("") == with_otlp("none") == "otlp"
+
+
+def test_a_shared_process_reaches_the_proxy_without_ids_and_keeps_the_users_key() -> None:
+    assert shared_environment({"OPENAI_API_KEY": "mine"}, ADDRESSES) == {
+        "OPENAI_BASE_URL": "http://10.0.0.1:4000/v1",
+        "OPENAI_API_BASE": "http://10.0.0.1:4000/v1",
+        "ANTHROPIC_BASE_URL": "http://10.0.0.1:4000",
+        "ANTHROPIC_API_KEY": DUMMY_API_KEY,
+    }
+    assert shared_environment({}, NO_PROXY) == {}
+
+
+def test_there_are_no_addresses_while_no_collector_is_up() -> None:
+    assert Addresses.of(Describe(queue="127.0.0.1:1")) is None
+    found = Addresses.of(Describe(queue="q:1", collector_grpc="c:2", collector_http="http://c:3/", proxy="http://p:4/"))
+    assert found == Addresses("c:2", "http://c:3", "http://p:4")
+
+
+def test_an_agent_does_not_inherit_the_secrets_of_the_stack() -> None:
+    secrets = dict.fromkeys(("AGL_TOKEN", "AGL_UPSTREAM_KEY", "AGL_FORWARD_HEADERS", "AGL_QUEUE_URL", "AGL_CLICKHOUSE_URL"), "s3cret")
+    assert "s3cret" not in environment({**secrets, "AGL_EMITTER_DEBUG": "1"}).values()

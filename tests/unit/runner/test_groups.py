@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+from agl_otel.runner import groups
+
+
+async def started(code: str) -> asyncio.subprocess.Process:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", code, stdout=asyncio.subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"
+    return process
+
+
+async def test_a_group_that_heeds_sigterm_is_ended_by_it() -> None:
+    process = await started("import time; print('ready', flush=True); time.sleep(60)")
+    await groups.end_group(process, 10.0)
+    assert process.returncode == -signal.SIGTERM
+    assert not groups.is_alive(process.pid)
+
+
+async def test_a_group_that_ignores_sigterm_is_killed_with_its_children() -> None:
+    code = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = os.fork()\n"
+        "if child: print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = await started(code)
+    await groups.end_group(process, 0.1)
+    assert process.returncode == -signal.SIGKILL
+    assert not groups.is_alive(process.pid)
+
+
+async def test_what_outlives_its_first_process_is_ended_too() -> None:
+    code = "import os, time\nif os.fork(): print('ready', flush=True); os._exit(0)\nos.close(1); time.sleep(60)\n"
+    process = await started(code)
+    assert await process.wait() == 0
+    assert groups.is_alive(process.pid)
+    await groups.end_group(process, 10.0)
+    assert not groups.is_alive(process.pid)
+
+
+async def test_all_groups_can_be_ended_at_once() -> None:
+    process = await started("import time; print('ready', flush=True); time.sleep(60)")
+    groups.register(process.pid)
+    groups.kill_all()
+    assert await process.wait() == -signal.SIGKILL
+    await groups.end_group(process, 1.0)

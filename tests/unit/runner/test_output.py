@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agl_otel import semconv
+from agl_otel.runner.output import RECORD_BYTES, STREAM_ATTRIBUTE, Capture, Printed, pieces, to_records
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@given(st.lists(st.binary(max_size=30), max_size=20), st.integers(min_value=2, max_value=64).map(lambda n: 2 * n))
+def test_first_and_last_half_are_kept_and_the_rest_is_counted(chunks: list[bytes], keep: int) -> None:
+    capture, whole = Capture("stdout", keep), b"".join(chunks)
+    for chunk in chunks:
+        if chunk:
+            capture.feed(chunk)
+    assert capture.total_bytes == len(whole)
+    assert capture.cut_bytes == max(0, len(whole) - keep)
+    text = capture.text()
+    if not capture.cut_bytes:
+        assert text == whole.decode(errors="replace")
+    else:
+        assert text.startswith(whole[: keep // 2].decode(errors="replace"))
+        assert text.endswith(whole[-(keep // 2) :].decode(errors="replace"))
+        assert f"{capture.cut_bytes} of {len(whole)} bytes cut" in text
+
+
+@given(st.text(alphabet="ab\n", max_size=200), st.integers(min_value=1, max_value=20))
+def test_pieces_are_bounded_and_whole(text: str, limit: int) -> None:
+    cut = pieces(text, limit)
+    assert "".join(cut) == text
+    assert all(0 < len(piece) <= limit for piece in cut)
+
+
+def test_records_carry_ids_stream_and_trace_and_leave_escapes_alone() -> None:
+    out, err = Capture("stdout"), Capture("stderr")
+    out.feed(b"\x1b[31mred\x1b[0m\n")
+    err.feed(b"x" * (RECORD_BYTES + 1))
+    records = to_records(Printed("ro-1", "at-1", TRACEPARENT, [out, err]))
+    assert [r.body.string_value for r in records] == ["\x1b[31mred\x1b[0m\n", "x" * RECORD_BYTES, "x"]
+    attributes = [{a.key: a.value.string_value for a in r.attributes} for r in records]
+    assert attributes[0] == {semconv.ROLLOUT_ID: "ro-1", semconv.ATTEMPT_ID: "at-1", STREAM_ATTRIBUTE: "stdout"}
+    assert [a[STREAM_ATTRIBUTE] for a in attributes] == ["stdout", "stderr", "stderr"]
+    assert records[0].trace_id.hex() == TRACEPARENT.split("-")[1]
+    assert records[1].time_unix_nano < records[2].time_unix_nano
+
+
+def test_a_silent_process_makes_no_records() -> None:
+    assert to_records(Printed("ro-1", "at-1", TRACEPARENT, [Capture("stdout"), Capture("stderr")])) == []
+
+
+def test_last_lines_leave_out_empty_ones() -> None:
+    capture = Capture("stderr")
+    capture.feed(b"Traceback:\n\n  File x\n\nValueError: no\n\n")
+    assert capture.last_lines(2) == "  File x\nValueError: no"

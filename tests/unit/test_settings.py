@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agl_otel.errors import SettingsError
+from agl_otel.settings import PORTS, Settings
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("AGL_"):
+            monkeypatch.delenv(name)
+
+
+def test_flags_win_over_environment_over_file_over_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("agl.toml").write_text("queue_port = 1001\nproxy_port = 1002\nweb_port = 1003\n")
+    monkeypatch.setenv("AGL_PROXY_PORT", "2002")
+    monkeypatch.setenv("AGL_WEB_PORT", "2003")
+    settings = Settings.load(web_port=3003)
+    assert (settings.queue_port, settings.proxy_port, settings.web_port, settings.otlp_grpc_port) == (1001, 2002, 3003, 4317)
+
+
+def test_a_wrong_value_is_named_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGL_PROXY_PORT", "many")
+    with pytest.raises(SettingsError, match=r"AGL_PROXY_PORT: .*integer.*'many'"):
+        Settings.load()
+    monkeypatch.delenv("AGL_PROXY_PORT")
+    with pytest.raises(SettingsError, match="--queue-port: "):
+        Settings.load(queue_port=70000)
+
+
+def test_an_unknown_key_in_the_file_is_named() -> None:
+    Path("agl.toml").write_text("quue_port = 1\n")
+    with pytest.raises(SettingsError, match=r"unknown keys: quue_port.*queue_port"):
+        Settings.load()
+
+
+def test_a_broken_file_is_a_settings_error() -> None:
+    Path("agl.toml").write_text("queue_port = \n")
+    with pytest.raises(SettingsError, match=r"agl\.toml"):
+        Settings.load()
+
+
+def test_ports_of_zero_become_different_free_ones_and_the_others_stay() -> None:
+    settings = Settings.load(**dict.fromkeys(PORTS, 0) | {"web_port": 4999}).with_ports()
+    ports = [getattr(settings, name) for name in PORTS]
+    assert 0 not in ports and len(set(ports)) == len(ports) and settings.web_port == 4999
+
+
+def test_environment_makes_a_child_load_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings.load(data_dir=Path("somewhere"), queue_port=5005, token="secret")
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    child = Settings.load()
+    assert child.data_dir == Path("somewhere").absolute()
+    assert (child.queue_port, child.token.get_secret_value()) == (5005, "secret")
+
+
+def test_a_token_is_not_shown() -> None:
+    assert "secret" not in repr(Settings.load(token="secret"))

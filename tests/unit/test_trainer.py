@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the [train] extra")
+
+from agl_otel.errors import SettingsError
+from agl_otel.trainer import Job
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "first_light" / "job.toml"
+
+
+def test_the_example_job_loads_and_has_tasks_of_both_kinds() -> None:
+    job = Job.load(EXAMPLE, overrides={"data": {"options": {"target": 3}}, "policy": {"seed": 7}})
+    train, val = job.tasks("train"), job.tasks("val")
+    assert len(val) >= 64 and job.policy.seed == 7
+    assert not {task["question"] for task in train} & {task["question"] for task in val}, "held out means held out"
+    assert all(int(task["expected"]) == 9 - int(task["question"][-1]) for task in val)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("learning_rate", "learing_rate", ["algorithm.learing_rate", "unknown key"]),
+        ("max_steps = 200", "max_steps = 'many'", ["algorithm.max_steps", "integer"]),
+        ("[policy]", "[polcy]", ["polcy", "unknown key"]),
+        ("grader =", "grader", ["not TOML"]),
+        ('name = "grpo"', 'name = "ppo"', ["algorithm.name", "grpo"]),
+        ("concurrency = 32", "concurrency = 0", ["agent.concurrency", "greater than or equal to 1"]),
+    ],
+)
+def test_a_wrong_job_file_is_refused_by_name(tmp_path: Path, old: str, new: str, words: list[str]) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(EXAMPLE.read_text().replace(old, new))
+    with pytest.raises(SettingsError) as caught:
+        Job.load(path)
+    for word in ["job.toml", *words]:
+        assert word in str(caught.value)
+
+
+def test_a_job_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(SettingsError, match=r"none\.toml cannot be read"):
+        Job.load(Path("none.toml"))
+
+
+def test_an_agent_must_be_something_to_run(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text("[agent]\n[data]\ntrain = 'a.jsonl'\nval = 'b.jsonl'\n")
+    with pytest.raises(SettingsError, match="give `function` or `command`"):
+        Job.load(path)
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "cannot be read"), ("{", "cannot be read"), ("\n", "holds no task")])
+def test_data_that_is_missing_broken_or_empty_is_named(tmp_path: Path, content: str | None, words: str) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text("[agent]\nfunction = 'a.py:f'\n[data]\ntrain = 'tasks.jsonl'\nval = 'tasks.jsonl'\n")
+    if content is not None:
+        (tmp_path / "tasks.jsonl").write_text(content)
+    with pytest.raises(SettingsError, match=rf"tasks\.jsonl.*{words}"):
+        Job.load(path).tasks("train")

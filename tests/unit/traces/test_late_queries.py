@@ -1,0 +1,27 @@
+"""Queries that say the same thing in two places."""
+
+from __future__ import annotations
+
+import re
+
+from agl_otel.traces.migrate import migrations, named_query
+
+
+def selected(sql: str) -> str:
+    return " ".join(sql[sql.index("SELECT") : sql.index("FROM")].split())
+
+
+def test_spans_by_trace_have_the_columns_of_spans_by_rollout() -> None:
+    assert selected(named_query("by_trace")) == selected(named_query("spans"))
+
+
+def test_what_repairs_the_summary_is_what_its_view_writes() -> None:
+    views = [statement for _, _, statements in migrations() for statement in statements if "rollout_summary_mv" in statement]
+    assert [selected(view) for view in views] == [selected(named_query("late_refill"))]
+
+
+def test_log_records_are_told_apart_by_the_same_expression_everywhere() -> None:
+    texts = named_query("late_log_traces") + named_query("late_log_copy")
+    assert set(re.findall(r"BatchId, BatchPos, Timestamp, cityHash64\(([^)]+\))\)", texts)) == {
+        "SpanId, SeverityText, EventName, Body, toString(LogAttributes)"
+    }
