@@ -113,9 +113,9 @@ class ClickHouseServer:
 
     def must_run(self) -> None:
         """Fail with the end of its log when it has ended by itself."""
-        assert self._process is not None and self._process.poll() is None, (
-            f"ClickHouse ended by itself ({self._process and self._process.returncode}): {(self.directory / 'server.log').read_text()[-3000:]}"
-        )
+        assert self._process is not None
+        status = self._process.poll()
+        assert status is None, f"ClickHouse ended by itself ({status}): {(self.directory / 'server.log').read_text()[-3000:]}"
 
     def kill(self) -> None:
         """End it with kill -9: what a power cut looks like to the process."""
