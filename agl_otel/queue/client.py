@@ -134,16 +134,22 @@ class QueueClient:
         rollout_id_in: Sequence[str] | None = None,
         rollout_id_contains: str | None = None,
         mode_in: Sequence[RolloutMode] | None = None,
+        ended_before: float | None = None,
         filter_logic: FilterLogic = "and",
         sort_by: str | None = None,
         sort_order: SortOrder = "asc",
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Rollout | AttemptedRollout]:
-        """Rollouts with their latest attempts; in the order of their creation unless `sort_by` names a field."""
+        """Rollouts with their latest attempts; in the order of their creation unless `sort_by` names a field.
+
+        `ended_before` (Unix seconds) leaves out those that are not finished, or finished later, whatever `filter_logic` says.
+        """
         asked = _filter(rollout_id_in, rollout_id_contains, filter_logic, status_in=status_in, mode_in=mode_in)
         if asked is None:
             return PaginatedResult([], limit, offset, 0)
+        if ended_before is not None:
+            asked.ended_before = ended_before
         request = pb.QueryRolloutsRequest(filter=asked, page=_page(sort_by, sort_order, limit, offset))
         answer = await self._calls.call("QueryRollouts", request, pb.Rollouts)
         return PaginatedResult([convert.rollout_from_pb(rollout) for rollout in answer.rollouts], limit, offset, answer.total)
@@ -267,9 +273,14 @@ class QueueClient:
         """Where the services of the stack are, as this client can reach them."""
         return self._described(await self._calls.call("Describe", pb.DescribeRequest(), pb.DescribeResponse))
 
-    async def announce(self, service: str, instance: str, addresses: Mapping[str, str], *, gone: bool = False) -> Describe:
-        """Say where a service can be reached (see types.Describe for the names), or that it has gone."""
-        request = pb.AnnounceRequest(service=service, instance=instance, addresses=addresses, gone=gone)
+    async def announce(
+        self, service: str, instance: str, addresses: Mapping[str, str], *, gone: bool = False, seconds: float | None = None
+    ) -> Describe:
+        """Say where a service can be reached (see types.Describe for the names), or that it has gone.
+
+        It holds for `seconds`, so say it again before (every third of them); None: until `gone`, even where the service was killed.
+        """
+        request = pb.AnnounceRequest(service=service, instance=instance, addresses=addresses, gone=gone, seconds=seconds)
         return self._described(await self._calls.call("Announce", request, pb.DescribeResponse))
 
     async def statistics(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ event loop, before `write` returns; where several services share a store, those 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -44,6 +45,8 @@ class Transaction(Protocol):
 
     statements: Statements
     signals: Signals
+    tallies: Counter[str]
+    """What the operation changed of the counters (operations/tallies.py); the engine writes it before the commit."""
 
     def rows(self, name: str, params: Params = ...) -> list[tuple[Any, ...]]:
         """All rows of the named query."""
@@ -103,6 +106,11 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Finish what was begun and let go of the store."""
         ...
+
+
+def tally_changes(tallies: Counter[str]) -> list[dict[str, object]]:
+    """The parameters of `tally_add`: what is not zero, in one order for all, so that two transactions do not wait for each other."""
+    return [{"name": name, "change": change} for name, change in sorted(tallies.items()) if change]
 
 
 def first(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:

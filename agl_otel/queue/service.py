@@ -121,11 +121,11 @@ class QueueService:
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:  # noqa: N802 - the wire's name
         """Where the services are."""
-        return self._described(await self._read(lambda tx, _: stack.describe(tx), request, context))
+        return self._described(await self._read(lambda tx, _: stack.describe(tx, self._clock(), self._started), request, context))
 
     async def Announce(self, request: pb.AnnounceRequest, context: Context) -> pb.DescribeResponse:  # noqa: N802 - the wire's name
         """A service says where it is."""
-        return self._described(await self._write(stack.announce, request, context))
+        return self._described(await self._write(partial(stack.announce, heard_since=self._started), request, context))
 
     async def Statistics(self, request: pb.StatisticsRequest, context: Context) -> pb.StatisticsResponse:  # noqa: N802 - the wire's name
         """What there is."""

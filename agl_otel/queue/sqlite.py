@@ -14,14 +14,14 @@ import os
 import sqlite3
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, TypeVar
 
 from agl_otel.errors import AglError, ConflictError, InUseError, SettingsError, UnavailableError
-from agl_otel.queue.engine import Operation, Params, Signals
+from agl_otel.queue.engine import Operation, Params, Signals, tally_changes
 from agl_otel.queue.migrate import Migration, migrations, pending
 from agl_otel.queue.statements import Statements
 
@@ -38,6 +38,7 @@ class SqliteTransaction:
     def __init__(self, connection: sqlite3.Connection, statements: Statements) -> None:
         self.statements = statements
         self.signals = Signals()
+        self.tallies: Counter[str] = Counter()
         self._connection = connection
 
     def rows(self, name: str, params: Params = {}) -> list[tuple[Any, ...]]:  # noqa: B006 - read only
@@ -65,6 +66,11 @@ class SqliteTransaction:
 
     def hold(self, rollout_ids: Sequence[str]) -> None:
         """Nothing to do: there is one writer."""
+
+    def write_tallies(self) -> None:
+        """The last thing before the end of the transaction."""
+        if self.tallies:
+            self.run_many("tally_add", tally_changes(self.tallies))
 
 
 class _Waiting(NamedTuple):
@@ -192,6 +198,7 @@ class SqliteEngine:
         transaction = SqliteTransaction(connection, self._statements)
         try:
             outcomes = [_Outcome(waiting.future, waiting.operation(transaction), None) for waiting in group]
+            transaction.write_tallies()
         except sqlite3.OperationalError:
             raise  # a full disk or a damaged file: SQLite has often rolled back already
         except Exception:  # noqa: BLE001 - the second pass tells its own caller
@@ -213,6 +220,7 @@ class SqliteEngine:
         transaction = SqliteTransaction(connection, self._statements)
         try:
             outcome = _Outcome(waiting.future, waiting.operation(transaction), None)
+            transaction.write_tallies()
             signals.add(transaction.signals)
         except sqlite3.OperationalError:
             raise  # the group as a whole cannot be written

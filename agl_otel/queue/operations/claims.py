@@ -8,9 +8,11 @@ from typing import cast
 from agl_otel.queue.convert import rollout_pb, split
 from agl_otel.queue.engine import Transaction, first
 from agl_otel.queue.operations.answers import claimed_again, recall, remember
+from agl_otel.queue.operations.tallies import ATTEMPTS, CLAIMABLE, moved
 from agl_otel.queue.operations.transitions import begin_attempts, sync_worker, take_places
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import ROLLOUT_WIDTH, RolloutRow
+from agl_otel.types import RolloutStatus
 
 MAX_CLAIM = 1000
 """Rollouts in one claim, whatever the caller asks for: more would not fit one message."""
@@ -60,6 +62,7 @@ def promote(tx: Transaction, now: float) -> int:
         place = take_places(tx, len(due))
         tx.run_many("rollout_place", [{"ordinal": ordinal, "position": place + i} for i, (ordinal,) in enumerate(due)])
         tx.signals.claimable += len(due)
+        tx.tallies[CLAIMABLE] += len(due)
     return len(due)
 
 
@@ -95,7 +98,7 @@ def _undo(tx: Transaction, attempt_ids: list[str], now: float) -> int:
             continue
         number = attempt.sequence_id - 1
         before = first(tx.rows("attempt_before", {"rollout_id": rollout.rollout_id, "sequence_id": number}))
-        status = "requeuing" if number else "queuing"
+        status: RolloutStatus = "requeuing" if number else "queuing"
         if rollout.status == "preparing":
             tx.signals.claimable += 1
         else:
@@ -103,6 +106,8 @@ def _undo(tx: Transaction, attempt_ids: list[str], now: float) -> int:
         previous = None if before is None else before[0]
         tx.run("rollout_released", {"status": status, "attempt_count": number, "latest_attempt_id": previous, "ordinal": rollout.ordinal})
         tx.run("attempt_delete", {"attempt_id": attempt.attempt_id})
+        moved(tx, rollout, rollout._replace(status=status))
+        tx.tallies[ATTEMPTS] -= 1
         if attempt.worker_id is not None:
             tx.run("worker_free", {"worker_id": attempt.worker_id, "status": "idle", "now": now})
         released += 1

@@ -11,6 +11,7 @@ from agl_otel.errors import ConflictError, NotFoundError, UsageError
 from agl_otel.queue.convert import joined_pb, rollout_pb
 from agl_otel.queue.engine import Transaction, first
 from agl_otel.queue.operations.answers import claimed_again, recall, remember, rollouts_by_id
+from agl_otel.queue.operations.tallies import moved
 from agl_otel.queue.operations.transitions import begin_attempts, find_rollout, sync_worker, take_places
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import RolloutRow
@@ -116,6 +117,8 @@ def _insert(tx: Transaction, requests: Sequence[pb.NewRollout], now: float, *, q
     tx.run_many("rollout_insert", [row._asdict() for row in rows])
     tx.run_many("input_insert", inputs)
     tx.signals.claimable += sum(row.position is not None for row in rows)
+    for row in rows:
+        moved(tx, None, row)
     return made
 
 

@@ -8,6 +8,7 @@ from agl_otel.queue import lifecycle
 from agl_otel.queue.convert import split
 from agl_otel.queue.engine import Transaction
 from agl_otel.queue.operations.answers import recall, remember
+from agl_otel.queue.operations.tallies import moved
 from agl_otel.queue.operations.transitions import sync_worker
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, RolloutRow
@@ -38,6 +39,7 @@ def _observe(tx: Transaction, rollout: RolloutRow, attempt: AttemptRow, spans: i
         tx.run("attempt_seen", {"status": attempt_status, "last_heartbeat_time": heartbeat, "attempt_id": attempt.attempt_id})
     if rollout_status != rollout.status:
         tx.run("rollout_running", {"ordinal": rollout.ordinal})
+        moved(tx, rollout, rollout._replace(status=rollout_status))
     if attempt_status != attempt.status and attempt.status == "unresponsive":
         sync_worker(tx, attempt._replace(status=attempt_status), now)
 

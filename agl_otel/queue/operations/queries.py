@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from agl_otel.queue.convert import attempt_pb, joined_pb, resources_pb, worker_pb
 from agl_otel.queue.engine import Transaction
+from agl_otel.queue.operations.tallies import all_tallies, matching
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, ResourcesRow, WorkerRow
 from agl_otel.queue.statements import page_clause
+from agl_otel.types import RolloutStatus
 
+ROLLOUT_STATUSES: Final = frozenset(get_args(RolloutStatus))
 _ROLLOUT_SORT: Final = {
     name: f"r.{name}"
     for name in (
@@ -45,7 +48,9 @@ def _conditions(kind: str, asked: pb.Filter) -> tuple[list[str], dict[str, Any]]
     params: dict[str, Any] = {}
     for name in _LISTS[kind]:
         values = list(getattr(asked, name))
-        if values:
+        if (kind, name) == ("rollout", "status_in") and len(values) == 1 and values[0] in ROLLOUT_STATUSES:
+            where.append(f"where_rollout_{values[0]}")
+        elif values:
             where.append(f"where_{kind}_{name}")
             params[name] = json.dumps(values)
     if asked.has_id_in:
@@ -58,9 +63,14 @@ def _conditions(kind: str, asked: pb.Filter) -> tuple[list[str], dict[str, Any]]
 
 
 def _total(tx: Transaction, name: str, where: list[str], params: dict[str, Any], page: pb.Page, found: int, **options: Any) -> int:
-    if page.limit <= 0 and page.offset <= 0:
+    if not _is_cut(page):
         return found
     return int(tx.rows_of(tx.statements.paged(name, where, **options), params)[0][0])
+
+
+def _is_cut(page: pb.Page) -> bool:
+    """Whether there may be more matches than the page holds."""
+    return page.limit > 0 or page.offset > 0
 
 
 def query_rollouts(tx: Transaction, request: pb.QueryRolloutsRequest) -> pb.Rollouts:
@@ -68,9 +78,21 @@ def query_rollouts(tx: Transaction, request: pb.QueryRolloutsRequest) -> pb.Roll
     where, params = _conditions("rollout", request.filter)
     page = _page(request.page, _ROLLOUT_SORT, "r.ordinal")
     options: dict[str, Any] = {"any_of": request.filter.any}
+    if request.filter.HasField("ended_before"):
+        options["always"] = ["where_rollout_ended_before"]
+        params["ended_before"] = request.filter.ended_before
     rows = tx.rows_of(tx.statements.paged("rollouts_page", where, page, **options), params)
-    total = _total(tx, "rollouts_total", where, params, request.page, len(rows), **options)
+    if _is_tallied(request.filter) and _is_cut(request.page):
+        total = matching(all_tallies(tx), request.filter.status_in, request.filter.mode_in)
+    else:
+        total = _total(tx, "rollouts_total", where, params, request.page, len(rows), **options)
     return pb.Rollouts(rollouts=[joined_pb(row) for row in rows], total=total)
+
+
+def _is_tallied(asked: pb.Filter) -> bool:
+    """Whether the counters know how many rollouts match, so that none has to be counted."""
+    either = asked.any and bool(asked.status_in) and bool(asked.mode_in)
+    return not (either or asked.has_id_in or asked.HasField("id_contains") or asked.HasField("ended_before"))
 
 
 def query_attempts(tx: Transaction, request: pb.QueryAttemptsRequest) -> pb.Attempts:

@@ -9,6 +9,7 @@ from agl_otel.errors import UsageError
 from agl_otel.queue import lifecycle
 from agl_otel.queue.convert import split
 from agl_otel.queue.engine import Transaction, first
+from agl_otel.queue.operations.tallies import ATTEMPTS, CLAIMABLE, all_tallies, rollouts_by_status
 from agl_otel.queue.proto import queue_pb2 as pb
 
 
@@ -27,22 +28,35 @@ def heartbeat(tx: Transaction, request: pb.HeartbeatRequest, now: float) -> pb.H
     return pb.HeartbeatResponse(cancelled=[attempt_id for attempt_id in request.attempt_ids if attempt_id not in alive])
 
 
-def announce(tx: Transaction, request: pb.AnnounceRequest, now: float) -> pb.DescribeResponse:
-    """A service says where it can be reached, or that it has gone."""
+def announce(tx: Transaction, request: pb.AnnounceRequest, now: float, heard_since: float) -> pb.DescribeResponse:
+    """A service says where it can be reached and for how long that holds, or that it has gone."""
     if not request.service or not request.instance:
         raise UsageError("announce needs the name of a service and of its instance")
+    seconds = request.seconds if request.HasField("seconds") else None
+    if seconds is not None and not seconds > 0:
+        raise UsageError(f"an announcement must hold for more than 0 seconds, not {seconds:g}; `gone` takes it back")
     addresses = json.dumps(dict(request.addresses))
     tx.run(
         "service_announce",
-        {"service": request.service, "instance": request.instance, "addresses": addresses, "now": now, "gone": int(request.gone)},
+        {
+            "service": request.service,
+            "instance": request.instance,
+            "addresses": addresses,
+            "now": now,
+            "gone": int(request.gone),
+            "seconds": seconds,
+        },
     )
-    return describe(tx)
+    return describe(tx, now, heard_since)
 
 
-def describe(tx: Transaction) -> pb.DescribeResponse:
-    """Where the services are; of several that give the same address the one that spoke last."""
+def describe(tx: Transaction, now: float, heard_since: float) -> pb.DescribeResponse:
+    """Where the services are; of several that give the same address the one that spoke last.
+
+    An announcement that has expired is left out, but not before the queue, up since `heard_since`, gave its service the time to renew it.
+    """
     answer = pb.DescribeResponse()
-    for service, text in tx.rows("services_present"):
+    for service, text in tx.rows("services_present", {"now": now, "heard_since": heard_since}):
         addresses = cast("dict[str, str]", json.loads(text))
         for name, address in addresses.items():
             answer.addresses[name] = address
@@ -72,14 +86,15 @@ def lease(tx: Transaction, request: pb.LeaseRequest, now: float) -> pb.LeaseResp
 
 def statistics(tx: Transaction, now: float) -> pb.StatisticsResponse:
     """What there is."""
-    by_status = {str(status): int(count) for status, count in tx.rows("rollouts_by_status")}
+    tallies = all_tallies(tx)
+    by_status = rollouts_by_status(tallies)
     oldest = tx.rows("claimable_oldest")[0][0]
     return pb.StatisticsResponse(
         rollouts_by_status=by_status,
         total_rollouts=sum(by_status.values()),
-        total_attempts=tx.rows("attempts_count")[0][0],
+        total_attempts=tallies.get(ATTEMPTS, 0),
         total_resources=tx.rows("resources_count")[0][0],
         total_workers=tx.rows("workers_count")[0][0],
-        claimable=tx.rows("claimable_count", {"limit": 1 << 62})[0][0],
+        claimable=tallies.get(CLAIMABLE, 0),
         oldest_claimable_age_seconds=None if oldest is None else max(0.0, now - oldest),
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from agl_otel.queue import lifecycle
 from agl_otel.queue.engine import Transaction, first
+from agl_otel.queue.operations.tallies import ATTEMPTS, moved
 from agl_otel.queue.rows import AttemptRow, RolloutRow
 from agl_otel.types import AttemptStatus, RolloutStatus, new_id
 
@@ -47,6 +48,8 @@ def begin_attempts(
         )
         changed = rollout._replace(status="preparing", attempt_count=number, latest_attempt_id=attempt.attempt_id)
         pairs.append((changed, attempt))
+        moved(tx, rollout, changed)
+    tx.tallies[ATTEMPTS] += len(pairs)
     tx.run_many("attempt_insert", [attempt._asdict() for _, attempt in pairs])
     tx.run_many(
         "rollout_attempted",
@@ -65,6 +68,7 @@ def set_rollout_status(tx: Transaction, rollout: RolloutRow, status: RolloutStat
     changed = rollout._replace(status=status, position=position, end_time=end_time, reason=reason if status == "failed" else None)
     params = {"status": status, "position": position, "end_time": end_time, "reason": changed.reason, "ordinal": rollout.ordinal}
     tx.run("rollout_status", params)
+    moved(tx, rollout, changed)
     if status in lifecycle.FINISHED:
         tx.signals.settled.append(rollout.rollout_id)
     return changed

@@ -11,6 +11,7 @@ from agl_otel.queue.convert import attempt_pb, split
 from agl_otel.queue.engine import Transaction
 from agl_otel.queue.operations.answers import recall, remember, rollouts_by_id
 from agl_otel.queue.operations.enqueue import ATTEMPT_STATUSES, checked_config, checked_mode, current_version
+from agl_otel.queue.operations.tallies import ATTEMPTS, moved
 from agl_otel.queue.operations.transitions import find_attempt, find_rollout, place_for, propagate, set_rollout_status, sync_worker
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, RolloutRow
@@ -79,6 +80,7 @@ def _change_fields(tx: Transaction, rollout: RolloutRow, update: pb.RolloutUpdat
         changed = changed._replace(position=place_for(tx, changed.not_before, now))
         tx.signals.claimable += changed.position is not None
     tx.run("rollout_fields", changed._asdict())
+    moved(tx, rollout, changed)
     return changed
 
 
@@ -158,8 +160,11 @@ def delete(tx: Transaction, request: pb.DeleteRequest, now: float) -> pb.DeleteR
         return pb.DeleteResponse(deleted=remembered)
     ids = {"rollout_ids": json.dumps(list(request.rollout_ids))}
     tx.hold(request.rollout_ids)
-    for statement in ("delete_inputs", "delete_attempts", "delete_sequences", "delete_enqueue_keys"):
+    for statement in ("delete_inputs", "delete_sequences", "delete_enqueue_keys"):
         tx.run(statement, ids)
+    tx.tallies[ATTEMPTS] -= tx.changed("delete_attempts", ids)
+    for row in tx.rows("delete_found", ids):
+        moved(tx, RolloutRow._make(row), None)
     deleted = tx.changed("delete_rollouts", ids)
     tx.signals.settled += request.rollout_ids
     remember(tx, request.request_id, "Delete", deleted, now)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from agl_otel.queue import lifecycle
 from agl_otel.queue.convert import split
 from agl_otel.queue.engine import Transaction
 from agl_otel.queue.operations.answers import purge
 from agl_otel.queue.operations.claims import promote
 from agl_otel.queue.operations.transitions import end_reason, propagate, sync_worker
+
+FORGOTTEN_SECONDS: Final = 86400.0  # a service that has been gone for longer was replaced by one at another address
 
 
 def sweep(tx: Transaction, now: float) -> int:
@@ -26,4 +30,5 @@ def sweep(tx: Transaction, now: float) -> int:
         given_up += 1
     promote(tx, now)
     purge(tx, now)
+    tx.run("services_purge", {"before": now - FORGOTTEN_SECONDS})
     return given_up

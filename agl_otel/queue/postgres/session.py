@@ -11,6 +11,7 @@ import json
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -19,7 +20,7 @@ from psycopg import errors
 from psycopg.adapt import Buffer, Dumper
 
 from agl_otel.errors import AglError, ConflictError, UnavailableError, UsageError
-from agl_otel.queue.engine import Operation, Params, Signals
+from agl_otel.queue.engine import Operation, Params, Signals, tally_changes
 from agl_otel.queue.postgres.address import Address
 from agl_otel.queue.statements import Statements
 
@@ -65,6 +66,7 @@ class PostgresTransaction:
     def __init__(self, connection: psycopg.Connection[Any], pipeline: psycopg.Pipeline, statements: Statements) -> None:
         self.statements = statements
         self.signals = Signals()
+        self.tallies: Counter[str] = Counter()
         self._connection = connection
         self._pipeline = pipeline
         self._silent = connection.cursor()
@@ -152,6 +154,8 @@ class Session:
                 transaction = PostgresTransaction(connection, pipeline, self._statements)
                 transaction.send(begin)
                 result = operation(transaction)
+                if transaction.tallies:
+                    transaction.run_many("tally_add", tally_changes(transaction.tallies))
                 self._committing = True
                 transaction.send(b"COMMIT")
         except BaseException:

@@ -305,22 +305,55 @@ class Attempts(_message.Message):
 
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
+    REFUSALS_FIELD_NUMBER: _builtins.int
     total: _builtins.int
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attempt]: ...
+    @_builtins.property
+    def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Refusal]:
+        """UpdateAttempts with `each`: what had no effect, and why"""
+
     def __init__(
         self,
         *,
         attempts: _abc.Iterable[Global___Attempt] | None = ...,
         total: _builtins.int = ...,
+        refusals: _abc.Iterable[Global___Refusal] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "refusals", b"refusals", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Attempts: _TypeAlias = Attempts  # noqa: Y015
+
+@_typing.final
+class Refusal(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """of the update in the request"""
+    status: _builtins.str
+    """the gRPC status that the update alone would have got"""
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        status: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "message", b"message", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
 
 @_typing.final
 class NewRollout(_message.Message):
@@ -808,7 +841,10 @@ class UpdateAttemptsRequest(_message.Message):
 
     UPDATES_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    EACH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    each: _builtins.bool
+    """false: all or none; true: every one that can be done, and `refusals` says which could not"""
     @_builtins.property
     def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptUpdate]: ...
     def __init__(
@@ -816,10 +852,11 @@ class UpdateAttemptsRequest(_message.Message):
         *,
         updates: _abc.Iterable[Global___AttemptUpdate] | None = ...,
         request_id: _builtins.str = ...,
+        each: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "updates", b"updates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["each", b"each", "request_id", b"request_id", "updates", b"updates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -837,11 +874,14 @@ class Filter(_message.Message):
     ID_CONTAINS_FIELD_NUMBER: _builtins.int
     MODE_IN_FIELD_NUMBER: _builtins.int
     ANY_FIELD_NUMBER: _builtins.int
+    ENDED_BEFORE_FIELD_NUMBER: _builtins.int
     has_id_in: _builtins.bool
     """an empty id_in matches nothing"""
     id_contains: _builtins.str
     any: _builtins.bool
     """filter_logic "or" """
+    ended_before: _builtins.float
+    """rollouts: finished, and before this time (always ANDed)"""
     @_builtins.property
     def status_in(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -857,13 +897,19 @@ class Filter(_message.Message):
         id_contains: _builtins.str | None = ...,
         mode_in: _abc.Iterable[_builtins.str] | None = ...,
         any: _builtins.bool = ...,
+        ended_before: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_id_contains", b"_id_contains", "id_contains", b"id_contains"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ended_before", b"_ended_before", "_id_contains", b"_id_contains", "ended_before", b"ended_before", "id_contains", b"id_contains"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_id_contains", b"_id_contains", "any", b"any", "has_id_in", b"has_id_in", "id_contains", b"id_contains", "id_in", b"id_in", "mode_in", b"mode_in", "status_in", b"status_in"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ended_before", b"_ended_before", "_id_contains", b"_id_contains", "any", b"any", "ended_before", b"ended_before", "has_id_in", b"has_id_in", "id_contains", b"id_contains", "id_in", b"id_in", "mode_in", b"mode_in", "status_in", b"status_in"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ended_before: _TypeAlias = _typing.Literal["ended_before"]  # noqa: Y015
+    _WhichOneofArgType__ended_before: _TypeAlias = _typing.Literal["_ended_before", b"_ended_before"]  # noqa: Y015
     _WhichOneofReturnType__id_contains: _TypeAlias = _typing.Literal["id_contains"]  # noqa: Y015
     _WhichOneofArgType__id_contains: _TypeAlias = _typing.Literal["_id_contains", b"_id_contains"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ended_before) -> _WhichOneofReturnType__ended_before | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__id_contains) -> _WhichOneofReturnType__id_contains | None: ...
 
 Global___Filter: _TypeAlias = Filter  # noqa: Y015
@@ -1539,12 +1585,15 @@ class AnnounceRequest(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
     service: _builtins.str
     """"collector", "proxy", "web" """
     instance: _builtins.str
     """unique per process place, kept across restarts"""
     gone: _builtins.bool
     """ordered stop"""
+    seconds: _builtins.float
+    """how long this holds without another announcement; absent: until `gone`"""
     @_builtins.property
     def addresses(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -1554,12 +1603,15 @@ class AnnounceRequest(_message.Message):
         instance: _builtins.str = ...,
         addresses: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         gone: _builtins.bool = ...,
+        seconds: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seconds", b"_seconds", "seconds", b"seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "gone", b"gone", "instance", b"instance", "service", b"service"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seconds", b"_seconds", "addresses", b"addresses", "gone", b"gone", "instance", b"instance", "seconds", b"seconds", "service", b"service"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__seconds: _TypeAlias = _typing.Literal["seconds"]  # noqa: Y015
+    _WhichOneofArgType__seconds: _TypeAlias = _typing.Literal["_seconds", b"_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds) -> _WhichOneofReturnType__seconds | None: ...
 
 Global___AnnounceRequest: _TypeAlias = AnnounceRequest  # noqa: Y015
 

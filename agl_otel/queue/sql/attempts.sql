@@ -50,10 +50,6 @@ a.rollout_id IN (SELECT value FROM json_each(:rollout_ids))
 -- Fragment.
 a.attempt_id IN (SELECT r.latest_attempt_id FROM rollouts r WHERE r.rollout_id IN (SELECT value FROM json_each(:rollout_ids)))
 
--- name: attempts_count
--- How many there are.
-SELECT count(*) FROM attempts;
-
 -- name: sequence_take
 -- Raise a rollout's counter to at_least, then by count; answers the last number taken.
 INSERT INTO sequences (rollout_id, last) VALUES (:rollout_id, max(:at_least, 0) + :count)

@@ -138,10 +138,23 @@ ON CONFLICT (name) DO UPDATE SET holder = :holder, expires_at = :expires_at WHER
 DELETE FROM leases WHERE name = :name AND holder = :holder;
 
 -- name: service_announce
--- A service says where it is, or that it has gone.
-INSERT INTO services (service, instance, addresses, announced_at, gone) VALUES (:service, :instance, :addresses, :now, :gone)
-ON CONFLICT (service, instance) DO UPDATE SET addresses = :addresses, announced_at = :now, gone = :gone;
+-- A service says where it is and for how long, or that it has gone.
+INSERT INTO services (service, instance, addresses, announced_at, gone, seconds) VALUES (:service, :instance, :addresses, :now, :gone, :seconds)
+ON CONFLICT (service, instance) DO UPDATE SET addresses = :addresses, announced_at = :now, gone = :gone, seconds = :seconds;
 
 -- name: services_present
--- All services that have not gone, the oldest announcement first.
-SELECT service, addresses FROM services WHERE gone = 0 ORDER BY announced_at, service, instance;
+-- All services that have not gone and whose announcement still holds, the oldest first; nobody could speak before `heard_since`.
+SELECT service, addresses FROM services
+WHERE gone = 0 AND (seconds IS NULL OR announced_at + seconds > :now OR :heard_since + seconds > :now) ORDER BY announced_at, service, instance;
+
+-- name: services_purge
+-- Forget services that have been gone, or silent, since before `before`.
+DELETE FROM services WHERE announced_at < :before AND (gone = 1 OR announced_at + seconds < :before);
+
+-- name: tally_add
+-- Change how many there are of something.
+INSERT INTO tallies (name, shard, count) VALUES (:name, 0, :change) ON CONFLICT (name, shard) DO UPDATE SET count = tallies.count + :change;
+
+-- name: tallies_all
+-- How many there are of everything.
+SELECT name, sum(count) FROM tallies GROUP BY name;

@@ -61,3 +61,14 @@ SELECT (nextval('places') << 24) + :count::bigint - 1;
 -- name: answer_recall
 -- The answer that a request id got, held so that it is not taken back meanwhile.
 SELECT method, answer FROM answers WHERE request_id = :request_id FOR UPDATE;
+
+-- name: tally_add
+-- Change how many there are of something, in a row of this connection's own (one of 256, so that the sum stays cheap).
+INSERT INTO tallies (name, shard, count) VALUES (:name, pg_backend_pid() & 255, :change::bigint)
+ON CONFLICT (name, shard) DO UPDATE SET count = tallies.count + :change::bigint;
+
+-- name: services_present
+-- All services that have not gone and whose announcement still holds, the oldest first; nobody could speak before `heard_since`.
+SELECT service, addresses FROM services
+WHERE gone = 0 AND (seconds IS NULL OR announced_at + seconds > :now::float8 OR :heard_since::float8 + seconds > :now::float8)
+ORDER BY announced_at, service, instance;

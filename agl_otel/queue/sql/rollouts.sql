@@ -53,8 +53,16 @@ ORDER BY r.priority DESC, r.position LIMIT :limit;
 SELECT count(*) FROM (SELECT 1 FROM rollouts r INDEXED BY rollouts_queue WHERE r.status IN ('queuing', 'requeuing') AND r.position IS NOT NULL LIMIT :limit) AS found;
 
 -- name: claimable_oldest
--- When the oldest claimable rollout was created.
-SELECT min(r.start_time) FROM rollouts r INDEXED BY rollouts_queue WHERE r.status IN ('queuing', 'requeuing') AND r.position IS NOT NULL;
+-- When the oldest of those that are first in line was created: one look into the index for each priority.
+WITH RECURSIVE lines (priority, nth) AS (
+    SELECT (SELECT r.priority FROM rollouts r INDEXED BY rollouts_queue
+            WHERE r.status IN ('queuing', 'requeuing') AND r.position IS NOT NULL ORDER BY r.priority DESC LIMIT 1), 1
+    UNION ALL
+    SELECT (SELECT r.priority FROM rollouts r INDEXED BY rollouts_queue
+            WHERE r.status IN ('queuing', 'requeuing') AND r.position IS NOT NULL AND r.priority < lines.priority ORDER BY r.priority DESC LIMIT 1), nth + 1
+    FROM lines WHERE lines.priority IS NOT NULL AND nth < 100)
+SELECT min((SELECT r.start_time FROM rollouts r INDEXED BY rollouts_queue WHERE r.status IN ('queuing', 'requeuing') AND r.position IS NOT NULL
+    AND r.priority = lines.priority ORDER BY r.position LIMIT 1)) FROM lines;
 
 -- name: rollout_attempted
 -- A rollout got a further attempt.
@@ -97,6 +105,38 @@ SELECT count(*) FROM rollouts r /*where*/;
 -- Fragment.
 r.status IN (SELECT value FROM json_each(:status_in))
 
+-- name: where_rollout_queuing
+-- Fragment: one status, written out so that the indexes of this status are found.
+r.status = 'queuing'
+
+-- name: where_rollout_preparing
+-- Fragment: one status, written out so that the indexes of this status are found.
+r.status = 'preparing'
+
+-- name: where_rollout_running
+-- Fragment: one status, written out so that the indexes of this status are found.
+r.status = 'running'
+
+-- name: where_rollout_failed
+-- Fragment: one status, written out so that the indexes of this status are found.
+r.status = 'failed'
+
+-- name: where_rollout_succeeded
+-- Fragment: one status, written out so that the indexes of this status are found.
+r.status = 'succeeded'
+
+-- name: where_rollout_cancelled
+-- Fragment: one status, written out so that the indexes of this status are found.
+r.status = 'cancelled'
+
+-- name: where_rollout_requeuing
+-- Fragment: one status, written out so that the indexes of this status are found.
+r.status = 'requeuing'
+
+-- name: where_rollout_ended_before
+-- Fragment: finished, and before this time.
+r.status IN ('failed', 'succeeded', 'cancelled') AND r.end_time < :ended_before
+
 -- name: where_rollout_id_in
 -- Fragment.
 r.rollout_id IN (SELECT value FROM json_each(:id_in))
@@ -108,10 +148,6 @@ instr(r.rollout_id, :id_contains) > 0
 -- name: where_rollout_mode_in
 -- Fragment.
 r.mode IN (SELECT value FROM json_each(:mode_in))
-
--- name: rollouts_by_status
--- How many there are of each status.
-SELECT status, count(*) FROM rollouts GROUP BY status;
 
 -- name: delete_inputs
 -- Deletion of rollouts by id, table by table.
@@ -132,3 +168,7 @@ DELETE FROM enqueue_keys WHERE rollout_id IN (SELECT value FROM json_each(:rollo
 -- name: delete_rollouts
 -- See delete_inputs.
 DELETE FROM rollouts WHERE rollout_id IN (SELECT value FROM json_each(:rollout_ids));
+
+-- name: delete_found
+-- What a deletion will remove.
+SELECT {rollout} FROM rollouts r WHERE r.rollout_id IN (SELECT value FROM json_each(:rollout_ids));

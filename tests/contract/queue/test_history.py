@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -16,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from agl_otel.errors import FencedError
 from agl_otel.queue.client import AttemptUpdate, Observation, RolloutUpdate
 from agl_otel.queue.testing import LocalQueue
-from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig
+from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, RolloutMode
 from tests.postgres import Postgres
 
 ENDED = {"failed", "succeeded", "cancelled"}
@@ -49,30 +51,56 @@ class Job:
     id: str
     config: RolloutConfig
     priority: int
+    mode: RolloutMode | None = None
+    not_before: float | None = None
     status: str = "queuing"
     ended: float | None = None
     tries: list[Try] = field(default_factory=list[Try])
 
 
 class Model:
-    """The rules in the simplest form: a list of jobs and the order in which those that wait were put in line."""
+    """The rules in the simplest form: a list of jobs and the order in which those that wait were put in line.
+
+    A job whose time has not come is in line, at the place that its time gives it, and passed over.
+    """
 
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
         self.line: list[str] = []
+        self.delayed: list[str] = []
 
     def set_status(self, job: Job, status: str, now: float) -> None:
         if status in WAITING and job.status not in WAITING:
-            self.line.append(job.id)
-        if status not in WAITING and job.id in self.line:
-            self.line.remove(job.id)
+            (self.line if job.not_before is None or job.not_before <= now else self.delayed).append(job.id)
+        for waiting in (self.line, self.delayed):
+            if status not in WAITING and job.id in waiting:
+                waiting.remove(job.id)
         job.status = status
         if status in ENDED:
             job.ended = now
 
-    def next(self, limit: int) -> list[Job]:
+    def due(self, now: float) -> None:
+        """Those whose time has come go to the end of the line, in the order of their times."""
+        for name in sorted(self.delayed, key=lambda name: (self.jobs[name].not_before, [*self.jobs].index(name))):
+            if cast("float", self.jobs[name].not_before) <= now:
+                self.delayed.remove(name)
+                self.line.append(name)
+
+    def next(self, limit: int, now: float) -> list[Job]:
+        if len(self.line) < limit:  # a claim that finds enough does not look for those that wait for their time
+            self.due(now)
         order = sorted(self.line, key=lambda name: (-self.jobs[name].priority, self.line.index(name)))
         return [self.jobs[name] for name in order[:limit]]
+
+    def statistics(self) -> dict[str, Any]:
+        statuses = Counter(job.status for job in self.jobs.values())
+        return {"by_status": dict(statuses), "attempts": sum(len(job.tries) for job in self.jobs.values()), "claimable": len(self.line)}
+
+    def forget(self, job: Job) -> None:
+        del self.jobs[job.id]
+        for waiting in (self.line, self.delayed):
+            if job.id in waiting:
+                waiting.remove(job.id)
 
     def set_try(self, job: Job, attempt: Try, status: str, now: float) -> None:
         attempt.status = status
@@ -121,7 +149,7 @@ class Histories(RuleBasedStateMachine):
     @initialize(configs=st.lists(CONFIGS, min_size=2, max_size=3), claimed=st.integers(1, 2))
     def begin(self, configs: list[RolloutConfig], claimed: int) -> None:
         self.runner.run(self.queue.start())
-        self.enqueue(configs, 0)
+        self.enqueue(configs, 0, None, 0.0)
         self.claim(claimed)
 
     def teardown(self) -> None:
@@ -136,16 +164,31 @@ class Histories(RuleBasedStateMachine):
     def has_tries(self) -> bool:
         return any(job.tries for job in self.model.jobs.values())
 
+    def has_jobs(self) -> bool:
+        return bool(self.model.jobs)
+
+    def some_job(self, data: st.DataObject) -> Job:
+        return data.draw(st.sampled_from([*self.model.jobs.values()]))
+
     def some_try(self, data: st.DataObject) -> tuple[Job, Try]:
         job = data.draw(st.sampled_from([job for job in self.model.jobs.values() if job.tries]))
         return job, data.draw(st.sampled_from(job.tries))
 
-    @rule(configs=st.lists(CONFIGS, min_size=1, max_size=3), priority=st.integers(0, 1))
-    def enqueue(self, configs: list[RolloutConfig], priority: int) -> None:
-        requests = [EnqueueRolloutRequest(input=i, config=config, priority=priority) for i, config in enumerate(configs)]
+    @rule(
+        configs=st.lists(CONFIGS, min_size=1, max_size=3),
+        priority=st.integers(0, 1),
+        mode=st.sampled_from([None, "train", "val"]),
+        delay=st.sampled_from([0.0, 0.0, 4.0]),
+    )
+    def enqueue(self, configs: list[RolloutConfig], priority: int, mode: RolloutMode | None, delay: float) -> None:
+        not_before = self.time + delay if delay else None
+        requests = [
+            EnqueueRolloutRequest(input=i, config=config, priority=priority, mode=mode, not_before=not_before)
+            for i, config in enumerate(configs)
+        ]
         for rollout, config in zip(self.runner.run(self.queue.client.enqueue(requests)), configs, strict=True):
-            self.model.jobs[rollout.rollout_id] = Job(rollout.rollout_id, config, priority)
-            self.model.line.append(rollout.rollout_id)
+            self.model.jobs[rollout.rollout_id] = Job(rollout.rollout_id, config, priority, mode, not_before)
+            (self.model.delayed if delay else self.model.line).append(rollout.rollout_id)
 
     def began(self, job: Job, claim: AttemptedRollout) -> None:
         job.tries.append(Try(claim.attempt.attempt_id, cast("str", claim.token), self.time))
@@ -153,7 +196,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 3))
     def claim(self, limit: int) -> None:
-        expected = self.model.next(limit)
+        expected = self.model.next(limit, self.time)
         claims = self.runner.run(self.queue.client.claim(limit))
         assert [claim.rollout_id for claim in claims] == [job.id for job in expected]
         for job, claim in zip(expected, claims, strict=True):
@@ -162,14 +205,15 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: bool(cast("Histories", self).model.line))
     @rule()
     def claim_and_give_back(self) -> None:
-        [job] = self.model.next(1)
+        [job] = self.model.next(1, self.time)
         claims = self.runner.run(self.queue.client.claim(1))
         assert self.runner.run(self.queue.client.release(claims)) == 1
         job.status = "requeuing" if job.tries else "queuing"
 
+    @precondition(lambda self: cast("Histories", self).has_jobs())
     @rule(data=st.data())
     def attempt_by_hand(self, data: st.DataObject) -> None:
-        job = data.draw(st.sampled_from([*self.model.jobs.values()]))
+        job = self.some_job(data)
         [claim] = self.runner.run(self.queue.client.start_attempt([job.id]))
         self.began(job, claim)
 
@@ -193,9 +237,17 @@ class Histories(RuleBasedStateMachine):
         self.runner.run(self.queue.client.observe([Observation(job.id, attempt.id, spans, self.time)]))
         self.model.hear(job, attempt, spans, self.time)
 
+    @precondition(lambda self: cast("Histories", self).has_jobs())
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        job = self.some_job(data)
+        assert self.runner.run(self.queue.client.delete([job.id, "ro-none"])) == 1
+        self.model.forget(job)
+
+    @precondition(lambda self: cast("Histories", self).has_jobs())
     @rule(data=st.data(), status=st.sampled_from(["cancelled", "queuing", "requeuing", "failed"]))
     def change(self, data: st.DataObject, status: Any) -> None:
-        job = data.draw(st.sampled_from([*self.model.jobs.values()]))
+        job = self.some_job(data)
         self.runner.run(self.queue.client.update_rollouts([RolloutUpdate(rollout_id=job.id, status=status)]))
         self.model.set_status(job, status, self.time)
 
@@ -203,16 +255,31 @@ class Histories(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.runner.run(self.queue.sweep(after=seconds))
         self.model.watch(self.time)
+        self.model.due(self.time)
 
     @rule()
     def restart(self) -> None:
         self.runner.run(self.queue.restart())
 
+    @rule()
+    def crash(self) -> None:
+        """Go on with what is on the disk now, as after kill -9: what was answered is there."""
+        after = Path(tempfile.mkdtemp(dir=self.folder.name))
+        database = Path(self.queue.url.removeprefix("sqlite:///"))
+        for file in database.parent.glob("queue.db*"):
+            shutil.copy(file, after)
+        self.runner.run(self.queue.stop())
+        self.queue.url = f"sqlite:///{after / 'queue.db'}"
+        self.runner.run(self.queue.start())
+
     @invariant()
     def the_queue_is_what_the_model_says(self) -> None:
         ids = [*self.model.jobs]
-        if not ids:
-            return
+        statistics = self.runner.run(self.queue.client.statistics())
+        counted = {"by_status": "rollouts_by_status", "attempts": "total_attempts", "claimable": "claimable"}
+        assert {name: statistics[key] for name, key in counted.items()} == self.model.statistics()
+        trained = self.runner.run(self.queue.client.query_rollouts(mode_in=["train"], status_in=["queuing", "failed"], limit=1))
+        assert trained.total == sum(job.mode == "train" and job.status in ("queuing", "failed") for job in self.model.jobs.values())
         rollouts = {r.rollout_id: r for r in self.runner.run(self.queue.client.query_rollouts())}
         attempts = {a.attempt_id: a for a in self.runner.run(self.queue.client.query_attempts(ids))}
         assert {name: (r.status, r.end_time) for name, r in rollouts.items()} == {
@@ -225,7 +292,7 @@ class Histories(RuleBasedStateMachine):
         }
 
 
-Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+Histories.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TestHistories = Histories.TestCase
 
 
@@ -236,6 +303,12 @@ class PostgresHistories(Histories):
 
     def new_url(self) -> str:
         return self.server.new_schema()
+
+    @rule()
+    def crash(self) -> None:
+        """The server ends every connection, as it does where one of its processes was killed; the service goes on by itself."""
+        others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        self.server.sql(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {others}")
 
 
 @pytest.fixture(scope="module")

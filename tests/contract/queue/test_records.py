@@ -126,6 +126,45 @@ async def test_a_stack_is_described_by_what_announced_itself(queue: LocalQueue) 
     assert (await queue.client.describe()).proxies == []
 
 
+async def test_an_announcement_holds_for_as_long_as_it_says(queue: LocalQueue) -> None:
+    address = {"collector_http": "http://127.0.0.1:1"}
+    await queue.client.announce("proxy", "p", {"proxy": "http://127.0.0.1:4"})
+    await queue.client.announce("collector", "c", address, seconds=30)
+    queue.clock.advance(29)
+    assert (await queue.client.announce("collector", "c", address, seconds=30)).collectors == ["http://127.0.0.1:1"]
+    queue.clock.advance(29)
+    assert (await queue.client.describe()).collector_http == "http://127.0.0.1:1"
+    queue.clock.advance(2)
+    described = await queue.client.describe()
+    assert (described.collector_http, described.collectors, described.proxies) == (None, [], ["http://127.0.0.1:4"])
+    with pytest.raises(UsageError, match="for more than 0 seconds"):
+        await queue.client.announce("collector", "c", address, seconds=0)
+
+
+async def test_an_announcement_does_not_expire_while_the_queue_is_away(queue: LocalQueue) -> None:
+    await queue.client.announce("collector", "c", {"collector_http": "http://127.0.0.1:1"}, seconds=30)
+    queue.clock.advance(3600)
+    await queue.restart()
+    assert len((await queue.client.describe()).collectors) == 1
+    queue.clock.advance(30)
+    assert (await queue.client.describe()).collectors == []
+
+
+async def test_finished_rollouts_are_found_by_when_they_ended(queue: LocalQueue) -> None:
+    await filled(queue)
+    await queue.client.update_rollouts([RolloutUpdate(rollout_id="ro-4", status="cancelled")])
+    queue.clock.advance(10)
+    await queue.client.update_rollouts([RolloutUpdate(rollout_id="ro-3", status="failed")])
+    assert await ids(queue, ended_before=queue.clock.now) == ["ro-4"]
+    assert await ids(queue, ended_before=queue.clock.now + 1, limit=1) == ["ro-3"]
+    assert await ids(queue, ended_before=queue.clock.now + 1, status_in=["cancelled"], mode_in=["train"], filter_logic="or") == [
+        "ro-3",
+        "ro-4",
+    ]
+    await queue.client.update_rollouts([RolloutUpdate(rollout_id="ro-4", status="queuing")])
+    assert await ids(queue, ended_before=queue.clock.now) == []
+
+
 async def test_a_lease_has_one_holder_until_it_ends(queue: LocalQueue) -> None:
     assert await queue.client.lease("maintain", "a", 10)
     assert not await queue.client.lease("maintain", "b", 10)
