@@ -335,13 +335,10 @@ def _filter(ids: Sequence[str] | None, contains: str | None, logic: FilterLogic,
     empty = [condition for condition in given if not isinstance(condition, str) and not condition]
     if empty and (not any_of or len(empty) == len(given)):
         return None
-    return pb.Filter(
-        id_in=ids or (),
-        has_id_in=ids is not None,
-        id_contains=contains,
-        any=any_of,
-        **{name: values or () for name, values in lists.items()},
-    )
+    asked = pb.Filter(id_in=ids or (), has_id_in=ids is not None, id_contains=contains, any=any_of)
+    for name, values in lists.items():
+        getattr(asked, name).extend(values or ())
+    return asked
 
 
 def _page(sort_by: str | None, sort_order: SortOrder, limit: int, offset: int) -> pb.Page:
