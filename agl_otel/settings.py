@@ -72,11 +72,19 @@ class Settings(BaseSettings):
     disk_reserve_bytes: int = Field(default=256 << 20, ge=0)
     """Free disk space below which nothing more is taken (UNAVAILABLE); a warning comes at four times as much."""
     tls_cert: str = ""
-    """PEM file of the certificate (chain) for both OTLP ports; with `tls_key` they speak TLS only."""
+    """PEM file of the certificate (chain) of the services; with `tls_key` every port speaks TLS only."""
     tls_key: str = ""
     """PEM file of the private key that belongs to `tls_cert`."""
     tls_client_ca: str = ""
-    """PEM file of the authority whose certificates clients must show (mTLS); empty means clients need none."""
+    """PEM file of the authority whose certificates clients must show (mTLS); empty means clients need none. The proxy asks for none:
+    model clients of agents cannot show one."""
+    tls_ca: str = ""
+    """PEM file of the authority that clients trust (for a self-signed `tls_cert` the same file); empty means the system's authorities.
+    Where it is set, addresses without a scheme are dialled with TLS."""
+    tls_client_cert: str = ""
+    """PEM file of the certificate that clients show where `tls_client_ca` demands one; the services are each other's clients."""
+    tls_client_key: str = ""
+    """PEM file of the private key that belongs to `tls_client_cert`."""
     forward_otlp: str = ""
     """A second OTLP endpoint that gets a copy of every accepted request: http://host:4318, https://…, grpc://host:4317 or grpcs://…."""
     forward_headers: SecretStr = SecretStr("")
@@ -135,6 +143,11 @@ class Settings(BaseSettings):
     def wal_dir(self) -> Path:
         """The collector's write-ahead log."""
         return self.data_dir.absolute() / "wal"
+
+    @property
+    def queue_address(self) -> str:
+        """Where the queue is: `store`, else the one of these settings."""
+        return self.store or f"{'https://' if self.tls_cert else ''}{self.host}:{self.queue_port}"
 
     def with_ports(self, taken: Mapping[str, int] | None = None) -> Settings:
         """A copy in which every port that is 0 is a free one (or the one in `taken`), chosen now and kept from then on."""

@@ -28,6 +28,7 @@ from agl_otel.processes import HEALTH_POLL_SECONDS, Process
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
 from agl_otel.store import Store
+from agl_otel.tls import Tls, Trust, connector
 
 LOG = logging.getLogger(__name__)
 STACK_FILE: Final = "stack.json"
@@ -86,6 +87,7 @@ class Stack:
 
     def __init__(self, settings: Settings, *, only: Sequence[str] = ()) -> None:
         self.settings = settings.with_ports()
+        self._trust = Trust.of(settings)
         self.services = [service for service in SERVICES if not only or service.name in only]
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with UnavailableError when a service is gone for good."""
@@ -105,6 +107,7 @@ class Stack:
         return self._at("queue_port")
 
     def _at(self, port: str, scheme: str = "") -> str:
+        scheme = "https://" if self.settings.tls_cert else scheme
         return f"{scheme}{reachable_host(self.settings.host)}:{getattr(self.settings, port)}"
 
     def addresses(self) -> dict[str, str]:
@@ -124,16 +127,14 @@ class Stack:
 
     async def start(self) -> None:
         """Start every service and wait until all are well; then write stack.json."""
-        if self.settings.tls_cert:
-            raise SettingsError(
-                "tls_cert is set, and the services of one stack speak plaintext to each other so far: leave it out for `agl-otel up`, "
-                "or start the collector by itself with `python -m agl_otel.collector`"
-            )
+        tls = Tls.load(self.settings)
+        if tls is not None:
+            tls.check(self._trust, reachable_host(self.settings.host))
         self._lock = claim_data_dir(self.data_dir)
         for service in self.services:
             for port in service.ports:
                 check_port_free(self.settings.host, getattr(self.settings, port), port)
-        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2))
+        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2), connector=connector(self._trust))
         queue, *others = self.services
         await self._launch(queue)
         async with asyncio.TaskGroup() as group:
@@ -157,7 +158,7 @@ class Stack:
         try:
             async with (
                 asyncio.timeout(START_TIMEOUT_SECONDS),
-                QueueClient(self.address, token=self.settings.token.get_secret_value()) as queue,
+                QueueClient(self.address, token=self.settings.token.get_secret_value(), trust=self._trust) as queue,
             ):
                 while True:
                     known = await queue.describe()
@@ -174,7 +175,8 @@ class Stack:
             return self._running[service.name].process.running
 
         async def queue_is_well() -> bool:
-            async with QueueClient(self.address, token=self.settings.token.get_secret_value(), timeout_seconds=1.0) as queue:
+            token = self.settings.token.get_secret_value()
+            async with QueueClient(self.address, token=token, timeout_seconds=1.0, trust=self._trust) as queue:
                 with contextlib.suppress(UnavailableError):
                     await queue.describe()
                     return True

@@ -17,8 +17,8 @@ from agl_otel.collector.compress import EncodingError, TooLargeError, decompress
 from agl_otel.collector.limits import InFlight
 from agl_otel.collector.receive import GRPC_NUMBER, METRICS_OFF, RETRY_SECONDS, UNAUTHENTICATED, Receiver, status_of
 from agl_otel.collector.signals import PROTOCOLS, Protocol
-from agl_otel.collector.tls import peer_has_certificate
 from agl_otel.errors import AglError, UnavailableError, http_status
+from agl_otel.listen import NO_CERTIFICATE, peer_has_certificate
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
@@ -26,7 +26,6 @@ LONG_BYTES: Final = 64 << 10  # bodies from here on are unpacked in a thread
 UNPACKING: Final = 4  # threads that unpack at a time: each may hold as much as `max_message_bytes`
 OPEN: Final = frozenset({"/health"})
 """Paths that ask for neither token nor client certificate."""
-_NO_CERTIFICATE: Final = "this collector wants a client certificate of the authority in AGL_TLS_CLIENT_CA"
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -139,7 +138,7 @@ class HttpPort:
 
     def _not_allowed(self, request: web.Request) -> web.Response | None:
         if self._client_certificate and not peer_has_certificate(request.transport):
-            return web.Response(status=401, text=_NO_CERTIFICATE + "\n")
+            return web.Response(status=401, text=NO_CERTIFICATE + "\n")
         if not self._receiver.allowed(request.headers.get("Authorization", "")):
             return web.Response(status=401, text=UNAUTHENTICATED + "\n", headers={"WWW-Authenticate": "Bearer"})
         return None

@@ -29,12 +29,13 @@ from agl_otel.collector.receive import Receiver
 from agl_otel.collector.sqlhttp import SqlEndpoint
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.telemetry import Telemetry
-from agl_otel.collector.tls import Tls, TlsListener
 from agl_otel.collector.wal import SEGMENT_BYTES, Log
 from agl_otel.collector.write import Writer
 from agl_otel.errors import AglError, InUseError, SettingsError, UnavailableError
+from agl_otel.listen import listen, require_certificate
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
+from agl_otel.tls import Tls
 from agl_otel.traces.engine import ClickHouseError
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
 
@@ -54,7 +55,6 @@ class Collector:
         self._started_at = time.time()
         self._tasks: list[asyncio.Task[None]] = []
         self._runners: list[web.AppRunner] = []
-        self._listeners: list[TlsListener] = []
         self._forwarder: Forwarder | None = None
         self._maintenance: Maintenance | None = None
         self._grpc: grpc.aio.Server | None = None
@@ -84,7 +84,7 @@ class Collector:
         left = leftover(log.replay())
         if not left.in_doubt and not left.unwritten:
             log.clear()
-        self._queue = QueueClient(settings.store or f"{settings.host}:{settings.queue_port}", token=self._token)
+        self._queue = QueueClient(settings.queue_address, token=self._token)
         self._closers.push_async_callback(self._queue.close)
         self._commit = commit = GroupCommit(log)
         self._closers.push_async_callback(commit.close)
@@ -134,11 +134,15 @@ class Collector:
         port = HttpPort(receiver, self._in_flight, self.health, pages, actions, client_certificate=client_certificate)
         self._otlp_app = port.app()
         http_port = await self._serve(self._otlp_app, settings.otlp_http_port, "AGL_OTLP_HTTP_PORT", tls)
-        sql_port = await self._serve(self._sql.app(), settings.clickhouse_port, "AGL_CLICKHOUSE_PORT")
+        sql_app = self._sql.app()
+        if client_certificate:
+            sql_app.middlewares.append(require_certificate({"/ping"}))
+        sql_port = await self._serve(sql_app, settings.clickhouse_port, "AGL_CLICKHOUSE_PORT", tls)
+        scheme = "https" if tls else "http"
         self.addresses = {
-            "collector_grpc": f"{settings.host}:{grpc_port}",
-            "collector_http": f"{'https' if tls else 'http'}://{settings.host}:{http_port}",
-            "clickhouse": f"http://{settings.host}:{sql_port}",
+            "collector_grpc": f"{'https://' if tls else ''}{settings.host}:{grpc_port}",
+            "collector_http": f"{scheme}://{settings.host}:{http_port}",
+            "clickhouse": f"{scheme}://{settings.host}:{sql_port}",
         }
         self._tasks.append(asyncio.create_task(self._announce(), name="announce"))
 
@@ -198,8 +202,6 @@ class Collector:
         """Stop listening, write what is acked (up to a deadline; the rest stays in the log), and close everything."""
         if self._grpc is not None:
             await self._grpc.stop(grace=5.0)
-        for listener in self._listeners:
-            await listener.close()
         if self._maintenance is not None:
             await self._maintenance.close()
         if self._runners:
@@ -253,16 +255,9 @@ class Collector:
         await runner.setup()
         self._runners.append(runner)
         try:
-            if tls is not None:
-                assert runner.server is not None
-                listener = TlsListener(runner.server, tls, self._settings.host, port)
-                self._listeners.append(listener)
-                return listener.port
-            site = web.TCPSite(runner, self._settings.host, port, reuse_port=False)
-            await site.start()
+            return await listen(runner, self._settings.host, port, tls.context if tls else None)
         except OSError as error:
             raise _port_error(self._settings.host, port, setting, error) from None
-        return int(runner.addresses[0][1])
 
 
 def _forwarder(settings: Settings) -> Forwarder | None:

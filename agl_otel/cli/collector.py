@@ -17,6 +17,7 @@ from agl_otel.errors import UnavailableError
 from agl_otel.settings import Settings
 from agl_otel.stack import read_stack_file
 from agl_otel.store import Store
+from agl_otel.tls import connector
 
 ASK_SECONDS: Final = 5.0
 PREFIX: Final = "agl.collector."
@@ -48,7 +49,8 @@ def status(data_dir: Path | None, store: str | None, as_json: bool) -> int:
         async with await Store.connect(address, token=token) as opened:
             addresses = (await opened.queue.describe()).collectors
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=ASK_SECONDS)) as session:
+        timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector()) as session:
             return await asyncio.gather(*(_ask(session, address) for address in addresses))
 
     found = run_async(main)

@@ -30,6 +30,7 @@ from agl_otel.errors import AglError, ConflictError, InUseError, UnavailableErro
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
 from agl_otel.stack import read_stack_file
+from agl_otel.tls import connector
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
 
 LEASE: Final = "maintain"
@@ -108,7 +109,7 @@ async def maintainer(settings: Settings) -> AsyncGenerator[Maintainer]:
         queue = await closers.enter_async_context(QueueClient(queue_address(settings), token=token))
         if settings.clickhouse_db.startswith(CHDB_SCHEME):
             headers = {"Authorization": f"Bearer {token}"} if token else {}
-            session = await closers.enter_async_context(aiohttp.ClientSession(headers=headers, timeout=_TIMEOUT))
+            session = await closers.enter_async_context(aiohttp.ClientSession(headers=headers, timeout=_TIMEOUT, connector=connector()))
             made = Maintainer(queue, lambda since: ask(queue, session, since))
         else:
             engine = await asyncio.to_thread(open_store, settings.clickhouse_db)
@@ -126,7 +127,7 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=5)
 def queue_address(settings: Settings) -> str:
     """The queue's address: as the settings say, else of the stack that runs on the data directory, else the usual one."""
     running = read_stack_file(settings.data_dir)
-    return settings.store or (running["queue"]["address"] if running else f"{settings.host}:{settings.queue_port}")
+    return settings.store or (running["queue"]["address"] if running else settings.queue_address)
 
 
 async def ask(queue: QueueClient, session: aiohttp.ClientSession, since: float) -> Report:

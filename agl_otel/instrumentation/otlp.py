@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from agl_otel import semconv
+from agl_otel import semconv, tls
 from agl_otel.instrumentation.arrays import PACKED_KEYS
 from agl_otel.instrumentation.guard import note_failure
 
@@ -44,10 +44,10 @@ def encode(spans: Sequence[ReadableSpan]) -> bytes:
 
 
 class OtlpExporter(SpanExporter):
-    """Exports to `endpoint` (host:port). Used by one thread at a time."""
+    """Exports to `endpoint` (host:port, or https://host:port; see tls.py). Used by one thread at a time."""
 
     def __init__(self, endpoint: str, token: str = "", *, retry_seconds: float = RETRY_SECONDS) -> None:
-        self._endpoint = endpoint.removeprefix("http://")
+        self._endpoint = endpoint
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._retry_seconds = retry_seconds
         self._closed = threading.Event()
@@ -90,6 +90,6 @@ class OtlpExporter(SpanExporter):
         call = self._call
         if call is None:
             options = [("grpc.max_send_message_length", -1), ("grpc.max_reconnect_backoff_ms", int(MAX_BACKOFF_SECONDS * 1000))]
-            self._channel = grpc.insecure_channel(self._endpoint, options=options)
+            self._channel = tls.channel(self._endpoint, options)
             call = self._call = self._channel.unary_unary(METHOD, request_serializer=None, response_deserializer=None)
         return call

@@ -13,10 +13,12 @@ from aiohttp import web
 
 from agl_otel.errors import AglError, InUseError
 from agl_otel.instrumentation.setup import Telemetry
+from agl_otel.listen import listen
 from agl_otel.proxy.app import Proxy
 from agl_otel.proxy.upstream import QueueUpstreams
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
+from agl_otel.tls import Tls
 
 DRAIN_SECONDS: Final = 10.0
 ANNOUNCE_RETRY_SECONDS: Final = 1.0
@@ -30,8 +32,9 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     token = settings.token.get_secret_value()
-    url = f"http://{settings.host}:{settings.proxy_port}"
-    async with QueueClient(settings.store.removeprefix("http://") or f"{settings.host}:{settings.queue_port}", token=token) as queue:
+    tls = Tls.load(settings)
+    url = f"{'https' if tls else 'http'}://{settings.host}:{settings.proxy_port}"
+    async with QueueClient(settings.queue_address, token=token) as queue:
         telemetry = Telemetry.start(otlp_endpoint=await _collector(queue, settings), token=token, service_name="agl-otel-proxy")
         upstreams = QueueUpstreams(
             queue, fallback_url=settings.upstream_url, fallback_key=settings.upstream_key.get_secret_value(), own_urls=[url]
@@ -41,7 +44,7 @@ async def serve(settings: Settings) -> None:
         )
         await runner.setup()
         try:
-            await web.TCPSite(runner, settings.host, settings.proxy_port, backlog=1024).start()
+            await listen(runner, settings.host, settings.proxy_port, tls.anonymous if tls else None)
         except OSError as error:
             await runner.cleanup()
             raise InUseError(
@@ -59,7 +62,7 @@ async def serve(settings: Settings) -> None:
 async def _collector(queue: QueueClient, settings: Settings) -> str:
     """host:port of the collector's gRPC: the stack's, where `store` names one, else the local one."""
     found = (await queue.describe()).collector_grpc if settings.store else None
-    return found or f"{settings.host}:{settings.otlp_grpc_port}"
+    return found or f"{'https://' if settings.tls_cert else ''}{settings.host}:{settings.otlp_grpc_port}"
 
 
 async def _announce(queue: QueueClient, url: str) -> None:

@@ -10,6 +10,7 @@ import sys
 from agl_otel.errors import AglError
 from agl_otel.queue.server import QueueServer, open_engine
 from agl_otel.settings import Settings
+from agl_otel.tls import Tls
 
 SWITCH_INTERVAL_SECONDS = 0.0005  # the writer thread hands the interpreter over at every statement; the default 5 ms would make it wait
 
@@ -20,10 +21,11 @@ async def serve(settings: Settings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    tls = Tls.load(settings)
     engine = open_engine(settings.queue_db)
     server = QueueServer(engine, token=settings.token.get_secret_value())
     try:
-        address = await server.start(settings.host, settings.queue_port)
+        address = await server.start(settings.host, settings.queue_port, tls)
         logging.getLogger("agl_otel.queue").info("the queue serves on %s with %s", address, engine.where)
         await stop.wait()
     finally:

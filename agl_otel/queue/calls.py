@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 
+from agl_otel import tls
 from agl_otel.errors import AglError, UnavailableError, from_grpc
 from agl_otel.queue.proto import queue_pb2_grpc
 
@@ -43,11 +44,12 @@ def new_request_id() -> str:
 class Calls:
     """A channel to one queue, opened at the first call."""
 
-    def __init__(self, address: str, *, token: str, timeout_seconds: float, retry_seconds: float) -> None:
+    def __init__(self, address: str, *, token: str, timeout_seconds: float, retry_seconds: float, trust: tls.Trust | None = None) -> None:
         self.address = address.removeprefix("http://").removeprefix("grpc://").removesuffix("/")
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._timeout_seconds = timeout_seconds
         self._retry_seconds = retry_seconds
+        self._trust = trust
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
 
@@ -55,9 +57,16 @@ class Calls:
     def stub(self) -> Any:
         """The generated stub; its async flavour has no type of its own."""
         if self._stub is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)
+            self._channel = tls.aio_channel(self.address, OPTIONS, self.trust)
             self._stub = queue_pb2_grpc.QueueStub(self._channel)
         return self._stub
+
+    @property
+    def trust(self) -> tls.Trust:
+        """Whom it trusts; as the environment says, unless told."""
+        if self._trust is None:
+            self._trust = tls.ambient()
+        return self._trust
 
     async def close(self) -> None:
         """Close the channel."""
@@ -67,7 +76,7 @@ class Calls:
 
     async def call(self, method: str, request: object, answer: type[T], *, extra_seconds: float = 0.0) -> T:
         """One unary call; `extra_seconds` is added to the deadline (a long poll's wait). Raises the AglError that its status stands for."""
-        retry = Retry(self._retry_seconds, self.address)
+        retry = Retry(self._retry_seconds, self.address, secure=self.trust.dialled_securely(self.address))
         while True:
             try:
                 reply = await getattr(self.stub, method)(request, timeout=self._timeout_seconds + extra_seconds, metadata=self._metadata)
@@ -78,12 +87,12 @@ class Calls:
 
     async def stream(self, method: str, request: Callable[[], object], answer: type[T]) -> AsyncIterator[T]:
         """One streaming call; after a lost connection it is made again with a new `request()`."""
-        retry = Retry(self._retry_seconds, self.address)
+        retry = Retry(self._retry_seconds, self.address, secure=self.trust.dialled_securely(self.address))
         while True:
             try:
                 async for reply in getattr(self.stub, method)(request(), metadata=self._metadata):
                     assert isinstance(reply, answer)
-                    retry = Retry(self._retry_seconds, self.address)
+                    retry = Retry(self._retry_seconds, self.address, secure=self.trust.dialled_securely(self.address))
                     yield reply
                 return
             except grpc.aio.AioRpcError as error:
@@ -93,26 +102,28 @@ class Calls:
 class Retry:
     """Pauses that grow, with jitter, until `seconds` are over."""
 
-    def __init__(self, seconds: float, address: str) -> None:
+    def __init__(self, seconds: float, address: str, *, secure: bool = False) -> None:
+        self._secure = secure
         self._until = time.monotonic() + seconds
         self._pause = FIRST_PAUSE_SECONDS
         self._address = address
 
     async def pause(self, error: grpc.aio.AioRpcError) -> None:
         """Wait before the next try; raises what `error` stands for where there is no point in one."""
-        failure = translated(error, self._address)
+        failure = translated(error, self._address, secure=self._secure)
         if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() + self._pause > self._until:
             raise failure from None
         await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
         self._pause = min(self._pause * 2, LONGEST_PAUSE_SECONDS)
 
 
-def translated(error: grpc.aio.AioRpcError, address: str) -> AglError:
+def translated(error: grpc.aio.AioRpcError, address: str, *, secure: bool = False) -> AglError:
     """Our error for a gRPC one."""
     details = error.details() or ""
     code = error.code()
     if code is grpc.StatusCode.UNAVAILABLE:
-        return UnavailableError(f"the queue at {address} does not answer ({details}): is it running? (agl-otel up, or AGL_STORE)")
+        what_to_do = tls.advice(details, secure=secure) or "is it running? (agl-otel up, or AGL_STORE)"
+        return UnavailableError(f"the queue at {address} does not answer ({details}): {what_to_do}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return UnavailableError(f"the queue at {address} did not answer in time: it is overloaded, or the network is slow")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:

@@ -19,6 +19,7 @@ from agl_otel.queue import convert
 from agl_otel.queue.calls import RETRY_SECONDS, Calls, new_request_id
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.updates import KEEP, AttemptUpdate, Observation, RolloutUpdate
+from agl_otel.tls import Trust, target
 from agl_otel.types import (
     Attempt,
     AttemptedRollout,
@@ -42,15 +43,26 @@ _RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 
 
 class QueueClient:
-    """Speaks to the queue at `address` (host:port). `timeout_seconds` bounds one try of a call, `retry_seconds` all its tries."""
+    """Speaks to the queue at `address` (host:port, or https://host:port for TLS; see tls.py for `trust`).
 
-    def __init__(self, address: str, *, token: str = "", timeout_seconds: float = 30.0, retry_seconds: float = RETRY_SECONDS) -> None:
-        self._calls = Calls(address, token=token, timeout_seconds=timeout_seconds, retry_seconds=retry_seconds)
+    `timeout_seconds` bounds one try of a call, `retry_seconds` all its tries.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str = "",
+        timeout_seconds: float = 30.0,
+        retry_seconds: float = RETRY_SECONDS,
+        trust: Trust | None = None,
+    ) -> None:
+        self._calls = Calls(address, token=token, timeout_seconds=timeout_seconds, retry_seconds=retry_seconds, trust=trust)
         self._background: set[asyncio.Task[None]] = set()
 
     @property
     def address(self) -> str:
-        """host:port."""
+        """host:port, or https://host:port."""
         return self._calls.address
 
     async def __aenter__(self) -> QueueClient:
@@ -307,7 +319,7 @@ class QueueClient:
     # --- helpers
 
     def _described(self, answer: pb.DescribeResponse) -> Describe:
-        host = self.address.rpartition(":")[0]
+        host = target(self.address).rpartition(":")[0]
         addresses: dict[str, Any] = convert.addresses_reachable(answer.addresses, host)
         addresses["queue"] = self.address
         known = {name: address for name, address in addresses.items() if name in Describe.model_fields}

@@ -19,6 +19,7 @@ from agl_otel.queue.engine import Engine
 from agl_otel.queue.proto import queue_pb2_grpc
 from agl_otel.queue.service import QueueService
 from agl_otel.queue.sqlite import SqliteEngine
+from agl_otel.tls import Tls
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 SWEEP_SECONDS: Final = 1.0  # how late an overdue attempt may be noticed
@@ -73,13 +74,14 @@ class QueueServer:
         self._watchdog: asyncio.Task[None] | None = None
         self.port = 0
 
-    async def start(self, host: str, port: int) -> str:
-        """Listen on host:port (0: a free one); answers the address. Raises InUseError where the port is taken."""
+    async def start(self, host: str, port: int, tls: Tls | None = None) -> str:
+        """Listen on host:port (0: a free one), with `tls` where it is given; answers the address. Raises InUseError where it is taken."""
         interceptors = [_TokenCheck(self._token)] if self._token else []
         server = grpc.aio.server(interceptors=interceptors, options=OPTIONS)
         queue_pb2_grpc.add_QueueServicer_to_server(cast("queue_pb2_grpc.QueueServicer", self.service), server)
         try:
-            self.port = server.add_insecure_port(f"{host}:{port}")
+            where = f"{host}:{port}"
+            self.port = server.add_secure_port(where, tls.grpc_credentials()) if tls else server.add_insecure_port(where)
         except RuntimeError:
             raise InUseError(
                 f"cannot listen on {host}:{port}: another program has that port (or the address is not of this machine); "
@@ -87,7 +89,7 @@ class QueueServer:
             ) from None
         await server.start()
         self._server = server
-        self.service.address = f"{host}:{self.port}"
+        self.service.address = f"{'https://' if tls else ''}{host}:{self.port}"
         if self._sweep_seconds > 0:
             self._watchdog = asyncio.create_task(self._watch())
         return self.service.address

@@ -21,6 +21,7 @@ from agl_otel.instrumentation import Telemetry
 from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.runner.job import Job
 from agl_otel.runner.output import LogExporter, Printed
+from agl_otel.tls import connector
 from agl_otel.types import AttemptStatus
 
 CLOSE_TIMEOUT_SECONDS: Final = 10.0  # a proxy flushes to the collector before it answers
@@ -74,7 +75,7 @@ class Endings:
 
     async def run(self) -> None:
         """Bring attempts to their end until cancelled."""
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CLOSE_TIMEOUT_SECONDS)) as session:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CLOSE_TIMEOUT_SECONDS), connector=connector()) as session:
             while True:
                 if not self._waiting:
                     self._idle.set()

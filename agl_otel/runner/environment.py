@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
 
 from agl_otel import semconv
+from agl_otel.runner.certificates import Certificates
 from agl_otel.types import LLM, AttemptedRollout, Describe, NamedResources, PromptTemplate, ProxyLLM, routed_base_url
 
 DUMMY_API_KEY: Final = "agl-otel"
@@ -22,6 +23,7 @@ PROTOCOLS: Final = ("http/protobuf", "grpc")
 """OTLP protocols that the collector speaks; the first is the one every SDK has."""
 
 _OTLP: Final = "OTEL_EXPORTER_OTLP_"
+_OTLP_FILES: Final = (f"{_OTLP}CERTIFICATE", f"{_OTLP}CLIENT_CERTIFICATE", f"{_OTLP}CLIENT_KEY")
 _CLEARED_PREFIXES: Final = (f"{_OTLP}TRACES_", f"{_OTLP}LOGS_")
 _CLEARED: Final = (
     *("OTEL_SDK_DISABLED", "OTEL_TRACES_SAMPLER_ARG", "TRACESTATE", "ANTHROPIC_AUTH_TOKEN"),
@@ -34,18 +36,21 @@ class Addresses:
     """Where an agent finds the stack."""
 
     collector_grpc: str
-    """host:port."""
+    """host:port, or https://host:port."""
     collector_http: str
-    """http://host:port, without a path."""
+    """http://host:port or https://host:port, without a path."""
     proxy: str | None = None
-    """http://host:port, without a path; None: model calls go straight to the resource's endpoint."""
+    """http(s)://host:port, without a path; None: model calls go straight to the resource's endpoint."""
+    certificates: Certificates = field(default_factory=Certificates)
+    """For those of them that are https://."""
 
     @classmethod
-    def of(cls, describe: Describe) -> Addresses | None:
+    def of(cls, describe: Describe, certificates: Certificates | None = None) -> Addresses | None:
         """The addresses in what `describe` answers; None while no collector is up."""
         if describe.collector_grpc is None or describe.collector_http is None:
             return None
-        return cls(describe.collector_grpc, describe.collector_http.rstrip("/"), describe.proxy.rstrip("/") if describe.proxy else None)
+        proxy = describe.proxy.rstrip("/") if describe.proxy else None
+        return cls(describe.collector_grpc, describe.collector_http.rstrip("/"), proxy, certificates or Certificates())
 
 
 def first_llm(resources: NamedResources) -> LLM | ProxyLLM | None:
@@ -107,6 +112,7 @@ def process_environment(
         "BAGGAGE": merged_members(base.get("BAGGAGE", ""), ids),
         "TRACEPARENT": traceparent,
     }
+    env |= model_certificates(addresses)
     llm = first_llm(resources)
     if llm is not None:
         routed = routed_llm(llm, rollout_id, attempt_id, addresses.proxy)
@@ -128,6 +134,14 @@ def llm_environment(llm: LLM, *, anthropic: str | None = None) -> dict[str, str]
     return env
 
 
+def model_certificates(addresses: Addresses) -> dict[str, str]:
+    """What makes model SDKs trust a proxy whose authority only this stack knows."""
+    bundle = addresses.certificates.bundle
+    if not bundle or not (addresses.proxy or "").startswith("https://"):
+        return {}
+    return {"SSL_CERT_FILE": bundle, "REQUESTS_CA_BUNDLE": bundle, "NODE_EXTRA_CA_CERTS": bundle}
+
+
 def shared_environment(base: Mapping[str, str], addresses: Addresses) -> dict[str, str]:
     """What a process that runs many attempts at once (function agents) sets, once: the proxy without ids, which baggage carries.
 
@@ -136,7 +150,7 @@ def shared_environment(base: Mapping[str, str], addresses: Addresses) -> dict[st
     if addresses.proxy is None:
         return {}
     url = f"{addresses.proxy}/v1"
-    env = {"OPENAI_BASE_URL": url, "OPENAI_API_BASE": url, "ANTHROPIC_BASE_URL": addresses.proxy}
+    env = {"OPENAI_BASE_URL": url, "OPENAI_API_BASE": url, "ANTHROPIC_BASE_URL": addresses.proxy, **model_certificates(addresses)}
     return env | {name: DUMMY_API_KEY for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY") if not base.get(name)}
 
 
@@ -150,13 +164,17 @@ def telemetry_environment(base: Mapping[str, str], addresses: Addresses, *, toke
     protocol = base.get(f"{_OTLP}PROTOCOL", "")
     protocol = protocol if protocol in PROTOCOLS else PROTOCOLS[0]  # the user's, because its exporter is installed there
     env |= {
-        f"{_OTLP}ENDPOINT": f"http://{addresses.collector_grpc}" if protocol == "grpc" else addresses.collector_http,
+        f"{_OTLP}ENDPOINT": _with_scheme(addresses.collector_grpc) if protocol == "grpc" else addresses.collector_http,
         f"{_OTLP}PROTOCOL": protocol,
         "OTEL_TRACES_SAMPLER": "always_on",
         "OTEL_TRACES_EXPORTER": with_otlp(base.get("OTEL_TRACES_EXPORTER", "")),
         "OTEL_LOGS_EXPORTER": with_otlp(base.get("OTEL_LOGS_EXPORTER", "")),
     }
     env.setdefault("OTEL_METRICS_EXPORTER", "none")
+    shown = addresses.certificates if addresses.collector_http.startswith("https://") else Certificates()
+    for name, path in zip(_OTLP_FILES, (shown.authority, shown.certificate, shown.key), strict=True):
+        env.pop(name, None)  # the user's is for the user's endpoint
+        env |= {name: path} if path else {}
     env.pop(f"{_OTLP}HEADERS", None)
     if token:
         env[f"{_OTLP}HEADERS"] = f"authorization={quote(f'Bearer {token}', safe='')}"
@@ -174,6 +192,10 @@ def merged_members(text: str, ours: Mapping[str, str]) -> str:
     return ",".join([*_without(text, ours), *(f"{key}={quote(value, safe=':')}" for key, value in ours.items())])
 
 
+def _with_scheme(address: str) -> str:
+    return address if "://" in address else f"http://{address}"
+
+
 def _without(text: str, keys: Iterable[str]) -> list[str]:
     return [member.strip() for member in text.split(",") if member.strip() and member.split("=", 1)[0].strip() not in keys]
 
@@ -188,4 +210,8 @@ def _users_metrics(base: Mapping[str, str]) -> dict[str, str]:
         env[f"{_OTLP}METRICS_ENDPOINT"] = endpoint if protocol == "grpc" else f"{endpoint.rstrip('/')}/v1/metrics"
     if protocol is not None and f"{_OTLP}METRICS_PROTOCOL" not in base:
         env[f"{_OTLP}METRICS_PROTOCOL"] = protocol
+    for name in _OTLP_FILES:
+        own = name.replace(_OTLP, f"{_OTLP}METRICS_")
+        if name in base and own not in base:
+            env[own] = base[name]
     return env

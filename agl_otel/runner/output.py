@@ -22,6 +22,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from agl_otel import semconv
 from agl_otel.errors import from_grpc
+from agl_otel.tls import aio_channel
 
 Stream = Literal["stdout", "stderr"]
 KEEP_BYTES: Final = 256 * 1024  # of each stream of an attempt
@@ -90,7 +91,7 @@ class LogExporter:
     """Sends what agents printed to the collector, many attempts in one export."""
 
     def __init__(self, collector_grpc: str, *, token: str = "", service_name: str = "agl-runner") -> None:
-        self._channel = grpc.aio.insecure_channel(collector_grpc)
+        self._channel = aio_channel(collector_grpc)
         self._stub = LogsServiceStub(self._channel)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._resource = Resource(attributes=[_text("service.name", service_name)])

@@ -14,6 +14,7 @@ from agl_otel.errors import UnavailableError, UsageError
 from agl_otel.instrumentation import Telemetry
 from agl_otel.queue.client import QueueClient
 from agl_otel.runner import groups
+from agl_otel.runner.certificates import certificates
 from agl_otel.runner.ending import persist
 from agl_otel.runner.environment import Addresses, shared_environment
 from agl_otel.runner.job import Agent
@@ -21,6 +22,7 @@ from agl_otel.runner.runner import FIND_STACK_SECONDS, GRACE_SECONDS, HEARTBEAT_
 from agl_otel.runner.running import RunnerEvent
 from agl_otel.settings import Settings
 from agl_otel.store import Store
+from agl_otel.tls import ambient
 from agl_otel.types import RolloutMode
 
 SERVICE_NAME: Final = "agl-runner"
@@ -52,7 +54,7 @@ async def run_runner(
     """
     settings = Settings.load()
     token = token or settings.token.get_secret_value()
-    address = store or settings.store or f"{settings.host}:{settings.queue_port}"
+    address = store or settings.queue_address
     if stop is None:
         stop = asyncio.Event()
         stop_on_signals(stop)
@@ -113,7 +115,7 @@ async def find_stack(queue: QueueClient) -> Addresses:
     """
 
     async def found() -> Addresses:
-        addresses = Addresses.of(await queue.describe())
+        addresses = Addresses.of(await queue.describe(), certificates(ambient()))
         if addresses is None:
             raise UnavailableError("the stack has no collector: start it with `agl-otel up`")
         return addresses

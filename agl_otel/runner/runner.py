@@ -23,11 +23,13 @@ from typing import Any, Final
 from agl_otel.errors import AgentError, AglError, UnavailableError, UsageError
 from agl_otel.instrumentation import Telemetry
 from agl_otel.queue.client import QueueClient
+from agl_otel.runner.certificates import certificates
 from agl_otel.runner.ending import Ended, Endings, persist
 from agl_otel.runner.environment import Addresses
 from agl_otel.runner.job import Agent, Job
 from agl_otel.runner.output import LogExporter
 from agl_otel.runner.running import Run, RunnerEvent, outcome_of
+from agl_otel.tls import ambient
 from agl_otel.types import AttemptedRollout, Describe, NamedResources, RolloutMode
 
 HEARTBEAT_SECONDS: Final = 5.0  # a cancellation reaches the agent at most this late
@@ -254,7 +256,7 @@ class Runner:
         """Where the stack is. Raises UnavailableError while there is no collector."""
         if self._description is None or self._description.collector_grpc is None:
             self._description = await self._queue.describe()
-        addresses = Addresses.of(self._description)
+        addresses = Addresses.of(self._description, certificates(ambient()))
         if addresses is None:
             raise UnavailableError(f"the queue at {self._description.queue} knows no collector: start the stack with `agl-otel up`")
         return addresses

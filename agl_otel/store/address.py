@@ -8,6 +8,7 @@ import aiohttp
 
 from agl_otel.errors import UnavailableError, UsageError
 from agl_otel.settings import Settings
+from agl_otel.tls import advice, connector
 from agl_otel.types import Describe
 
 DESCRIBE_PATH = "/v1/agl/describe"
@@ -49,20 +50,22 @@ async def queue_address(address: str, token: str) -> str:
         raise malformed
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     timeout = aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_SECONDS)
-    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers, connector=connector()) as session:
         try:
             answer = await session.get(address.rstrip("/") + DESCRIBE_PATH)
-        except (TimeoutError, OSError) as error:
+        except (aiohttp.ClientConnectorError, TimeoutError) as error:
             raise _away(address, error) from error
-        except aiohttp.ClientError:
-            return parts.netloc  # `http://host:4747` is also a way to write the queue's address; gRPC answers no HTTP/1
+        except (aiohttp.ClientError, OSError):
+            return address.removeprefix("http://").rstrip("/")  # also a way to write the queue's address; gRPC answers no HTTP/1
         async with answer:
             try:
-                answer.raise_for_status()
+                if answer.status != 200:
+                    raise ValueError(f"it answers {answer.status}: {(await answer.text())[:500].strip()}")
                 return Describe.model_validate(await answer.json()).queue
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 raise _away(address, error) from error
 
 
 def _away(address: str, error: Exception) -> UnavailableError:
-    return UnavailableError(f"no stack answers at {address}: {error}. Is `agl-otel up` running?")
+    what_to_do = advice(str(error), secure=address.startswith("https://")) or "is `agl-otel up` running?"
+    return UnavailableError(f"no stack answers at {address}: {error}: {what_to_do}")

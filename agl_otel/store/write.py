@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from agl_otel import semconv
 from agl_otel.errors import DataError, UnavailableError
 from agl_otel.queue.client import QueueClient
+from agl_otel.tls import connector
 
 TRACES_PATH: Final = "/v1/traces"
 CALL_SECONDS: Final = 60.0  # an insert that waits behind others takes seconds
@@ -61,7 +62,9 @@ class SpanWriter:
         if url is None:
             raise UnavailableError("the stack has no collector (yet): is `agl-otel up` running?")
         if self._session is None:
-            self._session = aiohttp.ClientSession(headers=self._headers, timeout=aiohttp.ClientTimeout(total=CALL_SECONDS))
+            self._session = aiohttp.ClientSession(
+                headers=self._headers, timeout=aiohttp.ClientTimeout(total=CALL_SECONDS), connector=connector()
+            )
         try:
             async with self._session.post(url + TRACES_PATH, data=body) as response:
                 code, answer = response.status, await response.read()

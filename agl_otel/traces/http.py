@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import aiohttp
 
 from agl_otel.errors import QueryError, UnavailableError
+from agl_otel.tls import connector
 from agl_otel.traces.engine import parameter
 
 TIMEOUT_SECONDS = 120.0
@@ -24,7 +25,9 @@ class ClickHouseHttp:
     def session(self) -> aiohttp.ClientSession:
         """The connection pool, opened by its first use (it belongs to the running loop)."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(headers=self._headers, timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))
+            self._session = aiohttp.ClientSession(
+                headers=self._headers, timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), connector=connector()
+            )
         return self._session
 
     async def close(self) -> None:

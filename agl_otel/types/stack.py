@@ -11,7 +11,7 @@ class Describe(Model):
     """Where the services of a stack are, as the caller can reach them; an address that is absent is not running."""
 
     queue: str
-    """host:port of the queue's gRPC."""
+    """host:port of the queue's gRPC; https://host:port where it speaks TLS, and so the others."""
     collector_grpc: str | None = None
     """host:port."""
     collector_http: str | None = None

@@ -11,9 +11,11 @@ from typing import cast, get_args
 from aiohttp import web
 
 from agl_otel.errors import AglError, InUseError, UsageError, http_status
+from agl_otel.listen import listen, require_certificate
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
 from agl_otel.store import DESCRIBE_PATH
+from agl_otel.tls import Tls
 from agl_otel.types import RolloutStatus
 
 QUEUE = web.AppKey("queue", QueueClient)
@@ -96,15 +98,20 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     token = settings.token.get_secret_value()
-    async with QueueClient(settings.store or f"{settings.host}:{settings.queue_port}", token=token) as queue:
-        runner = web.AppRunner(build_app(queue, token), access_log=None)
+    tls = Tls.load(settings)
+    async with QueueClient(settings.queue_address, token=token) as queue:
+        app = build_app(queue, token)
+        if tls is not None and tls.client_authority is not None:
+            app.middlewares.append(require_certificate(OPEN_PATHS))
+        runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         try:
-            await web.TCPSite(runner, settings.host, settings.web_port).start()
+            await listen(runner, settings.host, settings.web_port, tls.context if tls else None)
         except OSError as error:
             await runner.cleanup()
             raise InUseError(f"port {settings.web_port} on {settings.host} is in use: choose another with AGL_WEB_PORT") from error
-        await queue.announce("web", f"web@{settings.host}:{settings.web_port}", {"web": f"http://{settings.host}:{settings.web_port}"})
+        url = f"{'https' if tls else 'http'}://{settings.host}:{settings.web_port}"
+        await queue.announce("web", f"web@{settings.host}:{settings.web_port}", {"web": url})
         await stop.wait()
         await runner.cleanup()
 

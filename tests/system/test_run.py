@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +17,8 @@ KEY = "sk-a-real-persons-key"
 
 
 @pytest.fixture
-def server() -> Iterator[ModelServer]:
-    """In a thread of its own, because these tests wait for commands."""
-    running = ModelServer()
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    asyncio.run_coroutine_threadsafe(running.start(), loop).result(10)
-    yield running
-    asyncio.run_coroutine_threadsafe(running.stop(), loop).result(10)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+def server(model_server: ModelServer) -> ModelServer:
+    return model_server
 
 
 def environment(server: ModelServer | None = None) -> dict[str, str]:

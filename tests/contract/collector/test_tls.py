@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import ssl
-import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -22,52 +19,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 
 from agl_otel import semconv
 from agl_otel.collector.grpc_port import METHODS
-from agl_otel.collector.tls import Tls
 from agl_otel.errors import SettingsError
+from agl_otel.tls import Tls
+from tests.authority import Authority
 
 from .otlp import request_of, span
 from .stack import Stack, new_stack, until
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")
 HEADERS = {"Content-Type": "application/x-protobuf"}
-
-
-@dataclass
-class Authority:
-    """A certificate authority in a folder."""
-
-    folder: Path
-
-    def __post_init__(self) -> None:
-        self.folder.mkdir(exist_ok=True)
-        self._openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-                      "-subj", "/CN=test authority", "-keyout", "ca.key", "-out", "ca.pem")  # fmt: skip
-        for name in ("server", "client"):
-            self._openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", f"/CN={name}",
-                          "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
-            (self.folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-            self._openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
-                          "-extfile", "names", "-out", f"{name}.pem")  # fmt: skip
-
-    def _openssl(self, *args: str) -> None:
-        subprocess.run(["openssl", *args], cwd=self.folder, check=True, capture_output=True, timeout=30)
-
-    def path(self, name: str) -> str:
-        return str(self.folder / name)
-
-    def read(self, name: str) -> bytes:
-        return (self.folder / name).read_bytes()
-
-    def context(self, *, client: bool = False) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self.path("ca.pem"))
-        if client:
-            context.load_cert_chain(self.path("client.pem"), self.path("client.key"))
-        return context
-
-    def credentials(self, *, client: bool = False) -> grpc.ChannelCredentials:
-        if client:
-            return grpc.ssl_channel_credentials(self.read("ca.pem"), self.read("client.key"), self.read("client.pem"))
-        return grpc.ssl_channel_credentials(self.read("ca.pem"))
 
 
 @pytest.fixture(scope="module")

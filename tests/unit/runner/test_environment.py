@@ -10,6 +10,7 @@ import pytest
 from opentelemetry.sdk.resources import OTELResourceDetector
 
 from agl_otel import semconv
+from agl_otel.runner.certificates import Certificates
 from agl_otel.runner.environment import (
     DUMMY_API_KEY,
     Addresses,
@@ -176,6 +177,22 @@ def test_there_are_no_addresses_while_no_collector_is_up() -> None:
     assert Addresses.of(Describe(queue="127.0.0.1:1")) is None
     found = Addresses.of(Describe(queue="q:1", collector_grpc="c:2", collector_http="http://c:3/", proxy="http://p:4/"))
     assert found == Addresses("c:2", "http://c:3", "http://p:4")
+
+
+def test_an_agent_of_a_stack_with_tls_gets_its_certificates_and_keeps_its_own_for_its_own_metrics() -> None:
+    files = Certificates("/ca.pem", "/client.pem", "/client.key", "/bundle.pem")
+    secure = Addresses("https://10.0.0.1:4317", "https://10.0.0.1:4318", "https://10.0.0.1:4000", files)
+    users = {"OTEL_EXPORTER_OTLP_CERTIFICATE": "/theirs.pem", "OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    env = process_environment(users, rollout(), {"main": REAL}, secure, traceparent=TRACEPARENT)
+    assert env["OTEL_EXPORTER_OTLP_ENDPOINT"] == "https://10.0.0.1:4317"
+    assert [env[f"OTEL_EXPORTER_OTLP_{name}"] for name in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")] == [
+        "/ca.pem", "/client.pem", "/client.key",
+    ]  # fmt: skip
+    assert env["OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE"] == "/theirs.pem"
+    assert env["SSL_CERT_FILE"] == env["REQUESTS_CA_BUNDLE"] == "/bundle.pem"
+    assert "SSL_CERT_FILE" in shared_environment({}, secure) and "SSL_CERT_FILE" not in shared_environment({}, ADDRESSES)
+    plain = telemetry_environment(users, ADDRESSES)
+    assert "OTEL_EXPORTER_OTLP_CERTIFICATE" not in plain, "a certificate of the user's is for the user's endpoint"
 
 
 def test_an_agent_does_not_inherit_the_secrets_of_the_stack() -> None:

@@ -1,7 +1,7 @@
-"""TLS for the two OTLP ports, and words for a client that comes without it.
+"""Listening over HTTP, plain or with TLS, and words for a client that comes without it where it is wanted.
 
-The HTTP port looks at the first byte of each connection: a TLS handshake starts with 0x16; to anything else it answers in plain
-HTTP what is wanted. A client certificate is asked for where there is an authority for it, and the application refuses whoever
+With TLS the port looks at the first byte of each connection: a TLS handshake starts with 0x16; to anything else it answers in plain
+HTTP what is wanted. A client certificate is asked for where there is an authority for it, and `require_certificate` refuses whoever
 showed none, so that /health stays open. gRPC owns its sockets: there the handshake itself fails.
 """
 
@@ -12,67 +12,69 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final
 
-import grpc
-
-from agl_otel.errors import SettingsError
-from agl_otel.settings import Settings
+from aiohttp import web
 
 TLS_HANDSHAKE: Final = b"\x16"
 FIRST_BYTE_SECONDS: Final = 10.0
-BACKLOG: Final = 128
+BACKLOG: Final = 1024
+NO_CERTIFICATE: Final = "this port wants a client certificate of the authority in AGL_TLS_CLIENT_CA"
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Tls:
-    """What both ports need."""
+async def listen(runner: web.AppRunner, host: str, port: int, context: ssl.SSLContext | None) -> int:
+    """Serve a runner that is set up on host:port (0: a free one), until its cleanup; the port. Raises OSError where it cannot listen."""
+    if context is None:
+        await web.TCPSite(runner, host, port, backlog=BACKLOG, reuse_port=False).start()
+        return int(runner.addresses[0][1])
+    assert runner.server is not None, "the runner was not set up"
+    listener = TlsListener(runner.server, context, host, port)
+    await _TlsSite(runner, listener).start()
+    return listener.port
 
-    certificate: bytes
-    key: bytes
-    client_authority: bytes | None
-    context: ssl.SSLContext
 
-    @classmethod
-    def load(cls, settings: Settings) -> Tls | None:
-        """None where no certificate is set. Raises SettingsError where a file is missing or wrong."""
-        if not settings.tls_cert and not settings.tls_key:
-            if settings.tls_client_ca:
-                raise SettingsError("AGL_TLS_CLIENT_CA needs AGL_TLS_CERT and AGL_TLS_KEY")
-            return None
-        if not settings.tls_cert or not settings.tls_key:
-            raise SettingsError("TLS needs both AGL_TLS_CERT and AGL_TLS_KEY")
-        certificate, key = _read(settings.tls_cert, "AGL_TLS_CERT"), _read(settings.tls_key, "AGL_TLS_KEY")
-        authority = _read(settings.tls_client_ca, "AGL_TLS_CLIENT_CA") if settings.tls_client_ca else None
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.set_alpn_protocols(["http/1.1"])
-        try:
-            context.load_cert_chain(settings.tls_cert, settings.tls_key)
-            if authority is not None:
-                context.load_verify_locations(cadata=authority.decode())
-                context.verify_mode = ssl.CERT_OPTIONAL
-        except (ssl.SSLError, ValueError) as error:
-            files = ", ".join(filter(None, (settings.tls_cert, settings.tls_key, settings.tls_client_ca)))
-            raise SettingsError(f"the TLS files {files} cannot be used: {error}") from None
-        return cls(certificate, key, authority, context)
+def require_certificate(open_paths: Collection[str] = ()) -> Any:
+    """Middleware that refuses clients which showed no certificate, but for these paths."""
 
-    def grpc_credentials(self) -> grpc.ServerCredentials:
-        """For the gRPC port; with a client authority no client comes in without a certificate."""
-        return grpc.ssl_server_credentials(
-            [(self.key, self.certificate)], self.client_authority, require_client_auth=self.client_authority is not None
-        )
+    @web.middleware
+    async def check(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+        if request.path not in open_paths and not peer_has_certificate(request.transport):
+            return web.Response(status=401, text=NO_CERTIFICATE + "\n")
+        return await handler(request)
+
+    return check
+
+
+class _TlsSite(web.BaseSite):
+    """What makes the runner close the listener at its cleanup."""
+
+    def __init__(self, runner: web.AppRunner, listener: TlsListener) -> None:
+        super().__init__(runner)
+        self._listener = listener
+
+    @property
+    def name(self) -> str:
+        """As aiohttp shows it."""
+        return f"https://:{self._listener.port}"
+
+    async def start(self) -> None:
+        """Tell the runner; the listener listens already."""
+        await super().start()
+
+    async def stop(self) -> None:
+        """Take no more connections."""
+        await self._listener.close()
+        await super().stop()
 
 
 class TlsListener:
     """Listens on (host, port) and hands TLS connections to `factory`'s protocols. Raises OSError where it cannot listen."""
 
-    def __init__(self, factory: Callable[[], asyncio.BaseProtocol], tls: Tls, host: str, port: int) -> None:
+    def __init__(self, factory: Callable[[], asyncio.BaseProtocol], context: ssl.SSLContext, host: str, port: int) -> None:
         self._factory = factory
-        self._tls = tls
+        self._context = context
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
         self._socket.setblocking(False)
@@ -110,7 +112,7 @@ class TlsListener:
             async with asyncio.timeout(FIRST_BYTE_SECONDS):
                 first = await _peek(connection)
             if first == TLS_HANDSHAKE:
-                await loop.connect_accepted_socket(self._factory, connection, ssl=self._tls.context)
+                await loop.connect_accepted_socket(self._factory, connection, ssl=self._context)
                 return
             if first:
                 self.plain_clients += 1
@@ -144,7 +146,7 @@ async def _peek(connection: socket.socket) -> bytes:
 
 
 def _plain_answer(port: int) -> bytes:
-    text = f"this port speaks TLS: use https://HOST:{port} (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_CERTIFICATE)\n".encode()
+    text = f"this port speaks TLS: use https://HOST:{port} (AGL_TLS_CA, OTEL_EXPORTER_OTLP_CERTIFICATE)\n".encode()
     head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n"
     return head.encode() + text
 
@@ -152,10 +154,3 @@ def _plain_answer(port: int) -> bytes:
 def peer_has_certificate(transport: Any) -> bool:
     """Whether the client of an HTTP connection showed a certificate (which the handshake then has checked)."""
     return bool(transport is not None and transport.get_extra_info("peercert"))
-
-
-def _read(path: str, setting: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise SettingsError(f"{setting} names {path}, which cannot be read: {error.strerror or error}") from None

@@ -1,0 +1,47 @@
+"""What agents need in order to speak TLS to a stack: files that OpenTelemetry's and other SDKs are pointed at.
+
+OTLP exporters take an authority and a client certificate of their own. Model SDKs know only one list for all the world, so they get a
+file with whatever this machine trusts and the stack's authority.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import ssl
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from agl_otel.tls import Trust
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """Names of PEM files; empty: none."""
+
+    authority: str = ""
+    certificate: str = ""
+    key: str = ""
+    bundle: str = ""
+    """The machine's authorities and ours."""
+
+
+@cache
+def certificates(trust: Trust) -> Certificates:
+    """Those of `trust`; the bundle is written once, and removed when this process ends."""
+    paths = [str(Path(path).absolute()) if path else "" for path in (trust.authority, trust.certificate, trust.key)]
+    return Certificates(*paths, bundle=_bundle(paths[0]) if trust.authority else "")
+
+
+def _bundle(authority: str) -> str:
+    defaults = ssl.get_default_verify_paths()
+    machine = os.environ.get("SSL_CERT_FILE") or defaults.cafile or defaults.openssl_cafile
+    content = [Path(path).read_bytes() for path in (machine, authority) if path and Path(path).is_file()]
+    handle, path = tempfile.mkstemp(prefix="agl-otel-authorities-", suffix=".pem")
+    owner = os.getpid()
+    with os.fdopen(handle, "wb") as file:
+        file.write(b"\n".join(content))
+    atexit.register(lambda: Path(path).unlink(missing_ok=True) if os.getpid() == owner else None)
+    return path

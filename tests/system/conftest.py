@@ -1,0 +1,26 @@
+"""What several system tests need."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.model_server import ModelServer
+
+
+@pytest.fixture
+def model_server() -> Iterator[ModelServer]:
+    """In a thread of its own, because these tests wait for commands."""
+    running = ModelServer()
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(running.start(), loop).result(10)
+    yield running
+    asyncio.run_coroutine_threadsafe(running.stop(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
