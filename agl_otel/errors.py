@@ -14,7 +14,8 @@
     ├── QueryError            ClickHouse (or the read-only guard before it) refused a query
     ├── AgentError            the user's agent or grader failed: data about one rollout, never the end of a run
     │   └── AgentTimeoutError it ran past its time
-    └── ModelServerError      the model's server answered an error or not at all
+    ├── ModelServerError      the model's server answered an error or not at all
+    └── RefusedError          the proxy does not forward a model call: attempt over, budget spent, wrong key, paused
 
 `grpc_status` and `http_status` are the only places that map errors to the wire; `from_grpc` maps back.
 """
@@ -85,6 +86,17 @@ class ModelServerError(AglError):
     """The model's server answered an error, or not at all."""
 
     retryable = True
+
+
+class RefusedError(AglError):
+    """The proxy does not forward a model call: the attempt is over, its budget is spent, the key is another attempt's, or it is paused."""
+
+    def __init__(self, message: str, *, status: int, code: str, retry_seconds: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        """HTTP status: one that SDKs retry (429) only where `retry_seconds` says when."""
+        self.code = code
+        self.retry_seconds = retry_seconds
 
 
 _GRPC: Final[tuple[tuple[type[AglError], str], ...]] = (  # the most special first

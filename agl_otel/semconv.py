@@ -28,6 +28,9 @@ HEADER_ACK: Final = "agl-ack"
 HEADER_MODEL_VERSION: Final = "agl-model-version"
 """Answered by a model server that knows which version of the weights sampled the reply."""
 
+HEADER_VOCABULARY: Final = "agl-vocabulary-size"
+"""Answered by a model server that says how many token ids it has: ids beyond are refused."""
+
 # --- environment of the agent's process -------------------------------------------------------------------------
 ENV_ROLLOUT_ID: Final = "AGL_ROLLOUT_ID"
 ENV_ATTEMPT_ID: Final = "AGL_ATTEMPT_ID"
@@ -68,6 +71,16 @@ LLM_PREFIX_CALL: Final = "agentlightning.llm.prefix_call"
 LLM_PREFIX_CHOICE: Final = "agentlightning.llm.prefix_choice"
 LLM_INCOMPLETE: Final = "agentlightning.llm.incomplete"
 """Why the reply was cut off (`client_gone`, `upstream_error`, …); absent on a whole reply."""
+LLM_DEFECT: Final = "agentlightning.llm.defect"
+"""Why token ids or log-probs are not recorded though the server sent some (`logprobs_length`, `ids_out_of_range`, …)."""
+LLM_RETRY: Final = "agentlightning.llm.retry"
+"""The client's number of this try: 1 for its first retry; absent on a first try."""
+LLM_RETRY_OF: Final = "agentlightning.llm.retry_of"
+"""The call that this one repeats: the agent never used that one's reply."""
+LLM_TRIES: Final = "agentlightning.llm.tries"
+"""How often the proxy asked a model server before the first byte came; absent where once was enough."""
+LLM_FIRST_BYTE: Final = "agentlightning.llm.first_byte_seconds"
+"""From the start of the call to the first byte of the answer."""
 
 # --- rewards, links, tags, messages, objects, operations ---------------------------------------------------------
 REWARD: Final = "agentlightning.reward"

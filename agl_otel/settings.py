@@ -53,9 +53,15 @@ class Settings(BaseSettings):
     token: SecretStr = SecretStr("")
     """Bearer token that every service then asks for; empty means none."""
     upstream_url: str = ""
-    """Where the proxy sends calls that belong to no rollout (an OpenAI-compatible base URL)."""
+    """Where the proxy sends calls that belong to no rollout (an OpenAI-compatible base URL, or several with commas between)."""
     upstream_key: SecretStr = SecretStr("")
     """The key of the server at `upstream_url`; agents never see it."""
+    models: str = ""
+    """A JSON file with the models that the proxy knows by itself: [{"model_name", "litellm_params": {"model", "api_base", …}}]."""
+    attempt_max_calls: int = Field(default=0, ge=0)
+    """How many model calls one attempt may make; 0 is no limit. A rollout's metadata may say otherwise: {"budget": {"calls", "tokens"}}."""
+    attempt_max_tokens: int = Field(default=0, ge=0)
+    """How many tokens the model may write in one attempt; 0 is no limit."""
     unidentified: Literal["keep", "drop", "adopt"] = "keep"
     """Spans and log records of no rollout: `keep` stores them without ids (they are identified later, where that is possible), `drop`
     stores nothing of them, `adopt` makes a production rollout of every whole trace that nobody identified, 60 s after it went quiet."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -12,6 +12,7 @@ from aiohttp import web
 from agl_otel import semconv
 
 Json = dict[str, Any]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ModelServer:
@@ -21,7 +22,8 @@ class ModelServer:
     reply starts with that call's prompt and reply, as real chat templates do.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, routes: Mapping[str, Handler] | None = None) -> None:
+        self.routes = routes or {}
         self.requests: list[Json] = []
         self.headers: list[Mapping[str, str]] = []
         self.asked = asyncio.Event()
@@ -31,14 +33,30 @@ class ModelServer:
         self.break_off_after: int | None = None
         self.cancelled = 0
         self.logprob: Any = -0.5
+        self.extra_logprobs = 0
+        """How many log-probs too many (or too few) an answer has."""
         self.version: str | None = "7"
+        self.vocabulary: int | None = None
+        self.prompt_tokens: list[Any] | None = None
+        self.gap: asyncio.Event | None = None
+        """Without it set, a stream stops after its first chunk."""
+        self.padding = ""
+        """Added to every chunk of a stream, of which there are then `chunks` more."""
+        self.chunks = 0
+        self.cut_bytes = 0
+        """A stream is written in pieces of so many bytes; 0: an event at a time."""
         self.url = ""
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
         app = web.Application(client_max_size=1 << 27)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/v1/embeddings", self._embeddings)
+        app.router.add_post("/v1/messages/count_tokens", self._count)
         app.router.add_get("/v1/models", self._models)
+        for path, handler in self.routes.items():
+            app.router.add_post(path, handler)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -60,6 +78,26 @@ class ModelServer:
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "m", "object": "model", "created": 0, "owned_by": "test"}]})
 
+    async def _embeddings(self, request: web.Request) -> web.Response:
+        self.requests.append(json.loads(await request.read()))
+        card = {"object": "embedding", "index": 0, "embedding": [0.5, 1.0]}
+        return web.json_response({"object": "list", "data": [card], "model": "e", "usage": {"prompt_tokens": 2, "total_tokens": 2}})
+
+    async def _count(self, request: web.Request) -> web.Response:
+        self.requests.append(json.loads(await request.read()))
+        return web.json_response({"input_tokens": 5})
+
+    async def _completions(self, request: web.Request) -> web.Response:
+        body = json.loads(await request.read())
+        self.requests.append(body)
+        text = body["prompt"][::-1]
+        choice: Json = {"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}
+        if body.get("logprobs") is not None:
+            choice["logprobs"] = {"tokens": list(text), "token_logprobs": [self.logprob] * len(text), "top_logprobs": None}
+        if body.get("return_token_ids"):
+            choice |= {"token_ids": [ord(t) for t in text], "prompt_token_ids": [ord(t) for t in body["prompt"]]}
+        return web.json_response({"id": "cmpl-1", "object": "text_completion", "created": 0, "model": body["model"], "choices": [choice]})
+
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
         self.requests.append(body)
@@ -76,6 +114,8 @@ class ModelServer:
         if self.status != 200:
             return web.json_response({"error": {"message": "told to fail", "type": "server_error"}}, status=self.status)
         headers = {semconv.HEADER_MODEL_VERSION: self.version} if self.version else {}
+        if self.vocabulary is not None:
+            headers[semconv.HEADER_VOCABULARY] = str(self.vocabulary)
         if body.get("stream"):
             return await self._stream(request, body, headers)
         choices = [self._choice(body, index, self.reply(body["messages"], index), "message") for index in range(body.get("n", 1))]
@@ -99,22 +139,38 @@ class ModelServer:
                     return response
                 head = self._head(body, "chat.completion.chunk", first=place == 0)
                 choice = self._choice(body, index, piece, "delta", finish="stop" if place else None)
-                await response.write(b"data: " + json.dumps({**head, "choices": [choice]}).encode() + b"\n\n")
+                await self._write(response, b"data: " + json.dumps({**head, "choices": [choice]}, ensure_ascii=False).encode() + b"\n\n")
                 sent += 1
+                if self.gap is not None:
+                    try:
+                        await self.gap.wait()
+                    except asyncio.CancelledError:
+                        self.cancelled += 1
+                        raise
+        for _ in range(self.chunks):
+            choice = {"index": 0, "delta": {"content": self.padding}, "finish_reason": None}
+            await response.write(
+                b"data: " + json.dumps({**self._head(body, "chat.completion.chunk", first=False), "choices": [choice]}).encode() + b"\n\n"
+            )
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
 
+    async def _write(self, response: web.StreamResponse, event: bytes) -> None:
+        for at in range(0, len(event), self.cut_bytes or len(event)):
+            await response.write(event[at : at + (self.cut_bytes or len(event))])
+
     def _head(self, body: Json, kind: str, *, first: bool = True) -> Json:
         head: Json = {"id": "chatcmpl-1", "object": kind, "created": 0, "model": body["model"]}
         if body.get("return_token_ids") and first:
-            head["prompt_token_ids"] = self.prompt_ids(body["messages"])
+            head["prompt_token_ids"] = self.prompt_tokens if self.prompt_tokens is not None else self.prompt_ids(body["messages"])
         return head
 
     def _choice(self, body: Json, index: int, text: str, said: str, finish: str | None = "stop") -> Json:
         choice: Json = {"index": index, said: {"role": "assistant", "content": text}, "finish_reason": finish, "logprobs": None}
         if body.get("logprobs"):
-            choice["logprobs"] = {"content": [{"token": t, "logprob": self.logprob, "bytes": None, "top_logprobs": []} for t in text]}
+            sampled = text + "x" * self.extra_logprobs if self.extra_logprobs >= 0 else text[: self.extra_logprobs]
+            choice["logprobs"] = {"content": [{"token": t, "logprob": self.logprob, "bytes": None, "top_logprobs": []} for t in sampled]}
         if body.get("return_token_ids"):
             choice["token_ids"] = [ord(t) for t in text]
         return choice

@@ -15,7 +15,10 @@ from agl_otel.errors import AglError, InUseError
 from agl_otel.instrumentation.setup import Telemetry
 from agl_otel.listen import listen
 from agl_otel.proxy.app import Proxy
-from agl_otel.proxy.upstream import QueueUpstreams
+from agl_otel.proxy.forward import Limits
+from agl_otel.proxy.models import ModelList
+from agl_otel.proxy.models import load as load_models
+from agl_otel.proxy.upstream import Budget, QueueUpstreams
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
 from agl_otel.tls import Tls
@@ -36,11 +39,16 @@ async def serve(settings: Settings) -> None:
     url = f"{'https' if tls else 'http'}://{settings.host}:{settings.proxy_port}"
     async with QueueClient(settings.queue_address, token=token) as queue:
         telemetry = Telemetry.start(otlp_endpoint=await _collector(queue, settings), token=token, service_name="agl-otel-proxy")
+        models = ModelList(load_models(settings.models))
         upstreams = QueueUpstreams(
-            queue, fallback_url=settings.upstream_url, fallback_key=settings.upstream_key.get_secret_value(), own_urls=[url]
+            queue, models=models, fallback_url=settings.upstream_url, fallback_key=settings.upstream_key.get_secret_value(), own_urls=[url]
         )
+        limits = Limits(budget=Budget(settings.attempt_max_calls, settings.attempt_max_tokens))
         runner = web.AppRunner(
-            Proxy(upstreams, telemetry, token=token).app(), handler_cancellation=True, access_log=None, shutdown_timeout=DRAIN_SECONDS
+            Proxy(upstreams, telemetry, token=token, limits=limits, models=models).app(),
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=DRAIN_SECONDS,
         )
         await runner.setup()
         try:

@@ -1,4 +1,7 @@
-"""The proxy's routes. A call names its attempt by path (/rollout/{r}/attempt/{a}[/v1]/…), else by W3C baggage, else not at all."""
+"""The proxy's routes. A call names its attempt by path (/rollout/{r}/attempt/{a}[/v1]/…), else by W3C baggage, else not at all.
+
+Where the stack has a token, a call of an attempt needs that attempt's key (keys.py), and what steers the proxy needs the token.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,19 @@ from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
 
 from agl_otel import errors, semconv
-from agl_otel.errors import AglError, InvalidIdError, UsageError
+from agl_otel.errors import AglError, InvalidIdError, RefusedError, UsageError
 from agl_otel.instrumentation.context import Key, key_of
 from agl_otel.instrumentation.guard import failures
 from agl_otel.instrumentation.setup import Telemetry
+from agl_otel.proxy.answer import error_response
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import DIALECTS, Dialect
-from agl_otel.proxy.forward import SILENCE_SECONDS, Forwarder, error_response
+from agl_otel.proxy.forward import OWN_KEY, Forwarder, Limits
+from agl_otel.proxy.gate import Gate
+from agl_otel.proxy.keys import is_ours, is_trusted, may_call
+from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.recorder import Recorder
-from agl_otel.proxy.reply import parse_object
+from agl_otel.proxy.reply import Json, dicts, parse_object
 from agl_otel.proxy.upstream import Upstreams
 
 MAX_BODY_BYTES: Final = 64 << 20
@@ -30,7 +37,13 @@ CLOSE_WAIT_SECONDS: Final = 1.0  # for calls of an attempt whose agent has just 
 FLUSH_SECONDS: Final = 8.0  # shorter than a runner waits for the answer
 SCOPE: Final = "/rollout/{rollout_id}/attempt/{attempt_id}"
 PREFIXES: Final = ("", "/v1", SCOPE, f"{SCOPE}/v1")
-KNOWN: Final = f"POST [{SCOPE}][/v1]/{{{','.join(DIALECTS)}}}, GET [{SCOPE}][/v1]/models, POST {SCOPE}/close, POST /close, GET /health"
+PASSED: Final = ("messages/count_tokens",)
+"""Posts that are no model calls: passed on, not recorded."""
+PAUSE_WAIT_SECONDS: Final = 60.0
+KNOWN: Final = (
+    f"POST [{SCOPE}][/v1]/{{{','.join((*DIALECTS, *PASSED))}}}, GET [{SCOPE}][/v1]/models, POST {SCOPE}/close, "
+    "POST /close, POST /pause, POST /resume, POST /model_list, GET /health"
+)
 logger = logging.getLogger("agl_otel.proxy")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -44,14 +57,18 @@ class Proxy:
         telemetry: Telemetry,
         *,
         token: str = "",
-        silence_seconds: float = SILENCE_SECONDS,
+        limits: Limits | None = None,
         flush_seconds: float = FLUSH_SECONDS,
+        models: ModelList | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self._upstreams = upstreams
         self._telemetry = telemetry
         self._token = token
-        self._silence_seconds = silence_seconds
+        self._limits = limits or Limits()
         self._flush_seconds = flush_seconds
+        self._models = models if models is not None else ModelList()
+        self._gate = gate or Gate()
         self._attempts = Attempts(lambda key: telemetry.forget(*key))
         self._recorder = Recorder(telemetry.tracer("agl_otel.proxy"), self._attempts)
         self._forwarder: Forwarder | None = None
@@ -63,16 +80,21 @@ class Proxy:
         for prefix in PREFIXES:
             for dialect in DIALECTS.values():
                 app.router.add_post(f"{prefix}/{dialect.path}", self._call(dialect))
-            app.router.add_get(f"{prefix}/models", self._models)
+            for path in PASSED:
+                app.router.add_post(f"{prefix}/{path}", self._pass_through(path))
+            app.router.add_get(f"{prefix}/models", self._list_models)
         app.router.add_post(f"{SCOPE}/close", self._close_one)
         app.router.add_post("/close", self._close_many)
+        app.router.add_post("/pause", self._pause)
+        app.router.add_post("/resume", self._resume)
+        app.router.add_post("/model_list", self._replace_models)
         app.router.add_get("/health", self._health)
         app.on_startup.append(self._start)
         app.on_cleanup.append(self._stop)
         return app
 
     async def _start(self, _: web.Application) -> None:
-        self._forwarder = Forwarder(self._upstreams, self._recorder, silence_seconds=self._silence_seconds)
+        self._forwarder = Forwarder(self._upstreams, self._recorder, self._attempts, self._gate, limits=self._limits, token=self._token)
 
     async def _stop(self, _: web.Application) -> None:
         await self._running().close()
@@ -84,18 +106,66 @@ class Proxy:
     def _call(self, dialect: Dialect) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
-                return await self._running().call(request, _key(request), dialect)
+                return await self._running().call(request, self._allowed(request), dialect)
             finally:
                 self._call_ended.set()
 
         return handle
 
-    async def _models(self, request: web.Request) -> web.StreamResponse:
-        return await self._running().get(request, _key(request), "models")
+    def _pass_through(self, path: str) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await self._running().pass_through(request, self._allowed(request), path)
+
+        return handle
+
+    async def _list_models(self, request: web.Request) -> web.StreamResponse:
+        key = self._allowed(request)
+        if key is None and (names := self._models.names()):
+            cards = [{"id": name, "object": "model", "created": 0, "owned_by": "agl-otel"} for name in names]
+            return web.json_response({"object": "list", "data": cards})
+        return await self._running().pass_through(request, key, "models")
 
     async def _health(self, _: web.Request) -> web.Response:
-        counts = {"attempts": len(self._attempts), **self._recorder.counts}
-        return web.json_response({"status": "ok", "marker": self._telemetry.marker, "counts": counts, "failures": failures})
+        forwarder = self._running()
+        return web.json_response(
+            {
+                "status": "ok",
+                "marker": self._telemetry.marker,
+                "paused": self._gate.mode,
+                "under_way": self._gate.under_way,
+                "held": self._gate.held,
+                "version": forwarder.version,
+                "down": forwarder.health.down(),
+                "models": self._models.names(),
+                "counts": {"attempts": len(self._attempts), **self._recorder.counts},
+                "failures": failures,
+            }
+        )
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        """Let no more calls through ({"mode": "hold" or "refuse", "wait_seconds": for those under way}); how many are left."""
+        self._authorise(request)
+        body = await _object(request)
+        mode, wait = body.get("mode", "hold"), body.get("wait_seconds", PAUSE_WAIT_SECONDS)
+        if mode not in ("hold", "refuse") or not isinstance(wait, (int, float)):
+            raise UsageError('POST /pause takes {"mode": "hold" or "refuse", "wait_seconds": a number}')
+        left = await self._gate.close(mode, wait_seconds=wait)
+        return web.json_response({"paused": mode, "under_way": left})
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        """Let calls through again ({"version": of the weights from now on, for servers that do not say})."""
+        self._authorise(request)
+        body = await _object(request)
+        if "version" in body:
+            self._running().version = str(body["version"]) if body["version"] is not None else None
+        self._gate.open()
+        return web.json_response({"paused": None, "version": self._running().version})
+
+    async def _replace_models(self, request: web.Request) -> web.Response:
+        """Take another list of models ({"model_list": [{"model_name", "litellm_params"}]})."""
+        self._authorise(request)
+        self._models.replace(dicts((await _object(request)).get("model_list")))
+        return web.json_response({"models": self._models.names()})
 
     async def _close_one(self, request: web.Request) -> web.Response:
         self._authorise(request)
@@ -117,21 +187,51 @@ class Proxy:
         return web.json_response({"marker": first, "markers": markers, "spans": spans, "dropped": dropped})
 
     async def _close(self, keys: Sequence[Key]) -> tuple[list[str], list[int], list[int]]:
-        """Seal and flush attempts: their markers, spans and drops (zeros for one that made no call here)."""
+        """Seal and flush attempts, which are over: their markers, spans and drops (zeros for one that made no call here)."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_WAIT_SECONDS):
                 while any(self._attempts.active(key) for key in keys):
                     self._call_ended.clear()
                     await self._call_ended.wait()
+        for key in keys:
+            self._attempts.close(key)
         counts = await asyncio.to_thread(self._telemetry.seal_counts, keys, timeout_seconds=self._flush_seconds)
         known = [counts.get(key) for key in keys]
         markers = [count.marker if count is not None else self._telemetry.marker for count in known]
         return markers, [c.spans if c is not None else 0 for c in known], [c.dropped if c is not None else 0 for c in known]
 
     def _authorise(self, request: web.Request) -> None:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
+        if self._token and not hmac.compare_digest(_given(request).encode(), self._token.encode()):
             raise web.HTTPUnauthorized(text="a bearer token is needed: set AGL_TOKEN to the stack's token")
+
+    def _allowed(self, request: web.Request) -> Key | None:
+        """The attempt that the call names. Raises RefusedError where its key is not that attempt's."""
+        key, given = _key(request), _given(request)
+        if not self._token:
+            return key
+        if key is not None:
+            allowed = may_call(self._token, given, *key) if "rollout_id" in request.match_info else is_trusted(self._token, given)
+        else:
+            request[OWN_KEY] = bool(given) and not is_ours(given) and given != self._token
+            allowed = request[OWN_KEY] or is_trusted(self._token, given)
+        if not allowed:
+            named = f"attempt {key[1]} of rollout {key[0]}" if key is not None else "calls of no attempt"
+            raise RefusedError(
+                f"this is not the key of {named}: use the OPENAI_API_KEY that the runner gives", status=401, code="wrong_key"
+            )
+        return key
+
+
+def _given(request: web.Request) -> str:
+    return request.headers.get("Authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
+
+
+async def _object(request: web.Request) -> Json:
+    raw = await request.read()
+    body = parse_object(raw) if raw else {}
+    if body is None:
+        raise UsageError(f"the body of {request.path} must be a JSON object")
+    return body
 
 
 def _path_key(request: web.Request) -> Key | None:
@@ -159,6 +259,9 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return error_response(404, f"no route {request.method} {request.path}. Known: {KNOWN}", "not_found")
     except web.HTTPException as error:
         return error_response(error.status, error.text or error.reason, str(error.status))
+    except RefusedError as error:
+        retry = {"Retry-After": str(error.retry_seconds)} if error.retry_seconds is not None else None
+        return error_response(error.status, str(error), error.code, retry)
     except AglError as error:
         status = errors.http_status(error)
         return error_response(status, str(error), type(error).__name__, {"Retry-After": "1"} if error.retryable else None)

@@ -1,50 +1,81 @@
-"""One call, there and back: the agent's bytes to the model server, the server's bytes to the agent, and what was seen to the recorder.
+"""One call, there and back: who may call, which endpoint is asked, when another one is tried, and what was seen to the recorder.
 
-A client that goes away ends the call upstream; a server that is away or silent is a 502 or 504 that names it.
+Tried again only before the first byte of an answer: afterwards something was sampled. A client that goes away ends the call upstream; a
+server that is away or silent is a 502 or 504 that names it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
-from collections.abc import Mapping
-from typing import Any, Final
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
-from agl_otel import semconv
-from agl_otel.errors import UsageError
+from agl_otel.errors import RefusedError, UsageError
 from agl_otel.instrumentation.context import Key, format_traceparent
-from agl_otel.proxy.dialects import Dialect, Prepared, prepare, take_out
+from agl_otel.proxy.answer import CLIENT_SECONDS, NOT_PASSED, error_response, pass_on, passed
+from agl_otel.proxy.attempts import Attempts
+from agl_otel.proxy.dialects import Dialect, prepare
+from agl_otel.proxy.gate import Gate
+from agl_otel.proxy.keys import is_ours
+from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
-from agl_otel.proxy.reply import Events, parse_object, payload_of
-from agl_otel.proxy.upstream import Upstream, Upstreams
+from agl_otel.proxy.reply import Json, parse_object
+from agl_otel.proxy.upstream import Budget, Upstream, Upstreams
 
 CONNECT_SECONDS: Final = 10.0
 SILENCE_SECONDS: Final = 600.0  # the longest that a model server may say nothing: a long prompt behind a full batch
 KEEP_ALIVE_SECONDS: Final = 3.0  # shorter than the 5 s after which uvicorn, and so vLLM, closes
-_NOT_PASSED: Final = frozenset(
-    {
-        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade"),
-        *("host", "content-length", "content-encoding", "content-type", "accept-encoding"),
-        *("traceparent", "tracestate", "baggage"),
-    }
-)
-"""Headers that belong to one connection, or that this proxy sets itself."""
+LARGE_BYTES: Final = 1 << 20
+MAX_TRIES: Final = 3
+PAUSE_SECONDS: Final = (0.05, 0.3)  # between tries, a random time: agents started together must not come back together
+_CANNOT_SERVE: Final = frozenset({502, 503, 504})
+_NO_ROUTE: Final = frozenset({404, 405, 501})
+_SET_HERE: Final = NOT_PASSED | {"content-type", "traceparent", "tracestate", "baggage"}
+_RETRY_HEADERS: Final = ("x-stainless-retry-count", "x-retry-count")
+OWN_KEY: Final = web.RequestKey("own_key", bool)
+"""Set on a request whose client brings a provider's key of its own: ours is not lent to it."""
+_KEY_HEADERS: Final = ("authorization", "x-api-key")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a call."""
+
+    silence_seconds: float = SILENCE_SECONDS
+    client_seconds: float = CLIENT_SECONDS
+    budget: Budget = field(default_factory=Budget)
+    """Of each attempt whose rollout has none of its own."""
 
 
 class Forwarder:
     """Forwards calls. Make it in a running event loop; `close` it."""
 
-    def __init__(self, upstreams: Upstreams, recorder: Recorder, *, silence_seconds: float = SILENCE_SECONDS) -> None:
+    def __init__(
+        self, upstreams: Upstreams, recorder: Recorder, attempts: Attempts, gate: Gate, *, limits: Limits, token: str = ""
+    ) -> None:
         self._upstreams = upstreams
         self._recorder = recorder
-        self._plain: set[str] = set()
+        self._attempts = attempts
+        self._gate = gate
+        self._limits = limits
+        self._token = token
+        self._plain: set[tuple[str, str]] = set()
+        self.health = Health()
+        self.version: str | None = None
+        """The version of the weights that was announced last, for servers that do not say."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=limits.silence_seconds),
         )
 
     async def close(self) -> None:
@@ -52,128 +83,149 @@ class Forwarder:
         await self._session.close()
 
     async def call(self, request: web.Request, key: Key | None, dialect: Dialect) -> web.StreamResponse:
-        """Forward a model call and record it. Raises UsageError, NotFoundError, UnavailableError before anything was forwarded."""
-        asked = parse_object(await request.read())
+        """Forward a model call and record it.
+
+        Raises UsageError, NotFoundError, UnavailableError, RefusedError before anything was forwarded.
+        """
+        raw = await request.read()
+        asked = parse_object(raw)
         if asked is None:
             raise UsageError(f"the body of {request.path} must be a JSON object")
-        upstream = await self._upstreams.resolve(key[0] if key is not None else None)
-        capture = upstream.base_url not in self._plain
-        prepared = prepare(dialect, asked, model=upstream.model, sampling=upstream.sampling, capture=capture)
-        call = self._recorder.start(key, dialect, {**prepared.body, **asked}, request.headers.get("traceparent"))
-        call.model_version = upstream.version
+        await self._gate.enter()
         try:
-            return await self._exchange(request, upstream, dialect, prepared, asked, call)
+            model = asked.get("model")
+            route = await self._upstreams.resolve(key, model if isinstance(model, str) else None)
+            if dialect.samples and key is not None:
+                self._admit(key, route.budget or self._limits.budget)
+            return await self._recorded(request, key, dialect, raw, asked, route.pool)
+        finally:
+            self._gate.leave()
+
+    async def pass_through(self, request: web.Request, key: Key | None, path: str) -> web.StreamResponse:
+        """Forward a request as it is; nothing is recorded."""
+        pool = (await self._upstreams.resolve(key, None)).pool
+        upstream = self.health.order(pool, key[0] if key is not None else None)[0]
+        headers = self._headers(request, upstream, _KEY_HEADERS)
+        if "content-type" in request.headers:
+            headers["content-type"] = request.headers["content-type"]
+        try:
+            async with self._session.request(
+                request.method, f"{upstream.base_url}/{path}", data=_sent(await request.read()) or None, headers=headers
+            ) as response:
+                return web.Response(status=response.status, body=await response.read(), headers=passed(response))
+        except (aiohttp.ClientError, OSError) as error:
+            return _failure(error, upstream)
+
+    def _admit(self, key: Key, budget: Budget) -> None:
+        """Raise RefusedError where the attempt is over or has used up what it may use."""
+        if self._attempts.is_closed(key):
+            raise RefusedError(f"attempt {key[1]} of rollout {key[0]} is over: its calls are no longer taken", status=410, code="over")
+        attempt = self._attempts.get(key)
+        if attempt is None:
+            return
+        for name, used, limit in (("calls", attempt.calls, budget.calls), ("tokens", attempt.tokens, budget.tokens)):
+            if limit and used >= limit:
+                self._recorder.counts["over_budget"] += 1
+                raise RefusedError(
+                    f"attempt {key[1]} of rollout {key[0]} has used its budget: {used} of {limit} {name}", status=403, code="budget"
+                )
+
+    async def _recorded(
+        self, request: web.Request, key: Key | None, dialect: Dialect, raw: bytes, asked: Json, pool: Sequence[Upstream]
+    ) -> web.StreamResponse:
+        traceparent = request.headers.get("traceparent")
+        shown = {**pool[0].sampling, **asked} if pool[0].sampling else asked
+        retry, fingerprint = _retry(request.headers, raw) if key is not None else (0, b"")
+        call = self._recorder.start(key, dialect, shown, traceparent, retry=retry, fingerprint=fingerprint)
+        try:
+            return await self._tried(request, self.health.order(pool, key[0] if key is not None else None), asked, call)
         except (asyncio.CancelledError, ConnectionResetError):
             call.incomplete = call.incomplete or "client_gone"
             raise
         finally:
             self._recorder.finish(call)
 
-    async def get(self, request: web.Request, key: Key | None, path: str) -> web.StreamResponse:
-        """Forward a GET as it is; nothing is recorded."""
-        upstream = await self._upstreams.resolve(key[0] if key is not None else None)
-        try:
-            async with self._session.get(f"{upstream.base_url}/{path}", headers=_headers(request, upstream)) as response:
-                return web.Response(status=response.status, body=await response.read(), headers=_passed(response))
-        except (aiohttp.ClientError, OSError) as error:
-            return _failure(error, upstream)
+    async def _tried(self, request: web.Request, pool: Sequence[Upstream], asked: Json, call: Call) -> web.StreamResponse:
+        """Ask one endpoint after the other until one answers."""
+        answer: web.StreamResponse | None = None
+        for number in range(MAX_TRIES):
+            upstream = pool[number % len(pool)]
+            call.tries = number + 1
+            last = number + 1 == MAX_TRIES
+            try:
+                answer = await self._exchange(request, upstream, asked, call, may_skip=not last and len(pool) > 1)
+            except (aiohttp.ClientError, OSError) as error:
+                if isinstance(error, ConnectionResetError) and _is_gone(request):
+                    raise
+                timed_out = isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError)
+                self.health.failed(upstream.base_url)
+                if last or call.first_byte or timed_out:
+                    failure = _failure(error, upstream)
+                    call.status, call.incomplete = failure.status, "upstream_timeout" if failure.status == 504 else "upstream_error"
+                    return failure
+            if answer is not None:
+                return answer
+            await asyncio.sleep(random.uniform(*PAUSE_SECONDS))
+        raise AssertionError("the last try answers or fails")
 
     async def _exchange(
-        self, request: web.Request, upstream: Upstream, dialect: Dialect, prepared: Prepared, asked: dict[str, Any], call: Call
-    ) -> web.StreamResponse:
-        headers = _headers(request, upstream)
+        self, request: web.Request, upstream: Upstream, asked: Json, call: Call, *, may_skip: bool
+    ) -> web.StreamResponse | None:
+        """Ask one endpoint; None where it says that it cannot serve now and `may_skip`."""
+        dialect = call.dialect
+        call.model_version = self.version or upstream.version
+        headers = self._headers(request, upstream, dialect.key_headers)
         headers["content-type"] = "application/json"
         headers["traceparent"] = format_traceparent(call.span.get_span_context())
         url = f"{upstream.base_url}/{dialect.path}"
-        try:
-            async with self._session.post(url, data=json.dumps(prepared.body).encode(), headers=headers) as response:
-                refused = response.status in (400, 422) and prepared.added and _names_any(await response.read(), prepared.added)
-                if not refused:
-                    return await self._answer(request, response, prepared.added, call)
-            self._plain.add(upstream.base_url)
-            plain = prepare(dialect, asked, model=upstream.model, sampling=upstream.sampling, capture=False)
-            async with self._session.post(url, data=json.dumps(plain.body).encode(), headers=headers) as response:
-                return await self._answer(request, response, plain.added, call)
-        except (aiohttp.ClientError, OSError) as error:
-            if isinstance(error, ConnectionResetError) and _is_gone(request):
-                raise
-            answer = _failure(error, upstream)
-            call.status, call.incomplete = answer.status, "upstream_timeout" if answer.status == 504 else "upstream_error"
-            return answer
+        plain = (upstream.base_url, dialect.path)
+        for capture in (True, False):
+            if capture and plain in self._plain:
+                continue
+            prepared = prepare(dialect, asked, model=upstream.model, sampling=upstream.sampling, capture=capture)
+            async with self._session.post(url, data=_sent(json.dumps(prepared.body).encode()), headers=headers) as response:
+                if may_skip and response.status in _CANNOT_SERVE:
+                    self.health.failed(upstream.base_url)
+                    return None
+                self.health.answered(upstream.base_url)
+                if response.status in (400, 422) and prepared.added and _names_any(await response.read(), prepared.added):
+                    self._plain.add(plain)
+                    continue
+                return await pass_on(request, response, prepared.added, call, client_seconds=self._limits.client_seconds)
+        raise AssertionError("without extras nothing is refused because of them")
 
-    async def _answer(
-        self, request: web.Request, response: aiohttp.ClientResponse, added: frozenset[str], call: Call
-    ) -> web.StreamResponse:
-        call.status = response.status
-        call.model_version = response.headers.get(semconv.HEADER_MODEL_VERSION, call.model_version)
-        if response.content_type == "text/event-stream":
-            return await self._stream(request, response, added, call)
-        body = await response.read()
-        payload = parse_object(body)
-        if payload is not None:
-            call.reply.take(payload)
-            if take_out(payload, added):
-                body = json.dumps(payload, ensure_ascii=False).encode()
-        return web.Response(status=response.status, body=body, headers=_passed(response))
-
-    async def _stream(
-        self, request: web.Request, response: aiohttp.ClientResponse, added: frozenset[str], call: Call
-    ) -> web.StreamResponse:
-        out = web.StreamResponse(status=response.status, headers=_passed(response))
-        await out.prepare(request)
-        events = Events()
-        while True:
-            try:
-                piece = await response.content.readany()
-            except (aiohttp.ClientError, OSError):
-                call.incomplete = "upstream_error"
-                return _broken_off(request, out)
-            ready = b"".join([_pass(event, added, call) for event in (events.feed(piece) if piece else [events.rest()])])
-            if ready:
-                await out.write(ready)
-            if not piece:
-                break
-        if not all(choice.finish_reason for choice in call.reply.choices.values()):
-            call.incomplete = "upstream_ended_early"
-        await out.write_eof()
-        return out
+    def _headers(self, request: web.Request, upstream: Upstream, key_headers: Sequence[str]) -> CIMultiDict[str]:
+        headers = CIMultiDict((name, value) for name, value in request.headers.items() if name.lower() not in _SET_HERE)
+        headers["accept-encoding"] = "identity"  # bytes that can be read here
+        api_key = None if request.get(OWN_KEY) else upstream.api_key
+        for name in _KEY_HEADERS:
+            given = headers.get(name, "").removeprefix("Bearer ")
+            if api_key is not None or is_ours(given) or (self._token and given == self._token):
+                headers.popall(name, None)
+        if api_key:
+            for name in key_headers:
+                if name == "x-api-key":
+                    headers[name] = api_key
+                elif len(key_headers) == 1 or not (urlsplit(upstream.base_url).hostname or "").endswith("anthropic.com"):
+                    headers[name] = f"Bearer {api_key}"
+        return headers
 
 
-def _pass(event: bytes, added: frozenset[str], call: Call) -> bytes:
-    """Record an event; it as the agent shall see it."""
-    payload = payload_of(event)
-    if payload is None:
-        return event
-    call.reply.take(payload)
-    return b"data: " + json.dumps(payload, ensure_ascii=False).encode() + b"\n\n" if take_out(payload, added) else event
+def _retry(headers: Mapping[str, str], raw: bytes) -> tuple[int, bytes]:
+    """The client's number of this try (0: the first), and what tells its request from others: the same in every try."""
+    number = next((headers[name] for name in _RETRY_HEADERS if name in headers), "0")
+    idempotency = headers.get("idempotency-key")
+    digest = blake2b(idempotency.encode() if idempotency else raw, digest_size=16).digest()
+    return int(number) if number.isdecimal() else 0, digest
 
 
-def _broken_off(request: web.Request, out: web.StreamResponse) -> web.StreamResponse:
-    """End the agent's connection without the end of the body, so that its client sees that something is missing."""
-    if request.transport is not None:
-        request.transport.close()
-    return out
+def _sent(body: bytes) -> bytes | io.BytesIO:
+    """A large body goes in pieces, between which other calls get their turn."""
+    return body if len(body) < LARGE_BYTES else io.BytesIO(body)
 
 
 def _is_gone(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
-
-
-def _headers(request: web.Request, upstream: Upstream) -> CIMultiDict[str]:
-    headers = CIMultiDict((name, value) for name, value in request.headers.items() if name.lower() not in _NOT_PASSED)
-    headers["accept-encoding"] = "identity"  # bytes that can be read here
-    if upstream.api_key is not None:
-        headers.popall("authorization", None)
-        if upstream.api_key:
-            headers["authorization"] = f"Bearer {upstream.api_key}"
-    return headers
-
-
-def _passed(response: aiohttp.ClientResponse) -> Mapping[str, str]:
-    headers = CIMultiDict((name, value) for name, value in response.headers.items() if name.lower() not in _NOT_PASSED)
-    if "content-type" in response.headers:
-        headers["content-type"] = response.headers["content-type"]
-    return headers
 
 
 def _names_any(body: bytes, fields: frozenset[str]) -> bool:
@@ -184,10 +236,3 @@ def _failure(error: Exception, upstream: Upstream) -> web.Response:
     if isinstance(error, TimeoutError):
         return error_response(504, f"the model server {upstream.base_url} did not answer in time", "timeout")
     return error_response(502, f"the model server {upstream.base_url} cannot be reached or broke off: {error!r}", "upstream_error")
-
-
-def error_response(status: int, message: str, code: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    """An error in the shape that OpenAI's clients show."""
-    return web.json_response(
-        {"error": {"message": message, "type": "agl_otel_proxy", "param": None, "code": code}}, status=status, headers=headers
-    )

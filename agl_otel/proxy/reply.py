@@ -1,15 +1,16 @@
-"""An answer, whole or streamed, put together from its JSON payloads. Pure; what is malformed is left out, never an error."""
+"""An answer, whole or streamed, put together from its JSON payloads by a dialect. Pure; what is malformed is left out, never an error."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 Json = dict[str, Any]
-_BLANK_LINE: Final = re.compile(rb"\r?\n\r?\n")
+MAX_TOKEN_ID: Final = (1 << 31) - 1  # readers keep ids in 32 bits, signed
+MAX_EVENT_BYTES: Final = 64 << 20
+"""An event that is longer is passed on unread."""
 
 
 @dataclass(slots=True)
@@ -23,10 +24,13 @@ class Choice:
     tool_calls: dict[int, Json] = field(default_factory=dict[int, Json])
     finish_reason: str | None = None
 
-    def finite_logprobs(self) -> list[float] | None:
-        """The log-probs, where there is a finite one for each token of the reply."""
-        fit = len(self.logprobs) == len(self.token_ids) > 0 and all(map(math.isfinite, self.logprobs))
-        return self.logprobs if fit else None
+    def logprobs_defect(self) -> str | None:
+        """Why there is not one finite log-prob for each token of the reply; None where there is."""
+        if not self.logprobs:
+            return "no_logprobs"
+        if len(self.logprobs) != len(self.token_ids):
+            return "logprobs_length"
+        return None if all(map(math.isfinite, self.logprobs)) else "logprobs_not_finite"
 
 
 @dataclass(slots=True)
@@ -40,52 +44,85 @@ class Reply:
     input_tokens: int | None = None
     output_tokens: int | None = None
     error: str | None = None
+    bad_ids: bool = False
+    """Token ids came that are no ids: no integers, negative, or beyond 31 bits."""
 
-    def take(self, payload: Json) -> None:
-        """Add a whole answer or a chunk of one."""
-        self.id = self.id or _str(payload.get("id"))
-        self.model = self.model or _str(payload.get("model"))
-        self._prompt(payload)
+    def choice(self, index: Any = 0) -> Choice:
+        """The choice of that number."""
+        return self.choices.setdefault(integer(index) or 0, Choice())
+
+    def head(self, payload: Json, usage_names: tuple[str, str]) -> None:
+        """Take id, model, usage and error, which every dialect has."""
+        self.id = self.id or string(payload.get("id"))
+        self.model = self.model or string(payload.get("model"))
+        self.prompt(payload)
         usage = payload.get("usage")
         if isinstance(usage, dict):
             numbers = cast("Json", usage)
-            self.input_tokens, self.output_tokens = _int(numbers.get("prompt_tokens")), _int(numbers.get("completion_tokens"))
+            given = [integer(numbers.get(name)) for name in usage_names]
+            self.input_tokens = given[0] if given[0] is not None else self.input_tokens
+            self.output_tokens = given[1] if given[1] is not None else self.output_tokens
         if payload.get("error") is not None:
             error = payload["error"]
             self.error = str(cast("Json", error).get("message", error) if isinstance(error, dict) else error)
-        for item in _dicts(payload.get("choices")):
-            choice = self.choices.setdefault(_int(item.get("index")) or 0, Choice())
-            self._prompt(item)
-            choice.token_ids += _ints(item.get("token_ids")) or ()
-            choice.logprobs += _logprobs(item.get("logprobs"))
-            choice.finish_reason = _str(item.get("finish_reason")) or choice.finish_reason
-            if isinstance(item.get("text"), str):
-                choice.text.append(item["text"])
-            said = item.get("message") or item.get("delta")
-            if isinstance(said, dict):
-                _say(choice, cast("Json", said))
 
-    def _prompt(self, part: Json) -> None:
+    def prompt(self, part: Json) -> None:
+        """Take the prompt's token ids, where `part` has them."""
         if self.prompt_token_ids is None and part.get("prompt_token_ids"):
-            self.prompt_token_ids = _ints(part["prompt_token_ids"])
+            self.prompt_token_ids = self.ids(part["prompt_token_ids"]) or None
+
+    def ids(self, value: Any) -> list[int]:
+        """`value` as token ids; none, and noted, where it holds anything that is no id."""
+        if not value:
+            return []
+        if isinstance(value, list) and set(map(type, cast("list[Any]", value))) == {int}:
+            numbers = cast("list[int]", value)
+            if min(numbers) >= 0 and max(numbers) <= MAX_TOKEN_ID:
+                return numbers
+        self.bad_ids = True
+        return []
 
 
 class Events:
-    """Cuts a stream of server-sent events into events, as they arrive in pieces."""
+    """Cuts a stream of server-sent events into events, as they arrive in pieces. Works on bytes: a piece may end inside a character."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The events that are whole by now, with the blank lines that end them."""
+        rest = self._rest
+        if b"\r" in piece or b"\r" in rest:
+            return self._feed_any(piece)
+        held = rest + piece if rest else piece
+        if not rest and held.endswith(b"\n\n") and held.find(b"\n\n") == len(held) - 2:
+            return [held]  # nearly always: a server writes an event at a time
+        if b"\n\n" not in piece and not (rest.endswith(b"\n") and piece.startswith(b"\n")):
+            self._rest = held
+            return self._too_long()
+        events = [event + b"\n\n" for event in held.split(b"\n\n")]
+        self._rest = events.pop()[:-2]
+        return events
+
+    def _feed_any(self, piece: bytes) -> list[bytes]:
+        """The same where lines end with CR LF."""
         held = self._rest + piece
         events: list[bytes] = []
         at = 0
-        for end in _BLANK_LINE.finditer(held):
-            events.append(held[at : end.end()])
-            at = end.end()
+        while True:
+            ends = [(end + len(blank)) for blank in (b"\n\n", b"\n\r\n") if (end := held.find(blank, at)) >= 0]
+            if not ends:
+                break
+            events.append(held[at : min(ends)])
+            at = min(ends)
         self._rest = held[at:]
-        return events
+        return events + self._too_long()
+
+    def _too_long(self) -> list[bytes]:
+        if len(self._rest) <= MAX_EVENT_BYTES:
+            return []
+        passed, self._rest = self._rest, b""
+        return [passed]
 
     def rest(self) -> bytes:
         """What has come after the last whole event."""
@@ -94,65 +131,60 @@ class Events:
 
 def payload_of(event: bytes) -> Json | None:
     """The JSON object in a server-sent event; None for comments, [DONE] and what is no JSON object."""
-    if not event.startswith(b"data:"):
-        return None
-    return parse_object(event[5:])
+    if event.startswith(b"data:"):
+        return parse_object(event[5:])
+    at = event.find(b"\ndata:")
+    return parse_object(event[at + 6 :]) if at >= 0 else None
+
+
+def with_payload(event: bytes, payload: Json) -> bytes:
+    """The event with `payload` in place of its own; its other lines stay."""
+    head = b"" if event.startswith(b"data:") else event[: event.find(b"\ndata:") + 1]
+    return head + b"data: " + encoded(payload) + b"\n\n"
+
+
+def encoded(payload: Json) -> bytes:
+    """JSON as servers write it; with escapes where it holds what UTF-8 cannot."""
+    try:
+        return json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        return json.dumps(payload, separators=(",", ":")).encode()
 
 
 def parse_object(text: bytes) -> Json | None:
     """The JSON object that `text` is; None where it is none."""
     try:
         payload = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return cast("Json", payload) if isinstance(payload, dict) else None
 
 
-def _say(choice: Choice, said: Json) -> None:
-    for name, parts in (
-        ("content", choice.text),
-        ("refusal", choice.text),
-        ("reasoning_content", choice.reasoning),
-        ("reasoning", choice.reasoning),
-    ):
-        if isinstance(said.get(name), str):
-            parts.append(said[name])
-    for place, piece in enumerate(_dicts(said.get("tool_calls"))):
-        index = _int(piece.get("index"))
-        call = choice.tool_calls.setdefault(place if index is None else index, {"id": None, "name": "", "arguments": ""})
-        call["id"] = piece.get("id") or call["id"]
-        function = piece.get("function")
-        if isinstance(function, dict):
-            named = cast("Json", function)
-            call["name"] += _str(named.get("name")) or ""
-            call["arguments"] += _str(named.get("arguments")) or ""
-
-
-def _logprobs(value: Any) -> list[float]:
+def logprobs_of(value: Any) -> list[float]:
+    """The log-probs in a choice's `logprobs`, chat's or completions' form; what is no number is NaN."""
     if not isinstance(value, dict):
         return []
     held = cast("Json", value)
     content: Any = held.get("content")
     try:
         numbers: list[Any] = [item["logprob"] for item in content] if content else held.get("token_logprobs") or []
+        return [number if type(number) is float else float(number) if type(number) is int else math.nan for number in numbers]
     except (TypeError, KeyError):
         return [math.nan]
-    return [number if type(number) is float else float(number) if type(number) is int else math.nan for number in numbers]
 
 
-def _ints(value: Any) -> list[int] | None:
-    if isinstance(value, list) and set(map(type, cast("list[Any]", value))) <= {int}:
-        return cast("list[int]", value)
-    return None
-
-
-def _dicts(value: Any) -> list[Json]:
+def dicts(value: Any) -> list[Json]:
+    """The JSON objects in a list; none where it is no list."""
     return [cast("Json", item) for item in cast("list[Any]", value) if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _str(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+def string(value: Any) -> str | None:
+    """`value`, where it is a string (any lone surrogate in it replaced)."""
+    if not isinstance(value, str):
+        return None
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
-def _int(value: Any) -> int | None:
-    return value if type(value) is int else None
+def integer(value: Any) -> int | None:
+    """`value`, where it is an integer and no bool, of 64 bits."""
+    return value if type(value) is int and -(1 << 63) <= value < 1 << 63 else None

@@ -1,17 +1,33 @@
-"""Which model server a rollout's calls go to: the LLM among the resources that are pinned to the rollout, looked up in the queue."""
+"""Which model servers a call goes to: the LLMs among the resources that are pinned to its rollout, looked up in the queue.
+
+Several LLMs: the agent chooses by model name or by the resource's name, else it gets the first. LLMs that serve the same model are one
+pool. A resource whose endpoint is this proxy itself, and a call of no rollout, take the proxy's own list of models (models.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, Protocol
 
-from agl_otel.errors import NotFoundError
-from agl_otel.types import LLM, NamedResources, PaginatedResult, ProxyLLM, ResourcesUpdate, Rollout
+from agl_otel.errors import NotFoundError, RefusedError
+from agl_otel.instrumentation.context import Key
+from agl_otel.types import (
+    LLM,
+    Attempt,
+    AttemptedRollout,
+    PaginatedResult,
+    ProxyLLM,
+    ResourcesUpdate,
+    Rollout,
+)
 
 MAX_CACHED: Final = 50_000
+LITELLM: Final = "litellm:"
+"""The endpoint of an LLM resource that litellm knows where to find (its model is `provider/name`)."""
+_ATTEMPT_OVER: Final = frozenset({"failed", "succeeded", "timeout"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +43,49 @@ class Upstream:
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     version: str | None = None
     """The version of the resources: of the weights, where the server does not say."""
+    provider: Literal["openai", "litellm"] = "openai"
+    """Who is asked: the server itself, or litellm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one attempt may use; 0 is no limit."""
+
+    calls: int = 0
+    tokens: int = 0
+    """Tokens that the model writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a call goes."""
+
+    pool: Sequence[Upstream]
+    """At least one."""
+    budget: Budget | None = None
+    """The rollout's own; None: the proxy's."""
 
 
 class Upstreams(Protocol):
     """Finds upstreams."""
 
-    async def resolve(self, rollout_id: str | None) -> Upstream:
-        """The upstream of a rollout's calls, or of calls of no rollout. Raises NotFoundError, UnavailableError."""
+    async def resolve(self, key: Key | None, asked: str | None) -> Route:
+        """Where the calls of an attempt (or of none) that ask for model `asked` go.
+
+        Raises NotFoundError, UnavailableError, and RefusedError for an attempt that is over.
+        """
+        ...
+
+
+class Lists(Protocol):
+    """A list of models by name."""
+
+    def find(self, asked: str | None) -> Sequence[Upstream]:
+        """The pool; none where nothing fits."""
+        ...
+
+    def names(self) -> list[str]:
+        """All names."""
         ...
 
 
@@ -44,83 +96,173 @@ class Queue(Protocol):
         """Rollouts by id."""
         ...
 
+    async def query_attempts(self, rollout_ids: Sequence[str]) -> PaginatedResult[Attempt]:
+        """Attempts of rollouts."""
+        ...
+
     async def get_resources(self, resources_id: str | None = None, *, version: int | None = None) -> ResourcesUpdate | None:
         """One version of a set of resources."""
         ...
 
 
 class FixedUpstreams:
-    """One upstream for every call."""
+    """One pool for every call."""
 
-    def __init__(self, upstream: Upstream) -> None:
-        self._upstream = upstream
+    def __init__(self, *pool: Upstream, budget: Budget | None = None) -> None:
+        self._route = Route(pool, budget)
 
-    async def resolve(self, rollout_id: str | None) -> Upstream:
-        """The upstream."""
-        return self._upstream
+    async def resolve(self, key: Key | None, asked: str | None) -> Route:
+        """The pool."""
+        return self._route
+
+
+class ListedUpstreams:
+    """The list of models for every call: a proxy without a queue."""
+
+    def __init__(self, models: Lists) -> None:
+        self._models = models
+
+    async def resolve(self, key: Key | None, asked: str | None) -> Route:
+        """The pool of that name. Raises NotFoundError."""
+        return Route(listed(self._models, asked))
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was looked up for one attempt."""
+
+    llms: Mapping[str, LLM | ProxyLLM]
+    version: str
+    budget: Budget | None
 
 
 class QueueUpstreams:
-    """Asks the queue, once for each rollout; calls of no rollout go to `fallback_url`.
+    """Asks the queue, once for each attempt; calls of no rollout go by the list of models, else to `fallback_url`.
 
-    `fallback_key` is that server's, also for resources that name it without a key: so a person's own key need not be published.
+    `fallback_url` may be several, separated by commas. `fallback_key` is those servers' key, also for resources that name one of them
+    without a key: so a person's own key need not be published.
     """
 
-    def __init__(self, queue: Queue, *, fallback_url: str = "", fallback_key: str = "", own_urls: Collection[str] = ()) -> None:
+    def __init__(
+        self, queue: Queue, *, models: Lists | None = None, fallback_url: str = "", fallback_key: str = "", own_urls: Collection[str] = ()
+    ) -> None:
         self._queue = queue
-        self._fallback = Upstream(fallback_url.rstrip("/"), api_key=fallback_key or None) if fallback_url else None
+        self._models = models
+        urls = [url.strip().rstrip("/") for url in fallback_url.split(",") if url.strip()]
+        self._fallback = [Upstream(url, api_key=fallback_key or None) for url in urls]
         self._own_urls = tuple(own_urls)
-        self._by_rollout: OrderedDict[str, asyncio.Task[Upstream]] = OrderedDict()
-        self._by_version: dict[tuple[str | None, int | None], Upstream] = {}
+        self._known: OrderedDict[Key, asyncio.Task[_Known]] = OrderedDict()
+        self._by_version: dict[tuple[str | None, int | None], ResourcesUpdate] = {}
 
-    async def resolve(self, rollout_id: str | None) -> Upstream:
-        """The upstream of a rollout's calls, or of calls of no rollout. Raises NotFoundError, UnavailableError."""
-        if rollout_id is None:
-            if self._fallback is None:
+    async def resolve(self, key: Key | None, asked: str | None) -> Route:
+        """Where a call goes. Raises NotFoundError, UnavailableError, RefusedError."""
+        if key is None:
+            pool = (self._models.find(asked) if self._models is not None else ()) or self._fallback
+            if not pool:
                 raise NotFoundError(
                     "this call names no rollout: use the base URL that the runner gives (/rollout/…/attempt/…/v1), send the ids as W3C "
-                    "baggage, or set AGL_UPSTREAM_URL for calls of no rollout"
+                    "baggage, or set AGL_UPSTREAM_URL or AGL_MODELS for calls of no rollout"
                 )
-            return self._fallback
-        task = self._by_rollout.get(rollout_id)
+            return Route(pool)
+        known = await self._look_up(key)
+        return Route(self._pool(known, asked), known.budget)
+
+    async def _look_up(self, key: Key) -> _Known:
+        task = self._known.get(key)
         if task is None:
-            task = self._by_rollout[rollout_id] = asyncio.create_task(self._ask(rollout_id))
-            if len(self._by_rollout) > MAX_CACHED:
-                self._by_rollout.popitem(last=False)
+            task = self._known[key] = asyncio.create_task(self._ask(key))
+            if len(self._known) > MAX_CACHED:
+                self._known.popitem(last=False)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             raise
         except BaseException:
-            self._by_rollout.pop(rollout_id, None)  # ask again with the next call
+            self._known.pop(key, None)  # ask again with the next call
             raise
 
-    async def _ask(self, rollout_id: str) -> Upstream:
+    async def _ask(self, key: Key) -> _Known:
+        rollout_id = key[0]
         found = await self._queue.query_rollouts(rollout_id_in=[rollout_id])
         if not len(found):
             raise NotFoundError(f"the queue knows no rollout {rollout_id}: was it deleted, or does the proxy serve another stack?")
         rollout: Rollout = found[0]
+        await self._check(key, rollout)
         pinned = (rollout.resources_id, rollout.resources_version)
-        upstream = self._by_version.get(pinned)
-        if upstream is None:
-            update = await self._queue.get_resources(rollout.resources_id, version=rollout.resources_version)
-            llm = choose(update.resources, self._own_urls) if update is not None else None
-            if update is None or llm is None:
-                raise NotFoundError(
-                    f"rollout {rollout_id} has no LLM among its resources ({rollout.resources_id} version {rollout.resources_version}): "
-                    "publish an LLM whose endpoint is the model server"
-                )
-            endpoint = llm.endpoint.rstrip("/")
-            own_key = self._fallback.api_key if self._fallback and endpoint == self._fallback.base_url else None
-            upstream = Upstream(endpoint, llm.model or None, llm.api_key or own_key or "", llm.sampling_parameters, str(update.version))
-            if rollout.resources_id is not None and rollout.resources_version is not None:
-                if len(self._by_version) > MAX_CACHED:
-                    self._by_version.clear()
-                self._by_version[pinned] = upstream
-        return upstream
+        update = self._by_version.get(pinned) or await self._queue.get_resources(rollout.resources_id, version=rollout.resources_version)
+        llms = {name: r for name, r in update.resources.items() if isinstance(r, (LLM, ProxyLLM))} if update is not None else {}
+        if update is None or not llms:
+            raise NotFoundError(
+                f"rollout {rollout_id} has no LLM among its resources ({rollout.resources_id} version {rollout.resources_version}): "
+                "publish an LLM whose endpoint is the model server"
+            )
+        if None not in pinned:
+            if len(self._by_version) > MAX_CACHED:
+                self._by_version.clear()
+            self._by_version[pinned] = update
+        return _Known(llms, str(update.version), budget_of(rollout))
+
+    async def _check(self, key: Key, rollout: Rollout) -> None:
+        """Raise where the attempt is over or unknown. A call without an attempt id is taken as the rollout's latest."""
+        latest = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
+        if latest is None or not key[1]:
+            return
+        if latest.attempt_id == key[1]:
+            status = latest.status
+        else:
+            attempts = await self._queue.query_attempts([key[0]])
+            if all(attempt.attempt_id != key[1] for attempt in attempts):
+                raise NotFoundError(f"rollout {key[0]} has no attempt {key[1]}: its latest is {latest.attempt_id}")
+            status = "succeeded by a newer attempt"
+        if status in _ATTEMPT_OVER or latest.attempt_id != key[1]:
+            raise RefusedError(
+                f"attempt {key[1]} of rollout {key[0]} is over ({status}): its calls are no longer taken", status=410, code="over"
+            )
+
+    def _pool(self, known: _Known, asked: str | None) -> Sequence[Upstream]:
+        chosen = choose(known.llms, asked)
+        pool = [self._upstream(llm, known.version) for llm in known.llms.values() if llm.model == chosen.model and not self._is_own(llm)]
+        if not self._is_own(chosen):
+            return pool
+        others = [llm for llm in known.llms.values() if not self._is_own(llm)]
+        if others and not (self._models is not None and self._models.find(chosen.model or asked)):
+            return [self._upstream(others[0], known.version)]
+        listed_pool = listed(self._models, chosen.model or asked)
+        return [replace(each, version=known.version, sampling={**each.sampling, **chosen.sampling_parameters}) for each in listed_pool]
+
+    def _is_own(self, llm: LLM | ProxyLLM) -> bool:
+        return any(llm.endpoint.startswith(url) for url in self._own_urls)
+
+    def _upstream(self, llm: LLM | ProxyLLM, version: str) -> Upstream:
+        endpoint = llm.endpoint.rstrip("/")
+        if endpoint == LITELLM:
+            return Upstream("", llm.model, llm.api_key, llm.sampling_parameters, version, "litellm")
+        own_key = next((each.api_key for each in self._fallback if each.base_url == endpoint), None)
+        return Upstream(endpoint, llm.model or None, llm.api_key or own_key or "", llm.sampling_parameters, version)
 
 
-def choose(resources: NamedResources, own_urls: Collection[str]) -> LLM | ProxyLLM | None:
-    """The first LLM that is a real model server and not this proxy."""
-    llms = (resource for resource in resources.values() if isinstance(resource, (LLM, ProxyLLM)))
-    return next((llm for llm in llms if not any(llm.endpoint.startswith(url) for url in own_urls)), None)
+def choose(llms: Mapping[str, LLM | ProxyLLM], asked: str | None) -> LLM | ProxyLLM:
+    """The LLM whose model, else whose resource's name, the agent asks for; else the first."""
+    by_model = next((llm for llm in llms.values() if asked and llm.model == asked), None)
+    return by_model or (llms.get(asked) if asked else None) or next(iter(llms.values()))
+
+
+def listed(models: Lists | None, asked: str | None) -> Sequence[Upstream]:
+    """The pool of that name. Raises NotFoundError that names those there are."""
+    pool = models.find(asked) if models is not None else ()
+    if not pool:
+        names = models.names() if models is not None else []
+        raise NotFoundError(
+            f"the proxy has no model {asked!r} in its list ({', '.join(names) or 'which is empty'}), and a rollout that names the proxy "
+            "has no LLM among its resources: publish one whose endpoint is the model server, or add the model (AGL_MODELS, LLMProxy)"
+        )
+    return pool
+
+
+def budget_of(rollout: Rollout) -> Budget | None:
+    """The budget in the rollout's metadata ({"budget": {"calls": 50, "tokens": 20000}}); None where there is none."""
+    given: Any = (rollout.metadata or {}).get("budget")
+    if not isinstance(given, Mapping):
+        return None
+    numbers = [given.get(name) for name in ("calls", "tokens")]
+    return Budget(*(number if isinstance(number, int) and number > 0 else 0 for number in numbers))

@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import quote
 
 from agl_otel import semconv
+from agl_otel.proxy.keys import attempt_key, shared_key
 from agl_otel.runner.certificates import Certificates
 from agl_otel.types import LLM, AttemptedRollout, Describe, NamedResources, PromptTemplate, ProxyLLM, routed_base_url
 
@@ -58,20 +59,21 @@ def first_llm(resources: NamedResources) -> LLM | ProxyLLM | None:
     return next((r for r in resources.values() if isinstance(r, (LLM, ProxyLLM))), None)
 
 
-def routed_llm(llm: LLM | ProxyLLM, rollout_id: str, attempt_id: str, proxy: str | None) -> LLM:
-    """`llm` as the agent sees it: through the proxy under the attempt's own path and without the provider's key.
+def routed_llm(llm: LLM | ProxyLLM, rollout_id: str, attempt_id: str, proxy: str | None, *, token: str = "") -> LLM:
+    """`llm` as the agent sees it: through the proxy under the attempt's own path, with the attempt's own key and not the provider's.
 
     Without a proxy the resource's own endpoint and key (a ProxyLLM's endpoint is routed).
     """
     if proxy is not None:
-        endpoint, key = routed_base_url(f"{proxy}/v1", rollout_id, attempt_id), DUMMY_API_KEY
+        endpoint = routed_base_url(f"{proxy}/v1", rollout_id, attempt_id)
+        key = attempt_key(token, rollout_id, attempt_id) if token else DUMMY_API_KEY
     else:
         endpoint = llm.get_base_url(rollout_id, attempt_id)
         key = llm.api_key or DUMMY_API_KEY
     return LLM(endpoint=endpoint, model=llm.model, api_key=key, sampling_parameters=llm.sampling_parameters)
 
 
-def agent_resources(resources: NamedResources, rollout_id: str, attempt_id: str, proxy: str | None) -> NamedResources:
+def agent_resources(resources: NamedResources, rollout_id: str, attempt_id: str, proxy: str | None, *, token: str = "") -> NamedResources:
     """The resources as the agent sees them: the first LLM routed, the keys of the others withheld where there is a proxy."""
     first = first_llm(resources)
     seen: NamedResources = {}
@@ -79,7 +81,7 @@ def agent_resources(resources: NamedResources, rollout_id: str, attempt_id: str,
         if isinstance(resource, PromptTemplate):
             seen[name] = resource
         elif resource is first:
-            seen[name] = routed_llm(resource, rollout_id, attempt_id, proxy)
+            seen[name] = routed_llm(resource, rollout_id, attempt_id, proxy, token=token)
         else:
             seen[name] = resource.model_copy(update={"api_key": None}) if proxy is not None else resource
     return seen
@@ -101,7 +103,7 @@ def process_environment(
     """
     rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
     ids = {semconv.ROLLOUT_ID: rollout_id, semconv.ATTEMPT_ID: attempt_id}
-    seen = agent_resources(resources, rollout_id, attempt_id, addresses.proxy)
+    seen = agent_resources(resources, rollout_id, attempt_id, addresses.proxy, token=token)
     env = telemetry_environment(base, addresses, token=token)
     env |= {
         semconv.ENV_ROLLOUT_ID: rollout_id,
@@ -115,7 +117,7 @@ def process_environment(
     env |= model_certificates(addresses)
     llm = first_llm(resources)
     if llm is not None:
-        routed = routed_llm(llm, rollout_id, attempt_id, addresses.proxy)
+        routed = routed_llm(llm, rollout_id, attempt_id, addresses.proxy, token=token)
         env |= llm_environment(routed, anthropic=addresses.proxy and routed_base_url(addresses.proxy, rollout_id, attempt_id))
     return env
 
@@ -130,7 +132,7 @@ def llm_environment(llm: LLM, *, anthropic: str | None = None) -> dict[str, str]
     if llm.model:  # empty: whatever the agent asks for
         env["OPENAI_MODEL"] = llm.model
     if anthropic:
-        env |= {"ANTHROPIC_BASE_URL": anthropic, "ANTHROPIC_API_KEY": DUMMY_API_KEY}
+        env |= {"ANTHROPIC_BASE_URL": anthropic, "ANTHROPIC_API_KEY": llm.api_key or DUMMY_API_KEY}
     return env
 
 
@@ -142,15 +144,18 @@ def model_certificates(addresses: Addresses) -> dict[str, str]:
     return {"SSL_CERT_FILE": bundle, "REQUESTS_CA_BUNDLE": bundle, "NODE_EXTRA_CA_CERTS": bundle}
 
 
-def shared_environment(base: Mapping[str, str], addresses: Addresses) -> dict[str, str]:
+def shared_environment(base: Mapping[str, str], addresses: Addresses, *, token: str = "") -> dict[str, str]:
     """What a process that runs many attempts at once (function agents) sets, once: the proxy without ids, which baggage carries.
 
-    Returns only the variables to set; a key that the user has stays, for it may be meant for somebody else.
+    Returns only the variables to set; a key that the user has stays, for it may be meant for somebody else, unless the stack has a
+    token: then the proxy asks for a key of ours.
     """
     if addresses.proxy is None:
         return {}
     url = f"{addresses.proxy}/v1"
     env = {"OPENAI_BASE_URL": url, "OPENAI_API_BASE": url, "ANTHROPIC_BASE_URL": addresses.proxy, **model_certificates(addresses)}
+    if token:
+        return env | dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), shared_key(token))
     return env | {name: DUMMY_API_KEY for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY") if not base.get(name)}
 
 

@@ -53,8 +53,8 @@ class FunctionAgent:
         llm = first_llm(job.resources)
         values = {
             "task": job.rollout.input,
-            "llm": llm and routed_llm(llm, *job.key, job.addresses.proxy),
-            "resources": agent_resources(job.resources, *job.key, job.addresses.proxy),
+            "llm": llm and routed_llm(llm, *job.key, job.addresses.proxy, token=job.token),
+            "resources": agent_resources(job.resources, *job.key, job.addresses.proxy, token=job.token),
             "rollout": job.rollout,
         }
         args, kwargs = self._binding.arguments(values)

@@ -62,7 +62,7 @@ async def run_runner(
     async with connected:
         addresses = await find_stack(connected.queue)
         if not isinstance(agent, Agent):
-            os.environ.update(shared_environment(os.environ, addresses))
+            os.environ.update(shared_environment(os.environ, addresses, token=token))
             agent = agent()
         await check_waiting_tasks(agent, connected.queue, modes)
         telemetry = Telemetry.start(

@@ -3,77 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import aiohttp
 import openai
 import pytest
-from aiohttp import web
 
 from agl_otel import semconv
-from agl_otel.instrumentation.setup import Telemetry
-from agl_otel.proxy.app import Proxy
+from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.upstream import FixedUpstreams, Upstream
+from tests.contract.proxy.stand import HELLO, KEY, Stand, ask, proxy
 from tests.model_server import ModelServer
-from tests.otlp_receiver import OtlpReceiver, Received
+from tests.otlp_receiver import OtlpReceiver
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-KEY = ("ro-1", "at-1")
-HELLO = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture
-def receiver() -> Iterator[OtlpReceiver]:
-    receiver = OtlpReceiver()
-    yield receiver
-    receiver.close()
-
-
-@pytest.fixture
-async def model() -> AsyncIterator[ModelServer]:
-    server = ModelServer()
-    await server.start()
-    yield server
-    await server.stop()
-
-
-class Stand:
-    """The proxy in this process, and a client of the agent's kind."""
-
-    def __init__(self, url: str, telemetry: Telemetry, receiver: OtlpReceiver) -> None:
-        self.url, self._telemetry, self._receiver = url, telemetry, receiver
-
-    def client(self, path: str = "/rollout/ro-1/attempt/at-1/v1", **headers: str) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=self.url + path, api_key="dummy", max_retries=0, default_headers=headers)
-
-    async def calls(self) -> list[Received]:
-        await asyncio.to_thread(self._telemetry.seal, [KEY])
-        return self._receiver.spans(semconv.SPAN_LLM)
-
-    async def close(self) -> dict[str, Any]:
-        async with aiohttp.ClientSession() as session, session.post(f"{self.url}/rollout/ro-1/attempt/at-1/close") as answer:
-            assert answer.status == 200, await answer.text()
-            return await answer.json()
-
-
-@pytest.fixture
-async def stand(receiver: OtlpReceiver, model: ModelServer) -> AsyncIterator[Stand]:
-    telemetry = Telemetry(otlp_endpoint=receiver.grpc_address, service_name="proxy")
-    upstream = Upstream(model.url, "served-model", "real-key", {"temperature": 0.25}, "3")
-    runner = web.AppRunner(
-        Proxy(FixedUpstreams(upstream), telemetry, silence_seconds=0.5, flush_seconds=2.0).app(), handler_cancellation=True, access_log=None
-    )
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield Stand(f"http://127.0.0.1:{runner.addresses[0][1]}", telemetry, receiver)
-    await runner.cleanup()
-    await asyncio.to_thread(telemetry.shutdown)
-
-
-async def ask(client: openai.AsyncOpenAI, messages: Any = HELLO, **options: Any) -> Any:
-    async with client:
-        return await client.chat.completions.create(model="gpt-any", messages=messages, **options)
 
 
 async def test_a_call_is_answered_as_asked_and_recorded_with_tokens(stand: Stand, model: ModelServer) -> None:
@@ -167,12 +109,15 @@ async def test_an_upstream_that_is_down_is_named(stand: Stand, model: ModelServe
     assert span.error and span.attributes[semconv.LLM_INCOMPLETE] == "upstream_error"
 
 
-async def test_a_silent_upstream_is_a_timeout(stand: Stand, model: ModelServer) -> None:
+async def test_a_silent_upstream_is_a_timeout(receiver: OtlpReceiver, model: ModelServer) -> None:
     model.hold = asyncio.Event()
-    with pytest.raises(openai.InternalServerError) as caught:
-        await ask(stand.client())
-    assert caught.value.status_code == 504
-    model.hold.set()
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url)), limits=Limits(silence_seconds=0.5)) as stand:
+        with pytest.raises(openai.InternalServerError) as caught:
+            await ask(stand.client())
+        assert caught.value.status_code == 504 and len(model.requests) == 1
+        (span,) = await stand.calls()
+        assert span.attributes[semconv.LLM_INCOMPLETE] == "upstream_timeout"
+        model.hold.set()
 
 
 async def test_a_stream_that_breaks_off_is_seen_by_the_agent_and_recorded(stand: Stand, model: ModelServer) -> None:
@@ -240,7 +185,7 @@ async def test_close_says_when_the_spans_could_not_be_stored(stand: Stand, recei
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
-        ("/v1/embeddings", b"{}", 404, "chat/completions"),
+        ("/v1/images", b"{}", 404, "chat/completions"),
         ("/v1/chat/completions", b"{not json", 400, "JSON object"),
         ("/rollout/no%20spaces/attempt/a/v1/chat/completions", b"{}", 400, "not allowed"),
         ("/close", b"[]", 400, "attempts"),

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -23,21 +23,6 @@ from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture
-def receiver() -> Iterator[OtlpReceiver]:
-    receiver = OtlpReceiver()
-    yield receiver
-    receiver.close()
-
-
-@pytest.fixture
-async def model() -> AsyncIterator[ModelServer]:
-    server = ModelServer()
-    await server.start()
-    yield server
-    await server.stop()
 
 
 @pytest.fixture

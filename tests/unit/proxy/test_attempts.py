@@ -51,3 +51,36 @@ def test_the_memory_of_replies_is_bounded_too() -> None:
         attempts.end(attempt, number, [turn], {0: [turn]})
     attempts.begin(("ro", "next"))
     assert forgotten == [KEY]
+
+
+def test_a_retry_is_linked_to_the_try_that_failed() -> None:
+    attempt, first = Attempts(lambda _: None).begin(KEY)
+    assert attempt.tried(first, b"x", retry=False) is None
+    attempt.ended(first, good=False)
+    assert attempt.tried(2, b"x", retry=False) is None
+    attempt.ended(2, good=True)
+    assert attempt.tried(3, b"y", retry=True) is None
+    assert attempt.tried(4, b"x", retry=True) == 1
+    attempt.ended(4, good=False)
+    assert attempt.tried(5, b"x", retry=True) == 4
+
+
+def test_of_several_equal_calls_that_went_well_none_is_guessed() -> None:
+    attempt, _ = Attempts(lambda _: None).begin(KEY)
+    for number in (1, 2):
+        attempt.tried(number, b"x", retry=False)
+        attempt.ended(number, good=True)
+    assert attempt.tried(3, b"x", retry=True) is None
+    attempt.tried(4, b"only", retry=False)
+    assert attempt.tried(5, b"only", retry=True) == 4
+
+
+def test_a_conversation_of_thousands_of_calls_names_the_call_before_each_time() -> None:
+    attempts = Attempts(lambda _: None)
+    prompt: list[int] = []
+    for turn in range(1, 3_001):
+        prompt += [turn, 0, turn]
+        attempt, number = attempts.begin(KEY)
+        prefix = attempts.end(attempt, number, prompt, {0: [7]})
+        assert (prefix.call if prefix else 0) == turn - 1
+        prompt.append(7)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agl_otel.proxy.dialects import DIALECTS, prepare, take_out
-from agl_otel.proxy.messages import input_messages, output_message
+from agl_otel.proxy.parts import dump, output_message
 from agl_otel.proxy.reply import Events, Reply, parse_object, payload_of
 
 CHAT = DIALECTS["chat/completions"]
@@ -31,8 +31,8 @@ def test_tool_calls_in_pieces_are_put_together() -> None:
         {"index": 0, "function": {"arguments": '{"a":'}},
         {"index": 0, "function": {"arguments": "1}"}},
     ):
-        reply.take({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
-    reply.take({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
+        CHAT.take(reply, {"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
+    CHAT.take(reply, {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
     (message,) = json.loads(output_message(reply.choices[0]))
     assert message["parts"] == [{"type": "tool_call", "id": "call_1", "name": "add", "arguments": {"a": 1}}]
     assert message["finish_reason"] == "tool_calls"
@@ -41,8 +41,9 @@ def test_tool_calls_in_pieces_are_put_together() -> None:
 def test_completions_carry_prompt_ids_in_their_choices_and_logprobs_as_a_list() -> None:
     reply = Reply()
     choice = {"index": 0, "text": "x", "prompt_token_ids": [1, 2], "token_ids": [3], "logprobs": {"token_logprobs": [-1]}}
-    reply.take({"id": "c", "choices": [choice]})
-    assert (reply.prompt_token_ids, reply.choices[0].token_ids, reply.choices[0].finite_logprobs()) == ([1, 2], [3], [-1.0])
+    DIALECTS["completions"].take(reply, {"id": "c", "choices": [choice]})
+    held = reply.choices[0]
+    assert (reply.prompt_token_ids, held.token_ids, held.logprobs, held.logprobs_defect()) == ([1, 2], [3], [-1.0], None)
 
 
 @pytest.mark.parametrize(
@@ -56,11 +57,9 @@ def test_completions_carry_prompt_ids_in_their_choices_and_logprobs_as_a_list() 
 )
 def test_what_is_malformed_is_left_out(payload: dict[str, Any]) -> None:
     reply = Reply()
-    reply.take(payload)
+    CHAT.take(reply, payload)
     take_out(payload, frozenset({"logprobs", "return_token_ids"}))
-    assert reply.prompt_token_ids is None and all(
-        not choice.token_ids and not choice.finite_logprobs() for choice in reply.choices.values()
-    )
+    assert reply.prompt_token_ids is None and all(not choice.token_ids and choice.logprobs_defect() for choice in reply.choices.values())
 
 
 def test_only_what_was_added_is_taken_out() -> None:
@@ -86,11 +85,11 @@ def test_conversations_are_shown_as_the_conventions_say() -> None:
         {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "not json"}}]},
         {"role": "tool", "tool_call_id": "c", "content": "42"},
     ]
-    user, assistant, tool = json.loads(input_messages({"messages": messages}))
+    user, assistant, tool = json.loads(dump(CHAT.conversation({"messages": messages})))
     assert user["parts"][0] == {"type": "text", "content": "look"} and user["parts"][1]["type"] == "image_url"
     assert assistant["parts"] == [{"type": "tool_call", "id": "c", "name": "f", "arguments": "not json"}]
     assert tool["parts"] == [{"type": "tool_call_response", "id": "c", "response": "42"}]
-    assert json.loads(input_messages({"prompt": "hi"}))[0]["parts"] == [{"type": "text", "content": "hi"}]
+    assert DIALECTS["completions"].conversation({"prompt": "hi"})[0]["parts"] == [{"type": "text", "content": "hi"}]
 
 
 def test_payloads_are_json_objects_only() -> None:

@@ -1,12 +1,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from agl_otel.errors import NotFoundError
-from agl_otel.proxy.upstream import QueueUpstreams
-from agl_otel.types import LLM, NamedResources, PaginatedResult, ResourcesUpdate, Rollout
+from agl_otel.errors import NotFoundError, RefusedError, UsageError
+from agl_otel.proxy.models import ModelList
+from agl_otel.proxy.upstream import Budget, QueueUpstreams, Upstream
+from agl_otel.types import LLM, Attempt, AttemptedRollout, AttemptStatus, NamedResources, PaginatedResult, ResourcesUpdate, Rollout
+
+KEY = ("ro-1", "at-1")
+
+
+async def only(upstreams: QueueUpstreams, asked: str | None = None) -> Upstream:
+    (upstream,) = (await upstreams.resolve(KEY, asked)).pool
+    return upstream
+
+
+def attempt(attempt_id: str, status: AttemptStatus, number: int = 1) -> Attempt:
+    return Attempt(rollout_id="ro-1", attempt_id=attempt_id, sequence_id=number, start_time=0, status=status)
 
 
 class OneRollout:
@@ -15,12 +28,19 @@ class OneRollout:
     def __init__(self, resources: NamedResources) -> None:
         self.update = ResourcesUpdate(resources_id="rs-1", create_time=0, update_time=0, version=3, resources=resources)
         self.asked = 0
+        self.metadata: dict[str, Any] | None = None
+        self.attempts: list[Attempt] = []
 
     async def query_rollouts(self, *, rollout_id_in: Sequence[str]) -> PaginatedResult[Rollout]:
         self.asked += 1
-        return PaginatedResult(
-            [Rollout(rollout_id=i, input=None, start_time=0, resources_id="rs-1", resources_version=3) for i in rollout_id_in]
-        )
+        (rollout_id,) = rollout_id_in
+        fields: dict[str, Any] = {"input": None, "start_time": 0, "resources_id": "rs-1", "resources_version": 3, "metadata": self.metadata}
+        if not self.attempts:
+            return PaginatedResult([Rollout(rollout_id=rollout_id, **fields)])
+        return PaginatedResult([AttemptedRollout(rollout_id=rollout_id, attempt=self.attempts[-1], **fields)])
+
+    async def query_attempts(self, rollout_ids: Sequence[str]) -> PaginatedResult[Attempt]:
+        return PaginatedResult(self.attempts)
 
     async def get_resources(self, resources_id: str | None = None, *, version: int | None = None) -> ResourcesUpdate | None:
         return self.update
@@ -31,25 +51,103 @@ async def test_the_fallback_key_goes_to_that_server_only() -> None:
         upstreams = QueueUpstreams(
             OneRollout({"m": LLM(endpoint=endpoint, model="")}), fallback_url="http://here/v1", fallback_key="person"
         )
-        assert (await upstreams.resolve("ro-1")).api_key == key
+        assert (await only(upstreams)).api_key == key
 
 
 async def test_the_key_of_the_resource_wins_and_an_empty_model_means_the_agents() -> None:
     queue = OneRollout({"m": LLM(endpoint="http://here/v1", model="", api_key="own")})
-    upstream = await QueueUpstreams(queue, fallback_url="http://here/v1", fallback_key="person").resolve("ro-1")
+    upstream = await only(QueueUpstreams(queue, fallback_url="http://here/v1", fallback_key="person"))
     assert (upstream.api_key, upstream.model, upstream.version) == ("own", None, "3")
 
 
 async def test_a_rollout_is_looked_up_once() -> None:
     queue = OneRollout({"m": LLM(endpoint="http://here/v1", model="x")})
     upstreams = QueueUpstreams(queue)
-    assert [(await upstreams.resolve("ro-1")).model for _ in range(3)] == ["x"] * 3
+    assert [(await only(upstreams)).model for _ in range(3)] == ["x"] * 3
     assert queue.asked == 1
 
 
 async def test_resources_without_a_model_server_are_named() -> None:
     upstreams = QueueUpstreams(OneRollout({"m": LLM(endpoint="http://proxy/v1", model="x")}), own_urls=["http://proxy"])
+    with pytest.raises(NotFoundError, match="no LLM among its resources"):
+        await only(upstreams)
     with pytest.raises(NotFoundError, match="rs-1 version 3"):
-        await upstreams.resolve("ro-1")
+        await only(QueueUpstreams(OneRollout({})))
     with pytest.raises(NotFoundError, match="AGL_UPSTREAM_URL"):
-        await upstreams.resolve(None)
+        await upstreams.resolve(None, None)
+
+
+async def test_the_agent_chooses_by_model_or_by_name_and_equal_models_are_one_pool() -> None:
+    llms: NamedResources = {
+        "actor": LLM(endpoint="http://a/v1", model="policy"),
+        "judge": LLM(endpoint="http://j/v1", model="big"),
+        "second": LLM(endpoint="http://b/v1/", model="policy"),
+    }
+    upstreams = QueueUpstreams(OneRollout(llms))
+    chosen = {
+        asked: [u.base_url for u in (await upstreams.resolve(KEY, asked)).pool] for asked in (None, "unknown", "policy", "big", "judge")
+    }
+    actors, judges = ["http://a/v1", "http://b/v1"], ["http://j/v1"]
+    assert chosen == {None: actors, "unknown": actors, "policy": actors, "big": judges, "judge": judges}
+
+
+async def test_a_resource_that_names_the_proxy_takes_its_list_of_models() -> None:
+    models = ModelList([{"model_name": "m*", "litellm_params": {"model": "hosted_vllm/x", "api_base": "http://v/v1/", "top_p": 0.5}}])
+    queue = OneRollout({"main": LLM(endpoint="http://proxy", model="mine", sampling_parameters={"temperature": 1})})
+    upstream = await only(QueueUpstreams(queue, models=models, own_urls=["http://proxy"]))
+    assert (upstream.base_url, upstream.model, upstream.version, upstream.sampling) == (
+        "http://v/v1",
+        "x",
+        "3",
+        {"top_p": 0.5, "temperature": 1},
+    )
+    (free,) = (await QueueUpstreams(queue, models=models).resolve(None, "m1")).pool
+    assert free.model == "x"
+
+
+async def test_calls_of_no_rollout_may_go_to_several_servers() -> None:
+    upstreams = QueueUpstreams(OneRollout({}), fallback_url="http://a/v1, http://b/v1/", fallback_key="k")
+    assert [(u.base_url, u.api_key) for u in (await upstreams.resolve(None, "x")).pool] == [("http://a/v1", "k"), ("http://b/v1", "k")]
+
+
+@pytest.mark.parametrize("status", ["failed", "succeeded", "timeout"])
+async def test_an_attempt_that_is_over_is_refused_and_a_live_one_is_not(status: AttemptStatus) -> None:
+    queue = OneRollout({"m": LLM(endpoint="http://a/v1", model="x")})
+    queue.attempts = [attempt("at-1", status)]
+    with pytest.raises(RefusedError, match="is over") as caught:
+        await QueueUpstreams(queue).resolve(KEY, None)
+    assert caught.value.status == 410
+    queue.attempts = [attempt("at-0", "failed"), attempt("at-1", "preparing", 2)]
+    upstreams = QueueUpstreams(queue)
+    assert (await only(upstreams)).model == "x"
+    for attempt_id, error in (("at-0", RefusedError), ("at-unknown", NotFoundError)):
+        with pytest.raises(error, match=attempt_id):
+            await upstreams.resolve(("ro-1", attempt_id), None)
+
+
+async def test_a_rollout_may_have_a_budget_of_its_own() -> None:
+    queue = OneRollout({"m": LLM(endpoint="http://a/v1", model="x")})
+    for metadata, budget in ((None, None), ({"budget": {"calls": 5}}, Budget(5, 0)), ({"budget": {"tokens": "many"}}, Budget(0, 0))):
+        queue.metadata = metadata
+        assert (await QueueUpstreams(queue).resolve(KEY, None)).budget == budget
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({"model": "openai/gpt", "api_key": "k"}, ("https://api.openai.com/v1", "gpt", "openai")),
+        ({"model": "local", "api_base": "http://l/v1/"}, ("http://l/v1", "local", "openai")),
+        ({"model": "anthropic/claude", "temperature": 0}, ("", "anthropic/claude", "litellm")),
+    ],
+)
+def test_entries_of_the_list_go_directly_or_through_litellm(params: dict[str, Any], expected: tuple[str, str, str]) -> None:
+    (upstream,) = ModelList([{"model_name": "n", "litellm_params": params}]).find("n")
+    assert (upstream.base_url, upstream.model, upstream.provider) == expected
+
+
+@pytest.mark.parametrize("entry", [{}, {"model_name": "n"}, {"model_name": "n", "litellm_params": {"model": "hosted_vllm/x"}}])
+def test_a_wrong_entry_is_named_and_changes_nothing(entry: dict[str, Any]) -> None:
+    models = ModelList([{"model_name": "n", "litellm_params": {"model": "openai/x"}}])
+    with pytest.raises(UsageError, match="model"):
+        models.replace([entry])
+    assert models.names() == ["n"]

@@ -1,0 +1,126 @@
+"""A model server's answer on its way to the agent: its bytes, less what the agent did not ask for; what was seen goes to the call.
+
+A client that does not read is waited for, not for ever: then its connection is cut, and what was sampled stays recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+
+from agl_otel import semconv
+from agl_otel.proxy.dialects import take_out
+from agl_otel.proxy.recorder import Call
+from agl_otel.proxy.reply import Events, encoded, parse_object, payload_of, with_payload
+
+CLIENT_SECONDS: Final = 120.0  # how long a client may read nothing of what is waiting for it
+_BUFFERED_BYTES: Final = 32 << 10  # below it a write never waits: half of asyncio's high-water mark
+NOT_PASSED: Final = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade"),
+        *("host", "content-length", "content-encoding", "accept-encoding"),
+    }
+)
+"""Headers that belong to one connection, or that this proxy sets itself."""
+
+
+async def pass_on(
+    request: web.Request, response: aiohttp.ClientResponse, added: frozenset[str], call: Call, *, client_seconds: float
+) -> web.StreamResponse:
+    """Hand the answer to the agent and take it into `call`; `added` is what the agent did not ask for."""
+    call.status = response.status
+    call.first_byte = time.time_ns()
+    call.model_version = response.headers.get(semconv.HEADER_MODEL_VERSION, call.model_version)
+    vocabulary = response.headers.get(semconv.HEADER_VOCABULARY, "")
+    call.vocabulary = int(vocabulary) if vocabulary.isdecimal() else None
+    if response.content_type == "text/event-stream":
+        return await _stream(request, response, added, call, client_seconds)
+    body = await response.read()
+    payload = parse_object(body)
+    if payload is not None:
+        call.dialect.take(call.reply, payload)
+        if take_out(payload, added):
+            body = encoded(payload)
+    if len(body) < _BUFFERED_BYTES:
+        return web.Response(status=response.status, body=body, headers=passed(response))
+    out = web.StreamResponse(status=response.status, headers=passed(response))
+    out.content_length = len(body)
+    await out.prepare(request)
+    if not await _write(request, out, body, call, client_seconds):
+        return out
+    await out.write_eof()
+    return out
+
+
+async def _stream(
+    request: web.Request, response: aiohttp.ClientResponse, added: frozenset[str], call: Call, client_seconds: float
+) -> web.StreamResponse:
+    out = web.StreamResponse(status=response.status, headers=passed(response))
+    await out.prepare(request)
+    events = Events()
+    while True:
+        try:
+            piece = await response.content.readany()
+        except (aiohttp.ClientError, OSError):
+            call.incomplete = "upstream_error"
+            return _broken_off(request, out)
+        ready = b"".join([_pass(event, added, call) for event in (events.feed(piece) if piece else [events.rest()])])
+        if ready and not await _write(request, out, ready, call, client_seconds):
+            return out
+        if not piece:
+            break
+    choices = call.reply.choices.values()
+    if not call.reply.error and not (choices and all(choice.finish_reason for choice in choices)):
+        call.incomplete = "upstream_ended_early"
+    await out.write_eof()
+    return out
+
+
+def _pass(event: bytes, added: frozenset[str], call: Call) -> bytes:
+    """Record an event; it as the agent shall see it."""
+    payload = payload_of(event)
+    if payload is None:
+        return event
+    call.dialect.take(call.reply, payload)
+    return with_payload(event, payload) if take_out(payload, added) else event
+
+
+async def _write(request: web.Request, out: web.StreamResponse, data: bytes, call: Call, client_seconds: float) -> bool:
+    """Write; False where the client does not read, whose connection is then cut."""
+    transport = request.transport
+    if transport is not None and transport.get_write_buffer_size() + len(data) < _BUFFERED_BYTES:
+        await out.write(data)
+        return True
+    try:
+        async with asyncio.timeout(client_seconds):
+            await out.write(data)
+    except TimeoutError:
+        call.incomplete = "client_stalled"
+        if request.transport is not None:
+            request.transport.abort()
+        return False
+    return True
+
+
+def _broken_off(request: web.Request, out: web.StreamResponse) -> web.StreamResponse:
+    """End the agent's connection without the end of the body, so that its client sees that something is missing."""
+    if request.transport is not None:
+        request.transport.close()
+    return out
+
+
+def passed(response: aiohttp.ClientResponse) -> Mapping[str, str]:
+    """The headers of a model server that the agent gets."""
+    return CIMultiDict((name, value) for name, value in response.headers.items() if name.lower() not in NOT_PASSED)
+
+
+def error_response(status: int, message: str, code: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    """An error in the shape that OpenAI's and Anthropic's clients show."""
+    error = {"message": message, "type": "agl_otel_proxy", "param": None, "code": code}
+    return web.json_response({"type": "error", "error": error}, status=status, headers=headers)

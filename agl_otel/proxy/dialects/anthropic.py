@@ -1,0 +1,112 @@
+"""Anthropic's Messages API. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from agl_otel.proxy.dialects.base import Dialect
+from agl_otel.proxy.dialects.openai import TOKEN_IDS
+from agl_otel.proxy.parts import content_parts, tool_call_part, tool_response_part
+from agl_otel.proxy.reply import Choice, Json, Reply, dicts, integer, logprobs_of, string
+
+_USAGE: Final = ("input_tokens", "output_tokens")
+_FINISH: Final = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+_SAMPLING: Final = {name: name for name in ("temperature", "top_p", "top_k", "max_tokens")} | {"max_completion_tokens": "max_tokens"}
+
+
+def take(reply: Reply, payload: Json) -> None:
+    """A message, or an event of a streamed one."""
+    kind = string(payload.get("type"))
+    if kind in (None, "message", "error"):
+        _message(reply, payload)
+    elif kind == "message_start":
+        _message(reply, _object(payload.get("message")))
+    elif kind == "content_block_start":
+        _block(reply.choice(), integer(payload.get("index")) or 0, _object(payload.get("content_block")))
+    elif kind == "content_block_delta":
+        _delta(reply.choice(), integer(payload.get("index")) or 0, _object(payload.get("delta")))
+    elif kind == "message_delta":
+        reply.head(payload, _USAGE)
+        _tokens(reply, payload)
+        _finish(reply.choice(), _object(payload.get("delta")))
+
+
+def _message(reply: Reply, message: Json) -> None:
+    reply.head(message, _USAGE)
+    if "content" not in message:
+        return
+    _tokens(reply, message)
+    choice = reply.choice()
+    for index, block in enumerate(dicts(message.get("content"))):
+        _block(choice, index, block)
+    _finish(choice, message)
+
+
+def _tokens(reply: Reply, part: Json) -> None:
+    choice = reply.choice()
+    choice.token_ids += reply.ids(part.get("token_ids"))
+    choice.logprobs += logprobs_of(part.get("logprobs"))
+
+
+def _block(choice: Choice, index: int, block: Json) -> None:
+    if block.get("type") in ("tool_use", "server_tool_use"):
+        arguments: Any = block.get("input") or ""  # a stream starts with {} and sends the text of it in deltas
+        choice.tool_calls[index] = {"id": block.get("id"), "name": string(block.get("name")) or "", "arguments": arguments}
+    else:
+        _delta(choice, index, block)
+
+
+def _delta(choice: Choice, index: int, delta: Json) -> None:
+    if text := string(delta.get("text")):
+        choice.text.append(text)
+    if thinking := string(delta.get("thinking")):
+        choice.reasoning.append(thinking)
+    piece = string(delta.get("partial_json"))
+    call = choice.tool_calls.get(index)
+    if piece and call is not None and isinstance(call["arguments"], str):
+        call["arguments"] += piece
+
+
+def _finish(choice: Choice, part: Json) -> None:
+    reason = string(part.get("stop_reason"))
+    choice.finish_reason = _FINISH.get(reason, reason) if reason else choice.finish_reason
+
+
+def _conversation(body: Mapping[str, Any]) -> list[Json]:
+    system = body.get("system")
+    messages: list[Json] = [{"role": "system", "parts": content_parts(system)}] if system else []
+    return messages + [_said(message) for message in dicts(body.get("messages"))]
+
+
+def _said(message: Json) -> Json:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return {"role": message.get("role"), "parts": content_parts(content)}
+    parts: list[Json] = []
+    for block in dicts(cast("list[Any]", content)):
+        kind = block.get("type")
+        if kind == "tool_use":
+            parts.append(tool_call_part(block.get("id"), block.get("name"), block.get("input")))
+        elif kind == "tool_result":
+            parts.append(tool_response_part(block.get("tool_use_id"), block.get("content")))
+        else:
+            parts += content_parts([block])
+    return {"role": message.get("role"), "parts": parts}
+
+
+def _object(value: Any) -> Json:
+    return cast("Json", value) if isinstance(value, dict) else {}
+
+
+MESSAGES: Final = Dialect(
+    "messages",
+    "chat",
+    {TOKEN_IDS: True},
+    take,
+    _conversation,
+    provider="anthropic",
+    sampling=_SAMPLING,
+    via_chat=True,
+    key_headers=("x-api-key", "authorization"),
+)

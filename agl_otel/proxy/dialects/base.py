@@ -1,0 +1,33 @@
+"""What a wire dialect is: a row of functions and names. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agl_otel.proxy.reply import Json, Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One route of one protocol."""
+
+    path: str
+    """Under the base URL."""
+    operation: Literal["chat", "text_completion", "embeddings"]
+    extras: Mapping[str, Any]
+    """{field: the value that makes the answer hold what capture needs}, put where the agent did not ask for it."""
+    take: Callable[[Reply, Json], None]
+    """Add a whole answer, or a chunk of one, to the reply."""
+    conversation: Callable[[Mapping[str, Any]], list[Json]]
+    """The request as messages of the OpenTelemetry conventions."""
+    provider: str = "openai"
+    sampling: Mapping[str, str] | None = None
+    """{sampling parameter of a resource: this dialect's name of it}; None: all, under the names they have."""
+    samples: bool = True
+    """Whether a model writes tokens: such a call has a number and counts against budgets."""
+    via_chat: bool = False
+    """Whether a server that does not speak it can be asked by chat/completions instead (litellm translates)."""
+    key_headers: tuple[str, ...] = ("authorization",)
+    """Where the server's key goes."""

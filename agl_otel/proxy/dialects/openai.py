@@ -1,0 +1,60 @@
+"""OpenAI's chat/completions, completions and embeddings, as vLLM and SGLang speak them too. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from agl_otel.proxy.dialects.base import Dialect
+from agl_otel.proxy.parts import chat_message, text_part
+from agl_otel.proxy.reply import Choice, Json, Reply, dicts, integer, logprobs_of, string
+
+TOKEN_IDS: Final = "return_token_ids"
+_USAGE: Final = ("prompt_tokens", "completion_tokens")
+_SAID: Final = (("content", "text"), ("refusal", "text"), ("reasoning_content", "reasoning"), ("reasoning", "reasoning"))
+
+
+def take(reply: Reply, payload: Json) -> None:
+    """Choices with `message`, `delta` or `text`."""
+    reply.head(payload, _USAGE)
+    for item in dicts(payload.get("choices")):
+        choice = reply.choice(item.get("index"))
+        reply.prompt(item)
+        choice.token_ids += reply.ids(item.get("token_ids"))
+        choice.logprobs += logprobs_of(item.get("logprobs"))
+        choice.finish_reason = string(item.get("finish_reason")) or choice.finish_reason
+        if isinstance(item.get("text"), str):
+            choice.text.append(item["text"])
+        said = item.get("message") or item.get("delta")
+        if isinstance(said, dict):
+            _say(choice, cast("Json", said))
+
+
+def _say(choice: Choice, said: Json) -> None:
+    for name, kind in _SAID:
+        if isinstance(said.get(name), str):
+            (choice.text if kind == "text" else choice.reasoning).append(said[name])
+    for place, piece in enumerate(dicts(said.get("tool_calls"))):
+        index = integer(piece.get("index"))
+        call = choice.tool_calls.setdefault(place if index is None else index, {"id": None, "name": "", "arguments": ""})
+        call["id"] = piece.get("id") or call["id"]
+        function = piece.get("function")
+        if isinstance(function, dict):
+            named = cast("Json", function)
+            call["name"] += string(named.get("name")) or ""
+            call["arguments"] += string(named.get("arguments")) or ""
+
+
+def _chat(body: Mapping[str, Any]) -> list[Json]:
+    return [chat_message(message) for message in dicts(body.get("messages"))]
+
+
+def _plain(field: str) -> Any:
+    return lambda body: [{"role": "user", "parts": [text_part(body.get(field))]}]
+
+
+CHAT: Final = Dialect("chat/completions", "chat", {TOKEN_IDS: True, "logprobs": True}, take, _chat)
+COMPLETIONS: Final = Dialect("completions", "text_completion", {TOKEN_IDS: True, "logprobs": 0}, take, _plain("prompt"))
+EMBEDDINGS: Final = Dialect(
+    "embeddings", "embeddings", {}, lambda reply, payload: reply.head(payload, _USAGE), _plain("input"), sampling={}, samples=False
+)

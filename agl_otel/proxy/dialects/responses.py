@@ -1,0 +1,109 @@
+"""OpenAI's Responses API. Pure.
+
+A stream says everything twice: in deltas, and whole in its last event. The deltas count only until that comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from agl_otel.proxy.dialects.base import Dialect
+from agl_otel.proxy.dialects.openai import TOKEN_IDS
+from agl_otel.proxy.parts import content_parts, text_part, tool_call_part, tool_response_part
+from agl_otel.proxy.reply import Choice, Json, Reply, dicts, logprobs_of, string
+
+_USAGE: Final = ("input_tokens", "output_tokens")
+_WHOLE: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_DELTAS: Final = {
+    "response.output_text.delta": "text",
+    "response.refusal.delta": "text",
+    "response.reasoning_text.delta": "reasoning",
+    "response.reasoning_summary_text.delta": "reasoning",
+}
+
+
+def take(reply: Reply, payload: Json) -> None:
+    """A response, or an event of a streamed one."""
+    kind = payload.get("type")
+    if not isinstance(kind, str):
+        _whole(reply, payload)
+    elif kind in _DELTAS and isinstance(payload.get("delta"), str):
+        choice = reply.choice()
+        (choice.text if _DELTAS[kind] == "text" else choice.reasoning).append(payload["delta"])
+    elif kind == "response.output_item.added":
+        _item(reply.choice(), cast("Json", payload["item"]) if isinstance(payload.get("item"), dict) else {})
+    elif kind == "error":
+        reply.error = string(payload.get("message")) or "error"
+    elif isinstance(payload.get("response"), dict):
+        response = cast("Json", payload["response"])
+        if kind in _WHOLE:
+            reply.choices.clear()
+            _whole(reply, response)
+        else:
+            reply.head(response, _USAGE)
+
+
+def _whole(reply: Reply, response: Json) -> None:
+    reply.head(response, _USAGE)
+    if "output" not in response:
+        return
+    choice = reply.choice()
+    choice.token_ids += reply.ids(response.get("token_ids"))
+    choice.logprobs += logprobs_of(response.get("logprobs"))
+    for item in dicts(response.get("output")):
+        _item(choice, item)
+    details = response.get("incomplete_details")
+    why = string(cast("Json", details).get("reason")) if isinstance(details, dict) else None
+    status = why or string(response.get("status")) or "completed"
+    choice.finish_reason = {"completed": "stop", "max_output_tokens": "length"}.get(status, status)
+
+
+def _item(choice: Choice, item: Json) -> None:
+    kind = item.get("type")
+    if kind == "message":
+        for part in dicts(item.get("content")):
+            text = string(part.get("text")) or string(part.get("refusal"))
+            if text:
+                choice.text.append(text)
+    elif kind == "function_call":
+        call = {"id": item.get("call_id"), "name": string(item.get("name")) or "", "arguments": string(item.get("arguments")) or ""}
+        choice.tool_calls[len(choice.tool_calls)] = call
+    elif kind == "reasoning":
+        parts = dicts(item.get("summary")) + dicts(item.get("content"))
+        choice.reasoning += [text for part in parts if (text := string(part.get("text")))]
+
+
+def _conversation(body: Mapping[str, Any]) -> list[Json]:
+    instructions, given = body.get("instructions"), body.get("input")
+    messages: list[Json] = [{"role": "system", "parts": [text_part(instructions)]}] if isinstance(instructions, str) else []
+    if isinstance(given, str):
+        return [*messages, {"role": "user", "parts": [text_part(given)]}]
+    return messages + [_message(item) for item in dicts(given)]
+
+
+def _message(item: Json) -> Json:
+    kind = item.get("type")
+    if kind == "function_call":
+        return {"role": "assistant", "parts": [tool_call_part(item.get("call_id"), item.get("name"), item.get("arguments"))]}
+    if kind == "function_call_output":
+        return {"role": "tool", "parts": [tool_response_part(item.get("call_id"), item.get("output"))]}
+    if "role" in item:
+        return {"role": item["role"], "parts": content_parts(item.get("content"))}
+    return {"role": "assistant", "parts": [item]}
+
+
+RESPONSES: Final = Dialect(
+    "responses",
+    "chat",
+    {TOKEN_IDS: True},
+    take,
+    _conversation,
+    sampling={
+        "temperature": "temperature",
+        "top_p": "top_p",
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+    },
+    via_chat=True,
+)

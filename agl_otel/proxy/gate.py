@@ -1,0 +1,82 @@
+"""The gate before the model servers: while weights are replaced it lets no call through, and says when those under way have ended.
+
+Closed, it holds calls back (they go on when it opens) or refuses them with 429 and Retry-After, which every SDK understands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Final, Literal
+
+from agl_otel.errors import RefusedError
+
+Mode = Literal["hold", "refuse"]
+HOLD_SECONDS: Final = 120.0  # a held call is refused after that: its client would soon give up
+RETRY_SECONDS: Final = 1
+
+
+class Gate:
+    """Counts the calls that are through. Use it in one event loop."""
+
+    def __init__(self, *, hold_seconds: float = HOLD_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._hold_seconds = hold_seconds
+        self._clock = clock
+        self._mode: Mode | None = None
+        self._told = asyncio.Event()
+        self._changed = asyncio.Event()
+        self.under_way = 0
+        self.held = 0
+
+    @property
+    def mode(self) -> Mode | None:
+        """How it is closed; None where it is open."""
+        return self._mode
+
+    async def enter(self) -> None:
+        """Return when the call may go on; every return is followed by `leave`. Raises RefusedError."""
+        if self._mode is not None:
+            await self._wait()
+        self.under_way += 1
+
+    def leave(self) -> None:
+        """The call has ended."""
+        self.under_way -= 1
+        self._changed.set()
+
+    async def close(self, mode: Mode, *, wait_seconds: float) -> int:
+        """Let no more calls through and wait for those under way; how many are left after `wait_seconds`."""
+        self._change(mode)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_seconds):
+                while self.under_way:
+                    self._changed.clear()
+                    await self._changed.wait()
+        return self.under_way
+
+    def open(self) -> None:
+        """Let calls through again, those that are held first."""
+        self._change(None)
+
+    def _change(self, mode: Mode | None) -> None:
+        self._mode = mode
+        told, self._told = self._told, asyncio.Event()
+        told.set()
+
+    async def _wait(self) -> None:
+        deadline = self._clock() + self._hold_seconds
+        self.held += 1
+        try:
+            while self._mode == "hold":
+                async with asyncio.timeout(max(0.0, deadline - self._clock())):
+                    await self._told.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.held -= 1
+        if self._mode is not None:
+            raise RefusedError(
+                "the model server is being given new weights: try again soon", status=429, code="paused", retry_seconds=RETRY_SECONDS
+            )

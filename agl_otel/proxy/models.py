@@ -1,0 +1,91 @@
+"""The list of models that the proxy knows by itself: for calls of no rollout, and for resources that name the proxy as their endpoint.
+
+Its form is Agent Lightning 0.3's (litellm's): [{"model_name": name or pattern, "litellm_params": {"model", "api_base", "api_key", …}}].
+Entries of one name are one pool. `hosted_vllm/…` and `openai/…` are called directly, every other provider through litellm. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final, cast
+
+from agl_otel.errors import SettingsError, UsageError
+from agl_otel.proxy.reply import Json, dicts
+from agl_otel.proxy.upstream import Upstream
+
+DIRECT: Final[Mapping[str, str]] = {"hosted_vllm": "", "openai": "https://api.openai.com/v1", "vllm": "", "sglang": ""}
+"""{provider that speaks OpenAI's protocol: where it is, unless `api_base` says so}."""
+_ENVIRONMENT: Final = "os.environ/"
+_NO_SAMPLING: Final = frozenset({"model", "api_base", "base_url", "api_key", "custom_llm_provider"})
+
+
+class ModelList:
+    """Models by the name that agents ask for. Names with * are patterns; the first entry that fits decides."""
+
+    def __init__(self, entries: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._by_name: dict[str, list[Upstream]] = {}
+        self.replace(entries)
+
+    def replace(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Take these entries instead. Raises UsageError that names what is wrong, and then keeps the old ones."""
+        held: dict[str, list[Upstream]] = {}
+        for entry in entries:
+            name, upstream = parse_entry(entry)
+            held.setdefault(name, []).append(upstream)
+        self._by_name = held
+
+    def find(self, asked: str | None) -> Sequence[Upstream]:
+        """The pool for a model name; none where nothing fits. No name asked for: the only pool there is."""
+        if asked is None or not asked:
+            return next(iter(self._by_name.values())) if len(self._by_name) == 1 else ()
+        exact = self._by_name.get(asked)
+        if exact is not None:
+            return exact
+        return next((pool for name, pool in self._by_name.items() if "*" in name and fnmatchcase(asked, name)), ())
+
+    def names(self) -> list[str]:
+        """The names, in the order of the list."""
+        return list(self._by_name)
+
+
+def parse_entry(entry: Mapping[str, Any]) -> tuple[str, Upstream]:
+    """Name and endpoint of one entry. Raises UsageError."""
+    name, params = entry.get("model_name"), entry.get("litellm_params")
+    model = cast("Json", params).get("model") if isinstance(params, Mapping) else None
+    if not isinstance(name, str) or not isinstance(model, str) or not name or not model:
+        raise UsageError(f'an entry of a model list is {{"model_name": …, "litellm_params": {{"model": …}}}}, not {str(entry)[:200]}')
+    held = cast("Json", params)
+    base = held.get("api_base") or held.get("base_url") or ""
+    key = _secret(held.get("api_key"), name)
+    sampling = {key: value for key, value in held.items() if key not in _NO_SAMPLING}
+    provider, slash, rest = model.partition("/")
+    if (slash and provider in DIRECT) or (not slash and base):
+        url = str(base or DIRECT[provider]).rstrip("/")
+        if not url:
+            raise UsageError(f"model {name}: {model} needs an api_base, the base URL of the server")
+        return name, Upstream(url, (rest if slash else model), key, sampling)
+    return name, Upstream(str(base).rstrip("/"), model, key, sampling, provider="litellm")
+
+
+def load(path: str) -> list[Json]:
+    """The entries in a JSON file (a list, or an object with `model_list`). Raises SettingsError; an empty path is an empty list."""
+    if not path:
+        return []
+    try:
+        content: Any = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"AGL_MODELS names {path}, which is no readable JSON file: {error}") from None
+    return dicts(cast("Json", content).get("model_list") if isinstance(content, dict) else content)
+
+
+def _secret(value: Any, name: str) -> str | None:
+    if not isinstance(value, str) or not value.startswith(_ENVIRONMENT):
+        return value if isinstance(value, str) else None
+    variable = value.removeprefix(_ENVIRONMENT)
+    if variable not in os.environ:
+        raise UsageError(f"the api_key of model {name} is {value}, and there is no variable {variable}")
+    return os.environ[variable]

@@ -1,0 +1,98 @@
+"""OpenTelemetry's `gen_ai.input.messages` and `.output.messages` (JSON), which viewers show: the parts that every dialect is made of. Pure.
+
+Text is data of a stranger: it is bounded (the token ids are not), and what is no Unicode is replaced, because protobuf takes none of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable
+from typing import Any, Final, cast
+
+from agl_otel.proxy.reply import Choice, Json, dicts
+
+MAX_TEXT: Final = 1 << 20
+"""Characters of one attribute; 1 MB of text is more than any person reads, and a span must fit into one OTLP request."""
+
+
+def output_message(choice: Choice) -> str:
+    """One reply."""
+    parts: list[Json] = []
+    if reasoning := "".join(choice.reasoning):
+        parts.append({"type": "reasoning", "content": reasoning})
+    if text := "".join(choice.text):
+        parts.append(text_part(text))
+    parts += [tool_call_part(call["id"], call["name"], call["arguments"]) for call in choice.tool_calls.values()]
+    return dump([{"role": "assistant", "parts": parts, "finish_reason": choice.finish_reason or ""}])
+
+
+def content_parts(content: Any) -> list[Json]:
+    """The parts of an OpenAI-like `content`: a string, or a list of typed parts."""
+    if isinstance(content, list):
+        return [_part(item) for item in cast("list[Any]", content)]
+    return [text_part(content)] if content else []
+
+
+def chat_message(message: Json) -> Json:
+    """A message of chat/completions."""
+    role, content = message.get("role"), message.get("content")
+    if role == "tool":
+        return {"role": role, "parts": [tool_response_part(message.get("tool_call_id"), content)]}
+    parts = content_parts(content)
+    for call in dicts(message.get("tool_calls")):
+        function = call.get("function")
+        if isinstance(function, dict):
+            named = cast("Json", function)
+            parts.append(tool_call_part(call.get("id"), named.get("name"), named.get("arguments")))
+    return {"role": role, "parts": parts}
+
+
+def text_part(content: Any) -> Json:
+    """Text."""
+    return {"type": "text", "content": content}
+
+
+def tool_call_part(call_id: Any, name: Any, arguments: Any) -> Json:
+    """The model calls a tool."""
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError):  # a model may write what is no JSON: shown as it is
+            arguments = json.loads(arguments)
+    return {"type": "tool_call", "id": call_id, "name": name, "arguments": arguments}
+
+
+def tool_response_part(call_id: Any, response: Any) -> Json:
+    """What the tool answered."""
+    return {"type": "tool_call_response", "id": call_id, "response": response}
+
+
+def dump(messages: Iterable[Json]) -> str:
+    """Messages as the attribute's value; the oldest are left out, and said to be, where they are too long."""
+    texts = [json.dumps(message, ensure_ascii=False, separators=(",", ":")) for message in messages]
+    if sum(map(len, texts)) > MAX_TEXT:
+        texts = _shortened(texts)
+    return clean(f"[{','.join(texts)}]")
+
+
+def clean(text: str) -> str:
+    """`text` with lone surrogates (half of a pair, which JSON can spell) replaced."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _shortened(texts: list[str]) -> list[str]:
+    kept: list[str] = []
+    room = MAX_TEXT
+    for text in reversed(texts):
+        room -= len(text)
+        if room < 0:
+            break
+        kept.append(text)
+    left_out = f"{len(texts) - len(kept)} messages of {sum(map(len, texts)) - sum(map(len, kept))} characters are left out"
+    return [json.dumps({"role": "system", "parts": [text_part(left_out)]}), *reversed(kept)]
+
+
+def _part(item: Any) -> Json:
+    if not isinstance(item, dict):
+        return text_part(item)
+    part = cast("Json", item)
+    return text_part(part.get("text")) if part.get("type") in ("text", "input_text", "output_text") else part

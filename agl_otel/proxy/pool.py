@@ -1,0 +1,59 @@
+"""Several endpoints of one model: which one a rollout's calls go to, and which ones are down. Pure; the clock is handed in.
+
+A rollout keeps its endpoint, because that is where its conversation's prefix is cached; rendezvous hashing moves only the rollouts of
+an endpoint that comes or goes. One that cannot be reached is left alone for a while, longer each time, and tried again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Final
+
+from agl_otel.proxy.upstream import Upstream
+
+DOWN_SECONDS: Final = (1.0, 30.0)
+"""How long an endpoint is left alone after the first failure, and at most; doubled each time."""
+MAX_ENDPOINTS: Final = 10_000
+
+
+class Health:
+    """What is known of endpoints, by base URL."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._down: dict[str, tuple[float, float]] = {}
+        """{base URL: (until when, for how long)}."""
+
+    def failed(self, base_url: str) -> None:
+        """It could not be reached, or said that it cannot serve."""
+        first, longest = DOWN_SECONDS
+        held = self._down.get(base_url)
+        seconds = min(held[1] * 2, longest) if held is not None else first
+        if len(self._down) < MAX_ENDPOINTS:
+            self._down[base_url] = (self._clock() + seconds, seconds)
+
+    def answered(self, base_url: str) -> None:
+        """It serves."""
+        if self._down:
+            self._down.pop(base_url, None)
+
+    def is_up(self, base_url: str) -> bool:
+        """Whether it may be asked."""
+        held = self._down.get(base_url)
+        return held is None or held[0] <= self._clock()
+
+    def down(self) -> list[str]:
+        """The endpoints that are left alone now."""
+        return [url for url in self._down if not self.is_up(url)]
+
+    def order(self, endpoints: Sequence[Upstream], rollout_id: str | None) -> Sequence[Upstream]:
+        """The endpoints in the order in which to try them: the rollout's own first, those that are down last."""
+        if len(endpoints) == 1:
+            return endpoints
+        return sorted(endpoints, key=lambda each: (not self.is_up(each.base_url), _distance(rollout_id or "", each.base_url)))
+
+
+def _distance(rollout_id: str, base_url: str) -> bytes:
+    return blake2b(f"{rollout_id} {base_url}".encode(), digest_size=8).digest()

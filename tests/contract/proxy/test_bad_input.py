@@ -1,0 +1,169 @@
+"""What goes wrong between an agent and a model server: each case has one clear outcome, and nothing wrong is recorded as right."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agl_otel import semconv
+from agl_otel.proxy.forward import Limits
+from agl_otel.proxy.upstream import FixedUpstreams, Upstream
+from tests.contract.proxy.stand import HELLO, SCOPE, Stand, ask, proxy
+from tests.model_server import ModelServer
+from tests.otlp_receiver import OtlpReceiver
+
+IDS = (semconv.LLM_PROMPT_TOKEN_IDS, semconv.LLM_RESPONSE_TOKEN_IDS, semconv.LLM_RESPONSE_LOGPROBS)
+
+
+@pytest.mark.parametrize("body", [b"{not json", b"[1]", b'"text"', b"\xff\xfe", b"", b"[" * 100_000])
+async def test_a_body_that_is_no_json_object_is_refused_and_takes_no_call_number(stand: Stand, body: bytes) -> None:
+    async with aiohttp.ClientSession() as session, session.post(f"{stand.url}{SCOPE}/v1/chat/completions", data=body) as answer:
+        assert answer.status == 400 and "JSON object" in (await answer.json())["error"]["message"]
+    assert await stand.calls() == []
+
+
+async def test_fields_of_wrong_types_are_the_model_servers_to_refuse(stand: Stand, model: ModelServer) -> None:
+    status, _ = await _raw(stand, {"messages": 3, "model": ["x"], "logprobs": "yes"})
+    assert status == 500 and len(model.requests) == 1
+    (span,) = await stand.calls()
+    assert span.error and span.attributes["http.response.status_code"] == 500
+
+
+async def test_a_stream_cut_inside_characters_is_recorded_and_passed_on_exactly(stand: Stand, model: ModelServer) -> None:
+    model.cut_bytes = 1
+    async with stand.client() as client:
+        said: Any = [{"role": "user", "content": "héłło 😀"}]
+        stream = await client.chat.completions.create(model="m", messages=said, stream=True)
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    assert text == "😀 ołłéh:0"
+    (span,) = await stand.calls()
+    assert span.attributes[semconv.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in text] and not span.error
+
+
+@pytest.mark.parametrize(
+    ("change", "defect", "kept"),
+    [
+        ({"logprob": None}, "logprobs_not_finite", IDS[:2]),
+        ({"logprob": float("nan")}, "logprobs_not_finite", IDS[:2]),
+        ({"logprob": "x"}, "logprobs_not_finite", IDS[:2]),
+        ({"extra_logprobs": 1}, "logprobs_length", IDS[:2]),
+        ({"extra_logprobs": -7}, "no_logprobs", IDS[:2]),
+        ({"vocabulary": 100}, "ids_out_of_range", ()),
+        ({"prompt_tokens": [1, 1 << 40]}, "ids_out_of_range", ()),
+        ({"prompt_tokens": [1, -1]}, "ids_out_of_range", ()),
+        ({"prompt_tokens": ["1"]}, "ids_out_of_range", ()),
+        ({"prompt_tokens": []}, "no_prompt_ids", ()),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_cannot_be_trained_on_is_not_recorded_and_says_why(
+    stand: Stand, model: ModelServer, change: dict[str, Any], defect: str, kept: tuple[str, ...], streamed: bool
+) -> None:
+    for name, value in change.items():
+        setattr(model, name, value)
+    status, text = await _raw(stand, {"model": "m", "messages": HELLO, "stream": streamed})
+    assert status == 200 and "logprob" not in text.replace('"logprobs":null', "").replace('"logprobs": null', "")
+    (span,) = await stand.calls()
+    assert span.attributes[semconv.LLM_DEFECT] == defect
+    assert tuple(name for name in IDS if name in span.attributes) == kept
+    assert (await stand.health())["counts"][defect] == 1
+    assert (await stand.close())["spans"] == 1
+
+
+async def test_ids_within_the_vocabulary_are_kept(stand: Stand, model: ModelServer) -> None:
+    model.vocabulary = 256
+    await ask(stand.client())
+    (span,) = await stand.calls()
+    assert all(name in span.attributes for name in IDS)
+
+
+async def test_a_prompt_of_50_megabytes_reaches_the_server_and_its_text_is_shortened_in_the_span(stand: Stand, model: ModelServer) -> None:
+    model.prompt_tokens = [5, 6]
+    said = [{"role": "user", "content": "y" * (50 << 20)}, {"role": "user", "content": "short"}]
+    status, _, _ = await stand.post(f"{SCOPE}/v1/chat/completions", {"model": "m", "messages": said})
+    assert status == 200 and len(model.requests[0]["messages"][0]["content"]) == 50 << 20
+    (span,) = await stand.calls()
+    assert len(span.attributes["gen_ai.input.messages"]) < 2000 and "left out" in span.attributes["gen_ai.input.messages"]
+    assert span.attributes[semconv.LLM_PROMPT_TOKEN_IDS] == [5, 6]
+
+
+async def test_a_request_that_is_too_large_is_told_so(stand: Stand) -> None:
+    data = io.BytesIO(b" " * (65 << 20))
+    async with aiohttp.ClientSession() as session, session.post(f"{stand.url}{SCOPE}/v1/chat/completions", data=data) as answer:
+        assert answer.status == 413
+
+
+async def test_thousands_of_calls_of_one_attempt_are_all_there(stand: Stand, model: ModelServer) -> None:
+    model.prompt_tokens = [5, 6]
+    numbers = iter(range(1_000))
+    async with aiohttp.ClientSession() as session:
+
+        async def agent() -> None:
+            for number in numbers:
+                body = {"model": "m", "messages": [{"role": "user", "content": str(number)}]}
+                async with session.post(f"{stand.url}{SCOPE}/chat/completions", json=body) as answer:
+                    assert answer.status == 200
+
+        await asyncio.gather(*(agent() for _ in range(8)))
+    model.requests.clear()
+    assert (await stand.close())["spans"] == 1_000
+    spans = await stand.calls()
+    assert sorted(span.attributes[semconv.LLM_CALL] for span in spans) == list(range(1, 1_001))
+    assert all(semconv.LLM_RESPONSE_LOGPROBS in span.attributes for span in spans)
+
+
+async def test_a_client_that_never_reads_is_cut_off_and_what_was_sampled_is_kept(receiver: OtlpReceiver, model: ModelServer) -> None:
+    model.padding, model.chunks = "z" * 100_000, 400
+    limits = Limits(silence_seconds=30.0, client_seconds=0.2)
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url)), limits=limits) as stand:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(stand.url.rpartition(":")[2]), limit=1024)
+        body = json.dumps({"model": "m", "messages": HELLO, "stream": True}).encode()
+        head = f"POST {SCOPE}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        writer.write(head + body)
+        await writer.drain()
+        reader._transport.pause_reading()  # type: ignore[attr-defined]  # pyright: ignore  # a client that never reads
+        await stand.until(lambda health: health["counts"].get("failed") == 1)
+        (span,) = await stand.calls()
+        assert span.attributes[semconv.LLM_INCOMPLETE] == "client_stalled"
+        assert span.attributes[semconv.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in "olleh:0"]
+        writer.close()
+
+
+async def test_a_stream_that_the_client_leaves_keeps_what_was_sampled(stand: Stand, model: ModelServer) -> None:
+    model.gap = asyncio.Event()
+    async with stand.client() as client:
+        messages: Any = HELLO
+        stream = await client.chat.completions.create(model="m", messages=messages, stream=True)
+        assert (await anext(aiter(stream))).choices[0].delta.content == "ol"
+        await stream.close()
+    assert (await stand.close())["spans"] == 1
+    (span,) = await stand.calls()
+    assert span.attributes[semconv.LLM_INCOMPLETE] == "client_gone" and span.error
+    assert span.attributes[semconv.LLM_RESPONSE_TOKEN_IDS] == [ord("o"), ord("l")]
+    assert len(span.attributes[semconv.LLM_RESPONSE_LOGPROBS]) == 2 and model.cancelled == 1
+
+
+async def test_lone_surrogates_do_not_break_answer_or_span(stand: Stand) -> None:
+    raw = b'{"model": "m", "messages": [{"role": "user", "content": "a\\ud83d"}]}'
+    async with aiohttp.ClientSession() as session, session.post(f"{stand.url}{SCOPE}/v1/chat/completions", data=raw) as answer:
+        assert answer.status == 200 and (await answer.json())["choices"][0]["message"]["content"] == "\ud83da:0"
+    (span,) = await stand.calls()
+    assert "?a:0" in span.attributes["gen_ai.output.messages"]
+
+
+async def test_an_attempt_that_is_over_gets_no_more_answers(stand: Stand, model: ModelServer) -> None:
+    await ask(stand.client())
+    assert (await stand.close())["spans"] == 1
+    status, answer, _ = await stand.post(f"{SCOPE}/v1/chat/completions", {"messages": HELLO})
+    assert status == 410 and "at-1" in answer["error"]["message"] and len(model.requests) == 1
+    assert (await stand.close())["spans"] == 1
+
+
+async def _raw(stand: Stand, body: Any) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.post(f"{stand.url}{SCOPE}/v1/chat/completions", json=body) as answer:
+        return answer.status, await answer.text()

@@ -1,0 +1,170 @@
+"""Several endpoints, pauses, budgets, keys, retries, the list of models."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from agl_otel import semconv
+from agl_otel.proxy.forward import Limits
+from agl_otel.proxy.keys import attempt_key, shared_key
+from agl_otel.proxy.models import ModelList
+from agl_otel.proxy.upstream import Budget, FixedUpstreams, ListedUpstreams, Upstream
+from tests.contract.proxy.stand import HELLO, SCOPE, Stand, ask, proxy
+from tests.model_server import ModelServer
+from tests.otlp_receiver import OtlpReceiver
+
+CHAT = f"{SCOPE}/v1/chat/completions"
+BODY = {"model": "m", "messages": HELLO}
+
+
+async def test_a_rollout_stays_at_its_endpoint_and_moves_when_that_is_down(receiver: OtlpReceiver, model: ModelServer) -> None:
+    other = ModelServer()
+    await other.start()
+    servers = {model.url: model, other.url: other}
+    async with proxy(receiver, FixedUpstreams(*(Upstream(url) for url in servers))) as stand:
+        for _ in range(3):
+            await ask(stand.client())
+        own = next(server for server in servers.values() if server.requests)
+        spare = next(server for server in servers.values() if server is not own)
+        assert (len(own.requests), len(spare.requests)) == (3, 0)
+        await own.stop()
+        await ask(stand.client())
+        await ask(stand.client())
+        assert len(spare.requests) == 2 and own.url in (await stand.health())["down"]
+        spans = await stand.calls()
+        assert [span.attributes.get(semconv.LLM_TRIES) for span in spans] == [None, None, None, 2, None]
+        assert [span.attributes[semconv.LLM_CALL] for span in spans] == [1, 2, 3, 4, 5]
+    await spare.stop()
+
+
+async def test_one_that_cannot_serve_is_left_for_another(receiver: OtlpReceiver, model: ModelServer) -> None:
+    other = ModelServer()
+    await other.start()
+    model.status = other.status = 503
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url), Upstream(other.url))) as stand:
+        status, answer, _ = await stand.post(CHAT, BODY)
+        assert (status, answer["error"]["message"]) == (503, "told to fail") and len(model.requests) + len(other.requests) == 3
+        other.status = 200
+        assert (await stand.post(CHAT, BODY))[0] == 200
+    await other.stop()
+
+
+async def test_calls_are_held_while_weights_are_replaced_and_then_say_the_new_version(stand: Stand, model: ModelServer) -> None:
+    model.version, model.hold = None, asyncio.Event()
+    first = asyncio.create_task(ask(stand.client()))
+    await model.asked.wait()
+    assert (await stand.post("/pause", {"mode": "hold", "wait_seconds": 0}))[1] == {"paused": "hold", "under_way": 1}
+    pausing = asyncio.create_task(stand.post("/pause", {"mode": "hold", "wait_seconds": 60}))
+    second = asyncio.create_task(ask(stand.client()))
+    await stand.until(lambda health: health["held"] == 1)
+    model.hold.set()
+    await first
+    assert (await pausing)[1]["under_way"] == 0 and not second.done() and len(model.requests) == 1
+    assert (await stand.post("/resume", {"version": 12}))[1] == {"paused": None, "version": "12"}
+    await second
+    assert [span.attributes[semconv.LLM_MODEL_VERSION] for span in await stand.calls()] == ["3", "12"]
+
+
+async def test_a_pause_that_refuses_is_a_429_that_sdks_retry(stand: Stand, model: ModelServer) -> None:
+    await stand.post("/pause", {"mode": "refuse", "wait_seconds": 0})
+    status, answer, headers = await stand.post(CHAT, BODY)
+    assert (status, headers["retry-after"], answer["error"]["code"]) == (429, "1", "paused")
+    retrying = asyncio.create_task(ask(stand.client().with_options(max_retries=5)))
+    await stand.post("/resume")
+    assert (await retrying).choices[0].message.content == "olleh:0"
+    assert [span.attributes[semconv.LLM_CALL] for span in await stand.calls()] == [1]
+
+
+@pytest.mark.parametrize(("body", "words"), [({"mode": "later"}, "hold"), ({"wait_seconds": "x"}, "wait_seconds")])
+async def test_a_wrong_pause_is_told_what_is_right(stand: Stand, body: dict[str, Any], words: str) -> None:
+    status, answer, _ = await stand.post("/pause", body)
+    assert status == 400 and words in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(("budget", "calls", "words"), [(Budget(calls=2), 2, "2 of 2 calls"), (Budget(tokens=5), 2, "8 of 5 tokens")])
+async def test_an_attempt_gets_no_more_than_its_budget(
+    receiver: OtlpReceiver, model: ModelServer, budget: Budget, calls: int, words: str
+) -> None:
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url)), limits=Limits(budget=budget)) as stand:
+        for _ in range(calls):
+            assert (await stand.post(CHAT, BODY))[0] == 200
+        status, answer, _ = await stand.post(CHAT, BODY)
+        assert (status, answer["error"]["code"], words in answer["error"]["message"]) == (403, "budget", True)
+        assert (await stand.post("/rollout/ro-1/attempt/at-2/chat/completions", BODY))[0] == 200
+        assert (await stand.close())["spans"] == calls
+
+
+async def test_an_agent_cannot_write_into_anothers_attempt(receiver: OtlpReceiver, model: ModelServer) -> None:
+    own, foreign, shared = attempt_key("secret", "ro-1", "at-1"), attempt_key("secret", "ro-2", "at-2"), shared_key("secret")
+    baggage = f"{semconv.ROLLOUT_ID}=ro-1,{semconv.ATTEMPT_ID}=at-1"
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url, api_key="real")), token="secret") as stand:
+        for path, headers, status in (
+            (CHAT, {"authorization": f"Bearer {own}"}, 200),
+            (CHAT, {"x-api-key": own}, 200),
+            (CHAT, {"authorization": f"Bearer {foreign}"}, 401),
+            (CHAT, {}, 401),
+            (f"{SCOPE}/v1/models", {"authorization": f"Bearer {foreign}"}, 405),
+            ("/v1/chat/completions", {"authorization": f"Bearer {own}", "baggage": baggage}, 401),
+            ("/v1/chat/completions", {"authorization": f"Bearer {shared}", "baggage": baggage}, 200),
+            ("/v1/chat/completions", {"authorization": f"Bearer {foreign}"}, 401),
+            ("/v1/chat/completions", {"authorization": "Bearer sk-mine"}, 200),
+            ("/v1/chat/completions", {"authorization": "Bearer secret"}, 200),
+            ("/pause", {"authorization": f"Bearer {shared}"}, 401),
+            ("/model_list", {"authorization": f"Bearer {own}"}, 401),
+        ):
+            assert (await stand.post(path, BODY, **headers))[0] == status, (path, headers)
+    given = [headers.get("authorization") for headers in model.headers]
+    assert given == ["Bearer real", "Bearer real", "Bearer real", "Bearer sk-mine", "Bearer real"]
+    assert not any("x-api-key" in headers for headers in model.headers)
+
+
+async def test_a_key_of_ours_never_reaches_a_provider(receiver: OtlpReceiver, model: ModelServer) -> None:
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url)), token="secret") as stand:
+        assert (await stand.post(CHAT, BODY, authorization=f"Bearer {attempt_key('secret', 'ro-1', 'at-1')}"))[0] == 200
+    assert "authorization" not in model.headers[0]
+
+
+async def test_the_try_that_an_sdk_repeats_is_linked(stand: Stand, model: ModelServer) -> None:
+    model.status = 500
+    retrying = asyncio.create_task(ask(stand.client().with_options(max_retries=3)))
+    await model.asked.wait()
+    await stand.until(lambda health: health["counts"].get("failed", 0) > 0)
+    model.status = 200
+    await retrying
+    await ask(stand.client())
+    first, *repeated, fresh = await stand.calls()
+    assert first.error and semconv.LLM_RETRY not in first.attributes
+    for number, span in enumerate(repeated, 1):
+        assert (span.attributes[semconv.LLM_RETRY], span.attributes[semconv.LLM_RETRY_OF]) == (number, number)
+    assert semconv.LLM_RETRY_OF not in fresh.attributes and repeated
+
+
+async def test_a_call_that_the_sdk_gave_up_waiting_for_is_linked_too(stand: Stand, model: ModelServer) -> None:
+    model.hold = asyncio.Event()
+    async with stand.client() as client:
+        messages: Any = HELLO
+        with pytest.raises(openai.APITimeoutError):
+            await client.with_options(timeout=0.2, max_retries=1).chat.completions.create(model="m", messages=messages)
+    await stand.until(lambda health: health["counts"].get("failed") == 2)
+    first, second = await stand.calls()
+    assert first.attributes[semconv.LLM_INCOMPLETE] == second.attributes[semconv.LLM_INCOMPLETE] == "client_gone"
+    assert second.attributes[semconv.LLM_RETRY_OF] == 1
+
+
+async def test_the_list_of_models_gives_aliases_and_may_change(receiver: OtlpReceiver, model: ModelServer) -> None:
+    models = ModelList()
+    async with proxy(receiver, ListedUpstreams(models), models=models) as stand:
+        status, answer, _ = await stand.post(CHAT, {**BODY, "model": "claude-sonnet-9"})
+        assert status == 404 and "claude-sonnet-9" in answer["error"]["message"]
+        entry = {"model_name": "claude-*", "litellm_params": {"model": "hosted_vllm/local", "api_base": model.url, "api_key": "k"}}
+        assert (await stand.post("/model_list", {"model_list": [entry]}))[1] == {"models": ["claude-*"]}
+        assert (await stand.post(CHAT, {**BODY, "model": "claude-sonnet-9"}))[0] == 200
+        async with stand.client("/v1") as client:
+            assert [card.id async for card in client.models.list()] == ["claude-*"]
+    assert model.requests[0]["model"] == "local" and model.headers[0]["authorization"] == "Bearer k"
+    (span,) = receiver.spans(semconv.SPAN_LLM)
+    assert span.attributes["gen_ai.request.model"] == "claude-sonnet-9"
