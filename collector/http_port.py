@@ -23,6 +23,7 @@ from agl_otel.listen import NO_CERTIFICATE, peer_has_certificate
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 LONG_BYTES: Final = 64 << 10  # bodies from here on are unpacked in a thread
+BODY_SECONDS: Final = 120.0  # for the whole of a body: what has come of it takes the room of others
 UNPACKING: Final = 4  # threads that unpack at a time: each may hold as much as `max_message_bytes`
 OPEN: Final = frozenset({"/health"})
 """Paths that ask for neither token nor client certificate."""
@@ -96,8 +97,8 @@ class HttpPort:
             raise too_large(limit)
         encoding = request.headers.get("Content-Encoding", "")
         is_json = request.content_type == JSON
-        with self._in_flight.hold(request.content_length or 0):
-            body = await request.read()
+        with self._in_flight.growing() as hold:
+            body = await _body(request, limit, hold)
 
             def unpack() -> bytes:
                 plain = decompress(encoding, body, limit)
@@ -146,6 +147,22 @@ class HttpPort:
     def _paths(self, request: web.Request) -> str:
         found = {f"{route.method} {route.resource.canonical}" for route in request.app.router.routes() if route.resource}
         return ", ".join(sorted(name for name in found if not name.startswith("HEAD ")))
+
+
+async def _body(request: web.Request, limit: int, hold: Callable[[int], None]) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.content.iter_any():
+                size += len(part)
+                if size > limit:
+                    raise too_large(limit)
+                hold(len(part))
+                parts.append(part)
+    except TimeoutError:
+        raise UnavailableError(f"the body did not come within {BODY_SECONDS:.0f} s ({size} bytes did): send smaller batches") from None
+    return b"".join(parts)
 
 
 def _page(page: Callable[[], web.Response]) -> _Handler:

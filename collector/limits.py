@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from agl_otel.errors import UnavailableError
@@ -24,13 +24,26 @@ class InFlight:
 
         Raises UnavailableError where there is no room.
         """
-        if self.bytes and self.bytes + size > self.limit:
-            self.refused += 1
-            raise UnavailableError(
-                f"{self.bytes} bytes of requests wait for the disk already (AGL_MAX_IN_FLIGHT_BYTES {self.limit}): send it again later"
-            )
-        self.bytes += size
-        try:
+        with self.growing() as more:
+            more(size)
             yield
+
+    @contextmanager
+    def growing(self) -> Generator[Callable[[int], None]]:
+        """Hold what is asked for piece by piece, for as long as the block runs: what a client only announces holds nobody up."""
+        held = 0
+
+        def more(size: int) -> None:
+            nonlocal held
+            if self.bytes > held and self.bytes + size > self.limit:
+                self.refused += 1
+                raise UnavailableError(
+                    f"{self.bytes} bytes of requests wait for the disk already (AGL_MAX_IN_FLIGHT_BYTES {self.limit}): send it again later"
+                )
+            held += size
+            self.bytes += size
+
+        try:
+            yield more
         finally:
-            self.bytes -= size
+            self.bytes -= held

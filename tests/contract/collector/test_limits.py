@@ -121,3 +121,22 @@ async def test_many_requests_at_once_are_bounded_and_all_come_in_in_the_end(own_
     async with own_stack.reader() as reader:
         await reader.barrier()
         assert (await reader.query("SELECT uniq(RolloutId) AS n FROM otel_traces"))[0]["n"] == 30
+
+
+async def test_what_a_stalled_client_only_announces_turns_nobody_away(own_stack: Stack) -> None:
+    own_stack.settings.max_in_flight_bytes = 4096
+    await own_stack.start_queue()
+    await own_stack.start_collector()
+    body = request_of([span()], {semconv.ROLLOUT_ID: "ro-1"}).SerializeToString()
+    head = (
+        f"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\nContent-Length: {len(body) + 60_000_000}\r\n\r\n"
+    )
+    stalled = [await asyncio.open_connection("127.0.0.1", own_stack.settings.otlp_http_port) for _ in range(3)]
+    for _, writer in stalled:
+        writer.write(head.encode() + b"x")
+        await writer.drain()
+    for number in range(20):
+        assert await refusal_or_none(own_stack, request_of([span(f"n-{number}")], {semconv.ROLLOUT_ID: "ro-1"}).SerializeToString()) == 200
+    for _, writer in stalled:
+        writer.close()
+        await writer.wait_closed()

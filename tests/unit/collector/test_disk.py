@@ -56,3 +56,15 @@ def test_bytes_in_flight_are_bounded_but_one_request_always_fits() -> None:
     with flight.hold(4), flight.hold(6):
         assert flight.bytes == 10
     assert (flight.bytes, flight.refused) == (0, 1)
+
+
+def test_bytes_that_come_piece_by_piece_are_held_as_they_come_and_let_go_together() -> None:
+    flight = InFlight(10)
+    with flight.growing() as slow:
+        assert flight.bytes == 0
+        slow(4)
+        with flight.hold(6), pytest.raises(UnavailableError):
+            slow(1)
+        slow(7)  # alone it may have more than there is
+        assert flight.bytes == 11
+    assert (flight.bytes, flight.refused) == (0, 1)
