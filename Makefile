@@ -28,6 +28,9 @@ proto: setup ## regenerate the gRPC code from the .proto
 test: setup ## run the tests
 	$(RUN) pytest
 
+chaos: setup ## fault tests with real processes: kill -9 everywhere, full disks, garbage (ARGS="--quick", "SCENARIO", "--seed N")
+	$(RUN) python -m tests.chaos $(ARGS)
+
 lint: setup ## format check, lints, types, import arrows, generated files
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
@@ -38,7 +41,7 @@ format: setup ## format and fix what can be fixed
 	$(RUN) ruff format .
 	$(RUN) ruff check --fix .
 
-.PHONY: proto test lint format
+.PHONY: proto test chaos lint format
 
 demo: setup ## train an unmodified agent from its own traces (ARGS="--target 2", …)
 	$(RUN) agl-otel demo $(ARGS)

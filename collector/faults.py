@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-POINTS: Final = ("logged", "batch-noted", "inserted", "stored-noted")
+POINTS: Final = ("written", "logged", "batch-noted", "inserted", "stored-noted")
+"""Between the socket and ClickHouse; "written" is a group of the log that is written, not yet fsynced."""
+ROTATION_POINTS: Final = ("segment-opened", "segment-released")
+"""Of the log's segments."""
 LATE_POINTS: Final = ("late-numbered", "late-copied", "adopt-started", "adopt-copied")
 """Of the late pass and of adoption, in the order in which they are reached."""
 hooks: dict[str, Callable[[], None]] = {}

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from agl_otel.collector import faults
 from agl_otel.errors import DataError, SettingsError, UnavailableError
 
 SEGMENT_BYTES: Final = 64 << 20
@@ -96,6 +97,7 @@ class Log:
             offset += _HEAD.size + len(payload)
         try:
             _write_all(self._handle, parts)
+            faults.reach("written")
             os.fdatasync(self._handle)
         except OSError as error:
             self._abandon(segment)
@@ -118,6 +120,7 @@ class Log:
         """Delete the segments all of whose records lie before `position`; the open one stays."""
         while len(self._segments) > 1 and self._segments[0].first + self._segments[0].count <= position:
             self._segments.pop(0).path.unlink(missing_ok=True)
+            faults.reach("segment-released")
 
     def clear(self) -> None:
         """Forget everything: only where all of it is stored. Positions go on."""
@@ -162,6 +165,7 @@ class Log:
             self._segments.append(segment)
         self._handle = os.open(segment.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         _sync_directory(self.directory)
+        faults.reach("segment-opened")
         return segment
 
     def _abandon(self, segment: _Segment) -> None:

@@ -21,7 +21,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -77,6 +77,8 @@ class ClickHouseServer:
         self.tcp_port, self.http_port, self.replica_port = free_ports(3)
         self.shards = [self.tcp_port]
         """Native ports of the cluster `agl`; each is a shard."""
+        self.profile: dict[str, str] = {}
+        """Settings of the user `writer`; as of the next start."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> ClickHouseServer:
@@ -95,7 +97,7 @@ class ClickHouseServer:
     def start(self) -> None:
         """Start it, and return when both ports answer."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        (self.directory / "users.xml").write_text(_users())
+        (self.directory / "users.xml").write_text(_users(self.profile))
         (self.directory / "config.xml").write_text(self._config())
         with (self.directory / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -165,17 +167,19 @@ def _answers(port: int) -> bool:
     return True
 
 
-def _users() -> str:
+def _users(profile: Mapping[str, str]) -> str:
     def user(name: str, grants: Sequence[str] | None) -> str:
         allowed = "" if grants is None else "<grants>" + "".join(f"<query>{grant}</query>" for grant in grants) + "</grants>"
         password = "" if name == "default" else PASSWORD
         return (
             f"<{name}><password>{password}</password><networks><ip>127.0.0.1</ip></networks>"
-            f"<profile>default</profile><quota>default</quota>{allowed}</{name}>"
+            f"<profile>{'writer' if name == 'writer' else 'default'}</profile><quota>default</quota>{allowed}</{name}>"
         )
 
     users = "".join(user(name, grants) for name, grants in USERS.items())
-    return f"<clickhouse><profiles><default/></profiles><quotas><default/></quotas><users>{users}</users></clickhouse>"
+    settings = "".join(f"<{name}>{value}</{name}>" for name, value in profile.items())
+    profiles = f"<profiles><default/><writer>{settings}</writer></profiles>"
+    return f"<clickhouse>{profiles}<quotas><default/></quotas><users>{users}</users></clickhouse>"
 
 
 def _serve(library_path: str, directory: str, parent: int) -> None:

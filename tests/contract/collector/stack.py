@@ -17,7 +17,7 @@ import aiohttp
 from agl_otel.settings import Settings
 from agl_otel.traces.reader import TraceReader
 
-START_SECONDS = 40.0
+START_SECONDS = 120.0
 T = TypeVar("T")
 
 

@@ -1,0 +1,30 @@
+"""Every scenario of `make chaos`, in its small version. The full ones kill hundreds of times and take the better part of an hour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.nursery import Nursery
+from tests.chaos.scenarios import SCENARIOS, play
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    made = Nursery()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_every_acked_span_is_readable_once(name: str, nursery: Nursery, tmp_path: Path) -> None:
+    result = await play(name, tmp_path, nursery, seed=1, full=False)
+    if result.skipped:
+        pytest.skip(result.skipped)
+    assert not result.problems, "\n".join(result.problems)
+    assert result.tally.acked > 0
+    assert not result.tally.violations, result.tally
