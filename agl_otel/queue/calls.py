@@ -9,20 +9,25 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
 
 from agl_otel import tls
-from agl_otel.errors import AglError, UnavailableError, from_grpc
+from agl_otel.errors import AglError, UnavailableError, UsageError, from_grpc
+from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.proto import queue_pb2_grpc
 
 T = TypeVar("T")
 RETRY_SECONDS: Final = 10.0  # a restart of the queue takes less
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 1.0
+PART_ROLLOUTS: Final = 10_000
+"""Rollouts in one message of an enqueue: one transaction, which all others wait for."""
+PART_BYTES: Final = 16 << 20
+LARGEST_ROLLOUT_BYTES: Final = 32 << 20  # its answer, and a claim of it, must fit a message of 64 MiB too
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
@@ -39,6 +44,25 @@ OPTIONS: Final = (
 def new_request_id() -> str:
     """A request id; grows with time, so that the queue's index of them stays local."""
     return f"{time.time_ns() // 1_000_000:012x}{os.urandom(8).hex()}"
+
+
+def parts(rollouts: Sequence[pb.NewRollout]) -> Iterator[list[pb.NewRollout]]:
+    """Rollouts by the message, in order: at least one part. Raises UsageError where one rollout alone is more than a message."""
+    part: list[pb.NewRollout] = []
+    size = 0
+    for index, rollout in enumerate(rollouts):
+        own = rollout.ByteSize()
+        if own > LARGEST_ROLLOUT_BYTES:
+            raise UsageError(
+                f"rollout {index} has {own >> 20} MiB, and {LARGEST_ROLLOUT_BYTES >> 20} MiB is the most for one: "
+                "put the data somewhere else, and its address into the input"
+            )
+        if part and (len(part) >= PART_ROLLOUTS or size + own > PART_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(rollout)
+        size += own
+    yield part
 
 
 class Calls:

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from agl_otel.errors import AglError
+from agl_otel.errors import AglError, from_grpc
 from agl_otel.queue import convert
-from agl_otel.queue.calls import RETRY_SECONDS, Calls, new_request_id
+from agl_otel.queue.calls import RETRY_SECONDS, Calls, new_request_id, parts
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.updates import KEEP, AttemptUpdate, Observation, RolloutUpdate
 from agl_otel.tls import Trust, target
@@ -79,11 +79,19 @@ class QueueClient:
     # --- rollouts and attempts
 
     async def enqueue(self, requests: Sequence[EnqueueRolloutRequest], *, idempotency_key: str | None = None) -> list[Rollout]:
-        """Put rollouts at the end of the queue. The same `idempotency_key` with the same requests gives the same rollouts again."""
+        """Put rollouts at the end of the queue, in order.
+
+        The same `idempotency_key` with the same requests gives the same rollouts again. What is more than one message holds travels in
+        several, and each of them is all or nothing by itself. Raises UsageError where one rollout alone is too large.
+        """
+        enqueued: list[Rollout] = []
         rollouts = [convert.request_to_pb(request) for request in requests]
-        request = pb.EnqueueRequest(rollouts=rollouts, request_id=new_request_id(), idempotency_key=idempotency_key)
-        answer = await self._calls.call("Enqueue", request, pb.Rollouts)
-        return [convert.rollout_from_pb(rollout) for rollout in answer.rollouts]
+        for number, part in enumerate(parts(rollouts)):
+            key = idempotency_key if number == 0 or idempotency_key is None else f"{idempotency_key} ({number})"
+            request = pb.EnqueueRequest(rollouts=part, request_id=new_request_id(), idempotency_key=key)
+            answer = await self._calls.call("Enqueue", request, pb.Rollouts)
+            enqueued += [convert.rollout_from_pb(rollout) for rollout in answer.rollouts]
+        return enqueued
 
     async def start(self, requests: Sequence[EnqueueRolloutRequest], *, worker_id: str | None = None) -> list[AttemptedRollout]:
         """Make rollouts that are never queued, each with a first attempt of `worker_id`."""
@@ -138,6 +146,18 @@ class QueueClient:
         request = pb.UpdateAttemptsRequest(updates=[update.to_pb() for update in updates], request_id=new_request_id())
         answer = await self._calls.call("UpdateAttempts", request, pb.Attempts)
         return [convert.attempt_from_pb(attempt) for attempt in answer.attempts]
+
+    async def report(self, updates: Sequence[AttemptUpdate]) -> list[AglError | None]:
+        """Change attempts, each by itself: answers for each update None, or why it had no effect (FencedError, NotFoundError, UsageError).
+
+        A worker that reports for many attempts at once loses no result because one of them was cancelled meanwhile.
+        """
+        request = pb.UpdateAttemptsRequest(updates=[update.to_pb() for update in updates], request_id=new_request_id(), each=True)
+        answer = await self._calls.call("UpdateAttempts", request, pb.Attempts)
+        outcomes: list[AglError | None] = [None] * len(updates)
+        for refusal in answer.refusals:
+            outcomes[refusal.index] = from_grpc(refusal.status, refusal.message)
+        return outcomes
 
     async def query_rollouts(
         self,

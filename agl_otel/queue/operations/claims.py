@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import cast
+from typing import Final, cast
 
 from agl_otel.queue.convert import rollout_pb, split
 from agl_otel.queue.engine import Transaction, first
@@ -14,8 +14,10 @@ from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import ROLLOUT_WIDTH, RolloutRow
 from agl_otel.types import RolloutStatus
 
-MAX_CLAIM = 1000
-"""Rollouts in one claim, whatever the caller asks for: more would not fit one message."""
+MAX_CLAIM: Final = 1000
+"""Rollouts in one claim, whatever the caller asks for."""
+MAX_CLAIM_BYTES: Final = 24 << 20
+"""Of inputs in one claim, after its first: a message that is too large would strand what it claimed."""
 
 
 def claim(tx: Transaction, request: pb.ClaimRequest, now: float) -> pb.Rollouts:
@@ -47,7 +49,13 @@ def _claimable(tx: Transaction, request: pb.ClaimRequest) -> list[tuple[RolloutR
         rows = tx.rows("claimable_matching", {"limit": limit, "modes": modes, "labels": json.dumps(dict(request.labels))})
     else:
         rows = tx.rows("claimable_any", {"limit": limit})
-    return [(RolloutRow._make(row[:ROLLOUT_WIDTH]), row[ROLLOUT_WIDTH]) for row in rows]
+    found = [(RolloutRow._make(row[:ROLLOUT_WIDTH]), cast("str", row[ROLLOUT_WIDTH])) for row in rows]
+    room = MAX_CLAIM_BYTES
+    for index, (_, input_json) in enumerate(found):
+        room -= len(input_json)  # characters, and JSON text of ours is ASCII
+        if room < 0:
+            return found[: max(index, 1)]
+    return found
 
 
 def found_nothing(tx: Transaction, worker_id: str, now: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final, cast, get_args
 
-from agl_otel.errors import FencedError, NotFoundError, UsageError
+from agl_otel.errors import AglError, FencedError, NotFoundError, UsageError, grpc_status
 from agl_otel.queue import lifecycle
 from agl_otel.queue.convert import attempt_pb, split
 from agl_otel.queue.engine import Transaction
@@ -85,23 +85,35 @@ def _change_fields(tx: Transaction, rollout: RolloutRow, update: pb.RolloutUpdat
 
 
 def update_attempts(tx: Transaction, request: pb.UpdateAttemptsRequest, now: float) -> pb.Attempts:
-    """Change attempts, and what follows for their rollouts and workers. All or nothing.
+    """Change attempts, and what follows for their rollouts and workers. All or nothing, or with `each` whatever can be done.
 
-    Raises NotFoundError, UsageError, and FencedError where a token is given and the claim is void.
+    Raises (without `each`) NotFoundError, UsageError, and FencedError where a token is given and the claim is void.
     """
     remembered = recall(tx, request.request_id, "UpdateAttempts")
     if remembered is None:
         tx.hold([update.rollout_id for update in request.updates])
-        changed = [_update_attempt(tx, update, now) for update in request.updates]
-        remember(tx, request.request_id, "UpdateAttempts", [attempt.attempt_id for attempt in changed], now)
+        changed: list[AttemptRow] = []
+        refusals: list[tuple[int, str, str]] = []
+        for index, update in enumerate(request.updates):
+            try:
+                changed.append(_update_attempt(tx, update, now))
+            except AglError as error:  # before it has written anything
+                if not request.each:
+                    raise
+                refusals.append((index, grpc_status(error), str(error)))
+        remember(tx, request.request_id, "UpdateAttempts", [[attempt.attempt_id for attempt in changed], refusals], now)
     else:
-        rows = (split(row)[1] for row in tx.rows("attempts_by_id", {"attempt_ids": json.dumps(remembered)}))
+        attempt_ids, refusals = remembered
+        rows = (split(row)[1] for row in tx.rows("attempts_by_id", {"attempt_ids": json.dumps(attempt_ids)}))
         found = {attempt.attempt_id: attempt for attempt in rows}
-        changed = [found[attempt_id] for attempt_id in remembered if attempt_id in found]
-    return pb.Attempts(attempts=[attempt_pb(attempt) for attempt in changed], total=len(changed))
+        changed = [found[attempt_id] for attempt_id in attempt_ids if attempt_id in found]
+    answer = pb.Attempts(attempts=[attempt_pb(attempt) for attempt in changed], total=len(changed))
+    answer.refusals.extend(pb.Refusal(index=index, status=status, message=message) for index, status, message in refusals)
+    return answer
 
 
 def _update_attempt(tx: Transaction, update: pb.AttemptUpdate, now: float) -> AttemptRow:
+    """All that may be refused is asked first, so that a refused update has written nothing."""
     rollout, attempt = _addressed(tx, update)
     if update.HasField("token"):
         _fence(rollout, attempt, update.token)

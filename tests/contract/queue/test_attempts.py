@@ -111,6 +111,21 @@ async def test_updates_of_one_call_happen_together_or_not_at_all(queue: LocalQue
     assert (await now(queue, claim.rollout_id)).status == "preparing"
 
 
+async def test_each_report_counts_by_itself(queue: LocalQueue) -> None:
+    await queue.client.enqueue([EnqueueRolloutRequest(input=i) for i in range(3)])
+    claims = await queue.client.claim(3)
+    await queue.client.update_rollouts([RolloutUpdate(rollout_id=claims[1].rollout_id, status="cancelled")])
+    updates = [
+        *(AttemptUpdate(rollout_id=c.rollout_id, attempt_id=c.attempt.attempt_id, token=c.token, status="succeeded") for c in claims),
+        AttemptUpdate(rollout_id="ro-none", attempt_id="latest", status="succeeded"),
+    ]
+    fine, fenced, also_fine, unknown = await queue.client.report(updates)
+    assert (fine, also_fine) == (None, None)
+    assert isinstance(fenced, FencedError)
+    assert isinstance(unknown, NotFoundError)
+    assert [r.status for r in await queue.client.query_rollouts()] == ["succeeded", "cancelled", "succeeded"]
+
+
 async def test_what_does_not_exist_is_named(queue: LocalQueue) -> None:
     [rollout] = await queue.client.enqueue([EnqueueRolloutRequest(input=1)])
     with pytest.raises(NotFoundError, match="has no attempt yet"):

@@ -278,3 +278,21 @@ async def test_a_worker_is_tied_to_the_last_rollout_of_its_claim(queue: LocalQue
     [worker] = await queue.client.query_workers()
     assert (worker.status, worker.current_attempt_id) == ("busy", claims[1].attempt.attempt_id)
     assert (worker.last_dequeue_time, worker.last_busy_time, worker.last_idle_time) == (queue.clock.now, queue.clock.now, None)
+
+
+async def test_more_than_a_message_holds_is_enqueued_and_claimed_in_parts(queue: LocalQueue) -> None:
+    large = "x" * (10 << 20)
+    requests = tasks(*(f"{i}{large}" for i in range(5)))
+    rollouts = await queue.client.enqueue(requests, idempotency_key="big")
+    again = await queue.client.enqueue(requests, idempotency_key="big")
+    assert [r.rollout_id for r in again] == [r.rollout_id for r in rollouts]
+    claimed: list[str] = []
+    while part := await queue.client.claim(100):
+        claimed += [claim.rollout_id for claim in part]
+    assert claimed == [r.rollout_id for r in rollouts]
+
+
+async def test_a_rollout_that_is_too_large_is_refused_with_the_remedy(queue: LocalQueue) -> None:
+    with pytest.raises(UsageError, match="rollout 1 has 33 MiB, and 32 MiB is the most for one: put the data somewhere else"):
+        await queue.client.enqueue(tasks("small", "x" * (33 << 20)))
+    assert (await queue.client.statistics())["total_rollouts"] == 0
