@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 class Observer(Protocol):
     """Who is told."""
 
-    async def observe(self, observations: Sequence[Observation]) -> None:
+    async def observe(self, observations: Sequence[Observation], *, sent_at: float | None = None) -> None:
         """Report; raises UnavailableError while the queue is away."""
         ...
 
@@ -72,7 +72,7 @@ class Heartbeats:
             del self._waiting[key]
             self._sent_at[key] = now
         try:
-            await self._observer.observe(due)
+            await self._observer.observe(due, sent_at=time.time())
         except AglError as error:  # a heartbeat is never worth a span: count it, keep it, go on
             self.failures += 1
             if self.failures == 1:

@@ -224,9 +224,12 @@ class QueueClient:
 
     # --- what the collectors report and need
 
-    async def observe(self, observations: Sequence[Observation]) -> None:
-        """Spans of attempts were received. Unknown rollouts are no error."""
-        request = pb.ObserveRequest(observations=[observation.to_pb() for observation in observations])
+    async def observe(self, observations: Sequence[Observation], *, sent_at: float | None = None) -> None:
+        """Spans of attempts were received. Unknown rollouts are no error.
+
+        `sent_at` is now (Unix seconds), by the clock that gave `received_at`; with it that clock may be wrong.
+        """
+        request = pb.ObserveRequest(observations=[observation.to_pb() for observation in observations], sent_at=sent_at)
         await self._calls.call("Observe", request, pb.ObserveResponse)
 
     async def take_sequence(self, requests: Sequence[tuple[str, int, int]]) -> list[int]:

@@ -99,6 +99,10 @@ class Engine(Protocol):
         """Run an operation that only reads, on one consistent state that contains every write that has returned."""
         ...
 
+    def now(self) -> float:
+        """Unix seconds by the one clock that all services on this store go by."""
+        ...
+
     def subscribe(self, callback: Callable[[Signals], None]) -> None:
         """Call `callback` on the event loop with the signals of committed transactions."""
         ...

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -64,10 +63,10 @@ class QueueServer:
     """A queue that serves. Use `start`, then `stop`."""
 
     def __init__(
-        self, engine: Engine, *, token: str = "", clock: Callable[[], float] = time.time, sweep_seconds: float = SWEEP_SECONDS
+        self, engine: Engine, *, token: str = "", clock: Callable[[], float] | None = None, sweep_seconds: float = SWEEP_SECONDS
     ) -> None:
         self._engine = engine
-        self.service = QueueService(engine, version=version("agl-otel"), clock=clock)
+        self.service = QueueService(engine, version=version("agl-otel"), clock=clock or engine.now)
         self._token = token
         self._sweep_seconds = sweep_seconds
         self._server: grpc.aio.Server | None = None

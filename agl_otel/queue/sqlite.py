@@ -111,6 +111,10 @@ class SqliteEngine:
         self._writer = threading.Thread(target=self._write_forever, args=(connection,), name="queue-write", daemon=True)
         self._writer.start()
 
+    def now(self) -> float:
+        """Unix seconds by this machine's clock."""
+        return time.time()
+
     def subscribe(self, callback: Callable[[Signals], None]) -> None:
         """Call `callback` on the event loop with the signals of committed transactions."""
         self._subscribers.append(callback)

@@ -71,7 +71,7 @@ class Spans(Connected):
         if new:
             heard = Counter((span.rollout_id, span.attempt_id) for span in new)
             now = time.time()
-            await connection.queue.observe([Observation(*key, count, now) for key, count in heard.items()])
+            await connection.queue.observe([Observation(*key, count, now) for key, count in heard.items()], sent_at=now)
         return new
 
     async def add_otel_span(

@@ -16,11 +16,12 @@ from agl_otel.queue.rows import AttemptRow, RolloutRow
 
 def observe(tx: Transaction, request: pb.ObserveRequest, now: float) -> pb.ObserveResponse:
     """Spans of attempts were received: a heartbeat, and with `spans` > 0 what lifecycle.observed says."""
+    ahead = request.sent_at - now if request.HasField("sent_at") else 0.0  # of the sender's clock
     merged: dict[tuple[str, str], tuple[int, float]] = {}
     for seen in request.observations:
         key = (seen.rollout_id, seen.attempt_id)
         spans, received = merged.get(key, (0, 0.0))
-        merged[key] = (spans + seen.spans, max(received, min(seen.received_at or now, now)))
+        merged[key] = (spans + seen.spans, max(received, min(seen.received_at - ahead if seen.received_at else now, now)))
     ids = json.dumps([attempt_id for _, attempt_id in merged])
     for row in tx.rows("attempts_held", {"attempt_ids": ids}):
         rollout, attempt = split(row)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, TypeVar
@@ -19,7 +20,7 @@ from agl_otel.queue.engine import Operation, Signals
 from agl_otel.queue.postgres import dialect, session
 from agl_otel.queue.postgres.address import Address
 from agl_otel.queue.postgres.schema import migrate
-from agl_otel.queue.postgres.signals import Exchange
+from agl_otel.queue.postgres.signals import Exchange, server_clock_ahead
 
 T = TypeVar("T")
 WRITERS: Final = 8
@@ -46,17 +47,22 @@ class PostgresEngine:
         self._loop = asyncio.get_running_loop()
         with self._address.connect() as connection:
             schema = migrate(connection, self._address)
+            clock_ahead = server_clock_ahead(connection)
         self._statements = dialect.statements()
         self._subscribers: list[Callable[[Signals], None]] = []
         self._stopping = False
         self._writes: SimpleQueue[_Job | None] = SimpleQueue()
         self._reads: SimpleQueue[_Job | None] = SimpleQueue()
         channel = "agl_queue_" + hashlib.sha256(schema.encode()).hexdigest()[:16]
-        self._exchange = Exchange(self._address, channel, lambda signals: self._on_loop(self._signal, signals))
+        self._exchange = Exchange(self._address, channel, lambda signals: self._on_loop(self._signal, signals), clock_ahead)
         jobs = [(self._writes, f"queue-write-{i}") for i in range(writers)] + [(self._reads, f"queue-read-{i}") for i in range(readers)]
         self._threads = [threading.Thread(target=self._work, args=(queue,), name=name, daemon=True) for queue, name in jobs]
         for thread in self._threads:
             thread.start()
+
+    def now(self) -> float:
+        """Unix seconds by the database's clock, so that services on machines whose clocks differ agree on what is overdue."""
+        return time.time() + self._exchange.clock_ahead
 
     def subscribe(self, callback: Callable[[Signals], None]) -> None:
         """Call `callback` on the event loop with the signals of transactions that were committed, here or in another service."""

@@ -13,6 +13,7 @@ import logging
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -31,7 +32,9 @@ _log = logging.getLogger(__name__)
 class Exchange:
     """Sends the signals of this service, hears those of others. `hear` is called on this object's thread."""
 
-    def __init__(self, address: Address, channel: str, hear: Callable[[Signals], None]) -> None:
+    def __init__(self, address: Address, channel: str, hear: Callable[[Signals], None], clock_ahead: float = 0.0) -> None:
+        self.clock_ahead = clock_ahead
+        """Seconds by which the server's clock is ahead of ours; asked again with every look."""
         self._address = address
         self._channel = channel
         self._hear = hear
@@ -70,6 +73,7 @@ class Exchange:
                     connection.execute(b"SET synchronous_commit = off")  # a notification need not survive a crash
                     connection.execute(f'LISTEN "{self._channel}"'.encode())
                     away = False
+                    self.clock_ahead = server_clock_ahead(connection)
                     self._hear(Signals(missed=True))
                     self._serve(connection)
             except (AglError, psycopg.Error) as error:
@@ -92,7 +96,7 @@ class Exchange:
             if self._wake_reader in ready:
                 self._wake_reader.recv(4096)
             if not ready and not heard:
-                connection.execute(b"SELECT 1")  # a connection that is dead without a word is noticed here
+                self.clock_ahead = server_clock_ahead(connection)  # and a connection that is dead without a word is noticed
                 self._hear(Signals(missed=True))
 
     def _send(self, connection: psycopg.Connection[Any]) -> None:
@@ -106,6 +110,14 @@ class Exchange:
                 with self._lock:
                     self._unsent.add(unsent)  # heard twice is harmless
                 raise
+
+
+def server_clock_ahead(connection: psycopg.Connection[Any]) -> float:
+    """Seconds by which the server's clock is ahead of ours, give or take half the time of the question."""
+    asked = time.time()
+    row = connection.execute(b"SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+    assert row is not None
+    return row[0] - (asked + time.time()) / 2
 
 
 def _write(signals: Signals) -> Iterator[str]:

@@ -1096,18 +1096,24 @@ class ObserveRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OBSERVATIONS_FIELD_NUMBER: _builtins.int
+    SENT_AT_FIELD_NUMBER: _builtins.int
+    sent_at: _builtins.float
+    """by the clock that gave received_at: the queue reckons with the time between, whatever its own clock says"""
     @_builtins.property
     def observations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Observation]: ...
     def __init__(
         self,
         *,
         observations: _abc.Iterable[Global___Observation] | None = ...,
+        sent_at: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sent_at", b"_sent_at", "sent_at", b"sent_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["observations", b"observations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sent_at", b"_sent_at", "observations", b"observations", "sent_at", b"sent_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__sent_at: _TypeAlias = _typing.Literal["sent_at"]  # noqa: Y015
+    _WhichOneofArgType__sent_at: _TypeAlias = _typing.Literal["_sent_at", b"_sent_at"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sent_at) -> _WhichOneofReturnType__sent_at | None: ...
 
 Global___ObserveRequest: _TypeAlias = ObserveRequest  # noqa: Y015
 

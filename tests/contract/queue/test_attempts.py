@@ -271,3 +271,14 @@ async def test_wait_with_no_time_looks_once(queue: LocalQueue) -> None:
     assert [r.rollout_id for r in await waited(queue, [open_one.rollout_id, done.rollout_id], 0)] == [done.rollout_id]
     assert await waited(queue, [open_one.rollout_id], 0.05) == []
     assert await waited(queue, []) == []
+
+
+async def test_a_heartbeat_counts_by_its_age_whatever_the_senders_clock_says(queue: LocalQueue) -> None:
+    await queue.client.enqueue([EnqueueRolloutRequest(input=1, config=RolloutConfig(unresponsive_seconds=30))])
+    [claim] = await queue.client.claim(1)
+    queue.clock.advance(20)
+    await queue.client.observe([Observation(claim.rollout_id, claim.attempt.attempt_id, 1, 995.0)], sent_at=1000.0)
+    [attempt] = await queue.client.query_attempts([claim.rollout_id])
+    assert attempt.last_heartbeat_time == queue.clock.now - 5
+    assert await queue.sweep(after=24) == 0
+    assert await queue.sweep(after=2) == 1

@@ -19,7 +19,7 @@ class Listener:
         self.calls = 0
         self.changed = asyncio.Event()
 
-    async def observe(self, observations: Sequence[Observation]) -> None:
+    async def observe(self, observations: Sequence[Observation], *, sent_at: float | None = None) -> None:
         self.calls += 1
         self.changed.set()
         if self.away:

@@ -1,0 +1,98 @@
+"""The history checker: what clients were told, held against what the queue says at the end. Pure: lists in, complaints out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from agl_otel.queue import lifecycle
+from agl_otel.types import Attempt, AttemptStatus, Rollout
+
+GIVEN_UP = ("timeout", "unresponsive")
+
+
+def complaints(
+    enqueued: Iterable[str],
+    events: Iterable[Mapping[str, Any]],
+    rollouts: Sequence[Rollout],
+    attempts: Sequence[Attempt],
+    told_finished: Mapping[str, str],
+) -> list[str]:
+    """What is wrong with a history, in words; an empty list where nothing is.
+
+    `enqueued`: ids that the queue acknowledged; `events`: the journals of the workers (queue_load.py); `told_finished`: {id: status} as
+    `wait` said it; `rollouts`, `attempts`: all, when every rollout had ended.
+    """
+    found = {rollout.rollout_id: rollout for rollout in rollouts}
+    by_rollout: defaultdict[str, list[Attempt]] = defaultdict(list)
+    for attempt in sorted(attempts, key=lambda attempt: attempt.sequence_id):
+        by_rollout[attempt.rollout_id].append(attempt)
+    events = [*events]
+    wrong = [f"rollout {name} was acknowledged and is lost" for name in enqueued if name not in found]
+    for name, told in told_finished.items():  # a late success of the last attempt counts, as in 0.3
+        if found[name].status != told and (told, found[name].status) != ("failed", "succeeded"):
+            wrong.append(f"{name} was told to have ended as {told} and is {found[name].status}")
+    for rollout in rollouts:
+        wrong += _ended_as_its_attempts_say(rollout, by_rollout[rollout.rollout_id])
+    return wrong + _nobody_shares_an_attempt(events, attempts) + _what_was_accepted_counts(events, attempts)
+
+
+def _ended_as_its_attempts_say(rollout: Rollout, attempts: Sequence[Attempt]) -> list[str]:
+    """Attempts are numbered without gaps and within bounds, each but the last ended in a way that is retried, and the last one decides."""
+    name, config = rollout.rollout_id, rollout.config
+    numbers = [attempt.sequence_id for attempt in attempts]
+    wrong: list[str] = []
+    if numbers != [*range(1, len(numbers) + 1)]:
+        return [f"{name}: attempts are numbered {numbers}"]
+    if not attempts:
+        return [f"{name}: {rollout.status} without any attempt"]
+    if len(attempts) > config.max_attempts:
+        wrong.append(f"{name}: {len(attempts)} attempts, {config.max_attempts} are allowed")
+    outcomes = [_outcome(attempt) for attempt in attempts]
+    for number, outcome in enumerate(outcomes[:-1], 1):
+        if outcome not in config.retry_condition:
+            wrong.append(f"{name}: attempt {number} was retried although it is {outcome}")
+    policy = lifecycle.Policy(config.timeout_seconds, config.unresponsive_seconds, config.max_attempts, tuple(config.retry_condition))
+    expected = lifecycle.propagate(outcomes[-1], sequence_id=len(attempts), policy=policy)
+    if rollout.status != expected:
+        wrong.append(f"{name}: {rollout.status}, and its last attempt of {len(attempts)} {outcomes[-1]}: that makes {expected}")
+    return wrong
+
+
+def _outcome(attempt: Attempt) -> AttemptStatus:
+    """What became of an attempt of a finished rollout: a late span shows one as running that was given up, and changes nothing else."""
+    silent = attempt.status == "running" and attempt.error is not None and "was silent" in attempt.error
+    return "unresponsive" if silent else attempt.status
+
+
+def _nobody_shares_an_attempt(events: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt]) -> list[str]:
+    known = {attempt.attempt_id: attempt for attempt in attempts}
+    holders: dict[str, str] = {}
+    wrong: list[str] = []
+    for event in events:
+        if event["event"] != "claim":
+            continue
+        attempt, worker = event["attempt"], event["worker"]
+        if attempt in holders:
+            wrong.append(f"attempt {attempt} was given to {holders[attempt]} and to {worker}")
+        holders[attempt] = worker
+        if attempt not in known:
+            wrong.append(f"attempt {attempt} was given to {worker} and is lost")
+        elif (known[attempt].rollout_id, known[attempt].sequence_id) != (event["rollout"], event["number"]):
+            wrong.append(f"attempt {attempt} is another one than {worker} was given")
+    return wrong
+
+
+def _what_was_accepted_counts(events: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt]) -> list[str]:
+    known = {attempt.attempt_id: attempt for attempt in attempts}
+    wrong: list[str] = []
+    for event in events:
+        if event["event"] != "report" or event["attempt"] not in known:
+            continue
+        status = _outcome(known[event["attempt"]])
+        if event["refused"] is None and status != event["status"]:
+            wrong.append(f"attempt {event['attempt']} was accepted as {event['status']} and is {status}")
+        if event["refused"] is not None and status not in GIVEN_UP:
+            wrong.append(f"attempt {event['attempt']} was refused ({event['refused']}) and is {status}")
+    return wrong
