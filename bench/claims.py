@@ -26,11 +26,11 @@ import aiohttp
 import grpc.aio
 
 from agl_otel.queue.calls import Calls, new_request_id
+from agl_otel.queue.postgres_server import NoPostgresError, Postgres
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.proto import queue_pb2_grpc
 from agl_otel.queue.server import OPTIONS
 from bench.harness import Turn, cpu_seconds, free_port, process, report, take_turns
-from tests.postgres import NoPostgresError, Postgres
 
 INPUT = json.dumps({"question": "x" * 200})
 

@@ -49,7 +49,7 @@ def _ended_as_its_attempts_say(rollout: Rollout, attempts: Sequence[Attempt]) ->
         return [f"{name}: {rollout.status} without any attempt"]
     if len(attempts) > config.max_attempts:
         wrong.append(f"{name}: {len(attempts)} attempts, {config.max_attempts} are allowed")
-    outcomes = [_outcome(attempt) for attempt in attempts]
+    outcomes: list[AttemptStatus] = [_outcome(attempt) for attempt in attempts]
     for number, outcome in enumerate(outcomes[:-1], 1):
         if outcome not in config.retry_condition:
             wrong.append(f"{name}: attempt {number} was retried although it is {outcome}")

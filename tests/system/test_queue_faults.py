@@ -13,7 +13,7 @@ import random
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ import pytest
 
 from agl_otel.errors import UnavailableError
 from agl_otel.queue.client import Observation, QueueClient
+from agl_otel.queue.postgres_server import NoPostgresError, Postgres
 from agl_otel.types import Attempt, EnqueueRolloutRequest, Rollout, RolloutConfig
-from tests.postgres import NoPostgresError, Postgres
 from tests.system.queue_history import complaints
 from tests.system.queue_process import Child, QueueProcess, wrong_clock
 
@@ -40,7 +40,7 @@ Fault = Callable[[], Awaitable[None]]
 
 
 @asynccontextmanager
-async def ended(*children: Child) -> AsyncIterator[None]:
+async def ended(*children: Child) -> AsyncGenerator[None]:
     """Start these; at the end none is left."""
     try:
         for child in children:

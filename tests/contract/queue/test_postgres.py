@@ -13,12 +13,12 @@ import pytest
 from agl_otel.errors import AglError, ConflictError, SettingsError, UnavailableError, UsageError
 from agl_otel.queue.client import AttemptUpdate, QueueClient, RolloutUpdate
 from agl_otel.queue.engine import Transaction
+from agl_otel.queue.postgres_server import Postgres
 from agl_otel.queue.server import open_engine
 from agl_otel.queue.statements import FILES, Statements
 from agl_otel.queue.testing import LocalQueue
 from agl_otel.settings import free_port
 from agl_otel.types import EnqueueRolloutRequest
-from tests.postgres import Postgres
 
 PASSWORD = "pa@ss/wo#rd"
 psycopg = pytest.importorskip("psycopg")

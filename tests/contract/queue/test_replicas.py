@@ -15,10 +15,10 @@ import pytest
 from agl_otel.errors import ConflictError, UnavailableError
 from agl_otel.queue.calls import Calls
 from agl_otel.queue.client import AttemptUpdate, QueueClient, RolloutUpdate
+from agl_otel.queue.postgres_server import Postgres, running
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.testing import LocalQueue, ManualClock
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig
-from tests.postgres import Postgres, running
 
 ORDER = ["queuing", "preparing", "succeeded"]
 

@@ -45,7 +45,7 @@ class Counters:
             self.numbers[rollout_id] = last + count
         return first
 
-    async def observe(self, observations: Sequence[Observation]) -> None:
+    async def observe(self, observations: Sequence[Observation], *, sent_at: float | None = None) -> None:
         self.heard += observations
 
 

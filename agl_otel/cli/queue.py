@@ -1,0 +1,188 @@
+"""`agl-otel queue`: how much waits, what failed for good, and removing what is old. Also how every command here reaches the queue."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.render import plain
+from agl_otel.errors import SettingsError, UsageError
+from agl_otel.queue.client import QueueClient
+from agl_otel.queue.lifecycle import FINISHED
+from agl_otel.settings import Settings
+from agl_otel.stack import stack_for
+from agl_otel.types import AttemptedRollout, RolloutMode, RolloutStatus
+
+CHUNK: Final = 500  # rollouts in one call
+SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+@contextlib.asynccontextmanager
+async def open_queue(data_dir: Path | None, store: str | None) -> AsyncGenerator[QueueClient]:
+    """The queue of a running stack, or of a data directory at rest: then a queue runs for the while.
+
+    Raises SettingsError where there is neither a stack nor data.
+    """
+    settings = Settings.load(data_dir=data_dir, store=store)
+    setup_logging(settings.log_level if settings.log_level == "DEBUG" else "WARNING")
+    if not settings.store and not (settings.data_dir / "VERSION").exists():
+        raise SettingsError(
+            f"there is no stack and no data in {settings.data_dir}: give --data-dir or --store, or start one with `agl-otel up`"
+        )
+    async with stack_for(settings, only=("queue",)) as (opened, _):
+        yield opened.queue
+
+
+def progress(*, silent: bool) -> Progress:
+    """A progress bar on stderr, for work that may be long."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), disable=silent, transient=True)
+
+
+def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """A table whose first column is never cut."""
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, no_wrap=number == 0)
+    for row in rows:
+        table.add_row(*("" if value is None else plain(value) for value in row))
+    return table
+
+
+def clock(at: float | None) -> str:
+    """A time as people read it; with its day where that is not today."""
+    if at is None:
+        return ""
+    local = time.localtime(at)
+    return time.strftime("%H:%M:%S" if local[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M", local)
+
+
+def span_of_time(text: str) -> float:
+    """Seconds in `90s`, `15m`, `12h`, `30d`, `2w`. Raises UsageError."""
+    if found := re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip()):
+        return float(found[1]) * SECONDS[found[2]]
+    raise UsageError(f"{text!r} is no span of time: write a number and s, m, h, d or w, as in 30d")
+
+
+@click.group()
+def queue() -> None:
+    """Look into the queue: how much waits, what failed for good; remove what is old."""
+
+
+@queue.command()
+@data_dir_option
+@store_option
+@json_option
+def stats(data_dir: Path | None, store: str | None, as_json: bool) -> None:
+    """Count rollouts by status, and say how long the next one has waited."""
+
+    async def main() -> None:
+        async with open_queue(data_dir, store) as opened:
+            found = await opened.statistics()
+        if as_json:
+            print_json(found)
+            return
+        oldest = found["oldest_claimable_age_seconds"]
+        by_status: dict[str, int] = found["rollouts_by_status"]
+        rows: list[tuple[str, object]] = [
+            (f"rollouts {status}", by_status[status]) for status in get_args(RolloutStatus) if status in by_status
+        ]
+        rows += [
+            ("rollouts in all", found["total_rollouts"]),
+            ("can be claimed now", found["claimable"]),
+            ("the next has waited", None if oldest is None else f"{oldest:.1f} s"),
+            ("attempts", found["total_attempts"]),
+            ("workers", found["total_workers"]),
+            ("sets of resources", found["total_resources"]),
+            ("up for", f"{found['uptime']:.0f} s"),
+        ]
+        Console().print(table_of(f"queue on {found['name']}", ("what", "how many"), rows))
+
+    run_async(main)
+
+
+@queue.command()
+@click.option("--mode", "modes", multiple=True, type=click.Choice(get_args(RolloutMode)), help="Only these modes (repeatable).")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
+@data_dir_option
+@store_option
+@json_option
+def dead(modes: tuple[RolloutMode, ...], limit: int, data_dir: Path | None, store: str | None, as_json: bool) -> None:
+    """List what failed after its last attempt and why, the latest first.
+
+    `agl-otel rollouts retry` puts them back into the queue.
+    """
+
+    async def main() -> None:
+        async with open_queue(data_dir, store) as opened:
+            page = await opened.query_rollouts(
+                status_in=["failed"], mode_in=modes or None, sort_by="end_time", sort_order="desc", limit=limit
+            )
+        if as_json:
+            print_json({"total": page.total, "items": [item.model_dump(mode="json", exclude={"token"}) for item in page]})
+            return
+        rows: list[tuple[object, ...]] = []
+        for item in page:
+            attempt = item.attempt if isinstance(item, AttemptedRollout) else None
+            tries = f"{attempt.sequence_id if attempt else 0} of {item.config.max_attempts}"
+            why = item.reason or (attempt.error if attempt else None) or "set to failed"
+            rows.append((item.rollout_id, item.mode, tries, attempt.status if attempt else None, why, clock(item.end_time)))
+        Console().print(table_of(f"{len(page)} of {page.total} dead", ("rollout", "mode", "attempts", "last", "why", "ended"), rows))
+
+    run_async(main)
+
+
+@queue.command()
+@click.option("--older-than", metavar="SPAN", help="Finished longer ago than this: 12h, 30d, 2w.  [default: the setting retention_days]")
+@click.option(
+    "--status", "statuses", multiple=True, type=click.Choice(sorted(FINISHED)), help="Only these (repeatable).  [default: all finished]"
+)
+@click.option("--dry-run", is_flag=True, help="Count only.")
+@data_dir_option
+@store_option
+@json_option
+def prune(
+    older_than: str | None, statuses: tuple[RolloutStatus, ...], dry_run: bool, data_dir: Path | None, store: str | None, as_json: bool
+) -> None:
+    """Remove finished rollouts that are old from the queue.
+
+    Their spans go by the same setting: ClickHouse drops what was received more than retention_days ago by itself.
+    """
+    days = Settings.load(data_dir=data_dir, store=store).retention_days
+    if older_than is None and not days:
+        raise UsageError("say how old, as in --older-than 30d: retention_days is 0, which keeps everything")
+    before = time.time() - (span_of_time(older_than) if older_than is not None else days * SECONDS["d"])
+
+    async def main() -> None:
+        async with open_queue(data_dir, store) as opened:
+            found = (await opened.query_rollouts(status_in=statuses or None, ended_before=before, limit=1)).total
+            removed = 0
+            if not dry_run:
+                with progress(silent=as_json) as bar:
+                    task = bar.add_task("removing", total=found)
+                    async for ids in _finished(opened, statuses, before):
+                        removed += await opened.delete(ids)
+                        bar.update(task, completed=removed)
+        if as_json:
+            print_json({"found": found, "removed": removed})
+        else:
+            click.echo(f"{found} rollouts would be removed" if dry_run else f"removed {removed} rollouts")
+
+    run_async(main)
+
+
+async def _finished(opened: QueueClient, statuses: Sequence[RolloutStatus], before: float) -> AsyncIterator[list[str]]:
+    """Ids of rollouts that ended before a time, page by page; the caller removes each page."""
+    arguments: dict[str, Any] = {"status_in": statuses or None, "ended_before": before, "limit": CHUNK}
+    while page := await opened.query_rollouts(**arguments):
+        yield [item.rollout_id for item in page]

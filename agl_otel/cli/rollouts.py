@@ -1,0 +1,330 @@
+"""`agl-otel rollouts`: list, look at, wait for, cancel, retry, delete and enqueue rollouts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, Final, get_args
+
+import click
+from pydantic import ValidationError
+from rich.console import Console
+
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, store_option
+from agl_otel.cli.queue import CHUNK, clock, open_queue, progress, table_of
+from agl_otel.errors import AglError, NotFoundError, UsageError
+from agl_otel.queue.client import QueueClient, RolloutUpdate
+from agl_otel.queue.lifecycle import FINISHED
+from agl_otel.types import Attempt, AttemptedRollout, EnqueueRolloutRequest, Rollout, RolloutConfig, RolloutMode, RolloutStatus
+
+FIELDS: Final = frozenset(EnqueueRolloutRequest.model_fields)
+Statuses = tuple[RolloutStatus, ...]
+Modes = tuple[RolloutMode, ...]
+Change = Callable[[QueueClient, list[str]], Awaitable[int]]
+
+
+class _Rollouts(click.Group):
+    """Without the name of a command it is `ls`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+            args = ["ls", *args]
+        return super().parse_args(ctx, args)
+
+
+def selection(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what names rollouts: ids, or filters."""
+    for decorate in (
+        click.option("--mode", "modes", multiple=True, type=click.Choice(get_args(RolloutMode)), help="Only these modes (repeatable)."),
+        click.option("--status", "statuses", multiple=True, type=click.Choice(get_args(RolloutStatus)), help="Only these (repeatable)."),
+        click.argument("rollout_ids", nargs=-1),
+        json_option,
+        store_option,
+        data_dir_option,
+    ):
+        command = decorate(command)
+    return command
+
+
+@click.group(cls=_Rollouts)
+def rollouts() -> None:
+    """List rollouts and work on them. Without a command: list them."""
+
+
+@rollouts.command("ls")
+@data_dir_option
+@store_option
+@click.option("--status", "statuses", multiple=True, type=click.Choice(get_args(RolloutStatus)), help="Only these statuses (repeatable).")
+@click.option("--mode", "modes", multiple=True, type=click.Choice(get_args(RolloutMode)), help="Only these modes (repeatable).")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
+@json_option
+def list_(data_dir: Path | None, store: str | None, statuses: Statuses, modes: Modes, limit: int, as_json: bool) -> None:
+    """List rollouts, the newest first."""
+
+    async def main() -> None:
+        async with open_queue(data_dir, store) as queue:
+            page = await queue.query_rollouts(status_in=statuses or None, mode_in=modes or None, sort_order="desc", limit=limit)
+        if as_json:
+            print_json({"total": page.total, "items": [_dumped(item) for item in page]})
+            return
+        columns = ("rollout", "mode", "status", "attempt", "input", "started", "seconds")
+        Console().print(table_of(f"{len(page)} of {page.total} rollouts", columns, [_row(item) for item in page]))
+
+    run_async(main)
+
+
+def _dumped(item: Rollout) -> dict[str, Any]:
+    return item.model_dump(mode="json", exclude={"token"})
+
+
+def _row(item: Rollout) -> tuple[object, ...]:
+    attempt = item.attempt.attempt_id if isinstance(item, AttemptedRollout) else None
+    seconds = f"{item.end_time - item.start_time:.2f}" if item.end_time else None
+    return item.rollout_id, item.mode, item.status, attempt, json.dumps(item.input, ensure_ascii=False), clock(item.start_time), seconds
+
+
+@rollouts.command()
+@click.argument("rollout_id")
+@data_dir_option
+@store_option
+@json_option
+def show(rollout_id: str, data_dir: Path | None, store: str | None, as_json: bool) -> None:
+    """Show one rollout and its attempts; `agl-otel traces show` shows its spans.
+
+    ROLLOUT_ID may be shortened to any part that only one rollout has.
+    """
+
+    async def main() -> None:
+        async with open_queue(data_dir, store) as queue:
+            item = await one_rollout(queue, rollout_id)
+            attempts = await queue.query_attempts([item.rollout_id])
+        if as_json:
+            print_json({"rollout": _dumped(item), "attempts": [attempt.model_dump(mode="json") for attempt in attempts]})
+            return
+        given = {name: value for name, value in _dumped(item).items() if value is not None and name != "attempt"}
+        Console().print(table_of(item.rollout_id, ("field", "value"), [(name, _text(value)) for name, value in given.items()]))
+        columns = ("attempt", "number", "status", "worker", "started", "ended", "last heard of", "error")
+        Console().print(table_of(f"{len(attempts)} attempts", columns, [_attempt_row(attempt) for attempt in attempts]))
+
+    run_async(main)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _attempt_row(a: Attempt) -> tuple[object, ...]:
+    heard = clock(a.last_heartbeat_time)
+    return a.attempt_id, a.sequence_id, a.status, a.worker_id, clock(a.start_time), clock(a.end_time), heard, a.error
+
+
+async def one_rollout(queue: QueueClient, part: str) -> Rollout:
+    """The rollout with this id, or the only one that has it as a part of its id. Raises NotFoundError."""
+    page = await queue.query_rollouts(rollout_id_in=[part]) or await queue.query_rollouts(rollout_id_contains=part, limit=2)
+    if len(page) != 1:
+        what = f"{page.total} rollouts have {part!r} in their id: write more of it" if page else f"no rollout {part!r}"
+        raise NotFoundError(f"{what}. `agl-otel rollouts ls` lists them")
+    return page[0]
+
+
+@rollouts.command()
+@selection
+@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer.  [default: for ever]")
+@click.pass_context
+def wait(
+    ctx: click.Context,
+    data_dir: Path | None,
+    store: str | None,
+    as_json: bool,
+    rollout_ids: tuple[str, ...],
+    statuses: Statuses,
+    modes: Modes,
+    timeout: float | None,
+) -> None:
+    """Wait until rollouts have ended: those named, those of a status or mode, or all that are open now.
+
+    The exit code is 0 where all succeeded, else 1.
+    """
+
+    async def main() -> bool:
+        async with open_queue(data_dir, store) as queue:
+            ids = await _selected(queue, rollout_ids, statuses or _open(), modes)
+            ended: dict[str, str] = {}
+            with progress(silent=as_json) as bar:
+                task = bar.add_task("waiting", total=len(ids))
+                async for some in queue.wait(ids, timeout_seconds=timeout):
+                    ended |= {item.rollout_id: item.status for item in some}
+                    bar.update(task, completed=len(ended))
+        still_open = [name for name in ids if name not in ended]
+        counts = {status: [*ended.values()].count(status) for status in sorted({*ended.values()})}
+        if as_json:
+            print_json({"ended": ended, "open": still_open})
+        else:
+            click.echo(", ".join([*(f"{count} {status}" for status, count in counts.items()), f"{len(still_open)} still open"]))
+        return not still_open and set(counts) <= {"succeeded"}
+
+    if not run_async(main):
+        ctx.exit(1)
+
+
+def _open() -> Statuses:
+    return tuple(status for status in get_args(RolloutStatus) if status not in FINISHED)
+
+
+async def _selected(queue: QueueClient, ids: Sequence[str], statuses: Statuses, modes: Modes) -> list[str]:
+    """The ids that were named, all of which must exist; without any, those that the filters match. Raises NotFoundError."""
+    if not ids:
+        found: list[str] = []
+        while page := await queue.query_rollouts(status_in=statuses or None, mode_in=modes or None, limit=CHUNK, offset=len(found)):
+            found += [item.rollout_id for item in page]
+        return found
+    for start in range(0, len(ids), CHUNK):
+        part = ids[start : start + CHUNK]
+        known = {item.rollout_id for item in await queue.query_rollouts(rollout_id_in=part)}
+        if missing := [name for name in part if name not in known]:
+            raise NotFoundError(f"there is no rollout {missing[0]!r}; `agl-otel rollouts ls` lists them")
+    return [*dict.fromkeys(ids)]
+
+
+def _change(
+    what: str,
+    change: Change,
+    default: Statuses,
+    *,
+    data_dir: Path | None,
+    store: str | None,
+    as_json: bool,
+    rollout_ids: tuple[str, ...],
+    statuses: Statuses,
+    modes: Modes,
+) -> None:
+    """Do something to rollouts, in calls of some hundred each."""
+    if not (rollout_ids or statuses or modes):
+        raise UsageError("say which rollouts: their ids, --status or --mode")
+
+    async def main() -> None:
+        async with open_queue(data_dir, store) as queue:
+            ids = await _selected(queue, rollout_ids, statuses or default, modes)
+            done = 0
+            with progress(silent=as_json) as bar:
+                task = bar.add_task(what, total=len(ids))
+                for start in range(0, len(ids), CHUNK):
+                    done += await change(queue, ids[start : start + CHUNK])
+                    bar.update(task, completed=start + CHUNK)
+        if as_json:
+            print_json({what: done})
+        else:
+            click.echo(f"{what} {done} rollouts")
+
+    run_async(main)
+
+
+def _to(status: RolloutStatus, *, only: frozenset[str]) -> Change:
+    """Give rollouts this status, where they have one of `only`."""
+
+    async def change(queue: QueueClient, ids: list[str]) -> int:
+        wanted = [item.rollout_id for item in await queue.query_rollouts(rollout_id_in=ids) if item.status in only]
+        return len(await queue.update_rollouts([RolloutUpdate(rollout_id=name, status=status) for name in wanted])) if wanted else 0
+
+    return change
+
+
+async def _remove(queue: QueueClient, ids: list[str]) -> int:
+    return await queue.delete(ids)
+
+
+@rollouts.command()
+@selection
+def cancel(**selected: Any) -> None:
+    """Cancel rollouts that have not ended; a running agent is ended with its runner's next heartbeat."""
+    _change("cancelled", _to("cancelled", only=frozenset(_open())), _open(), **selected)
+
+
+@rollouts.command()
+@selection
+def retry(**selected: Any) -> None:
+    """Put rollouts that failed or were cancelled back into the queue, for one more attempt each."""
+    _change("requeued", _to("requeuing", only=frozenset({"failed", "cancelled"})), ("failed", "cancelled"), **selected)
+
+
+@rollouts.command()
+@selection
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete(yes: bool, **selected: Any) -> None:
+    """Remove rollouts, with their attempts, from the queue."""
+    if not yes and not selected["as_json"]:
+        click.confirm("This removes them for good. Go on?", abort=True)
+    _change("deleted", _remove, (), **selected)
+
+
+@rollouts.command()
+@click.option("--file", "file", type=click.File(encoding="utf-8"), required=True, help="Tasks, one JSON value a line; - reads stdin.")
+@click.option("--mode", type=click.Choice(get_args(RolloutMode)), help="For lines that name none.")
+@click.option("--resources-id", help="For lines that name none.  [default: the latest]")
+@click.option("--max-attempts", type=click.IntRange(1), default=1, show_default=True, help="For lines without a config.")
+@click.option("--timeout", "timeout_seconds", type=click.FloatRange(min=0, min_open=True), help="Seconds an attempt may take.")
+@click.option("--priority", type=int, default=0, show_default=True, help="Higher ones are claimed first; for lines that name none.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="For runners that serve only some (repeatable).")
+@click.option("--key", help="With the same key the same file is enqueued once, however often this runs.")
+@data_dir_option
+@store_option
+@json_option
+def enqueue(
+    file: IO[str],
+    mode: RolloutMode | None,
+    resources_id: str | None,
+    max_attempts: int,
+    timeout_seconds: float | None,
+    priority: int,
+    labels: tuple[str, ...],
+    key: str | None,
+    data_dir: Path | None,
+    store: str | None,
+    as_json: bool,
+) -> None:
+    """Enqueue tasks from a file.
+
+    A line is the task itself (any JSON value), or an object with `input` and nothing but fields of a rollout: mode, resources_id,
+    config, metadata, rollout_id, priority, not_before, labels. A wrong line is named, and nothing is enqueued.
+    """
+    config = RolloutConfig(max_attempts=max_attempts, timeout_seconds=timeout_seconds)
+    if max_attempts > 1:
+        config.retry_condition = ["failed", "timeout", "unresponsive"]
+    wrong = [label for label in labels if "=" not in label]
+    if wrong:
+        raise UsageError(f"--label takes NAME=VALUE, not {wrong[0]!r}")
+    defaults: dict[str, Any] = {"mode": mode, "resources_id": resources_id, "config": config, "priority": priority}
+    defaults["labels"] = dict(label.split("=", 1) for label in labels) or None
+    requests = [request_of(line, f"{file.name}:{number}", defaults) for number, line in enumerate(file, 1) if line.strip()]
+
+    async def main() -> None:
+        ids: list[str] = []
+        async with open_queue(data_dir, store) as queue:
+            with progress(silent=as_json) as bar:
+                task = bar.add_task("enqueuing", total=len(requests))
+                for start in range(0, len(requests), CHUNK):
+                    own_key = None if key is None else f"{key}@{start}"
+                    ids += [r.rollout_id for r in await queue.enqueue(requests[start : start + CHUNK], idempotency_key=own_key)]
+                    bar.update(task, completed=len(ids))
+        if as_json:
+            print_json({"rollout_ids": ids})
+        else:
+            click.echo(f"enqueued {len(ids)} rollouts" + (f", {ids[0]} to {ids[-1]}" if ids else ""))
+
+    run_async(main)
+
+
+def request_of(line: str, where: str, defaults: dict[str, Any]) -> EnqueueRolloutRequest:
+    """What one line of a file of tasks asks for. Raises UsageError that names the line."""
+    try:
+        value = json.loads(line)
+        is_request = isinstance(value, dict) and "input" in value and FIELDS.issuperset(value)
+        return EnqueueRolloutRequest.model_validate({**defaults, **(value if is_request else {"input": value})})
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{where} is not JSON ({error.msg} at column {error.colno}): write one JSON value a line") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{where}: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
+    except AglError as error:
+        raise UsageError(f"{where}: {error}") from None

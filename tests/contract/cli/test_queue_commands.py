@@ -1,0 +1,175 @@
+"""The commands that look into the queue and work on it, against a queue in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from agl_otel.cli import main
+from agl_otel.queue.client import AttemptUpdate, QueueClient
+from agl_otel.settings import free_port
+from agl_otel.types import LLM, EnqueueRolloutRequest, PromptTemplate
+
+T = TypeVar("T")
+
+
+class Stack:
+    """A queue, and how a command is run on it."""
+
+    def __init__(self, address: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.address = address
+        self._capsys = capsys
+
+    def run(self, *arguments: str, code: int = 0) -> str:
+        """Run a command; answers what it printed (on both outputs), and checks its exit code."""
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, "--store", self.address])
+        captured = self._capsys.readouterr()
+        assert ended.value.code == code, captured
+        return captured.out + captured.err
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        """The same with --json."""
+        return json.loads(self.run(*arguments, "--json", code=code))
+
+    def do(self, work: Callable[[QueueClient], Awaitable[T]]) -> T:
+        """Something that no command does."""
+
+        async def client() -> T:
+            async with QueueClient(self.address, retry_seconds=90) as queue:  # it may still be starting
+                return await work(queue)
+
+        return asyncio.run(client())
+
+    def fail(self, count: int, why: str) -> None:
+        """Claim so many, and report that they failed."""
+
+        async def work(queue: QueueClient) -> None:
+            for claim in await queue.claim(count, worker_id="w-1"):
+                attempt_id = claim.attempt.attempt_id
+                failed = AttemptUpdate(rollout_id=claim.rollout_id, attempt_id=attempt_id, status="failed", error=why)
+                await queue.update_attempts([failed])
+
+        self.do(work)
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("queue")
+    port = free_port()
+    environment = {**os.environ, "AGL_DATA_DIR": str(folder), "AGL_QUEUE_PORT": str(port), "AGL_LOG_LEVEL": "WARNING"}
+    queue = subprocess.Popen([sys.executable, "-m", "agl_otel.queue"], env=environment)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        queue.kill()
+        queue.wait()
+
+
+@pytest.fixture
+def stack(address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Stack:
+    """An empty queue."""
+    monkeypatch.setenv("COLUMNS", "200")
+    stack = Stack(address, capsys)
+
+    async def empty(queue: QueueClient) -> None:
+        await queue.delete([rollout.rollout_id for rollout in await queue.query_rollouts()])
+
+    stack.do(empty)
+    return stack
+
+
+def tasks(folder: Path, *lines: object) -> str:
+    path = folder / "tasks.jsonl"
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    return str(path)
+
+
+def test_tasks_of_a_file_are_enqueued_once_under_a_key(stack: Stack, tmp_path: Path) -> None:
+    file = tasks(tmp_path, {"question": 1}, {"input": "b", "mode": "val", "priority": 5}, "", 7)
+    options = ("rollouts", "enqueue", "--file", file, "--mode", "train", "--label", "gpu=yes", "--max-attempts", "3", "--key", "k")
+    ids = stack.json(*options)["rollout_ids"]
+    assert stack.json(*options)["rollout_ids"] == ids
+    items = stack.json("rollouts", "ls")["items"]
+    assert [(i["input"], i["mode"], i["priority"], i["labels"]) for i in items] == [
+        (7, "train", 0, {"gpu": "yes"}),
+        ("b", "val", 5, {"gpu": "yes"}),
+        ({"question": 1}, "train", 0, {"gpu": "yes"}),
+    ]
+    assert items[0]["config"]["max_attempts"] == 3
+    assert [i["rollout_id"] for i in stack.json("rollouts", "--mode", "val")["items"]] == [ids[1]]
+    assert "1 of 3 rollouts" in stack.run("rollouts", "--limit", "1")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{not json", "tasks.jsonl:2 is not JSON"),
+        ({"input": 1, "mode": "holiday"}, "tasks.jsonl:2: mode"),
+        ({"input": 1, "config": {"max_attempts": 0}}, "tasks.jsonl:2: config.max_attempts"),
+    ],
+)
+def test_a_wrong_line_is_named_and_nothing_is_enqueued(stack: Stack, tmp_path: Path, line: object, message: str) -> None:
+    assert message in stack.run("rollouts", "enqueue", "--file", tasks(tmp_path, 1, line), code=2)
+    assert stack.json("queue", "stats")["total_rollouts"] == 0
+
+
+def test_what_died_is_listed_with_its_reason_and_can_be_retried(stack: Stack, tmp_path: Path) -> None:
+    ids = stack.json("rollouts", "enqueue", "--file", tasks(tmp_path, 1, 2))["rollout_ids"]
+    stack.fail(1, "the agent raised ValueError")
+    text = stack.run("queue", "dead")
+    assert "the agent raised ValueError" in text
+    assert "1 of 1 dead" in text
+    shown = stack.json("rollouts", "show", ids[0][5:])
+    assert [a["error"] for a in shown["attempts"]] == ["the agent raised ValueError"]
+    assert stack.json("rollouts", "wait", ids[0], code=1) == {"ended": {ids[0]: "failed"}, "open": []}
+    assert stack.json("rollouts", "retry", "--status", "failed") == {"requeued": 1}
+    assert stack.json("queue", "dead")["total"] == 0
+    assert stack.json("queue", "stats")["rollouts_by_status"] == {"queuing": 1, "requeuing": 1}
+    assert stack.json("rollouts", "wait", "--timeout", "0", code=1) == {"ended": {}, "open": ids}
+
+
+def test_rollouts_are_cancelled_and_deleted_by_id_or_status(stack: Stack, tmp_path: Path) -> None:
+    ids = stack.json("rollouts", "enqueue", "--file", tasks(tmp_path, 1, 2, 3))["rollout_ids"]
+    assert "cancelled 1 rollouts" in stack.run("rollouts", "cancel", ids[0])
+    assert stack.json("rollouts", "cancel", *ids) == {"cancelled": 2}
+    assert stack.json("rollouts", "delete", ids[1]) == {"deleted": 1}
+    assert "deleted 2 rollouts" in stack.run("rollouts", "delete", "--status", "cancelled", "--yes")
+    assert "say which rollouts" in stack.run("rollouts", "cancel", code=2)
+    assert f"there is no rollout {ids[1]!r}" in stack.run("rollouts", "retry", ids[1], code=2)
+
+
+def test_old_rollouts_are_pruned_and_open_ones_stay(stack: Stack, tmp_path: Path) -> None:
+    stack.run("rollouts", "enqueue", "--file", tasks(tmp_path, *range(5)))
+    stack.fail(3, "x")
+    assert "--older-than 30d" in stack.run("queue", "prune", code=2)
+    assert "is no span of time" in stack.run("queue", "prune", "--older-than", "soon", code=2)
+    assert stack.json("queue", "prune", "--older-than", "1h") == {"found": 0, "removed": 0}
+    assert stack.json("queue", "prune", "--older-than", "0s", "--dry-run") == {"found": 3, "removed": 0}
+    assert stack.json("queue", "prune", "--older-than", "0s", "--status", "failed") == {"found": 3, "removed": 3}
+    assert stack.json("queue", "stats")["rollouts_by_status"] == {"queuing": 2}
+
+
+def test_resources_and_workers_are_shown_without_keys(stack: Stack) -> None:
+    assert "no resources yet" in stack.run("resources", "show", code=2)
+    llm = LLM(endpoint="http://a/v1", model="m", api_key="secret")
+    prompt = PromptTemplate(template="{x}", engine="f-string")
+    stack.do(lambda queue: queue.put_resources({"main_llm": llm, "p": prompt}, resources_id="mine"))
+    stack.do(lambda queue: queue.enqueue([EnqueueRolloutRequest(input=1)]))
+    stack.do(lambda queue: queue.claim(1, worker_id="w-1"))
+    assert "main_llm (llm), p (prompt_template)" in stack.run("resources", "ls")
+    shown = stack.run("resources", "show")
+    assert "secret" not in shown
+    assert "http://a/v1" in shown
+    assert stack.json("resources", "show", "mine", "--version", "1")["version"] == 1
+    [worker] = stack.json("workers", "ls", "--status", "busy")["items"]
+    assert worker["worker_id"] == "w-1"
+    assert "w-1" in stack.run("workers", "ls")
