@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from agl_otel.adapters.base import Adapter, OtelTraceAdapter, TraceAdapter, TraceToMessages
 from agl_otel.adapters.messages import to_messages
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
+from agl_otel.adapters.tree import TraceTree
+from agl_otel.adapters.triplets import LlmProxyTraceToTriplet, RewardMatchPolicy, TracerTraceToTriplet, TraceToTripletBase
 
-__all__ = ["TrajectoryBatch", "to_messages", "to_trajectories"]
+__all__ = [
+    "Adapter",
+    "LlmProxyTraceToTriplet",
+    "OtelTraceAdapter",
+    "RewardMatchPolicy",
+    "TraceAdapter",
+    "TraceToMessages",
+    "TraceToTripletBase",
+    "TraceTree",
+    "TracerTraceToTriplet",
+    "TrajectoryBatch",
+    "to_messages",
+    "to_trajectories",
+]

@@ -26,6 +26,29 @@ _NAMES: Final = {
     "agl_otel.emit": """
         reward operation emit_reward emit_message emit_object emit_exception emit_annotation get_reward_value get_rewards_from_span
         is_reward_span find_reward_spans find_final_reward get_message_value get_object_value""",
+    "agl_otel.adapters": """
+        Adapter TraceAdapter OtelTraceAdapter TraceToTripletBase TracerTraceToTriplet LlmProxyTraceToTriplet TraceToMessages""",
+    "agl_otel.algorithms": """
+        Algorithm algo FastAlgorithm Baseline APO VERL""",
+    "agl_otel.litagent": """
+        LitAgent rollout llm_rollout prompt_rollout""",
+    "agl_otel.runner": """
+        Runner LitAgentRunner""",
+    "agl_otel.trainer": """
+        Trainer build_component""",
+    "agl_otel.execution": """
+        ExecutionStrategy ClientServerExecutionStrategy SharedMemoryExecutionStrategy ExecutionEvent ThreadingEvent
+        MultiprocessingEvent""",
+    "agl_otel.llm_proxy": """
+        LLMProxy""",
+    "agl_otel.tracer": """
+        Tracer OtelTracer AgentOpsTracer WeaveTracer DummyTracer get_active_tracer set_active_tracer clear_active_tracer""",
+    "agl_otel.config": """
+        lightning_cli""",
+    "agl_otel.logging": """
+        setup_logging setup_module_logging configure_logger""",
+    "agl_otel.env_var": """
+        LightningEnvVar resolve_bool_env_var resolve_int_env_var resolve_str_env_var""",
 }
 """{module: what is here of it}; Agent Lightning 0.3's names and those of our own that users need. `__init__.pyi` tells editors."""
 _MODULE_OF: Final = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -1,4 +1,4 @@
-"""`python -m agl_otel.embedded DATA_DIR [SERVICE …] [--discard]`: the supervisor of a stack that belongs to one store object.
+"""`python -m agl_otel.embedded DATA_DIR [SERVICE …]`: the supervisor of a stack that belongs to one store object.
 
 It says where the stack is in one line of JSON and ends when its standard input ends; --discard removes the folder then. Started by
 store/embedded.py, not by people.
@@ -6,6 +6,7 @@ store/embedded.py, not by people.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -13,15 +14,16 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from agl_otel.errors import AglError, InUseError
 from agl_otel.settings import PORTS, Settings
 from agl_otel.stack import Stack, read_stack_file
 
 
-async def run(data_dir: Path, services: list[str], *, discard: bool) -> None:
+async def run(data_dir: Path, services: list[str], *, discard: bool, changed: dict[str, Any]) -> None:
     """Run the stack until standard input ends; where one runs on the data directory already, name that and return."""
-    settings = Settings.load(data_dir=data_dir, store="", queue_url="", clickhouse_url="", **dict.fromkeys(PORTS, 0))
+    settings = Settings.load(data_dir=data_dir, store="", queue_url="", clickhouse_url="", **{**dict.fromkeys(PORTS, 0), **changed})
     stack = Stack(settings, only=services)
     try:
         await stack.start()
@@ -58,9 +60,14 @@ def _say(answer: dict[str, str]) -> None:
 
 def main() -> None:
     """The command line."""
-    arguments = [argument for argument in sys.argv[1:] if argument != "--discard"]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data_dir", type=Path)
+    parser.add_argument("services", nargs="*")
+    parser.add_argument("--settings", type=json.loads, default={})
+    parser.add_argument("--discard", action="store_true")
+    given = parser.parse_args()
     try:
-        asyncio.run(run(Path(arguments[0]), arguments[1:], discard="--discard" in sys.argv))
+        asyncio.run(run(given.data_dir, given.services, discard=given.discard, changed=given.settings))
     except AglError as error:
         _say({"error": str(error)})
         sys.exit(1)

@@ -41,7 +41,9 @@ class Settings(BaseSettings):
     proxy_port: int = Field(default=4000, ge=0, le=65535)
     """The model proxy (OpenAI-compatible)."""
     web_port: int = Field(default=4748, ge=0, le=65535)
-    """REST."""
+    """REST, OTLP over HTTP and metrics, on one port."""
+    cors_origins: str = ""
+    """Origins (scheme://host:port, or *) whose pages may call the web service, separated by commas; empty means none."""
     queue_url: str = ""
     """sqlite:///PATH or postgresql://…; empty means queue.db in the data directory."""
     clickhouse_url: str = ""
@@ -186,6 +188,22 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether this process could listen there at this moment."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError):
+            return False
+        return True
+
+
+def port_beside(host: str, port: int) -> int:
+    """The port after `port` where nobody listens there, so that it is the same after a restart; else 0, a free one."""
+    return port + 1 if port and is_free(host, port + 1) else 0
 
 
 def _source(name: str, flags: Mapping[str, Any]) -> str:

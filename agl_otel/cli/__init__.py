@@ -17,6 +17,7 @@ from agl_otel.errors import AglError, UsageError
 
 COMMANDS: Final = {
     "up": "agl_otel.cli.up:up",
+    "store": "agl_otel.cli.store:store",
     "demo": "agl_otel.cli.demo:demo",
     "run": "agl_otel.cli.run:run",
     "runner": "agl_otel.runner.__main__:runner",

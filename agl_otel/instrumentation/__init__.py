@@ -16,7 +16,7 @@ from agl_otel.instrumentation.context import AttemptContext, attempt_scope
 if TYPE_CHECKING:
     from agl_otel.instrumentation.setup import Telemetry
 
-__all__ = ["AttemptContext", "Telemetry", "attempt_scope", "post_instrument", "pre_instrument"]
+__all__ = ["AttemptContext", "Telemetry", "attempt_scope", "instrument_all", "post_instrument", "pre_instrument", "uninstrument_all"]
 
 
 def pre_instrument() -> None:
@@ -39,3 +39,17 @@ def __getattr__(name: str) -> Any:
 
         return Telemetry
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def instrument_all() -> None:
+    """0.3's: switch on, in this process, every instrumentation that is installed and knows model calls or carries baggage."""
+    from agl_otel.instrumentation.setup import switch_on_installed
+
+    switch_on_installed()
+
+
+def uninstrument_all() -> None:
+    """0.3's: switch those off that `instrument_all` switched on."""
+    from agl_otel.instrumentation.setup import switch_off
+
+    switch_off()

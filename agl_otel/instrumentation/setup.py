@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.instrumentation.dependencies import get_dependency_conflicts
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Tracer
 from opentelemetry.util._importlib_metadata import entry_points
@@ -32,6 +34,13 @@ ACK_SECONDS: Final = 30.0
 """How long an attempt's start waits for the collector."""
 _ALSO: Final = {"httpx": ("httpx", "httpx2")}
 """Instrumentations that belong together: newer OpenAI clients come with httpx2, and baggage must travel with either."""
+INSTRUMENTATIONS: Final = (
+    *("openai", "anthropic", "mistralai", "google_generativeai", "litellm", "langchain", "openai_agents", "crewai", "llama_index"),
+    *("httpx", "httpx2", "requests", "aiohttp-client", "threading"),
+)
+"""What a plain script gets where they and their library are installed: model calls, frameworks, and what carries baggage to the proxy."""
+_GROUP: Final = "opentelemetry_instrumentor"
+_log = logging.getLogger(__name__)
 _UNLIMITED: Final = SpanLimits(
     max_attributes=SpanLimits.UNSET,
     max_events=SpanLimits.UNSET,
@@ -47,20 +56,25 @@ _UNLIMITED: Final = SpanLimits(
 class Telemetry:
     """Tracing of one process. Build it with `start`. Every method may be called from any thread; those that wait say so."""
 
-    def __init__(self, *, otlp_endpoint: str, token: str = "", service_name: str) -> None:
+    def __init__(
+        self,
+        *,
+        otlp_endpoint: str = "",
+        token: str = "",
+        service_name: str,
+        exporter: Callable[[], SpanExporter] | None = None,
+        provider: TracerProvider | None = None,
+    ) -> None:
         os.environ.pop("OTEL_SDK_DISABLED", None)  # meant for the user's own telemetry; a proxy that records nothing is of no use
         self._ledger = Ledger()
-        self._provider = TracerProvider(
+        self._provider = provider or TracerProvider(
             sampler=ALWAYS_ON, resource=Resource.create({SERVICE_NAME: service_name}), shutdown_on_exit=False, span_limits=_UNLIMITED
         )
         self._processor = AttemptProcessor(self._ledger, on_idle=lambda key: self._sealer.idle(key))
-
-        def exporter() -> OtlpExporter:
-            return OtlpExporter(otlp_endpoint, token)
-
+        make = exporter or (lambda: OtlpExporter(otlp_endpoint, token))
         self._export = ExportProcessor(
-            exporter(),
-            rebuild=exporter,
+            make(),
+            rebuild=make,
             takes=lambda span: is_own(self._ledger, span),
             on_dropped=lambda spans: count_dropped(self._ledger, spans),
         )
@@ -78,17 +92,21 @@ class Telemetry:
         SettingsError for an instrumentation that is not installed.
         """
         telemetry = cls(otlp_endpoint=otlp_endpoint, token=token, service_name=service_name)
-        trace.set_tracer_provider(telemetry._provider)
-        ensure_propagators()
-        for name in dict.fromkeys(each for asked in instrument for each in _ALSO.get(asked, (asked,))):
-            found = next(iter(entry_points(group="opentelemetry_instrumentor", name=name)), None)
-            if found is None:
-                raise SettingsError(f"no OpenTelemetry instrumentation {name!r} is installed: install opentelemetry-instrumentation-{name}")
-            instrumentor = found.load()()
-            if get_dependency_conflicts(instrumentor.instrumentation_dependencies()) is None:
-                instrumentor.instrument()
-        atexit.register(telemetry.shutdown)
+        telemetry.install(instrument)
         return telemetry
+
+    def install(self, instrument: Sequence[str] = ()) -> None:
+        """Make it the process's, and switch on instrumentations, as `start` does. Once."""
+        if trace.get_tracer_provider() is not self._provider:
+            trace.set_tracer_provider(self._provider)
+        ensure_propagators()
+        self.switch_on(instrument)
+        atexit.register(self.shutdown)
+
+    def switch_on(self, instrument: Sequence[str]) -> None:
+        """Switch on instrumentations, as `start` does."""
+        for name in dict.fromkeys(each for asked in instrument for each in _ALSO.get(asked, (asked,))):
+            _switch_on(name)
 
     @property
     def marker(self) -> str:
@@ -158,3 +176,36 @@ class Telemetry:
 def _some(keys: Sequence[Key]) -> str:
     names = ", ".join(f"{rollout_id}/{attempt_id}" for rollout_id, attempt_id in keys[:3])
     return names if len(keys) <= 3 else f"{names} and {len(keys) - 3} more"
+
+
+def _switch_on(name: str) -> Any:
+    """The instrumentor, switched on where its library is installed. Raises SettingsError where it is not installed itself."""
+    found = next(iter(entry_points(group=_GROUP, name=name)), None)
+    if found is None:
+        raise SettingsError(f"no OpenTelemetry instrumentation {name!r} is installed: install opentelemetry-instrumentation-{name}")
+    instrumentor = found.load()()
+    if get_dependency_conflicts(instrumentor.instrumentation_dependencies()) is None and not instrumentor.is_instrumented_by_opentelemetry:
+        instrumentor.instrument()
+    return instrumentor
+
+
+_switched_on: Final[dict[str, Any]] = {}
+
+
+def switch_on_installed() -> None:
+    """Switch on those of INSTRUMENTATIONS that are installed and not on yet. Never raises."""
+    installed = {point.name for point in entry_points(group=_GROUP)}
+    for name in [name for name in INSTRUMENTATIONS if name in installed and name not in _switched_on]:
+        try:
+            _switched_on[name] = _switch_on(name)
+        except Exception as error:  # noqa: BLE001 - the boundary: somebody else's instrumentation, of a library that may not be there
+            _switched_on[name] = None
+            _log.debug("instrumentation %s cannot be switched on: %r", name, error)
+
+
+def switch_off() -> None:
+    """Switch off what `switch_on_installed` switched on."""
+    while _switched_on:
+        _, instrumentor = _switched_on.popitem()
+        if instrumentor is not None:
+            instrumentor.uninstrument()

@@ -6,3 +6,18 @@ The supervisor that starts runners, and what rollouts mean, do not belong here.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agl_otel.runner.litagent import LitAgentRunner, Runner
+
+__all__ = ["LitAgentRunner", "Runner"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:  # loaded when asked for: a runner of commands needs none of it
+        from agl_otel.runner import litagent
+
+        return getattr(litagent, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,7 @@ import os
 import socket
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from agl_otel.errors import AgentError, AglError, UnavailableError, UsageError
@@ -39,6 +39,7 @@ GRACE_SECONDS: Final = 30.0  # for what runs, when the runner is told to stop
 START_RETRY_SECONDS: Final = 60.0  # how long the collector or queue may be away before claimed attempts fail
 FIND_STACK_SECONDS: Final = 60.0
 _RESOURCES_KEPT: Final = 256
+Claim = Callable[[int], Awaitable[list[AttemptedRollout]]]
 _log = logging.getLogger(__name__)
 
 
@@ -56,6 +57,7 @@ class Runner:
         on_event: called in the event loop when an attempt starts and when it is done with.
         token: what collector and proxy ask for.
         grace_seconds: how long what runs may go on after `stop`.
+        claim: instead of the queue's own claim: (limit) → rollouts.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Runner:
         on_event: Callable[[RunnerEvent], None] | None = None,
         token: str = "",
         grace_seconds: float = GRACE_SECONDS,
+        claim: Claim | None = None,
     ) -> None:
         if concurrency < 1:
             raise UsageError(f"concurrency is {concurrency}: a runner needs at least one place")
@@ -81,7 +84,7 @@ class Runner:
         self._queue, self._telemetry, self._agent = queue, telemetry, agent
         self._concurrency, self._modes, self._max_rollouts = concurrency, list(modes), max_rollouts
         self._heartbeat_seconds, self._grace_seconds = heartbeat_seconds, grace_seconds
-        self._on_event, self._token = on_event, token
+        self._on_event, self._token, self._claim_with = on_event, token, claim or self._claim_next
         self._runs: dict[str, Run] = {}  # by attempt id, from the claim to the end of the agent
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -146,9 +149,11 @@ class Runner:
             changed.cancel()
         return 0
 
+    async def _claim_next(self, limit: int) -> list[AttemptedRollout]:
+        return await self._queue.claim(limit, worker_id=self.worker_id, wait_seconds=CLAIM_WAIT_SECONDS, modes=self._modes)
+
     async def _claim(self, limit: int, stopping: asyncio.Task[bool]) -> list[AttemptedRollout]:
-        ask = self._queue.claim(limit, worker_id=self.worker_id, wait_seconds=CLAIM_WAIT_SECONDS, modes=self._modes)
-        claim = asyncio.create_task(ask)
+        claim = asyncio.ensure_future(self._claim_with(limit))
         try:
             await asyncio.wait({claim, stopping}, return_when=asyncio.FIRST_COMPLETED)
             return claim.result() if claim.done() else []

@@ -100,6 +100,14 @@ class Connection:
         reader = TraceReader(description.clickhouse or "", collectors=description.collectors, token=token)
         return cls(queue, reader, SpanWriter(queue, token=token), description)
 
+    async def refresh(self, token: str) -> None:
+        """Look again for what was not there yet when this was opened: the stack was still starting."""
+        description = await self.queue.describe()
+        if description.clickhouse:
+            before, self.description = self.reader, description
+            self.reader = TraceReader(description.clickhouse, collectors=description.collectors, token=token)
+            await before.close()
+
     async def close(self) -> None:
         """Close all of them."""
         await self.writer.close()
@@ -126,7 +134,10 @@ class Connected:
             self._forget_closed_loops()
             opening = self._opening[loop] = asyncio.ensure_future(self._connect(loop))
         try:
-            return await asyncio.shield(opening)
+            connection = await asyncio.shield(opening)
+            if connection.description.clickhouse is None:
+                await connection.refresh(self._source.token)
+            return connection
         finally:
             if opening.done() and (opening.cancelled() or opening.exception() is not None):
                 self._opening.pop(loop, None)

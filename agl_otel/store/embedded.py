@@ -13,9 +13,9 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from agl_otel.errors import SettingsError, UnavailableError
 from agl_otel.settings import Settings
@@ -27,10 +27,20 @@ STOP_SECONDS: Final = 60.0  # the collector may have to flush its log
 
 
 class EmbeddedStack:
-    """The stack of `data_dir`; None means a temporary folder that is removed at the end. `services` are those of stack.py."""
+    """The stack of `data_dir`; None means a temporary folder that is removed at the end. `services` are those of stack.py.
 
-    def __init__(self, data_dir: Path | None = None, *, services: Sequence[str] = ("queue", "collector")) -> None:
+    `settings` are fields of Settings that differ from those of a stack of free ports.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | None = None,
+        *,
+        services: Sequence[str] = ("queue", "collector"),
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         self.token = Settings.load().token.get_secret_value()
+        self.settings: dict[str, Any] = dict(settings or {})
         self._data_dir = data_dir
         self._services = tuple(services)
         self._lock = threading.Lock()
@@ -45,6 +55,16 @@ class EmbeddedStack:
                 self._address = self._start()
             return self._address
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started."""
+        return bool(self._address)
+
+    def configure(self, *, services: Sequence[str], **settings: Any) -> None:
+        """Say what is started, before the first use."""
+        self._services = tuple(services)
+        self.settings.update(settings)
+
     def stop(self) -> None:
         """End the stack and wait for it; a later use starts it again."""
         with self._lock:
@@ -56,7 +76,8 @@ class EmbeddedStack:
         temporary = self._data_dir is None
         directory = Path(tempfile.mkdtemp(prefix="agl-otel-")) if self._data_dir is None else self._data_dir
         self._directory = directory
-        command = [sys.executable, "-m", SUPERVISOR, str(directory.absolute()), *self._services, *(["--discard"] if temporary else [])]
+        command = [sys.executable, "-m", SUPERVISOR, str(directory.absolute()), *self._services]
+        command += ["--settings", json.dumps(self.settings), *(["--discard"] if temporary else [])]
         try:
             directory.mkdir(parents=True, exist_ok=True)
             with (directory / LOG).open("ab") as log:

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
+from agl_otel.errors import UsageError
 from agl_otel.queue.client import QueueClient
+from agl_otel.settings import is_free, port_beside
 from agl_otel.store.address import Address
 from agl_otel.store.base import Connected, Connection, LightningStoreCapabilities, LightningStoreStatistics, Source
 from agl_otel.store.embedded import EmbeddedStack
@@ -20,6 +22,9 @@ from agl_otel.store.spans import Spans
 from agl_otel.store.write import TRACES_PATH
 from agl_otel.traces.reader import TraceReader
 from agl_otel.types import Describe
+
+DEFAULT_PORT: Final = 4747
+SERVED: Final = ("queue", "collector", "proxy", "web")
 
 
 class Store(Rollouts, Spans, Resources, Workers):
@@ -52,9 +57,13 @@ class Store(Rollouts, Spans, Resources, Workers):
         """
         return Store(source=EmbeddedStack(Path(data_dir)))
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> Self:
+        """Connect in the running loop, where that has not happened yet. Raises UsageError (no or a malformed address), UnavailableError."""
         await self._open()
         return self
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
@@ -63,6 +72,11 @@ class Store(Rollouts, Spans, Resources, Workers):
         return partial(Store, token=self._source.token), (self._source.address(),)
 
     # --- the stack behind it
+
+    @property
+    def token(self) -> str:
+        """The bearer token of the stack; empty means none."""
+        return self._source.token
 
     @property
     def queue(self) -> QueueClient:
@@ -93,6 +107,29 @@ class Store(Rollouts, Spans, Resources, Workers):
         connection = await self._open()
         counts, spans = await asyncio.gather(connection.queue.statistics(), connection.reader.count())
         return {**counts, "total_spans": spans}  # pyright: ignore[reportReturnType]  # counts is a dict with these keys
+
+    def serve(self, host: str, port: int | None = None, *, strict: bool = False) -> str:
+        """Have a stack of the store's own answer at host:port for other processes and machines; the address for them.
+
+        A stack that runs already is where it is. `port` None means 4747, or, unless `strict`, a free one where that is taken. Blocks.
+        Raises UsageError where the store's own stack runs already and `strict` asks for another address, UnavailableError.
+        """
+        source = self._source
+        if not isinstance(source, EmbeddedStack):
+            return source.address()
+        if source.running:
+            if strict:
+                raise UsageError(
+                    f"the store's stack runs already, and not at {host}:{port or DEFAULT_PORT}: "
+                    "do not use the store before fit, or start one with `agl-otel store` and give its client"
+                )
+            return source.address()
+        host = "127.0.0.1" if host == "localhost" else host
+        chosen = DEFAULT_PORT if port is None else port
+        if port is None and not strict and not is_free(host, DEFAULT_PORT):
+            chosen = 0
+        source.configure(services=SERVED, host=host, web_port=chosen, queue_port=port_beside(host, chosen))
+        return source.address()
 
     def otlp_traces_endpoint(self) -> str:
         """Where OTLP over HTTP goes; ends in /v1/traces. Raises NotImplementedError where the stack has no collector."""

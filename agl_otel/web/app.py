@@ -1,26 +1,34 @@
-"""The aiohttp application: routes to small handlers over one Store. No HTML and no SQL live here."""
+"""The aiohttp application: who may call, from where, and where the services are. Routes live in rest.py and relay.py, no SQL anywhere."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import signal
-from collections.abc import Awaitable, Callable
-from typing import cast, get_args
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 from aiohttp import web
 
-from agl_otel.errors import AglError, InUseError, UsageError, http_status
+from agl_otel.errors import AglError, InUseError, http_status
 from agl_otel.listen import listen, require_certificate
-from agl_otel.queue.client import QueueClient
+from agl_otel.queue.convert import reachable
 from agl_otel.settings import Settings
-from agl_otel.store import DESCRIBE_PATH
+from agl_otel.store import DESCRIBE_PATH, Store
 from agl_otel.tls import Tls
-from agl_otel.types import RolloutStatus
+from agl_otel.web import relay, rest
+from agl_otel.web.rest import STORE
 
-QUEUE = web.AppKey("queue", QueueClient)
 TOKEN = web.AppKey("token", str)
-OPEN_PATHS = frozenset({"/health"})
+ORIGINS = web.AppKey("origins", frozenset[str])
+OPEN_PATHS: Final = frozenset({"/health", "/v1/agl/health"})
+MAX_BODY_BYTES: Final = 64 << 20
+_CORS: Final = {
+    "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Content-Encoding",
+    "Access-Control-Max-Age": "600",
+    "Vary": "Origin",
+}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -30,44 +38,17 @@ async def health(_: web.Request) -> web.Response:
 
 
 async def describe(request: web.Request) -> web.Response:
-    """GET /v1/agl/describe: where the services are (types.Describe)."""
-    return web.json_response((await request.app[QUEUE].describe()).model_dump())
+    """GET /v1/agl/describe: where the services are (types.Describe), as the caller can reach them."""
+    found = (await request.app[STORE].queue.describe()).model_dump()
+    host = request.url.host or ""
+    host = f"[{host}]" if ":" in host else host
+    return web.json_response({name: _seen(value, host) for name, value in found.items()})
 
 
-async def statistics(request: web.Request) -> web.Response:
-    """GET /v1/agl/statistics: counts of the queue."""
-    return web.json_response(await request.app[QUEUE].statistics())
-
-
-async def rollouts(request: web.Request) -> web.Response:
-    """GET /v1/agl/rollouts?limit&offset&status_in&rollout_id_contains: one page, the newest first."""
-    query = request.query
-    try:
-        limit, offset = int(query.get("limit", "100")), int(query.get("offset", "0"))
-    except ValueError:
-        raise UsageError("limit and offset take whole numbers") from None
-    statuses = query.getall("status_in", [])
-    if unknown := set(statuses) - set(get_args(RolloutStatus)):
-        raise UsageError(f"unknown status {', '.join(sorted(unknown))}; known are {', '.join(get_args(RolloutStatus))}")
-    page = await request.app[QUEUE].query_rollouts(
-        status_in=cast("list[RolloutStatus]", statuses) or None,
-        rollout_id_contains=query.get("rollout_id_contains"),
-        sort_by="start_time",
-        sort_order="desc",
-        limit=limit,
-        offset=offset,
-    )
-    items = [rollout.model_dump(mode="json", exclude={"token"}) for rollout in page]
-    return web.json_response({"items": items, "limit": limit, "offset": offset, "total": page.total})
-
-
-ROUTES: dict[str, Handler] = {
-    "/health": health,
-    DESCRIBE_PATH: describe,
-    "/v1/agl/health": health,
-    "/v1/agl/statistics": statistics,
-    "/v1/agl/rollouts": rollouts,
-}
+def _seen(address: object, host: str) -> object:
+    if isinstance(address, list):
+        return [_seen(item, host) for item in address]  # pyright: ignore[reportUnknownVariableType]  # of text
+    return reachable(address, host) if isinstance(address, str) and ":" in address else address
 
 
 @web.middleware
@@ -83,12 +64,28 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         return web.json_response({"detail": str(error), "error_type": type(error).__name__}, status=http_status(error))
 
 
-def build_app(queue: QueueClient, token: str = "") -> web.Application:
-    """The application over a queue client."""
-    app = web.Application(middlewares=[guard])
-    app[QUEUE] = queue
+@web.middleware
+async def cors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let pages of the allowed origins call."""
+    origin, allowed = request.headers.get("Origin", ""), request.app[ORIGINS]
+    if not origin or not allowed & {origin, "*"}:
+        return await handler(request)
+    asks_first = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
+    answer = web.Response(status=204) if asks_first else await handler(request)
+    answer.headers.update({**_CORS, "Access-Control-Allow-Origin": origin})
+    return answer
+
+
+def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = ()) -> web.Application:
+    """The application over a store that is open in the running loop."""
+    app = web.Application(middlewares=[cors, guard], client_max_size=MAX_BODY_BYTES)
+    app[STORE] = store
     app[TOKEN] = token
-    app.add_routes([web.get(path, handler) for path, handler in ROUTES.items()])
+    app[ORIGINS] = frozenset(origin.strip() for origin in cors_origins if origin.strip())
+    app.router.add_get("/health", health)
+    app.router.add_get(DESCRIBE_PATH, describe)
+    rest.add_routes(app)
+    relay.add_routes(app)
     return app
 
 
@@ -99,8 +96,8 @@ async def serve(settings: Settings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     token = settings.token.get_secret_value()
     tls = Tls.load(settings)
-    async with QueueClient(settings.queue_address, token=token) as queue:
-        app = build_app(queue, token)
+    async with Store(settings.queue_address, token=token) as store:
+        app = build_app(store, token, settings.cors_origins.split(","))
         if tls is not None and tls.client_authority is not None:
             app.middlewares.append(require_certificate(OPEN_PATHS))
         runner = web.AppRunner(app, access_log=None)
@@ -111,7 +108,7 @@ async def serve(settings: Settings) -> None:
             await runner.cleanup()
             raise InUseError(f"port {settings.web_port} on {settings.host} is in use: choose another with AGL_WEB_PORT") from error
         url = f"{'https' if tls else 'http'}://{settings.host}:{settings.web_port}"
-        await queue.announce("web", f"web@{settings.host}:{settings.web_port}", {"web": url})
+        await store.queue.announce("web", f"web@{settings.host}:{settings.web_port}", {"web": url})
         await stop.wait()
         await runner.cleanup()
 

@@ -1,4 +1,4 @@
-"""Algorithm, runners and store in one call: what `agl-otel train JOB.toml` does.
+"""A job file, and the training run that it describes: what `agl-otel train JOB.toml` does.
 
 A job file says which agent, which tasks, which policy and which algorithm. A Training run holds the model server and the
 runner processes for as long as it lasts; the stack is somebody else's (`agl-otel up`, or the command that started one).

@@ -1,0 +1,100 @@
+"""Components by instance, class, factory, name or dict: how a Trainer's arguments may be written."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, Final, TypeVar, cast
+
+from agl_otel.errors import UsageError
+
+T = TypeVar("T")
+OLD_PACKAGE: Final = "agentlightning"
+PACKAGE: Final = "agl_otel"
+
+
+def build_component(
+    spec: Any,
+    *,
+    expected_type: type[T],
+    spec_name: str,
+    default_factory: Callable[[], T] | None = None,
+    allow_none: bool = False,
+    optional_defaults: Mapping[str, Callable[[], Any]] | None = None,
+    dict_requires_type: bool = True,
+    dict_default_cls: type[T] | None = None,
+    registry: Mapping[str, str] | None = None,
+) -> T | None:
+    """The component that `spec` describes.
+
+    Args:
+        spec: an instance; a class or factory; an import path (of Agent Lightning 0.3 too) or a name of `registry`; a dict with `type`
+            (any of these) and constructor arguments; None for the default.
+        expected_type: what it must be.
+        spec_name: what it is called in errors.
+        default_factory: makes the default.
+        allow_none: whether None is fine where there is no default.
+        optional_defaults: arguments that a class gets where it takes them and the spec does not give them.
+        dict_requires_type: whether a dict must say its type.
+        dict_default_cls: the class of a dict without one.
+        registry: {short name: import path}.
+
+    Raises UsageError (a ValueError) that names the component and what was wrong, TypeError where it is of another type.
+    """
+    if spec is None:
+        if default_factory is None and not allow_none:
+            raise UsageError(f"{spec_name} is missing")
+        return default_factory() if default_factory is not None else None
+    if isinstance(spec, expected_type):
+        return spec
+    arguments: dict[str, Any] = {}
+    if isinstance(spec, Mapping):
+        arguments = dict(cast("Mapping[str, Any]", spec))
+        spec = arguments.pop("type", None) or dict_default_cls
+        if spec is None:
+            hint = "a dict needs a key `type`" if dict_requires_type else "a dict without `type` needs a default class"
+            raise UsageError(f"{spec_name}: {hint}, for example {{'type': 'package.module.Name', …}}")
+    if isinstance(spec, str):
+        spec = load_named((registry or {}).get(spec, spec), spec_name)
+    if isinstance(spec, expected_type):
+        if arguments:
+            raise UsageError(f"{spec_name}: {spec!r} is an object already and takes no arguments {', '.join(arguments)}")
+        return spec
+    if not callable(spec):
+        raise TypeError(f"{spec_name} is {spec!r}: give a {expected_type.__name__}, a class or factory of one, its import path, or a dict")
+    made = spec(**_with_defaults(spec, arguments, optional_defaults or {}))
+    if not isinstance(made, expected_type):
+        raise TypeError(f"{spec_name} is a {type(made).__name__}, not a {expected_type.__name__}")
+    return made
+
+
+def load_named(path: str, spec_name: str = "the component") -> Any:
+    """What an import path names: `package.module.Name` or `package.module:Name`. Raises UsageError.
+
+    A path into 0.3's package means the same name here, wherever in this package it lives.
+    """
+    module, _, name = path.replace(":", ".").rpartition(".")
+    if not module:
+        raise UsageError(f"{spec_name} {path!r} is no known name and no import path: write package.module.Name")
+    ours = module == OLD_PACKAGE or module.startswith(f"{OLD_PACKAGE}.")
+    module = PACKAGE + module.removeprefix(OLD_PACKAGE) if ours else module
+    for place in (module, PACKAGE) if ours else (module,):
+        try:
+            found = import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is None or not place.startswith(error.name):
+                raise  # something that the user's module needs
+            continue
+        if (value := getattr(found, name, None)) is not None:
+            return value
+    raise UsageError(f"{spec_name} {path!r} cannot be found: is the package installed, and the name right?")
+
+
+def _with_defaults(make: Callable[..., Any], arguments: dict[str, Any], defaults: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    try:
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError):  # a builtin that does not say
+        return arguments
+    taken = {name: give() for name, give in defaults.items() if name in parameters and name not in arguments}
+    return {**taken, **arguments}

@@ -1,0 +1,61 @@
+"""`algo`: a function as an algorithm; what its parameters name is what it gets."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Final
+
+from agl_otel.algorithms.base import Algorithm
+from agl_otel.types import Dataset
+
+Function = Callable[..., Any]
+_VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_DATASETS: Final = ("train_dataset", "val_dataset")
+_GIVEN: Final[dict[str, Callable[[Algorithm], Any]]] = {
+    "store": lambda algorithm: algorithm.get_store(),
+    "adapter": lambda algorithm: algorithm.get_adapter(),
+    "llm_proxy": lambda algorithm: algorithm.get_llm_proxy(),
+    "initial_resources": lambda algorithm: algorithm.get_initial_resources(),
+}
+
+
+class FunctionalAlgorithm(Algorithm):
+    """A function as an algorithm; calling it calls the function.
+
+    It gets, by name: store, adapter, llm_proxy, initial_resources, train_dataset, val_dataset.
+    """
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        functools.update_wrapper(self, function)
+        self._function = function
+        parameters = inspect.signature(function).parameters.values()
+        self._names = [p.name for p in parameters if p.kind not in _VARIADIC]
+        self._name: str = getattr(function, "__name__", repr(function))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the plain function."""
+        return self._function(*args, **kwargs)
+
+    def is_async(self) -> bool:
+        """Whether the function is."""
+        return inspect.iscoroutinefunction(self._function)
+
+    def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Any:
+        """Call the function with what it names. Raises TypeError for a data set that it does not take."""
+        given: dict[str, Any] = {name: give(self) for name, give in _GIVEN.items() if name in self._names}
+        for name, data in zip(_DATASETS, (train_dataset, val_dataset), strict=True):
+            if name in self._names:
+                given[name] = data
+            elif data is not None:
+                raise TypeError(
+                    f"{name} was given, and algorithm {self._name} has no parameter of that name: add it, or leave the data out"
+                )
+        return self._function(**given)
+
+
+def algo(func: Function) -> FunctionalAlgorithm:
+    """Make a function, sync or async, an algorithm."""
+    return FunctionalAlgorithm(func)

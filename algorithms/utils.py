@@ -1,0 +1,80 @@
+"""Helpers for algorithms: what they are given, and how they go through data."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from agl_otel.types import Dataset
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+def with_store(function: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    """Give an algorithm's async method the algorithm's store as its first argument after self."""
+
+    @functools.wraps(function)
+    async def given(self: Any, *args: Any, **kwargs: Any) -> T:
+        return await function(self, self.get_store(), *args, **kwargs)
+
+    return given
+
+
+def with_llm_proxy(required: bool = False, auto_start: bool = True) -> Callable[[Callable[..., Awaitable[T]]], Callable[..., Awaitable[T]]]:
+    """Give an algorithm's async method the algorithm's proxy (or None) as its first argument after self.
+
+    Args:
+        required: raise ValueError where there is none.
+        auto_start: start it where it does not run, and stop it afterwards.
+    """
+
+    def decorate(function: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+        @functools.wraps(function)
+        async def given(self: Any, *args: Any, **kwargs: Any) -> T:
+            proxy = self.get_llm_proxy()
+            if proxy is None and required:
+                raise ValueError(f"{function.__qualname__} needs a proxy: give Trainer(llm_proxy=…) or call set_llm_proxy")
+            started = proxy is not None and auto_start and not proxy.is_running()
+            if started:
+                await _awaited(proxy.start())
+            try:
+                return await function(self, proxy, *args, **kwargs)
+            finally:
+                if started:
+                    await _awaited(proxy.stop())
+
+        return given
+
+    return decorate
+
+
+async def _awaited(answer: Any) -> None:
+    if inspect.isawaitable(answer):
+        await answer
+
+
+def batch_iter_over_dataset(dataset: Dataset[T], batch_size: int) -> Iterator[Sequence[T]]:
+    """Batches of a shuffled data set, without end; no task is twice in one batch.
+
+    A batch size of the data set or more gives all of it, shuffled anew, each time. What is left of a pass begins the next batch.
+    """
+    size = len(dataset)
+    if size == 0:
+        raise ValueError("the data set is empty")
+    left: list[int] = []
+    while True:
+        if batch_size >= size:
+            yield [dataset[index] for index in random.sample(range(size), size)]
+            continue
+        batch, left = left[:batch_size], left[batch_size:]
+        if len(batch) < batch_size:
+            fresh = random.sample(range(size), size)
+            missing = batch_size - len(batch)
+            taken = [index for index in fresh if index not in batch][:missing]
+            left = [index for index in fresh if index not in taken]
+            batch += taken
+        yield [dataset[index] for index in batch]
