@@ -104,6 +104,8 @@ class HttpPort:
                 plain = decompress(encoding, body, limit)
                 return otlpjson.to_protobuf(protocol.request, plain) if is_json else plain
 
+            if not is_json and not encoding:
+                return body
             if len(body) < LONG_BYTES and not encoding:
                 return unpack()
             async with self._unpacking:

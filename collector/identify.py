@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -17,6 +19,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agl_otel import semconv
+from agl_otel.collector.heads import Heads
 from agl_otel.collector.memory import Ids, Known, TraceMemory
 
 EARLIEST_UNIX_NANO: Final = 946_684_800 * 10**9  # 2000-01-01: ClickHouse would wrap what is far off to another year
@@ -47,14 +50,15 @@ class _Level(NamedTuple):
     attempt_id: str = ""
     sequence: int | None = None
     reason: str = ""  # an id of this level breaks the rule
+    keys: int = 0  # how many attributes named an id
 
 
 LEVELS: Final = ("span", "resource", "metadata")
 _NOTHING: Final = _Level()
 _NO_IDS: Final[Ids] = ("", "")
 _ID_KEYS: Final = frozenset({semconv.ROLLOUT_ID, semconv.ATTEMPT_ID, semconv.SEQUENCE_ID})
-_PREFIX: Final = semconv.ROLLOUT_ID.split(".")[0] + "."  # of every id key
-_PREFIX_BYTES: Final = _PREFIX.encode()
+MAX_LEVELS: Final = 4096  # that are remembered: the spans of an attempt name the same ids again and again
+MAX_REMEMBERED_CHARACTERS: Final = 512  # of ids that are no ids nothing is kept
 _NO_TRACE: Final = bytes(16)
 _NO_SPAN: Final = bytes(8)
 
@@ -67,39 +71,40 @@ def identify_spans(
     now_unix_nano: int,
     levels: Counter[str] | None = None,
     raw: bytes = b"",
+    heads: Heads | None = None,
 ) -> list[Identity]:
-    """One Identity for each span, in the order of the request. `metadata` has lower-case keys.
+    """One Identity for each span, in the order of the request; spans that share their ids share the object. `metadata` has lower-case keys.
 
     `levels` is told what gave the ids: span, resource, metadata, trace or parent. `raw`, the request's bytes, saves a look at every
-    attribute where they tell that no span has an id of its own.
+    attribute where they tell that no span has an id of its own; `heads`, what was read of the request before, a second reading.
     """
     levels = Counter() if levels is None else levels
+    heads = Heads.of(request, raw) if heads is None else heads
     lowest = _metadata_level(metadata)
     found: list[Identity | None] = []
-    spans: list[Span] = []
     sequences: dict[int, int | None] = {}
     latest = now_unix_nano + AHEAD_NANO
-    look = not raw or _may_name_itself(request, raw)
-    for resource_spans in request.resource_spans:
-        resource = _level(resource_spans.resource.attributes)
-        by_others: Counter[str] = Counter()
-        shared = _explicit(_NOTHING, resource, lowest, "", by_others)  # of every span that says nothing itself
-        (giver,) = by_others or ("",)
-        for scope_spans in resource_spans.scope_spans:
-            for span in scope_spans.spans:
-                own = _level(span.attributes) if look else _NOTHING
-                broken = _check_span(span, latest)
-                if own is _NOTHING and not broken:
-                    identity = shared
-                    if giver:
-                        levels[giver] += 1
-                else:
-                    identity = _explicit(own, resource, lowest, broken, levels)
-                if identity is None:
-                    sequences[len(found)] = _sequence_of(own, resource)
-                spans.append(span)
-                found.append(identity)
-    return _inherit_spans(spans, found, sequences, known, levels)
+    resources = [_level(group.resource.attributes) for group in request.resource_spans]
+    one_by_one = heads.id_keys != sum(resource.keys for resource in resources) or not _all_whole(heads, latest)
+    for resource, (first, end) in zip(resources, heads.groups, strict=True):
+        shared, giver = _explicit(_NOTHING, resource, lowest)  # of every span that says nothing itself
+        if shared is not None and not one_by_one:
+            found += [shared] * (end - first)
+            if giver:
+                levels[giver] += end - first
+            continue
+        for span in heads.spans[first:end]:
+            own = _level(span.attributes) if one_by_one else _NOTHING
+            broken = _check_span(span, latest) if one_by_one else ""
+            identity, told = (shared, giver) if own is _NOTHING else _explicit(own, resource, lowest)
+            if broken:
+                identity = Identity(reason=broken)
+            elif told:
+                levels[told] += 1
+            if identity is None:
+                sequences[len(found)] = _sequence_of(own, resource)
+            found.append(identity)
+    return _inherit_spans(heads.spans, found, sequences, known, levels)
 
 
 def identify_logs(
@@ -114,7 +119,11 @@ def identify_logs(
         for scope_logs in resource_logs.scope_logs:
             for record in scope_logs.log_records:
                 own = _level(record.attributes)
-                identity = _explicit(own, resource, lowest, _check_record(record, now_unix_nano + AHEAD_NANO), levels)
+                identity, told = _explicit(own, resource, lowest)
+                if broken := _check_record(record, now_unix_nano + AHEAD_NANO):
+                    identity = Identity(reason=broken)
+                elif told:
+                    levels[told] += 1
                 if identity is None:
                     by_trace = known.opened_by(record.trace_id)
                     ids = by_trace or known.span(record.trace_id, record.span_id) or _NO_IDS
@@ -125,45 +134,55 @@ def identify_logs(
     return found
 
 
-def _may_name_itself(request: ExportTraceServiceRequest, raw: bytes) -> bool:
-    """Whether the prefix of our keys stands anywhere else in the bytes than in the keys of the resources."""
-    of_resources = sum(a.key.count(_PREFIX) for r in request.resource_spans for a in r.resource.attributes)
-    return raw.count(_PREFIX_BYTES) > of_resources
+def _all_whole(heads: Heads, latest: int) -> bool:
+    """Whether no span is broken, asked of all at once: _check_span says of each what is wrong."""
+    if not heads.spans:
+        return True
+    ids, spans, times = set(heads.trace_ids), heads.span_ids, heads.times
+    return (
+        set(map(len, ids)) == {16}
+        and _NO_TRACE not in ids
+        and set(map(len, spans)) == {8}
+        and _NO_SPAN not in spans
+        and set(map(len, heads.parent_ids)) <= {0, 8}
+        and min(times) >= EARLIEST_UNIX_NANO
+        and max(times) <= latest
+    )
 
 
-def learn(request: ExportTraceServiceRequest, identities: Sequence[Identity], memory: TraceMemory, *, now: float) -> None:
+def learn(
+    request: ExportTraceServiceRequest, identities: Sequence[Identity], memory: TraceMemory, *, now: float, heads: Heads | None = None
+) -> None:
     """Remember what `identify_spans` found out, for the requests that follow."""
-    for span, identity in zip(_spans(request), identities, strict=True):
+    heads = Heads.of(request) if heads is None else heads
+    start = 0
+    for (trace_id, identity), run in groupby(zip(heads.trace_ids, identities, strict=True)):
+        end = start + sum(1 for _ in run)
         if identity.rollout_id and not identity.reason:
-            memory.learn(span.trace_id, span.span_id, (identity.rollout_id, identity.attempt_id), opens=_opens(span), now=now)
-
-
-def _spans(request: ExportTraceServiceRequest) -> Iterable[Span]:
-    return (span for r in request.resource_spans for s in r.scope_spans for span in s.spans)
+            opening = [span.span_id for span in heads.spans[start:end] if _opens(span)] if heads.may_open else ()
+            memory.learn(trace_id, heads.span_ids[start:end], (identity.rollout_id, identity.attempt_id), opens=opening, now=now)
+        start = end
 
 
 def _opens(span: Span) -> bool:
     return span.name == semconv.SPAN_ATTEMPT and not any(span.parent_span_id)
 
 
-def _explicit(own: _Level, resource: _Level, lowest: _Level, broken: str, told: Counter[str]) -> Identity | None:
-    """Rule 1; None where no level names a rollout."""
-    if broken:
-        return Identity(reason=broken)
+def _explicit(own: _Level, resource: _Level, lowest: _Level) -> tuple[Identity | None, str]:
+    """Rule 1, and the level that gave the ids; (None, "") where no level names a rollout."""
     levels = (own, resource, lowest)
     for position, level in enumerate(levels):
         if level.reason:
-            return Identity(reason=level.reason)
+            return Identity(reason=level.reason), ""
         if level.rollout_id:
             giver = level
             if not level.attempt_id:
                 lower = (other for other in levels[position + 1 :] if other.attempt_id and other.rollout_id == level.rollout_id)
                 giver = next(lower, _NOTHING)
             if giver.reason:
-                return Identity(reason=giver.reason)
-            told[LEVELS[position]] += 1
-            return Identity(level.rollout_id, giver.attempt_id, _sequence_of(own, resource))
-    return None
+                return Identity(reason=giver.reason), ""
+            return Identity(level.rollout_id, giver.attempt_id, _sequence_of(own, resource)), LEVELS[position]
+    return None, ""
 
 
 def _inherit_spans(
@@ -240,7 +259,8 @@ def _level(attributes: Iterable[KeyValue]) -> _Level:
     rollout: AnyValue | None = None
     attempt: AnyValue | None = None
     sequence: AnyValue | None = None
-    for attribute in [each for each in attributes if each.key in _ID_KEYS]:  # most attributes are none of these
+    ours = [each for each in attributes if each.key in _ID_KEYS]  # most attributes are none of these
+    for attribute in ours:
         if attribute.key == semconv.ROLLOUT_ID:
             rollout = attribute.value if rollout is None else rollout
         elif attribute.key == semconv.ATTEMPT_ID:
@@ -249,16 +269,22 @@ def _level(attributes: Iterable[KeyValue]) -> _Level:
             sequence = attribute.value if sequence is None else sequence
     if rollout is None and attempt is None and sequence is None:
         return _NOTHING
-    return _checked(_text(rollout), _text(attempt), _integer(sequence))
+    return _checked(_text(rollout), _text(attempt), _integer(sequence), len(ours))
 
 
-def _checked(rollout_id: str, attempt_id: str, sequence: int | None) -> _Level:
+def _checked(rollout_id: str, attempt_id: str, sequence: int | None, keys: int = 0) -> _Level:
+    short = len(rollout_id) + len(attempt_id) <= MAX_REMEMBERED_CHARACTERS
+    return (_check_ids if short else _check_ids.__wrapped__)(rollout_id, attempt_id, sequence, keys)
+
+
+@lru_cache(MAX_LEVELS)
+def _check_ids(rollout_id: str, attempt_id: str, sequence: int | None, keys: int) -> _Level:
     reason = ""
     if rollout_id and not semconv.is_valid_id(rollout_id):
         reason = ROLLOUT_ID
     elif rollout_id and attempt_id and not semconv.is_valid_id(attempt_id):
         reason = ATTEMPT_ID
-    return _Level(rollout_id, attempt_id, sequence, reason)
+    return _Level(rollout_id, attempt_id, sequence, reason, keys)
 
 
 def _text(value: AnyValue | None) -> str:

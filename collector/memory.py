@@ -7,6 +7,7 @@ the caller's, so that the memory is as testable as the policy that reads it.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 Ids = tuple[str, str]
@@ -62,8 +63,11 @@ class TraceMemory:
         trace = self._traces.get(trace_id)
         return trace.spans.get(span_id) if trace is not None else None
 
-    def learn(self, trace_id: bytes, span_id: bytes, ids: Ids, *, opens: bool, now: float) -> None:
-        """Remember an identified span; `opens` for an attempt's root span. `now` is any clock in seconds that does not go back."""
+    def learn(self, trace_id: bytes, span_ids: Sequence[bytes], ids: Ids, *, opens: Sequence[bytes] = (), now: float) -> None:
+        """Remember spans that were identified; `opens` are those of them that are an attempt's root span.
+
+        `now` is any clock in seconds that does not go back.
+        """
         trace = self._traces.get(trace_id)
         if trace is None:
             trace = self._traces[trace_id] = _Trace()
@@ -75,13 +79,14 @@ class TraceMemory:
                 self.ambiguous += not trace.ambiguous
                 trace.ambiguous = True
             trace.opened = trace.opened or ids
+        held = len(trace.spans)
         # Spans of a trace with one attempt are told by the trace: only spans that say something else need remembering.
-        if (trace.ambiguous or trace.opened != ids) and span_id not in trace.spans:
+        if trace.ambiguous or trace.opened != ids:
+            for span_id in span_ids:
+                trace.spans.setdefault(span_id, ids)
+        for span_id in opens:
             trace.spans[span_id] = ids
-            self.spans_held += 1
-        elif opens:
-            self.spans_held += span_id not in trace.spans
-            trace.spans[span_id] = ids
+        self.spans_held += len(trace.spans) - held
         self._forget(now)
 
     def _forget(self, now: float) -> None:

@@ -112,7 +112,7 @@ def test_the_bytes_of_a_request_spare_a_look_but_change_nothing(now: int, vector
 def test_memory_forgets_the_oldest_trace_first() -> None:
     memory = TraceMemory(max_traces=2)
     for number in range(3):
-        memory.learn(bytes([number]) * 16, b"s", (f"ro-{number}", "at"), opens=True, now=float(number))
+        memory.learn(bytes([number]) * 16, [b"s"], (f"ro-{number}", "at"), opens=[b"s"], now=float(number))
     assert memory.opened_by(bytes([0]) * 16) is None
     assert memory.opened_by(bytes([2]) * 16) == ("ro-2", "at")
     assert len(memory) == 2
@@ -120,16 +120,16 @@ def test_memory_forgets_the_oldest_trace_first() -> None:
 
 def test_memory_forgets_what_is_old() -> None:
     memory = TraceMemory(max_age_seconds=10)
-    memory.learn(b"a" * 16, b"s", ("ro-1", "at"), opens=True, now=0.0)
-    memory.learn(b"b" * 16, b"s", ("ro-2", "at"), opens=True, now=10.5)
+    memory.learn(b"a" * 16, [b"s"], ("ro-1", "at"), opens=[b"s"], now=0.0)
+    memory.learn(b"b" * 16, [b"s"], ("ro-2", "at"), opens=[b"s"], now=10.5)
     assert memory.opened_by(b"a" * 16) is None
 
 
 def test_a_trace_that_is_used_stays() -> None:
     memory = TraceMemory(max_age_seconds=10)
-    memory.learn(b"a" * 16, b"1", ("ro-1", "at"), opens=True, now=0.0)
-    memory.learn(b"a" * 16, b"2", ("ro-1", "at"), opens=False, now=9.0)
-    memory.learn(b"b" * 16, b"3", ("ro-2", "at"), opens=True, now=15.0)
+    memory.learn(b"a" * 16, [b"1"], ("ro-1", "at"), opens=[b"1"], now=0.0)
+    memory.learn(b"a" * 16, [b"2"], ("ro-1", "at"), now=9.0)
+    memory.learn(b"b" * 16, [b"3"], ("ro-2", "at"), opens=[b"3"], now=15.0)
     assert memory.opened_by(b"a" * 16) == ("ro-1", "at")
 
 
@@ -137,7 +137,8 @@ def test_a_trace_that_is_used_stays() -> None:
 def test_memory_stays_within_its_bounds(spans: list[tuple[int, int, int, bool]]) -> None:
     memory = TraceMemory(max_traces=3, max_spans=8)
     for at, (trace, span, rollout, opens) in enumerate(spans):
-        memory.learn(bytes([trace]) * 16, bytes([span]) * 8, (f"ro-{rollout}", "at"), opens=opens, now=float(at))
+        spans_heard = [bytes([span]) * 8]
+        memory.learn(bytes([trace]) * 16, spans_heard, (f"ro-{rollout}", "at"), opens=spans_heard if opens else (), now=float(at))
         assert len(memory) <= 3
         held = sum(memory.span(bytes([t]) * 16, bytes([s]) * 8) is not None for t in range(6) for s in range(10))
         assert memory.spans_held == held <= 10
