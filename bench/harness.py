@@ -59,6 +59,18 @@ def report(bench: str, metric: str, unit: str, contest: Contest, *, against: str
     print(json.dumps(result), flush=True)
 
 
+def report_against_bar(bench: str, metric: str, value: float, unit: str, bar: float, **more: object) -> None:
+    """Print a figure that is held to a fixed bar; the ratio is to be at most 1."""
+    line = {"bench": bench, "metric": metric, "value": round(value, 3), "unit": unit, "baseline": bar, "ratio": round(value / bar, 3)}
+    print(json.dumps({**line, "against": "the bar", **more}), flush=True)
+
+
+def report_absent(bench: str, metric: str, unit: str, reason: str) -> None:
+    """Print that a baseline could not be had, and why."""
+    line = {"bench": bench, "metric": metric, "value": None, "unit": unit, "baseline": None, "ratio": None, "against": f"absent: {reason}"}
+    print(json.dumps(line), flush=True)
+
+
 def free_port() -> int:
     """A port of 127.0.0.1 that is free now."""
     with socket.socket() as probe:
@@ -99,3 +111,8 @@ def cpu_seconds(pid: int) -> float:
     """CPU time that a process has used, all its threads together."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100.0  # in ticks of 1/100 s on Linux
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that a process holds."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096

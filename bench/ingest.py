@@ -1,7 +1,10 @@
-"""How fast spans are acked on disk, and what a stored one costs, against a server that only parses each request and forgets it.
+"""Spans in, counted to the last visible row: our collector against Agent Lightning 0.3's store, rotel and our OpenTelemetry Collector.
 
-python bench/ingest.py                                               # the floor: the same HTTP server, acking from memory
-python bench/ingest.py --baseline-url http://127.0.0.1:4747/v1/traces --baseline-pid PID   # any other OTLP/HTTP endpoint, say 0.3's store
+python -m bench.ingest                  # a few minutes: three short turns of each
+python -m bench.ingest --seconds=60     # the real bars: each contender of a contest works for a minute
+python -m bench.ingest --only=510       # the contests whose name holds this
+
+A ratio above the bar is good; of CPU, waits and memory, one below 1.
 """
 
 from __future__ import annotations
@@ -9,126 +12,184 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
-import sys
+import itertools
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
+from typing import Any, Final, NamedTuple
+from uuid import uuid4
 
 import aiohttp
-from aiohttp import web
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from agl_otel.settings import Settings
-from bench.harness import Turn, cpu_seconds, free_port, process, report, take_turns
+from bench import peers
+from bench.harness import Turn, cpu_seconds, report, report_absent, report_against_bar, resident_bytes, take_turns
+from bench.load import Address, drive
 from bench.otlp import requests
+from bench.peers import AbsentError, Peer
 
-HEADERS = {"Content-Type": "application/x-protobuf"}
+Made = Callable[[Path], contextlib.AbstractAsyncContextManager[Peer]]
+IDLE_PROBES: Final = 20
+PROBE_SECONDS: Final = 0.5
 
 
-async def send(url: str, bodies: Iterator[bytes], *, count: int, clients: int) -> float:
-    """Send `count` requests by `clients` concurrent clients; answers the seconds until the last was acked."""
-    numbers = iter(range(count))
+class Shape(NamedTuple):
+    """What a request looks like."""
+
+    name: str
+    spans: int
+    clients: int
+    tokens: int = 0
+    grpc: bool = False
+
+    def bodies(self, ids: peers.Ids) -> Iterator[bytes]:
+        """Endless requests."""
+        return requests(self.spans, token_ids=self.tokens, ids=ids)
+
+
+BIG: Final = Shape("510 spans a request", 510, 4)
+CONTESTS: Final[tuple[tuple[Shape, Made, float], ...]] = (
+    (BIG, peers.agentlightning, 10.0),
+    (BIG, peers.rotel, 1.2),
+    (BIG, peers.otelcol, 3.0),
+    (Shape("6 spans a request, HTTP", 6, 16), peers.agentlightning, 8.0),
+    (Shape("6 spans a request, gRPC (theirs: HTTP)", 6, 16, grpc=True), peers.agentlightning, 4.0),
+    (Shape("800+200 token ids a model call", 60, 4, tokens=800), peers.agentlightning, 8.0),
+)
+"""(shape, peer, how many times its spans a second are to be reached)."""
+
+
+class Feed:
+    """Sends one shape to one peer; knows how many spans it has had."""
+
+    def __init__(self, peer: Peer, shape: Shape) -> None:
+        self.peer = peer
+        self._shape = shape
+        self._bodies = shape.bodies(peer.ids)
+        self._address = Address(grpc=peer.grpc) if shape.grpc and peer.grpc else peer.address
+        self._total = 0
+
+    def turn(self, seconds: float) -> Turn:
+        """Visible spans a second: from the first request to the last row."""
+
+        async def turn() -> float:
+            start = time.perf_counter()
+            sent = await asyncio.to_thread(drive, self._address, self._bodies, seconds=seconds, clients=self._shape.clients)
+            spans = sent.requests * self._shape.spans
+            self._total += spans
+            await self.peer.visible(self._total)
+            return spans / (time.perf_counter() - start)
+
+        return turn
+
+    async def cost(self, seconds: float) -> float:
+        """Microseconds of CPU of all its processes for each span, until it is visible."""
+        before, had = sum(map(cpu_seconds, self.peer.pids)), self._total
+        await self.turn(seconds)()
+        return (sum(map(cpu_seconds, self.peer.pids)) - before) / (self._total - had) * 1e6
+
+
+async def contests(folder: Path, options: argparse.Namespace) -> None:
+    """Each shape against its peers, turn by turn."""
+    turn_seconds = options.seconds / options.rounds
+    for number, (shape, made, bar) in enumerate(CONTESTS):
+        metric = f"visible, {shape.name}"
+        if options.only not in metric:
+            continue
+        place = folder / str(number)
+        place.mkdir()
+        try:
+            async with peers.ours(place) as mine, made(place) as theirs:
+                feeds = Feed(mine, shape), Feed(theirs, shape)
+                contest = await take_turns(*(feed.turn(turn_seconds) for feed in feeds), rounds=options.rounds)
+                costs = [round(await feed.cost(turn_seconds), 1) for feed in feeds]
+                more: dict[str, Any] = {"bar": bar, "cpu_us_a_span": costs[0], "baseline_cpu_us_a_span": costs[1]}
+                report("ingest", metric, "spans/s", contest, against=theirs.name, **more)
+        except AbsentError as reason:
+            report_absent("ingest", metric, "spans/s", str(reason))
+
+
+async def alone(folder: Path, options: argparse.Namespace) -> None:
+    """What is held to a bar and not to a peer: CPU, waits and visibility at half of the top rate, memory."""
+    async with peers.ours(folder) as mine:
+        feed = Feed(mine, BIG)
+        await feed.turn(options.seconds / options.rounds)()
+        waits = [await _probe(mine) for _ in range(IDLE_PROBES)]
+        report_against_bar("ingest", f"sent to visible, idle, slowest of {IDLE_PROBES}", max(waits) * 1000, "ms", 150)
+        cost = await feed.cost(options.seconds)
+        report_against_bar("ingest", f"CPU, collector and ClickHouse, {BIG.name}", cost, "us/span", 25)
+        top = await feed.turn(options.seconds)()
+        pace, bodies = top / 2 / BIG.spans, BIG.bodies(())
+        async with _probing(mine) as seen:
+            sent = await asyncio.to_thread(drive, mine.address, bodies, seconds=options.seconds, clients=8, requests_per_second=pace)
+        report_against_bar("ingest", f"ack, p99, at {round(pace * BIG.spans)} spans/s", sent.wait(0.99) * 1000, "ms", 150)
+        report_against_bar("ingest", f"sent to visible under that load, slowest of {len(seen)}", max(seen) * 1000, "ms", 1000)
+        await _memory(mine, bodies, options.spans)
+
+
+async def _memory(mine: Peer, bodies: Iterator[bytes], spans: int) -> None:
+    """How much resident memory grows from the first tenth of `spans` to the last."""
+    steps: list[int] = []
+    for _ in range(10):
+        await asyncio.to_thread(drive, mine.address, bodies, seconds=3600, clients=BIG.clients, limit=spans // 10 // BIG.spans)
+        await mine.visible(0)
+        steps.append(resident_bytes(mine.pids[0]))
+    more = {"mib_after_each_tenth": [step >> 20 for step in steps]}
+    grown = max(steps[5:]) / max(steps[:5])
+    report_against_bar("ingest", f"memory, second half of {spans} spans against the first", grown, "ratio", 1.1, **more)
+
+
+@contextlib.asynccontextmanager
+async def _probing(mine: Peer) -> AsyncGenerator[list[float]]:
+    """While the block runs: the seconds that single spans, twice a second, took to become visible."""
+    seen: list[float] = []
+
+    async def probe() -> None:
+        while True:
+            seen.append(await _probe(mine))
+            await asyncio.sleep(PROBE_SECONDS)
+
+    task = asyncio.create_task(probe())
+    try:
+        yield seen
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _probe(mine: Peer) -> float:
+    """Seconds from sending the spans of one attempt until a query finds them."""
+    rollout = f"ro-probe-{uuid4().hex}"
+    body = next(requests(6, templates=1, ids=[(rollout, "at-probe")]))
+    start = time.perf_counter()
+    headers = {"Content-Type": "application/x-protobuf"}
     async with aiohttp.ClientSession() as session:
-
-        async def client() -> None:
-            for _ in numbers:
-                async with session.post(url, data=next(bodies), headers=HEADERS) as response:
-                    assert response.status == 200, await response.text()
-
-        start = time.perf_counter()
-        await asyncio.gather(*(client() for _ in range(clients)))
-        return time.perf_counter() - start
-
-
-async def drained(barrier_url: str) -> None:
-    """Wait until all that was acked is stored, so that its CPU time is counted."""
-    async with aiohttp.ClientSession() as session, session.post(barrier_url) as response:
-        assert response.status == 200, await response.text()
+        async with session.post(mine.address.http, data=body, headers=headers) as response:
+            assert response.status == 200, await response.text()
+        query = f"SELECT count() FROM otel.otel_traces WHERE RolloutId = '{rollout}' FORMAT TabSeparated"
+        for _ in itertools.count():
+            async with session.post(mine.clickhouse, data=query) as response:
+                assert response.status == 200, await response.text()
+                if int(await response.text()) == 6:
+                    return time.perf_counter() - start
+            await asyncio.sleep(0.005)
+    raise AssertionError
 
 
-def rate(url: str, barrier_url: str, bodies: Iterator[bytes], *, spans: int, count: int, clients: int) -> Turn:
-    """Spans acked a second."""
-
-    async def turn() -> float:
-        seconds = await send(url, bodies, count=count, clients=clients)
-        if barrier_url:
-            await drained(barrier_url)
-        return count * spans / seconds
-
-    return turn
-
-
-def cost(url: str, barrier_url: str, pid: int, bodies: Iterator[bytes], *, spans: int, count: int, clients: int) -> Turn:
-    """Microseconds of the server's CPU for each span, until it is stored."""
-
-    async def turn() -> float:
-        before = cpu_seconds(pid)
-        await send(url, bodies, count=count, clients=clients)
-        if barrier_url:
-            await drained(barrier_url)
-        return (cpu_seconds(pid) - before) / (count * spans) * 1e6
-
-    return turn
-
-
-async def floor(port: int) -> None:
-    """The baseline: parse, count, forget."""
-
-    async def export(request: web.Request) -> web.Response:
-        parsed = ExportTraceServiceRequest.FromString(await request.read())
-        assert sum(len(s.spans) for r in parsed.resource_spans for s in r.scope_spans)
-        return web.Response(body=b"", content_type="application/x-protobuf")
-
-    app = web.Application(client_max_size=64 << 20)
-    app.router.add_post("/v1/traces", export)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    await asyncio.Event().wait()
-
-
-async def main(arguments: argparse.Namespace) -> None:
-    """Run every size against the baseline."""
-    async with contextlib.AsyncExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port"), 0)
-        settings = Settings.load(data_dir=directory, **ports).with_ports()
-        environment = {**os.environ, **settings.environment()}
-        await stack.enter_async_context(process([sys.executable, "-m", "agl_otel.queue"], environment, settings.queue_port))
-        pid = await stack.enter_async_context(process([sys.executable, "-m", "agl_otel.collector"], environment, settings.clickhouse_port))
-        ours = f"http://127.0.0.1:{settings.otlp_http_port}"
-        url, base_pid, against = arguments.baseline_url, arguments.baseline_pid, arguments.baseline_url
-        if not url:
-            port = free_port()
-            command = [sys.executable, "-m", "bench.ingest", "--floor", str(port)]
-            base_pid = await stack.enter_async_context(process(command, dict(os.environ), port))
-            url, against = f"http://127.0.0.1:{port}/v1/traces", "an aiohttp server that parses and forgets"
-        for spans, count, tokens in ((510, arguments.requests, 0), (6, arguments.requests * 10, 0), (60, arguments.requests, 800)):
-            bodies = requests(spans, token_ids=tokens)
-            load = {"spans": spans, "count": count, "clients": arguments.clients}
-            name = f"{spans} spans a request" + (f", {tokens} token ids a call" if tokens else "")
-            mine, theirs = (
-                rate(f"{ours}/v1/traces", f"{ours}/barrier", bodies, **load),
-                rate(url, arguments.baseline_barrier, bodies, **load),
-            )
-            report("ingest", f"acked, {name}", "spans/s", await take_turns(mine, theirs, rounds=arguments.rounds), against=against)
-            if base_pid:
-                mine = cost(f"{ours}/v1/traces", f"{ours}/barrier", pid, bodies, **load)
-                theirs = cost(url, arguments.baseline_barrier, base_pid, bodies, **load)
-                contest = await take_turns(mine, theirs, rounds=arguments.rounds)
-                report("ingest", f"CPU until stored, {name}", "us/span", contest, against=against)
+async def main(options: argparse.Namespace) -> None:
+    """Run everything that was asked for."""
+    with tempfile.TemporaryDirectory(prefix="agl-bench-") as folder:
+        (alone_in := Path(folder) / "alone").mkdir()
+        if not options.only:
+            await alone(alone_in, options)
+        await contests(Path(folder), options)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--baseline-url", default="", help="an OTLP/HTTP traces endpoint")
-    parser.add_argument("--baseline-barrier", default="", help="what to POST to until all is stored: another version of this collector")
-    parser.add_argument("--baseline-pid", type=int, default=0, help="its process, for the CPU time")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=40, help="requests a turn (ten times as many of the small ones)")
-    parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--floor", type=int, default=0, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    asyncio.run(floor(given.floor) if given.floor else main(given))
+    parser.add_argument("--seconds", type=float, default=6.0, help="how long each contender of a contest is under load, all turns together")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each")
+    parser.add_argument("--spans", type=int, default=100_000, help="how many spans the memory is watched over (the bar: 5000000)")
+    parser.add_argument("--only", default="", help="only the contests whose name holds this text")
+    asyncio.run(main(parser.parse_args()))

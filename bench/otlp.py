@@ -8,7 +8,7 @@ import os
 import random
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -41,25 +41,27 @@ _WORDS: Final = (
 )
 
 
-def requests(spans_per_request: int, *, templates: int = 16, token_ids: int = 0, seed: int = 7) -> Iterator[bytes]:
-    """Endless requests of about 1.5 KB a span, six spans an attempt; `token_ids` on each model call where it is not 0."""
+def requests(
+    spans_per_request: int, *, templates: int = 16, token_ids: int = 0, seed: int = 7, ids: Sequence[tuple[str, str]] = ()
+) -> Iterator[bytes]:
+    """Endless requests of about 1.5 KB a span, six spans an attempt; `token_ids` on each model call where it is not 0.
+
+    The spans name the (rollout, attempt) of `ids` in turn, or ids made up.
+    """
     chance = random.Random(seed)
-    made = [_request(chance, number * 1000, spans_per_request, token_ids) for number in range(templates)]
+    names = itertools.cycle(ids or [(f"ro-bench-{number}", f"at-{number}") for number in range(5000)])
+    made = [_request(chance, number * 1000, spans_per_request, token_ids, names) for number in range(templates)]
     for count in itertools.count(int.from_bytes(os.urandom(3)) << 8):
         salt = struct.pack(">I", count & 0xFFFFFFFF)
         yield made[count % templates].replace(_TRACE_SALT, salt).replace(_SPAN_SALT, salt)
 
 
-def _request(chance: random.Random, first: int, spans: int, token_ids: int) -> bytes:
+def _request(chance: random.Random, first: int, spans: int, token_ids: int, names: Iterator[tuple[str, str]]) -> bytes:
     request = ExportTraceServiceRequest()
     for attempt in range(-(-spans // SPANS_PER_ATTEMPT)):
         group = request.resource_spans.add()
-        ids = {
-            semconv.ROLLOUT_ID: f"ro-bench-{first + attempt}",
-            semconv.ATTEMPT_ID: "at-bench",
-            "service.name": "agent",
-            "process.pid": 4242,
-        }
+        rollout_id, attempt_id = next(names)
+        ids = {semconv.ROLLOUT_ID: rollout_id, semconv.ATTEMPT_ID: attempt_id, "service.name": "agent", "process.pid": 4242}
         group.resource.attributes.extend(_attributes(ids))
         left = min(SPANS_PER_ATTEMPT, spans - attempt * SPANS_PER_ATTEMPT)
         group.scope_spans.add().spans.extend(_span(chance, first + attempt, number, token_ids) for number in range(left))

@@ -1,0 +1,186 @@
+"""Who takes spans in: our collector, and those that it is measured against. Each is a context manager around real processes.
+
+Peers are installed outside of the project, into $XDG_CACHE_HOME/agl-otel/peers (default ~/.cache), once. One that cannot be had raises
+AbsentError with the reason, which is printed in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import pytest
+
+from agl_otel.settings import Settings
+from agl_otel.traces.address import ServerAddress
+from agl_otel.traces.migrate import migrate
+from agl_otel.traces.server import ServerEngine
+from bench.harness import free_port, process
+from bench.load import Address
+from tests.clickhouse_server import ClickHouseServer
+
+ROOT: Final = Path(__file__).parents[1]
+AGENTLIGHTNING: Final = ("agentlightning==0.3.0", "opentelemetry-sdk==1.38.0", "opentelemetry-exporter-otlp==1.38.0", "openai<2")
+ROTEL: Final = ("rotel==0.0.1a15",)
+VISIBLE_SECONDS: Final = 300.0
+# The default table of the OpenTelemetry Collector's ClickHouse exporter.
+DEFAULT_TABLE: Final = (Path(__file__).parent / "otel_default_table.sql").read_text()
+Ids = Sequence[tuple[str, str]]
+
+
+class AbsentError(Exception):
+    """A peer that cannot run here, and why."""
+
+
+@dataclass
+class Peer:
+    """A server that takes OTLP traces."""
+
+    name: str
+    address: Address
+    pids: Sequence[int]
+    visible: Callable[[int], Awaitable[None]]
+    """Return when so many more spans than at the start of the run can be read."""
+    ids: Ids = ()
+    """(rollout, attempt) that its spans must name; any where there are none."""
+    grpc: str = ""
+    clickhouse: str = ""
+    """An HTTP address that answers SQL."""
+
+
+@contextlib.asynccontextmanager
+async def ours(folder: Path) -> AsyncGenerator[Peer]:
+    """A queue and a collector with the embedded ClickHouse: an ack means fsynced."""
+    ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port"), 0)
+    settings = Settings.load(data_dir=folder / "ours", **ports).with_ports()
+    environment = {**os.environ, **settings.environment(), "AGL_LOG_LEVEL": "ERROR"}
+    url = f"http://127.0.0.1:{settings.otlp_http_port}"
+
+    async def visible(_: int) -> None:
+        async with aiohttp.ClientSession() as session, session.post(f"{url}/barrier") as response:
+            assert response.status == 200, await response.text()
+
+    async with (
+        process([sys.executable, "-m", "agl_otel.queue"], environment, settings.queue_port),
+        process([sys.executable, "-m", "agl_otel.collector"], environment, settings.clickhouse_port) as pid,
+    ):
+        sql = f"http://127.0.0.1:{settings.clickhouse_port}"
+        grpc = f"127.0.0.1:{settings.otlp_grpc_port}"
+        yield Peer("our collector, embedded ClickHouse", Address(f"{url}/v1/traces"), [pid], visible, grpc=grpc, clickhouse=sql)
+
+
+@contextlib.asynccontextmanager
+async def agentlightning(_: Path, rollouts: int = 1360) -> AsyncGenerator[Peer]:
+    """Agent Lightning 0.3's store, in memory: what it has acked is visible."""
+    port = free_port()
+    command = [str(_installed("agentlightning-0.3.0", AGENTLIGHTNING) / "bin" / "agl"), "store", "--port", str(port)]
+    url = f"http://127.0.0.1:{port}"
+
+    async def at_once(_: int) -> None:
+        return
+
+    async with process([*command, "--host", "127.0.0.1", "--log-level", "ERROR"], os.environ, port) as pid:
+        ids: list[tuple[str, str]] = []
+        async with aiohttp.ClientSession() as session:
+            while len(ids) < rollouts:
+                for path, body in (("enqueue", {"rollouts": [{"input": {}}] * 100}), ("dequeue", {"limit": 100, "worker_id": "bench"})):
+                    async with session.post(f"{url}/v1/agl/queues/rollouts/{path}", json=body) as response:
+                        response.raise_for_status()
+                        answer = await response.json()
+                ids += [(each["rollout_id"], each["attempt"]["attempt_id"]) for each in answer]
+        yield Peer("Agent Lightning 0.3's store (in memory)", Address(f"{url}/v1/traces"), [pid], at_once, ids)
+
+
+@contextlib.asynccontextmanager
+async def rotel(folder: Path) -> AsyncGenerator[Peer]:
+    """Rotel into the default table of a ClickHouse server; it acks before anything is stored."""
+    binary = next(_installed("rotel", ROTEL).glob("lib/python*/site-packages/rotel/rotel-agent"))
+    port, grpc = free_port(), free_port()
+    async with _server(folder / "rotel") as (server, engine):
+        engine.command("CREATE DATABASE IF NOT EXISTS otel")
+        engine.command(DEFAULT_TABLE)
+        command = [str(binary), "start", "--otlp-http-endpoint", f"127.0.0.1:{port}", "--otlp-grpc-endpoint", f"127.0.0.1:{grpc}"]
+        command += ["--exporter", "clickhouse", "--clickhouse-exporter-endpoint", f"http://127.0.0.1:{server.http_port}"]
+        command += ["--clickhouse-exporter-user", "default", "--clickhouse-exporter-async-insert", "false"]
+        async with process(command, os.environ, port) as pid:
+            address = Address(f"http://127.0.0.1:{port}/v1/traces")
+            yield Peer("rotel to ClickHouse (acks before it stores)", address, [pid, _pid(server)], _counted(engine))
+
+
+@contextlib.asynccontextmanager
+async def otelcol(folder: Path) -> AsyncGenerator[Peer]:
+    """Our build of the OpenTelemetry Collector with wait_for_result, into our tables of a ClickHouse server."""
+    binary = os.environ.get("AGL_OTELCOL") or str(ROOT / "build" / "otelcol" / "agl-otelcol")
+    if shutil.which(binary) is None:
+        raise AbsentError(f"{binary} is not built: make otelcol (needs Go)")
+    names = ("AGL_OTLP_GRPC_PORT", "AGL_OTLP_HTTP_PORT", "AGL_OTELCOL_HEALTH_PORT", "AGL_OTELCOL_METRICS_PORT")
+    ports = {name: free_port() for name in names}
+    queue_port = free_port()
+    data = {**os.environ, "AGL_QUEUE_PORT": str(queue_port), "AGL_DATA_DIR": str(folder / "otelcol"), "AGL_LOG_LEVEL": "ERROR"}
+    async with _server(folder / "otelcol-ch") as (server, engine):
+        migrate(engine, where="the bench's server")
+        environment = data | {name: str(port) for name, port in ports.items()} | {"AGL_HOST": "127.0.0.1"}
+        environment |= {"AGL_STORE": f"127.0.0.1:{queue_port}", "AGL_OTELCOL_CLICKHOUSE": f"clickhouse://127.0.0.1:{server.tcp_port}"}
+        command = [binary, "--config", str(ROOT / "deploy" / "otelcol" / "gateway.yaml")]
+        async with (
+            process([sys.executable, "-m", "agl_otel.queue"], data, queue_port),
+            process(command, environment, ports["AGL_OTLP_HTTP_PORT"]) as pid,
+        ):
+            address = Address(f"http://127.0.0.1:{ports['AGL_OTLP_HTTP_PORT']}/v1/traces")
+            yield Peer("our otelcol build, wait_for_result", address, [pid, _pid(server)], _counted(engine))
+
+
+@contextlib.asynccontextmanager
+async def _server(folder: Path) -> AsyncGenerator[tuple[ClickHouseServer, ServerEngine]]:
+    try:
+        server = ClickHouseServer(folder)
+    except pytest.skip.Exception as reason:
+        raise AbsentError(str(reason)) from None
+    await asyncio.to_thread(server.start)
+    engine = ServerEngine(ServerAddress.parse(server.url()))
+    try:
+        yield server, engine
+    finally:
+        engine.close()
+        server.kill()
+
+
+def _pid(server: ClickHouseServer) -> int:
+    return server._process.pid if server._process else 0  # pyright: ignore[reportPrivateUsage] - its process is what is measured
+
+
+def _counted(engine: ServerEngine) -> Callable[[int], Awaitable[None]]:
+    async def visible(spans: int) -> None:
+        deadline = time.monotonic() + VISIBLE_SECONDS
+        while (found := int(str((await asyncio.to_thread(engine.select, "SELECT count() FROM otel.otel_traces"))[0][0]))) < spans:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{found} of {spans} acked spans are stored after {VISIBLE_SECONDS:.0f} s")
+            await asyncio.sleep(0.02)
+
+    return visible
+
+
+def _installed(name: str, packages: Sequence[str]) -> Path:
+    """The virtual environment `name` of the cache, made where it is missing."""
+    place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agl-otel" / "peers" / name
+    mark = place / "complete"
+    if not mark.exists():
+        for command in (
+            [sys.executable, "-m", "venv", "--clear", str(place)],
+            [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise AbsentError(f"{packages[0]} cannot be installed: {done.stderr.strip()[-300:]}")
+        mark.touch()
+    return place
