@@ -120,6 +120,12 @@ class BatchStore:
                 _logger.warning("ClickHouse did not build the rows of batch %d; they are built here: %s", batch.batch_id, error)
                 self.counts["fast_refused"] += 1
                 return None
+            expected = sum(len(set(each.positions) - left) for each in spans.values())
+            (row,) = self._engine.select(
+                f"SELECT count() FROM {TABLES['traces'][0]} WHERE BatchId = {{batch:UInt64}}", {"batch": batch.batch_id}
+            )
+            if (kept := int(str(row[0]))) < expected:
+                raise _not_kept(batch, expected - kept)
         count = sum(len(set(each.positions) - stored - left) for each in spans.values())
         self.counts["fast"] += count
         self._count(count, in_doubt=in_doubt)
@@ -148,6 +154,8 @@ class BatchStore:
             self._insert(batch, table, columns, parts[:half], in_doubt=True)
             self._insert(batch, table, columns, parts[half:], in_doubt=True)
             return
+        if lost := _without(parts, self._stored(batch, table)):
+            raise _not_kept(batch, len(lost))
         self._count(len(rows), in_doubt=in_doubt)
 
     def _stored(self, batch: Batch, table: str) -> frozenset[int]:
@@ -186,6 +194,11 @@ class BatchStore:
         )
         self.counts["refused"] += 1
         _logger.error("a request of %d rows cannot be stored; it is kept aside as %s.otlp: %s", request.rows, stem, error)
+
+
+def _not_kept(batch: Batch, rows: int) -> ClickHouseError:
+    """For an insert that was answered with success: chdb's does so where the part could not be written, say on a full disk."""
+    return ClickHouseError(f"ClickHouse took batch {batch.batch_id}, but {rows} of its rows are not there: is its disk full?")
 
 
 def _without(parts: Sequence[_Rows], stored: frozenset[int]) -> list[str]:

@@ -61,7 +61,7 @@ SCENARIOS: Final = {
     "too-many-parts": Scenario(clickhouse.too_many_parts, on_server=True),
     "vanished-part": Scenario(clickhouse.vanished_part, on_server=True),
     "queue-away": Scenario(neighbours.queue_away),
-    "files-too-large": Scenario(neighbours.files_too_large),
+    "files-too-large": Scenario(neighbours.files_too_large, on_server=True),
     "disk-full": Scenario(neighbours.disk_full, on_server=True, settings={"disk_reserve_bytes": 0}),
     "clock-jumps": Scenario(neighbours.clock_jumps),
     "hopeless-requests": Scenario(clients.hopeless_requests),

@@ -118,6 +118,18 @@ def test_an_insert_that_failed_after_it_stored_is_not_repeated(engine: ChdbEngin
     assert len(stored(engine)) == 2
 
 
+def test_an_insert_that_says_yes_and_keeps_nothing_is_tried_again(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
+    store = BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from_spans)
+    batch, members = Batch(77, 0, 0, {"ro-1": 1}), [member(0, "a", "b")]
+    engine.command("ALTER TABLE otel.otel_traces MODIFY SETTING min_free_disk_bytes_to_perform_insert = 1000000000000000")  # a full disk
+    with pytest.raises(ClickHouseError) as refused:
+        store.store(batch, members, in_doubt=False)
+    assert not refused.value.about_the_data
+    engine.command("ALTER TABLE otel.otel_traces RESET SETTING min_free_disk_bytes_to_perform_insert")
+    store.store(batch, members, in_doubt=True)
+    assert [name for name, _, _ in stored(engine)] == ["a", "b"]
+
+
 def test_only_the_guilty_request_is_kept_aside(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
     store = BatchStore(Grumpy(engine, poison=b"poison"), tmp_path / "refused", fast_from_spans=fast_from_spans)
     members = (
