@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHES = ("claims", "ingest")
+BENCHES = ("claims", "ingest", "proxy")
 
 
 def main() -> int:

@@ -79,13 +79,13 @@ def free_port() -> int:
 
 
 @contextlib.asynccontextmanager
-async def process(command: Sequence[str], environment: Mapping[str, str], port: int) -> AsyncGenerator[int]:
-    """A child process that listens on `port`, until the block ends; answers its pid."""
+async def process(command: Sequence[str], environment: Mapping[str, str], port: int, *, start_seconds: float = 60.0) -> AsyncGenerator[int]:
+    """A child process that listens on `port` within `start_seconds`, until the block ends; answers its pid."""
     child = await asyncio.create_subprocess_exec(
         *command, env=dict(environment), stderr=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL
     )
     try:
-        await _listening(child, port)
+        await _listening(child, port, start_seconds)
         yield child.pid
     finally:
         if child.returncode is None:
@@ -93,7 +93,7 @@ async def process(command: Sequence[str], environment: Mapping[str, str], port: 
         await child.wait()
 
 
-async def _listening(child: asyncio.subprocess.Process, port: int, timeout_seconds: float = 60.0) -> None:
+async def _listening(child: asyncio.subprocess.Process, port: int, timeout_seconds: float) -> None:
     deadline = time.monotonic() + timeout_seconds
     while True:
         try:

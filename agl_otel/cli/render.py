@@ -6,7 +6,7 @@ Whatever an agent wrote is data: control characters are shown, never sent to the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -18,6 +18,8 @@ from agl_otel.types import Attempt, Rollout, Span, Verdict
 
 WIDEST_VALUE: Final = 60  # characters of an attribute value on one line
 HIDDEN_SPANS: Final = frozenset({semconv.SPAN_SEAL})
+RESPONSE_ID: Final = "gen_ai.response.id"
+DEEPEST_JOIN: Final = 4  # spans of HTTP clients and their transports between an agent's model call and the proxy's
 VERDICT_STYLES: Final = {"complete": "green", "incomplete": "red", "unproven": "yellow", "empty": "dim"}
 
 
@@ -49,7 +51,9 @@ def attempt_tree(rollout: Rollout, attempt: Attempt, spans: Sequence[Span], verd
 
 def span_trees(spans: Sequence[Span]) -> list[Tree]:
     """One tree for each span whose parent is not among `spans`; spans that are their own ancestors stand alone at the end."""
-    shown = sorted((span for span in spans if span.name not in HIDDEN_SPANS), key=lambda span: (span.start_time or 0, span.sequence_id))
+    shown = sorted(
+        (span for span in joined(spans) if span.name not in HIDDEN_SPANS), key=lambda span: (span.start_time or 0, span.sequence_id)
+    )
     children: dict[str, list[Span]] = {}
     ids = {span.span_id for span in shown}
     roots = [span for span in shown if not span.parent_id or span.parent_id not in ids]
@@ -67,6 +71,55 @@ def span_trees(spans: Sequence[Span]) -> list[Tree]:
             stack.extend((node.add(span_label(child)), child) for child in children.get(span.span_id, ()))
         trees.append(tree)
     return trees + [Tree(span_label(span)) for span in left.values()]
+
+
+def joined(spans: Sequence[Span]) -> list[Span]:
+    """The spans with each model call as one: the agent's own span, if there is one, with what the proxy's span adds to it.
+
+    The proxy's span belongs to the model call of the agent that is nearest above it (HTTP client spans lie between), else to the one
+    that had the same response. An HTTP span left without children goes too. What one of them lacks is
+    taken from the other.
+    """
+    by_id = {span.span_id: span for span in spans}
+    own = {span.span_id for span in spans if span.name != semconv.SPAN_LLM and is_model_call(span)}
+    by_response = {str(by_id[i].attributes.get(RESPONSE_ID)): i for i in own if by_id[i].attributes.get(RESPONSE_ID)}
+    hosts: dict[str, list[Span]] = {}
+    hidden: set[str] = set()
+    for span in spans:
+        if span.name != semconv.SPAN_LLM:
+            continue
+        between = _between(span, by_id, own)
+        host = between.pop() if between else by_response.get(str(span.attributes.get(RESPONSE_ID)), "")
+        if host:
+            hosts.setdefault(host, []).append(span)
+            hidden |= {span.span_id, *between}
+    hidden -= {span.parent_id for span in spans if span.span_id not in hidden and span.parent_id}
+    return [_with(span, hosts.get(span.span_id, ())) for span in spans if span.span_id not in hidden]
+
+
+def is_model_call(span: Span) -> bool:
+    """Whether an instrumentation says that this span is a call of a model."""
+    return "gen_ai.request.model" in span.attributes or str(span.attributes.get("gen_ai.operation.name")) in ("chat", "text_completion")
+
+
+def _between(span: Span, by_id: Mapping[str, Span], own: Set[str]) -> list[str]:
+    """The ids from the parent of a proxy's span up to the agent's model call, which is the last; none where there is none."""
+    trail: list[str] = []
+    above = span.parent_id
+    while above and above in by_id and len(trail) < DEEPEST_JOIN:
+        trail.append(above)
+        if above in own:
+            return trail
+        above = by_id[above].parent_id
+    return []
+
+
+def _with(span: Span, proxied: Sequence[Span]) -> Span:
+    if not proxied:
+        return span
+    last = proxied[-1]  # of several tries the one that the agent used
+    tries = {"model call": f"{len(proxied)} tries"} if len({s.attributes.get(semconv.LLM_CALL) for s in proxied}) > 1 else {}
+    return span.model_copy(update={"attributes": {**last.attributes, **span.attributes, **tries}})
 
 
 def span_label(span: Span) -> Text:
@@ -91,6 +144,10 @@ def _highlights(attributes: Mapping[str, Any]) -> list[tuple[str, str]]:
     for key, arrow in (("gen_ai.input.messages", "←"), ("gen_ai.output.messages", "→")):
         if content := last_content(attributes.get(key)):
             parts.append(("", f"{arrow} {plain(content)!r}"))
+    if why := attributes.get(semconv.LLM_INCOMPLETE) or attributes.get(semconv.LLM_DEFECT):
+        parts.append(("yellow", plain(why)))
+    if tries := attributes.get("model call"):
+        parts.append(("yellow", plain(tries)))
     index = 0
     while (value := attributes.get(semconv.reward_value_key(index))) is not None:
         parts.append(("green", f"{plain(attributes.get(semconv.reward_name_key(index), 'reward'))} = {value}"))

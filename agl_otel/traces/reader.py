@@ -44,6 +44,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "prefix_choice": semconv.LLM_PREFIX_CHOICE,
     "model_version": semconv.LLM_MODEL_VERSION,
     "incomplete": semconv.LLM_INCOMPLETE,
+    "retry_of": semconv.LLM_RETRY_OF,
     "seal_spans": semconv.SEAL_SPANS,
     "seal_dropped": semconv.SEAL_DROPPED,
     "prefix": f"{semconv.REWARD}.",

@@ -59,8 +59,20 @@ def call_columns(table: Table, agents: Mapping[SpanKey, str]) -> CallColumns:
             own or agents.get(key, "")
             for own, key in zip(_strings(table, "Agent"), zip(rollouts, attempts, spans, strict=True), strict=True)
         ],
-        incomplete=_strings(table, "Incomplete"),
+        incomplete=_incomplete(table, rollouts, attempts),
     )
+
+
+def _incomplete(table: Table, rollouts: list[str], attempts: list[str]) -> list[str]:
+    """Why a reply is not whole; a call that the client's SDK repeated is `retried`, because the agent never used its reply."""
+    places = list(zip(rollouts, attempts, _strings(table, "Process"), strict=True))
+    again = _numbers(table, "RetryOf", np.int64)
+    repeated = {(*places[row], int(again[row])) for row in np.flatnonzero(again).tolist()}
+    why = _strings(table, "Incomplete")
+    if not repeated:
+        return why
+    calls = _numbers(table, "Call", np.int64).tolist()
+    return [own or ("retried" if (*place, call) in repeated else "") for own, place, call in zip(why, places, calls, strict=True)]
 
 
 def _column(table: Table, name: str) -> Any:

@@ -3,7 +3,8 @@ SELECT RolloutId, AttemptId, SpanAttributes[{process:String}] AS Process, SpanId
   toInt64OrZero(SpanAttributes[{call:String}]) AS Call, toInt64OrZero(SpanAttributes[{choice:String}]) AS Choice,
   toInt64OrZero(SpanAttributes[{prefix_call:String}]) AS PrefixCall, toInt64OrZero(SpanAttributes[{prefix_choice:String}]) AS PrefixChoice,
   PromptTokenIds, ResponseTokenIds, ResponseLogprobs, SpanAttributes[{model_version:String}] AS ModelVersion,
-  SpanAttributes[{agent:String}] AS Agent, SpanAttributes[{incomplete:String}] AS Incomplete
+  SpanAttributes[{agent:String}] AS Agent, SpanAttributes[{incomplete:String}] AS Incomplete,
+  toInt64OrZero(SpanAttributes[{retry_of:String}]) AS RetryOf
 FROM (
   SELECT RolloutId, AttemptId, TraceId, SpanId, ParentSpanId, SequenceId, SpanAttributes, PromptTokenIds, ResponseTokenIds, ResponseLogprobs
   FROM otel.otel_traces
