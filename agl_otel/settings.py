@@ -60,6 +60,9 @@ class Settings(BaseSettings):
     """The key of the server at `upstream_url`; agents never see it."""
     models: str = ""
     """A JSON file with the models that the proxy knows by itself: [{"model_name", "litellm_params": {"model", "api_base", …}}]."""
+    litellm_url: str = ""
+    """Where a litellm proxy serves (http://host:4001/v1), in an environment of its own: models of providers other than OpenAI-compatible
+    servers are asked through it."""
     attempt_max_calls: int = Field(default=0, ge=0)
     """How many model calls one attempt may make; 0 is no limit. A rollout's metadata may say otherwise: {"budget": {"calls", "tokens"}}."""
     attempt_max_tokens: int = Field(default=0, ge=0)

@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def cost(url: str, pid: int, count: int, *, stream: bool) -> Turn:
 
 
 @contextlib.asynccontextmanager
-async def stack(directory: Path, upstream: str) -> Any:
+async def stack(directory: Path, upstream: str) -> AsyncGenerator[tuple[str, int]]:
     """Queue, collector and proxy; answers the base URL of an attempt, and the proxy's pid."""
     ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port"), 0)
     settings = Settings.load(data_dir=directory, **ports).with_ports()
@@ -177,7 +178,7 @@ async def stack(directory: Path, upstream: str) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def litellm(python: str, directory: Path, upstream: str) -> Any:
+async def litellm(python: str, directory: Path, upstream: str) -> AsyncGenerator[str]:
     """litellm's proxy before the same model server; answers its base URL."""
     port = free_port()
     entry = {"model_name": "policy", "litellm_params": {"model": "hosted_vllm/policy", "api_base": upstream, "api_key": "x"}}

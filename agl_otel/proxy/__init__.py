@@ -1,8 +1,10 @@
-"""The LLM gateway: an OpenAI-compatible pass-through that records what training needs of every call.
+"""The LLM gateway: a pass-through for the protocols of OpenAI and Anthropic that records what training needs of every call.
 
-`python -m agl_otel.proxy` serves. dialects.py says what a request asks for in addition and what is taken out of the answer;
-reply.py puts the answer together; attempts.py numbers calls and finds prefixes; recorder.py makes the spans; upstream.py knows the
-real model server of a rollout; forward.py moves bytes; app.py has the routes. Nothing here judges or retries: the agent's own SDK does.
+`python -m agl_otel.proxy` serves. A call comes in by app.py (routes, keys), passes gate.py (pauses for new weights), is sent to the pool
+that upstream.py and models.py name, in the order that pool.py (health, sticky choice) gives, by forward.py (budgets, tries); answer.py
+passes the bytes on. dialects/ says for each protocol what is asked in addition, taken out again, and read; reply.py puts the answer
+together; attempts.py numbers calls and finds prefixes and retries; recorder.py makes the spans. llm_proxy.py is 0.3's class in front.
+Nothing here judges: what is wrong with a call is recorded with it.
 """
 
 from __future__ import annotations

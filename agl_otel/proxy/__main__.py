@@ -43,7 +43,7 @@ async def serve(settings: Settings) -> None:
         upstreams = QueueUpstreams(
             queue, models=models, fallback_url=settings.upstream_url, fallback_key=settings.upstream_key.get_secret_value(), own_urls=[url]
         )
-        limits = Limits(budget=Budget(settings.attempt_max_calls, settings.attempt_max_tokens))
+        limits = Limits(budget=Budget(settings.attempt_max_calls, settings.attempt_max_tokens), litellm_url=settings.litellm_url)
         runner = web.AppRunner(
             Proxy(upstreams, telemetry, token=token, limits=limits, models=models).app(),
             handler_cancellation=True,

@@ -11,7 +11,7 @@ import io
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Final
 from urllib.parse import urlsplit
@@ -55,6 +55,8 @@ class Limits:
     client_seconds: float = CLIENT_SECONDS
     budget: Budget = field(default_factory=Budget)
     """Of each attempt whose rollout has none of its own."""
+    litellm_url: str = ""
+    """Who is asked for models of providers that speak another protocol."""
 
 
 class Forwarder:
@@ -97,7 +99,8 @@ class Forwarder:
             route = await self._upstreams.resolve(key, model if isinstance(model, str) else None)
             if dialect.samples and key is not None:
                 self._admit(key, route.budget or self._limits.budget)
-            return await self._recorded(request, key, dialect, raw, asked, route.pool)
+            pool = route.pool if all(each.provider == "openai" for each in route.pool) else [self._located(each) for each in route.pool]
+            return await self._recorded(request, key, dialect, raw, asked, pool)
         finally:
             self._gate.leave()
 
@@ -115,6 +118,19 @@ class Forwarder:
                 return web.Response(status=response.status, body=await response.read(), headers=passed(response))
         except (aiohttp.ClientError, OSError) as error:
             return _failure(error, upstream)
+
+    def _located(self, upstream: Upstream) -> Upstream:
+        """A model of another provider, at litellm. Raises RefusedError where there is none."""
+        if upstream.provider == "openai":
+            return upstream
+        if not self._limits.litellm_url:
+            raise RefusedError(
+                f"model {upstream.model} needs litellm, which is not set up: run its proxy in an environment of its own (it needs an older "
+                "openai: uvx --from 'litellm[proxy]' litellm --config FILE --port 4001) and set AGL_LITELLM_URL=http://127.0.0.1:4001/v1",
+                status=501,
+                code="no_litellm",
+            )
+        return replace(upstream, base_url=self._limits.litellm_url.rstrip("/"))
 
     def _admit(self, key: Key, budget: Budget) -> None:
         """Raise RefusedError where the attempt is over or has used up what it may use."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 from rich.console import Console
 
@@ -69,26 +70,27 @@ def test_the_last_message_of_each_form_is_found() -> None:
         assert last_content(broken) == ""
 
 
-LLM_SPAN = {semconv.LLM_PROMPT_TOKEN_IDS: [1, 2], semconv.LLM_RESPONSE_TOKEN_IDS: [3], semconv.LLM_MODEL_VERSION: "7"}
+MODEL: dict[str, Any] = {"gen_ai.request.model": "m"}
+LLM_SPAN: dict[str, Any] = {semconv.LLM_PROMPT_TOKEN_IDS: [1, 2], semconv.LLM_RESPONSE_TOKEN_IDS: [3], semconv.LLM_MODEL_VERSION: "7"}
 
 
 def test_a_model_call_is_one_node_with_what_agent_and_proxy_know() -> None:
-    own = {"gen_ai.request.model": "policy"}
+    own: dict[str, Any] = {"gen_ai.request.model": "policy"}
     spans = [span("openai.chat", "a", **own), span("POST", "h", "a"), span(semconv.SPAN_LLM, "p", "h", **LLM_SPAN)]
     (line,) = rendered(spans).splitlines()
     assert "openai.chat" in line and "policy" in line and "2 + 1 tokens, weights 7" in line
 
 
 def test_spans_of_one_response_are_joined_where_no_traceparent_came() -> None:
-    response = {"gen_ai.response.id": "chatcmpl-1"}
-    spans = [span("chat m", "a", **response, **{"gen_ai.request.model": "m"}), span(semconv.SPAN_LLM, "p", **response, **LLM_SPAN)]
+    response: dict[str, Any] = {"gen_ai.response.id": "chatcmpl-1"}
+    spans = [span("chat m", "a", **response, **MODEL), span(semconv.SPAN_LLM, "p", **response, **LLM_SPAN)]
     (line,) = rendered(spans).splitlines()
     assert "chat m" in line and "tokens" in line
 
 
 def test_tries_of_one_call_are_one_node_and_calls_without_a_span_of_the_agent_stay() -> None:
-    spans = [span("openai.chat", "a", **{"gen_ai.request.model": "m"})]
-    spans += [span(semconv.SPAN_LLM, f"p{n}", "a", **{semconv.LLM_CALL: n}, **LLM_SPAN) for n in (1, 2)]
+    spans = [span("openai.chat", "a", **MODEL)]
+    spans += [span(semconv.SPAN_LLM, f"p{n}", "a", **{**LLM_SPAN, semconv.LLM_CALL: n}) for n in (1, 2)]
     spans += [span("agent", "x"), span("other", "y", "x"), span(semconv.SPAN_LLM, "z", "x", **LLM_SPAN)]
     text = rendered(spans)
     assert "2 tries" in text and len(text.splitlines()) == 4 and text.count("tokens") == 2
