@@ -1,12 +1,16 @@
-"""Adapters: what was observed in, training samples out. Pure functions on columns and spans; no I/O."""
+"""Adapters: what was observed in, training samples out. Pure functions on columns and spans; no I/O.
+
+On columns (algorithms): to_trajectories. On lists of spans, with Agent Lightning 0.3's names: TraceToMessages, TracerTraceToTriplet,
+LlmProxyTraceToTriplet. How each instrumentation writes a model call stands in dialects/.
+"""
 
 from __future__ import annotations
 
-from agl_otel.adapters.base import Adapter, OtelTraceAdapter, TraceAdapter, TraceToMessages
-from agl_otel.adapters.messages import to_messages
+from agl_otel.adapters.base import Adapter, OtelTraceAdapter, TraceAdapter, TraceToTripletBase
+from agl_otel.adapters.messages import TraceToMessages, to_messages
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
-from agl_otel.adapters.tree import TraceTree
-from agl_otel.adapters.triplets import LlmProxyTraceToTriplet, RewardMatchPolicy, TracerTraceToTriplet, TraceToTripletBase
+from agl_otel.adapters.tree import RewardMatchPolicy, TraceTree
+from agl_otel.adapters.triplets import LlmProxyTraceToTriplet, TracerTraceToTriplet
 
 __all__ = [
     "Adapter",

@@ -1,12 +1,12 @@
-"""What an adapter is: spans in, something to learn from out. Pure."""
+"""The form of an adapter: something called with one thing that answers another. Names and generics are Agent Lightning 0.3's."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from agl_otel.adapters.messages import to_messages
-from agl_otel.types import Span
+from agl_otel.types import Span, Triplet
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -15,29 +15,25 @@ From = TypeVar("From")
 To = TypeVar("To")
 
 
-class Adapter(Generic[From, To]):
-    """Base of adapters: override `adapt`. Calling one adapts."""
+class Adapter(ABC, Generic[From, To]):
+    """Turns one thing into another: subclass it and write `adapt`."""
 
     def __call__(self, source: From, /) -> To:
-        """`adapt`."""
+        """The same as `adapt`."""
         return self.adapt(source)
 
+    @abstractmethod
     def adapt(self, source: From, /) -> To:
-        """`source` as what an algorithm needs."""
-        raise NotImplementedError(f"{type(self).__name__} gives no adapt")
+        """What `source` becomes."""
 
 
 class TraceAdapter(Adapter[Sequence[Span], To], Generic[To]):
-    """From stored spans, in the order of their sequence numbers."""
+    """Takes the spans of one attempt, in the order in which the store gives them."""
 
 
 class OtelTraceAdapter(Adapter[Sequence["ReadableSpan"], To], Generic[To]):
-    """From spans of the OpenTelemetry SDK."""
+    """Takes spans of the OpenTelemetry SDK."""
 
 
-class TraceToMessages(TraceAdapter[list[dict[str, Any]]]):
-    """Chat messages, one conversation for each model call (messages.py)."""
-
-    def adapt(self, source: Sequence[Span], /) -> list[dict[str, Any]]:
-        """`{"messages": [...], "tools": [...] or None}` for each model call. Raises DataError for one that cannot be read."""
-        return to_messages(source)
+class TraceToTripletBase(TraceAdapter[list[Triplet]]):
+    """Makes triplets: prompt, response and reward, one for each model call."""

@@ -1,165 +1,72 @@
-"""Spans in, chat messages out: one OpenAI-style conversation for each span of a model call. Pure; for prompts and for people.
+"""Spans in, chat messages out: one OpenAI-style conversation for each model call. Pure; for prompts, for SFT files and for people.
 
-Two ways of writing a call onto a span are read: JSON in `gen_ai.input.messages` and `.output.messages` (OpenTelemetry's conventions
-from 1.37 on), and flat `gen_ai.prompt.{i}.*` and `gen_ai.completion.{i}.*` (OpenLLMetry, Agent Lightning 0.3). Token ids are not read
-here: what is to be trained on token for token goes through trajectories.py.
+How a call stands on its span is the dialects' business. Token ids are not read here: what is to be trained on token for token goes
+through trajectories.py.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from agl_otel.errors import DataError
+from agl_otel.adapters.base import TraceAdapter
+from agl_otel.adapters.dialects import Conversation, Message
+from agl_otel.adapters.dialects.readers import openai_call
+from agl_otel.adapters.joined import JoinedCall
+from agl_otel.adapters.tree import TraceTree
 from agl_otel.types import Span
-
-Message = dict[str, Any]
-Attributes = Mapping[str, Any]
-
-
-def to_messages(spans: Sequence[Span]) -> list[dict[str, Any]]:
-    """`{"messages": [...], "tools": [...] or None}` for every span that holds a model call, in the order of `spans`.
-
-    Messages are OpenAI's: prompt first, then the reply; an assistant message with tool calls has content None. Tool calls of a
-    reply that has none of its own come from the span's children with `tool.*` attributes. Raises DataError that names the span
-    where its attributes do not have the shape that their convention says.
-    """
-    children: dict[str, list[Span]] = {}
-    for span in spans:
-        if span.parent_id and "tool.name" in span.attributes:
-            children.setdefault(span.parent_id, []).append(span)
-    samples: list[dict[str, Any]] = []
-    for span in spans:
-        dialect = next((read for prefixes, read in DIALECTS if any(key.startswith(prefixes) for key in span.attributes)), None)
-        if dialect is None:
-            continue
-        try:
-            prompt, reply, tools = dialect(span.attributes)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DataError(
-                f"span {span.span_id} ({span.name}) of rollout {span.rollout_id} holds no readable messages: {error}"
-            ) from error
-        calls = [_openai_call(*(child.attributes.get(key) for key in _CHILD_CALL)) for child in children.get(span.span_id, [])]
-        if calls and not any(message.get("tool_calls") for message in reply):
-            reply = [*reply[:-1], {**(reply[-1] if reply else {"role": "assistant"}), "content": None, "tool_calls": calls}]
-        samples.append({"messages": [*prompt, *reply], "tools": tools})
-    return samples
-
 
 _CHILD_CALL: Final = ("tool.call.id", "tool.name", "tool.parameters")
 
 
-def _openai_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
-    text = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+class TraceToMessages(TraceAdapter[list[dict[str, Any]]]):
+    """`{"messages": [...], "tools": [...] or None}` for every model call, in the order of the spans.
+
+    Args:
+        llm_call_match: a regular expression for the names of spans that are calls; None means a call in any dialect.
+        agent_match: a regular expression for the names of agents; None takes every call.
+    """
+
+    def __init__(self, llm_call_match: str | None = None, agent_match: str | None = None) -> None:
+        self.llm_call_match = llm_call_match
+        self.agent_match = agent_match
+
+    def adapt(self, source: Sequence[Span], /) -> list[dict[str, Any]]:
+        """The conversations. Raises SpanShapeError (also a ValueError) that names a span which does not have its dialect's shape."""
+        return to_messages(source, llm_call_match=self.llm_call_match, agent_match=self.agent_match)
 
 
-# --- OpenTelemetry's conventions: JSON ------------------------------------------------------------------------
+def to_messages(spans: Sequence[Span], *, llm_call_match: str | None = None, agent_match: str | None = None) -> list[dict[str, Any]]:
+    """`{"messages": [...], "tools": [...] or None}` for every model call, in the order of `spans`; see TraceToMessages.
+
+    Messages are OpenAI's: prompt first, then the reply; an assistant message with tool calls and no text has content None. Tool calls
+    of a reply that has none of its own come from the span's children with `tool.*` attributes. A call whose messages were not
+    captured is left out.
+    """
+    if not spans:
+        return []
+    place = {id(span): number for number, span in enumerate(spans)}
+    calls = TraceTree.from_spans(spans).find_llm_calls(
+        llm_call_match=llm_call_match, agent_match=agent_match, exclude_llm_call_in_reward=False
+    )
+    told = [(call, said) for call in sorted(calls, key=lambda call: place[id(call.span)]) if (said := conversation_of(call)) is not None]
+    return [{"messages": [*said.prompt, *_with_calls(call, said.reply)], "tools": said.tools} for call, said in told]
 
 
-def _from_json(attributes: Attributes) -> tuple[list[Message], list[Message], list[Any] | None]:
-    instructions = _parsed(attributes, "gen_ai.system_instructions")
-    prompt = [message for entry in _parsed(attributes, "gen_ai.input.messages") for message in _of_parts(entry)]
-    if instructions:
-        prompt.insert(0, {"role": "system", "content": _text(instructions)})
-    reply = [message for entry in _parsed(attributes, "gen_ai.output.messages") for message in _of_parts(entry)]
-    return prompt, reply, [_openai_tool(tool) for tool in _parsed(attributes, "gen_ai.tool.definitions")] or None
+def conversation_of(call: JoinedCall) -> Conversation | None:
+    """What the call's spans say of it, the outermost that has messages first; None where none has."""
+    return next((said for each in call.calls if (said := each.conversation).prompt or said.reply), None)
 
 
-def _parsed(attributes: Attributes, key: str) -> list[Any]:
-    value = attributes.get(key) or []
-    value = json.loads(value) if isinstance(value, str) else value
-    if not isinstance(value, (list, tuple)):
-        raise TypeError(f"{key} is not a list")
-    return [json.loads(entry) if isinstance(entry, str) else entry for entry in value]
+def _with_calls(call: JoinedCall, reply: list[Message]) -> list[Message]:
+    children = [child.span.attributes for child in call.node.children if "tool.name" in child.span.attributes]
+    if not children or any(message.get("tool_calls") for message in reply):
+        return reply
+    calls = [openai_call(*(attributes.get(key) for key in _CHILD_CALL)) for attributes in children]
+    return [*reply[:-1], {**(reply[-1] if reply else {"role": "assistant"}), "content": None, "tool_calls": calls}]
 
 
-def _of_parts(entry: Mapping[str, Any]) -> list[Message]:
-    """One entry is one message, but each tool's answer in it is a message of its own."""
-    parts: list[Mapping[str, Any]] = entry.get("parts") or []
-    answers: list[Message] = [
-        {"role": "tool", "tool_call_id": part.get("id"), "content": _as_text(part.get("response", part.get("result")))}
-        for part in parts
-        if part.get("type") == "tool_call_response"
-    ]
-    calls = [_openai_call(part.get("id"), part.get("name"), part.get("arguments")) for part in parts if part.get("type") == "tool_call"]
-    rest = [part for part in parts if part.get("type") not in ("tool_call", "tool_call_response", "reasoning")]
-    if calls:
-        return [{"role": entry["role"], "content": _text(rest) or None, "tool_calls": calls}, *answers]
-    return answers if answers and not rest else [{"role": entry["role"], "content": _text(rest)}, *answers]
-
-
-def _text(parts: Sequence[Mapping[str, Any]]) -> str:
-    return "".join(_as_text(part.get("content", "")) for part in parts)
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _openai_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    if "function" in tool:
-        return dict(tool)
-    parameters = tool.get("parameters")
-    return {
-        "type": "function",
-        "function": {
-            "name": tool["name"],
-            "description": tool.get("description", ""),
-            "parameters": json.loads(parameters) if isinstance(parameters, str) else parameters,
-        },
-    }
-
-
-# --- OpenLLMetry: flat ----------------------------------------------------------------------------------------
-
-
-def _from_flat(attributes: Attributes) -> tuple[list[Message], list[Message], list[Any] | None]:
-    prompt = [_of_fields(entry) for entry in _list(attributes, "gen_ai.prompt")]
-    reply = [_of_fields({"role": "assistant", **entry}) for entry in _list(attributes, "gen_ai.completion")]
-    if any(message["role"] != "assistant" for message in reply):
-        raise ValueError("a completion's role is not assistant")
-    functions = _list(attributes, "gen_ai.request.functions") or _list(attributes, "llm.request.functions")
-    return prompt, reply, [_openai_tool(function) for function in functions] or None
-
-
-def _of_fields(entry: Mapping[str, Any]) -> Message:
-    message: Message = {"role": entry["role"], "content": entry.get("content", "")}
-    if "tool_call_id" in entry:
-        message["tool_call_id"] = entry["tool_call_id"]
-    if calls := entry.get("tool_calls"):
-        message["content"] = None
-        message["tool_calls"] = [_openai_call(call.get("id"), call.get("name"), call.get("arguments")) for call in calls]
-    return message
-
-
-def _list(attributes: Attributes, prefix: str) -> list[dict[str, Any]]:
-    """The flat keys `prefix.{i}.field…` as a list of nested objects. Raises ValueError where they are not 0 … n - 1."""
-    nested: dict[str, Any] = {}
-    for key, value in attributes.items():
-        if key.startswith(f"{prefix}."):
-            *path, last = key[len(prefix) + 1 :].split(".")
-            node = nested
-            for step in path:
-                node = node.setdefault(step, {})
-            node[last] = value
-    return [_lists_inside(entry) for entry in _as_list(nested, prefix)]
-
-
-def _as_list(nested: Mapping[str, Any], name: str) -> list[Any]:
-    if set(nested) != {str(place) for place in range(len(nested))}:
-        raise ValueError(f"{name} is not a list: its keys are {sorted(nested)[:5]}")
-    return [nested[str(place)] for place in range(len(nested))]
-
-
-def _lists_inside(entry: dict[str, Any]) -> dict[str, Any]:
-    calls = entry.get("tool_calls")
-    return {**entry, "tool_calls": _as_list(calls, "tool_calls")} if isinstance(calls, dict) else entry
-
-
-DIALECTS: Final[tuple[tuple[tuple[str, ...], Callable[[Attributes], tuple[list[Message], list[Message], list[Any] | None]]], ...]] = (
-    (("gen_ai.input.messages", "gen_ai.output.messages"), _from_json),
-    (("gen_ai.prompt.", "gen_ai.completion."), _from_flat),
-)
-"""Each: what a key of such a span starts with, and how its (prompt, reply, tools) are read. The first that fits is used."""
+def image_urls(messages: Iterable[Message]) -> list[str]:
+    """The addresses (or data: URLs) of the images in some messages, in order."""
+    parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
+    return [url for part in parts if part.get("type") == "image_url" and (url := part["image_url"].get("url"))]

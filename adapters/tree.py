@@ -1,45 +1,65 @@
-"""Spans as a tree: who called whom, which agent, which model call. Pure; for triplets and for people."""
+"""The spans of one attempt as a tree, and the model calls in it: whose they are, and which reward they earned. Pure.
+
+Names and rules are Agent Lightning 0.3's (its TraceTree). Nothing here recurses: a trace may be as deep as its agent.
+"""
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from agl_otel import semconv
+from agl_otel.adapters.dialects import agent_name, read_call
+from agl_otel.adapters.joined import JoinedCall, Joiner
 from agl_otel.errors import UsageError
+from agl_otel.rewards import get_reward_value
 from agl_otel.types import Span
 
-VIRTUAL_ROOT: Final = "virtual-root"
-_RESPONSE_IDS: Final = ("gen_ai.response.id", f"{semconv.OPERATION_OUTPUT}.id")
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+VIRTUAL_ROOT = "virtual-root"
+CALLER = "gen_ai.agent.name"
+"""On a model call: the agent that made it. Every other mark of an agent is for the spans below."""
+EVERY_AGENT = "*"
+"""The agent of a call where no agent was asked for and none is named around it."""
+
+
+class RewardMatchPolicy(StrEnum):
+    """Which model call a reward belongs to."""
+
+    FIRST_OCCURRENCE = "first_occurrence"
+    """The last call that ended before it and has no reward yet."""
+    FIRST_SIBLING = "first_sibling"
+    """The same among the spans beside it, under the same parent."""
 
 
 @dataclass(eq=False)
 class TraceTree:
-    """One span and what hangs below it."""
+    """One span and those below it."""
 
+    id: str
     span: Span
     children: list[TraceTree] = field(default_factory=list["TraceTree"])
 
-    @property
-    def start(self) -> float:
-        """Unix seconds; 0 where it is not known."""
-        return self.span.start_time or 0.0
-
-    @property
-    def end(self) -> float:
-        """Unix seconds; its start where it is not known."""
-        return self.span.end_time or self.start
-
     @classmethod
-    def from_spans(cls, spans: Sequence[Span]) -> TraceTree:
-        """The tree of all spans; several roots, or parents that are not among them, get a virtual one. Raises UsageError without a root."""
+    def from_spans(cls, spans: Sequence[Span | ReadableSpan]) -> TraceTree:
+        """The tree of some spans. Parents that are not there, and a root over several, are made up.
+
+        Raises UsageError (also a ValueError) where there are no spans, or where they form a ring.
+        """
         if not spans:
-            raise UsageError("there are no spans to make a tree of: has the agent run, and was it instrumented?")
-        nodes = {span.span_id: cls(span) for span in spans}
-        roots: list[TraceTree] = []
+            raise UsageError("there are no spans: a trace tree needs one at least")
+        stored = [_as_span(span, place) for place, span in enumerate(spans, 1)]
+        nodes = {span.span_id: cls(span.span_id, span) for span in sorted(stored, key=lambda span: span.start_time or 0.0)}
         missing: dict[str, list[TraceTree]] = {}
+        roots: list[TraceTree] = []
         for node in nodes.values():
             parent = node.span.parent_id
             if not parent:
@@ -48,107 +68,143 @@ class TraceTree:
                 nodes[parent].children.append(node)
             else:
                 missing.setdefault(parent, []).append(node)
-        for parent, children in missing.items():
-            roots.append(_virtual(children, span_id=parent))
-        for node in nodes.values():
-            node.children.sort(key=lambda child: child.start)
+        roots += [cls(parent, _around(parent, children), children) for parent, children in missing.items()]
         if not roots:
-            raise UsageError("the spans have no root: their parents go in a circle")
-        return roots[0] if len(roots) == 1 else _virtual(sorted(roots, key=lambda root: root.start))
+            raise UsageError(f"the {len(nodes)} spans form a ring: each has a parent among them, so the trace has no root")
+        roots.sort(key=lambda node: node.start_time)
+        return roots[0] if len(roots) == 1 else cls(VIRTUAL_ROOT, _around(VIRTUAL_ROOT, roots), roots)
 
-    def walk(self) -> Iterator[TraceTree]:
+    @property
+    def start_time(self) -> float:
+        """Unix seconds; 0 where the span has no start."""
+        return self.span.start_time or 0.0
+
+    @property
+    def end_time(self) -> float:
+        """Unix seconds; the start where the span has no end."""
+        return self.span.end_time or self.start_time
+
+    @property
+    def agent_name(self) -> str | None:
+        """The agent whose work this is; None where the span says nothing of one."""
+        return agent_name(self.span)
+
+    def traverse(self) -> list[TraceTree]:
         """This node and all below it, depth first."""
-        waiting = [self]
-        while waiting:
-            node = waiting.pop()
+        return list(self._walk())
+
+    def _walk(self) -> Iterator[TraceTree]:
+        stack = [self]
+        while stack:
+            node = stack.pop()
             yield node
-            waiting.extend(reversed(node.children))
+            stack.extend(reversed(node.children))
 
     def repair_hierarchy(self) -> None:
-        """Move children of the top to where they belong by time: some instrumentations hang everything under the root."""
+        """Move spans that hang too high under the shortest span around them in time; only the topmost level with several children.
+
+        Instrumentations that lose the context put calls beside the agent that made them.
+        """
         top = self
         while len(top.children) == 1:
             top = top.children[0]
+        nodes = [node for node in self._walk() if node is not self and node is not top]
+        starts, ends = (np.array([getattr(node, name) for node in nodes], np.float64) for name in ("start_time", "end_time"))
         for child in list(top.children):
             if len(top.children) == 1:
                 return
-            inside = {id(node) for node in child.walk()}
-            slack = {id(node): child.start - node.start + node.end - child.end for node in self.walk()}
-            hosts = [
-                node
-                for node in self.walk()
-                if id(node) not in inside
-                and node not in (self, top)
-                and node.start <= child.start
-                and child.end <= node.end
-                and slack[id(node)] > 0
-            ]
-            if hosts:
-                host = min(hosts, key=lambda node: slack[id(node)])
+            slack = (child.start_time - starts) + (ends - child.end_time)
+            fits = (starts <= child.start_time) & (ends >= child.end_time) & (slack > 0)
+            below = set(map(id, child._walk()))
+            places = sorted(np.flatnonzero(fits).tolist(), key=slack.__getitem__)
+            target = next((nodes[place] for place in places if id(nodes[place]) not in below), None)
+            if target is not None and all(child is not beside for beside in target.children):
                 top.children.remove(child)
-                host.children.append(child)
-                host.children.sort(key=lambda node: node.start)
+                target.children.append(child)
+                target.children.sort(key=lambda node: node.start_time)
 
-    def agent_name(self) -> str | None:
-        """The agent that this span stands for; None where it stands for none."""
-        attributes = self.span.attributes
-        for key, when in _AGENT_NAMES:
-            if key in attributes and when(self.span.name, attributes):
-                return str(attributes[key])
-        return None
+    def is_reward_span(self) -> bool:
+        """Whether the span holds a reward, or is the operation that computed one."""
+        operation = self.span.name == semconv.SPAN_OPERATION and self.span.attributes.get(semconv.OPERATION_NAME) == semconv.SPAN_REWARD
+        return operation or get_reward_value(self.span) is not None
 
-    def llm_calls(self, match: str, agent_match: str | None, skip: frozenset[str] = frozenset()) -> list[tuple[TraceTree, str]]:
-        """Model calls, depth first, each with its agent's name ("*" where all agents are asked for), each response once.
+    def find_llm_calls(
+        self, *, llm_call_match: str | None = None, agent_match: str | None = None, exclude_llm_call_in_reward: bool = True
+    ) -> list[JoinedCall]:
+        """The model calls, each once, depth first.
 
-        `skip` holds span ids below which nothing is looked for (rewards).
+        Args:
+            llm_call_match: a regular expression for the names of spans that are calls; None means a call in any dialect.
+            agent_match: a regular expression that the nearest named agent around a call must match; None takes every call.
+            exclude_llm_call_in_reward: leave out what a judge asked: calls below a span that holds or computes a reward.
         """
-        found: list[tuple[TraceTree, str]] = []
-        seen: set[str] = set()
-        everything = "*" if agent_match is None else None
+        joiner = Joiner()
+        selected = EVERY_AGENT if agent_match is None else None
+        stack: list[tuple[TraceTree, str | None, JoinedCall | None]] = [(self, selected, None)]
+        while stack:
+            node, agent, outer = stack.pop()
+            if exclude_llm_call_in_reward and node.is_reward_span():
+                continue
+            if caller := node.span.attributes.get(CALLER):
+                agent = _selected(str(caller), agent_match)
+            if agent is not None and (llm_call_match is None or re.search(llm_call_match, node.span.name)):
+                call = read_call(node.span, anyway=llm_call_match is not None)
+                if call is not None:
+                    outer = joiner.add(call, agent, node, outer)
+            if (name := node.agent_name) is not None:
+                agent = _selected(name, agent_match)
+            stack.extend((child, agent, outer) for child in reversed(node.children))
+        return joiner.calls
 
-        def look(node: TraceTree, agent: str | None, inside: bool) -> None:
-            if node.span.span_id in skip:
-                return
-            is_call = re.search(match, node.span.name) is not None
-            if is_call and agent is not None:
-                response = next((str(node.span.attributes[key]) for key in _RESPONSE_IDS if node.span.attributes.get(key)), None)
-                if response not in seen and not (response is None and inside):
-                    found.append((node, agent))
-                    if response is not None:
-                        seen.add(response)
-            name = node.agent_name()
-            if name is not None and agent_match is not None:
-                agent = name if re.search(agent_match, name) else None
+    def match_rewards(self, policy: RewardMatchPolicy | str, calls: Sequence[JoinedCall]) -> dict[str, float]:
+        """{span id of a call: its reward}; a call without one is left out."""
+        own = {call.node.id: call.node for call in calls}
+        groups = [self.traverse()] if policy == RewardMatchPolicy.FIRST_OCCURRENCE else [node.children for node in self._walk()]
+        rewards: dict[str, float] = {}
+        for group in groups:
+            waiting: list[TraceTree] = []
+            for node in sorted(group, key=lambda node: node.start_time):
+                if node.id in own:
+                    waiting.append(node)
+                elif (value := get_reward_value(node.span)) is not None:
+                    ended = next((call for call in reversed(waiting) if call.end_time <= node.start_time), None)
+                    if ended is not None:
+                        rewards[ended.id] = value
+                        waiting.remove(ended)
+        return rewards
+
+    def visualize(self, filename: str, interested_span_match: str | None = None) -> None:
+        """Draw the tree to `filename`.png. Raises UsageError where graphviz is not installed."""
+        try:
+            graphviz: Any = importlib.import_module("graphviz")
+        except ImportError:
+            raise UsageError("drawing a trace needs graphviz: pip install graphviz, and the program dot of your system") from None
+        graph = graphviz.Digraph()
+        for node in self._walk():
+            wanted = interested_span_match is not None and re.search(interested_span_match, node.span.name)
+            graph.node(node.id, f"{node.span.name}\n{node.end_time - node.start_time:.3f} s", style="filled" if wanted else "")
             for child in node.children:
-                look(child, agent, inside or is_call)
-
-        look(self, everything, False)
-        return found
+                graph.edge(node.id, child.id)
+        graph.render(filename, format="png", cleanup=True)
 
 
-def _always(name: str, attributes: Mapping[str, Any]) -> bool:
-    return True
+def _selected(name: str, agent_match: str | None) -> str | None:
+    return name if agent_match is None or re.search(agent_match, name) else None
 
 
-_AGENT_NAMES: Final = (  # the first that holds
-    ("agent.name", _always),
-    ("gen_ai.agent.name", lambda name, attributes: attributes.get("gen_ai.operation.name") == "invoke_agent"),
-    ("operation.name", lambda name, attributes: attributes.get("agentops.span.kind") == "agent"),
-    ("recipient_agent_type", _always),
-    ("langchain.chain.type", _always),
-    ("executor.id", _always),
-    (f"{semconv.OPERATION_INPUT}.name", lambda name, attributes: attributes.get("type") == "agent"),
-    ("lc_name", lambda name, attributes: name.startswith("langchain.Chain.")),
-)
+def _as_span(span: Span | ReadableSpan, place: int) -> Span:
+    return span if isinstance(span, Span) else Span.from_opentelemetry(span, "", "", place)
 
 
-def _virtual(children: list[TraceTree], *, span_id: str | None = None) -> TraceTree:
-    span = Span.from_attributes(
+def _around(span_id: str, children: Sequence[TraceTree]) -> Span:
+    """A made-up span over the time of its children; of the trace of the first one."""
+    first = cast("Span", children[0].span)
+    return Span.from_attributes(
         attributes={},
-        name=VIRTUAL_ROOT,
+        rollout_id=first.rollout_id,
+        attempt_id=first.attempt_id,
+        trace_id=first.trace_id,
         span_id=span_id,
-        trace_id=children[0].span.trace_id,
-        start_time=min(child.start for child in children),
-        end_time=max(child.end for child in children),
+        start_time=min(child.start_time for child in children),
+        end_time=max(child.end_time for child in children),
     )
-    return TraceTree(span, children)

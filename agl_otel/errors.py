@@ -11,6 +11,7 @@
     │   └── InUseError        a port, data directory or lease is held by somebody else
     ├── UnavailableError      a service is away, full or still starting: try again
     ├── DataError             bytes that cannot be taken: malformed OTLP, a row that ClickHouse refuses, a damaged log
+    │   └── SpanShapeError    attributes of a span have another shape than its convention says; also a ValueError, as in 0.3
     ├── QueryError            ClickHouse (or the read-only guard before it) refused a query
     ├── AgentError            the user's agent or grader failed: data about one rollout, never the end of a run
     │   └── AgentTimeoutError it ran past its time
@@ -68,6 +69,10 @@ class UnavailableError(AglError):
 
 class DataError(AglError):
     """Bytes or rows that cannot be taken."""
+
+
+class SpanShapeError(DataError, ValueError):
+    """The attributes of a span have another shape than its convention says."""
 
 
 class QueryError(AglError):

@@ -1,4 +1,4 @@
-"""What emitted spans say: rewards (also in the forms of older releases), messages, objects. Pure.
+"""What emitted spans say: rewards (agl_otel.rewards), messages, objects. Pure.
 
 Every function takes a stored span, a span of the OpenTelemetry SDK, what an emitter handed out, or a mapping of attributes.
 """
@@ -7,20 +7,29 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar, cast
-
-from pydantic import TypeAdapter
+from collections.abc import Callable
+from typing import Any, Final
 
 from agl_otel import semconv
-from agl_otel.attributes import RewardPydanticModel, filter_and_unflatten_attributes
-from agl_otel.types import SpanLike
+from agl_otel.rewards import (
+    Readable,
+    attributes_of,
+    find_final_reward,
+    find_reward_spans,
+    get_reward_value,
+    get_rewards_from_span,
+    is_reward_span,
+)
 
-AGENTOPS_OUTPUTS: Final = ("agentops.task.output", "agentops.entity.output")
-"""Where AgentOps put what a reward function returned, as JSON."""
-OLD_REWARD: Final = "reward"
-"""The attribute of an annotation that was a reward before 0.3."""
+__all__ = [
+    "find_final_reward",
+    "find_reward_spans",
+    "get_message_value",
+    "get_object_value",
+    "get_reward_value",
+    "get_rewards_from_span",
+    "is_reward_span",
+]
 _LITERALS: Final[dict[str, Callable[[str], Any]]] = {
     "str": str,
     "int": int,
@@ -28,52 +37,11 @@ _LITERALS: Final[dict[str, Callable[[str], Any]]] = {
     "bool": lambda text: text.lower() == "true",
     "bytes": base64.b64decode,
 }
-_REWARDS: Final = TypeAdapter(list[RewardPydanticModel])
-_log = logging.getLogger(__name__)
-Readable = SpanLike | Mapping[str, Any]
-AnySpan = TypeVar("AnySpan", bound=Readable)
-
-
-def get_rewards_from_span(span: Readable) -> list[RewardPydanticModel]:
-    """Every dimension of the reward that a span holds, the primary one first; [] without one. Raises ValueError where it is malformed."""
-    attributes = _attributes(span)
-    if not any(key.startswith(semconv.REWARD) for key in attributes):
-        return []
-    return _REWARDS.validate_python(filter_and_unflatten_attributes(attributes, semconv.REWARD) or [])
-
-
-def get_reward_value(span: Readable) -> float | None:
-    """The primary reward that a span holds; None where it holds none. Knows AgentOps' form and that of releases before 0.3 too."""
-    if rewards := get_rewards_from_span(span):
-        return rewards[0].value
-    attributes = _attributes(span)
-    for key in AGENTOPS_OUTPUTS:
-        said = _mapping(attributes.get(key))
-        if said.get("type") == "reward":
-            return _legacy(said.get("value"), key)
-    if getattr(span, "name", None) == semconv.SPAN_ANNOTATION:
-        return _legacy(attributes.get(OLD_REWARD), OLD_REWARD)
-    return None
-
-
-def is_reward_span(span: Readable) -> bool:
-    """Whether a span holds a reward."""
-    return get_reward_value(span) is not None
-
-
-def find_reward_spans(spans: Sequence[AnySpan]) -> list[AnySpan]:
-    """Those that hold a reward, in their order."""
-    return [span for span in spans if is_reward_span(span)]
-
-
-def find_final_reward(spans: Sequence[Readable]) -> float | None:
-    """The reward of the last span that holds one, in the order given; None without one."""
-    return next((value for span in reversed(spans) if (value := get_reward_value(span)) is not None), None)
 
 
 def get_message_value(span: Readable) -> str | None:
     """The text of a message span; None where there is none. Raises TypeError where it is no text."""
-    body = _attributes(span).get(semconv.MESSAGE_BODY)
+    body = attributes_of(span).get(semconv.MESSAGE_BODY)
     if body is not None and not isinstance(body, str):
         raise TypeError(f"the body of a message is a {type(body).__name__}, not text")
     return body
@@ -81,7 +49,7 @@ def get_message_value(span: Readable) -> str | None:
 
 def get_object_value(span: Readable) -> Any:
     """The object of an object span; None where there is none. Raises RuntimeError where it cannot be read."""
-    attributes = _attributes(span)
+    attributes = attributes_of(span)
     if (text := attributes.get(semconv.OBJECT_JSON)) is not None:
         try:
             return json.loads(text)
@@ -93,26 +61,3 @@ def get_object_value(span: Readable) -> Any:
     if kind not in _LITERALS:
         raise RuntimeError(f"an object of type {kind!r} has no literal: known are {', '.join(_LITERALS)}")
     return _LITERALS[kind](literal)
-
-
-def _attributes(span: Readable) -> Mapping[str, Any]:
-    return span if isinstance(span, Mapping) else span.attributes or {}
-
-
-def _mapping(said: Any) -> Mapping[str, Any]:
-    if isinstance(said, str):
-        try:
-            said = json.loads(said)
-        except ValueError:
-            return {}
-    return cast("Mapping[str, Any]", said) if isinstance(said, Mapping) else {}
-
-
-def _legacy(value: Any, key: str) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        _log.error("the reward in %r is %r, which is no number: it is left out", key, value)
-        return None
-    _log.warning("a reward was read from %r, a form that is no longer written: use emit_reward", key)
-    return float(value)

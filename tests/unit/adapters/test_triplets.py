@@ -1,101 +1,183 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from agl_otel import semconv
-from agl_otel.adapters import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceTree
-from agl_otel.errors import UsageError
+from agl_otel.adapters import LlmProxyTraceToTriplet, RewardMatchPolicy, TracerTraceToTriplet, TraceTree
 from agl_otel.types import Span
+from tests.unit.adapters.spans import call, proxy_call, reward, span
 
 
-def span(name: str, number: int, start: float, end: float, parent: int | None = None, **attributes: Any) -> Span:
-    held = {key.replace("__", "."): value for key, value in attributes.items()}
-    return Span.from_attributes(
-        attributes=held, rollout_id="ro-1", attempt_id="at-1", sequence_id=number, name=name, trace_id="a" * 32,
-        span_id=f"{number:016x}", parent_id=None if parent is None else f"{parent:016x}", start_time=start, end_time=end,
-    )  # fmt: skip
+def names(tree: TraceTree) -> object:
+    return (tree.id, [names(child) for child in tree.children]) if tree.children else tree.id
 
 
-def reward(number: int, at: float, value: float, parent: int | None = None) -> Span:
-    made = span(semconv.SPAN_ANNOTATION, number, at, at, parent)
-    made.attributes[semconv.reward_value_key(0)] = value
-    return made
+def rewards(spans: list[Span], **options: object) -> list[float | None]:
+    return [triplet.reward for triplet in TracerTraceToTriplet(**options)(spans)]  # type: ignore[arg-type]
 
 
-def call(number: int, start: float, end: float, parent: int, **attributes: Any) -> Span:
-    return span("openai.chat", number, start, end, parent, **attributes)
+def test_triplet_has_tokens_content_and_metadata() -> None:
+    asked = call(
+        "a", 1, 2, "root", gen_ai__request__model="m", gen_ai__response__model="m-1", logprobs__content='[{"token": "x", "logprob": -1}]'
+    )
+    triplet = TracerTraceToTriplet()([span("root", 0, 9), asked, reward("r", 3, 0.5, "root")])[0]
+    assert triplet.prompt == {"token_ids": [1, 2], "raw_content": [{"role": "user", "content": "ask a"}], "image_urls": []}
+    assert triplet.response == {"token_ids": [3], "raw_content": [{"role": "assistant", "content": "answer a"}], "logprobs": [-1]}
+    assert triplet.metadata == {
+        "request": {"model": "m"},
+        "response": {"id": "id-a", "model": "m-1"},
+        "response_id": "id-a",
+        "agent_name": "*",
+    }
+    assert triplet.reward == 0.5
 
 
-def test_each_call_gets_the_reward_that_follows_it() -> None:
-    spans = [
-        span("root", 1, 0, 10),
-        call(2, 1, 2, 1, prompt_token_ids=[1, 2], response_token_ids=[3], gen_ai__response__id="a"),
-        reward(3, 2.5, 0.25, 1),
-        call(4, 3, 4, 1, prompt_token_ids=[1, 2, 3], response_token_ids=[4], gen_ai__response__id="b"),
-        reward(5, 5, 1.0, 1),
-    ]
-    first, second = TracerTraceToTriplet().adapt(spans)
-    assert (first.prompt["token_ids"], first.response["token_ids"], first.reward) == ([1, 2], [3], 0.25)
-    assert (second.reward, second.metadata["response_id"], second.metadata["agent_name"]) == (1.0, "b", "*")
+def test_no_spans_and_a_ring_of_spans_are_errors() -> None:
+    with pytest.raises(ValueError, match="no spans"):
+        TracerTraceToTriplet()([])
+    with pytest.raises(ValueError, match="ring"):
+        TraceTree.from_spans([span("a", 0, 1, "b"), span("b", 0, 1, "a")])
 
 
-def test_only_the_agents_that_are_asked_for_count() -> None:
-    spans = [
-        span("root", 1, 0, 10),
-        span("writer", 2, 1, 4, 1, agent__name="write"),
-        call(3, 2, 3, 2),
-        span("checker", 4, 5, 8, 1, agent__name="check"),
-        call(5, 6, 7, 4),
-    ]
-    [only] = TracerTraceToTriplet(agent_match="write", repair_hierarchy=False).adapt(spans)
-    assert only.metadata["agent_name"] == "write"
-    assert len(TracerTraceToTriplet(agent_match="write|check", repair_hierarchy=False).adapt(spans)) == 2
+def test_missing_parents_and_a_common_root_are_made_up() -> None:
+    tree = TraceTree.from_spans([span("b", 2, 5, "gone"), span("a", 1, 2), span("c", 3, 4, "gone")])
+    assert names(tree) == ("virtual-root", ["a", ("gone", ["b", "c"])])
+    assert (tree.start_time, tree.end_time) == (1, 5)
 
 
-def test_a_judges_call_below_a_reward_is_left_out() -> None:
-    judged = reward(2, 1, 0.5, 1)
-    judged.end_time = 3
-    spans = [span("root", 1, 0, 10), judged, call(3, 1.5, 2, 2)]
-    assert TracerTraceToTriplet(repair_hierarchy=False).adapt(spans) == []
-    assert len(TracerTraceToTriplet(repair_hierarchy=False, exclude_llm_call_in_reward=False).adapt(spans)) == 1
-
-
-def test_a_call_that_the_proxy_recorded_too_counts_once_and_has_its_tokens() -> None:
-    recorded = span(semconv.SPAN_LLM, 3, 1.2, 1.8, 2, gen_ai__response__id="a")
-    recorded.attributes |= {semconv.LLM_CALL: 1, semconv.LLM_PROMPT_TOKEN_IDS: [7, 8], semconv.LLM_RESPONSE_TOKEN_IDS: [9]}
-    [only] = TracerTraceToTriplet().adapt([span("root", 1, 0, 3), call(2, 1, 2, 1, gen_ai__response__id="a"), recorded])
-    assert (only.prompt["token_ids"], only.response["token_ids"]) == ([7, 8], [9])
-
-
-def test_the_proxys_prefix_form_is_put_together_again() -> None:
-    first = span(semconv.SPAN_LLM, 1, 0, 1)
-    first.attributes |= {semconv.LLM_CALL: 1, semconv.LLM_PROMPT_TOKEN_IDS: [1, 2], semconv.LLM_RESPONSE_TOKEN_IDS: [3]}
-    second = span(semconv.SPAN_LLM, 2, 1, 2)
-    second.attributes |= {semconv.LLM_CALL: 2, semconv.LLM_PREFIX_CALL: 1, semconv.LLM_PREFIX_CHOICE: 0}
-    second.attributes |= {semconv.LLM_PROMPT_TOKEN_IDS: [4], semconv.LLM_RESPONSE_TOKEN_IDS: [5]}
-    one, two = LlmProxyTraceToTriplet().adapt([first, second, reward(3, 3, 1.0)])
-    assert (one.prompt["token_ids"], one.reward) == ([1, 2], None)
-    assert (two.prompt["token_ids"], two.response["token_ids"], two.reward) == ([1, 2, 3, 4], [5], 1.0)
-
-
-def test_litellms_spans_are_read_in_the_order_of_their_numbers() -> None:
-    late = span("raw_gen_ai_request", 5, 0, 1, llm__hosted_vllm__prompt_token_ids="[1]", llm__hosted_vllm__response_token_ids="[[2]]")
-    early = span("litellm_request", 2, 9, 9, prompt_token_ids=[3], response_token_ids=[4])
-    assert [t.prompt["token_ids"] for t in LlmProxyTraceToTriplet().adapt([late, early, reward(3, 0, 0.5)])] == [[3], [1]]
-
-
-def test_spans_that_hang_under_the_root_go_where_they_belong_by_time() -> None:
-    spans = [span("root", 1, 0, 10), span("agent", 2, 1, 9, 1, agent__name="write"), call(3, 2, 3, 1), call(4, 9.5, 9.8, 1)]
-    tree = TraceTree.from_spans(spans)
+def test_span_beside_the_one_around_it_is_moved_below_it() -> None:
+    tree = TraceTree.from_spans([span("root", 0, 9), span("agent", 1, 8, "root"), span("tight", 2, 5, "agent"), span("lost", 3, 4, "root")])
     tree.repair_hierarchy()
-    [agent, other] = tree.children
-    assert [child.span.name for child in agent.children] == ["openai.chat"] and other.span.span_id == f"{4:016x}"
+    assert names(tree) == ("root", [("agent", [("tight", ["lost"])])])
 
 
-def test_no_spans_and_circles_are_errors_that_say_so() -> None:
-    with pytest.raises(UsageError, match="no spans"):
-        TracerTraceToTriplet().adapt([])
-    with pytest.raises(UsageError, match="circle"):
-        TracerTraceToTriplet().adapt([span("a", 1, 0, 1, 2), span("b", 2, 0, 1, 1)])
+def test_repair_never_moves_a_span_below_itself() -> None:
+    tree = TraceTree.from_spans([span("root", 0, 9), span("a", 2, 4, "root"), span("inside", 1, 8, "a"), span("b", 5, 6, "root")])
+    tree.repair_hierarchy()
+    assert sorted(node.id for node in tree.traverse()) == ["a", "b", "inside", "root"]
+
+
+def test_reward_goes_to_the_last_call_that_ended_and_has_none() -> None:
+    spans = [
+        span("root", 0, 9),
+        call("a", 1, 2, "root"),
+        call("b", 2, 5, "root"),
+        reward("r1", 3, 0.1, "root"),
+        reward("r2", 6, 0.2, "root"),
+    ]
+    assert rewards(spans) == [0.1, 0.2]
+    assert rewards([*spans, reward("r3", 7, 0.3, "root")]) == [0.1, 0.2]
+
+
+def test_sibling_policy_looks_beside_the_reward_only() -> None:
+    spans = [span("root", 0, 9), span("x", 0, 4, "root"), span("y", 4, 9, "root"), call("a", 1, 2, "x"), reward("r", 5, 1.0, "y")]
+    spans += [call("b", 4.5, 4.8, "y")]
+    assert rewards(spans, repair_hierarchy=False) == [None, 1.0]
+    spans[-1] = call("b", 6, 7, "y")
+    assert rewards(spans, repair_hierarchy=False, reward_match=RewardMatchPolicy.FIRST_OCCURRENCE) == [1.0, None]
+    assert rewards(spans, repair_hierarchy=False, reward_match="first_sibling") == [None, None]
+
+
+def test_final_reward_is_the_last_triplets() -> None:
+    adapter = TracerTraceToTriplet()
+    tree = adapter.tree([span("root", 0, 9), call("a", 1, 2, "root"), call("b", 3, 4, "root")])
+    assert [triplet.reward for triplet in adapter.to_trajectory(tree, final_reward=2.0)] == [None, 2.0]
+
+
+def test_agents_are_selected_by_the_nearest_one_around_a_call() -> None:
+    spans = [
+        span("root", 0, 20, agent__name="team"),
+        span("w", 1, 9, "root", agentops__span__kind="agent", operation__name="write"),
+        call("a", 2, 3, "w"),
+        span("c", 4, 8, "w", recipient_agent_type="check"),
+        call("b", 5, 6, "c"),
+        call("d", 10, 11, "root"),
+    ]
+    found = TracerTraceToTriplet(agent_match="write|check")(spans)
+    assert [(t.metadata["response_id"], t.metadata["agent_name"]) for t in found] == [("id-a", "write"), ("id-b", "check")]
+    assert [t.metadata["response_id"] for t in TracerTraceToTriplet(agent_match="^write$")(spans)] == ["id-a"]
+    assert [t.metadata["agent_name"] for t in TracerTraceToTriplet()(spans)] == ["write", "check", "team"]
+
+
+def test_calls_of_a_judge_are_left_out_unless_wanted() -> None:
+    judge = span("j", 4, 8, "root", name=semconv.SPAN_OPERATION, agentlightning__operation__name=semconv.SPAN_REWARD)
+    spans = [span("root", 0, 9), call("a", 1, 2, "root"), judge, call("b", 5, 6, "j")]
+    assert len(TracerTraceToTriplet()(spans)) == 1
+    assert len(TracerTraceToTriplet(exclude_llm_call_in_reward=False)(spans)) == 2
+
+
+def test_two_instrumentations_of_one_call_count_once() -> None:
+    same = {"gen_ai__response__id": "x"}
+    assert len(TracerTraceToTriplet()([span("root", 0, 9), call("a", 1, 4, "root", **same), call("b", 2, 3, "a", **same)])) == 1
+    assert len(TracerTraceToTriplet()([span("root", 0, 9), call("a", 1, 4, "root", **same), call("b", 5, 6, "root", **same)])) == 1
+    nameless = call("a", 1, 4, "root", gen_ai__response__id="")
+    assert len(TracerTraceToTriplet()([span("root", 0, 9), nameless, call("b", 2, 3, "a")])) == 1
+    assert len(TracerTraceToTriplet()([span("root", 0, 9), call("a", 1, 4, "root"), call("b", 2, 3, "a")])) == 2
+
+
+def test_proxys_tokens_join_what_the_agents_instrumentation_said() -> None:
+    told = call("a", 1, 4, "root", gen_ai__response__id="x", prompt_token_ids=[], response_token_ids=[])
+    triplet = TracerTraceToTriplet()([span("root", 0, 9), told, proxy_call("b", 2, 3, "a", gen_ai__response__id="x")])[0]
+    assert (triplet.prompt["token_ids"], triplet.response["token_ids"], triplet.response["logprobs"]) == ([7, 8], [9], [-0.5])
+    assert triplet.prompt["raw_content"] == [{"role": "user", "content": "ask a"}]
+
+
+def test_prompts_in_prefix_form_are_made_full() -> None:
+    follow_up: dict[str, Any] = {semconv.LLM_PREFIX_CALL: 1, semconv.LLM_PREFIX_CHOICE: 0, semconv.LLM_PROMPT_TOKEN_IDS: [5]}
+    spans = [span("root", 0, 9), proxy_call("a", 1, 2, "root"), proxy_call("b", 3, 4, "root", **{semconv.LLM_CALL: 2, **follow_up})]
+    for adapter in (TracerTraceToTriplet(), LlmProxyTraceToTriplet()):
+        assert [t.prompt["token_ids"] for t in adapter(spans)] == [[7, 8], [7, 8, 9, 5]]
+    assert [t.prompt["token_ids"] for t in TracerTraceToTriplet()([spans[0], spans[2]])] == [[]]
+    assert LlmProxyTraceToTriplet()([spans[2]]) == []
+
+
+def test_further_choices_of_a_call_are_triplets_of_their_own() -> None:
+    second: dict[str, Any] = {semconv.LLM_CHOICE: 1, semconv.LLM_RESPONSE_TOKEN_IDS: [4]}
+    choice = proxy_call("c", 2, 3, "a", gen_ai__response__id="x", **second)
+    spans = [call("a", 1, 4, gen_ai__response__id="x"), proxy_call("b", 2, 3, "a", gen_ai__response__id="x"), choice]
+    assert [t.response["token_ids"] for t in TracerTraceToTriplet()(spans)] == [[9], [4]]
+
+
+def test_a_pattern_is_taken_literally() -> None:
+    spans = [
+        span("root", 0, 9),
+        call("a", 1, 2, "root"),
+        span("b", 3, 4, "root", name="my.call", prompt_token_ids=[1], response_token_ids=[2]),
+    ]
+    assert len(TracerTraceToTriplet()(spans)) == 1
+    assert [t.response["token_ids"] for t in TracerTraceToTriplet(llm_call_match=r"^my\.call$")(spans)] == [[2]]
+    assert TracerTraceToTriplet(llm_call_match="nothing")(spans) == []
+
+
+def test_calls_without_tokens_are_skipped_on_request() -> None:
+    spans = [span("root", 0, 9), call("a", 1, 2, "root", prompt_token_ids=[]), call("b", 3, 4, "root")]
+    assert len(TracerTraceToTriplet()(spans)) == 2
+    assert len(TracerTraceToTriplet(_skip_empty_token_spans=True)(spans)) == 1
+
+
+def test_images_are_kept() -> None:
+    content = json.dumps([{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": {"url": "https://x/cat.png"}}])
+    triplet = TracerTraceToTriplet()([call("a", 1, 2, gen_ai__prompt__0__content=content)])[0]
+    assert triplet.prompt["image_urls"] == ["https://x/cat.png"]
+
+
+def test_ten_thousand_deep_spans_and_as_many_calls_are_no_trouble() -> None:
+    deep = [span(f"s{i}", i / 1e4, 10, f"s{i - 1}" if i else None) for i in range(10_000)]
+    assert len(TracerTraceToTriplet()([*deep, call("a", 2, 3, "s9999")])) == 1
+    wide = [span("root", 0, 1e6), *(call(f"c{i}", 2 * i + 1, 2 * i + 2, "root") for i in range(2_000))]
+    assert len(TracerTraceToTriplet()(wide)) == 2_000
+
+
+def test_proxy_adapter_goes_by_sequence_numbers_and_takes_litellms_spans() -> None:
+    raw = span("x", 5, 6, name="raw_gen_ai_request", **{"llm.hosted_vllm.prompt_token_ids": "[1, 2]", "llm.hosted_vllm.id": "i"})
+    raw.attributes["llm.hosted_vllm.choices"] = "[{'token_ids': [3, 4], 'index': 0, 'x': None}]"
+    outer = span("y", 5.1, 6, name="litellm_request", prompt_token_ids=[1, 2], response_token_ids=[3, 4], gen_ai__response__id="i")
+    late = reward("r", 9, 0.5)
+    late.start_time = 0.0
+    found = LlmProxyTraceToTriplet()([late, outer, raw, call("a", 1, 2), span("z", 7, 8, name="litellm_request", prompt_token_ids=[1])])
+    assert [(t.prompt, t.response["token_ids"], t.reward, t.metadata) for t in found] == [
+        ({"token_ids": [1, 2]}, [3, 4], 0.5, {"response_id": "i"})
+    ]

@@ -1,0 +1,46 @@
+"""Which agent a span stands for: a table of marks, one for each framework. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from agl_otel import semconv
+from agl_otel.types import SpanLike
+
+
+class Mark(NamedTuple):
+    """`key` holds the agent's name on a span where `where` holds: {key: value}; the key `span.name` means: starts with."""
+
+    framework: str
+    key: str
+    where: Mapping[str, str] = {}
+
+
+AGENTS: Final = (
+    Mark("Agent Lightning 0.3, OpenInference", "agent.name"),
+    Mark("AgentOps", "operation.name", {"agentops.span.kind": "agent"}),
+    Mark("AutoGen", "recipient_agent_type"),
+    Mark("LangGraph under AgentOps", "langchain.chain.type"),
+    Mark("Microsoft Agent Framework", "executor.id"),
+    Mark("Weave", f"{semconv.OPERATION_INPUT}.name", {"type": "agent"}),
+    Mark("LangChain under AgentOps", "lc_name", {"span.name": "langchain.Chain."}),
+    Mark("OpenTelemetry's conventions", "gen_ai.agent.name"),
+    Mark("OpenLLMetry", "traceloop.entity.name", {"traceloop.span.kind": "agent"}),
+    Mark("Vercel AI SDK", "ai.telemetry.functionId"),
+)
+"""The first that holds names the agent. The order of the first seven is Agent Lightning 0.3's."""
+
+
+def agent_name(span: SpanLike) -> str | None:
+    """The name of the agent whose work `span` is; None where it says nothing of one."""
+    attributes: Mapping[str, Any] = span.attributes or {}
+    for mark in AGENTS:
+        name = attributes.get(mark.key)
+        if name and all(_holds(span.name, attributes, key, value) for key, value in mark.where.items()):
+            return str(name)
+    return None
+
+
+def _holds(name: str, attributes: Mapping[str, Any], key: str, value: str) -> bool:
+    return name.startswith(value) if key == "span.name" else attributes.get(key) == value

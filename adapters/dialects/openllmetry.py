@@ -1,0 +1,21 @@
+"""Flat `gen_ai.prompt.{i}.…` and `gen_ai.completion.{i}.…`: OpenLLMetry before 0.50, AgentOps, and Agent Lightning 0.3 by AgentOps.
+
+0.3 added `prompt_token_ids`, `response_token_ids` and `logprobs.content`, which are the defaults of every dialect.
+"""
+
+from __future__ import annotations
+
+from agl_otel.adapters.dialects.readers import from_flat
+from agl_otel.adapters.dialects.table import ANY, Dialect
+
+DIALECT = Dialect(
+    name="openllmetry_flat",
+    written_by="OpenLLMetry before 0.50, AgentOps, Agent Lightning 0.3's AgentOpsTracer",
+    call=(
+        {"llm.request.type": ("chat", "completion")},
+        {"agentops.span.kind": ("llm",)},
+        {"gen_ai.prompt.": ANY},
+        {"gen_ai.completion.": ANY},
+    ),
+    read=from_flat,
+)

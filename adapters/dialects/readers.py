@@ -1,0 +1,245 @@
+"""The shapes in which instrumentations write a conversation, each read into OpenAI's messages. Pure.
+
+A reader takes a span and raises ValueError, TypeError, KeyError or AttributeError where the attributes have another shape than the
+dialect says; what is simply not there (content capture off, a streamed reply that was not kept) reads as no messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
+
+from agl_otel.adapters.dialects.table import Attributes, Conversation, Message, loads
+from agl_otel.attributes import filter_attributes, unflatten_attributes
+from agl_otel.types import SpanLike
+
+Json = Mapping[str, Any]
+
+
+# --- OpenTelemetry's conventions from 1.37 on: JSON with parts ----------------------------------------------------
+
+
+def from_parts(span: SpanLike) -> Conversation:
+    """`gen_ai.input.messages`, `.output.messages`, `.system_instructions`, `.tool.definitions`."""
+    attributes = span.attributes or {}
+    instructions = _list(attributes, "gen_ai.system_instructions")
+    prompt = [message for entry in _list(attributes, "gen_ai.input.messages") for message in _of_parts(entry)]
+    if instructions:
+        prompt.insert(0, {"role": "system", "content": _content(instructions)})
+    reply = [message for entry in _list(attributes, "gen_ai.output.messages") for message in _of_parts(entry)]
+    return Conversation(prompt, reply, [openai_tool(tool) for tool in _list(attributes, "gen_ai.tool.definitions")] or None)
+
+
+def _list(attributes: Attributes, key: str) -> list[Any]:
+    value = attributes.get(key) or []
+    value = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{key} is not a list")
+    return [json.loads(entry) if isinstance(entry, str) else entry for entry in cast("Sequence[Any]", value)]
+
+
+def _of_parts(entry: Json) -> list[Message]:
+    """One entry is one message, but each tool's answer in it is a message of its own."""
+    parts: list[Json] = entry.get("parts") or []
+    answers: list[Message] = [
+        {"role": "tool", "tool_call_id": part.get("id"), "content": as_text(part.get("response", part.get("result")))}
+        for part in parts
+        if part.get("type") == "tool_call_response"
+    ]
+    calls = [openai_call(part.get("id"), part.get("name"), part.get("arguments")) for part in parts if part.get("type") == "tool_call"]
+    rest = [part for part in parts if part.get("type") not in ("tool_call", "tool_call_response", "reasoning", "thinking")]
+    if calls:
+        return [{"role": entry["role"], "content": _content(rest) or None, "tool_calls": calls}, *answers]
+    return answers if answers and not rest else [{"role": entry["role"], "content": _content(rest)}, *answers]
+
+
+def _content(parts: Sequence[Json]) -> Any:
+    """Text, where all parts are text; else OpenAI's content parts, so that images are kept."""
+    made = [PARTS.get(str(part.get("type")), _text_part)(part) for part in parts]
+    if all(part["type"] == "text" for part in made):
+        return "".join(part["text"] for part in made)
+    return made
+
+
+def _text_part(part: Json) -> Message:
+    return {"type": "text", "text": as_text(part.get("content", part.get("text", "")))}
+
+
+def _image_part(url: Any) -> Message:
+    return {"type": "image_url", "image_url": url if isinstance(url, Mapping) else {"url": url}}
+
+
+PARTS: Final[dict[str, Callable[[Json], Message]]] = {
+    "text": _text_part,
+    "image_url": lambda part: _image_part(part.get("image_url") or part.get("content") or part.get("url")),
+    "image": lambda part: _image_part(part.get("image") or part.get("content") or part.get("url")),
+    "uri": lambda part: _image_part(part.get("uri")),
+    "image-url": lambda part: _image_part(part.get("url")),
+    "blob": lambda part: _image_part(f"data:{part.get('mime_type', 'image/png')};base64,{part.get('content', part.get('data', ''))}"),
+    "file": lambda part: _image_part(part.get("data") or part.get("url")),
+}
+"""{type of a part: how it becomes a part of OpenAI's}; what is not here is text."""
+
+
+# --- flat keys: OpenLLMetry before 0.50, AgentOps -----------------------------------------------------------------
+
+
+def from_flat(span: SpanLike) -> Conversation:
+    """`gen_ai.prompt.{i}.…`, `gen_ai.completion.{i}.…`, and `gen_ai.request.functions.{i}.…` or `llm.request.functions.{i}.…`."""
+    attributes = span.attributes or {}
+    prompt = [_of_fields(entry) for entry in nested_list(attributes, "gen_ai.prompt")]
+    reply = [_of_fields({"role": "assistant", **entry}) for entry in nested_list(attributes, "gen_ai.completion")]
+    if any(message["role"] != "assistant" for message in reply):
+        raise ValueError("a completion's role is not assistant")
+    for prefix in ("gen_ai.request.functions", "llm.request.functions", "gen_ai.request.tools"):
+        if functions := nested_list(attributes, prefix):
+            return Conversation(prompt, reply, [openai_tool(function) for function in functions])
+    return Conversation(prompt, reply, None)
+
+
+def nested_list(attributes: Attributes, prefix: str) -> list[Any]:
+    """The flat keys `prefix.{i}.field…` as a list. Raises ValueError where they are not 0 … n - 1."""
+    flat = {key[len(prefix) + 1 :]: value for key, value in filter_attributes(attributes, prefix).items() if key != prefix}
+    nested = unflatten_attributes(flat)
+    if isinstance(nested, dict):
+        if nested:
+            raise ValueError(f"{prefix} is not a list: its keys are {sorted(nested)[:5]}")
+        return []
+    return nested
+
+
+def _of_fields(entry: Json) -> Message:
+    content = entry.get("content", "")
+    if isinstance(content, str) and content.startswith("[{"):
+        content = _parsed_content(content)
+    message: Message = {"role": entry["role"], "content": content}
+    if "tool_call_id" in entry:
+        message["tool_call_id"] = entry["tool_call_id"]
+    if calls := entry.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise ValueError(f"tool_calls is not a list: its keys are {sorted(calls)[:5]}")
+        message["content"] = content or None
+        message["tool_calls"] = [openai_call(call.get("id"), call.get("name"), call.get("arguments")) for call in cast("list[Json]", calls)]
+    return message
+
+
+def _parsed_content(text: str) -> Any:
+    """Content parts that were written as JSON; the text where it is no such thing."""
+    parts = loads(text)
+    return parts if isinstance(parts, list) and all(isinstance(p, Mapping) and "type" in p for p in cast("list[Any]", parts)) else text
+
+
+# --- the bodies of OpenAI's request and response, as JSON ---------------------------------------------------------
+
+
+def from_bodies(request_key: str, response_key: str) -> Callable[[SpanLike], Conversation]:
+    """A reader of whole bodies: `messages` and `tools` of the request, `choices` of the response."""
+
+    def read(span: SpanLike) -> Conversation:
+        attributes = span.attributes or {}
+        return of_bodies(_body(attributes, request_key), _body(attributes, response_key))
+
+    return read
+
+
+def _body(attributes: Attributes, key: str) -> Any:
+    value = attributes.get(key)
+    return (
+        loads(value)
+        if isinstance(value, str)
+        else value
+        or unflatten_attributes({name[len(key) + 1 :]: item for name, item in filter_attributes(attributes, key).items() if name != key})
+    )
+
+
+def of_bodies(request: Any, response: Any) -> Conversation:
+    """Messages of an OpenAI request (or of a bare list of them) and of the response's choices."""
+    asked: Json = cast("Json", request) if isinstance(request, Mapping) else {"messages": request if isinstance(request, list) else []}
+    answered: Json = cast("Json", response) if isinstance(response, Mapping) else {}
+    messages = asked.get("messages") or []
+    messages = loads(messages) if isinstance(messages, str) else messages
+    if not messages and isinstance(asked.get("prompt"), str):
+        messages = [{"role": "user", "content": asked["prompt"]}]
+    choices = answered.get("choices") or []
+    choices = loads(choices) if isinstance(choices, str) else choices
+    reply = [choice.get("message") or {"role": "assistant", "content": choice.get("text", "")} for choice in choices]
+    if not reply and answered.get("role"):
+        reply = [answered]
+    tools = asked.get("tools") or None
+    tools = loads(tools) if isinstance(tools, str) else tools
+    return Conversation(
+        [plain_message(m) for m in messages], [plain_message(m) for m in reply], [openai_tool(t) for t in tools] if tools else None
+    )
+
+
+def plain_message(message: Json) -> Message:
+    """An OpenAI message without the fields that say nothing."""
+    kept: Message = {"role": message["role"], "content": message.get("content")}
+    if kept["content"] is None and not message.get("tool_calls"):
+        kept["content"] = ""
+    if calls := message.get("tool_calls"):
+        kept["tool_calls"] = [openai_call(c.get("id"), _function(c).get("name"), _function(c).get("arguments")) for c in calls]
+    return {**kept, **{key: message[key] for key in ("tool_call_id", "name") if message.get(key)}}
+
+
+def _function(call: Json) -> Json:
+    return call.get("function") or call
+
+
+# --- span events of the conventions up to 1.36 --------------------------------------------------------------------
+
+
+def from_events(span: SpanLike) -> Conversation:
+    """Events `gen_ai.{system,user,assistant,tool}.message` and `gen_ai.choice`; a log record becomes one by `with_records`."""
+    prompt: list[Message] = []
+    reply: list[Message] = []
+    for event in getattr(span, "events", None) or ():
+        said = _event_body(event.attributes or {})
+        if event.name in EVENTS:
+            prompt.append(plain_message({"role": EVENTS[event.name], **said, **({"tool_call_id": said["id"]} if "id" in said else {})}))
+        elif event.name == "gen_ai.choice":
+            message = said.get("message") or said
+            message = loads(message) if isinstance(message, str) else message
+            reply.append(plain_message({"role": "assistant", **message}))
+    return Conversation(prompt, reply, None)
+
+
+EVENTS: Final = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
+"""{name of an event: the role of its message}."""
+
+
+def _event_body(attributes: Attributes) -> dict[str, Any]:
+    """The fields of an event, those that hold JSON parsed."""
+    body: Any = unflatten_attributes(dict(attributes))
+    said = loads(body["body"]) if isinstance(body.get("body"), str) else body.get("body") or body
+    calls = said.get("tool_calls")
+    return {**said, "tool_calls": loads(calls)} if isinstance(calls, str) else dict(said)
+
+
+# --- shared -------------------------------------------------------------------------------------------------------
+
+
+def openai_call(call_id: Any, name: Any, arguments: Any) -> Message:
+    """A tool call in OpenAI's form: its arguments are text."""
+    text = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def openai_tool(tool: Any) -> Message:
+    """A tool's definition in OpenAI's form. Raises KeyError where it has no name."""
+    tool = loads(tool) if isinstance(tool, str) else tool
+    if "function" in tool:
+        return dict(tool)
+    parameters = tool.get("parameters") or tool.get("inputSchema")
+    function = {
+        "name": tool["name"],
+        "description": tool.get("description", ""),
+        "parameters": loads(parameters) if isinstance(parameters, str) else parameters,
+    }
+    return {"type": "function", "function": function}
+
+
+def as_text(value: Any) -> str:
+    """Text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

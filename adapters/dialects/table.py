@@ -1,0 +1,110 @@
+"""What a dialect is: a row of data that says how one instrumentation writes a model call onto a span. Pure.
+
+A dialect names the attributes; how conversations are read from them stands in readers.py, once for each shape. A value is looked up
+by a path: an attribute key, and, where that attribute holds JSON, the steps into it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, cast
+
+from agl_otel.types import SpanLike
+
+Message = dict[str, Any]
+"""One chat message, in OpenAI's form."""
+Attributes = Mapping[str, Any]
+Path = tuple[str | int, ...]
+"""An attribute key, then steps into what it holds."""
+ANY: Final = ("any",)
+"""As the allowed values of a key: the key is there."""
+ABSENT: Final = None
+"""Among the allowed values of a key: the key is not there."""
+SPAN_NAME: Final = "span.name"
+"""Stands for the span's name in a condition."""
+
+
+class Conversation(NamedTuple):
+    """What one model call was asked and what it answered."""
+
+    prompt: list[Message]
+    reply: list[Message]
+    """One for each choice."""
+    tools: list[Message] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How one instrumentation writes a model call. The first path of several that leads somewhere is taken."""
+
+    name: str
+    written_by: str
+    """For people: which libraries write so."""
+    call: tuple[Mapping[str, Collection[str | None]], ...]
+    """A span is a model call in this dialect where one of these holds: {key: allowed values}, all of them. A key that ends in a dot
+    stands for any key that begins so."""
+    read: Callable[[SpanLike], Conversation]
+    """Raises ValueError, TypeError, KeyError or AttributeError where the attributes have another shape."""
+    model: tuple[Path, ...] = (("gen_ai.response.model",), ("gen_ai.request.model",))
+    response_id: tuple[Path, ...] = (("gen_ai.response.id",),)
+    input_tokens: tuple[Path, ...] = (("gen_ai.usage.input_tokens",), ("gen_ai.usage.prompt_tokens",))
+    output_tokens: tuple[Path, ...] = (("gen_ai.usage.output_tokens",), ("gen_ai.usage.completion_tokens",))
+    prompt_token_ids: tuple[Path, ...] = (("prompt_token_ids",),)
+    response_token_ids: tuple[Path, ...] = (("response_token_ids",),)
+    logprobs: tuple[Path, ...] = (("logprobs.content",),)
+    """A list of numbers, or of OpenAI's `{"token": …, "logprob": …}`."""
+    request: tuple[str, ...] = field(default=("gen_ai.request",))
+    """Prefixes under which the settings of the request stand."""
+    response: tuple[str, ...] = field(default=("gen_ai.response",))
+    """Prefixes under which stands what else the answer said."""
+
+    def matches(self, name: str, attributes: Attributes) -> bool:
+        """Whether a span of that name and attributes is a model call in this dialect."""
+        return any(all(_allowed(name, attributes, key, values) for key, values in condition.items()) for condition in self.call)
+
+
+def _allowed(name: str, attributes: Attributes, key: str, values: Collection[str | None]) -> bool:
+    if key.endswith("."):
+        return any(each.startswith(key) for each in attributes)
+    value = name if key == SPAN_NAME else attributes.get(key)
+    return value is not None if values is ANY else value in values
+
+
+def first(attributes: Attributes, paths: Sequence[Path]) -> Any:
+    """What the first path that leads somewhere leads to; None where none does."""
+    return next((found for path in paths if (found := _at(attributes, path)) is not None), None)
+
+
+def _at(attributes: Attributes, path: Path) -> Any:
+    value: Any = attributes.get(cast(str, path[0]))
+    for step in path[1:]:
+        value = loads(value) if isinstance(value, str) else value
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def loads(text: str) -> Any:
+    """JSON, or what Python's repr wrote (litellm does); the text itself where it is neither."""
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            return parse(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+    return text
+
+
+def numbers(value: Any) -> list[Any]:
+    """A list of token ids or log-probs, however it was written; [] where there is none."""
+    value = loads(value) if isinstance(value, str) else value
+    if not isinstance(value, (list, tuple)):
+        return []
+    items = cast("list[Any]", list(value))
+    if items and isinstance(items[0], (list, tuple)):  # one list for each choice
+        items = cast("list[Any]", list(items[0]))
+    return [item.get("logprob") if isinstance(item, Mapping) else item for item in items]

@@ -1,0 +1,87 @@
+"""What spans say of rewards, also in the forms of older releases. Pure, and below adapters and emitters, which both need it.
+
+Every function takes a stored span, a span of the OpenTelemetry SDK, what an emitter handed out, or a mapping of attributes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar, cast
+
+from pydantic import TypeAdapter
+
+from agl_otel import semconv
+from agl_otel.attributes import RewardPydanticModel, filter_and_unflatten_attributes
+from agl_otel.types import SpanLike
+
+AGENTOPS_OUTPUTS: Final = ("agentops.task.output", "agentops.entity.output")
+"""Where AgentOps put what a reward function returned, as JSON."""
+OLD_REWARD: Final = "reward"
+"""The attribute of an annotation that was a reward before 0.3."""
+_REWARDS: Final = TypeAdapter(list[RewardPydanticModel])
+_log = logging.getLogger(__name__)
+Readable = SpanLike | Mapping[str, Any]
+AnySpan = TypeVar("AnySpan", bound=Readable)
+
+
+def get_rewards_from_span(span: Readable) -> list[RewardPydanticModel]:
+    """Every dimension of the reward that a span holds, the primary one first; [] without one. Raises ValueError where it is malformed."""
+    attributes = attributes_of(span)
+    if not any(key.startswith(semconv.REWARD) for key in attributes):
+        return []
+    return _REWARDS.validate_python(filter_and_unflatten_attributes(attributes, semconv.REWARD) or [])
+
+
+def get_reward_value(span: Readable) -> float | None:
+    """The primary reward that a span holds; None where it holds none. Knows AgentOps' form and that of releases before 0.3 too."""
+    if rewards := get_rewards_from_span(span):
+        return rewards[0].value
+    attributes = attributes_of(span)
+    for key in AGENTOPS_OUTPUTS:
+        said = _mapping(attributes.get(key))
+        if said.get("type") == "reward":
+            return _legacy(said.get("value"), key)
+    if getattr(span, "name", None) == semconv.SPAN_ANNOTATION:
+        return _legacy(attributes.get(OLD_REWARD), OLD_REWARD)
+    return None
+
+
+def is_reward_span(span: Readable) -> bool:
+    """Whether a span holds a reward."""
+    return get_reward_value(span) is not None
+
+
+def find_reward_spans(spans: Sequence[AnySpan]) -> list[AnySpan]:
+    """Those that hold a reward, in their order."""
+    return [span for span in spans if is_reward_span(span)]
+
+
+def find_final_reward(spans: Sequence[Readable]) -> float | None:
+    """The reward of the last span that holds one, in the order given; None without one."""
+    return next((value for span in reversed(spans) if (value := get_reward_value(span)) is not None), None)
+
+
+def attributes_of(span: Readable) -> Mapping[str, Any]:
+    """The attributes, whichever form the span has."""
+    return span if isinstance(span, Mapping) else span.attributes or {}
+
+
+def _mapping(said: Any) -> Mapping[str, Any]:
+    if isinstance(said, str):
+        try:
+            said = json.loads(said)
+        except ValueError:
+            return {}
+    return cast("Mapping[str, Any]", said) if isinstance(said, Mapping) else {}
+
+
+def _legacy(value: Any, key: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        _log.error("the reward in %r is %r, which is no number: it is left out", key, value)
+        return None
+    _log.warning("a reward was read from %r, a form that is no longer written: use emit_reward", key)
+    return float(value)
