@@ -108,7 +108,7 @@ class TraceTree:
         top = self
         while len(top.children) == 1:
             top = top.children[0]
-        nodes = [node for node in self._walk() if node is not self and node is not top]
+        nodes = top.traverse()[1:]
         starts, ends = (np.array([getattr(node, name) for node in nodes], np.float64) for name in ("start_time", "end_time"))
         for child in list(top.children):
             if len(top.children) == 1:

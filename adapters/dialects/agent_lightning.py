@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agl_otel import semconv
-from agl_otel.adapters.dialects.readers import from_bodies, from_flat, of_bodies
+from agl_otel.adapters.dialects.readers import from_bodies, from_flat, from_parts, of_bodies
 from agl_otel.adapters.dialects.table import ANY, Conversation, Dialect, loads
 from agl_otel.types import SpanLike
 
@@ -39,8 +39,8 @@ WEAVE = Dialect(
 
 def _of_litellm(span: SpanLike) -> Conversation:
     attributes = span.attributes or {}
-    if span.name != "raw_gen_ai_request":
-        return from_flat(span)
+    if span.name != "raw_gen_ai_request":  # newer releases write the conventions' JSON (seen in 1.83)
+        return from_parts(span) if "gen_ai.input.messages" in attributes else from_flat(span)
     asked: dict[str, Any] = {name: loads(str(attributes.get(f"{_VLLM}.{name}", "[]"))) for name in ("messages", "tools")}
     return of_bodies(asked, {"choices": loads(str(attributes.get(f"{_VLLM}.choices", "[]")))})
 

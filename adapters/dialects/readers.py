@@ -176,7 +176,9 @@ def of_bodies(request: Any, response: Any) -> Conversation:
 def plain_message(message: Json) -> Message:
     """An OpenAI message without the fields that say nothing."""
     kept: Message = {"role": message["role"], "content": message.get("content")}
-    if kept["content"] is None and not message.get("tool_calls"):
+    if message.get("tool_calls"):
+        kept["content"] = None if kept["content"] in ("", "null") else kept["content"]  # Agent Lightning 0.3 wrote None as JSON
+    elif kept["content"] is None:
         kept["content"] = ""
     if calls := message.get("tool_calls"):
         kept["tool_calls"] = [openai_call(c.get("id"), _function(c).get("name"), _function(c).get("arguments")) for c in calls]

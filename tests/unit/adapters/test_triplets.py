@@ -54,6 +54,13 @@ def test_span_beside_the_one_around_it_is_moved_below_it() -> None:
     assert names(tree) == ("root", [("agent", [("tight", ["lost"])])])
 
 
+def test_repair_never_moves_a_span_up() -> None:
+    inner = [span("a", 3, 4, "agent"), span("b", 5, 6, "agent")]
+    tree = TraceTree.from_spans([span("root", 0, 9), span("chain", 1, 8, "root"), span("agent", 2, 7, "chain"), *inner])
+    tree.repair_hierarchy()
+    assert names(tree) == ("root", [("chain", [("agent", ["a", "b"])])])
+
+
 def test_repair_never_moves_a_span_below_itself() -> None:
     tree = TraceTree.from_spans([span("root", 0, 9), span("a", 2, 4, "root"), span("inside", 1, 8, "a"), span("b", 5, 6, "root")])
     tree.repair_hierarchy()

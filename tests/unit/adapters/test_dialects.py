@@ -1,0 +1,139 @@
+"""Every dialect against what the real library wrote; tests/recordings/README.md says how the recordings are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from agl_otel.adapters import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceTree, to_messages
+from agl_otel.adapters.dialects import DIALECTS, dialect_of, with_records
+from agl_otel.errors import SpanShapeError
+from agl_otel.types import Span
+from tests.unit.adapters.spans import RECORDED, call, recorded, span
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+ASKED: list[dict[str, Any]] = [
+    {"role": "system", "content": "Use the tool."},
+    {"role": "user", "content": "What is the weather in Rome?"},
+]
+CALLED: list[dict[str, Any]] = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+ANSWERED: list[dict[str, Any]] = [*CALLED, {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}]
+SUNNY = {"role": "assistant", "content": "Sunny."}
+PICTURE: list[dict[str, Any]] = [
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}],
+    }
+]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a recording must say; the conversations in order."""
+
+    dialect: str
+    messages: list[list[dict[str, Any]]]
+    agent: str = "*"
+    tools: bool = True
+    ids: bool = True
+    """Whether it names the response."""
+    usage: bool = True
+    tokens: int = 0
+    """How many of the calls have token ids."""
+
+
+BY_HAND = [CALLED, [*ANSWERED, SUNNY], [*PICTURE, SUNNY]]
+BY_AGENT = [CALLED, [*ANSWERED, SUNNY]]
+EXPECTED = {
+    "openllmetry": Expected("gen_ai", BY_HAND),
+    "openllmetry_flat": Expected("openllmetry_flat", BY_HAND),
+    "openllmetry_langchain": Expected("gen_ai", BY_AGENT, agent="weather_agent"),
+    "openinference": Expected("openinference", BY_HAND, tokens=3),
+    "langsmith": Expected("langsmith", BY_HAND, tokens=2),
+    "pydantic_ai": Expected("gen_ai", BY_AGENT, agent="weather_agent"),
+    # It keeps no replies of chat completions, no tools and no usage.
+    "openai_agents": Expected("gen_ai", [ASKED, ANSWERED], agent="weather_agent", tools=False, ids=False, usage=False),
+    "openai_agents_openinference": Expected("openinference", BY_AGENT, agent="weather_agent", tools=False, ids=False),
+    "vercel": Expected("vercel", BY_AGENT, agent="weather_agent"),
+    # It keeps no tool calls.
+    "litellm": Expected("litellm", [[*ASKED, SUNNY], [*ASKED, {"role": "assistant", "content": ""}]], tools=False),
+    # It keeps no streamed reply.
+    "agent_lightning_weave": Expected("agent_lightning_weave", [*BY_HAND[:2], [*PICTURE, {"role": "assistant", "content": ""}]], tokens=2),
+    "gen_ai_events": Expected("gen_ai_events", BY_HAND, tools=False),
+}
+
+
+def spans_of(name: str) -> list[Span]:
+    spans, records = recorded(name)
+    return with_records(spans, records)
+
+
+def test_every_recording_is_expected_and_every_dialect_but_ours_is_recorded() -> None:
+    assert {path.stem for path in RECORDED.glob("*.json")} == set(EXPECTED)
+    assert {expected.dialect for expected in EXPECTED.values()} == {dialect.name for dialect in DIALECTS} - {"agl"}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_conversations_of_a_recording(name: str) -> None:
+    expected = EXPECTED[name]
+    samples = to_messages(spans_of(name))
+    assert [[dict(sorted(m.items())) for m in s["messages"]] for s in samples] == [
+        [dict(sorted(m.items())) for m in messages] for messages in expected.messages
+    ]
+    if expected.tools:
+        assert [tool["function"]["name"] for tool in samples[0]["tools"]] == ["get_weather"]
+        assert samples[0]["tools"][0]["function"]["parameters"]["required"] == ["city"]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_calls_of_a_recording_count_once_with_model_id_usage_agent_and_tokens(name: str) -> None:
+    expected = EXPECTED[name]
+    calls = TraceTree.from_spans(spans_of(name)).find_llm_calls()
+    assert [call.calls[0].dialect.name for call in calls] == [expected.dialect] * len(expected.messages)
+    assert {call.calls[0].model for call in calls} == {"m"}
+    assert {call.agent for call in calls} == {expected.agent}
+    ids = [call.response_id for call in calls]
+    assert [i.startswith("chatcmpl-") for i in ids] == [expected.ids] * len(calls)
+    assert len(set(ids)) == (len(calls) if expected.ids else 1)
+    assert calls[0].calls[0].usage == ((3, 4) if expected.usage else (None, None))
+    assert sum(call.tokens is not None for call in calls) == expected.tokens
+
+
+@pytest.mark.parametrize("name", [name for name, expected in EXPECTED.items() if expected.tokens])
+def test_token_ids_of_a_recording_are_the_servers(name: str) -> None:
+    triplet = next(t for t in TracerTraceToTriplet()(spans_of(name)) if t.prompt["token_ids"])
+    text = "".join(map(chr, triplet.prompt["token_ids"]))
+    assert text == "\x01Use the tool.\x02\x01What is the weather in Rome?\x02\x01"  # the server's ids are code points
+    assert "".join(map(chr, triplet.response["token_ids"])) == "Sunny."
+
+
+def test_agents_of_a_recording_are_selected() -> None:
+    for name in ("pydantic_ai", "openllmetry_langchain", "vercel", "openai_agents_openinference"):
+        assert len(TracerTraceToTriplet(agent_match="^weather_agent$")(spans_of(name))) == 2
+        assert TracerTraceToTriplet(agent_match="^judge$")(spans_of(name)) == []
+
+
+def test_reward_of_a_rollout_that_agent_lightning_stored_is_found() -> None:
+    rewards = [triplet.reward for triplet in TracerTraceToTriplet()(spans_of("agent_lightning_weave"))]
+    assert rewards[-1] == 0.75
+    assert LlmProxyTraceToTriplet()(spans_of("agent_lightning_weave")) == []
+
+
+def test_tools_and_agents_are_no_model_calls() -> None:
+    for attributes in (
+        {"gen_ai.operation.name": "invoke_agent"},
+        {"openinference.span.kind": "TOOL"},
+        {"ai.operationId": "ai.toolCall"},
+        {},
+    ):
+        assert dialect_of(span("s", 1, 2, **attributes)) is None
+
+
+def test_attributes_of_another_shape_name_the_span_and_the_dialect() -> None:
+    broken = call("a", 1, 2)
+    broken.attributes["gen_ai.prompt.2.role"] = "user"
+    with pytest.raises(SpanShapeError, match=r"span a \(openai.chat.completion\) of rollout ro-1 .*openllmetry_flat"):
+        to_messages([broken])
+    assert issubclass(SpanShapeError, ValueError)
