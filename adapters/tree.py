@@ -31,6 +31,12 @@ EVERY_AGENT = "*"
 """The agent of a call where no agent was asked for and none is named around it."""
 
 
+def reward_of(span: Span) -> float | None:
+    """The primary reward of a span, also of one whose dimensions have no names; None where it holds none."""
+    value = span.attributes.get(semconv.reward_value_key(0))
+    return float(value) if isinstance(value, (int, float)) else get_reward_value(span)
+
+
 class RewardMatchPolicy(StrEnum):
     """Which model call a reward belongs to."""
 
@@ -52,7 +58,7 @@ class TraceTree:
     def from_spans(cls, spans: Sequence[Span | ReadableSpan]) -> TraceTree:
         """The tree of some spans. Parents that are not there, and a root over several, are made up.
 
-        Raises UsageError (also a ValueError) where there are no spans, or where they form a ring.
+        Raises UsageError (also a ValueError) where there are no spans, or where they form a circle.
         """
         if not spans:
             raise UsageError("there are no spans: a trace tree needs one at least")
@@ -70,7 +76,7 @@ class TraceTree:
                 missing.setdefault(parent, []).append(node)
         roots += [cls(parent, _around(parent, children), children) for parent, children in missing.items()]
         if not roots:
-            raise UsageError(f"the {len(nodes)} spans form a ring: each has a parent among them, so the trace has no root")
+            raise UsageError(f"the {len(nodes)} spans form a circle: each has a parent among them, so the trace has no root")
         roots.sort(key=lambda node: node.start_time)
         return roots[0] if len(roots) == 1 else cls(VIRTUAL_ROOT, _around(VIRTUAL_ROOT, roots), roots)
 
@@ -126,7 +132,7 @@ class TraceTree:
     def is_reward_span(self) -> bool:
         """Whether the span holds a reward, or is the operation that computed one."""
         operation = self.span.name == semconv.SPAN_OPERATION and self.span.attributes.get(semconv.OPERATION_NAME) == semconv.SPAN_REWARD
-        return operation or get_reward_value(self.span) is not None
+        return operation or reward_of(self.span) is not None
 
     def find_llm_calls(
         self, *, llm_call_match: str | None = None, agent_match: str | None = None, exclude_llm_call_in_reward: bool = True
@@ -166,7 +172,7 @@ class TraceTree:
             for node in sorted(group, key=lambda node: node.start_time):
                 if node.id in own:
                     waiting.append(node)
-                elif (value := get_reward_value(node.span)) is not None:
+                elif (value := reward_of(node.span)) is not None:
                     ended = next((call for call in reversed(waiting) if call.end_time <= node.start_time), None)
                     if ended is not None:
                         rewards[ended.id] = value

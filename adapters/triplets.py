@@ -13,9 +13,8 @@ from agl_otel.adapters.base import TraceToTripletBase
 from agl_otel.adapters.dialects import Message, ModelCall, agent_lightning, agl, read_call
 from agl_otel.adapters.joined import JoinedCall, SpanKey, prompts_in_full
 from agl_otel.adapters.messages import image_urls
-from agl_otel.adapters.tree import RewardMatchPolicy, TraceTree
+from agl_otel.adapters.tree import RewardMatchPolicy, TraceTree, reward_of
 from agl_otel.attributes import filter_attributes, unflatten_attributes
-from agl_otel.rewards import get_reward_value
 from agl_otel.types import Span, Triplet
 
 if TYPE_CHECKING:
@@ -157,7 +156,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
         waiting: list[int] = []
         seen: set[str] = set()
         for span in spans:
-            if (value := get_reward_value(span)) is not None:
+            if (value := reward_of(span)) is not None:
                 place = next((p for p in reversed(waiting) if calls[p][0] < span.sequence_id), None)
                 if place is not None:
                     waiting.remove(place)

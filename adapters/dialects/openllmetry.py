@@ -14,6 +14,7 @@ DIALECT = Dialect(
     call=(
         {"llm.request.type": ("chat", "completion")},
         {"agentops.span.kind": ("llm",)},
+        {"span.name": ("openai.chat", "openai.completion", "openai.chat.completion")},  # where messages are not captured
         {"gen_ai.prompt.": ANY},
         {"gen_ai.completion.": ANY},
     ),

@@ -35,10 +35,10 @@ def test_triplet_has_tokens_content_and_metadata() -> None:
     assert triplet.reward == 0.5
 
 
-def test_no_spans_and_a_ring_of_spans_are_errors() -> None:
+def test_no_spans_and_a_circle_of_spans_are_errors() -> None:
     with pytest.raises(ValueError, match="no spans"):
         TracerTraceToTriplet()([])
-    with pytest.raises(ValueError, match="ring"):
+    with pytest.raises(ValueError, match="circle"):
         TraceTree.from_spans([span("a", 0, 1, "b"), span("b", 0, 1, "a")])
 
 
