@@ -20,7 +20,6 @@ from agl_otel.collector.forward_targets import GrpcTarget, HttpTarget, RefusedEr
 from agl_otel.collector.journal import Signal
 from agl_otel.errors import SettingsError
 
-MAX_QUEUE_BYTES: Final = 64 << 20
 WORKERS: Final = 4  # requests under way at a time
 FIRST_BACKOFF_SECONDS: Final = 0.5
 MAX_BACKOFF_SECONDS: Final = 30.0
@@ -50,7 +49,7 @@ class _Copy(NamedTuple):
 class Forwarder:
     """Sends copies to `target`; start it with `run()` as a task."""
 
-    def __init__(self, target: Target, name: str, *, max_queue_bytes: int = MAX_QUEUE_BYTES) -> None:
+    def __init__(self, target: Target, name: str, *, max_queue_bytes: int = 64 << 20) -> None:
         self._target = target
         self._name = name
         self._max_bytes = max_queue_bytes

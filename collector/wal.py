@@ -8,6 +8,7 @@ What records mean does not belong here.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import struct
@@ -18,9 +19,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agl_otel.collector import faults
-from agl_otel.errors import DataError, SettingsError, UnavailableError
+from agl_otel.errors import DataError, InUseError, SettingsError, UnavailableError
 
 SEGMENT_BYTES: Final = 64 << 20
+LOCK: Final = "lock"
 MAX_RECORD_BYTES: Final = 1 << 30
 _HEAD: Final = struct.Struct("<IIB")
 _logger = logging.getLogger(__name__)
@@ -49,6 +51,23 @@ class _Segment:
     first: int
     count: int = 0
     size: int = 0
+
+
+def claim(directory: Path) -> int:
+    """Take the log's lock; the returned file descriptor holds it until it is closed. Raises InUseError, SettingsError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise SettingsError(f"cannot use the write-ahead log in {directory}: {error.strerror or error}; see AGL_DATA_DIR") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise InUseError(
+            f"the write-ahead log in {directory} is another collector's, which runs: stop it, or give this one an AGL_DATA_DIR of its own"
+        ) from None
+    return handle
 
 
 class Log:

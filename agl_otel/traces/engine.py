@@ -15,8 +15,31 @@ from agl_otel.errors import AglError
 DATABASE: Final = "otel"
 _CODE: Final = re.compile(r"Code: (\d+)")
 
-# Errors that say "this data cannot be taken", whatever is tried again: parsing, types, ranges, UTF-8.
-DATA_CODES: Final = frozenset({6, 26, 27, 33, 38, 41, 53, 69, 70, 72, 117, 121, 131, 190, 321, 349, 407, 457, 641})
+DATA_CODES: Final = {
+    6: "CANNOT_PARSE_TEXT",
+    25: "CANNOT_PARSE_ESCAPE_SEQUENCE",
+    26: "CANNOT_PARSE_QUOTED_STRING",
+    27: "CANNOT_PARSE_INPUT_ASSERTION_FAILED",
+    38: "CANNOT_PARSE_DATE",
+    41: "CANNOT_PARSE_DATETIME",
+    69: "ARGUMENT_OUT_OF_BOUND",
+    70: "CANNOT_CONVERT_TYPE",
+    72: "CANNOT_PARSE_NUMBER",
+    117: "INCORRECT_DATA",
+    128: "TOO_LARGE_ARRAY_SIZE",
+    130: "CANNOT_READ_ARRAY_FROM_TEXT",
+    131: "TOO_LARGE_STRING_SIZE",
+    190: "SIZES_OF_ARRAYS_DONT_MATCH",
+    321: "VALUE_IS_OUT_OF_RANGE_OF_DATA_TYPE",
+    349: "CANNOT_INSERT_NULL_IN_ORDINARY_COLUMN",
+    366: "SIZES_OF_NESTED_COLUMNS_ARE_INCONSISTENT",
+    407: "DECIMAL_OVERFLOW",
+    467: "CANNOT_PARSE_BOOL",
+    563: "CANNOT_READ_MAP_FROM_TEXT",
+    632: "UNEXPECTED_DATA_AFTER_PARSED_VALUE",
+}
+"""Errors that say "these rows cannot be taken", whatever is tried again. What may also come from a disk, a connection, the schema or
+rights is not here (33 CANNOT_READ_ALL_DATA, 53 TYPE_MISMATCH, 16, 60, 497): rows are not at fault for those, and are tried again."""
 
 
 class ClickHouseError(AglError):

@@ -158,6 +158,22 @@ def test_a_server_that_refuses_us_ends_the_start_with_what_to_do(
     assert "Traceback" not in told
 
 
+async def test_a_second_collector_on_the_same_log_refuses_and_the_first_goes_on(on_server: Stack, server: ClickHouseServer) -> None:
+    server.start()
+    await on_server.start_queue()
+    await on_server.start_collector()
+    ports = dict.fromkeys(("otlp_grpc_port", "otlp_http_port", "clickhouse_port"), 0)
+    second = Stack(on_server.settings.model_copy(update=ports).with_ports(), on_server.log.with_name("second.log"))
+    try:
+        assert await asyncio.to_thread(second.spawn("collector").wait, 40) == 1
+        told = second.log.read_text()
+        assert "is another collector's" in told and "AGL_DATA_DIR" in told and "Traceback" not in told
+        async with aiohttp.ClientSession() as session, session.get(f"{on_server.http}/health") as response:
+            assert response.status == 200
+    finally:
+        second.close()
+
+
 @pytest.mark.parametrize("point", ["batch-noted", "inserted"])
 async def test_a_collector_that_is_killed_on_a_server_loses_and_doubles_nothing(
     point: str, on_server: Stack, server: ClickHouseServer

@@ -14,7 +14,7 @@ from agl_otel.traces import transfer
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.cluster import Cluster
 from agl_otel.traces.engine import ClickHouseError
-from agl_otel.traces.migrate import REFILLS, migrate, named_query
+from agl_otel.traces.migrate import REFILLS, migrate, migrations, named_query
 from agl_otel.traces.reader import TraceReader
 from agl_otel.traces.retention import apply_retention
 from agl_otel.traces.server import ServerEngine
@@ -91,6 +91,34 @@ def test_retention_is_set_where_the_rows_are(shards: list[ServerEngine]) -> None
     cluster = Cluster("agl", replicated=False, everywhere=False)
     assert "otel_traces_local" in apply_retention(shards[0], 30, cluster)
     assert apply_retention(shards[0], 30, cluster) == []
+
+
+def test_replicated_tables_are_made_under_one_path_for_each_shard(servers: list[ClickHouseServer]) -> None:
+    """As far as this server goes: it takes the DDL with a Keeper inside, and has no port for replicas, so nothing is written."""
+    engine = ServerEngine(ServerAddress.parse(servers[0].url(cluster="agl")))
+    cluster = Cluster("agl", replicated=True, everywhere=False)
+    bookkeeping = "CREATE TABLE IF NOT EXISTS otel.agl_migrations (Version UInt32, Name String) ENGINE = MergeTree ORDER BY Version"
+    try:
+        engine.command("DROP DATABASE IF EXISTS otel SYNC")
+        engine.command("CREATE DATABASE otel")
+        for statement in [bookkeeping, *(each for _, _, statements in migrations() for each in statements)]:
+            for each in cluster.statements(statement):
+                if not each.startswith("ALTER"):  # which such a table, read-only without its port, refuses
+                    engine.command(each)
+        replicas = {
+            str(table): (path, replica)
+            for table, path, replica in engine.select("SELECT table, zookeeper_path, replica_name FROM system.replicas")
+        }
+        plain = engine.select(
+            "SELECT name FROM system.tables WHERE database = 'otel' AND engine LIKE '%MergeTree' AND engine NOT LIKE 'Repl%'"
+        )
+        assert plain == []
+        assert replicas.pop("agl_migrations") == ("/clickhouse/tables/all/otel/agl_migrations", "1-r1")
+        assert replicas["otel_traces_local"] == ("/clickhouse/tables/1/otel/otel_traces", "r1")
+        assert all(table.endswith("_local") and replica == "r1" for table, (_, replica) in replicas.items())
+    finally:
+        engine.command("DROP DATABASE IF EXISTS otel SYNC")
+        engine.close()
 
 
 def test_a_shard_that_is_away_is_an_error_to_be_tried_again(shards: list[ServerEngine], servers: list[ClickHouseServer]) -> None:

@@ -13,7 +13,7 @@ from agl_otel import semconv
 from agl_otel.errors import ConflictError
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
-from agl_otel.traces.engine import ClickHouseError
+from agl_otel.traces.engine import DATA_CODES, ClickHouseError
 from agl_otel.traces.migrate import REFILLS, migrate, migrations, named_query
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.server import ServerEngine
@@ -139,6 +139,21 @@ def test_an_error_carries_clickhouses_code(engine: TraceStore) -> None:
     with pytest.raises(ClickHouseError) as failure:
         engine.select("SELECT * FROM otel.nothere")
     assert (failure.value.code, failure.value.about_the_data) == (60, False)
+
+
+def test_the_codes_that_blame_the_data_are_called_so_by_clickhouse(engine: TraceStore) -> None:
+    rows = engine.select("SELECT number, errorCodeToName(number) FROM numbers(2000) WHERE has({codes:Array(UInt64)}, number)",
+                         {"codes": list(DATA_CODES)})  # fmt: skip
+    assert {int(str(number)): name for number, name in rows} == DATA_CODES
+
+
+def test_every_table_that_is_written_directly_is_on_disk_when_an_insert_returns(engine: TraceStore) -> None:
+    """Not those that only views write: recovery refills them for the batches that are still in the log."""
+    rows = engine.select(
+        "SELECT name FROM system.tables WHERE database = 'otel' AND engine LIKE '%MergeTree' AND NOT (position(create_table_query, "
+        "'fsync_after_insert = 1') > 0 AND position(create_table_query, 'fsync_part_directory = 1') > 0)"
+    )
+    assert {str(name) for (name,) in rows} == {"otel_traces_trace_id_ts", "rollout_summary_states", "services"}
 
 
 def test_the_file_system_is_no_database(engine: TraceStore) -> None:
