@@ -23,7 +23,8 @@ from agl_otel.stack import Stack, read_stack_file
 
 async def run(data_dir: Path, services: list[str], *, discard: bool, changed: dict[str, Any]) -> None:
     """Run the stack until standard input ends; where one runs on the data directory already, name that and return."""
-    settings = Settings.load(data_dir=data_dir, store="", queue_url="", clickhouse_url="", **{**dict.fromkeys(PORTS, 0), **changed})
+    own = {**dict.fromkeys(PORTS, 0), **changed}
+    settings = Settings.load(data_dir=data_dir, store="", queue_url="", clickhouse_url="", collector="", **own)
     stack = Stack(settings, only=services)
     try:
         await stack.start()

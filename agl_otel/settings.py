@@ -48,6 +48,9 @@ class Settings(BaseSettings):
     """sqlite:///PATH or postgresql://…; empty means queue.db in the data directory."""
     clickhouse_url: str = ""
     """chdb:///PATH or clickhouse://…; empty means traces/ in the data directory."""
+    collector: str = ""
+    """Path of an OpenTelemetry Collector with our processor (`make otelcol`), which then is the collector, with a ClickHouse server;
+    empty means the Python one."""
     retention_days: int = Field(default=0, ge=0, le=36500)
     """How many days spans, logs and metrics are kept in ClickHouse, from the day they were received; 0 keeps them for ever."""
     store: str = ""
@@ -100,6 +103,8 @@ class Settings(BaseSettings):
     """A second OTLP endpoint that gets a copy of every accepted request: http://host:4318, https://…, grpc://host:4317 or grpcs://…."""
     forward_headers: SecretStr = SecretStr("")
     """Headers for `forward_otlp`, as name=value,name=value (values may be percent-encoded), like OTEL_EXPORTER_OTLP_HEADERS."""
+    forward_queue_bytes: int = Field(default=64 << 20, ge=1 << 20)
+    """Copies for `forward_otlp` that may wait together, in bytes; what finds no room is counted and dropped, never the original."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
     log_format: Literal["text", "json"] = "text"

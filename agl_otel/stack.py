@@ -26,6 +26,7 @@ import aiohttp
 from agl_otel.errors import AglError, InUseError, SettingsError, UnavailableError
 from agl_otel.processes import HEALTH_POLL_SECONDS, Process
 from agl_otel.queue.client import QueueClient
+from agl_otel.services import ANNOUNCED, SERVICES, Service, services_of
 from agl_otel.settings import Settings
 from agl_otel.store import Store
 from agl_otel.tls import Tls, Trust, connector
@@ -38,31 +39,6 @@ START_TIMEOUT_SECONDS: Final = 60.0
 STOP_GRACE_SECONDS: Final = 30.0  # the collector may have to flush its log
 MAX_RESTARTS: Final = 5
 RESTART_WINDOW_SECONDS: Final = 60.0  # more than MAX_RESTARTS within this and a service is gone for good
-
-
-@dataclass(frozen=True)
-class Service:
-    """How one service is started and asked whether it is well."""
-
-    name: str
-    module: str
-    port: str
-    """The Settings field of the port where it says it is well; empty: it listens nowhere, and is well while it runs."""
-    ports: tuple[str, ...]
-    """All ports it listens on."""
-    scheme: str = "http://"
-
-
-SERVICES: Final = (
-    Service("queue", "agl_otel.queue", "queue_port", ("queue_port",), scheme=""),
-    Service("collector", "agl_otel.collector", "otlp_http_port", ("otlp_grpc_port", "otlp_http_port", "clickhouse_port")),
-    Service("proxy", "agl_otel.proxy", "proxy_port", ("proxy_port",)),
-    Service("web", "agl_otel.web", "web_port", ("web_port",)),
-    Service("maintain", "agl_otel.cli.maintain", "", ()),
-)
-"""In the order of their start; they stop in the opposite one."""
-ANNOUNCED: Final = {"clickhouse": "collector", "proxy": "proxy", "web": "web"}
-"""{address in types.Describe: the service that announces it}."""
 
 
 @dataclass
@@ -88,7 +64,8 @@ class Stack:
     def __init__(self, settings: Settings, *, only: Sequence[str] = ()) -> None:
         self.settings = settings.with_ports()
         self._trust = Trust.of(settings)
-        self.services = [service for service in SERVICES if not only or service.name in only]
+        self._token = settings.token.get_secret_value()
+        self.services = services_of(settings, only)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with UnavailableError when a service is gone for good."""
         self._running: dict[str, _Running] = {}
@@ -134,21 +111,29 @@ class Stack:
         for service in self.services:
             for port in service.ports:
                 check_port_free(self.settings.host, getattr(self.settings, port), port)
-        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2), connector=connector(self._trust))
-        queue, *others = self.services
-        await self._launch(queue)
-        async with asyncio.TaskGroup() as group:
-            for service in others:
-                group.create_task(self._launch(service))
+        headers = (
+            {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        )  # the OpenTelemetry Collector asks for it at /health, too
+        self._http = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=2), connector=connector(self._trust))
+        for service in self.services:
+            if service.early:
+                await self._launch(service)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for service in self.services:
+                    if not service.early:
+                        group.create_task(self._launch(service))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None  # the others were cancelled for it
         await self._all_announced()
         self._write_stack_file()
         self._watchers = [asyncio.create_task(self._watch(running)) for running in self._running.values()]
 
     async def _launch(self, service: Service) -> None:
         log = self.data_dir / "logs" / f"{service.name}.log"
-        environment = {**self.settings.environment(), "AGL_STORE": self.address}
+        settings = self.settings.model_copy(update={"store": self.address})
         running = self._running.setdefault(service.name, _Running(service, Process("", (), log=log)))
-        running.process = Process.python_module(service.name, service.module, log=log, env=environment)
+        running.process = service.process(settings, log=log)
         await running.process.start()
         await running.process.ready(self._probe(service), timeout_seconds=START_TIMEOUT_SECONDS)
 
@@ -158,7 +143,7 @@ class Stack:
         try:
             async with (
                 asyncio.timeout(START_TIMEOUT_SECONDS),
-                QueueClient(self.address, token=self.settings.token.get_secret_value(), trust=self._trust) as queue,
+                QueueClient(self.address, token=self._token, trust=self._trust) as queue,
             ):
                 while True:
                     known = await queue.describe()
@@ -175,8 +160,7 @@ class Stack:
             return self._running[service.name].process.running
 
         async def queue_is_well() -> bool:
-            token = self.settings.token.get_secret_value()
-            async with QueueClient(self.address, token=token, timeout_seconds=1.0, trust=self._trust) as queue:
+            async with QueueClient(self.address, token=self._token, timeout_seconds=1.0, trust=self._trust) as queue:
                 with contextlib.suppress(UnavailableError):
                     await queue.describe()
                     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import time
 from typing import Any, Final
@@ -29,11 +30,12 @@ from agl_otel.collector.receive import Receiver
 from agl_otel.collector.sqlhttp import SqlEndpoint
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.telemetry import Telemetry
-from agl_otel.collector.wal import SEGMENT_BYTES, Log
+from agl_otel.collector.wal import SEGMENT_BYTES, Log, claim
 from agl_otel.collector.write import Writer
 from agl_otel.errors import AglError, InUseError, SettingsError, UnavailableError
 from agl_otel.listen import listen, require_certificate
 from agl_otel.queue.client import QueueClient
+from agl_otel.queue.presence import Presence
 from agl_otel.settings import Settings
 from agl_otel.tls import Tls
 from agl_otel.traces.engine import ClickHouseError
@@ -42,7 +44,6 @@ from agl_otel.traces.opened import CHDB_SCHEME, open_store
 DRAIN_SECONDS: Final = 10.0
 FAREWELL_SECONDS: Final = 2.0
 CLICKHOUSE_PROBE_SECONDS: Final = 2.0
-ANNOUNCE_RETRY_SECONDS: Final = 2.0
 _logger = logging.getLogger(__name__)
 
 
@@ -57,6 +58,7 @@ class Collector:
         self._runners: list[web.AppRunner] = []
         self._forwarder: Forwarder | None = None
         self._maintenance: Maintenance | None = None
+        self._presence: Presence | None = None
         self._grpc: grpc.aio.Server | None = None
         self._closers = contextlib.AsyncExitStack()
         self._writer_task: asyncio.Task[None] | None = None
@@ -78,6 +80,7 @@ class Collector:
         self._forwarder = forwarder = _forwarder(settings)
         self._engine = engine = await asyncio.to_thread(open_store, settings.clickhouse_db, retention_days=settings.retention_days)
         self._closers.callback(engine.close)
+        self._closers.callback(os.close, claim(settings.wal_dir))
         self._log = log = Log(settings.wal_dir, segment_bytes=min(SEGMENT_BYTES, settings.wal_budget_bytes // 8))
         self._closers.callback(log.close)
         self._closers.callback(self._clear_log)
@@ -144,7 +147,8 @@ class Collector:
             "collector_http": f"{scheme}://{settings.host}:{http_port}",
             "clickhouse": f"{scheme}://{settings.host}:{sql_port}",
         }
-        self._tasks.append(asyncio.create_task(self._announce(), name="announce"))
+        self._presence = Presence(self._queue, "collector", self.addresses["collector_http"], self.addresses)
+        self._presence.start()
 
     async def failed(self) -> None:
         """Return never, or raise what ended the writer: then nothing that is acked would become visible, and a restart is due."""
@@ -223,25 +227,13 @@ class Collector:
 
     async def _farewell(self) -> None:
         await self._heartbeats.flush(everything=True)
-        if self.addresses:
-            with contextlib.suppress(AglError):
-                await self._queue.announce("collector", self.addresses["collector_http"], self.addresses, gone=True)
+        if self._presence is not None:
+            await self._presence.leave()
 
     def _clear_log(self) -> None:
         """After an orderly stop with nothing left to write, the next start has nothing to replay."""
         if self._writer_task is not None and self._writer.idle:
             self._log.clear()
-
-    async def _announce(self) -> None:
-        """Tell the queue where we are, as soon as it answers."""
-        while True:
-            try:
-                await self._queue.announce("collector", self.addresses["collector_http"], self.addresses)
-            except AglError as error:
-                _logger.debug("the queue does not answer yet: %s", error)
-                await asyncio.sleep(ANNOUNCE_RETRY_SECONDS)
-            else:
-                return
 
     async def _serve(self, app: web.Application, port: int, setting: str, tls: Tls | None = None) -> int:
         runner = web.AppRunner(
@@ -267,7 +259,8 @@ def _forwarder(settings: Settings) -> Forwarder | None:
     parts = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}")
     if parts.hostname in (settings.host, "localhost", "127.0.0.1") and parts.port in (settings.otlp_grpc_port, settings.otlp_http_port):
         raise SettingsError(f"AGL_FORWARD_OTLP {endpoint!r} is this collector itself: name another endpoint, or none")
-    return Forwarder(make_target(endpoint, settings.forward_headers.get_secret_value()), endpoint)
+    target = make_target(endpoint, settings.forward_headers.get_secret_value())
+    return Forwarder(target, endpoint, max_queue_bytes=settings.forward_queue_bytes)
 
 
 def _grpc_port(server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> int:

@@ -68,6 +68,11 @@ def status(data_dir: Path | None, store: str | None, as_json: bool) -> int:
 async def _ask(session: aiohttp.ClientSession, address: str) -> dict[str, Any]:
     try:
         async with session.get(f"{address}/status") as answer:
+            if answer.status == 404:
+                return {
+                    "address": address,
+                    "error": "an OpenTelemetry Collector: its metrics are where its configuration says (:8888/metrics)",
+                }
             if answer.status != 200:
                 return {"address": address, "error": f"HTTP {answer.status}: {(await answer.text())[:200]}"}
             return {"address": address, **await answer.json()}

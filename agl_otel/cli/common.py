@@ -9,9 +9,10 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
@@ -24,6 +25,12 @@ INTERRUPTED: Final = 130
 
 data_dir_option: Decorator = click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.  [default: .agl]")
 store_option: Decorator = click.option("--store", metavar="ADDRESS", help="A running stack: host:4747 or http://host:4748.")
+clickhouse_option: Decorator = click.option(
+    "--clickhouse", "clickhouse_url", metavar="URL", help="clickhouse://…  [default: embedded, in the data directory]"
+)
+collector_option: Decorator = click.option(
+    "--collector", metavar="PATH", help="An OpenTelemetry Collector with our processor (`make otelcol`).  [default: the Python one]"
+)
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
 
@@ -65,6 +72,15 @@ def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
             raise KeyboardInterrupt from None
 
     return asyncio.run(guarded())
+
+
+def warn_of_passwords(flags: Mapping[str, Any]) -> None:
+    """Say so where a flag holds a password: everybody on this machine sees it in `ps`. Services get it by their environment."""
+    for flag, value in flags.items():
+        if isinstance(value, str) and "://" in value and urlsplit(value).password:
+            name = flag.removesuffix("_url").replace("_", "-")
+            text = f"--{name} holds a password, which other users of this machine can see in `ps`: set AGL_{flag.upper()} instead"
+            click.echo(f"warning: {text}", err=True)
 
 
 def setup_logging(level: str = "WARNING") -> None:

@@ -16,7 +16,16 @@ from typing import Any, Final
 import click
 from rich.console import Console
 
-from agl_otel.cli.common import json_option, own_command, print_json, run_async, setup_logging
+from agl_otel.cli.common import (
+    clickhouse_option,
+    collector_option,
+    json_option,
+    own_command,
+    print_json,
+    run_async,
+    setup_logging,
+    warn_of_passwords,
+)
 from agl_otel.cli.look import show_rollout
 from agl_otel.errors import AglError, SettingsError
 from agl_otel.settings import PORTS, Settings
@@ -34,19 +43,22 @@ EXAMPLE: Final = Path("examples/first_light/job.toml")
 )
 @click.option("--max-steps", type=click.IntRange(1), help="Stop after so many steps, wherever the score is.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.  [default: .agl/demo-<time>]")
+@clickhouse_option
+@collector_option
 @json_option
-def demo(target: int, seed: int, shuffle_rewards: bool, max_steps: int | None, data_dir: Path | None, as_json: bool) -> int:
+def demo(target: int, seed: int, shuffle_rewards: bool, max_steps: int | None, data_dir: Path | None, as_json: bool, **flags: Any) -> int:
     """Train an unmodified agent from its own traces, on this machine.
 
     Starts the stack on free ports, makes a tiny model, runs the agent before, trains it with GRPO, runs it after. No GPU, no key,
     no network. Needs the [train] extra and the examples folder of the repository.
     """
     setup_logging()
+    warn_of_passwords(flags)
     console = Console(stderr=as_json, highlight=False)
     folder = data_dir or Path(".agl") / time.strftime("demo-%Y%m%d-%H%M%S")
     algorithm: dict[str, Any] = {"shuffle_rewards": shuffle_rewards} | ({"max_steps": max_steps} if max_steps else {})
     overrides = {"data": {"options": {"target": target}}, "policy": {"seed": seed}, "algorithm": algorithm}
-    result = run_async(lambda: _demo(folder, overrides, console))
+    result = run_async(lambda: _demo(folder, overrides, console, flags))
     if as_json:
         print_json(result)
     wanted = not (shuffle_rewards or max_steps)
@@ -57,14 +69,14 @@ def demo(target: int, seed: int, shuffle_rewards: bool, max_steps: int | None, d
     return 0
 
 
-async def _demo(folder: Path, overrides: dict[str, dict[str, Any]], console: Console) -> dict[str, Any]:
+async def _demo(folder: Path, overrides: dict[str, dict[str, Any]], console: Console, flags: dict[str, Any]) -> dict[str, Any]:
     started = time.monotonic()
     try:
         from agl_otel.trainer import Job
     except ModuleNotFoundError as error:
         raise SettingsError(f"the demo needs the [train] extra ({error.name} is missing): pip install 'agl-otel[train]'") from error
     job = Job.load(example_job(), overrides=overrides)
-    settings = Settings.load(data_dir=folder, **dict.fromkeys(PORTS, 0))
+    settings = Settings.load(data_dir=folder, **dict.fromkeys(PORTS, 0), **flags)
     async with _started(settings, job, console) as run:
         result = await run.whole_story()
     result["seconds"] = round(time.monotonic() - started, 1)

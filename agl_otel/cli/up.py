@@ -9,7 +9,17 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from agl_otel.cli.common import data_dir_option, json_option, port_options, print_json, run_async, setup_logging
+from agl_otel.cli.common import (
+    clickhouse_option,
+    collector_option,
+    data_dir_option,
+    json_option,
+    port_options,
+    print_json,
+    run_async,
+    setup_logging,
+    warn_of_passwords,
+)
 from agl_otel.settings import Settings
 from agl_otel.stack import Stack
 
@@ -17,7 +27,8 @@ from agl_otel.stack import Stack
 @click.command()
 @data_dir_option
 @click.option("--queue", "queue_url", metavar="URL", help="postgresql://…  [default: SQLite in the data directory]")
-@click.option("--clickhouse", "clickhouse_url", metavar="URL", help="clickhouse://…  [default: embedded, in the data directory]")
+@clickhouse_option
+@collector_option
 @port_options
 @json_option
 def up(data_dir: Path | None, as_json: bool, **flags: Any) -> None:
@@ -28,6 +39,7 @@ def up(data_dir: Path | None, as_json: bool, **flags: Any) -> None:
     """
     settings = Settings.load(data_dir=data_dir, **flags)
     setup_logging(settings.log_level)
+    warn_of_passwords(flags)
 
     async def main() -> None:
         async with Stack(settings) as stack:

@@ -20,11 +20,11 @@ from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.models import load as load_models
 from agl_otel.proxy.upstream import Budget, QueueUpstreams
 from agl_otel.queue.client import QueueClient
+from agl_otel.queue.presence import Presence
 from agl_otel.settings import Settings
 from agl_otel.tls import Tls
 
 DRAIN_SECONDS: Final = 10.0
-ANNOUNCE_RETRY_SECONDS: Final = 1.0
 SWITCH_INTERVAL_SECONDS: Final = 0.0005  # the export thread would hold a call up for the default 5 ms
 logger = logging.getLogger("agl_otel.proxy")
 
@@ -58,38 +58,19 @@ async def serve(settings: Settings) -> None:
             raise InUseError(
                 f"cannot listen on {settings.host}:{settings.proxy_port} ({os.strerror(error.errno or 0)}): set AGL_PROXY_PORT"
             ) from None
-        announcing = asyncio.create_task(_announce(queue, url))
+        presence = Presence(queue, "proxy", url, {"proxy": url})
+        presence.start()
         logger.info("the proxy serves on %s", url)
         await stop.wait()
-        announcing.cancel()
         await runner.cleanup()
         await asyncio.to_thread(telemetry.shutdown)
-        await _leave(queue, url)
+        await presence.leave()
 
 
 async def _collector(queue: QueueClient, settings: Settings) -> str:
     """host:port of the collector's gRPC: the stack's, where `store` names one, else the local one."""
     found = (await queue.describe()).collector_grpc if settings.store else None
     return found or f"{'https://' if settings.tls_cert else ''}{settings.host}:{settings.otlp_grpc_port}"
-
-
-async def _announce(queue: QueueClient, url: str) -> None:
-    """Tell the queue where the proxy is, as soon as the queue is there."""
-    while True:
-        try:
-            await queue.announce("proxy", url, {"proxy": url})
-            return
-        except AglError as error:
-            logger.warning("the queue does not take the proxy's address yet: %s", error)
-            await asyncio.sleep(ANNOUNCE_RETRY_SECONDS)
-
-
-async def _leave(queue: QueueClient, url: str) -> None:
-    try:
-        async with asyncio.timeout(2.0):
-            await queue.announce("proxy", url, {"proxy": url}, gone=True)
-    except (AglError, TimeoutError) as error:
-        logger.warning("the queue was not told that the proxy has gone: %s", error)
 
 
 def main() -> int:

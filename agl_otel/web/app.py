@@ -13,6 +13,7 @@ from aiohttp import web
 from agl_otel.errors import AglError, InUseError, http_status
 from agl_otel.listen import listen, require_certificate
 from agl_otel.queue.convert import reachable
+from agl_otel.queue.presence import Presence
 from agl_otel.settings import Settings
 from agl_otel.store import DESCRIBE_PATH, Store
 from agl_otel.tls import Tls
@@ -108,8 +109,10 @@ async def serve(settings: Settings) -> None:
             await runner.cleanup()
             raise InUseError(f"port {settings.web_port} on {settings.host} is in use: choose another with AGL_WEB_PORT") from error
         url = f"{'https' if tls else 'http'}://{settings.host}:{settings.web_port}"
-        await store.queue.announce("web", f"web@{settings.host}:{settings.web_port}", {"web": url})
+        presence = Presence(store.queue, "web", f"web@{settings.host}:{settings.web_port}", {"web": url})
+        presence.start()
         await stop.wait()
+        await presence.leave()
         await runner.cleanup()
 
 

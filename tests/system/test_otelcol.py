@@ -130,6 +130,28 @@ async def test_an_attempt_becomes_running_and_is_complete_when_its_seal_says_so(
         assert [reward.value for reward in traces.rewards[rollout.rollout_id, attempt_id]] == [0.75]
 
 
+async def test_before_a_log_on_disk_there_is_no_barrier_and_the_reader_asks_until_all_is_there(world: World) -> None:
+    """An ack of gateway-durable.yaml says on disk, not visible: it announces no address to be asked for a barrier, and the seal decides."""
+    spool = str(world.directory / "spool")
+    addresses = {"AGL_OTELCOL_ANNOUNCE_GRPC": "127.0.0.1:1", "AGL_OTELCOL_ANNOUNCE_CLICKHOUSE": world.sql}
+    collector = await world.collector("gateway-durable", AGL_OTELCOL_SPOOL=spool, AGL_OTELCOL_FLUSH="2s", **addresses)
+    async with world.client() as queue, world.reader() as reader:
+        described = await until(queue.describe, lambda found: found.collector_grpc is not None)
+        assert described.collectors == []
+        (rollout,) = await queue.start([EnqueueRolloutRequest(input={"question": 1})], worker_id="w")
+        attempt_id = rollout.attempt.attempt_id
+        done = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", AGENT, collector.grpc, rollout.rollout_id, attempt_id],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        update = AttemptUpdate(rollout_id=rollout.rollout_id, attempt_id=attempt_id, status="succeeded", seals=json.loads(done.stdout))
+        (attempt,) = await queue.update_attempts([update])
+        traces = await reader.traces([rollout], [attempt], deadline_seconds=40)
+        assert traces.verdicts[rollout.rollout_id, attempt_id].kind == "complete"
+        async with aiohttp.ClientSession() as session, session.post(f"{collector.http}/barrier") as response:
+            assert response.status == 404
+
+
 async def test_a_refused_span_is_kept_without_ids_with_a_reason_and_counted(world: World) -> None:
     collector = await world.collector()
     early, broken, good = span("early"), span("broken", {semconv.ROLLOUT_ID: "ro/1"}), span("good")

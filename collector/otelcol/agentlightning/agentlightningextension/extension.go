@@ -22,7 +22,8 @@ import (
 var Type = component.MustNewType("agentlightning")
 
 const (
-	announceAgain   = 2 * time.Second
+	announceRetry   = 2 * time.Second
+	announceAgain   = queue.AnnouncementHolds / 3
 	farewellTimeout = 2 * time.Second
 )
 
@@ -64,18 +65,20 @@ func (p *presence) Start(ctx context.Context, host component.Host) error {
 }
 
 func (p *presence) announce(ctx context.Context, addresses map[string]string) {
-	for tries := 0; ; tries++ {
-		err := p.client.Announce(ctx, p.instance(), addresses, false)
-		if err == nil || ctx.Err() != nil {
-			return
-		}
-		if tries == 0 {
-			p.settings.Logger.Warn("the queue does not answer yet: this collector is not announced", zap.Error(err))
+	for heard := true; ; {
+		pause := announceAgain
+		if err := p.client.Announce(ctx, p.instance(), addresses, false); err != nil && ctx.Err() == nil {
+			if heard {
+				p.settings.Logger.Warn("the queue does not answer: this collector is not announced", zap.Error(err))
+			}
+			heard, pause = false, announceRetry
+		} else {
+			heard = true
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(announceAgain):
+		case <-time.After(pause):
 		}
 	}
 }

@@ -23,6 +23,8 @@ const (
 	longestPause = time.Second
 	// retryDelay is what a sender is told while the queue is away; a restart of the queue takes about as long.
 	retryDelay = time.Second
+	// AnnouncementHolds is how long the queue believes an announcement: a killed collector must not stop every reader's barrier.
+	AnnouncementHolds = time.Minute
 )
 
 // Client speaks to one queue. Every call may be repeated: each carries a request id, or says the same thing twice.
@@ -73,9 +75,12 @@ func (c *Client) Observe(ctx context.Context, observations []*queuepb.Observatio
 	})
 }
 
-// Announce says where this collector can be reached, or that it has gone.
+// Announce says where this collector can be reached, or that it has gone. It holds for AnnouncementHolds.
 func (c *Client) Announce(ctx context.Context, instance string, addresses map[string]string, gone bool) error {
-	request := &queuepb.AnnounceRequest{Service: "collector", Instance: instance, Addresses: addresses, Gone: gone}
+	seconds := AnnouncementHolds.Seconds()
+	request := &queuepb.AnnounceRequest{
+		Service: "collector", Instance: instance, Addresses: addresses, Gone: gone, Seconds: &seconds,
+	}
 	return c.call(ctx, func(ctx context.Context) error {
 		_, err := c.stub.Announce(ctx, request)
 		return err

@@ -448,6 +448,7 @@ type Attempts struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Attempts      []*Attempt             `protobuf:"bytes,1,rep,name=attempts,proto3" json:"attempts,omitempty"`
 	Total         int64                  `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"`
+	Refusals      []*Refusal             `protobuf:"bytes,3,rep,name=refusals,proto3" json:"refusals,omitempty"` // UpdateAttempts with `each`: what had no effect, and why
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -496,6 +497,73 @@ func (x *Attempts) GetTotal() int64 {
 	return 0
 }
 
+func (x *Attempts) GetRefusals() []*Refusal {
+	if x != nil {
+		return x.Refusals
+	}
+	return nil
+}
+
+type Refusal struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Index         int32                  `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`  // of the update in the request
+	Status        string                 `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"` // the gRPC status that the update alone would have got
+	Message       string                 `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Refusal) Reset() {
+	*x = Refusal{}
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Refusal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Refusal) ProtoMessage() {}
+
+func (x *Refusal) ProtoReflect() protoreflect.Message {
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
+func (*Refusal) Descriptor() ([]byte, []int) {
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Refusal) GetIndex() int32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *Refusal) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *Refusal) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 type NewRollout struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	InputJson     string                 `protobuf:"bytes,1,opt,name=input_json,json=inputJson,proto3" json:"input_json,omitempty"`
@@ -513,7 +581,7 @@ type NewRollout struct {
 
 func (x *NewRollout) Reset() {
 	*x = NewRollout{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[5]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -525,7 +593,7 @@ func (x *NewRollout) String() string {
 func (*NewRollout) ProtoMessage() {}
 
 func (x *NewRollout) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[5]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -538,7 +606,7 @@ func (x *NewRollout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewRollout.ProtoReflect.Descriptor instead.
 func (*NewRollout) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{5}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *NewRollout) GetInputJson() string {
@@ -615,7 +683,7 @@ type EnqueueRequest struct {
 
 func (x *EnqueueRequest) Reset() {
 	*x = EnqueueRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[6]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -627,7 +695,7 @@ func (x *EnqueueRequest) String() string {
 func (*EnqueueRequest) ProtoMessage() {}
 
 func (x *EnqueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[6]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -640,7 +708,7 @@ func (x *EnqueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnqueueRequest.ProtoReflect.Descriptor instead.
 func (*EnqueueRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{6}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *EnqueueRequest) GetRollouts() []*NewRollout {
@@ -675,7 +743,7 @@ type StartRequest struct {
 
 func (x *StartRequest) Reset() {
 	*x = StartRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[7]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -687,7 +755,7 @@ func (x *StartRequest) String() string {
 func (*StartRequest) ProtoMessage() {}
 
 func (x *StartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[7]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -700,7 +768,7 @@ func (x *StartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRequest.ProtoReflect.Descriptor instead.
 func (*StartRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{7}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *StartRequest) GetRollouts() []*NewRollout {
@@ -735,7 +803,7 @@ type StartAttemptRequest struct {
 
 func (x *StartAttemptRequest) Reset() {
 	*x = StartAttemptRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[8]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -747,7 +815,7 @@ func (x *StartAttemptRequest) String() string {
 func (*StartAttemptRequest) ProtoMessage() {}
 
 func (x *StartAttemptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[8]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -760,7 +828,7 @@ func (x *StartAttemptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartAttemptRequest.ProtoReflect.Descriptor instead.
 func (*StartAttemptRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{8}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StartAttemptRequest) GetRolloutIds() []string {
@@ -798,7 +866,7 @@ type ClaimRequest struct {
 
 func (x *ClaimRequest) Reset() {
 	*x = ClaimRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[9]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -810,7 +878,7 @@ func (x *ClaimRequest) String() string {
 func (*ClaimRequest) ProtoMessage() {}
 
 func (x *ClaimRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[9]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -823,7 +891,7 @@ func (x *ClaimRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimRequest.ProtoReflect.Descriptor instead.
 func (*ClaimRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{9}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ClaimRequest) GetLimit() int32 {
@@ -879,7 +947,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[10]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -891,7 +959,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[10]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -904,7 +972,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{10}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ReleaseRequest) GetClaimRequestId() string {
@@ -937,7 +1005,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[11]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -949,7 +1017,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[11]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -962,7 +1030,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{11}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReleaseResponse) GetReleased() int64 {
@@ -991,7 +1059,7 @@ type RolloutUpdate struct {
 
 func (x *RolloutUpdate) Reset() {
 	*x = RolloutUpdate{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[12]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1003,7 +1071,7 @@ func (x *RolloutUpdate) String() string {
 func (*RolloutUpdate) ProtoMessage() {}
 
 func (x *RolloutUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[12]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1016,7 +1084,7 @@ func (x *RolloutUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutUpdate.ProtoReflect.Descriptor instead.
 func (*RolloutUpdate) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{12}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RolloutUpdate) GetRolloutId() string {
@@ -1099,7 +1167,7 @@ type UpdateRolloutsRequest struct {
 
 func (x *UpdateRolloutsRequest) Reset() {
 	*x = UpdateRolloutsRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[13]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1111,7 +1179,7 @@ func (x *UpdateRolloutsRequest) String() string {
 func (*UpdateRolloutsRequest) ProtoMessage() {}
 
 func (x *UpdateRolloutsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[13]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1124,7 +1192,7 @@ func (x *UpdateRolloutsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRolloutsRequest.ProtoReflect.Descriptor instead.
 func (*UpdateRolloutsRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{13}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *UpdateRolloutsRequest) GetUpdates() []*RolloutUpdate {
@@ -1160,7 +1228,7 @@ type AttemptUpdate struct {
 
 func (x *AttemptUpdate) Reset() {
 	*x = AttemptUpdate{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[14]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1172,7 +1240,7 @@ func (x *AttemptUpdate) String() string {
 func (*AttemptUpdate) ProtoMessage() {}
 
 func (x *AttemptUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[14]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1185,7 +1253,7 @@ func (x *AttemptUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttemptUpdate.ProtoReflect.Descriptor instead.
 func (*AttemptUpdate) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{14}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *AttemptUpdate) GetRolloutId() string {
@@ -1269,13 +1337,14 @@ type UpdateAttemptsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Updates       []*AttemptUpdate       `protobuf:"bytes,1,rep,name=updates,proto3" json:"updates,omitempty"`
 	RequestId     string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Each          bool                   `protobuf:"varint,3,opt,name=each,proto3" json:"each,omitempty"` // false: all or none; true: every one that can be done, and `refusals` says which could not
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UpdateAttemptsRequest) Reset() {
 	*x = UpdateAttemptsRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[15]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1287,7 +1356,7 @@ func (x *UpdateAttemptsRequest) String() string {
 func (*UpdateAttemptsRequest) ProtoMessage() {}
 
 func (x *UpdateAttemptsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[15]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1300,7 +1369,7 @@ func (x *UpdateAttemptsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateAttemptsRequest.ProtoReflect.Descriptor instead.
 func (*UpdateAttemptsRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{15}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *UpdateAttemptsRequest) GetUpdates() []*AttemptUpdate {
@@ -1317,6 +1386,13 @@ func (x *UpdateAttemptsRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *UpdateAttemptsRequest) GetEach() bool {
+	if x != nil {
+		return x.Each
+	}
+	return false
+}
+
 type Filter struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	StatusIn      []string               `protobuf:"bytes,1,rep,name=status_in,json=statusIn,proto3" json:"status_in,omitempty"`
@@ -1324,14 +1400,15 @@ type Filter struct {
 	HasIdIn       bool                   `protobuf:"varint,3,opt,name=has_id_in,json=hasIdIn,proto3" json:"has_id_in,omitempty"` // an empty id_in matches nothing
 	IdContains    *string                `protobuf:"bytes,4,opt,name=id_contains,json=idContains,proto3,oneof" json:"id_contains,omitempty"`
 	ModeIn        []string               `protobuf:"bytes,5,rep,name=mode_in,json=modeIn,proto3" json:"mode_in,omitempty"`
-	Any           bool                   `protobuf:"varint,6,opt,name=any,proto3" json:"any,omitempty"` // filter_logic "or"
+	Any           bool                   `protobuf:"varint,6,opt,name=any,proto3" json:"any,omitempty"`                                           // filter_logic "or"
+	EndedBefore   *float64               `protobuf:"fixed64,7,opt,name=ended_before,json=endedBefore,proto3,oneof" json:"ended_before,omitempty"` // rollouts: finished, and before this time (always ANDed)
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Filter) Reset() {
 	*x = Filter{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[16]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1343,7 +1420,7 @@ func (x *Filter) String() string {
 func (*Filter) ProtoMessage() {}
 
 func (x *Filter) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[16]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1356,7 +1433,7 @@ func (x *Filter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Filter.ProtoReflect.Descriptor instead.
 func (*Filter) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{16}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Filter) GetStatusIn() []string {
@@ -1401,6 +1478,13 @@ func (x *Filter) GetAny() bool {
 	return false
 }
 
+func (x *Filter) GetEndedBefore() float64 {
+	if x != nil && x.EndedBefore != nil {
+		return *x.EndedBefore
+	}
+	return 0
+}
+
 type Page struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SortBy        string                 `protobuf:"bytes,1,opt,name=sort_by,json=sortBy,proto3" json:"sort_by,omitempty"`
@@ -1413,7 +1497,7 @@ type Page struct {
 
 func (x *Page) Reset() {
 	*x = Page{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[17]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1425,7 +1509,7 @@ func (x *Page) String() string {
 func (*Page) ProtoMessage() {}
 
 func (x *Page) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[17]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1438,7 +1522,7 @@ func (x *Page) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Page.ProtoReflect.Descriptor instead.
 func (*Page) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{17}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Page) GetSortBy() string {
@@ -1479,7 +1563,7 @@ type QueryRolloutsRequest struct {
 
 func (x *QueryRolloutsRequest) Reset() {
 	*x = QueryRolloutsRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[18]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1491,7 +1575,7 @@ func (x *QueryRolloutsRequest) String() string {
 func (*QueryRolloutsRequest) ProtoMessage() {}
 
 func (x *QueryRolloutsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[18]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1504,7 +1588,7 @@ func (x *QueryRolloutsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryRolloutsRequest.ProtoReflect.Descriptor instead.
 func (*QueryRolloutsRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{18}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *QueryRolloutsRequest) GetFilter() *Filter {
@@ -1532,7 +1616,7 @@ type QueryAttemptsRequest struct {
 
 func (x *QueryAttemptsRequest) Reset() {
 	*x = QueryAttemptsRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[19]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1544,7 +1628,7 @@ func (x *QueryAttemptsRequest) String() string {
 func (*QueryAttemptsRequest) ProtoMessage() {}
 
 func (x *QueryAttemptsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[19]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1557,7 +1641,7 @@ func (x *QueryAttemptsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryAttemptsRequest.ProtoReflect.Descriptor instead.
 func (*QueryAttemptsRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{19}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *QueryAttemptsRequest) GetRolloutIds() []string {
@@ -1591,7 +1675,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[20]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1603,7 +1687,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[20]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1616,7 +1700,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{20}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WaitRequest) GetRolloutIds() []string {
@@ -1643,7 +1727,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[21]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1655,7 +1739,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[21]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1668,7 +1752,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{21}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DeleteRequest) GetRolloutIds() []string {
@@ -1694,7 +1778,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[22]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1706,7 +1790,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[22]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1719,7 +1803,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{22}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DeleteResponse) GetDeleted() int64 {
@@ -1741,7 +1825,7 @@ type Observation struct {
 
 func (x *Observation) Reset() {
 	*x = Observation{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[23]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1753,7 +1837,7 @@ func (x *Observation) String() string {
 func (*Observation) ProtoMessage() {}
 
 func (x *Observation) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[23]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1766,7 +1850,7 @@ func (x *Observation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Observation.ProtoReflect.Descriptor instead.
 func (*Observation) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{23}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Observation) GetRolloutId() string {
@@ -1806,7 +1890,7 @@ type ObserveRequest struct {
 
 func (x *ObserveRequest) Reset() {
 	*x = ObserveRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[24]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1818,7 +1902,7 @@ func (x *ObserveRequest) String() string {
 func (*ObserveRequest) ProtoMessage() {}
 
 func (x *ObserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[24]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1831,7 +1915,7 @@ func (x *ObserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveRequest.ProtoReflect.Descriptor instead.
 func (*ObserveRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{24}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ObserveRequest) GetObservations() []*Observation {
@@ -1849,7 +1933,7 @@ type ObserveResponse struct {
 
 func (x *ObserveResponse) Reset() {
 	*x = ObserveResponse{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[25]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +1945,7 @@ func (x *ObserveResponse) String() string {
 func (*ObserveResponse) ProtoMessage() {}
 
 func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[25]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,7 +1958,7 @@ func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveResponse.ProtoReflect.Descriptor instead.
 func (*ObserveResponse) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{25}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{26}
 }
 
 type SequenceRequest struct {
@@ -1888,7 +1972,7 @@ type SequenceRequest struct {
 
 func (x *SequenceRequest) Reset() {
 	*x = SequenceRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[26]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1900,7 +1984,7 @@ func (x *SequenceRequest) String() string {
 func (*SequenceRequest) ProtoMessage() {}
 
 func (x *SequenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[26]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1913,7 +1997,7 @@ func (x *SequenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SequenceRequest.ProtoReflect.Descriptor instead.
 func (*SequenceRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{26}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SequenceRequest) GetRolloutId() string {
@@ -1947,7 +2031,7 @@ type TakeSequenceRequest struct {
 
 func (x *TakeSequenceRequest) Reset() {
 	*x = TakeSequenceRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[27]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1959,7 +2043,7 @@ func (x *TakeSequenceRequest) String() string {
 func (*TakeSequenceRequest) ProtoMessage() {}
 
 func (x *TakeSequenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[27]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1972,7 +2056,7 @@ func (x *TakeSequenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSequenceRequest.ProtoReflect.Descriptor instead.
 func (*TakeSequenceRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{27}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *TakeSequenceRequest) GetRequests() []*SequenceRequest {
@@ -1998,7 +2082,7 @@ type TakeSequenceResponse struct {
 
 func (x *TakeSequenceResponse) Reset() {
 	*x = TakeSequenceResponse{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[28]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2010,7 +2094,7 @@ func (x *TakeSequenceResponse) String() string {
 func (*TakeSequenceResponse) ProtoMessage() {}
 
 func (x *TakeSequenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[28]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2023,7 +2107,7 @@ func (x *TakeSequenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSequenceResponse.ProtoReflect.Descriptor instead.
 func (*TakeSequenceResponse) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{28}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *TakeSequenceResponse) GetFirst() []int64 {
@@ -2046,7 +2130,7 @@ type Resources struct {
 
 func (x *Resources) Reset() {
 	*x = Resources{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[29]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2058,7 +2142,7 @@ func (x *Resources) String() string {
 func (*Resources) ProtoMessage() {}
 
 func (x *Resources) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[29]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2071,7 +2155,7 @@ func (x *Resources) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resources.ProtoReflect.Descriptor instead.
 func (*Resources) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{29}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Resources) GetResourcesId() string {
@@ -2119,7 +2203,7 @@ type ResourcesList struct {
 
 func (x *ResourcesList) Reset() {
 	*x = ResourcesList{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[30]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2131,7 +2215,7 @@ func (x *ResourcesList) String() string {
 func (*ResourcesList) ProtoMessage() {}
 
 func (x *ResourcesList) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[30]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2144,7 +2228,7 @@ func (x *ResourcesList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourcesList.ProtoReflect.Descriptor instead.
 func (*ResourcesList) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{30}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ResourcesList) GetResources() []*Resources {
@@ -2172,7 +2256,7 @@ type PutResourcesRequest struct {
 
 func (x *PutResourcesRequest) Reset() {
 	*x = PutResourcesRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[31]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2184,7 +2268,7 @@ func (x *PutResourcesRequest) String() string {
 func (*PutResourcesRequest) ProtoMessage() {}
 
 func (x *PutResourcesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[31]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2197,7 +2281,7 @@ func (x *PutResourcesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutResourcesRequest.ProtoReflect.Descriptor instead.
 func (*PutResourcesRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{31}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PutResourcesRequest) GetResourcesId() string {
@@ -2234,7 +2318,7 @@ type QueryResourcesRequest struct {
 
 func (x *QueryResourcesRequest) Reset() {
 	*x = QueryResourcesRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[32]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2246,7 +2330,7 @@ func (x *QueryResourcesRequest) String() string {
 func (*QueryResourcesRequest) ProtoMessage() {}
 
 func (x *QueryResourcesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[32]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2259,7 +2343,7 @@ func (x *QueryResourcesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryResourcesRequest.ProtoReflect.Descriptor instead.
 func (*QueryResourcesRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{32}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *QueryResourcesRequest) GetFilter() *Filter {
@@ -2308,7 +2392,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[33]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2320,7 +2404,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[33]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2333,7 +2417,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{33}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *HeartbeatRequest) GetWorkerId() string {
@@ -2366,7 +2450,7 @@ type HeartbeatResponse struct {
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[34]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2378,7 +2462,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[34]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2391,7 +2475,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{34}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *HeartbeatResponse) GetCancelled() []string {
@@ -2418,7 +2502,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[35]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2430,7 +2514,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[35]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2443,7 +2527,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{35}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Worker) GetWorkerId() string {
@@ -2519,7 +2603,7 @@ type Workers struct {
 
 func (x *Workers) Reset() {
 	*x = Workers{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[36]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2531,7 +2615,7 @@ func (x *Workers) String() string {
 func (*Workers) ProtoMessage() {}
 
 func (x *Workers) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[36]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2544,7 +2628,7 @@ func (x *Workers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workers.ProtoReflect.Descriptor instead.
 func (*Workers) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{36}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Workers) GetWorkers() []*Worker {
@@ -2571,7 +2655,7 @@ type QueryWorkersRequest struct {
 
 func (x *QueryWorkersRequest) Reset() {
 	*x = QueryWorkersRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[37]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2583,7 +2667,7 @@ func (x *QueryWorkersRequest) String() string {
 func (*QueryWorkersRequest) ProtoMessage() {}
 
 func (x *QueryWorkersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[37]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2596,7 +2680,7 @@ func (x *QueryWorkersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryWorkersRequest.ProtoReflect.Descriptor instead.
 func (*QueryWorkersRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{37}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *QueryWorkersRequest) GetFilter() *Filter {
@@ -2621,7 +2705,7 @@ type DescribeRequest struct {
 
 func (x *DescribeRequest) Reset() {
 	*x = DescribeRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[38]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2633,7 +2717,7 @@ func (x *DescribeRequest) String() string {
 func (*DescribeRequest) ProtoMessage() {}
 
 func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[38]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2646,7 +2730,7 @@ func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeRequest.ProtoReflect.Descriptor instead.
 func (*DescribeRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{38}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{39}
 }
 
 type DescribeResponse struct {
@@ -2661,7 +2745,7 @@ type DescribeResponse struct {
 
 func (x *DescribeResponse) Reset() {
 	*x = DescribeResponse{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[39]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2673,7 +2757,7 @@ func (x *DescribeResponse) String() string {
 func (*DescribeResponse) ProtoMessage() {}
 
 func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[39]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2686,7 +2770,7 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
 func (*DescribeResponse) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{39}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DescribeResponse) GetAddresses() map[string]string {
@@ -2722,14 +2806,15 @@ type AnnounceRequest struct {
 	Service       string                 `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`   // "collector", "proxy", "web"
 	Instance      string                 `protobuf:"bytes,2,opt,name=instance,proto3" json:"instance,omitempty"` // unique per process place, kept across restarts
 	Addresses     map[string]string      `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Gone          bool                   `protobuf:"varint,4,opt,name=gone,proto3" json:"gone,omitempty"` // ordered stop
+	Gone          bool                   `protobuf:"varint,4,opt,name=gone,proto3" json:"gone,omitempty"`              // ordered stop
+	Seconds       *float64               `protobuf:"fixed64,5,opt,name=seconds,proto3,oneof" json:"seconds,omitempty"` // how long this holds without another announcement; absent: until `gone`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AnnounceRequest) Reset() {
 	*x = AnnounceRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[40]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2741,7 +2826,7 @@ func (x *AnnounceRequest) String() string {
 func (*AnnounceRequest) ProtoMessage() {}
 
 func (x *AnnounceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[40]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2754,7 +2839,7 @@ func (x *AnnounceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnounceRequest.ProtoReflect.Descriptor instead.
 func (*AnnounceRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{40}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *AnnounceRequest) GetService() string {
@@ -2785,6 +2870,13 @@ func (x *AnnounceRequest) GetGone() bool {
 	return false
 }
 
+func (x *AnnounceRequest) GetSeconds() float64 {
+	if x != nil && x.Seconds != nil {
+		return *x.Seconds
+	}
+	return 0
+}
+
 type StatisticsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2793,7 +2885,7 @@ type StatisticsRequest struct {
 
 func (x *StatisticsRequest) Reset() {
 	*x = StatisticsRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[41]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2805,7 +2897,7 @@ func (x *StatisticsRequest) String() string {
 func (*StatisticsRequest) ProtoMessage() {}
 
 func (x *StatisticsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[41]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2818,7 +2910,7 @@ func (x *StatisticsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatisticsRequest.ProtoReflect.Descriptor instead.
 func (*StatisticsRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{41}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{42}
 }
 
 type StatisticsResponse struct {
@@ -2838,7 +2930,7 @@ type StatisticsResponse struct {
 
 func (x *StatisticsResponse) Reset() {
 	*x = StatisticsResponse{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[42]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2850,7 +2942,7 @@ func (x *StatisticsResponse) String() string {
 func (*StatisticsResponse) ProtoMessage() {}
 
 func (x *StatisticsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[42]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2863,7 +2955,7 @@ func (x *StatisticsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatisticsResponse.ProtoReflect.Descriptor instead.
 func (*StatisticsResponse) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{42}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StatisticsResponse) GetRolloutsByStatus() map[string]int64 {
@@ -2940,7 +3032,7 @@ type LeaseRequest struct {
 
 func (x *LeaseRequest) Reset() {
 	*x = LeaseRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[43]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2952,7 +3044,7 @@ func (x *LeaseRequest) String() string {
 func (*LeaseRequest) ProtoMessage() {}
 
 func (x *LeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[43]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2965,7 +3057,7 @@ func (x *LeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseRequest.ProtoReflect.Descriptor instead.
 func (*LeaseRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{43}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *LeaseRequest) GetName() string {
@@ -3000,7 +3092,7 @@ type LeaseResponse struct {
 
 func (x *LeaseResponse) Reset() {
 	*x = LeaseResponse{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[44]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3012,7 +3104,7 @@ func (x *LeaseResponse) String() string {
 func (*LeaseResponse) ProtoMessage() {}
 
 func (x *LeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[44]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3025,7 +3117,7 @@ func (x *LeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseResponse.ProtoReflect.Descriptor instead.
 func (*LeaseResponse) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{44}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *LeaseResponse) GetHeld() bool {
@@ -3124,10 +3216,15 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\a_reason\"S\n" +
 	"\bRollouts\x121\n" +
 	"\brollouts\x18\x01 \x03(\v2\x15.agl.queue.v1.RolloutR\brollouts\x12\x14\n" +
-	"\x05total\x18\x02 \x01(\x03R\x05total\"S\n" +
+	"\x05total\x18\x02 \x01(\x03R\x05total\"\x86\x01\n" +
 	"\bAttempts\x121\n" +
 	"\battempts\x18\x01 \x03(\v2\x15.agl.queue.v1.AttemptR\battempts\x12\x14\n" +
-	"\x05total\x18\x02 \x01(\x03R\x05total\"\xeb\x03\n" +
+	"\x05total\x18\x02 \x01(\x03R\x05total\x121\n" +
+	"\brefusals\x18\x03 \x03(\v2\x15.agl.queue.v1.RefusalR\brefusals\"Q\n" +
+	"\aRefusal\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x16\n" +
+	"\x06status\x18\x02 \x01(\tR\x06status\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"\xeb\x03\n" +
 	"\n" +
 	"NewRollout\x12\x1d\n" +
 	"\n" +
@@ -3243,11 +3340,12 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\x14_last_heartbeat_timeB\x10\n" +
 	"\x0e_metadata_jsonB\b\n" +
 	"\x06_errorB\b\n" +
-	"\x06_token\"m\n" +
+	"\x06_token\"\x81\x01\n" +
 	"\x15UpdateAttemptsRequest\x125\n" +
 	"\aupdates\x18\x01 \x03(\v2\x1b.agl.queue.v1.AttemptUpdateR\aupdates\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x02 \x01(\tR\trequestId\"\xb7\x01\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\x12\x12\n" +
+	"\x04each\x18\x03 \x01(\bR\x04each\"\xf0\x01\n" +
 	"\x06Filter\x12\x1b\n" +
 	"\tstatus_in\x18\x01 \x03(\tR\bstatusIn\x12\x13\n" +
 	"\x05id_in\x18\x02 \x03(\tR\x04idIn\x12\x1a\n" +
@@ -3255,8 +3353,10 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\vid_contains\x18\x04 \x01(\tH\x00R\n" +
 	"idContains\x88\x01\x01\x12\x17\n" +
 	"\amode_in\x18\x05 \x03(\tR\x06modeIn\x12\x10\n" +
-	"\x03any\x18\x06 \x01(\bR\x03anyB\x0e\n" +
-	"\f_id_contains\"m\n" +
+	"\x03any\x18\x06 \x01(\bR\x03any\x12&\n" +
+	"\fended_before\x18\a \x01(\x01H\x01R\vendedBefore\x88\x01\x01B\x0e\n" +
+	"\f_id_containsB\x0f\n" +
+	"\r_ended_before\"m\n" +
 	"\x04Page\x12\x17\n" +
 	"\asort_by\x18\x01 \x01(\tR\x06sortBy\x12\x1e\n" +
 	"\n" +
@@ -3375,15 +3475,18 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\aproxies\x18\x04 \x03(\tR\aproxies\x1a<\n" +
 	"\x0eAddressesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe5\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\x02\n" +
 	"\x0fAnnounceRequest\x12\x18\n" +
 	"\aservice\x18\x01 \x01(\tR\aservice\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12J\n" +
 	"\taddresses\x18\x03 \x03(\v2,.agl.queue.v1.AnnounceRequest.AddressesEntryR\taddresses\x12\x12\n" +
-	"\x04gone\x18\x04 \x01(\bR\x04gone\x1a<\n" +
+	"\x04gone\x18\x04 \x01(\bR\x04gone\x12\x1d\n" +
+	"\aseconds\x18\x05 \x01(\x01H\x00R\aseconds\x88\x01\x01\x1a<\n" +
 	"\x0eAddressesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x13\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\n" +
+	"\n" +
+	"\b_seconds\"\x13\n" +
 	"\x11StatisticsRequest\"\x9f\x04\n" +
 	"\x12StatisticsResponse\x12d\n" +
 	"\x12rollouts_by_status\x18\x01 \x03(\v26.agl.queue.v1.StatisticsResponse.RolloutsByStatusEntryR\x10rolloutsByStatus\x12%\n" +
@@ -3444,139 +3547,141 @@ func file_agl_otel_queue_proto_queue_proto_rawDescGZIP() []byte {
 	return file_agl_otel_queue_proto_queue_proto_rawDescData
 }
 
-var file_agl_otel_queue_proto_queue_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_agl_otel_queue_proto_queue_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_agl_otel_queue_proto_queue_proto_goTypes = []any{
 	(*Config)(nil),                // 0: agl.queue.v1.Config
 	(*Attempt)(nil),               // 1: agl.queue.v1.Attempt
 	(*Rollout)(nil),               // 2: agl.queue.v1.Rollout
 	(*Rollouts)(nil),              // 3: agl.queue.v1.Rollouts
 	(*Attempts)(nil),              // 4: agl.queue.v1.Attempts
-	(*NewRollout)(nil),            // 5: agl.queue.v1.NewRollout
-	(*EnqueueRequest)(nil),        // 6: agl.queue.v1.EnqueueRequest
-	(*StartRequest)(nil),          // 7: agl.queue.v1.StartRequest
-	(*StartAttemptRequest)(nil),   // 8: agl.queue.v1.StartAttemptRequest
-	(*ClaimRequest)(nil),          // 9: agl.queue.v1.ClaimRequest
-	(*ReleaseRequest)(nil),        // 10: agl.queue.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),       // 11: agl.queue.v1.ReleaseResponse
-	(*RolloutUpdate)(nil),         // 12: agl.queue.v1.RolloutUpdate
-	(*UpdateRolloutsRequest)(nil), // 13: agl.queue.v1.UpdateRolloutsRequest
-	(*AttemptUpdate)(nil),         // 14: agl.queue.v1.AttemptUpdate
-	(*UpdateAttemptsRequest)(nil), // 15: agl.queue.v1.UpdateAttemptsRequest
-	(*Filter)(nil),                // 16: agl.queue.v1.Filter
-	(*Page)(nil),                  // 17: agl.queue.v1.Page
-	(*QueryRolloutsRequest)(nil),  // 18: agl.queue.v1.QueryRolloutsRequest
-	(*QueryAttemptsRequest)(nil),  // 19: agl.queue.v1.QueryAttemptsRequest
-	(*WaitRequest)(nil),           // 20: agl.queue.v1.WaitRequest
-	(*DeleteRequest)(nil),         // 21: agl.queue.v1.DeleteRequest
-	(*DeleteResponse)(nil),        // 22: agl.queue.v1.DeleteResponse
-	(*Observation)(nil),           // 23: agl.queue.v1.Observation
-	(*ObserveRequest)(nil),        // 24: agl.queue.v1.ObserveRequest
-	(*ObserveResponse)(nil),       // 25: agl.queue.v1.ObserveResponse
-	(*SequenceRequest)(nil),       // 26: agl.queue.v1.SequenceRequest
-	(*TakeSequenceRequest)(nil),   // 27: agl.queue.v1.TakeSequenceRequest
-	(*TakeSequenceResponse)(nil),  // 28: agl.queue.v1.TakeSequenceResponse
-	(*Resources)(nil),             // 29: agl.queue.v1.Resources
-	(*ResourcesList)(nil),         // 30: agl.queue.v1.ResourcesList
-	(*PutResourcesRequest)(nil),   // 31: agl.queue.v1.PutResourcesRequest
-	(*QueryResourcesRequest)(nil), // 32: agl.queue.v1.QueryResourcesRequest
-	(*HeartbeatRequest)(nil),      // 33: agl.queue.v1.HeartbeatRequest
-	(*HeartbeatResponse)(nil),     // 34: agl.queue.v1.HeartbeatResponse
-	(*Worker)(nil),                // 35: agl.queue.v1.Worker
-	(*Workers)(nil),               // 36: agl.queue.v1.Workers
-	(*QueryWorkersRequest)(nil),   // 37: agl.queue.v1.QueryWorkersRequest
-	(*DescribeRequest)(nil),       // 38: agl.queue.v1.DescribeRequest
-	(*DescribeResponse)(nil),      // 39: agl.queue.v1.DescribeResponse
-	(*AnnounceRequest)(nil),       // 40: agl.queue.v1.AnnounceRequest
-	(*StatisticsRequest)(nil),     // 41: agl.queue.v1.StatisticsRequest
-	(*StatisticsResponse)(nil),    // 42: agl.queue.v1.StatisticsResponse
-	(*LeaseRequest)(nil),          // 43: agl.queue.v1.LeaseRequest
-	(*LeaseResponse)(nil),         // 44: agl.queue.v1.LeaseResponse
-	nil,                           // 45: agl.queue.v1.Attempt.SealsEntry
-	nil,                           // 46: agl.queue.v1.Rollout.LabelsEntry
-	nil,                           // 47: agl.queue.v1.NewRollout.LabelsEntry
-	nil,                           // 48: agl.queue.v1.ClaimRequest.LabelsEntry
-	nil,                           // 49: agl.queue.v1.AttemptUpdate.SealsEntry
-	nil,                           // 50: agl.queue.v1.DescribeResponse.AddressesEntry
-	nil,                           // 51: agl.queue.v1.AnnounceRequest.AddressesEntry
-	nil,                           // 52: agl.queue.v1.StatisticsResponse.RolloutsByStatusEntry
+	(*Refusal)(nil),               // 5: agl.queue.v1.Refusal
+	(*NewRollout)(nil),            // 6: agl.queue.v1.NewRollout
+	(*EnqueueRequest)(nil),        // 7: agl.queue.v1.EnqueueRequest
+	(*StartRequest)(nil),          // 8: agl.queue.v1.StartRequest
+	(*StartAttemptRequest)(nil),   // 9: agl.queue.v1.StartAttemptRequest
+	(*ClaimRequest)(nil),          // 10: agl.queue.v1.ClaimRequest
+	(*ReleaseRequest)(nil),        // 11: agl.queue.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),       // 12: agl.queue.v1.ReleaseResponse
+	(*RolloutUpdate)(nil),         // 13: agl.queue.v1.RolloutUpdate
+	(*UpdateRolloutsRequest)(nil), // 14: agl.queue.v1.UpdateRolloutsRequest
+	(*AttemptUpdate)(nil),         // 15: agl.queue.v1.AttemptUpdate
+	(*UpdateAttemptsRequest)(nil), // 16: agl.queue.v1.UpdateAttemptsRequest
+	(*Filter)(nil),                // 17: agl.queue.v1.Filter
+	(*Page)(nil),                  // 18: agl.queue.v1.Page
+	(*QueryRolloutsRequest)(nil),  // 19: agl.queue.v1.QueryRolloutsRequest
+	(*QueryAttemptsRequest)(nil),  // 20: agl.queue.v1.QueryAttemptsRequest
+	(*WaitRequest)(nil),           // 21: agl.queue.v1.WaitRequest
+	(*DeleteRequest)(nil),         // 22: agl.queue.v1.DeleteRequest
+	(*DeleteResponse)(nil),        // 23: agl.queue.v1.DeleteResponse
+	(*Observation)(nil),           // 24: agl.queue.v1.Observation
+	(*ObserveRequest)(nil),        // 25: agl.queue.v1.ObserveRequest
+	(*ObserveResponse)(nil),       // 26: agl.queue.v1.ObserveResponse
+	(*SequenceRequest)(nil),       // 27: agl.queue.v1.SequenceRequest
+	(*TakeSequenceRequest)(nil),   // 28: agl.queue.v1.TakeSequenceRequest
+	(*TakeSequenceResponse)(nil),  // 29: agl.queue.v1.TakeSequenceResponse
+	(*Resources)(nil),             // 30: agl.queue.v1.Resources
+	(*ResourcesList)(nil),         // 31: agl.queue.v1.ResourcesList
+	(*PutResourcesRequest)(nil),   // 32: agl.queue.v1.PutResourcesRequest
+	(*QueryResourcesRequest)(nil), // 33: agl.queue.v1.QueryResourcesRequest
+	(*HeartbeatRequest)(nil),      // 34: agl.queue.v1.HeartbeatRequest
+	(*HeartbeatResponse)(nil),     // 35: agl.queue.v1.HeartbeatResponse
+	(*Worker)(nil),                // 36: agl.queue.v1.Worker
+	(*Workers)(nil),               // 37: agl.queue.v1.Workers
+	(*QueryWorkersRequest)(nil),   // 38: agl.queue.v1.QueryWorkersRequest
+	(*DescribeRequest)(nil),       // 39: agl.queue.v1.DescribeRequest
+	(*DescribeResponse)(nil),      // 40: agl.queue.v1.DescribeResponse
+	(*AnnounceRequest)(nil),       // 41: agl.queue.v1.AnnounceRequest
+	(*StatisticsRequest)(nil),     // 42: agl.queue.v1.StatisticsRequest
+	(*StatisticsResponse)(nil),    // 43: agl.queue.v1.StatisticsResponse
+	(*LeaseRequest)(nil),          // 44: agl.queue.v1.LeaseRequest
+	(*LeaseResponse)(nil),         // 45: agl.queue.v1.LeaseResponse
+	nil,                           // 46: agl.queue.v1.Attempt.SealsEntry
+	nil,                           // 47: agl.queue.v1.Rollout.LabelsEntry
+	nil,                           // 48: agl.queue.v1.NewRollout.LabelsEntry
+	nil,                           // 49: agl.queue.v1.ClaimRequest.LabelsEntry
+	nil,                           // 50: agl.queue.v1.AttemptUpdate.SealsEntry
+	nil,                           // 51: agl.queue.v1.DescribeResponse.AddressesEntry
+	nil,                           // 52: agl.queue.v1.AnnounceRequest.AddressesEntry
+	nil,                           // 53: agl.queue.v1.StatisticsResponse.RolloutsByStatusEntry
 }
 var file_agl_otel_queue_proto_queue_proto_depIdxs = []int32{
-	45, // 0: agl.queue.v1.Attempt.seals:type_name -> agl.queue.v1.Attempt.SealsEntry
+	46, // 0: agl.queue.v1.Attempt.seals:type_name -> agl.queue.v1.Attempt.SealsEntry
 	0,  // 1: agl.queue.v1.Rollout.config:type_name -> agl.queue.v1.Config
 	1,  // 2: agl.queue.v1.Rollout.attempt:type_name -> agl.queue.v1.Attempt
-	46, // 3: agl.queue.v1.Rollout.labels:type_name -> agl.queue.v1.Rollout.LabelsEntry
+	47, // 3: agl.queue.v1.Rollout.labels:type_name -> agl.queue.v1.Rollout.LabelsEntry
 	2,  // 4: agl.queue.v1.Rollouts.rollouts:type_name -> agl.queue.v1.Rollout
 	1,  // 5: agl.queue.v1.Attempts.attempts:type_name -> agl.queue.v1.Attempt
-	0,  // 6: agl.queue.v1.NewRollout.config:type_name -> agl.queue.v1.Config
-	47, // 7: agl.queue.v1.NewRollout.labels:type_name -> agl.queue.v1.NewRollout.LabelsEntry
-	5,  // 8: agl.queue.v1.EnqueueRequest.rollouts:type_name -> agl.queue.v1.NewRollout
-	5,  // 9: agl.queue.v1.StartRequest.rollouts:type_name -> agl.queue.v1.NewRollout
-	48, // 10: agl.queue.v1.ClaimRequest.labels:type_name -> agl.queue.v1.ClaimRequest.LabelsEntry
-	0,  // 11: agl.queue.v1.RolloutUpdate.config:type_name -> agl.queue.v1.Config
-	12, // 12: agl.queue.v1.UpdateRolloutsRequest.updates:type_name -> agl.queue.v1.RolloutUpdate
-	49, // 13: agl.queue.v1.AttemptUpdate.seals:type_name -> agl.queue.v1.AttemptUpdate.SealsEntry
-	14, // 14: agl.queue.v1.UpdateAttemptsRequest.updates:type_name -> agl.queue.v1.AttemptUpdate
-	16, // 15: agl.queue.v1.QueryRolloutsRequest.filter:type_name -> agl.queue.v1.Filter
-	17, // 16: agl.queue.v1.QueryRolloutsRequest.page:type_name -> agl.queue.v1.Page
-	17, // 17: agl.queue.v1.QueryAttemptsRequest.page:type_name -> agl.queue.v1.Page
-	23, // 18: agl.queue.v1.ObserveRequest.observations:type_name -> agl.queue.v1.Observation
-	26, // 19: agl.queue.v1.TakeSequenceRequest.requests:type_name -> agl.queue.v1.SequenceRequest
-	29, // 20: agl.queue.v1.ResourcesList.resources:type_name -> agl.queue.v1.Resources
-	16, // 21: agl.queue.v1.QueryResourcesRequest.filter:type_name -> agl.queue.v1.Filter
-	17, // 22: agl.queue.v1.QueryResourcesRequest.page:type_name -> agl.queue.v1.Page
-	35, // 23: agl.queue.v1.Workers.workers:type_name -> agl.queue.v1.Worker
-	16, // 24: agl.queue.v1.QueryWorkersRequest.filter:type_name -> agl.queue.v1.Filter
-	17, // 25: agl.queue.v1.QueryWorkersRequest.page:type_name -> agl.queue.v1.Page
-	50, // 26: agl.queue.v1.DescribeResponse.addresses:type_name -> agl.queue.v1.DescribeResponse.AddressesEntry
-	51, // 27: agl.queue.v1.AnnounceRequest.addresses:type_name -> agl.queue.v1.AnnounceRequest.AddressesEntry
-	52, // 28: agl.queue.v1.StatisticsResponse.rollouts_by_status:type_name -> agl.queue.v1.StatisticsResponse.RolloutsByStatusEntry
-	6,  // 29: agl.queue.v1.Queue.Enqueue:input_type -> agl.queue.v1.EnqueueRequest
-	7,  // 30: agl.queue.v1.Queue.Start:input_type -> agl.queue.v1.StartRequest
-	8,  // 31: agl.queue.v1.Queue.StartAttempt:input_type -> agl.queue.v1.StartAttemptRequest
-	9,  // 32: agl.queue.v1.Queue.Claim:input_type -> agl.queue.v1.ClaimRequest
-	10, // 33: agl.queue.v1.Queue.Release:input_type -> agl.queue.v1.ReleaseRequest
-	13, // 34: agl.queue.v1.Queue.UpdateRollouts:input_type -> agl.queue.v1.UpdateRolloutsRequest
-	15, // 35: agl.queue.v1.Queue.UpdateAttempts:input_type -> agl.queue.v1.UpdateAttemptsRequest
-	18, // 36: agl.queue.v1.Queue.QueryRollouts:input_type -> agl.queue.v1.QueryRolloutsRequest
-	19, // 37: agl.queue.v1.Queue.QueryAttempts:input_type -> agl.queue.v1.QueryAttemptsRequest
-	20, // 38: agl.queue.v1.Queue.Wait:input_type -> agl.queue.v1.WaitRequest
-	21, // 39: agl.queue.v1.Queue.Delete:input_type -> agl.queue.v1.DeleteRequest
-	24, // 40: agl.queue.v1.Queue.Observe:input_type -> agl.queue.v1.ObserveRequest
-	27, // 41: agl.queue.v1.Queue.TakeSequence:input_type -> agl.queue.v1.TakeSequenceRequest
-	31, // 42: agl.queue.v1.Queue.PutResources:input_type -> agl.queue.v1.PutResourcesRequest
-	32, // 43: agl.queue.v1.Queue.QueryResources:input_type -> agl.queue.v1.QueryResourcesRequest
-	33, // 44: agl.queue.v1.Queue.Heartbeat:input_type -> agl.queue.v1.HeartbeatRequest
-	37, // 45: agl.queue.v1.Queue.QueryWorkers:input_type -> agl.queue.v1.QueryWorkersRequest
-	38, // 46: agl.queue.v1.Queue.Describe:input_type -> agl.queue.v1.DescribeRequest
-	40, // 47: agl.queue.v1.Queue.Announce:input_type -> agl.queue.v1.AnnounceRequest
-	41, // 48: agl.queue.v1.Queue.Statistics:input_type -> agl.queue.v1.StatisticsRequest
-	43, // 49: agl.queue.v1.Queue.Lease:input_type -> agl.queue.v1.LeaseRequest
-	3,  // 50: agl.queue.v1.Queue.Enqueue:output_type -> agl.queue.v1.Rollouts
-	3,  // 51: agl.queue.v1.Queue.Start:output_type -> agl.queue.v1.Rollouts
-	3,  // 52: agl.queue.v1.Queue.StartAttempt:output_type -> agl.queue.v1.Rollouts
-	3,  // 53: agl.queue.v1.Queue.Claim:output_type -> agl.queue.v1.Rollouts
-	11, // 54: agl.queue.v1.Queue.Release:output_type -> agl.queue.v1.ReleaseResponse
-	3,  // 55: agl.queue.v1.Queue.UpdateRollouts:output_type -> agl.queue.v1.Rollouts
-	4,  // 56: agl.queue.v1.Queue.UpdateAttempts:output_type -> agl.queue.v1.Attempts
-	3,  // 57: agl.queue.v1.Queue.QueryRollouts:output_type -> agl.queue.v1.Rollouts
-	4,  // 58: agl.queue.v1.Queue.QueryAttempts:output_type -> agl.queue.v1.Attempts
-	3,  // 59: agl.queue.v1.Queue.Wait:output_type -> agl.queue.v1.Rollouts
-	22, // 60: agl.queue.v1.Queue.Delete:output_type -> agl.queue.v1.DeleteResponse
-	25, // 61: agl.queue.v1.Queue.Observe:output_type -> agl.queue.v1.ObserveResponse
-	28, // 62: agl.queue.v1.Queue.TakeSequence:output_type -> agl.queue.v1.TakeSequenceResponse
-	30, // 63: agl.queue.v1.Queue.PutResources:output_type -> agl.queue.v1.ResourcesList
-	30, // 64: agl.queue.v1.Queue.QueryResources:output_type -> agl.queue.v1.ResourcesList
-	34, // 65: agl.queue.v1.Queue.Heartbeat:output_type -> agl.queue.v1.HeartbeatResponse
-	36, // 66: agl.queue.v1.Queue.QueryWorkers:output_type -> agl.queue.v1.Workers
-	39, // 67: agl.queue.v1.Queue.Describe:output_type -> agl.queue.v1.DescribeResponse
-	39, // 68: agl.queue.v1.Queue.Announce:output_type -> agl.queue.v1.DescribeResponse
-	42, // 69: agl.queue.v1.Queue.Statistics:output_type -> agl.queue.v1.StatisticsResponse
-	44, // 70: agl.queue.v1.Queue.Lease:output_type -> agl.queue.v1.LeaseResponse
-	50, // [50:71] is the sub-list for method output_type
-	29, // [29:50] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	5,  // 6: agl.queue.v1.Attempts.refusals:type_name -> agl.queue.v1.Refusal
+	0,  // 7: agl.queue.v1.NewRollout.config:type_name -> agl.queue.v1.Config
+	48, // 8: agl.queue.v1.NewRollout.labels:type_name -> agl.queue.v1.NewRollout.LabelsEntry
+	6,  // 9: agl.queue.v1.EnqueueRequest.rollouts:type_name -> agl.queue.v1.NewRollout
+	6,  // 10: agl.queue.v1.StartRequest.rollouts:type_name -> agl.queue.v1.NewRollout
+	49, // 11: agl.queue.v1.ClaimRequest.labels:type_name -> agl.queue.v1.ClaimRequest.LabelsEntry
+	0,  // 12: agl.queue.v1.RolloutUpdate.config:type_name -> agl.queue.v1.Config
+	13, // 13: agl.queue.v1.UpdateRolloutsRequest.updates:type_name -> agl.queue.v1.RolloutUpdate
+	50, // 14: agl.queue.v1.AttemptUpdate.seals:type_name -> agl.queue.v1.AttemptUpdate.SealsEntry
+	15, // 15: agl.queue.v1.UpdateAttemptsRequest.updates:type_name -> agl.queue.v1.AttemptUpdate
+	17, // 16: agl.queue.v1.QueryRolloutsRequest.filter:type_name -> agl.queue.v1.Filter
+	18, // 17: agl.queue.v1.QueryRolloutsRequest.page:type_name -> agl.queue.v1.Page
+	18, // 18: agl.queue.v1.QueryAttemptsRequest.page:type_name -> agl.queue.v1.Page
+	24, // 19: agl.queue.v1.ObserveRequest.observations:type_name -> agl.queue.v1.Observation
+	27, // 20: agl.queue.v1.TakeSequenceRequest.requests:type_name -> agl.queue.v1.SequenceRequest
+	30, // 21: agl.queue.v1.ResourcesList.resources:type_name -> agl.queue.v1.Resources
+	17, // 22: agl.queue.v1.QueryResourcesRequest.filter:type_name -> agl.queue.v1.Filter
+	18, // 23: agl.queue.v1.QueryResourcesRequest.page:type_name -> agl.queue.v1.Page
+	36, // 24: agl.queue.v1.Workers.workers:type_name -> agl.queue.v1.Worker
+	17, // 25: agl.queue.v1.QueryWorkersRequest.filter:type_name -> agl.queue.v1.Filter
+	18, // 26: agl.queue.v1.QueryWorkersRequest.page:type_name -> agl.queue.v1.Page
+	51, // 27: agl.queue.v1.DescribeResponse.addresses:type_name -> agl.queue.v1.DescribeResponse.AddressesEntry
+	52, // 28: agl.queue.v1.AnnounceRequest.addresses:type_name -> agl.queue.v1.AnnounceRequest.AddressesEntry
+	53, // 29: agl.queue.v1.StatisticsResponse.rollouts_by_status:type_name -> agl.queue.v1.StatisticsResponse.RolloutsByStatusEntry
+	7,  // 30: agl.queue.v1.Queue.Enqueue:input_type -> agl.queue.v1.EnqueueRequest
+	8,  // 31: agl.queue.v1.Queue.Start:input_type -> agl.queue.v1.StartRequest
+	9,  // 32: agl.queue.v1.Queue.StartAttempt:input_type -> agl.queue.v1.StartAttemptRequest
+	10, // 33: agl.queue.v1.Queue.Claim:input_type -> agl.queue.v1.ClaimRequest
+	11, // 34: agl.queue.v1.Queue.Release:input_type -> agl.queue.v1.ReleaseRequest
+	14, // 35: agl.queue.v1.Queue.UpdateRollouts:input_type -> agl.queue.v1.UpdateRolloutsRequest
+	16, // 36: agl.queue.v1.Queue.UpdateAttempts:input_type -> agl.queue.v1.UpdateAttemptsRequest
+	19, // 37: agl.queue.v1.Queue.QueryRollouts:input_type -> agl.queue.v1.QueryRolloutsRequest
+	20, // 38: agl.queue.v1.Queue.QueryAttempts:input_type -> agl.queue.v1.QueryAttemptsRequest
+	21, // 39: agl.queue.v1.Queue.Wait:input_type -> agl.queue.v1.WaitRequest
+	22, // 40: agl.queue.v1.Queue.Delete:input_type -> agl.queue.v1.DeleteRequest
+	25, // 41: agl.queue.v1.Queue.Observe:input_type -> agl.queue.v1.ObserveRequest
+	28, // 42: agl.queue.v1.Queue.TakeSequence:input_type -> agl.queue.v1.TakeSequenceRequest
+	32, // 43: agl.queue.v1.Queue.PutResources:input_type -> agl.queue.v1.PutResourcesRequest
+	33, // 44: agl.queue.v1.Queue.QueryResources:input_type -> agl.queue.v1.QueryResourcesRequest
+	34, // 45: agl.queue.v1.Queue.Heartbeat:input_type -> agl.queue.v1.HeartbeatRequest
+	38, // 46: agl.queue.v1.Queue.QueryWorkers:input_type -> agl.queue.v1.QueryWorkersRequest
+	39, // 47: agl.queue.v1.Queue.Describe:input_type -> agl.queue.v1.DescribeRequest
+	41, // 48: agl.queue.v1.Queue.Announce:input_type -> agl.queue.v1.AnnounceRequest
+	42, // 49: agl.queue.v1.Queue.Statistics:input_type -> agl.queue.v1.StatisticsRequest
+	44, // 50: agl.queue.v1.Queue.Lease:input_type -> agl.queue.v1.LeaseRequest
+	3,  // 51: agl.queue.v1.Queue.Enqueue:output_type -> agl.queue.v1.Rollouts
+	3,  // 52: agl.queue.v1.Queue.Start:output_type -> agl.queue.v1.Rollouts
+	3,  // 53: agl.queue.v1.Queue.StartAttempt:output_type -> agl.queue.v1.Rollouts
+	3,  // 54: agl.queue.v1.Queue.Claim:output_type -> agl.queue.v1.Rollouts
+	12, // 55: agl.queue.v1.Queue.Release:output_type -> agl.queue.v1.ReleaseResponse
+	3,  // 56: agl.queue.v1.Queue.UpdateRollouts:output_type -> agl.queue.v1.Rollouts
+	4,  // 57: agl.queue.v1.Queue.UpdateAttempts:output_type -> agl.queue.v1.Attempts
+	3,  // 58: agl.queue.v1.Queue.QueryRollouts:output_type -> agl.queue.v1.Rollouts
+	4,  // 59: agl.queue.v1.Queue.QueryAttempts:output_type -> agl.queue.v1.Attempts
+	3,  // 60: agl.queue.v1.Queue.Wait:output_type -> agl.queue.v1.Rollouts
+	23, // 61: agl.queue.v1.Queue.Delete:output_type -> agl.queue.v1.DeleteResponse
+	26, // 62: agl.queue.v1.Queue.Observe:output_type -> agl.queue.v1.ObserveResponse
+	29, // 63: agl.queue.v1.Queue.TakeSequence:output_type -> agl.queue.v1.TakeSequenceResponse
+	31, // 64: agl.queue.v1.Queue.PutResources:output_type -> agl.queue.v1.ResourcesList
+	31, // 65: agl.queue.v1.Queue.QueryResources:output_type -> agl.queue.v1.ResourcesList
+	35, // 66: agl.queue.v1.Queue.Heartbeat:output_type -> agl.queue.v1.HeartbeatResponse
+	37, // 67: agl.queue.v1.Queue.QueryWorkers:output_type -> agl.queue.v1.Workers
+	40, // 68: agl.queue.v1.Queue.Describe:output_type -> agl.queue.v1.DescribeResponse
+	40, // 69: agl.queue.v1.Queue.Announce:output_type -> agl.queue.v1.DescribeResponse
+	43, // 70: agl.queue.v1.Queue.Statistics:output_type -> agl.queue.v1.StatisticsResponse
+	45, // 71: agl.queue.v1.Queue.Lease:output_type -> agl.queue.v1.LeaseResponse
+	51, // [51:72] is the sub-list for method output_type
+	30, // [30:51] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_agl_otel_queue_proto_queue_proto_init() }
@@ -3587,27 +3692,28 @@ func file_agl_otel_queue_proto_queue_proto_init() {
 	file_agl_otel_queue_proto_queue_proto_msgTypes[0].OneofWrappers = []any{}
 	file_agl_otel_queue_proto_queue_proto_msgTypes[1].OneofWrappers = []any{}
 	file_agl_otel_queue_proto_queue_proto_msgTypes[2].OneofWrappers = []any{}
-	file_agl_otel_queue_proto_queue_proto_msgTypes[5].OneofWrappers = []any{}
 	file_agl_otel_queue_proto_queue_proto_msgTypes[6].OneofWrappers = []any{}
 	file_agl_otel_queue_proto_queue_proto_msgTypes[7].OneofWrappers = []any{}
 	file_agl_otel_queue_proto_queue_proto_msgTypes[8].OneofWrappers = []any{}
 	file_agl_otel_queue_proto_queue_proto_msgTypes[9].OneofWrappers = []any{}
-	file_agl_otel_queue_proto_queue_proto_msgTypes[12].OneofWrappers = []any{}
-	file_agl_otel_queue_proto_queue_proto_msgTypes[14].OneofWrappers = []any{}
-	file_agl_otel_queue_proto_queue_proto_msgTypes[16].OneofWrappers = []any{}
-	file_agl_otel_queue_proto_queue_proto_msgTypes[20].OneofWrappers = []any{}
-	file_agl_otel_queue_proto_queue_proto_msgTypes[31].OneofWrappers = []any{}
+	file_agl_otel_queue_proto_queue_proto_msgTypes[10].OneofWrappers = []any{}
+	file_agl_otel_queue_proto_queue_proto_msgTypes[13].OneofWrappers = []any{}
+	file_agl_otel_queue_proto_queue_proto_msgTypes[15].OneofWrappers = []any{}
+	file_agl_otel_queue_proto_queue_proto_msgTypes[17].OneofWrappers = []any{}
+	file_agl_otel_queue_proto_queue_proto_msgTypes[21].OneofWrappers = []any{}
 	file_agl_otel_queue_proto_queue_proto_msgTypes[32].OneofWrappers = []any{}
 	file_agl_otel_queue_proto_queue_proto_msgTypes[33].OneofWrappers = []any{}
-	file_agl_otel_queue_proto_queue_proto_msgTypes[35].OneofWrappers = []any{}
-	file_agl_otel_queue_proto_queue_proto_msgTypes[42].OneofWrappers = []any{}
+	file_agl_otel_queue_proto_queue_proto_msgTypes[34].OneofWrappers = []any{}
+	file_agl_otel_queue_proto_queue_proto_msgTypes[36].OneofWrappers = []any{}
+	file_agl_otel_queue_proto_queue_proto_msgTypes[41].OneofWrappers = []any{}
+	file_agl_otel_queue_proto_queue_proto_msgTypes[43].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agl_otel_queue_proto_queue_proto_rawDesc), len(file_agl_otel_queue_proto_queue_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   53,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
