@@ -162,7 +162,7 @@ async def test_a_second_collector_on_the_same_log_refuses_and_the_first_goes_on(
     server.start()
     await on_server.start_queue()
     await on_server.start_collector()
-    ports = dict.fromkeys(("otlp_grpc_port", "otlp_http_port", "clickhouse_port"), 0)
+    ports: dict[str, int] = dict.fromkeys(("otlp_grpc_port", "otlp_http_port", "clickhouse_port"), 0)
     second = Stack(on_server.settings.model_copy(update=ports).with_ports(), on_server.log.with_name("second.log"))
     try:
         assert await asyncio.to_thread(second.spawn("collector").wait, 40) == 1
