@@ -19,7 +19,8 @@ from agl_otel.runner.environment import Addresses, agent_resources, first_llm, r
 from agl_otel.runner.job import Grader, Job, grade, is_reward, reward
 from agl_otel.runner.threads import call
 
-INSTRUMENT: Final = ("openai", "httpx", "httpx2")  # openai 3 sends through httpx2, earlier ones and others through httpx
+INSTRUMENT: Final = ("openai", "httpx", "httpx2", "threading")
+"""openai 3 sends through httpx2, earlier ones and others through httpx; a thread that an agent starts works for its attempt."""
 _log = logging.getLogger(__name__)
 
 

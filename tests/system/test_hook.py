@@ -62,7 +62,7 @@ class Agent:
 
     def run(self, code: str, environment: dict[str, str] | None = None) -> tuple[int, str, str]:
         with self.start(code, environment) as process:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=110)
             return process.returncode, out, err
 
 
@@ -91,6 +91,12 @@ def test_a_plain_agents_spans_carry_ids_marker_and_parent_and_are_sealed(receive
     assert sealed_completely(receiver)
 
 
+POOL = """
+import multiprocessing as mp
+def work(n): tracer.start_span('pooled').end()
+if __name__ == '__main__':
+    with mp.get_context({how!r}).Pool(2) as pool: pool.map(work, range(8))
+"""
 ENDS = {
     "sys.exit": ("sys.exit(3)", 3),
     "exception": ("raise RuntimeError('the agent broke')", 1),
@@ -106,6 +112,18 @@ ENDS = {
     ),
     "multiprocessing": (
         "import multiprocessing as mp\np = mp.Process(target=lambda: tracer.start_span('c').end())\np.start()\np.join()",
+        0,
+    ),
+    **{f"pool of {how}": (POOL.format(how=how), 0) for how in ("fork", "forkserver")},  # `with` ends its workers by SIGTERM
+    "daemon thread": (
+        "done = threading.Event()\n"
+        "def work():\n    for _ in range(3000): tracer.start_span('t').end()\n    done.set(); time.sleep(60)\n"
+        "threading.Thread(target=work, daemon=True).start(); done.wait()",
+        0,
+    ),
+    "bursts in forks": (
+        "for _ in range(4):\n    if os.fork() == 0:\n        for _ in range(2500): tracer.start_span('c').end()\n        os._exit(0)\n"
+        "for _ in range(4): os.wait()",
         0,
     ),
 }
@@ -138,14 +156,16 @@ def test_a_forked_childs_spans_have_a_marker_of_their_own(receiver: OtlpReceiver
     assert sealed_completely(receiver)
 
 
-def test_spans_of_threads_carry_the_ids_too(receiver: OtlpReceiver, agent: Agent) -> None:
+def test_spans_of_threads_carry_the_ids_and_hang_where_the_thread_was_started(receiver: OtlpReceiver, agent: Agent) -> None:
     code = """
-        threads = [threading.Thread(target=lambda: tracer.start_span('thread').end()) for _ in range(4)]
-        for thread in threads: thread.start()
-        for thread in threads: thread.join()
+        with tracer.start_as_current_span('outer'):
+            threads = [threading.Thread(target=lambda: tracer.start_span('thread').end()) for _ in range(4)]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
     """
     assert agent.run(code)[0] == 0
-    assert [span.key for span in receiver.spans("thread")] == [KEY] * 4
+    [outer] = receiver.spans("outer")
+    assert [(span.key, span.parent_id) for span in receiver.spans("thread")] == [(KEY, outer.span_id)] * 4
     assert sealed_completely(receiver)
 
 
