@@ -28,6 +28,7 @@ from agl_otel.instrumentation.hook import count_dropped, ensure_propagators, is_
 from agl_otel.instrumentation.ledger import Count, Ledger
 from agl_otel.instrumentation.otlp import OtlpExporter
 from agl_otel.instrumentation.processor import AttemptProcessor
+from agl_otel.instrumentation.rewards import LastRewards
 from agl_otel.instrumentation.seal import TRACER_NAME, Sealer
 
 ACK_SECONDS: Final = 30.0
@@ -79,7 +80,9 @@ class Telemetry:
             on_dropped=lambda spans: count_dropped(self._ledger, spans),
         )
         self._sealer = Sealer(self._ledger, self._provider, self._flush)
+        self._rewards = LastRewards()
         self._provider.add_span_processor(self._processor)
+        self._provider.add_span_processor(self._rewards)
         self._provider.add_span_processor(self._export)
         self._shut = threading.Lock()
         os.register_at_fork(after_in_child=self._after_fork)
@@ -156,6 +159,11 @@ class Telemetry:
     def forget(self, rollout_id: str, attempt_id: str) -> None:
         """Drop an attempt's counts; should it come back, it gets a new marker."""
         self._ledger.forget((rollout_id, attempt_id))
+        self._rewards.forget((rollout_id, attempt_id))
+
+    def reward(self, key: Key) -> float | None:
+        """The last primary reward that this process has emitted for an attempt."""
+        return self._rewards.get(key)
 
     def shutdown(self, timeout_seconds: float = 10.0) -> None:
         """Seal all, flush, close. A second call does nothing."""

@@ -8,48 +8,94 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 import click
 
 from agl_otel.errors import AglError, UsageError
-from agl_otel.runner.agents import CommandAgent, FunctionAgent, load_function
+from agl_otel.runner.agents import CommandAgent, ContainerAgent, FunctionAgent, HttpAgent, Limits, load_function
 from agl_otel.runner.job import Agent
+from agl_otel.runner.limits import parse_size
 from agl_otel.runner.process import run_runner
 from agl_otel.runner.running import RunnerEvent
 from agl_otel.settings import Settings
 from agl_otel.types import RolloutMode
 
-
-def build_agent(
-    command: tuple[str, ...], function: str | None, grader: str | None, instrument: bool | None = None
-) -> Agent | Callable[[], Agent]:
-    """The agent that the options ask for; a function's code is loaded later, in the environment that names the stack (run_runner).
-
-    Raises UsageError where the options name none or two, or one that cannot be run.
-    """
-    if bool(command) == bool(function):
-        raise UsageError("give one agent: --function path/to/file.py:function, or a command after `--`")
-
-    def load() -> Agent:
-        return FunctionAgent(load_function(function or ""), grader=load_function(grader) if grader else None)
-
-    if function:
-        return load
-    return CommandAgent(command, grader=load_function(grader) if grader else None, instrument="auto" if instrument is None else instrument)
+PROGRESS_EVERY: Final = 10  # attempts
 
 
-def print_event(event: RunnerEvent) -> None:
-    """One line for each attempt that is done with."""
-    if event.kind == "ended":
-        why = f": {event.error.strip().splitlines()[-1]}" if event.error else ""
-        click.echo(f"{event.outcome:<10} {event.rollout_id} {event.attempt_id} {event.seconds:.2f} s{why}")
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """What the command line says about the agent."""
+
+    command: tuple[str, ...] = ()
+    function: str | None = None
+    url: str | None = None
+    image: str | None = None
+    grader: str | None = None
+    instrument: bool | None = None
+    warm: bool = False
+    preload: tuple[str, ...] = ()
+    memory_limit: str | None = None
+    output_limit: str | None = None
+
+    def build(self) -> Agent | Callable[[], Agent]:
+        """The agent; a function's code is loaded later, in the environment that names the stack (run_runner).
+
+        Raises UsageError where the options name none or two, or one that cannot be run.
+        """
+        kinds = [bool(self.command) and not self.image, bool(self.function), bool(self.url), bool(self.image)]
+        if sum(kinds) != 1:
+            raise UsageError("give one agent: --function path/to/file.py:function, --url, --image, or a command after `--`")
+        if self.function:
+            return self._function_agent
+        grader = load_function(self.grader) if self.grader else None
+        if self.url:
+            return HttpAgent(self.url, grader=grader)
+        limits = Limits(*(parse_size(text) if text else None for text in (self.memory_limit, self.output_limit)))
+        if self.image:
+            return ContainerAgent(self.image, self.command, grader=grader, limits=limits)
+        return CommandAgent(
+            self.command, grader=grader, instrument="auto" if self.instrument is None else self.instrument,
+            warm=self.warm, preload=self.preload, limits=limits,
+        )  # fmt: skip
+
+    def _function_agent(self) -> Agent:
+        return FunctionAgent(load_function(self.function or ""), grader=load_function(self.grader) if self.grader else None)
+
+
+class Progress:
+    """Tells who watches a runner how its attempts end: a line for each, and a sum for every ten."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+
+    def show(self, event: RunnerEvent) -> None:
+        """Print the lines for one event."""
+        if event.kind == "ended":
+            self.outcomes[event.outcome] += 1
+            click.echo(line_of(event))
+            if (done := self.outcomes.total()) % PROGRESS_EVERY == 0:
+                click.echo(f"{done} rollouts done: {', '.join(f'{name} {count}' for name, count in sorted(self.outcomes.items()))}")
+
+
+def line_of(event: RunnerEvent) -> str:
+    """How one attempt ended, in a line."""
+    who = f"{event.outcome:<10} {event.rollout_id} {event.attempt_id}"
+    if event.error:
+        return f"{who} Ended after {event.seconds:.2f}s: {event.error.strip().splitlines()[-1]}"
+    reward = "none from the runner" if event.reward is None else f"{event.reward:g}" if event.reward % 1 else f"{event.reward:.1f}"
+    return f"{who} Completed in {event.seconds:.2f}s. Collected {event.spans} span(s). Final reward: {reward}"
 
 
 @click.command("runner")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option("--function", help="Agent: path/to/file.py:function or package.module:function.")
+@click.option("--url", help="Agent: an HTTP endpoint that gets each task by POST.")
+@click.option("--image", help="Agent: a container image, run by docker or podman with COMMAND as its arguments.")
 @click.option("--grader", help="Grader of the answers: path/to/file.py:function, called with (task, answer).")
 @click.option("--concurrency", default=8, show_default=True, type=click.IntRange(min=1), help="How many attempts run at once.")
 @click.option("--max-rollouts", type=click.IntRange(min=1), help="Stop after so many.")
@@ -61,21 +107,22 @@ def print_event(event: RunnerEvent) -> None:
 @click.option(
     "--instrument/--no-instrument", default=None, help="Run a Python command under opentelemetry-instrument (default: where installed)."
 )
-def runner(
-    command: tuple[str, ...],
-    function: str | None,
-    grader: str | None,
-    instrument: bool | None,
-    modes: tuple[RolloutMode, ...],
-    **options: Any,
-) -> None:
-    """Claim rollouts and run an agent for each: a Python function, or a COMMAND after `--`.
+@click.option(
+    "--warm/--fresh", default=False, show_default=True, help="Run a Python command as a fork of a warm parent, or start it anew each time."
+)
+@click.option("--preload", multiple=True, metavar="MODULE", help="Module that the warm parent loads ahead; may be repeated.")
+@click.option("--memory-limit", metavar="SIZE", help="Resident memory of one attempt's processes, e.g. 2GiB.")
+@click.option("--output-limit", metavar="SIZE", help="What one attempt may print, e.g. 10MiB.")
+@click.option("--timeout", "timeout_seconds", type=click.FloatRange(min=0, min_open=True), help="Seconds that one attempt may take.")
+def runner(modes: tuple[RolloutMode, ...], **options: Any) -> None:
+    """Claim rollouts and run an agent for each: a Python function, an HTTP endpoint, a container, or a COMMAND after `--`.
 
     In COMMAND `{question}` is filled from the task; what it prints is the answer that the grader gets.
     """
     logging.basicConfig(level=Settings.load().log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    agent = build_agent(command, function, grader, instrument)
-    counts = asyncio.run(run_runner(agent, modes=modes, on_event=print_event, **options))
+    about_agent = {field.name: options.pop(field.name) for field in fields(AgentOptions)}
+    agent = AgentOptions(**about_agent).build()
+    counts = asyncio.run(run_runner(agent, modes=modes, on_event=Progress().show, **options))
     click.echo(", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "nothing was claimed")
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from agl_otel.runner.command import CommandAgent
+from agl_otel.runner.container import ContainerAgent
+from agl_otel.runner.endpoint import HttpAgent
 from agl_otel.runner.function import FunctionAgent
 from agl_otel.runner.job import Agent, Grader, Job
+from agl_otel.runner.limits import Limits
 from agl_otel.runner.loading import load_function
 
-__all__ = ["Agent", "CommandAgent", "FunctionAgent", "Grader", "Job", "load_function"]
+__all__ = ["Agent", "CommandAgent", "ContainerAgent", "FunctionAgent", "Grader", "HttpAgent", "Job", "Limits", "load_function"]

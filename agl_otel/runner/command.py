@@ -1,7 +1,7 @@
 """An agent that is a command: any program in any language, started once for each attempt.
 
 It has a process group of its own, so that ending it ends what it started, and a kernel's promise (PDEATHSIG, by util-linux's setpriv)
-that it gets SIGTERM when the runner is killed. Nothing runs between fork and exec: this process has threads (gRPC, OpenTelemetry).
+that it gets SIGTERM when the runner is killed. A Python program may be a fork of a warm parent instead (starting.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from typing import Any, Final, Literal
 from agl_otel.errors import AgentError, UsageError
 from agl_otel.runner import placeholders
 from agl_otel.runner.environment import Addresses, process_environment
-from agl_otel.runner.groups import end_group, register
+from agl_otel.runner.groups import end_group, end_leftovers, register
 from agl_otel.runner.job import Grader, Job, grade
+from agl_otel.runner.limits import Limits
 from agl_otel.runner.output import KEEP_BYTES, Capture
+from agl_otel.runner.spill import spilled
+from agl_otel.runner.starting import AgentProcess, Anew, Starter, Warm, refused
 
 GRACE_SECONDS: Final = 5.0  # from SIGTERM to SIGKILL: time for an agent's hook to flush
 DRAIN_SECONDS: Final = 1.0  # how long output may still come from what outlives the agent's first process
@@ -39,6 +42,10 @@ class CommandAgent:
         cwd: working directory; None means the runner's.
         env: variables on top of the runner's own. What identifies the attempt cannot be overridden.
         instrument: whether a Python program runs under opentelemetry-instrument. "auto": where that is installed beside its interpreter.
+        warm: whether an instrumented Python program is run as a fork of a warm parent, which has instrumentation and libraries loaded;
+            one that cannot be is started anew, and the log says why.
+        preload: installed modules that the warm parent loads beside those that the program imports at its top.
+        limits: of memory and output; an attempt that passes one is ended and fails.
         grace_seconds: from SIGTERM to SIGKILL when it has to end.
 
     Raises UsageError where the command is empty, is not there, or cannot be instrumented as asked.
@@ -54,6 +61,9 @@ class CommandAgent:
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
         instrument: bool | Literal["auto"] = "auto",
+        warm: bool = False,
+        preload: Sequence[str] = (),
+        limits: Limits | None = None,
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         if not command:
@@ -61,12 +71,11 @@ class CommandAgent:
         self._base = {**os.environ, **(env or {})}
         self._cwd = Path(cwd) if cwd is not None else None
         self._command = _resolved(list(command), self._base, self._cwd)
-        if instrument is not False:
-            self._command = instrumented(self._command, required=instrument is True)
+        wrapper = wrapper_of(self._command, required=instrument is True) if instrument is not False else []
+        self._starter: Starter = Warm(Anew(wrapper), preload) if warm and wrapper else Anew(wrapper)
         self._grader = grader
+        self._limits = limits or Limits()
         self._grace_seconds = grace_seconds
-        setpriv = shutil.which("setpriv")
-        self._prefix = [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
 
     def prepare(self, addresses: Addresses) -> None:
         """Nothing: each process gets an environment of its own."""
@@ -77,11 +86,12 @@ class CommandAgent:
 
     async def run(self, job: Job) -> None:
         """Run the command; grade its answer. Raises AgentError with the exit code and the last lines of stderr where it failed."""
-        argv = [*self._prefix, *placeholders.fill(self._command, job.rollout.input)]
+        argv = placeholders.fill(self._command, job.rollout.input)
         env = process_environment(self._base, job.rollout, job.resources, job.addresses, traceparent=job.traceparent, token=job.token)
         stdout, stderr = Capture("stdout"), Capture("stderr")
         job.captures += [stdout, stderr]
-        code = await self._execute(argv, env, stdout, stderr)
+        with spilled(env) as given:
+            code = await self._execute(*self.launch(argv, given), stdout, stderr, job.attempt_id)
         if code != 0:
             raise AgentError(f"{self._named(code)}{_quoted(stderr.last_lines() or stdout.last_lines())}")
         if self._grader is None:
@@ -90,29 +100,42 @@ class CommandAgent:
             raise AgentError(f"the agent printed {stdout.total_bytes} bytes: more than {KEEP_BYTES} are no answer to be graded")
         await grade(job, self._grader, stdout.text().strip())
 
-    async def _execute(self, argv: list[str], env: dict[str, str], stdout: Capture, stderr: Capture) -> int:
+    def launch(self, argv: list[str], env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+        """What is started for an attempt, given its filled command and its environment."""
+        return argv, env
+
+    async def _execute(self, argv: list[str], env: dict[str, str], stdout: Capture, stderr: Capture, attempt_id: str) -> int:
         """Run it to its end and give its exit status; when this is cancelled, end its group first."""
         async with contextlib.AsyncExitStack() as stack:
             pipes = [await _Pipe.open(capture, stack) for capture in (stdout, stderr)]
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *argv, stdin=asyncio.subprocess.DEVNULL, stdout=pipes[0].write_end, stderr=pipes[1].write_end,
-                    env=env, cwd=self._cwd, start_new_session=True,
-                )  # fmt: skip
+                process = await self._starter.start(argv, env, self._cwd, pipes[0].write_end, pipes[1].write_end)
             except (OSError, ValueError) as error:  # too long an environment, a NUL in an argument, no such folder
-                raise AgentError(f"the command could not be started: {error}. {_size_hint(env)}") from error
+                raise refused(error, env) from error
             finally:
                 for pipe in pipes:
                     pipe.close_write_end()
             register(process.pid)
             try:
-                code = await process.wait()
+                code = await self._limits.within(process, (stdout, stderr))
             finally:
-                await asyncio.shield(end_group(process, self._grace_seconds))
+                await asyncio.shield(self._end(process, attempt_id))
                 with contextlib.suppress(TimeoutError):  # somebody who left the group holds the pipe
                     async with asyncio.timeout(DRAIN_SECONDS):
                         await asyncio.gather(*(pipe.closed.wait() for pipe in pipes))
             return code
+
+    async def _end(self, process: AgentProcess, attempt_id: str) -> None:
+        """End the group, and what has left it and still names the attempt in its environment."""
+        try:
+            await end_group(process, self._grace_seconds)
+        finally:
+            await asyncio.to_thread(end_leftovers, attempt_id)
+            self._starter.release(process)
+
+    async def close(self) -> None:
+        """End the warm parent, where there is one."""
+        await self._starter.close()
 
     def _named(self, code: int) -> str:
         program = Path(self._command[0]).name
@@ -122,27 +145,27 @@ class CommandAgent:
         return f"{program} ended with exit code {code}"
 
 
-def instrumented(command: list[str], *, required: bool = False) -> list[str]:
-    """`command` under opentelemetry-instrument, if it is a Python program that is not yet.
+def wrapper_of(command: list[str], *, required: bool = False) -> list[str]:
+    """What goes before `command` so that it is instrumented: nothing, or the opentelemetry-instrument of its interpreter.
 
     The one beside its interpreter is taken: another would bring the packages of another environment. Where there is none, or the
-    command is no Python program, the command stays as it is (with a warning, or UsageError where `required`).
+    command is no Python program, nothing (with a warning, or UsageError where `required`).
     """
     program = Path(command[0])
     if program.name == _INSTRUMENT:
-        return command
+        return []
     if not program.name.startswith("python"):
         if required:
             raise UsageError(f"{command[0]} is no Python program: start it under {_INSTRUMENT} in the command itself")
-        return command
+        return []
     wrapper = program.parent / _INSTRUMENT
     if wrapper.exists():
-        return [str(wrapper), *command]
+        return [str(wrapper)]
     message = f"{program} has no {_INSTRUMENT} beside it: install agl-otel into its environment, or the agent's own spans are missing"
     if required:
         raise UsageError(message)
     _log.warning("%s", message)
-    return command
+    return []
 
 
 class _Pipe:
@@ -196,8 +219,3 @@ def _resolved(command: list[str], env: Mapping[str, str], cwd: Path | None) -> l
 
 def _quoted(lines: str) -> str:
     return f": {lines}" if lines else " and printed nothing"
-
-
-def _size_hint(env: Mapping[str, str]) -> str:
-    name, value = max(env.items(), key=lambda item: len(item[1]))
-    return f"(The longest variable is {name} with {len(value)} characters; Linux takes about 131,000.)" if len(value) > 100_000 else ""

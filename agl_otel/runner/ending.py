@@ -45,6 +45,10 @@ class Ended:
     """Whether the queue waits for it; not where it ended the attempt itself (cancelled, timed out, superseded)."""
     seconds: float = 0.0
     """How long the agent ran."""
+    spans: int = 0
+    """How many spans the runner knows of: its own and the proxies'."""
+    reward: float | None = None
+    """The last primary reward that this process emitted."""
 
 
 @dataclass(slots=True)
@@ -106,8 +110,9 @@ class Endings:
         seals = {key: {**by_proxies.get(key, {}), **(own or {}).get(key, {})} for key in keys}
         updates = [_update(e, seals[e.job.key]) for e in batch if e.report]
         await self._complete(updates)
-        for key in keys:
-            self.telemetry.forget(*key)
+        for ended in batch:
+            ended.spans, ended.reward = sum(seals[ended.job.key].values()), self.telemetry.reward(ended.job.key)
+            self.telemetry.forget(*ended.job.key)
 
     async def _close(self, session: aiohttp.ClientSession, keys: Sequence[Key]) -> Seals:
         """Close the attempts at every proxy; {key: {marker: spans}}. One that stays away is counted, and the verdict will show it."""

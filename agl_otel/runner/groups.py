@@ -8,7 +8,9 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
+
+from agl_otel import semconv
 
 _POLL_SECONDS: Final = (0.005, 0.2)  # from, to: the kernel tells nobody when a group is empty
 _live: set[int] = set()
@@ -19,7 +21,20 @@ def register(group: int) -> None:
     _live.add(group)
 
 
-async def end_group(process: asyncio.subprocess.Process, grace_seconds: float) -> None:
+class Leader(Protocol):
+    """The process that leads a group."""
+
+    @property
+    def pid(self) -> int:
+        """Its id, which is the group's."""
+        ...
+
+    async def wait(self) -> int:
+        """Wait for its end."""
+        ...
+
+
+async def end_group(process: Leader, grace_seconds: float) -> None:
     """End what is left of the process group that `process` leads: SIGTERM, after `grace_seconds` SIGKILL. Returns when all are gone."""
     try:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -28,6 +43,18 @@ async def end_group(process: asyncio.subprocess.Process, grace_seconds: float) -
         await process.wait()
     finally:
         _live.discard(process.pid)
+
+
+def end_leftovers(attempt_id: str) -> list[int]:
+    """SIGKILL processes that left the attempt's group but still name the attempt in their environment; their ids."""
+    wanted = f"{semconv.ENV_ATTEMPT_ID}={attempt_id}".encode()
+    ended: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError, ValueError):
+            if wanted in path.read_bytes().split(b"\0") and (pid := int(path.parent.name)) != os.getpid():
+                os.kill(pid, signal.SIGKILL)
+                ended.append(pid)
+    return ended
 
 
 def kill_all() -> None:

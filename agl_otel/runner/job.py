@@ -76,6 +76,15 @@ class Agent(Protocol):
         ...
 
 
+@runtime_checkable
+class ClosingAgent(Protocol):
+    """An agent that keeps something for its runs, which is ended with the runner."""
+
+    async def close(self) -> None:
+        """End it."""
+        ...
+
+
 def is_reward(value: Any) -> TypeGuard[Reward]:
     """Whether `value` has the form of a reward: a number, or a dict of numbers that is not empty."""
     if isinstance(value, Mapping):

@@ -40,14 +40,18 @@ class Capture:
         self.total_bytes = 0
         self.started_unix_nano = 0
         self._half = keep_bytes // 2
+        self._stored = 0
+        self._since = 0
         self._head = bytearray()
         self._tail: deque[bytes] = deque()
         self._tail_bytes = 0
 
     def feed(self, data: bytes) -> None:
         """Take what was just printed."""
+        now = time.time_ns()
         if not self.total_bytes:
-            self.started_unix_nano = time.time_ns()
+            self.started_unix_nano = now
+        self._since = self._since or now
         self.total_bytes += len(data)
         room = self._half - len(self._head)
         self._head += data[:room]
@@ -62,18 +66,44 @@ class Capture:
         """How many bytes were left out between the head and the tail."""
         return self.total_bytes - len(self._head) - min(self._tail_bytes, self._half)
 
+    def pending(self, *, final: bool) -> Pending:
+        """What is not stored yet: whole lines of the head; where `final`, all the rest."""
+        end = len(self._head) if final else max(self._stored, self._head.rfind(b"\n") + 1)
+        text = self._head[self._stored : end].decode(errors="replace")
+        if final and self._tail:
+            text += self._note() + b"".join(self._tail)[-self._half :].decode(errors="replace")
+        return Pending(self, self._since or self.started_unix_nano, text, end)
+
+    def stored(self, upto: int) -> None:
+        """The head is stored up to here."""
+        self._stored, self._since = upto, time.time_ns() if upto < len(self._head) else 0
+
+    def _note(self) -> str:
+        return f"\n[… {self.cut_bytes} of {self.total_bytes} bytes cut …]\n" if self.cut_bytes else ""
+
     def text(self) -> str:
         """What was kept, with a note where something was cut; bytes that are no UTF-8 become U+FFFD."""
         tail = b"".join(self._tail)[-self._half :] if self._tail else b""
         if not self.cut_bytes:
             return (bytes(self._head) + tail).decode(errors="replace")
-        note = f"\n[… {self.cut_bytes} of {self.total_bytes} bytes cut …]\n"
-        return self._head.decode(errors="replace") + note + tail.decode(errors="replace")
+        return self._head.decode(errors="replace") + self._note() + tail.decode(errors="replace")
 
     def last_lines(self, count: int = 10, characters: int = 2000) -> str:
         """The last `count` lines that are not empty, at most `characters` of them."""
         lines = [line.rstrip() for line in self.text().splitlines() if line.strip()]
         return "\n".join(lines[-count:])[-characters:]
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Text of a stream that is to be stored."""
+
+    capture: Capture
+    since_unix_nano: int
+    """When the first of it was printed."""
+    text: str
+    upto: int
+    """How far into the head it goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +115,8 @@ class Printed:
     traceparent: str
     """Of the attempt's root span: the records are shown with its trace."""
     captures: Sequence[Capture]
+    final: bool = True
+    """Whether the attempt has ended; before, only whole lines are sent, as far as the first half of what is kept."""
 
 
 class LogExporter:
@@ -97,13 +129,16 @@ class LogExporter:
         self._resource = Resource(attributes=[_text("service.name", service_name)])
 
     async def export(self, printed: Iterable[Printed], *, timeout_seconds: float = 10.0) -> int:
-        """Export all of it; how many records the collector acked. Raises UnavailableError where it is away or full."""
-        records = [record for one in printed for record in to_records(one)]
+        """Export what is not stored yet; how many records the collector acked. Raises UnavailableError where it is away or full."""
+        found = [(one, pending) for one in printed for pending in to_store(one)]
+        records = [record for one, pending in found for record in to_records(one, pending)]
         for request in self._requests(records):
             try:
                 await self._stub.Export(request, timeout=timeout_seconds, metadata=self._metadata)
             except grpc.aio.AioRpcError as error:
                 raise from_grpc(error.code().name, f"agents' output was not stored: {error.details()}") from error
+        for _, pending in found:
+            pending.capture.stored(pending.upto)
         return len(records)
 
     async def close(self) -> None:
@@ -128,26 +163,30 @@ class LogExporter:
         return ExportLogsServiceRequest(resource_logs=[ResourceLogs(resource=self._resource, scope_logs=[scope])])
 
 
-def to_records(printed: Printed) -> list[LogRecord]:
-    """The log records of one attempt, in order: each stream in pieces of at most RECORD_BYTES, cut at line ends where there are any."""
+def to_store(printed: Printed) -> list[Pending]:
+    """What is to be stored of each stream of an attempt."""
+    return [pending for capture in printed.captures if (pending := capture.pending(final=printed.final)).text]
+
+
+def to_records(printed: Printed, pending: Pending) -> list[LogRecord]:
+    """Log records of one stream, in order: pieces of at most RECORD_BYTES, cut at line ends where there are any."""
     _, trace_id, span_id, flags = printed.traceparent.split("-")
     ids = [_text(semconv.ROLLOUT_ID, printed.rollout_id), _text(semconv.ATTEMPT_ID, printed.attempt_id)]
+    stream = pending.capture.stream
     now = time.time_ns()
     return [
         LogRecord(
-            time_unix_nano=capture.started_unix_nano + index,  # readers sort by time: pieces stay in order
+            time_unix_nano=pending.since_unix_nano + index,  # readers sort by time: pieces stay in order
             observed_time_unix_nano=now,
-            severity_text="INFO" if capture.stream == "stdout" else "WARN",
-            severity_number=9 if capture.stream == "stdout" else 13,  # pyright: ignore[reportArgumentType]  # the enum's values as ints
+            severity_text="INFO" if stream == "stdout" else "WARN",
+            severity_number=9 if stream == "stdout" else 13,  # pyright: ignore[reportArgumentType]  # the enum's values as ints
             body=AnyValue(string_value=piece),
-            attributes=[*ids, _text(STREAM_ATTRIBUTE, capture.stream)],
+            attributes=[*ids, _text(STREAM_ATTRIBUTE, stream)],
             trace_id=bytes.fromhex(trace_id),
             span_id=bytes.fromhex(span_id),
             flags=int(flags, 16),
         )
-        for capture in printed.captures
-        if capture.total_bytes
-        for index, piece in enumerate(pieces(capture.text(), RECORD_BYTES))
+        for index, piece in enumerate(pieces(pending.text, RECORD_BYTES))
     ]
 
 

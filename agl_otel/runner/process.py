@@ -42,6 +42,7 @@ async def run_runner(
     worker_id: str | None = None,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
     grace_seconds: float = GRACE_SECONDS,
+    timeout_seconds: float | None = None,
     on_event: Callable[[RunnerEvent], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> Counter[str]:
@@ -71,6 +72,7 @@ async def run_runner(
         runner = Runner(
             connected.queue, telemetry, agent, concurrency=concurrency, worker_id=worker_id, heartbeat_seconds=heartbeat_seconds,
             modes=modes, max_rollouts=max_rollouts, on_event=on_event, token=token, grace_seconds=grace_seconds,
+            timeout_seconds=timeout_seconds,
         )  # fmt: skip
         _log.info("runner %s: %d places, store %s", runner.worker_id, concurrency, address)
         try:

@@ -26,8 +26,8 @@ from agl_otel.queue.client import QueueClient
 from agl_otel.runner.certificates import certificates
 from agl_otel.runner.ending import Ended, Endings, persist
 from agl_otel.runner.environment import Addresses
-from agl_otel.runner.job import Agent, Job
-from agl_otel.runner.output import LogExporter
+from agl_otel.runner.job import Agent, ClosingAgent, Job
+from agl_otel.runner.output import LogExporter, Printed
 from agl_otel.runner.running import Run, RunnerEvent, outcome_of
 from agl_otel.tls import ambient
 from agl_otel.types import AttemptedRollout, Describe, NamedResources, RolloutMode
@@ -35,6 +35,7 @@ from agl_otel.types import AttemptedRollout, Describe, NamedResources, RolloutMo
 HEARTBEAT_SECONDS: Final = 5.0  # a cancellation reaches the agent at most this late
 CLAIM_WAIT_SECONDS: Final = 20.0  # one long poll
 CLAIM_RETRY_SECONDS: Final = 1.0
+OUTPUT_SECONDS: Final = 2.0
 GRACE_SECONDS: Final = 30.0  # for what runs, when the runner is told to stop
 START_RETRY_SECONDS: Final = 60.0  # how long the collector or queue may be away before claimed attempts fail
 FIND_STACK_SECONDS: Final = 60.0
@@ -58,6 +59,8 @@ class Runner:
         token: what collector and proxy ask for.
         grace_seconds: how long what runs may go on after `stop`.
         claim: instead of the queue's own claim: (limit) → rollouts.
+        output_seconds: how often what a running agent has printed is stored; 0 or below: only at its end.
+        timeout_seconds: how long an attempt may run, where its rollout does not ask for less; None: as long as the rollout says.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class Runner:
         token: str = "",
         grace_seconds: float = GRACE_SECONDS,
         claim: Claim | None = None,
+        output_seconds: float = OUTPUT_SECONDS,
+        timeout_seconds: float | None = None,
     ) -> None:
         if concurrency < 1:
             raise UsageError(f"concurrency is {concurrency}: a runner needs at least one place")
@@ -85,6 +90,8 @@ class Runner:
         self._concurrency, self._modes, self._max_rollouts = concurrency, list(modes), max_rollouts
         self._heartbeat_seconds, self._grace_seconds = heartbeat_seconds, grace_seconds
         self._on_event, self._token, self._claim_with = on_event, token, claim or self._claim_next
+        self._output_seconds, self._timeout_seconds = output_seconds, timeout_seconds
+        self._logs: LogExporter | None = None
         self._runs: dict[str, Run] = {}  # by attempt id, from the claim to the end of the agent
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -100,7 +107,7 @@ class Runner:
         """
         addresses = await persist(self._find_stack, seconds=FIND_STACK_SECONDS)
         self._prepare(addresses)
-        logs = LogExporter(addresses.collector_grpc, token=self._token)
+        logs = self._logs = LogExporter(addresses.collector_grpc, token=self._token)
         self._endings = Endings(self._queue, self._telemetry, logs, self._proxies, self.counts, self._ended, token=self._token)
         background = [asyncio.create_task(self._endings.run())]
         if self._heartbeat_seconds > 0:
@@ -114,6 +121,8 @@ class Runner:
             for task in [*background, *self._tasks]:
                 task.cancel()
             await asyncio.gather(*background, *self._tasks, return_exceptions=True)
+            if isinstance(self._agent, ClosingAgent):
+                await self._agent.close()
             await logs.close()
         return self.counts
 
@@ -130,7 +139,7 @@ class Runner:
                 elif claimed:
                     self.counts["claimed"] += len(claimed)
                     for rollout in claimed:
-                        self._runs[rollout.attempt.attempt_id] = Run(rollout)
+                        self._runs[rollout.attempt.attempt_id] = Run(rollout, self._timeout_seconds)
                     self._spawn(self._start(claimed))
         finally:
             stopping.cancel()
@@ -205,10 +214,32 @@ class Runner:
         """Run one attempt to its end, whatever that is."""
         run = self._runs[job.attempt_id]
         self._event(RunnerEvent("started", *job.key))
-        ended = await run.supervise(self._agent, job)
+        over = asyncio.Event()
+        output = asyncio.create_task(self._store_output(job, over))
+        try:
+            ended = await run.supervise(self._agent, job)
+            over.set()
+            await output
+        finally:
+            output.cancel()
         if run.abandoned:
             self.counts["abandoned"] += 1
         self._end(ended)
+
+    async def _store_output(self, job: Job, over: asyncio.Event) -> None:
+        """Store what the agent prints while it runs; the rest is stored with its end."""
+        assert self._logs is not None
+        while self._output_seconds > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._output_seconds):
+                    await over.wait()
+            if over.is_set():
+                return
+            try:
+                await self._logs.export([Printed(*job.key, job.traceparent, job.captures, final=False)])
+            except AglError as error:
+                self.counts["output_errors"] += 1
+                _log.warning("output is stored later: %s", error)
 
     def _end(self, ended: Ended) -> None:
         assert self._endings is not None
@@ -219,7 +250,7 @@ class Runner:
     def _ended(self, ended: Ended) -> None:
         self.counts["cancelled" if not ended.report else ended.status] += 1
         self._changed.set()
-        self._event(RunnerEvent("ended", *ended.job.key, outcome_of(ended), ended.error, ended.seconds))
+        self._event(RunnerEvent("ended", *ended.job.key, outcome_of(ended), ended.error, ended.seconds, ended.spans, ended.reward))
 
     async def _resources_of(self, rollout: AttemptedRollout) -> NamedResources:
         if rollout.resources_id is None:

@@ -34,6 +34,10 @@ class RunnerEvent:
     error: str | None = None
     seconds: float = 0.0
     """How long the agent ran."""
+    spans: int = 0
+    """How many spans this process and the proxies count for it; those of an agent's own process are counted by the reader."""
+    reward: float | None = None
+    """The last primary reward that this process emitted for it."""
 
 
 @dataclass(slots=True)
@@ -41,11 +45,18 @@ class Run:
     """One claimed attempt, until its agent has ended."""
 
     rollout: AttemptedRollout
+    most_seconds: float | None = None
+    """The runner's own limit, beside the rollout's."""
     why: Why | None = None
     """Who ended it, where it was ended."""
     abandoned: bool = False
     claimed_at: float = field(default_factory=time.monotonic)
     _told: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def limit_seconds(self) -> float | None:
+        """How long it may take; None: for ever."""
+        return min((limit for limit in (self.rollout.config.timeout_seconds, self.most_seconds) if limit is not None), default=None)
 
     def end(self, why: Why) -> None:
         """Have it end. The first to say so is the reason."""
@@ -57,7 +68,7 @@ class Run:
         if self.why is not None:  # before it began
             return self._ended(job, None, 0.0)
         began = time.monotonic()
-        limit = self.rollout.config.timeout_seconds
+        limit = self.limit_seconds
         task = asyncio.create_task(agent.run(job))
         told = asyncio.create_task(self._told.wait())
         try:
@@ -79,7 +90,7 @@ class Run:
             case "cancelled":
                 return Ended(job, "failed", "the queue ended the attempt", report=False, seconds=seconds)
             case "timeout":
-                return Ended(job, "timeout", f"the agent ran past its {self.rollout.config.timeout_seconds:g} s", seconds=seconds)
+                return Ended(job, "timeout", f"the agent ran past its {self.limit_seconds:g} s", seconds=seconds)
             case "stopped" if task is None or task.cancelled() or not task.done():
                 return Ended(job, "failed", "the runner was stopped before the agent had ended", seconds=seconds)
             case _:

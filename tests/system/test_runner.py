@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -63,12 +64,12 @@ class World:
         self.grader.write_text(GRADER)
         self._processes: list[asyncio.subprocess.Process] = []
 
-    async def runner(self, *arguments: str) -> asyncio.subprocess.Process:
+    async def runner(self, *arguments: str, cwd: Path | None = None) -> asyncio.subprocess.Process:
         """Start `python -m agl_otel.runner`."""
         env = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "OPENAI_"))}
         env["AGL_STORE"] = self.store.description.queue
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "agl_otel.runner", *arguments, env=env, stdout=asyncio.subprocess.PIPE, cwd=self.directory
+            sys.executable, "-m", "agl_otel.runner", *arguments, env=env, stdout=asyncio.subprocess.PIPE, cwd=cwd or self.directory
         )
         self._processes.append(process)
         return process
@@ -77,7 +78,7 @@ class World:
         requests = [EnqueueRolloutRequest(input={"question": q}, config=RolloutConfig(**config)) for q in questions]
         return await self.store.enqueue(requests)
 
-    async def finished(self, rollouts: list[Rollout], timeout_seconds: float = 60.0) -> Traces:
+    async def finished(self, rollouts: list[Rollout], timeout_seconds: float = 100.0) -> Traces:
         ids = [rollout.rollout_id for rollout in rollouts]
         found = await self.store.wait(ids, timeout_seconds=timeout_seconds)
         assert len(found) == len(ids), f"only {len(found)} of {len(ids)} rollouts finished"
@@ -176,6 +177,34 @@ async def test_an_unmodified_command_makes_a_complete_trace_and_its_output_is_st
         ("thinking\n", "stderr", root.attempt_id),
         ("cba:0\n", "stdout", root.attempt_id),
     ]
+
+
+async def test_forks_of_a_warm_parent_make_complete_traces_and_the_watcher_reads_how_they_end(world: World) -> None:
+    rollouts = await world.enqueue(*(f"q{i}" for i in range(10)))
+    command = ("--", sys.executable, str(world.agents), "{question}")
+    process = await world.runner("--warm", "--grader", f"{world.grader}:grade", "--max-rollouts", "10", "--concurrency", "2", *command)
+    traces = await world.finished(rollouts, timeout_seconds=110.0)
+    assert verdicts(traces) == {("complete", ())}
+    assert rewards(traces) == [1.0] * 10
+    said = (await process.communicate())[0].decode()
+    assert re.search(r"Completed in \d+\.\d\ds\. Collected \d+ span\(s\)\. Final reward: 1\.0", said)
+    assert "10 rollouts done: succeeded 10" in said
+
+
+async def test_an_agent_killed_in_the_middle_makes_an_incomplete_attempt_and_the_retry_is_the_one_that_counts(world: World) -> None:
+    mark = world.directory / "mark"
+    code = (
+        "import os, signal, sys\nfrom opentelemetry import trace\n"
+        "trace.get_tracer('a').start_span('work').end(); trace.get_tracer_provider().force_flush()\n"
+        "if not os.path.exists(sys.argv[1]): open(sys.argv[1], 'w').close(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    [rollout] = await world.enqueue("x", max_attempts=2, retry_condition=["failed"])
+    await world.runner("--max-rollouts", "2", "--concurrency", "1", "--", sys.executable, "-c", code, str(mark))
+    traces = await world.finished([rollout], timeout_seconds=110.0)
+    attempts = await world.store.queue.query_attempts([rollout.rollout_id])
+    assert [attempt.status for attempt in attempts] == ["failed", "succeeded"]
+    kinds = [traces.verdicts[rollout.rollout_id, attempt.attempt_id].kind for attempt in attempts]
+    assert kinds == ["incomplete", "complete"]
 
 
 async def test_a_program_that_writes_no_span_still_gets_its_grade(world: World) -> None:

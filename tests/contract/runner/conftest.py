@@ -105,7 +105,7 @@ class Stack:
         """Run a runner until its stop, or `max_rollouts`."""
         options = {"heartbeat_seconds": 0.05, "grace_seconds": 10.0, "worker_id": "worker", **options}
         self.runner = Runner(self.queue, self.telemetry, agent, on_event=self.events.append, **options)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(110):
             return await self.runner.run(self.stop)
 
     @contextlib.asynccontextmanager
@@ -121,7 +121,7 @@ class Stack:
     async def finished(self, *rollouts: Rollout) -> list[Attempt]:
         """Wait until the rollouts have finished; their attempts, all of them."""
         ids = [rollout.rollout_id for rollout in rollouts]
-        async for _ in self.queue.wait(ids, timeout_seconds=30):
+        async for _ in self.queue.wait(ids, timeout_seconds=90):
             pass
         return sorted(await self.queue.query_attempts(ids), key=lambda attempt: (ids.index(attempt.rollout_id), attempt.sequence_id))
 
@@ -130,7 +130,7 @@ class Stack:
 
     async def until(self, condition: Any) -> None:
         """Wait until `condition()` is true."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - of other processes and threads; nobody sets an event
                 await asyncio.sleep(0.01)
 

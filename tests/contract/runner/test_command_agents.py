@@ -15,8 +15,9 @@ from agl_otel import semconv
 from agl_otel.errors import UsageError
 from agl_otel.queue.client import RolloutUpdate
 from agl_otel.runner import groups
-from agl_otel.runner.command import CommandAgent, instrumented
+from agl_otel.runner.command import CommandAgent, wrapper_of
 from agl_otel.runner.job import Grader
+from agl_otel.runner.limits import Limits
 from agl_otel.types import LLM, Attempt, Rollout
 from tests.contract.runner.conftest import Stack
 
@@ -178,10 +179,56 @@ async def test_a_task_without_what_the_command_asks_for_fails_before_anything_st
     assert "the command asks for {gold}, which the task does not have" in (attempt.error or "")
 
 
-async def test_a_task_too_large_for_an_environment_is_said_so(stack: Stack) -> None:
-    _, attempt = await one(stack, python(""), "x" * 200_000)
+async def test_a_task_too_large_for_an_environment_comes_by_file(stack: Stack) -> None:
+    code = "import json, os; path = os.environ['AGL_TASK_FILE']; print(path, len(json.load(open(path))), 'AGL_TASK' in os.environ)"
+    said: list[str] = []
+    agent = python(code, grader=lambda task, answer: said.append(answer) or 1.0)
+    _, attempt = await one(stack, agent, "x" * 200_000)
+    assert attempt.status == "succeeded", attempt.error
+    path, *rest = said[0].split()
+    assert rest == ["200000", "False"]
+    assert not os.access(path, os.F_OK)
+
+
+async def test_an_argument_too_large_for_the_system_is_said_so(stack: Stack) -> None:
+    _, attempt = await one(stack, python("", "{task}"), "x" * 200_000)
     assert attempt.status == "failed"
-    assert "AGL_TASK with 200002 characters" in (attempt.error or "")
+    assert "the command could not be started" in (attempt.error or "")
+
+
+async def test_an_agent_that_uses_too_much_memory_or_prints_too_much_is_ended(stack: Stack) -> None:
+    hungry = python("import os, time\nif os.fork() == 0: kept = b'x' * (200 << 20)\ntime.sleep(60)", limits=Limits(memory_bytes=100 << 20))
+    _, attempt = await one(stack, hungry)
+    assert attempt.status == "failed" and "of memory: its limit is 100 MiB" in (attempt.error or "")
+    chatty = python("while True: print('x' * 1000)", limits=Limits(output_bytes=1_000_000))
+    _, attempt = await one(stack, chatty)
+    assert attempt.status == "failed" and "bytes: its limit is 1000000" in (attempt.error or "")
+
+
+async def test_one_that_left_the_group_but_names_the_attempt_is_ended_too(stack: Stack) -> None:
+    path = stack.directory / "pid"
+    code = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+        "open(sys.argv[1], 'w').write(str(child.pid))\n"
+    )
+    _, attempt = await one(stack, python(code, str(path)))
+    assert attempt.status == "succeeded"
+    await stack.until(lambda: not running(int(path.read_text())))
+
+
+async def test_what_it_prints_is_stored_while_it_runs(stack: Stack) -> None:
+    go = stack.directory / "go"
+    code = (
+        "import os, sys, time\nprint('begun', flush=True)\n"
+        "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\nprint('half a line', end='')\n"
+    )
+    [rollout] = await stack.enqueue("t")
+    async with stack.running(python(code, str(go)), output_seconds=0.05):
+        await stack.until(lambda: {"stdout": "begun\n"} in stack.logs.printed.values())
+        go.touch()
+        [attempt] = await stack.finished(rollout)
+    assert stack.logs.printed[attempt.attempt_id] == {"stdout": "begun\nhalf a line"}
 
 
 async def test_an_answer_larger_than_what_is_kept_is_not_graded(stack: Stack) -> None:
@@ -201,13 +248,13 @@ def test_a_command_that_is_not_there_is_refused_before_anything_is_claimed() -> 
 
 def test_a_python_program_runs_under_the_hook_beside_its_interpreter(tmp_path: Path) -> None:
     wrapper = str(Path(sys.executable).with_name("opentelemetry-instrument"))
-    assert instrumented([sys.executable, "agent.py"]) == [wrapper, sys.executable, "agent.py"]
-    assert instrumented([wrapper, "python", "agent.py"]) == [wrapper, "python", "agent.py"]
-    assert instrumented(["/bin/sh", "-c", "true"]) == ["/bin/sh", "-c", "true"]
+    assert wrapper_of([sys.executable, "agent.py"]) == [wrapper]
+    assert wrapper_of([wrapper, "python", "agent.py"]) == []
+    assert wrapper_of(["/bin/sh", "-c", "true"]) == []
     bare = [str(tmp_path / "python3"), "agent.py"]
-    assert instrumented(bare) == bare
+    assert wrapper_of(bare) == []
     with pytest.raises(UsageError, match="has no opentelemetry-instrument beside it"):
-        instrumented(bare, required=True)
+        wrapper_of(bare, required=True)
 
 
 def running(pid: int) -> bool:

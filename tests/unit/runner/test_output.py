@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agl_otel import semconv
-from agl_otel.runner.output import RECORD_BYTES, STREAM_ATTRIBUTE, Capture, Printed, pieces, to_records
+from agl_otel.runner.output import RECORD_BYTES, STREAM_ATTRIBUTE, Capture, Printed, pieces, to_records, to_store
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -37,7 +37,8 @@ def test_records_carry_ids_stream_and_trace_and_leave_escapes_alone() -> None:
     out, err = Capture("stdout"), Capture("stderr")
     out.feed(b"\x1b[31mred\x1b[0m\n")
     err.feed(b"x" * (RECORD_BYTES + 1))
-    records = to_records(Printed("ro-1", "at-1", TRACEPARENT, [out, err]))
+    printed = Printed("ro-1", "at-1", TRACEPARENT, [out, err])
+    records = [record for pending in to_store(printed) for record in to_records(printed, pending)]
     assert [r.body.string_value for r in records] == ["\x1b[31mred\x1b[0m\n", "x" * RECORD_BYTES, "x"]
     attributes = [{a.key: a.value.string_value for a in r.attributes} for r in records]
     assert attributes[0] == {semconv.ROLLOUT_ID: "ro-1", semconv.ATTEMPT_ID: "at-1", STREAM_ATTRIBUTE: "stdout"}
@@ -47,7 +48,22 @@ def test_records_carry_ids_stream_and_trace_and_leave_escapes_alone() -> None:
 
 
 def test_a_silent_process_makes_no_records() -> None:
-    assert to_records(Printed("ro-1", "at-1", TRACEPARENT, [Capture("stdout"), Capture("stderr")])) == []
+    assert to_store(Printed("ro-1", "at-1", TRACEPARENT, [Capture("stdout"), Capture("stderr")])) == []
+
+
+@given(st.lists(st.binary(max_size=30), max_size=20), st.integers(min_value=2, max_value=64).map(lambda n: 2 * n))
+def test_what_is_stored_while_it_runs_and_at_the_end_is_what_was_printed_once(chunks: list[bytes], keep: int) -> None:
+    capture, found = Capture("stdout", keep), b""
+    for chunk in (chunk.replace(b"\xff", b"").decode(errors="ignore").encode() for chunk in chunks):
+        if chunk:
+            capture.feed(chunk)
+        pending = capture.pending(final=False)
+        assert not pending.text or pending.text.endswith("\n")
+        found += pending.text.encode()
+        capture.stored(pending.upto)
+    text = capture.text()
+    if not capture.cut_bytes and text.isascii():
+        assert found.decode() + capture.pending(final=True).text == text
 
 
 def test_last_lines_leave_out_empty_ones() -> None:

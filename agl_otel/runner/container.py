@@ -1,0 +1,81 @@
+"""An agent in a container image: a command line for docker or podman, and otherwise a command like any other.
+
+The container gets only what identifies the attempt, not the runner's own environment; values travel by the engine's environment, so
+that no token stands in a command line. It shares the host's network, where the stack's addresses mean the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from agl_otel import semconv
+from agl_otel.errors import UsageError
+from agl_otel.runner.command import CommandAgent
+from agl_otel.runner.starting import AgentProcess
+
+ENGINES: Final = ("docker", "podman")
+_FILES: Final = (semconv.ENV_TASK_FILE, semconv.ENV_RESOURCES_FILE)
+
+
+class ContainerAgent(CommandAgent):
+    """Runs `image` for each attempt with `command` as its arguments; what it prints is its answer.
+
+    Args:
+        image: what the engine runs.
+        command: arguments; `{name}` is filled from the task.
+        engine: docker or podman; None takes the first that is installed.
+        mounts: {folder here: folder in the container}, read-only.
+        network: the engine's network; another than "host" must reach the stack's addresses.
+        **options: those of CommandAgent but for `instrument`, `warm` and `preload`; `env` is what the container gets besides.
+
+    Raises UsageError where no engine is installed.
+    """
+
+    def __init__(
+        self,
+        image: str,
+        command: Sequence[str] = (),
+        *,
+        engine: str | None = None,
+        mounts: Mapping[str | Path, str] | None = None,
+        network: str = "host",
+        **options: Any,
+    ) -> None:
+        found = engine or next((name for name in ENGINES if shutil.which(name)), None)
+        if found is None:
+            raise UsageError(f"no container engine is installed: install {' or '.join(ENGINES)}, or run the agent as a command")
+        self._image, self._network = image, network
+        self._mounts = {str(Path(source).absolute()): target for source, target in (mounts or {}).items()}
+        super().__init__([found, *command], instrument=False, **options)
+        self._base = dict(options.get("env") or {})
+
+    def launch(self, argv: list[str], env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+        """The engine's command line and environment."""
+        engine, *arguments = argv
+        mounts = {**self._mounts, **{env[name]: env[name] for name in _FILES if name in env}}
+        memory = self._limits.memory_bytes
+        return [
+            *(engine, "run", "--rm", "--init", "--name", container_name(env[semconv.ENV_ATTEMPT_ID]), "--network", self._network),
+            *(["--memory", str(memory)] if memory is not None else []),
+            *(part for name in sorted(env) for part in ("--env", name)),
+            *(part for source, target in sorted(mounts.items()) for part in ("--volume", f"{source}:{target}:ro")),
+            *(self._image, *arguments),
+        ], {**os.environ, **env}  # fmt: skip
+
+    async def _end(self, process: AgentProcess, attempt_id: str) -> None:
+        await super()._end(process, attempt_id)
+        remover = await asyncio.create_subprocess_exec(
+            self._command[0], "rm", "--force", container_name(attempt_id),
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        await remover.wait()  # an engine's client that was killed leaves its container running
+
+
+def container_name(attempt_id: str) -> str:
+    """The name of an attempt's container."""
+    return f"agl-{attempt_id.replace(':', '-')}"

@@ -1,0 +1,99 @@
+"""What one attempt may use: resident memory of its process group, and output. (Its time is the rollout's, or the runner's.)
+
+Memory is looked at, not fenced in: an address-space limit would break runtimes that reserve far more than they use (Node, CUDA), and
+control groups need rights that a runner may lack. So a fast leak may pass the limit for POLL_SECONDS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from agl_otel.errors import AgentError, UsageError
+from agl_otel.runner.groups import Leader
+
+POLL_SECONDS: Final = 0.25
+_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class Counted(Protocol):
+    """A stream of which somebody counts the bytes."""
+
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one attempt; None: none."""
+
+    memory_bytes: int | None = None
+    """Resident memory of its process group; a page that several processes share counts once."""
+    output_bytes: int | None = None
+    """Of stdout and stderr together."""
+
+    async def within(self, process: Leader, streams: Sequence[Counted]) -> int:
+        """Wait for the end of the process; its status. Raises AgentError as soon as a limit is passed: the caller ends the group."""
+        if self.memory_bytes is None and self.output_bytes is None:
+            return await process.wait()
+        ending = asyncio.ensure_future(process.wait())
+        try:
+            while not ending.done():
+                await asyncio.wait({ending}, timeout=POLL_SECONDS)
+                if why := await asyncio.to_thread(self._passed, process.pid, sum(stream.total_bytes for stream in streams)):
+                    raise AgentError(why)
+            return ending.result()
+        finally:
+            ending.cancel()
+
+    def _passed(self, group: int, output_bytes: int) -> str | None:
+        if self.output_bytes is not None and output_bytes > self.output_bytes:
+            return f"the agent printed {output_bytes} bytes: its limit is {self.output_bytes}"
+        if self.memory_bytes is not None:
+            used = group_memory(group, self.memory_bytes)
+            if used > self.memory_bytes:
+                return f"the agent used {used >> 20} MiB of memory: its limit is {self.memory_bytes >> 20} MiB"
+        return None
+
+
+def parse_size(text: str) -> int:
+    """Bytes in "512M", "2GiB", "1000". Raises UsageError."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"{text!r} is no size: write for example 512M or 2GiB")
+    return int(float(found[1]) * _UNITS[found[2].lower()])
+
+
+def group_memory(group: int, interesting: int) -> int:
+    """Resident bytes of a process group. Shared pages are told apart only where the simple sum passes `interesting`: that costs more."""
+    members = list(_members(group))
+    simple = sum(_resident(pid) for pid in members)
+    return simple if simple <= interesting else sum(_proportional(pid) for pid in members)
+
+
+def _members(group: int) -> Iterable[int]:
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            if stat.read_text(errors="replace").rpartition(")")[2].split()[2] == str(group):
+                yield int(stat.parent.name)
+
+
+def _resident(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    return 0
+
+
+def _proportional(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    return _resident(pid)

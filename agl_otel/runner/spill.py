@@ -1,0 +1,30 @@
+"""Variables too long for an environment go by file: AGL_TASK and AGL_RESOURCES as AGL_TASK_FILE and AGL_RESOURCES_FILE."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from agl_otel import semconv
+
+MAX_VARIABLE_BYTES: Final = 100_000  # Linux takes 131,072 bytes for one variable, its name included
+_BY_FILE: Final = {semconv.ENV_TASK: semconv.ENV_TASK_FILE, semconv.ENV_RESOURCES: semconv.ENV_RESOURCES_FILE}
+
+
+@contextmanager
+def spilled(environment: dict[str, str]) -> Generator[dict[str, str]]:
+    """`environment` as a process can have it; the files are gone after the block."""
+    large = {name: value for name, value in environment.items() if name in _BY_FILE and len(value.encode()) > MAX_VARIABLE_BYTES}
+    if not large:
+        yield environment
+        return
+    with tempfile.TemporaryDirectory(prefix="agl-otel-") as folder:
+        given = {name: value for name, value in environment.items() if name not in large}
+        for name, value in large.items():
+            path = Path(folder) / f"{name}.json"
+            path.write_text(value)
+            given[_BY_FILE[name]] = str(path)
+        yield given

@@ -1,0 +1,210 @@
+"""The runner's side of the zygote: start the warm parent, ask it for forks, learn how they ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+from agl_otel.errors import AgentError
+from agl_otel.processes import die_with_parent
+from agl_otel.runner.zygote import protocol
+from agl_otel.runner.zygote.program import Program
+
+START_SECONDS: Final = 120.0  # imports on a busy machine
+_BOOT: Final = "import sys; sys.path.remove(''); from agl_otel.runner.zygote.parent import main; main()"
+_log = logging.getLogger(__name__)
+
+
+class UnfitError(Exception):
+    """The agent cannot be forked from a warm parent; says why."""
+
+
+@dataclass(slots=True, eq=False)
+class Forked:
+    """An agent's process, a fork of the warm parent; like asyncio's Process where a command agent looks at it."""
+
+    pid: int
+    _zygote: Zygote
+    _status: asyncio.Future[int] = field(repr=False)
+
+    async def wait(self) -> int:
+        """Wait until it has ended; its exit status, negative for a signal."""
+        return await asyncio.shield(self._status)
+
+    def release(self) -> None:
+        """Its process group is ended: its id may be used again."""
+        self._zygote.release(self.pid)
+
+
+class Zygote:
+    """A warm parent. `start` it; `fork` many times; `close` it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, control: socket.socket, log: IO[bytes]) -> None:
+        self._process, self._control, self._log = process, control, log
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[str | None] = self._loop.create_future()
+        self._asked: dict[int, asyncio.Future[int]] = {}
+        self._running: dict[int, asyncio.Future[int]] = {}
+        self._number = 0
+        self.alive = True
+        """False when the warm parent is gone."""
+        self._loop.add_reader(control.fileno(), self._on_readable)
+
+    @property
+    def pid(self) -> int:
+        """The warm parent's process id."""
+        return self._process.pid
+
+    @classmethod
+    async def start(
+        cls, python: str, environment: Mapping[str, str], *, imports: Sequence[str] = (), preload: Sequence[str] = (),
+        learn_all: bool = False, cwd: Path | None = None,
+    ) -> Zygote:  # fmt: skip
+        """Start a warm parent under the interpreter `python`.
+
+        It loads those of `imports` that are installed, all of `preload`, and later what its first forks have loaded: of that only
+        submodules of `imports` unless `learn_all`. Raises UnfitError where it cannot be forked, or does not start.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        setup = protocol.memory_file({"imports": list(imports), "preload": list(preload), "learn_all": learn_all})
+        log = tempfile.TemporaryFile(prefix="agl-otel-zygote-")  # noqa: SIM115 - closed by close()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *die_with_parent([shutil.which(python) or python, "-c", _BOOT]),
+                env={**environment, protocol.CONTROL_FD: str(theirs.fileno()), protocol.SETUP_FD: str(setup)},
+                pass_fds=(theirs.fileno(), setup), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd=cwd, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            ours.close()
+            log.close()
+            raise UnfitError(f"the warm parent does not start: {error}") from error
+        finally:
+            theirs.close()
+            os.close(setup)
+        ours.setblocking(False)
+        zygote = cls(process, ours, log)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                unfit = await zygote._ready
+        except TimeoutError:
+            unfit = f"the warm parent was not ready within {START_SECONDS:.0f} s"
+        except BaseException:
+            await zygote.close()
+            raise
+        if unfit is not None:
+            await zygote.close()
+            raise UnfitError(unfit)
+        return zygote
+
+    async def fork(self, program: Program, environment: Mapping[str, str], cwd: Path, stdout: int, stderr: int) -> Forked:
+        """A fork that runs `program`. Raises UnfitError where it cannot be made (any more)."""
+        if not self.alive:
+            raise UnfitError(f"the warm parent has ended{self.last_words()}")
+        self._number += 1
+        number = self._number
+        asked = self._asked[number] = self._loop.create_future()
+        request = protocol.memory_file({"program": program.to_json(), "environment": dict(environment), "cwd": str(cwd)})
+        try:
+            socket.send_fds(self._control, [protocol.encode(op="fork", id=number)], [stdout, stderr, request])
+            pid = await asyncio.shield(asked)
+        except OSError as error:
+            raise UnfitError(f"the warm parent takes no request: {error}") from error
+        except asyncio.CancelledError:
+            asked.add_done_callback(self._unwanted)
+            raise
+        finally:
+            os.close(request)
+        return Forked(pid, self, self._running[pid])
+
+    def release(self, pid: int) -> None:
+        """Have the warm parent reap a child that has ended."""
+        self._running.pop(pid, None)
+        if self.alive:
+            with contextlib.suppress(OSError):
+                self._control.send(protocol.encode(op="release", pid=pid))
+
+    async def close(self) -> None:
+        """End the warm parent and all its forks."""
+        self._gone("closed")
+        self._control.close()
+        self._log.close()
+        await self._process.wait()
+
+    def last_words(self) -> str:
+        """The end of what the warm parent has printed."""
+        if self._log.closed:
+            return ""
+        size = os.fstat(self._log.fileno()).st_size
+        text = os.pread(self._log.fileno(), 2000, max(0, size - 2000)).decode(errors="replace").strip()
+        return f": {text.splitlines()[-1]}" if text else ""
+
+    def _unwanted(self, asked: asyncio.Future[int]) -> None:
+        """Who asked for the fork was cancelled meanwhile."""
+        if asked.cancelled() or asked.exception() is not None:
+            return
+        pid = asked.result()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, 9)
+        self._running[pid].add_done_callback(lambda _: self.release(pid))
+
+    def _on_readable(self) -> None:
+        try:
+            packet = self._control.recv(protocol.MAX_PACKET_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if not packet:
+            self._gone(f"the warm parent has ended{self.last_words()}")
+            return
+        message = protocol.decode(packet)
+        _ANSWERS[message["op"]](self, message)
+
+    def _on_ready(self, message: dict[str, Any]) -> None:
+        if not self._ready.done():
+            self._ready.set_result(message["unfit"])
+
+    def _on_forked(self, message: dict[str, Any]) -> None:
+        self._running[message["pid"]] = self._loop.create_future()
+        self._asked.pop(message["id"]).set_result(message["pid"])
+
+    def _on_refused(self, message: dict[str, Any]) -> None:
+        self._asked.pop(message["id"]).set_exception(UnfitError(message["why"]))
+
+    def _on_exited(self, message: dict[str, Any]) -> None:
+        status = self._running.get(message["pid"])
+        if status is not None and not status.done():
+            status.set_result(message["status"])
+
+    def _gone(self, why: str) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        self._loop.remove_reader(self._control.fileno())
+        if not self._ready.done():
+            self._ready.set_result(why)
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(UnfitError(why))
+        for status in self._running.values():
+            if not status.done():
+                status.set_exception(AgentError(f"the agent's process was ended with its warm parent: {why}"))
+                status.exception()  # looked at: who waits gets it, and nobody need wait
+
+
+_ANSWERS: Final = {
+    "ready": Zygote._on_ready,  # pyright: ignore[reportPrivateUsage]  # a table of this class's own methods
+    "forked": Zygote._on_forked,  # pyright: ignore[reportPrivateUsage]  # as above
+    "refused": Zygote._on_refused,  # pyright: ignore[reportPrivateUsage]  # as above
+    "exited": Zygote._on_exited,  # pyright: ignore[reportPrivateUsage]  # as above
+}

@@ -1,0 +1,2 @@
+def grade(task, answer):
+    return float(bool(answer.strip()))

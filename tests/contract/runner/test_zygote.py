@@ -1,0 +1,188 @@
+"""Command agents that are forks of a warm parent: each as good as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agl_otel import semconv
+from agl_otel.queue.client import RolloutUpdate
+from agl_otel.runner import groups
+from agl_otel.runner.command import CommandAgent
+from agl_otel.runner.job import Grader
+from agl_otel.runner.starting import Warm
+from agl_otel.types import Attempt, Rollout
+from tests.contract.runner.conftest import Stack
+
+SPAN = "from opentelemetry import trace\ntrace.get_tracer('a').start_span('work').end()\n"
+
+
+class Kept(CommandAgent):
+    """A warm agent whose warm parent can be looked at."""
+
+    @property
+    def warm(self) -> Warm:
+        assert isinstance(self._starter, Warm)
+        return self._starter
+
+    @property
+    def parent(self) -> int:
+        assert self.warm._zygote is not None  # pyright: ignore[reportPrivateUsage]  # a process to be killed
+        return self.warm._zygote.pid  # pyright: ignore[reportPrivateUsage]  # as above
+
+
+def agent(stack: Stack, code: str, *arguments: str, grader: Grader | None = None, **options: Any) -> Kept:
+    path = stack.directory / "agent.py"
+    path.write_text(textwrap.dedent(code))
+    return Kept([sys.executable, "agent.py", *arguments], cwd=stack.directory, warm=True, grader=grader, **options)
+
+
+async def run(stack: Stack, kept: CommandAgent, *tasks: Any, concurrency: int = 2, **config: Any) -> list[tuple[Rollout, Attempt]]:
+    rollouts = await stack.enqueue(*(tasks or ("t",)), **config)
+    await stack.run(kept, max_rollouts=len(rollouts), concurrency=concurrency, grace_seconds=100.0)
+    return list(zip(rollouts, await stack.finished(*rollouts), strict=True))
+
+
+async def test_forks_have_ids_markers_randomness_and_seals_of_their_own(stack: Stack) -> None:
+    code = """
+        import json, os, random, sys, uuid
+        import numpy
+        from opentelemetry import trace
+        with trace.get_tracer('a').start_as_current_span('work'):
+            numbers = [random.random(), float(numpy.random.random()), str(uuid.uuid4())]
+            print(json.dumps([numbers, sys.argv, os.environ['AGL_TASK'], os.getcwd(), __name__, __file__, os.getpid() == os.getpgid(0)]))
+    """
+    said: list[Any] = []
+    kept = agent(stack, code, "{n}", grader=lambda task, answer: said.append((task, json.loads(answer))) or 1.0)
+    ended = await run(stack, kept, *({"n": n} for n in range(5)))
+    assert [attempt.status for _, attempt in ended] == ["succeeded"] * 5
+    assert kept.warm.forks == 5
+    for task, (_, argv, task_text, cwd, *rest) in said:
+        assert argv == ["agent.py", str(task["n"])] and json.loads(task_text) == task
+        assert Path(cwd) == stack.directory and rest == ["__main__", "agent.py", True]
+    for kind in range(3):
+        assert len({numbers[kind] for _, (numbers, *_) in said}) == 5, "one random state in two forks"
+    works = [span for rollout, _ in ended for span in stack.spans(rollout, "work")]
+    assert sorted(span.key for span in works) == sorted((rollout.rollout_id, attempt.attempt_id) for rollout, attempt in ended)
+    assert len({span.marker for span in works}) == 5
+    assert {span.marker: stack.receiver.seals().get(span.marker) for span in works} == {span.marker: (1, 0) for span in works}
+    roots = {root.span_id for rollout, _ in ended for root in stack.spans(rollout, semconv.SPAN_ATTEMPT)}
+    assert {span.parent_id for span in works} == roots
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import sys; sys.exit(3)", "ended with exit code 3"),
+        ("import sys; sys.exit('no model')", "ended with exit code 1: no model"),
+        ("raise ValueError('no gold')", 'ended with exit code 1: Traceback (most recent call last):\n  File "agent.py", line 1'),
+        ("import os; os._exit(7)", "ended with exit code 7"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"),
+        ("def broken(:", "SyntaxError"),
+    ],
+)
+async def test_it_ends_as_an_interpreter_ends(stack: Stack, code: str, message: str) -> None:
+    kept = agent(stack, code)
+    [(_, attempt)] = await run(stack, kept)
+    assert kept.warm.forks == 1
+    assert attempt.status == "failed"
+    assert message in (attempt.error or "")
+
+
+async def test_threads_and_exit_handlers_finish_and_a_child_process_goes_with_it(stack: Stack) -> None:
+    code = """
+        import atexit, os, subprocess, sys, threading, time
+        from opentelemetry import trace
+        tracer = trace.get_tracer('a')
+        atexit.register(lambda: tracer.start_span('at exit').end())
+        def late():
+            time.sleep(0.2); tracer.start_span('late').end()
+        threading.Thread(target=late).start()
+        server = subprocess.Popen([sys.executable, '-S', '-c', 'import sys\\nfor line in sys.stdin: print(line, end="", flush=True)\\n'
+            'import time; time.sleep(60)'], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # as an MCP server over stdio
+        server.stdin.write('ping\\n'); server.stdin.flush()
+        assert server.stdout.readline() == 'ping\\n'
+        open('pid', 'w').write(str(server.pid))
+    """
+    [(rollout, attempt)] = await run(stack, agent(stack, code))
+    assert attempt.status == "succeeded", attempt.error
+    assert stack.spans(rollout, "late") and stack.spans(rollout, "at exit")
+    pid = int((stack.directory / "pid").read_text())
+    await stack.until(lambda: not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text())
+
+
+async def test_modules_and_code_run_too_and_other_options_start_anew(stack: Stack, caplog: pytest.LogCaptureFixture) -> None:
+    (stack.directory / "mine.py").write_text(f"import sys\nassert __name__ == '__main__' and sys.argv[1:] == ['x']\n{SPAN}")
+    for arguments, forks in ((["-m", "mine", "x"], 1), (["-u", "-c", SPAN], 1), (["-B", "mine.py", "x"], 0)):
+        kept = Kept([sys.executable, *arguments], cwd=stack.directory, warm=True)
+        with caplog.at_level(logging.WARNING):
+            [(rollout, attempt)] = await run(stack, kept)
+        assert (attempt.status, kept.warm.forks, len(stack.spans(rollout, "work"))) == ("succeeded", forks, 1), attempt.error
+    assert "started anew each time, which is slower: the interpreter's option -B" in caplog.text
+
+
+UNFIT = {
+    "thread": ("import threading, time\nthreading.Thread(target=time.sleep, args=(600,), name='poller', daemon=True).start()", "poller"),
+    "socket": ("import socket\nkept = socket.socket()", "holds 1 open sockets"),
+    "failure": ("raise OSError('no card')", "OSError: no card"),
+}
+
+
+@pytest.mark.parametrize("why", UNFIT)
+async def test_what_cannot_be_forked_is_started_anew_and_the_log_says_why(stack: Stack, why: str, caplog: pytest.LogCaptureFixture) -> None:
+    module, words = UNFIT[why]
+    (stack.directory / f"starts_{why}.py").write_text(module)
+    kept = agent(stack, SPAN, preload=[f"starts_{why}"])
+    with caplog.at_level(logging.WARNING):
+        [(rollout, attempt)] = await run(stack, kept)
+    assert attempt.error is None
+    assert (attempt.status, kept.warm.forks, len(stack.spans(rollout, "work"))) == ("succeeded", 0, 1)
+    assert "agents are started anew each time" in caplog.text and words in caplog.text
+
+
+async def test_one_that_ignores_sigterm_is_killed_at_its_time_limit(stack: Stack) -> None:
+    code = """
+        import os, signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.fork()
+        open('group', 'w').write(str(os.getpgid(0)))
+        time.sleep(60)
+    """
+    kept = agent(stack, code, grace_seconds=0.3)
+    [(_, first)] = await run(stack, kept, timeout_seconds=30.0)
+    assert (first.status, first.error) == ("timeout", "the agent ran past its 30 s")
+    assert not groups.is_alive(int((stack.directory / "group").read_text()))
+
+
+async def test_a_killed_warm_parent_fails_its_attempts_and_the_next_gets_another(stack: Stack) -> None:
+    kept = agent(stack, "import time\nopen('up', 'w').close()\ntime.sleep(60 if open('hang').read() == 'yes' else 0)\n")
+    hang = stack.directory / "hang"
+    hang.write_text("yes")
+    first, second = await stack.enqueue("a", "b")
+    async with stack.running(kept, concurrency=1):
+        await stack.until((stack.directory / "up").exists)
+        hang.write_text("no")
+        os.kill(kept.parent, 9)
+        attempts = await stack.finished(first, second)
+        assert [attempt.status for attempt in attempts] == ["failed", "succeeded"]
+        assert "ended with its warm parent" in (attempts[0].error or "")
+        assert kept.warm.forks == 2
+        parent = kept.parent
+    assert not os.access(f"/proc/{parent}", os.F_OK), "a warm parent outlives its runner"
+
+
+async def test_a_cancelled_attempt_ends_while_its_warm_parent_lives_on(stack: Stack) -> None:
+    kept = agent(stack, "import time\nopen('up', 'w').close()\ntime.sleep(60)\n")
+    [rollout] = await stack.enqueue("a")
+    async with stack.running(kept):
+        await stack.until((stack.directory / "up").exists)
+        await stack.queue.update_rollouts([RolloutUpdate(rollout_id=rollout.rollout_id, status="cancelled")])
+        await stack.until(lambda: any(event.outcome == "cancelled" for event in stack.events))
+        assert kept.warm._zygote is not None and kept.warm._zygote.alive  # pyright: ignore[reportPrivateUsage]  # looked at only
