@@ -11,9 +11,10 @@ import json
 import os
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohttp
+from yarl import URL
 
 from agl_otel import semconv
 from agl_otel.errors import AgentError, UsageError
@@ -61,11 +62,11 @@ class HttpAgent:
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)  # the attempt has a limit of its own
             self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0), trust_env=True)
-        [url] = placeholders.fill([self._url], job.rollout.input)
+        url = filled(self._url, job.rollout.input)
         said = Capture("stdout", 2 * self._output_bytes)
         job.captures.append(said)
         try:
-            async with self._session.post(url, json=job.rollout.input, headers=self._request_headers(job)) as response:
+            async with self._session.post(URL(url, encoded=True), json=job.rollout.input, headers=self._request_headers(job)) as response:
                 async for data in response.content.iter_any():
                     said.feed(data)
                     if said.total_bytes > self._output_bytes:
@@ -99,6 +100,14 @@ class HttpAgent:
         if llm is not None:
             headers[semconv.HEADER_OPENAI_BASE_URL] = routed_llm(llm, *job.key, job.addresses.proxy).endpoint
         return headers
+
+
+def filled(url: str, task: Any) -> str:
+    """`url` with the task's values put in, each percent-encoded: a value never adds a path or a query of its own."""
+    values = placeholders.values_of(task).items()
+    return placeholders.fill(
+        [url], {name: quote(value if isinstance(value, str) else json.dumps(value), safe="") for name, value in values}
+    )[0]
 
 
 def answer_of(content_type: str, text: str) -> Any:

@@ -1,0 +1,159 @@
+"""Agents that are HTTP endpoints, and the command line of a container's engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from agl_otel import semconv
+from agl_otel.errors import UsageError
+from agl_otel.queue.client import RolloutUpdate
+from agl_otel.runner.agents import ContainerAgent, HttpAgent, Limits
+from agl_otel.types import LLM, Attempt, Rollout
+from tests.contract.runner.conftest import Stack
+
+
+class Service:
+    """An agent's web service: answers what `answer` says, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[dict[str, str], Any]] = []
+        self.answer: Any = 0.5
+        self.status = 200
+        self.events: list[str] = []
+        self.hang = asyncio.Event()
+        self.gone = asyncio.Event()
+        app = web.Application()
+        app.router.add_post("/solve/{name}", self._solve)
+        self.server = TestServer(app)
+
+    @property
+    def url(self) -> str:
+        return str(self.server.make_url("/solve/")) + "{name}"
+
+    async def _solve(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append((dict(request.headers), await request.json()))
+        if self.answer == "hang":
+            try:
+                await self.hang.wait()
+            finally:
+                self.gone.set()
+        if not self.events:
+            return web.json_response(self.answer, status=self.status)
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for event in self.events:
+            await response.write(f"data: {event}\n\n".encode())
+        return response
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    service = Service()
+    await service.server.start_server()
+    yield service
+    service.hang.set()
+    await service.server.close()
+
+
+async def ask(stack: Stack, agent: HttpAgent) -> tuple[Rollout, Attempt]:
+    [rollout] = await stack.enqueue({"name": "adam/eve", "n": 2}, resources={"main": LLM(endpoint="http://model/v1", model="m")})
+    await stack.run(agent, max_rollouts=1)
+    [attempt] = await stack.finished(rollout)
+    return rollout, attempt
+
+
+def rewards(stack: Stack, rollout: Rollout) -> list[Any]:
+    return [span.attributes[semconv.reward_value_key(0)] for span in stack.spans(rollout, semconv.SPAN_ANNOTATION)]
+
+
+async def test_a_request_carries_the_task_the_trace_and_the_ids_and_a_number_is_the_reward(stack: Stack, service: Service) -> None:
+    rollout, attempt = await ask(stack, HttpAgent(service.url, headers={"authorization": "Bearer x"}))
+    [(headers, task)] = service.asked
+    headers = {name.lower(): value for name, value in headers.items()}
+    [root] = stack.spans(rollout, semconv.SPAN_ATTEMPT)
+    assert task == {"name": "adam/eve", "n": 2}
+    assert headers["traceparent"] == f"00-{root.trace_id}-{root.span_id}-01"
+    assert headers["baggage"] == f"agentlightning.rollout_id={rollout.rollout_id},agentlightning.attempt_id={attempt.attempt_id}"
+    assert (headers["agl-rollout-id"], headers["agl-attempt-id"]) == (rollout.rollout_id, attempt.attempt_id)
+    assert f"/rollout/{rollout.rollout_id}/attempt/{attempt.attempt_id}" in headers["agl-openai-base-url"]
+    assert headers["authorization"] == "Bearer x"
+    assert (attempt.status, rewards(stack, rollout)) == ("succeeded", [0.5])
+    assert stack.logs.printed[attempt.attempt_id] == {"stdout": "0.5"}
+
+
+async def test_a_streamed_answer_is_read_to_its_end_and_joined(stack: Stack, service: Service) -> None:
+    chunks = [json.dumps({"choices": [{"delta": {"content": part}}]}) for part in ("fo", "ur")]
+    service.events = [*chunks, "!", "[DONE]"]
+    rollout, attempt = await ask(stack, HttpAgent(service.url, grader=lambda task, answer: float(answer == "four!")))
+    assert (attempt.status, rewards(stack, rollout)) == ("succeeded", [1.0])
+
+
+async def test_an_endpoint_that_fails_is_away_or_answers_too_much_fails_the_attempt(stack: Stack, service: Service) -> None:
+    service.status, service.answer = 500, "out of luck"
+    _, attempt = await ask(stack, HttpAgent(service.url))
+    assert attempt.status == "failed" and 'answers 500 Internal Server Error: "out of luck"' in (attempt.error or "")
+    service.status, service.answer = 200, "x" * 2000
+    _, attempt = await ask(stack, HttpAgent(service.url, output_bytes=1000))
+    assert attempt.status == "failed" and "more than 1000 bytes" in (attempt.error or "")
+    away = HttpAgent(service.url)
+    await service.server.close()
+    _, attempt = await ask(stack, away)
+    assert attempt.status == "failed" and "does not answer" in (attempt.error or "")
+
+
+async def test_cancelling_a_rollout_drops_the_request(stack: Stack, service: Service) -> None:
+    service.answer = "hang"
+    [rollout] = await stack.enqueue({"name": "adam"})
+    async with stack.running(HttpAgent(service.url)):
+        await stack.until(lambda: service.asked)
+        await stack.queue.update_rollouts([RolloutUpdate(rollout_id=rollout.rollout_id, status="cancelled")])
+        async with asyncio.timeout(60):
+            await service.gone.wait()
+
+
+def test_what_is_no_http_address_is_refused() -> None:
+    with pytest.raises(UsageError, match="is no HTTP address"):
+        HttpAgent("localhost:9000")
+
+
+def test_a_containers_command_line_names_variables_and_mounts_and_holds_no_value() -> None:
+    agent = ContainerAgent(
+        "team/agent:1", ["--q", "{question}"], engine="sh", mounts={"/data": "/in"}, limits=Limits(memory_bytes=1 << 30), env={"MINE": "1"}
+    )
+    env = {"MINE": "1", semconv.ENV_ATTEMPT_ID: "at-1", "OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret", "AGL_TASK_FILE": "/t/task"}
+    argv, given = agent.launch(["/bin/docker", "--q", "2+2"], env)
+    options = "--rm --init --name agl-at-1 --network host --memory 1073741824"
+    names = "--env AGL_ATTEMPT_ID --env AGL_TASK_FILE --env MINE --env OTEL_EXPORTER_OTLP_HEADERS"
+    mounts = "--volume /data:/in:ro --volume /t/task:/t/task:ro"
+    assert argv == f"/bin/docker run {options} {names} {mounts} team/agent:1 --q 2+2".split()
+    assert given.items() >= env.items()
+
+
+@pytest.fixture
+def engine() -> str:
+    found = next((name for name in ("docker", "podman") if shutil.which(name)), None)
+    if found is None:
+        pytest.skip("neither docker nor podman is installed")
+    for step in (["info"], ["pull", "busybox"]):
+        if subprocess.run([found, *step], capture_output=True, check=False).returncode != 0:
+            pytest.skip(f"`{found} {' '.join(step)}` fails here")
+    return found
+
+
+@pytest.mark.system
+async def test_a_container_runs_with_the_attempts_environment(stack: Stack, engine: str) -> None:
+    said: list[str] = []
+    agent = ContainerAgent("busybox", ["printenv", "AGL_ATTEMPT_ID"], engine=engine, grader=lambda task, answer: said.append(answer) or 1.0)
+    [rollout] = await stack.enqueue("t")
+    await stack.run(agent, max_rollouts=1)
+    [attempt] = await stack.finished(rollout)
+    assert said == [attempt.attempt_id]
