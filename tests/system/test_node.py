@@ -13,7 +13,7 @@ import pytest
 from agl_otel import semconv
 from tests.system.test_runner import World, rewards, store, verdicts, world  # noqa: F401  # pyright: ignore[reportUnusedImport]  # fixtures
 
-pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.system
 EXAMPLE = Path(__file__).parents[2] / "examples" / "node"
 INSTALL_SECONDS = 400.0
 
@@ -44,6 +44,7 @@ def test_the_lock_file_names_no_address_of_a_registry() -> None:
     assert '"resolved"' not in (EXAMPLE / "package-lock.json").read_text()
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.timeout(INSTALL_SECONDS + 120)
 async def test_a_node_agents_spans_ids_tokens_and_verdict_are_right(world: World, installed: Path) -> None:  # noqa: F811 - the fixture
     rollouts = await world.enqueue("abc", "de")
