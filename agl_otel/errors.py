@@ -96,7 +96,7 @@ class ModelServerError(AglError):
 class RefusedError(AglError):
     """The proxy does not forward a model call: the attempt is over, its budget is spent, the key is another attempt's, or it is paused."""
 
-    def __init__(self, message: str, *, status: int, code: str, retry_seconds: int | None = None) -> None:
+    def __init__(self, message: str, *, status: int = 403, code: str = "refused", retry_seconds: int | None = None) -> None:
         super().__init__(message)
         self.status = status
         """HTTP status: one that SDKs retry (429) only where `retry_seconds` says when."""
@@ -113,6 +113,7 @@ _GRPC: Final[tuple[tuple[type[AglError], str], ...]] = (  # the most special fir
     (ConflictError, "FAILED_PRECONDITION"),
     (UnavailableError, "UNAVAILABLE"),
     (DataError, "INVALID_ARGUMENT"),
+    (RefusedError, "FAILED_PRECONDITION"),
     (QueryError, "INVALID_ARGUMENT"),
 )
 _HTTP: Final = {
@@ -143,7 +144,7 @@ def grpc_status(error: BaseException) -> str:
 
 def http_status(error: BaseException) -> int:
     """The HTTP status for `error`."""
-    return _HTTP[grpc_status(error)]
+    return error.status if isinstance(error, RefusedError) else _HTTP[grpc_status(error)]
 
 
 def from_grpc(code: str, details: str) -> AglError:

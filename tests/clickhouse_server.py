@@ -187,14 +187,16 @@ def _serve(library_path: str, directory: str, parent: int) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         return
-    run = ctypes.CDLL(library_path).chdb_query_cmdline
-    run.restype = ctypes.c_void_p
+    library = ctypes.CDLL(library_path)
+    run, error_of = library.chdb_query_cmdline, library.chdb_result_error
+    run.restype, error_of.argtypes, error_of.restype = ctypes.c_void_p, [ctypes.c_void_p], ctypes.c_char_p
     arguments = ["clickhouse", f"--config-file={directory}/config.xml", f"--path={directory}/data", "--multiquery", "--query"]
     # `default` is an overlay of the file system here; a real server has a plain one
     arguments.append(
         f"DROP DATABASE default; CREATE DATABASE default ENGINE = Memory; SYSTEM START LISTEN TCP; SYSTEM START LISTEN HTTP; {_FOREVER}"
     )
-    run(len(arguments), (ctypes.c_char_p * len(arguments))(*(argument.encode() for argument in arguments)))
+    result = run(len(arguments), (ctypes.c_char_p * len(arguments))(*(argument.encode() for argument in arguments)))
+    sys.exit(f"ClickHouse ended: {error_of(result) if result else 'no result'}")
 
 
 if __name__ == "__main__":
