@@ -163,18 +163,14 @@ class Endings:
             _log.warning("the output of %d attempts was not stored: %s", len(printed), error)
 
     async def _complete(self, updates: Sequence[AttemptUpdate]) -> None:
-        """Tell the queue; where it refuses a batch, each alone. A queue that is away is asked until it is back."""
+        """Tell the queue, which takes or refuses each by itself. A queue that is away is asked until it is back."""
         if not updates:
             return
-        try:
-            await persist(lambda: self.queue.update_attempts(updates))
-        except AglError as error:
-            if len(updates) > 1:
-                for update in updates:
-                    await self._complete([update])
-                return
-            self.counts["fenced" if isinstance(error, FencedError) else "refused"] += 1
-            _log.warning("the result of attempt %s was dropped: %s", updates[0].attempt_id, error)
+        outcomes = await persist(lambda: self.queue.report(updates))
+        for update, error in zip(updates, outcomes, strict=True):
+            if error is not None:
+                self.counts["fenced" if isinstance(error, FencedError) else "refused"] += 1
+                _log.warning("the result of attempt %s was dropped: %s", update.attempt_id, error)
 
 
 def _update(ended: Ended, seals: dict[str, int]) -> AttemptUpdate:

@@ -25,6 +25,7 @@ from agl_otel.runner.environment import Addresses, agent_resources, first_llm
 from agl_otel.runner.job import Job
 from agl_otel.runner.runner import CLAIM_WAIT_SECONDS, FIND_STACK_SECONDS
 from agl_otel.runner.runner import Runner as QueueRunner
+from agl_otel.runner.snapshot import SystemSnapshot
 from agl_otel.runner.threads import call
 from agl_otel.store import Store
 from agl_otel.tracer import Route, Tracer, process_telemetry
@@ -103,9 +104,11 @@ class LitAgentRunner(Runner[T]):
         max_rollouts: `iter` ends after so many; None: never.
         poll_interval: changes nothing: a waiting runner is told of a rollout when it is enqueued.
         heartbeat_interval: seconds; 0 or below: none.
-        interval_jitter: changes nothing.
-        heartbeat_launch_mode: changes nothing.
-        heartbeat_include_gpu: changes nothing.
+        interval_jitter: seconds by which the time between two heartbeats varies.
+        heartbeat_launch_mode: where the snapshot of the machine is taken: "thread", or "asyncio" (in the event loop).
+        heartbeat_include_gpu: whether the snapshot names GPUs, as nvidia-smi knows them.
+
+    Raises ValueError for another launch mode.
     """
 
     def __init__(
@@ -118,10 +121,14 @@ class LitAgentRunner(Runner[T]):
         heartbeat_launch_mode: str = "thread",
         heartbeat_include_gpu: bool = False,
     ) -> None:
+        if heartbeat_launch_mode not in ("thread", "asyncio"):
+            raise ValueError(f"heartbeat_launch_mode is {heartbeat_launch_mode!r}: use 'thread' or 'asyncio'")
         super().__init__()
         self._tracer = tracer
         self._max_rollouts = max_rollouts
-        self._heartbeat_seconds = heartbeat_interval
+        self._heartbeat_seconds, self._jitter_seconds = heartbeat_interval, interval_jitter
+        self._snapshot_in_thread, self._snapshot = heartbeat_launch_mode == "thread", SystemSnapshot(gpu=heartbeat_include_gpu)
+        self._warned = False
         self._agent: LitAgent[Any] | None = None
         self._store: Store | None = None
         self._hooks: list[Hook] = []
@@ -217,7 +224,9 @@ class LitAgentRunner(Runner[T]):
         telemetry = process_telemetry()
         heartbeat_seconds = self._heartbeat_seconds
         if self.worker_id is None and heartbeat_seconds > 0:
-            _log.warning("the runner has no worker id, so it sends no heartbeats: give run_context(worker_id=…)")
+            if not self._warned:
+                _log.warning("the runner has no worker id, so it sends no heartbeats: give run_context(worker_id=…)")
+                self._warned = True
             heartbeat_seconds = 0.0
         worker = None if self.worker_id is None else self.get_worker_id()
 
@@ -231,6 +240,7 @@ class LitAgentRunner(Runner[T]):
 
         runner = QueueRunner(
             store.queue, telemetry, attempts, concurrency=1, worker_id=worker, heartbeat_seconds=heartbeat_seconds,
+            heartbeat_jitter_seconds=self._jitter_seconds, snapshot=self._snapshot, snapshot_in_thread=self._snapshot_in_thread,
             max_rollouts=max_rollouts, token=store.token, claim=claim_routed,
         )  # fmt: skip
         stop = asyncio.Event()

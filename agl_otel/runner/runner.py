@@ -29,10 +29,12 @@ from agl_otel.runner.environment import Addresses
 from agl_otel.runner.job import Agent, ClosingAgent, Job
 from agl_otel.runner.output import LogExporter, Printed
 from agl_otel.runner.running import Run, RunnerEvent, outcome_of
+from agl_otel.runner.snapshot import SystemSnapshot, pause_seconds
 from agl_otel.tls import ambient
 from agl_otel.types import AttemptedRollout, Describe, NamedResources, RolloutMode
 
-HEARTBEAT_SECONDS: Final = 5.0  # a cancellation reaches the agent at most this late
+HEARTBEAT_SECONDS: Final = 5.0  # a cancellation reaches the agent about this late
+HEARTBEAT_JITTER_SECONDS: Final = 0.5  # runners that were started together do not beat together
 CLAIM_WAIT_SECONDS: Final = 20.0  # one long poll
 CLAIM_RETRY_SECONDS: Final = 1.0
 OUTPUT_SECONDS: Final = 2.0
@@ -53,6 +55,9 @@ class Runner:
         agent: what to run (agents.py).
         worker_id: who claims; None makes one of host, process and chance.
         heartbeat_seconds: how often the queue hears from us, and we of cancellations; 0 or below: never.
+        heartbeat_jitter_seconds: by how much the time between two heartbeats varies; half of it at most.
+        snapshot: of the machine, told with each heartbeat; None makes one.
+        snapshot_in_thread: whether the snapshot is taken beside the event loop.
         modes: only rollouts of these modes; empty: all.
         max_rollouts: stop after so many were claimed; None: never.
         on_event: called in the event loop when an attempt starts and when it is done with.
@@ -72,6 +77,9 @@ class Runner:
         concurrency: int = 8,
         worker_id: str | None = None,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        heartbeat_jitter_seconds: float = HEARTBEAT_JITTER_SECONDS,
+        snapshot: SystemSnapshot | None = None,
+        snapshot_in_thread: bool = True,
         modes: Sequence[RolloutMode] = (),
         max_rollouts: int | None = None,
         on_event: Callable[[RunnerEvent], None] | None = None,
@@ -88,7 +96,9 @@ class Runner:
         """claimed; succeeded, failed, timeout, cancelled; fenced, abandoned, and the errors of each step."""
         self._queue, self._telemetry, self._agent = queue, telemetry, agent
         self._concurrency, self._modes, self._max_rollouts = concurrency, list(modes), max_rollouts
-        self._heartbeat_seconds, self._grace_seconds = heartbeat_seconds, grace_seconds
+        self._heartbeat_seconds, self._heartbeat_jitter_seconds = heartbeat_seconds, heartbeat_jitter_seconds
+        self._snapshot, self._snapshot_in_thread = snapshot or SystemSnapshot(), snapshot_in_thread
+        self._grace_seconds = grace_seconds
         self._on_event, self._token, self._claim_with = on_event, token, claim or self._claim_next
         self._output_seconds, self._timeout_seconds = output_seconds, timeout_seconds
         self._logs: LogExporter | None = None
@@ -277,11 +287,12 @@ class Runner:
             except Exception:  # noqa: BLE001 - the boundary: a runner without heartbeats would lose its attempts
                 self.counts["heartbeat_errors"] += 1
                 _log.exception("no heartbeat")
-            await asyncio.sleep(self._heartbeat_seconds)
+            await asyncio.sleep(pause_seconds(self._heartbeat_seconds, self._heartbeat_jitter_seconds))
 
     async def _heartbeat(self) -> None:
+        system = await asyncio.to_thread(self._snapshot.take) if self._snapshot_in_thread else self._snapshot.take()
+        stats = {**system, **self.counts, "running": len(self._runs), "concurrency": self._concurrency}
         pending = self._endings.pending if self._endings else {}
-        stats: dict[str, Any] = {**self.counts, "running": len(self._runs), "concurrency": self._concurrency}
         ended = await self._queue.heartbeat(self.worker_id, stats=stats, attempt_ids=[*self._runs, *pending])
         for attempt_id in ended:
             if attempt_id in self._runs:

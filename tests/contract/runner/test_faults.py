@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
+from collections import Counter
 
 import pytest
 
@@ -11,9 +14,15 @@ from agl_otel.errors import UsageError
 from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.queue.server import QueueServer, open_engine
 from agl_otel.runner.agents import FunctionAgent
+from agl_otel.runner.ending import Ended, Endings
+from agl_otel.runner.environment import Addresses
+from agl_otel.runner.job import Job
+from agl_otel.runner.litagent import LitAgentRunner
+from agl_otel.runner.output import LogExporter
 from agl_otel.runner.process import check_waiting_tasks
 from agl_otel.runner.runner import Runner
 from agl_otel.runner.running import RunnerEvent
+from agl_otel.tracer import DummyTracer
 from agl_otel.types import EnqueueRolloutRequest, PromptTemplate, ResourcesUpdate
 from tests.contract.runner.conftest import Stack
 
@@ -126,6 +135,91 @@ async def test_the_queue_knows_what_a_worker_does(stack: Stack) -> None:
     assert (worker.worker_id, worker.status) == ("w-1", "idle")
     assert worker.heartbeat_stats is not None
     assert worker.heartbeat_stats["concurrency"] == 8
+    assert {"host", "cpu_threads", "load_1m", "disk_pct"} <= set(worker.heartbeat_stats)
+
+
+async def test_a_runner_that_shall_send_no_heartbeats_sends_none(stack: Stack) -> None:
+    await stack.enqueue("t")
+    counts = await stack.run(FunctionAgent(lambda task: 1.0), max_rollouts=1, worker_id="w-silent", heartbeat_seconds=0)
+    assert counts["succeeded"] == 1
+    [worker] = await stack.queue.query_workers()
+    assert (worker.worker_id, worker.heartbeat_stats, worker.last_heartbeat_time) == ("w-silent", None, None)
+
+
+_LIT_AGENT = """
+import asyncio, json, sys, threading
+import agl_otel as agl
+
+async def main():
+    async with await agl.Store.connect(sys.argv[1]) as store:
+        never = threading.Event()
+        never.set()
+        runner = agl.LitAgentRunner(agl.OtelTracer(), heartbeat_interval=0.05, heartbeat_launch_mode=sys.argv[2])
+        with runner.run_context(agent=lambda task, rollout: 1.0, store=store):
+            await runner.iter(event=never)
+            await runner.iter(event=never)
+        assert not list(await store.query_workers())
+        stop = threading.Event()
+        with runner.run_context(agent=lambda task, rollout: 1.0, store=store, worker_id=3):
+            running = asyncio.create_task(runner.iter(event=stop))
+            while not ((worker := await store.get_worker_by_id("Worker-3")) and worker.heartbeat_stats) and not running.done():
+                await asyncio.sleep(0.02)
+            stop.set()
+            await running
+        print(json.dumps(worker.heartbeat_stats))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("launch_mode", ["thread", "asyncio"])
+async def test_a_lit_agents_runner_beats_under_its_worker_id_and_without_one_says_once_that_it_does_not(
+    stack: Stack, launch_mode: str
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _LIT_AGENT, stack.queue.address, launch_mode),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(100):
+            said, logged = (text.decode() for text in await process.communicate())
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, logged
+    assert logged.count("has no worker id, so it sends no heartbeats") == 1
+    assert {"host", "disk_pct", "running"} <= set(json.loads(said))
+
+
+def test_another_launch_mode_of_heartbeats_is_refused() -> None:
+    with pytest.raises(ValueError, match="'thread' or 'asyncio'"):
+        LitAgentRunner(DummyTracer(), heartbeat_launch_mode="fork")
+
+
+async def test_of_results_that_are_reported_together_only_the_refused_one_is_dropped(stack: Stack) -> None:
+    await stack.enqueue("t", "u")
+    old, good = await stack.queue.claim(2, worker_id="worker")
+    [newer] = await stack.queue.start_attempt([old.rollout_id])
+    counts: Counter[str] = Counter()
+    ended: list[str] = []
+    logs = LogExporter(stack.receiver.grpc_address)
+    endings = Endings(stack.queue, stack.telemetry, logs, tuple, counts, lambda one: ended.append(one.job.attempt_id))
+    for claimed in (old, good):
+        endings.put(Ended(Job(claimed, {}, Addresses("", ""), ""), "succeeded"))
+    running = asyncio.create_task(endings.run())
+    async with asyncio.timeout(60):
+        await endings.drained()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await logs.close()
+    assert ended == [old.attempt.attempt_id, good.attempt.attempt_id]
+    assert counts == {"fenced": 1}
+    attempts = {attempt.attempt_id: attempt.status for attempt in await stack.queue.query_attempts([old.rollout_id, good.rollout_id])}
+    assert attempts == {
+        old.attempt.attempt_id: "preparing", newer.attempt.attempt_id: "preparing", good.attempt.attempt_id: "succeeded",
+    }  # fmt: skip
 
 
 async def test_a_stop_while_nothing_waits_is_quick_and_leaves_nothing_claimed(stack: Stack) -> None:
