@@ -34,6 +34,12 @@ COMMANDS: Final = {
     "restore": "agl_otel.cli.data:restore",
 }
 """Loaded when they are used, so that `agl-otel --help` opens nothing."""
+GONE: Final = {
+    "vllm": "start vLLM itself with `vllm serve MODEL` (0.10.2 or later): the proxy asks it for token ids with every call",
+    "prometheus": "let Prometheus scrape /metrics (or /v1/prometheus) on the port of `agl-otel store`, which serves it always",
+    "agentops": "AgentOps is not needed: AgentOpsTracer records OpenTelemetry spans",
+}
+"""Commands of Agent Lightning 0.3, and what to use instead."""
 
 
 class _Commands(click.Group):
@@ -41,6 +47,8 @@ class _Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in GONE:
+            raise UsageError(f"there is no `agl-otel {cmd_name}`: {GONE[cmd_name]}")
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name].partition(":")

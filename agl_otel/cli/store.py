@@ -13,7 +13,7 @@ from rich.console import Console
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging
 from agl_otel.errors import SettingsError
 from agl_otel.settings import Settings, port_beside
-from agl_otel.stack import Stack, reachable_host
+from agl_otel.stack import Stack
 
 _LEVELS: Final = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
 _BACKENDS: Final = click.Choice(["default", "memory", "mongo"])
@@ -65,9 +65,10 @@ def store(
 
 
 def _show(stack: Stack, as_json: bool) -> None:
-    url = f"http://{reachable_host(stack.settings.host)}:{stack.settings.web_port}"
+    addresses = stack.addresses()
+    url = addresses["web"]
     if as_json:
-        print_json({"url": url, "data_dir": str(stack.data_dir), "addresses": stack.addresses()})
+        print_json({"url": url, "data_dir": str(stack.data_dir), "addresses": addresses})
         return
     console = Console(highlight=False)
     console.print(f"the store is at {url}  (queue {stack.address}, data in {stack.data_dir})", soft_wrap=True)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import inspect
+import logging
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from agl_otel.types.base import Model
 from agl_otel.types.rollouts import AttemptedRollout
+
+_INSIDE: Final = ("agl_otel.", "pydantic")
+_log = logging.getLogger(__name__)
 
 
 class Resource(Model):
@@ -37,6 +42,12 @@ class ProxyLLM(LLM):
 
     resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright: ignore[reportIncompatibleVariableOverride]  # the discriminator: each kind has its own
 
+    def __getattribute__(self, name: str) -> Any:
+        """Warn an agent that reads `.endpoint`: calls that go there belong to no attempt."""
+        if name == "endpoint" and not _read_inside():
+            _log.warning("ProxyLLM.endpoint is the address of no attempt: use get_base_url(rollout_id, attempt_id)")
+        return super().__getattribute__(name)
+
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
         """The base URL for one attempt; without ids the plain endpoint. Raises ValueError where only one id is given."""
         if rollout_id is None and attempt_id is None:
@@ -49,6 +60,13 @@ class ProxyLLM(LLM):
         """A plain LLM whose endpoint is routed to the attempt."""
         endpoint = self.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
         return LLM(endpoint=endpoint, model=self.model, api_key=self.api_key, sampling_parameters=self.sampling_parameters)
+
+
+def _read_inside() -> bool:
+    """Whether the attribute is read by this package or by pydantic."""
+    here = inspect.currentframe()
+    reader = here.f_back.f_back if here is not None and here.f_back is not None else None
+    return reader is not None and str(reader.f_globals.get("__name__", "")).startswith(_INSIDE)
 
 
 def routed_base_url(endpoint: str, rollout_id: str, attempt_id: str) -> str:

@@ -101,7 +101,7 @@ async def serve(settings: Settings) -> None:
         app = build_app(store, token, settings.cors_origins.split(","))
         if tls is not None and tls.client_authority is not None:
             app.middlewares.append(require_certificate(OPEN_PATHS))
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app, access_log=None, auto_decompress=False)  # relay.py passes bodies on as they are
         await runner.setup()
         try:
             await listen(runner, settings.host, settings.web_port, tls.context if tls else None)

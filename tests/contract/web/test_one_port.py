@@ -1,0 +1,72 @@
+"""What else answers on the port of `agl-otel store`: OTLP over HTTP, metrics, and pages of other origins."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import time
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from agl_otel import semconv
+from tests.contract.web.conftest import ORIGIN, Web
+
+PROTOBUF = {"Content-Type": "application/x-protobuf"}
+
+
+def request_of(rollout_id: str, attempt_id: str, names: list[str]) -> bytes:
+    request, now = ExportTraceServiceRequest(), time.time_ns()
+    group = request.resource_spans.add()
+    for key, value in ((semconv.ROLLOUT_ID, rollout_id), (semconv.ATTEMPT_ID, attempt_id)):
+        group.resource.attributes.append(KeyValue(key=key, value=AnyValue(string_value=value)))
+    trace_id = os.urandom(16)
+    group.scope_spans.add().spans.extend(
+        Span(trace_id=trace_id, span_id=os.urandom(8), name=name, start_time_unix_nano=now - 1000, end_time_unix_nano=now) for name in names
+    )
+    return request.SerializeToString()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_otlp_posted_there_is_read_there(web: Web, compressed: bool) -> None:
+    begun = web.rest("POST", "/rollouts", {"input": 1}).json
+    body = request_of(begun["rollout_id"], begun["attempt"]["attempt_id"], ["one", "two"])
+    headers = {**PROTOBUF, semconv.HEADER_ACK: "stored"}
+    if compressed:
+        body, headers = gzip.compress(body), {**headers, "Content-Encoding": "gzip", "Accept-Encoding": "gzip"}
+    answer = web.call("POST", "/v1/traces", body, headers)
+    assert answer.status == 200, answer
+    told = gzip.decompress(answer.body) if answer.headers.get("Content-Encoding") == "gzip" else answer.body
+    assert ExportTraceServiceResponse.FromString(told).partial_success.rejected_spans == 0
+    spans = web.rest("GET", "/spans", {"rollout_id": begun["rollout_id"]}).json
+    assert [(span["name"], span["sequence_id"]) for span in spans["items"]] == [("one", 1), ("two", 2)]
+    assert web.rest("GET", f"/rollouts/{begun['rollout_id']}").json["status"] == "running", "a span is a heartbeat"
+
+
+def test_what_is_no_otlp_is_refused_by_the_collector(web: Web) -> None:
+    assert web.call("POST", "/v1/traces", b"not protobuf", PROTOBUF).status == 400
+    assert web.call("POST", "/v1/traces", b"<xml/>", {"Content-Type": "text/xml"}).status in (400, 415)
+    assert web.call("POST", "/v1/traces", b"", PROTOBUF).status == 200
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1/prometheus", "/v1/prometheus/"])
+def test_metrics_are_one_page(web: Web, path: str) -> None:
+    web.rest("POST", "/queues/rollouts/enqueue", {"rollouts": [{"input": 1}]})
+    answer = web.call("GET", path)
+    assert answer.status == 200 and answer.headers["Content-Type"].startswith("text/plain")
+    samples = dict(line.rsplit(" ", 1) for line in answer.body.decode().splitlines() if line and not line.startswith("#"))
+    assert float(samples['agl_rollouts{status="queuing"}']) >= 1 and float(samples["agl_claimable"]) >= 1
+    assert any(name.startswith("agl_collector") for name in samples), sorted(samples)[:20]
+
+
+def test_only_pages_of_the_given_origin_may_call(web: Web) -> None:
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    allowed = web.call("OPTIONS", "/v1/agl/rollouts", headers={"Origin": ORIGIN, **asks})
+    assert allowed.status == 204 and allowed.headers["Access-Control-Allow-Origin"] == ORIGIN
+    assert "POST" in allowed.headers["Access-Control-Allow-Methods"] and "Content-Type" in allowed.headers["Access-Control-Allow-Headers"]
+    for path in ("/v1/agl/rollouts", "/v1/agl/rollouts/ro-none", "/health"):  # errors too: a page must be able to read them
+        assert web.call("GET", path, headers={"Origin": ORIGIN}).headers["Access-Control-Allow-Origin"] == ORIGIN
+        assert web.call("GET", path, headers={"Origin": "http://other.example"}).headers["Access-Control-Allow-Origin"] is None
+    assert web.call("OPTIONS", "/v1/agl/rollouts", headers={"Origin": "http://other.example", **asks}).status != 204
