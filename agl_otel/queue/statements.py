@@ -48,16 +48,20 @@ class Statements:
         return self[name].replace("/*where*/", clause).replace("/*page*/", page)
 
 
-def page_clause(sort_by: str, sortable: Mapping[str, str], *, default: str, descending: bool, limit: int, offset: int) -> str:
+def page_clause(
+    sort_by: str, sortable: Mapping[str, str], *, default: str, descending: bool, limit: int, offset: int, nulls: bool = True
+) -> str:
     """ORDER BY … LIMIT … OFFSET …; `sortable` maps the fields a user may name to columns, `default` breaks ties.
+
+    Where the field is never null, `nulls` False leaves their place unsaid: PostgreSQL takes an index only in the order it was made for.
 
     Raises UsageError for a field that is not sortable.
     """
     direction = "DESC" if descending else "ASC"
     if sort_by and sort_by not in sortable:
         raise UsageError(f"cannot sort by {sort_by!r}: use one of {', '.join(sorted(sortable))}")
-    nulls = "NULLS LAST" if descending else "NULLS FIRST"  # what SQLite does unasked
-    order = f"{sortable[sort_by]} {direction} {nulls}, {default} {direction}" if sort_by else f"{default} {direction}"
+    place = (" NULLS LAST" if descending else " NULLS FIRST") if nulls else ""  # what SQLite does unasked
+    order = f"{sortable[sort_by]} {direction}{place}, {default} {direction}" if sort_by else f"{default} {direction}"
     if limit <= 0 and offset <= 0:
         return f"ORDER BY {order}"
     return f"ORDER BY {order} LIMIT {limit if limit > 0 else ALL_ROWS:d} OFFSET {max(offset, 0):d}"

@@ -38,8 +38,10 @@ _RESOURCES_SORT: Final = {name: f"s.{name}" for name in ("resources_id", "versio
 _WORKER_SORT: Final = {f"{name}": f"w.{name}" for name in WorkerRow._fields if name != "heartbeat_stats"}
 
 
-def _page(page: pb.Page, sortable: dict[str, str], default: str) -> str:
-    return page_clause(page.sort_by, sortable, default=default, descending=page.descending, limit=page.limit, offset=page.offset)
+def _page(page: pb.Page, sortable: dict[str, str], default: str, *, nulls: bool = True) -> str:
+    return page_clause(
+        page.sort_by, sortable, default=default, descending=page.descending, limit=page.limit, offset=page.offset, nulls=nulls
+    )
 
 
 def _conditions(kind: str, asked: pb.Filter) -> tuple[list[str], dict[str, Any]]:
@@ -76,17 +78,25 @@ def _is_cut(page: pb.Page) -> bool:
 def query_rollouts(tx: Transaction, request: pb.QueryRolloutsRequest) -> pb.Rollouts:
     """Rollouts with their latest attempts; in the order of their creation unless told otherwise."""
     where, params = _conditions("rollout", request.filter)
-    page = _page(request.page, _ROLLOUT_SORT, "r.ordinal")
+    dead = _is_dead(request)
+    page = _page(request.page, _ROLLOUT_SORT, "r.ordinal", nulls=not dead)
     options: dict[str, Any] = {"any_of": request.filter.any}
     if request.filter.HasField("ended_before"):
         options["always"] = ["where_rollout_ended_before"]
         params["ended_before"] = request.filter.ended_before
-    rows = tx.rows_of(tx.statements.paged("rollouts_page", where, page, **options), params)
+    rows = tx.rows_of(tx.statements.paged("rollouts_page_dead" if dead else "rollouts_page", where, page, **options), params)
     if _is_tallied(request.filter) and _is_cut(request.page):
         total = matching(all_tallies(tx), request.filter.status_in, request.filter.mode_in)
     else:
         total = _total(tx, "rollouts_total", where, params, request.page, len(rows), **options)
     return pb.Rollouts(rollouts=[joined_pb(row) for row in rows], total=total)
+
+
+def _is_dead(request: pb.QueryRolloutsRequest) -> bool:
+    """Whether it asks for a page of dead letters, by the time of their end; they have one, all of them."""
+    asked = request.filter
+    others = asked.has_id_in or asked.HasField("id_contains") or (asked.any and bool(asked.mode_in))
+    return list(asked.status_in) == ["failed"] and request.page.sort_by == "end_time" and _is_cut(request.page) and not others
 
 
 def _is_tallied(asked: pb.Filter) -> bool:

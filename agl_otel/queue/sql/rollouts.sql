@@ -97,6 +97,12 @@ WHERE r.status IN ('preparing', 'running') AND (r.timeout_seconds IS NOT NULL OR
 SELECT {rollout}, i.input, {attempt} FROM rollouts r JOIN inputs i ON i.ordinal = r.ordinal LEFT JOIN attempts a ON a.attempt_id = r.latest_attempt_id
 /*where*/ /*page*/;
 
+-- name: rollouts_page_dead
+-- The same for failed ones by the time of their end: the index has them in this order, and the planner, left alone, would sort them all.
+SELECT {rollout}, i.input, {attempt} FROM rollouts r INDEXED BY rollouts_dead JOIN inputs i ON i.ordinal = r.ordinal AND r.status = 'failed'
+LEFT JOIN attempts a ON a.attempt_id = r.latest_attempt_id
+/*where*/ /*page*/;
+
 -- name: rollouts_total
 -- How many match, before paging.
 SELECT count(*) FROM rollouts r /*where*/;

@@ -76,6 +76,24 @@ async def test_deletion_removes_rollouts_and_what_belongs_to_them(queue: LocalQu
     assert await queue.client.take_sequence([("ro-0", 1, 0)]) == [1]
 
 
+async def test_dead_letters_are_paged_by_the_time_of_their_end(queue: LocalQueue) -> None:
+    rollouts = await filled(queue)
+    for name in (3, 0, 4, 1):
+        queue.clock.advance(1)
+        status = "cancelled" if name == 4 else "failed"
+        await queue.client.update_rollouts([RolloutUpdate(rollout_id=rollouts[name].rollout_id, status=status)])
+    query = {"status_in": ["failed"], "sort_by": "end_time"}
+    assert await ids(queue, **query, sort_order="desc", limit=2) == ["ro-1", "ro-0"]
+    assert await ids(queue, **query, sort_order="desc", limit=2, offset=2) == ["ro-3"]
+    assert await ids(queue, **query, limit=9) == ["ro-3", "ro-0", "ro-1"]
+    assert await ids(queue, **query, mode_in=["train"], sort_order="desc", limit=9) == ["ro-1", "ro-3"]
+    assert await ids(queue, **query, mode_in=["val"], filter_logic="or", sort_order="desc", limit=2) == ["ro-1", "ro-4"]
+    assert await ids(queue, **query, rollout_id_in=["ro-0"], limit=9) == ["ro-0"]
+    assert await ids(queue, **query, ended_before=queue.clock.now, limit=9) == ["ro-3", "ro-0"]
+    page = await queue.client.query_rollouts(status_in=["failed"], sort_by="end_time", limit=1)
+    assert page.total == 3
+
+
 async def test_statistics_count(queue: LocalQueue) -> None:
     await filled(queue)
     queue.clock.advance(7)
