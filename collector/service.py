@@ -16,6 +16,7 @@ from aiohttp import web
 
 from agl_otel import __version__
 from agl_otel.collector.commit import GroupCommit
+from agl_otel.collector.deletion import Deletion
 from agl_otel.collector.disk import DiskBudget
 from agl_otel.collector.forward import Forwarder, make_target
 from agl_otel.collector.grpc_port import GrpcHandlers, grpc_options
@@ -133,7 +134,9 @@ class Collector:
         await server.start()
         client_certificate = tls is not None and tls.client_authority is not None
         pages = {"/status": lambda: web.json_response(self.status()), "/metrics": self._metrics_page}
-        actions = {"/maintain": self._maintenance.handle} if self._maintenance else {}
+        actions = {"/delete": Deletion(self._engine).handle}
+        if self._maintenance:
+            actions["/maintain"] = self._maintenance.handle
         port = HttpPort(receiver, self._in_flight, self.health, pages, actions, client_certificate=client_certificate)
         self._otlp_app = port.app()
         http_port = await self._serve(self._otlp_app, settings.otlp_http_port, "AGL_OTLP_HTTP_PORT", tls)

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.erase import eraser, keep_spans_option
 from agl_otel.cli.render import plain
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.queue.client import QueueClient
@@ -24,12 +25,13 @@ from agl_otel.stack import stack_for
 from agl_otel.types import AttemptedRollout, RolloutMode, RolloutStatus
 
 CHUNK: Final = 500  # rollouts in one call
+BOTH_STORES: Final = ("queue", "collector")  # what deleting needs
 SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 @contextlib.asynccontextmanager
-async def open_queue(data_dir: Path | None, store: str | None) -> AsyncGenerator[QueueClient]:
-    """The queue of a running stack, or of a data directory at rest: then a queue runs for the while.
+async def open_queue(data_dir: Path | None, store: str | None, *, only: Sequence[str] = ("queue",)) -> AsyncGenerator[QueueClient]:
+    """The queue of a running stack, or of a data directory at rest: then a queue (the services `only`) runs for the while.
 
     Raises SettingsError where there is neither a stack nor data.
     """
@@ -39,7 +41,7 @@ async def open_queue(data_dir: Path | None, store: str | None) -> AsyncGenerator
         raise SettingsError(
             f"there is no stack and no data in {settings.data_dir}: give --data-dir or --store, or start one with `agl-otel up`"
         )
-    async with stack_for(settings, only=("queue",)) as (opened, _):
+    async with stack_for(settings, only=only) as (opened, _):
         yield opened.queue
 
 
@@ -148,31 +150,41 @@ def dead(modes: tuple[RolloutMode, ...], limit: int, data_dir: Path | None, stor
     "--status", "statuses", multiple=True, type=click.Choice(sorted(FINISHED)), help="Only these (repeatable).  [default: all finished]"
 )
 @click.option("--dry-run", is_flag=True, help="Count only.")
+@keep_spans_option
 @data_dir_option
 @store_option
 @json_option
 def prune(
-    older_than: str | None, statuses: tuple[RolloutStatus, ...], dry_run: bool, data_dir: Path | None, store: str | None, as_json: bool
+    older_than: str | None,
+    statuses: tuple[RolloutStatus, ...],
+    dry_run: bool,
+    keep_spans: bool,
+    data_dir: Path | None,
+    store: str | None,
+    as_json: bool,
 ) -> None:
-    """Remove finished rollouts that are old from the queue.
+    """Remove finished rollouts that are old, with their attempts, spans and logs.
 
-    Their spans go by the same setting: ClickHouse drops what was received more than retention_days ago by itself.
+    ClickHouse drops what was received more than retention_days ago by itself.
     """
-    days = Settings.load(data_dir=data_dir, store=store).retention_days
+    settings = Settings.load(data_dir=data_dir, store=store)
+    days = settings.retention_days
     if older_than is None and not days:
         raise UsageError("say how old, as in --older-than 30d: retention_days is 0, which keeps everything")
     before = time.time() - (span_of_time(older_than) if older_than is not None else days * SECONDS["d"])
 
     async def main() -> None:
-        async with open_queue(data_dir, store) as opened:
+        queue_only = keep_spans or dry_run
+        async with open_queue(data_dir, store, only=("queue",) if queue_only else BOTH_STORES) as opened:
             found = (await opened.query_rollouts(status_in=statuses or None, ended_before=before, limit=1)).total
             removed = 0
-            if not dry_run:
-                with progress(silent=as_json) as bar:
-                    task = bar.add_task("removing", total=found)
-                    async for ids in _finished(opened, statuses, before):
-                        removed += await opened.delete(ids)
-                        bar.update(task, completed=removed)
+            if found and not dry_run:
+                async with eraser(settings, opened, keep_spans=keep_spans) as delete:
+                    with progress(silent=as_json) as bar:
+                        task = bar.add_task("removing", total=found)
+                        async for ids in _finished(opened, statuses, before):
+                            removed += await delete(ids)
+                            bar.update(task, completed=removed)
         if as_json:
             print_json({"found": found, "removed": removed})
         else:

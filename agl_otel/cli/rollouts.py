@@ -12,10 +12,12 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, store_option
-from agl_otel.cli.queue import CHUNK, clock, open_queue, progress, table_of
+from agl_otel.cli.erase import eraser, keep_spans_option
+from agl_otel.cli.queue import BOTH_STORES, CHUNK, clock, open_queue, progress, table_of
 from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.lifecycle import FINISHED
+from agl_otel.settings import Settings
 from agl_otel.types import Attempt, AttemptedRollout, EnqueueRolloutRequest, Rollout, RolloutConfig, RolloutMode, RolloutStatus
 
 FIELDS: Final = frozenset(EnqueueRolloutRequest.model_fields)
@@ -200,24 +202,32 @@ def _change(
     modes: Modes,
 ) -> None:
     """Do something to rollouts, in calls of some hundred each."""
-    if not (rollout_ids or statuses or modes):
-        raise UsageError("say which rollouts: their ids, --status or --mode")
+    _check_named(rollout_ids, statuses, modes)
 
     async def main() -> None:
         async with open_queue(data_dir, store) as queue:
             ids = await _selected(queue, rollout_ids, statuses or default, modes)
-            done = 0
-            with progress(silent=as_json) as bar:
-                task = bar.add_task(what, total=len(ids))
-                for start in range(0, len(ids), CHUNK):
-                    done += await change(queue, ids[start : start + CHUNK])
-                    bar.update(task, completed=start + CHUNK)
-        if as_json:
-            print_json({what: done})
-        else:
-            click.echo(f"{what} {done} rollouts")
+            await _in_chunks(what, ids, lambda some: change(queue, some), as_json=as_json)
 
     run_async(main)
+
+
+def _check_named(rollout_ids: Sequence[str], statuses: Statuses, modes: Modes) -> None:
+    if not (rollout_ids or statuses or modes):
+        raise UsageError("say which rollouts: their ids, --status or --mode")
+
+
+async def _in_chunks(what: str, ids: Sequence[str], change: Callable[[list[str]], Awaitable[int]], *, as_json: bool) -> None:
+    done = 0
+    with progress(silent=as_json) as bar:
+        task = bar.add_task(what, total=len(ids))
+        for start in range(0, len(ids), CHUNK):
+            done += await change([*ids[start : start + CHUNK]])
+            bar.update(task, completed=start + CHUNK)
+    if as_json:
+        print_json({what: done})
+    else:
+        click.echo(f"{what} {done} rollouts")
 
 
 def _to(status: RolloutStatus, *, only: frozenset[str]) -> Change:
@@ -228,10 +238,6 @@ def _to(status: RolloutStatus, *, only: frozenset[str]) -> Change:
         return len(await queue.update_rollouts([RolloutUpdate(rollout_id=name, status=status) for name in wanted])) if wanted else 0
 
     return change
-
-
-async def _remove(queue: QueueClient, ids: list[str]) -> int:
-    return await queue.delete(ids)
 
 
 @rollouts.command()
@@ -251,11 +257,34 @@ def retry(**selected: Any) -> None:
 @rollouts.command()
 @selection
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def delete(yes: bool, **selected: Any) -> None:
-    """Remove rollouts, with their attempts, from the queue."""
-    if not yes and not selected["as_json"]:
+@keep_spans_option
+def delete(
+    yes: bool,
+    keep_spans: bool,
+    data_dir: Path | None,
+    store: str | None,
+    as_json: bool,
+    rollout_ids: tuple[str, ...],
+    statuses: Statuses,
+    modes: Modes,
+) -> None:
+    """Remove rollouts, with their attempts, spans and logs.
+
+    Ids that the queue does not know are taken, too: what is stored of them is removed. So a deletion that was cut short can be repeated.
+    Spans that arrive later are stored all the same.
+    """
+    _check_named(rollout_ids, statuses, modes)
+    if not yes and not as_json:
         click.confirm("This removes them for good. Go on?", abort=True)
-    _change("deleted", _remove, (), **selected)
+    settings = Settings.load(data_dir=data_dir, store=store)
+
+    async def main() -> None:
+        async with open_queue(data_dir, store, only=("queue",) if keep_spans else BOTH_STORES) as queue:
+            ids = [*dict.fromkeys(rollout_ids)] or await _selected(queue, (), statuses, modes)
+            async with eraser(settings, queue, keep_spans=keep_spans) as remove:
+                await _in_chunks("deleted", ids, remove, as_json=as_json)
+
+    run_async(main)
 
 
 @rollouts.command()

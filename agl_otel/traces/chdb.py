@@ -65,6 +65,10 @@ class ChdbEngine:
         with self._write_lock:
             _run(self._writer, sql, "Null", params)
 
+    def delete(self, table: str, condition: str, params: Mapping[str, object]) -> None:
+        """Remove the rows of a table of ours; nobody reads them when this returns."""
+        self.command(f"DELETE FROM {DATABASE}.{table} WHERE {condition}", params)
+
     def insert(self, table: str, columns: Sequence[str], rows: bytes, *, deduplicate: bool = True) -> None:
         """Insert JSONEachRow `rows`; on disk when this returns (the tables' fsync settings)."""
         settings = "" if deduplicate else f" SETTINGS insert_deduplication_token = '{uuid4()}'"

@@ -73,6 +73,10 @@ class Engine(Protocol):
         """Run a statement that returns nothing. Raises ClickHouseError."""
         ...
 
+    def delete(self, table: str, condition: str, params: Mapping[str, object]) -> None:
+        """Remove the rows of a table of ours, everywhere it is; nobody reads them when this returns. Raises ClickHouseError."""
+        ...
+
     def insert(self, table: str, columns: Sequence[str], rows: bytes, *, deduplicate: bool = True) -> None:
         """Insert JSONEachRow `rows`, on disk when this returns. Raises ClickHouseError; then some rows may be stored.
 

@@ -111,6 +111,11 @@ class AwaitedEngine:
         self.prepare()
         self._engine.command(sql, params)
 
+    def delete(self, table: str, condition: str, params: Mapping[str, object]) -> None:
+        """Remove the rows of a table of ours."""
+        self.prepare()
+        self._engine.delete(table, condition, params)
+
     def insert(self, table: str, columns: Sequence[str], rows: bytes, *, deduplicate: bool = True) -> None:
         """Insert JSONEachRow `rows`."""
         self.prepare()

@@ -94,6 +94,12 @@ class ServerEngine:
             self._native(f"SYSTEM SYNC REPLICA ON CLUSTER '{address.cluster}' {DATABASE}.{table[1]}{LOCAL} LIGHTWEIGHT", None)
         return [list(row) for row in self._native(sql, params)]
 
+    def delete(self, table: str, condition: str, params: Mapping[str, object]) -> None:
+        """Remove the rows of a table of ours, on every node; nobody reads them when this returns."""
+        cluster = self.address.cluster
+        where = f"{table}{LOCAL} ON CLUSTER '{cluster}'" if cluster else table
+        self.command(f"DELETE FROM {DATABASE}.{where} WHERE {condition}", params)
+
     def insert(self, table: str, columns: Sequence[str], rows: bytes, *, deduplicate: bool = True) -> None:
         """Insert JSONEachRow `rows`; on disk when this returns (the tables' fsync settings)."""
         settings = {} if deduplicate else {"insert_deduplication_token": str(uuid4())}  # a new token was never seen before

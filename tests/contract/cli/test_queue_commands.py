@@ -141,8 +141,10 @@ def test_rollouts_are_cancelled_and_deleted_by_id_or_status(stack: Stack, tmp_pa
     ids = stack.json("rollouts", "enqueue", "--file", tasks(tmp_path, 1, 2, 3))["rollout_ids"]
     assert "cancelled 1 rollouts" in stack.run("rollouts", "cancel", ids[0])
     assert stack.json("rollouts", "cancel", *ids) == {"cancelled": 2}
-    assert stack.json("rollouts", "delete", ids[1]) == {"deleted": 1}
-    assert "deleted 2 rollouts" in stack.run("rollouts", "delete", "--status", "cancelled", "--yes")
+    assert "nothing was deleted" in (text := stack.run("rollouts", "delete", "--yes", ids[1], code=1))
+    assert "start one with `agl-otel up`" in text
+    assert stack.json("rollouts", "delete", ids[1], "--keep-spans") == {"deleted": 1}
+    assert "deleted 2 rollouts" in stack.run("rollouts", "delete", "--status", "cancelled", "--yes", "--keep-spans")
     assert "say which rollouts" in stack.run("rollouts", "cancel", code=2)
     assert f"there is no rollout {ids[1]!r}" in stack.run("rollouts", "retry", ids[1], code=2)
 
@@ -154,7 +156,8 @@ def test_old_rollouts_are_pruned_and_open_ones_stay(stack: Stack, tmp_path: Path
     assert "is no span of time" in stack.run("queue", "prune", "--older-than", "soon", code=2)
     assert stack.json("queue", "prune", "--older-than", "1h") == {"found": 0, "removed": 0}
     assert stack.json("queue", "prune", "--older-than", "0s", "--dry-run") == {"found": 3, "removed": 0}
-    assert stack.json("queue", "prune", "--older-than", "0s", "--status", "failed") == {"found": 3, "removed": 3}
+    assert "nothing was deleted" in stack.run("queue", "prune", "--older-than", "0s", code=1)
+    assert stack.json("queue", "prune", "--older-than", "0s", "--status", "failed", "--keep-spans") == {"found": 3, "removed": 3}
     assert stack.json("queue", "stats")["rollouts_by_status"] == {"queuing": 2}
 
 

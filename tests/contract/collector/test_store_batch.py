@@ -27,6 +27,7 @@ class Grumpy:
         self._fails = fails_after_insert
         self.command = engine.command
         self.select = engine.select
+        self.delete = engine.delete
         self.close = engine.close
 
     def insert(self, table: str, columns: Sequence[str], rows: bytes, *, deduplicate: bool = True) -> None:

@@ -1,0 +1,92 @@
+"""Removes rollouts from ClickHouse: their spans, log records, metrics and sums. The queue forgets them first; this is the second half.
+
+Rows without ids that were copied to a rollout later (late_pass.py) go with it. They are found by its copies, so they go before these:
+a deletion that dies anywhere is finished by asking for the same rollouts again. What arrives for a rollout afterwards is stored
+(contracts.md §2.6). Rows are masked at once (ClickHouse's lightweight DELETE, which is answered when it is done) and leave the disk
+with the next merge of their part.
+
+Who has the engine open does it, as with maintenance.py: the collector for the embedded one (`POST /delete`, body {"rollouts": [ids]}; an
+empty list asks whether a deletion could be done), `agl-otel` itself for a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from aiohttp import web
+
+from agl_otel.errors import UsageError
+from agl_otel.traces.engine import Engine
+from agl_otel.traces.migrate import named_query
+
+SOURCES: Final = 1_000  # rows without ids that go in one statement
+TABLES: Final = (
+    "otel_metrics_gauge",
+    "otel_metrics_sum",
+    "otel_metrics_histogram",
+    "otel_metrics_exponential_histogram",
+    "otel_metrics_summary",
+    "otel_logs",
+    "rollout_summary_states",
+    "otel_traces",  # the last one: what it holds says which rows without ids belong to a rollout
+)
+"""Every table that is keyed by rollout."""
+_SAME_SPAN: Final = (
+    "RolloutId = '' AND TraceId IN arrayDistinct({traces:Array(String)}) "
+    "AND (TraceId, SpanId) IN arrayZip({traces:Array(String)}, {spans:Array(String)})"
+)
+_SAME_LOG: Final = (
+    "RolloutId = '' AND (BatchId, BatchPos, "
+    "cityHash64(TraceId, SpanId, Timestamp, SeverityText, EventName, Body, toString(LogAttributes))) "
+    "IN arrayZip({batches:Array(UInt64)}, {places:Array(UInt32)}, {hashes:Array(UInt64)})"
+)
+_OF_ROLLOUTS: Final = "RolloutId IN {rollouts:Array(String)}"
+
+
+class Deletion:
+    """Deletes over one engine, one request at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._turn = asyncio.Lock()
+
+    async def run(self, rollout_ids: Sequence[str]) -> dict[str, int]:
+        """Remove what is stored of these rollouts; answers how many rows with ids went, by table, where any did.
+
+        Raises UnavailableError or ClickHouseError where ClickHouse cannot do it now; then the same request finishes the work.
+        """
+        async with self._turn:
+            return await asyncio.to_thread(self._run, sorted({name for name in rollout_ids if name}))
+
+    def _run(self, ids: list[str]) -> dict[str, int]:
+        params = {"rollouts": ids}
+        if not ids:
+            self._engine.select("SELECT 1")
+            return {}
+        while rows := self._engine.select(named_query("delete_sources"), {**params, "limit": SOURCES}):
+            traces, spans = ([row[place] for row in rows] for place in (0, 1))
+            self._engine.delete("otel_traces", _SAME_SPAN, {"traces": traces, "spans": spans})
+        while rows := self._engine.select(named_query("delete_log_sources"), {**params, "limit": SOURCES}):
+            batches, places, hashes = ([row[place] for row in rows] for place in (0, 1, 2))
+            self._engine.delete("otel_logs", _SAME_LOG, {"batches": batches, "places": places, "hashes": hashes})
+        removed: dict[str, int] = {}
+        for table in TABLES:
+            [[count]] = self._engine.select(f"SELECT count() FROM otel.{table} WHERE {_OF_ROLLOUTS}", params)
+            if count:
+                self._engine.delete(table, _OF_ROLLOUTS, params)
+                removed[table] = int(str(count))
+        return removed
+
+    async def handle(self, request: web.Request) -> web.Response:
+        """POST /delete."""
+        try:
+            body: Any = await request.json()
+            ids: Any = body["rollouts"]
+        except (ValueError, TypeError, KeyError, json.JSONDecodeError):
+            ids = None
+        if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):  # pyright: ignore[reportUnknownVariableType] JSON
+            raise UsageError('POST /delete takes {"rollouts": [rollout ids]}')
+        return web.json_response({"removed": await self.run(ids)})  # pyright: ignore[reportUnknownArgumentType] checked above

@@ -1,0 +1,211 @@
+"""Deleting rollouts: over a real chdb and a real server, and by the commands over a running queue and collector."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from agl_otel import semconv
+from agl_otel.cli.maintain import maintainer
+from agl_otel.collector.deletion import TABLES, Deletion
+from agl_otel.queue.client import QueueClient, RolloutUpdate
+from agl_otel.traces.address import ServerAddress
+from agl_otel.traces.chdb import ChdbEngine
+from agl_otel.traces.migrate import migrate
+from agl_otel.traces.opened import TraceStore
+from agl_otel.traces.server import ServerEngine
+from agl_otel.types import EnqueueRolloutRequest
+from tests.clickhouse_server import ClickHouseServer
+
+from .otlp import post_spans, request_of, span
+from .stack import Stack, start
+
+
+@pytest.fixture(params=["chdb", "server"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TraceStore]:
+    if request.param == "chdb":
+        made: TraceStore = ChdbEngine(tmp_path / "traces")
+        migrate(made, where="the test")
+        yield made
+        made.close()
+        return
+    with ClickHouseServer(tmp_path / "server") as server:
+        made = ServerEngine(ServerAddress.parse(server.url()))
+        migrate(made, where="the test")
+        yield made
+        made.close()
+
+
+def fill(engine: TraceStore) -> None:
+    """ro-1 to ro-3 with two spans and a log record each; the second span and the record came without ids and were copied later."""
+    common = {"Timestamp": "1750000000.000000001", "AttemptId": "at-1"}
+    for number in (1, 2, 3):
+        name, trace = f"ro-{number}", f"t{number}"
+        spans = [{**common, "TraceId": trace, "SpanId": f"s{place}", "RolloutId": name, "BatchPos": place} for place in (1, 2)]
+        late = {**spans[1], "RolloutId": "", "AttemptId": ""}
+        nobody = {**late, "SpanId": "s3", "BatchPos": 3}
+        log = {**common, "TraceId": trace, "SpanId": "s2", "Body": "x", "RolloutId": name, "BatchId": 7, "BatchPos": number}
+        late_log = {**log, "RolloutId": "", "AttemptId": ""}
+        others = [{**late_log, "Body": "y"}, {**late_log, "BatchId": 8}]
+        gauge = {"TimeUnix": "1750000000.000000001", "MetricName": "m", "RolloutId": name, "AttemptId": "at-1"}
+        for table, rows in (
+            ("otel_traces", [*spans, late, nobody]),
+            ("otel_logs", [log, late_log, *others]),
+            ("otel_metrics_gauge", [gauge]),
+        ):
+            engine.insert(f"otel.{table}", list(rows[0]), "\n".join(json.dumps(row) for row in rows).encode())
+
+
+def stored(engine: TraceStore) -> dict[str, list[list[object]]]:
+    asked = {
+        "otel_traces": "SELECT TraceId, SpanId, RolloutId FROM otel.otel_traces ORDER BY ALL",
+        "otel_logs": "SELECT TraceId, Body, BatchId, RolloutId FROM otel.otel_logs ORDER BY ALL",
+        "summary": "SELECT RolloutId, Spans FROM otel.rollout_summary ORDER BY ALL",
+        "gauge": "SELECT RolloutId FROM otel.otel_metrics_gauge ORDER BY ALL",
+    }
+    return {name: engine.select(sql) for name, sql in asked.items()}
+
+
+async def test_all_rows_of_a_rollout_go_and_no_others(engine: TraceStore) -> None:
+    fill(engine)
+    deletion = Deletion(engine)
+    before = stored(engine)
+    assert await deletion.run([]) == {}
+    assert await deletion.run(["ro-none", ""]) == {}
+    assert stored(engine) == before
+    removed = await deletion.run(["ro-1", "ro-3"])
+    assert removed == {"otel_metrics_gauge": 2, "otel_logs": 2, "rollout_summary_states": 2, "otel_traces": 4}
+    assert stored(engine) == {
+        "otel_traces": [["t1", "s3", ""], ["t2", "s1", "ro-2"], ["t2", "s2", ""], ["t2", "s2", "ro-2"], ["t2", "s3", ""], ["t3", "s3", ""]],
+        "otel_logs": [
+            ["t1", "x", 8, ""], ["t1", "y", 7, ""],
+            ["t2", "x", 7, ""], ["t2", "x", 7, "ro-2"], ["t2", "x", 8, ""], ["t2", "y", 7, ""],
+            ["t3", "x", 8, ""], ["t3", "y", 7, ""],
+        ],
+        "summary": [["ro-2", 2]],
+        "gauge": [["ro-2"]],
+    }  # fmt: skip
+    assert await deletion.run(["ro-1", "ro-3"]) == {}
+
+
+async def test_a_deletion_that_was_cut_short_is_finished_by_the_next(engine: TraceStore) -> None:
+    fill(engine)
+    engine.delete("otel_traces", "RolloutId = '' AND TraceId = {trace:String} AND SpanId = {span:String}", {"trace": "t1", "span": "s2"})
+    engine.delete("otel_logs", "RolloutId = {rollout:String}", {"rollout": "ro-2"})
+    assert (await Deletion(engine).run(["ro-1", "ro-2", "ro-3"]))["otel_traces"] == 6
+    assert {row[2] for row in stored(engine)["otel_traces"]} == {""}
+    assert {row[1] for row in stored(engine)["otel_traces"]} == {"s3"}
+
+
+async def test_spans_that_come_later_are_stored(engine: TraceStore) -> None:
+    fill(engine)
+    await Deletion(engine).run(["ro-1", "ro-2", "ro-3"])
+    fill(engine)
+    assert stored(engine)["summary"] == [["ro-1", 2], ["ro-2", 2], ["ro-3", 2]]
+
+
+def test_every_table_of_rollouts_is_gone_through(engine: TraceStore) -> None:
+    found = engine.select(
+        "SELECT c.table FROM system.columns AS c INNER JOIN system.tables AS t ON c.table = t.name AND c.database = t.database "
+        "WHERE c.database = 'otel' AND c.name = 'RolloutId' AND t.engine LIKE '%MergeTree'"
+    )
+    assert {str(row[0]) for row in found} == set(TABLES)
+    assert TABLES[-1] == "otel_traces"
+
+
+async def agl(stack: Stack, *arguments: str) -> tuple[int, str]:
+    """Run a command; its exit code, and what it printed on both outputs."""
+    environment = {**os.environ, **stack.settings.environment(), "AGL_STORE": stack.queue}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "agl_otel", *arguments, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    text = (await process.communicate())[0].decode()
+    assert process.returncode is not None
+    return process.returncode, text.strip()
+
+
+async def one_rollout(stack: Stack, name: str) -> None:
+    """A finished rollout with an attempt span, a child that came before it, and its copy."""
+    async with QueueClient(stack.queue) as queue:
+        await queue.enqueue([EnqueueRolloutRequest(input=1, rollout_id=name)])
+        await queue.update_rollouts([RolloutUpdate(rollout_id=name, status="failed")])
+    trace = os.urandom(16)
+    root = span(semconv.SPAN_ATTEMPT, {semconv.ROLLOUT_ID: name, semconv.ATTEMPT_ID: "at-1"}, trace=trace)
+    for sent in (span("child", trace=trace, parent=root.span_id), root):
+        await post_spans(stack, request_of([sent]), ack="stored")
+    async with maintainer(stack.settings) as made:
+        await made.once()
+        await made.release()
+
+
+async def rows(stack: Stack, name: str) -> tuple[int, int]:
+    """Spans of a rollout, and spans of nobody."""
+    async with stack.reader() as reader:
+        found = await reader.query(
+            "SELECT countIf(RolloutId = {name:String}) AS a, countIf(RolloutId = '') AS b FROM otel_traces", params={"name": name}
+        )
+    return int(found[0]["a"]), int(found[0]["b"])
+
+
+async def test_the_commands_delete_from_both_stores(own_stack: Stack) -> None:
+    await start(own_stack)
+    for name in ("ro-1", "ro-2", "ro-3"):
+        await one_rollout(own_stack, name)
+    assert await rows(own_stack, "ro-1") == (2, 3)
+    assert await agl(own_stack, "rollouts", "delete", "ro-1", "--yes") == (0, "deleted 1 rollouts")
+    assert await rows(own_stack, "ro-1") == (0, 2)
+    code, text = await agl(own_stack, "rollouts", "delete", "ro-2", "--json", "--keep-spans")
+    assert (code, json.loads(text)) == (0, {"deleted": 1})
+    assert await rows(own_stack, "ro-2") == (2, 2)
+    assert await agl(own_stack, "rollouts", "delete", "ro-2", "--yes") == (0, "deleted 0 rollouts"), "what is left can be deleted later"
+    assert await rows(own_stack, "ro-2") == (0, 1)
+    assert await agl(own_stack, "queue", "prune", "--older-than", "0s") == (0, "removed 1 rollouts")
+    assert await rows(own_stack, "ro-3") == (0, 0)
+
+
+async def test_while_the_collector_is_away_nothing_is_deleted(own_stack: Stack) -> None:
+    await start(own_stack)
+    await one_rollout(own_stack, "ro-1")
+    await own_stack.end("collector", 9)  # without a word to the queue
+    for command in (("rollouts", "delete", "ro-1", "--yes"), ("queue", "prune", "--older-than", "0s")):
+        code, text = await agl(own_stack, *command)
+        assert code == 1
+        assert "nothing was deleted" in text
+        assert "--keep-spans" in text
+    async with QueueClient(own_stack.queue) as queue:
+        assert [r.rollout_id for r in await queue.query_rollouts()] == ["ro-1"]
+    await own_stack.start_collector()
+    assert await agl(own_stack, "rollouts", "delete", "ro-1", "--yes") == (0, "deleted 1 rollouts")
+    assert await rows(own_stack, "ro-1") == (0, 0)
+
+
+async def test_with_a_server_the_command_deletes_by_itself(own_stack: Stack, tmp_path: Path) -> None:
+    with ClickHouseServer(tmp_path / "server") as server:
+        own_stack.settings = own_stack.settings.model_copy(update={"clickhouse_url": server.url()})
+        await start(own_stack)
+        await one_rollout(own_stack, "ro-1")
+        assert await rows(own_stack, "ro-1") == (2, 1)
+        assert await agl(own_stack, "rollouts", "delete", "--status", "failed", "--yes") == (0, "deleted 1 rollouts")
+        assert await rows(own_stack, "ro-1") == (0, 0)
+
+
+async def test_deleting_asks_for_the_token_and_for_ids(own_stack: Stack) -> None:
+    own_stack.settings = own_stack.settings.model_copy(update={"token": type(own_stack.settings.token)("secret")})
+    await start(own_stack)
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{own_stack.http}/delete", json={"rollouts": []}) as answer:
+            assert answer.status == 401
+        headers = {"Authorization": "Bearer secret"}
+        for body in ({}, [], {"rollouts": "ro-1"}, {"rollouts": [1]}):
+            async with session.post(f"{own_stack.http}/delete", json=body, headers=headers) as answer:
+                assert answer.status == 400
+                assert "POST /delete takes" in await answer.text()
+        async with session.post(f"{own_stack.http}/delete", json={"rollouts": ["ro-none"]}, headers=headers) as answer:
+            assert (answer.status, await answer.json()) == (200, {"removed": {}})
