@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from agl_otel import semconv
 from agl_otel.columns import Traces
+from agl_otel.queue.client import RolloutUpdate
 from agl_otel.runner import groups
 from agl_otel.settings import Settings
 from agl_otel.stack import Stack
@@ -229,6 +230,33 @@ async def test_a_killed_runner_takes_its_agent_along_and_its_rollout_is_run_agai
     await world.finished([rollout])
     attempts = await world.store.queue.query_attempts([rollout.rollout_id])
     assert [attempt.status for attempt in attempts] == ["unresponsive", "succeeded"]
+
+
+@pytest.mark.parametrize(
+    ("on_sigterm", "kind"),
+    [
+        pytest.param("signal.signal(signal.SIGTERM, signal.SIG_DFL)", "incomplete", id="incomplete-because-the-agent-dies-unsealed"),
+        pytest.param("pass", "complete", id="complete-because-the-agent's-hook-seals-on-the-kernel's-SIGTERM"),
+    ],
+)
+async def test_the_verdict_of_an_attempt_whose_runner_was_killed_follows_its_agents_seal(world: World, on_sigterm: str, kind: str) -> None:
+    mark = world.directory / "mark"
+    code = (
+        "import os, signal, sys, time\nfrom opentelemetry import trace\n"
+        f"{on_sigterm}\ntracer = trace.get_tracer('a')\n"
+        "still_open = tracer.start_span('open')\ntracer.start_span('work').end(); trace.get_tracer_provider().force_flush()\n"
+        "open(sys.argv[1], 'w').write(f'{os.getpid()}\\n')\ntime.sleep(120)\n"
+    )
+    [rollout] = await world.enqueue("x")
+    runner = await world.runner("--", sys.executable, "-c", code, str(mark))
+    agent = await pid_in(mark)
+    runner.kill()
+    await runner.wait()
+    await eventually(lambda: not groups.is_alive(agent))
+    traces = await world.store.traces([rollout])
+    [attempt] = await world.store.queue.query_attempts([rollout.rollout_id])
+    assert (attempt.seals, traces.verdicts[rollout.rollout_id, attempt.attempt_id].kind) == (None, kind)
+    await world.store.queue.update_rollouts([RolloutUpdate(rollout_id=rollout.rollout_id, status="cancelled")])
 
 
 async def test_sigterm_lets_the_agent_finish_and_a_second_one_ends_it_at_once(world: World) -> None:
