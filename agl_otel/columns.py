@@ -109,3 +109,8 @@ class Traces:
     """{rollout id: the highest sequence number read}: with `digest` it pins what was read."""
     digest: str = ""
     """Hash of the identities that were read; it changes when a late span arrives."""
+
+    @property
+    def alarms(self) -> list[AttemptKey]:
+        """Attempts that are unproven though their runner reported a hooked agent."""
+        return [key for key, verdict in self.verdicts.items() if verdict.alarm]

@@ -59,6 +59,9 @@ SPAN_VIRTUAL: Final = "agentlightning.virtual"
 SPAN_REWARD: Final = "agentlightning.reward"
 """An operation that computed a reward (a reward itself is an annotation)."""
 
+ATTEMPT_HOOKED: Final = "agentlightning.attempt.hooked"
+"""On the attempt span: true where the runner started the agent under our hook, so that its spans must carry a marker."""
+
 # --- seal: how many spans with this marker the attempt has ended so far (annotations included, seals not) --------
 SEAL_SPANS: Final = "agentlightning.seal.spans"
 SEAL_DROPPED: Final = "agentlightning.seal.dropped"

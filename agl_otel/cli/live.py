@@ -55,6 +55,8 @@ _COLUMNS: Final = ("step", "reward", "model calls", "spans", "verdicts", "second
 
 
 def _cells(step: StepReport) -> tuple[str, ...]:
-    verdicts = " ".join(f"{kind} {count}" for kind, count in sorted(step.verdicts.items()))
+    verdicts = " ".join(f"{kind} {count}" for kind, count in sorted(step.verdicts.items())) + (
+        f" ALARMS {step.alarms}" if step.alarms else ""
+    )
     seconds = step.rollout_seconds + step.read_seconds + step.update_seconds
     return str(step.step), f"{step.reward_mean:.2f}", str(step.model_calls), str(step.spans), verdicts, f"{seconds:.2f}"

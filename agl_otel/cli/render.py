@@ -41,6 +41,8 @@ def attempt_tree(rollout: Rollout, attempt: Attempt, spans: Sequence[Span], verd
     )
     if verdict:
         head.append("  verdict ", "dim").append(verdict.kind, VERDICT_STYLES[verdict.kind])
+        if verdict.alarm:
+            head.append("  ALARM", "bold red")
         if verdict.reasons:
             head.append(f" ({plain('; '.join(verdict.reasons), 120)})", "dim")
     lines: list[RenderableType] = [head, Text.assemble(("input ", "dim"), plain(json.dumps(rollout.input, ensure_ascii=False), 120))]

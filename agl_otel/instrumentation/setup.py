@@ -124,13 +124,13 @@ class Telemetry:
         """Export the attempt's root span and wait for the ack; its traceparent. Raises UnavailableError."""
         return self.attempt_spans([(rollout_id, attempt_id)])[0]
 
-    def attempt_spans(self, keys: Sequence[Key]) -> list[str]:
-        """The same for many attempts, in one export. Concurrent calls share exports."""
+    def attempt_spans(self, keys: Sequence[Key], *, hooked: bool = False) -> list[str]:
+        """The same for many attempts, in one export; `hooked` says that their agents run under our hook. Concurrent calls share exports."""
         traceparents: list[str] = []
         now = time.time_ns()
         tracer = self.tracer(TRACER_NAME)
         for rollout_id, attempt_id in keys:
-            ids = {semconv.ROLLOUT_ID: rollout_id, semconv.ATTEMPT_ID: attempt_id}
+            ids = {semconv.ROLLOUT_ID: rollout_id, semconv.ATTEMPT_ID: attempt_id, **({semconv.ATTEMPT_HOOKED: True} if hooked else {})}
             span = tracer.start_span(semconv.SPAN_ATTEMPT, Context(), attributes=ids, start_time=now)
             span.end(now)
             traceparents.append(format_traceparent(span.get_span_context()))

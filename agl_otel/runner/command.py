@@ -73,6 +73,7 @@ class CommandAgent:
         self._command = _resolved(list(command), self._base, self._cwd)
         wrapper = wrapper_of(self._command, required=instrument is True) if instrument is not False else []
         self._starter: Starter = Warm(Anew(wrapper), preload) if warm and wrapper else Anew(wrapper)
+        self.hooked = bool(wrapper) or Path(self._command[0]).name == _INSTRUMENT
         self._grader = grader
         self._limits = limits or Limits()
         self._grace_seconds = grace_seconds

@@ -37,6 +37,7 @@ class FunctionAgent:
         if not callable(function):
             raise UsageError(f"{function!r} is no function")
         self.instrument = instrument
+        self.hooked = True  # this process counts
         self._function = function
         self._binding = Binding(function)
         self._grader = grader

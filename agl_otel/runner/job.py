@@ -77,6 +77,14 @@ class Agent(Protocol):
 
 
 @runtime_checkable
+class HookedAgent(Protocol):
+    """An agent that knows whether its processes run under our hook; of any other it is not known."""
+
+    hooked: bool
+    """Told to the reader: spans that nobody counted are an alarm then."""
+
+
+@runtime_checkable
 class ClosingAgent(Protocol):
     """An agent that keeps something for its runs, which is ended with the runner."""
 

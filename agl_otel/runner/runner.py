@@ -26,7 +26,7 @@ from agl_otel.queue.client import QueueClient
 from agl_otel.runner.certificates import certificates
 from agl_otel.runner.ending import Ended, Endings, persist
 from agl_otel.runner.environment import Addresses
-from agl_otel.runner.job import Agent, ClosingAgent, Job
+from agl_otel.runner.job import Agent, ClosingAgent, HookedAgent, Job
 from agl_otel.runner.output import LogExporter, Printed
 from agl_otel.runner.running import Run, RunnerEvent, outcome_of
 from agl_otel.runner.snapshot import SystemSnapshot, pause_seconds
@@ -189,11 +189,14 @@ class Runner:
     async def _start(self, claimed: Sequence[AttemptedRollout]) -> None:
         """Give each claimed attempt its resources and its root span, then its agent. What fails here fails the attempts."""
         keys = [(r.rollout_id, r.attempt.attempt_id) for r in claimed]
+        hooked = isinstance(self._agent, HookedAgent) and self._agent.hooked
         try:
             addresses = await persist(self._find_stack, seconds=START_RETRY_SECONDS)
             self._prepare(addresses)
             resources = await asyncio.gather(*(self._resources_of(rollout) for rollout in claimed), return_exceptions=True)
-            parents = await persist(lambda: asyncio.to_thread(self._telemetry.attempt_spans, keys), seconds=START_RETRY_SECONDS)
+            parents = await persist(
+                lambda: asyncio.to_thread(self._telemetry.attempt_spans, keys, hooked=hooked), seconds=START_RETRY_SECONDS
+            )
         except AglError as error:
             for rollout in claimed:
                 self._not_started(Job(rollout, {}, Addresses("", ""), ""), error)

@@ -18,6 +18,8 @@ class ReadFacts:
     markers: dict[AttemptKey, dict[str, MarkerFacts]] = field(default_factory=dict[AttemptKey, dict[str, MarkerFacts]])
     unmarked: dict[AttemptKey, tuple[int, int]] = field(default_factory=dict[AttemptKey, tuple[int, int]])
     """(spans, annotations among them) without a marker."""
+    hooked: set[AttemptKey] = field(default_factory=set[AttemptKey])
+    """Attempts whose runner started the agent under our hook."""
     spans: int = 0
     highest_sequence: dict[str, int] = field(default_factory=dict[str, int])
     digest: str = ""
@@ -33,6 +35,8 @@ class ReadFacts:
             facts.spans += number["Spans"]
             digest ^= number["Digest"]
             facts.highest_sequence[key[0]] = max(facts.highest_sequence.get(key[0], 0), number["HighestSequence"])
+            if number["Hooked"]:
+                facts.hooked.add(key)
             if not row["Marker"]:
                 facts.unmarked[key] = (number["Spans"], number["Annotations"])
                 continue
@@ -48,11 +52,11 @@ class ReadFacts:
         return facts
 
 
-_NUMBERS = ("Spans", "Annotations", "Calls", "LastCall", "Seals", "SealSpans", "Dropped", "HighestSequence", "Digest")
+_NUMBERS = ("Spans", "Annotations", "Calls", "LastCall", "Seals", "SealSpans", "Dropped", "Hooked", "HighestSequence", "Digest")
 
 
 def attempt_facts(facts: ReadFacts, attempt: Attempt) -> AttemptFacts:
     """What is known of one attempt: what is stored, and the seals that its runner handed to the queue."""
     key = (attempt.rollout_id, attempt.attempt_id)
     unmarked, annotations = facts.unmarked.get(key, (0, 0))
-    return AttemptFacts(*key, attempt.seals, facts.markers.get(key, {}), unmarked, annotations)
+    return AttemptFacts(*key, attempt.seals, facts.markers.get(key, {}), unmarked, annotations, key in facts.hooked)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -33,6 +34,7 @@ AGENT_NAME: Final = "gen_ai.agent.name"
 SpanKey = tuple[str, str, str, str]
 """(rollout id, attempt id, trace id, span id)."""
 ASK_AGAIN_SECONDS: Final = 0.2  # an attempt that is not yet complete is looked at again this often
+_log = logging.getLogger(__name__)
 _NAMES: Final[Mapping[str, str]] = {
     "process": semconv.PROCESS,
     "seal": semconv.SPAN_SEAL,
@@ -47,6 +49,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "retry_of": semconv.LLM_RETRY_OF,
     "seal_spans": semconv.SEAL_SPANS,
     "seal_dropped": semconv.SEAL_DROPPED,
+    "hooked": semconv.ATTEMPT_HOOKED,
     "prefix": f"{semconv.REWARD}.",
     "agent": AGENT_NAME,
 }
@@ -144,6 +147,11 @@ class TraceReader:
             await asyncio.sleep(min(ASK_AGAIN_SECONDS, max(0.0, deadline - time.monotonic())))
             facts = await self._facts(ids, barrier=barrier)
             verdicts = _verdicts(facts, attempts)
+        if alarms := [attempt_id for (_, attempt_id), verdict in verdicts.items() if verdict.alarm]:
+            _log.warning(
+                "%d of %d attempts are unproven though their agents ran under the hook, the first of them %s: nobody counted their spans",
+                len(alarms), len(verdicts), alarms[0],
+            )  # fmt: skip
         calls, rewards, agents = await asyncio.gather(
             self._named_arrow("calls", ids), self._named("rewards", ids), self._named("agents", ids)
         )

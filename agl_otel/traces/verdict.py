@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from agl_otel.types import Verdict, VerdictKind
+
+ALARM: Final = "its agent ran under the hook, and no process counted its spans: is its telemetry set up by somebody else?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class AttemptFacts:
     """Distinct spans without a marker, the attempt span not counted."""
     unmarked_annotations: int = 0
     """How many of those are annotations."""
+    hooked: bool = False
+    """Whether its runner started the agent under our hook."""
 
 
 def decide(facts: AttemptFacts) -> Verdict:
@@ -57,7 +62,11 @@ def decide(facts: AttemptFacts) -> Verdict:
         lost, why = _marker(marker, seen, handed.get(marker, seen.seal))
         missing += lost
         reasons += why
-    return Verdict(rollout_id=facts.rollout_id, attempt_id=facts.attempt_id, kind=_kind(facts, reasons), missing=missing, reasons=reasons)
+    kind = _kind(facts, reasons)
+    alarm = facts.hooked and kind == "unproven"
+    if alarm:
+        reasons.append(ALARM)
+    return Verdict(rollout_id=facts.rollout_id, attempt_id=facts.attempt_id, kind=kind, missing=missing, reasons=reasons, alarm=alarm)
 
 
 def _kind(facts: AttemptFacts, reasons: list[str]) -> VerdictKind:

@@ -173,6 +173,8 @@ class Evaluation:
     verdicts: Counter[str]
     spans: int
     seconds: float
+    alarms: int = 0
+    """Attempts that are unproven though their agents ran under the hook."""
 
 
 @dataclass
@@ -290,7 +292,7 @@ class Training:
             raise AgentError(f"none of the {len(values)} {mode} rollouts has a reward: {_why(finished)}")
         verdicts = Counter(str(verdict.kind) for verdict in traces.verdicts.values())
         score = sum(value or 0.0 for value in values) / len(values)
-        return Evaluation(score, [r.rollout_id for r in finished], values, verdicts, traces.spans, clock() - started)
+        return Evaluation(score, [r.rollout_id for r in finished], values, verdicts, traces.spans, clock() - started, len(traces.alarms))
 
     async def until_done(self, rollout_ids: Sequence[str]) -> list[Any]:
         """Wait for the rollouts; ends early with the error of a process that is gone."""

@@ -129,3 +129,5 @@ class Verdict(Model):
     missing: int = 0
     """Spans and calls that are known to exist and are not stored."""
     reasons: list[str] = Field(default_factory=list[str])
+    alarm: bool = False
+    """Unproven though the runner reported a hooked agent: something keeps its spans from being counted."""

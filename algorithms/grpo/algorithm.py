@@ -70,6 +70,8 @@ class StepReport:
     """(call, choice) rows read."""
     spans: int
     verdicts: dict[str, int]
+    alarms: int
+    """Attempts that are unproven though their agents ran under the hook."""
     refused: dict[str, int]
     """Keys of adapters' ATTEMPT_REFUSALS and CALL_REFUSALS, and `not_finished`."""
     breaks: dict[str, int]
@@ -279,6 +281,7 @@ class GRPO:
             model_calls=len(traces.calls),
             spans=traces.spans,
             verdicts=dict(Counter(verdict.kind for verdict in traces.verdicts.values())),
+            alarms=len(traces.alarms),
             refused=dict(batch.refused),
             breaks=dict(batch.breaks),
             trajectories=len(batch),

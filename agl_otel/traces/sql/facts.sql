@@ -7,6 +7,7 @@ SELECT RolloutId, AttemptId, SpanAttributes[{process:String}] AS Marker,
   countIf(SpanName = {seal:String}) AS Seals,
   maxIf(toUInt64OrZero(SpanAttributes[{seal_spans:String}]), SpanName = {seal:String}) AS SealSpans,
   maxIf(toUInt64OrZero(SpanAttributes[{seal_dropped:String}]), SpanName = {seal:String}) AS Dropped,
+  countIf(SpanName = {attempt:String} AND SpanAttributes[{hooked:String}] = 'true') AS Hooked,
   max(SequenceId) AS HighestSequence,
   groupBitXor(Identity) AS Digest
 FROM (

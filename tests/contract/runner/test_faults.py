@@ -13,7 +13,7 @@ from agl_otel import semconv
 from agl_otel.errors import UsageError
 from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.queue.server import QueueServer, open_engine
-from agl_otel.runner.agents import FunctionAgent
+from agl_otel.runner.agents import CommandAgent, FunctionAgent
 from agl_otel.runner.ending import Ended, Endings
 from agl_otel.runner.environment import Addresses
 from agl_otel.runner.job import Job
@@ -144,6 +144,17 @@ async def test_a_runner_that_shall_send_no_heartbeats_sends_none(stack: Stack) -
     assert counts["succeeded"] == 1
     [worker] = await stack.queue.query_workers()
     assert (worker.worker_id, worker.heartbeat_stats, worker.last_heartbeat_time) == ("w-silent", None, None)
+
+
+async def test_the_attempt_span_says_whether_the_agent_runs_under_the_hook(stack: Stack) -> None:
+    [counted] = await stack.enqueue("t")
+    await stack.run(FunctionAgent(lambda task: 1.0), max_rollouts=1)
+    [unknown] = await stack.enqueue("t")
+    await stack.run(CommandAgent(["true"]), max_rollouts=1)
+    said = [stack.spans(rollout, semconv.SPAN_ATTEMPT)[0].attributes.get(semconv.ATTEMPT_HOOKED) for rollout in (counted, unknown)]
+    assert said == [True, None]
+    hooks = (CommandAgent([sys.executable, "-c", ""]), CommandAgent([sys.executable, "-c", ""], instrument=False))
+    assert [agent.hooked for agent in hooks] == [True, False]
 
 
 _LIT_AGENT = """

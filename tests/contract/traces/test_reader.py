@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import numpy as np
+import pytest
 
 from agl_otel import semconv
 from agl_otel.traces.opened import TraceStore
@@ -151,6 +152,19 @@ async def test_what_is_incomplete_is_asked_again_until_the_deadline(engine: Trac
     assert again.verdicts["ro-1", "at-1"].kind == "complete"
     assert again.digest != traces.digest
     assert (traces.highest_sequence, again.highest_sequence) == ({"ro-1": 1}, {"ro-1": 2})
+
+
+async def test_an_unproven_attempt_of_a_hooked_agent_is_an_alarm(
+    engine: TraceStore, reader: TraceReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    insert(engine, row(1, semconv.SPAN_ATTEMPT), row(2))
+    assert not (await reader.traces([rollout()], [attempt()])).alarms
+    insert(engine, row(3, semconv.SPAN_ATTEMPT, {semconv.ATTEMPT_HOOKED: "true"}))
+    traces = await reader.traces([rollout()], [attempt()])
+    assert traces.alarms == [("ro-1", "at-1")]
+    assert [record.levelname for record in caplog.records if "ran under the hook" in record.message] == ["WARNING"]
+    insert(engine, row(4, attributes={P: "p"}))
+    assert not (await reader.traces([rollout()], [attempt({"p": 1})])).alarms
 
 
 async def test_a_duplicate_row_changes_nothing_that_pins_a_reading(engine: TraceStore, reader: TraceReader) -> None:

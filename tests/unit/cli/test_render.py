@@ -63,6 +63,16 @@ def test_what_an_agent_wrote_cannot_drive_the_terminal() -> None:
     assert "\x1b[2J" not in text and "\x1b]0" not in text and "[bold]name[/bold]" in text and "[red]x[/red]" in text
 
 
+def test_an_alarm_is_told_beside_the_verdict() -> None:
+    console = Console(width=200, file=io.StringIO(), color_system=None)
+    rollout = Rollout(rollout_id="ro-1", input={}, start_time=0)
+    attempt = Attempt(rollout_id="ro-1", attempt_id="at-1", sequence_id=1, start_time=0)
+    for alarm in (False, True):
+        verdict = Verdict(rollout_id="ro-1", attempt_id="at-1", kind="unproven", alarm=alarm)
+        console.print(attempt_tree(rollout, attempt, [], verdict))
+        assert ("ALARM" in console.file.getvalue()) is alarm  # type: ignore[attr-defined]  # it is the StringIO above
+
+
 def test_the_last_message_of_each_form_is_found() -> None:
     assert last_content(json.dumps([{"role": "user", "content": "a"}])) == "a"
     assert last_content(json.dumps([{"role": "user", "parts": [{"type": "text", "content": "b"}]}])) == "b"

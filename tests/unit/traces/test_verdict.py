@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_otel.traces.verdict import AttemptFacts, MarkerFacts, decide
+from agl_otel.traces.verdict import ALARM, AttemptFacts, MarkerFacts, decide
 
 
 def facts(handed: dict[str, int] | None = None, unmarked: int = 0, annotations: int = 0, **markers: MarkerFacts) -> AttemptFacts:
@@ -48,6 +50,14 @@ def test_incomplete_says_how_many_and_from_where(name: str) -> None:
     verdict = decide(given_facts)
     assert (verdict.kind, verdict.missing) == ("incomplete", missing)
     assert any(reason in text for text in verdict.reasons)
+
+
+def test_unproven_is_an_alarm_only_where_the_runner_reported_a_hooked_agent() -> None:
+    hooked = decide(replace(facts(unmarked=3, annotations=1), hooked=True))
+    assert (hooked.kind, hooked.alarm, hooked.reasons) == ("unproven", True, [ALARM])
+    assert not decide(facts(unmarked=3, annotations=1)).alarm
+    for seen in (COMPLETE["several processes"], INCOMPLETE["no seal"][0], facts()):
+        assert not decide(replace(seen, hooked=True)).alarm
 
 
 def test_only_unmarked_spans_are_unproven() -> None:
