@@ -15,6 +15,7 @@ import multiprocessing.connection
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterable
 from multiprocessing.process import BaseProcess
 from typing import Final, Literal
@@ -30,7 +31,7 @@ Role = Literal["algorithm", "runner", "both"]
 ROLES: Final = ("algorithm", "runner", "both")
 GRPC_THREAD: Final = "_poll_wrapper"
 """In the name of the thread of a gRPC connection that is open in this process."""
-KILL_SECONDS: Final = 10.0
+KILL_SECONDS: Final = 60.0  # a killed process ends as soon as it gets a processor, which on a busy machine may take a while
 _log = logging.getLogger(__name__)
 
 
@@ -167,14 +168,15 @@ async def _unless_gone(work: object, processes: list[BaseProcess], allowed: froz
     loop = asyncio.get_running_loop()
     gone: asyncio.Future[None] = loop.create_future()
 
-    def ended(sentinel: int) -> None:
-        loop.remove_reader(sentinel)
+    def ended(process: BaseProcess) -> None:
+        loop.remove_reader(process.sentinel)
+        process.join()  # it is ending: its exit code is a moment away
         codes = [process.exitcode for process in processes]
         if all(code is not None and code not in allowed for code in codes) and not gone.done():
             gone.set_exception(AgentError(f"every runner process has ended in an error (exit codes {codes}): see what they printed"))
 
     for process in processes:
-        loop.add_reader(process.sentinel, ended, process.sentinel)
+        loop.add_reader(process.sentinel, ended, process)
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -233,13 +235,7 @@ def _end_with_parent(stop: ExecutionEvent, grace_seconds: float) -> None:
 
 def _wait(processes: list[BaseProcess], seconds: float) -> list[BaseProcess]:
     """Those that still run after so many seconds."""
-    running = {process.sentinel: process for process in processes if process.is_alive()}
-    timer = threading.Event()
-    deadline = threading.Timer(seconds, timer.set)
-    deadline.daemon = True
-    deadline.start()
-    while running and not timer.is_set():
-        for sentinel in multiprocessing.connection.wait(list(running), timeout=0.2):
-            running.pop(sentinel, None)  # pyright: ignore[reportArgumentType, reportCallIssue]  # a sentinel is a number
-    deadline.cancel()
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.001, deadline - time.monotonic()))  # 0 would not wait for one that is just ending
     return [process for process in processes if process.is_alive()]

@@ -13,7 +13,7 @@ import atexit
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Final, NoReturn
 
@@ -50,15 +50,21 @@ class Hook:
         self._sealer: Sealer | None = None
         self._previous_sigterm: Any = signal.SIG_DFL
         self._ending = False
+        self.stored_elsewhere: Callable[[ReadableSpan], bool] = lambda span: False
+        """Whether another exporter of this process brings a span to its stack (tracer/process.py): ours may then drop it."""
         self.processor = AttemptProcessor(self.ledger, fallback=attempt.key if attempt else None, on_idle=self._idle)
 
     def adopt(self, provider: TracerProvider) -> None:
         """Have `provider` mark and count its spans; a second call with the same one does nothing."""
-        if any(known is provider for known in self._providers):
+        if self.has(provider):
             return
         self.configured(provider)
         provider.add_span_processor(self.processor)
         provider.add_span_processor(BackPressure(provider.force_flush))
+
+    def has(self, provider: object) -> bool:
+        """Whether it marks and counts the spans of `provider`."""
+        return any(known is provider for known in self._providers)
 
     def configured(self, provider: TracerProvider) -> None:
         """`provider` has our processor; seal through it."""
@@ -152,8 +158,11 @@ class Hook:
             span_exporter,
             rebuild=type(span_exporter),
             takes=lambda span: is_own(self.ledger, span),
-            on_dropped=(lambda spans: count_dropped(self.ledger, spans)) if counts else None,
+            on_dropped=self._dropped if counts else None,
         )
+
+    def _dropped(self, spans: Sequence[ReadableSpan]) -> None:
+        count_dropped(self.ledger, [span for span in spans if not self.stored_elsewhere(span)])
 
 
 def is_own(ledger: Ledger, span: ReadableSpan) -> bool:
@@ -198,6 +207,11 @@ def post_instrument() -> None:
     provider = trace.get_tracer_provider()
     if _hook is not None and isinstance(provider, TracerProvider):
         _hook.adopt(provider)
+
+
+def hook_of(provider: object) -> Hook | None:
+    """The hook that marks and counts the spans of `provider`; None where there is none."""
+    return _hook if _hook is not None and _hook.has(provider) else None
 
 
 def ensure_propagators() -> None:

@@ -24,7 +24,7 @@ from agl_otel import semconv
 from agl_otel.errors import SettingsError, UnavailableError
 from agl_otel.instrumentation.context import Key, format_traceparent
 from agl_otel.instrumentation.export import ExportProcessor
-from agl_otel.instrumentation.hook import count_dropped, ensure_propagators, is_own
+from agl_otel.instrumentation.hook import Hook, count_dropped, ensure_propagators, is_own
 from agl_otel.instrumentation.ledger import Count, Ledger
 from agl_otel.instrumentation.otlp import OtlpExporter
 from agl_otel.instrumentation.processor import AttemptProcessor
@@ -65,9 +65,12 @@ class Telemetry:
         service_name: str,
         exporter: Callable[[], SpanExporter] | None = None,
         provider: TracerProvider | None = None,
+        hook: Hook | None = None,
     ) -> None:
         os.environ.pop("OTEL_SDK_DISABLED", None)  # meant for the user's own telemetry; a proxy that records nothing is of no use
-        self._ledger = Ledger()
+        self._hook = hook
+        """Marks and counts the spans of `provider` already: its ledger is shared, a second one would change the marker under it."""
+        self._ledger = hook.ledger if hook is not None else Ledger()
         self._provider = provider or TracerProvider(
             sampler=ALWAYS_ON, resource=Resource.create({SERVICE_NAME: service_name}), shutdown_on_exit=False, span_limits=_UNLIMITED
         )
@@ -81,7 +84,8 @@ class Telemetry:
         )
         self._sealer = Sealer(self._ledger, self._provider, self._flush)
         self._rewards = LastRewards()
-        self._provider.add_span_processor(self._processor)
+        if hook is None:
+            self._provider.add_span_processor(self._processor)
         self._provider.add_span_processor(self._rewards)
         self._provider.add_span_processor(self._export)
         self._shut = threading.Lock()
@@ -176,8 +180,9 @@ class Telemetry:
         return self._export.force_flush(int(timeout_seconds * 1000))
 
     def _after_fork(self) -> None:
-        self._ledger.after_fork()
-        self._processor.after_fork()
+        if self._hook is None:  # which sees to its own
+            self._ledger.after_fork()
+            self._processor.after_fork()
         self._sealer.after_fork()
 
 

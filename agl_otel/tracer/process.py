@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerPro
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from agl_otel.instrumentation.context import Key
+from agl_otel.instrumentation.hook import hook_of
 from agl_otel.instrumentation.otlp import OtlpExporter
 from agl_otel.instrumentation.processor import UNCOUNTED, key_of_attributes
 from agl_otel.instrumentation.setup import Telemetry, switch_on_installed
@@ -136,11 +137,15 @@ class ProcessTelemetry(Telemetry):
     def __init__(self) -> None:
         self.routes = Routes()
         existing = trace.get_tracer_provider()
+        hook = hook_of(existing)
         super().__init__(
             service_name=os.environ.get("OTEL_SERVICE_NAME", SERVICE_NAME),
             exporter=lambda: RoutedExporter(self.routes),
             provider=existing if isinstance(existing, TracerProvider) else None,
+            hook=hook,
         )
+        if hook is not None:
+            hook.stored_elsewhere = lambda span: self.routes.of(span) is not None
         self._provider.add_span_processor(Recorder())
 
     def instrument(self) -> None:

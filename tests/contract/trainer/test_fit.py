@@ -1,0 +1,105 @@
+"""Trainer.fit and dev with agents as users write them, in threads of this process over one real stack."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import agl_otel as agl
+from agl_otel.store import InMemoryLightningStore, Store
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    made = InMemoryLightningStore()
+    yield made
+    asyncio.run(made.close())
+
+
+def rewards(store: Store) -> dict[Any, list[float]]:
+    """{input: rewards stored} of everything that has succeeded."""
+
+    async def read() -> dict[Any, list[float]]:
+        found: dict[Any, list[float]] = {}
+        for rollout in await store.query_rollouts(status=["succeeded"]):
+            spans = list(await store.query_spans(rollout.rollout_id))
+            found[rollout.input] = [value for span in agl.find_reward_spans(spans) if (value := agl.get_reward_value(span)) is not None]
+        return found
+
+    return asyncio.run(read())
+
+
+def trained(store: Store, **given: Any) -> agl.Trainer:
+    return agl.Trainer(store=store, strategy="shm", tracer=agl.OtelTracer(), **given)
+
+
+def test_dev_runs_a_plain_function_on_each_task(store: Store) -> None:
+    def agent(task: str) -> float:
+        async def inside() -> float:
+            return float(len(task))
+
+        return asyncio.run(inside())  # a sync agent has a thread, and so a loop, of its own
+
+    trained(store).dev(agent, dev_dataset=["a", "bb"])
+    found = rewards(store)
+    assert (found["a"], found["bb"]) == ([1.0], [2.0])
+
+
+def test_a_reward_that_is_returned_and_emitted_counts_once(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    def agent(task: str) -> float:
+        agl.emit_reward(0.5)
+        return 0.5
+
+    with caplog.at_level(logging.WARNING, logger="agl_otel"):
+        trained(store).dev(agent, ["twice"])
+    assert rewards(store)["twice"] == [0.5]
+    assert sum("returned the reward 0.5 and emitted [0.5] as well" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_fit_without_data_runs_what_the_algorithm_enqueues(store: Store) -> None:
+    seen: list[str] = []
+
+    @agl.algo
+    async def algorithm(*, store: Store, initial_resources: agl.NamedResources) -> None:
+        await store.add_resources(initial_resources)
+        rollout = await store.enqueue_rollout("of the algorithm")
+        finished = await store.wait_for_rollouts([rollout.rollout_id])
+        seen.extend(r.status for r in finished)
+
+    @agl.rollout
+    async def agent(task: str, prompt_template: agl.PromptTemplate) -> float:
+        return 1.0 if prompt_template.format(q=task) == "<of the algorithm>" else 0.0
+
+    template = agl.PromptTemplate(template="<{q}>", engine="f-string")
+    trained(store, algorithm=algorithm, initial_resources={"p": template}, n_runners=1).fit(agent)
+    assert seen == ["succeeded"] and rewards(store)["of the algorithm"] == [1.0]
+
+
+def test_fit_without_an_algorithm_publishes_the_resources_and_serves_the_queue(store: Store) -> None:
+    """Until it is interrupted; here an agent's hook ends it."""
+    done = threading.Event()
+
+    class Ends(agl.Hook):
+        async def on_rollout_end(self, **_: Any) -> None:
+            done.set()
+
+    async def queued() -> None:
+        await store.enqueue_rollout("waits")
+
+    asyncio.run(queued())
+    trained(store, max_rollouts=1, hooks=Ends()).fit(lambda task: 1.0)  # pyright: ignore[reportUnknownLambdaType]
+    assert done.is_set() and rewards(store)["waits"] == [1.0]
+
+
+def test_an_error_of_the_algorithm_ends_fit(store: Store) -> None:
+    @agl.algo
+    def algorithm() -> None:
+        raise RuntimeError("no idea")
+
+    with pytest.raises(RuntimeError, match="no idea"):
+        trained(store, algorithm=algorithm).fit(lambda task: 1.0)  # pyright: ignore[reportUnknownLambdaType]

@@ -1,0 +1,112 @@
+"""How runners that do not end are ended. Each program is a process of its own, because it forks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from tests.system.stack_process import ENVIRONMENT, alive
+
+HEAD = """
+import asyncio, logging, multiprocessing, os, signal, sys, threading
+from agl_otel.errors import AgentError
+from agl_otel.execution import ClientServerExecutionStrategy, SharedMemoryExecutionStrategy
+from agl_otel.store import LightningStoreClient
+logging.basicConfig(level="WARNING", format="%(message)s", stream=sys.stdout)
+ready = multiprocessing.Event()
+async def algorithm(store, stop):
+    ready.wait()
+def stuck(*ignored):
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    print("pid", os.getpid(), flush=True)
+    ready.set()
+    while True:
+        threading.Event().wait()
+store = LightningStoreClient("127.0.0.1:1")
+"""
+
+
+def ran(tmp_path: Path, program: str) -> str:
+    """What a program printed; its processes are gone."""
+    script = tmp_path / "program.py"
+    script.write_text(HEAD + textwrap.dedent(program))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pids = [int(pid) for pid in re.findall(r"pid (\d+)", done.stdout)]
+    assert pids and alive(pids) == []
+    return done.stdout
+
+
+def test_a_runner_that_ignores_everything_is_killed_and_named(tmp_path: Path) -> None:
+    said = ran(
+        tmp_path,
+        """
+        async def runner(store, number, stop):
+            stuck(signal.SIGINT, signal.SIGTERM)
+        strategy = ClientServerExecutionStrategy(graceful_timeout=0.1, terminate_timeout=0.1, managed_store=False)
+        try:
+            strategy.execute(algorithm, runner, store)
+        except AgentError as error:
+            print("raised", error)
+        """,
+    )
+    assert re.findall(r"runner-0 \(process \d+\) has not ended within 0.1 s: (\w+)", said) == ["SIGINT", "SIGTERM", "SIGKILL"]
+    assert "raised processes ended in an error: runner-0 with exit code -9" in said
+
+
+def test_a_runner_that_ends_at_a_step_is_asked_no_further(tmp_path: Path) -> None:
+    said = ran(
+        tmp_path,
+        """
+        async def until_interrupted(store, number, stop):
+            print("pid", os.getpid(), flush=True)
+            ready.set()
+            await asyncio.Event().wait()
+        strategy = ClientServerExecutionStrategy(graceful_timeout=0.1, terminate_timeout=90.0, managed_store=False)
+        strategy.execute(algorithm, until_interrupted, store)
+        ready.clear()
+        async def until_told(store, number, stop):
+            print("pid", os.getpid(), flush=True)
+            ready.set()
+            stop.wait()
+        ClientServerExecutionStrategy(graceful_timeout=90.0, managed_store=False).execute(algorithm, until_told, store)
+        """,
+    )
+    assert [line.rpartition(" ")[2] for line in said.splitlines() if "has not ended" in line] == ["SIGINT"]
+
+
+def test_an_algorithm_does_not_wait_for_runners_that_are_gone(tmp_path: Path) -> None:
+    said = ran(
+        tmp_path,
+        """
+        async def waits(store, stop):
+            await asyncio.Event().wait()
+        async def runner(store, number, stop):
+            print("pid", os.getpid(), flush=True)
+            os._exit(7)
+        try:
+            ClientServerExecutionStrategy(n_runners=2, managed_store=False).execute(waits, runner, store)
+        except AgentError as error:
+            print("raised", error)
+        """,
+    )
+    assert "raised every runner process has ended in an error (exit codes [7, 7])" in said
+
+
+def test_a_thread_that_does_not_end_is_left_behind_with_an_error(tmp_path: Path) -> None:
+    said = ran(
+        tmp_path,
+        """
+        async def runner(store, number, stop):
+            print("pid", os.getpid(), flush=True)
+            ready.set()
+            threading.Event().wait()
+        strategy = SharedMemoryExecutionStrategy(main_thread="algorithm", graceful_delay=0.1, join_timeout=0.1)
+        strategy.execute(algorithm, runner, store)
+        """,
+    )
+    assert "is left behind" in said
