@@ -79,7 +79,10 @@ class ClickHouseServer:
         """Native ports of the cluster `agl`; each is a shard."""
         self.profile: dict[str, str] = {}
         """Settings of the user `writer`; as of the next start."""
+        self.aborts = 0
+        """How often it was started again: the library aborts (SIGABRT) now and then when a client dies in the middle of an insert."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
 
     def __enter__(self) -> ClickHouseServer:
         self.start()
@@ -99,32 +102,46 @@ class ClickHouseServer:
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.directory / "users.xml").write_text(_users(self.profile))
         (self.directory / "config.xml").write_text(self._config())
-        with (self.directory / "server.log").open("ab") as log:
+        threading.Thread(target=self._run, daemon=True).start()  # it dies with the thread that starts it
+        self.must_run()
+
+    def must_run(self) -> None:
+        """Return when both ports answer. Fails with the end of its log where it ended by itself, or does not come."""
+        deadline, pause = time.monotonic() + START_SECONDS, threading.Event()
+        for port in (self.tcp_port, self.http_port):
+            while not _answers(port):
+                status = self._process.poll() if self._process is not None else None
+                if status not in (None, -signal.SIGABRT) or time.monotonic() > deadline:
+                    log = (self.directory / "server.log").read_text()[-3000:]
+                    pytest.fail(f"ClickHouse does not answer on port {port} (exit status {status}): {log}")
+                pause.wait(0.02)
+
+    def _run(self) -> None:
+        """Run it until `kill`; as a service manager would, start it again where it aborts."""
+        process = self._spawn(None)
+        while process is not None and process.wait() == -signal.SIGABRT:
+            process = self._spawn(process)
+            self.aborts += 1
+
+    def _spawn(self, before: subprocess.Popen[bytes] | None) -> subprocess.Popen[bytes] | None:
+        with self._lock, (self.directory / "server.log").open("ab") as log:
+            if self._process is not before:
+                return None
             self._process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).resolve()), str(self.library), str(self.directory), str(os.getpid())],
                 stdout=log,
                 stderr=log,
                 cwd=self.directory,  # it caches format schemas where it stands
             )
-        deadline, pause = time.monotonic() + START_SECONDS, threading.Event()
-        for port in (self.tcp_port, self.http_port):
-            while not _answers(port):
-                assert self._process.poll() is None, f"ClickHouse ended: {(self.directory / 'server.log').read_text()[-2000:]}"
-                assert time.monotonic() < deadline, f"ClickHouse did not open port {port} in {START_SECONDS:.0f} s"
-                pause.wait(0.02)
-
-    def must_run(self) -> None:
-        """Fail with the end of its log when it has ended by itself."""
-        assert self._process is not None
-        status = self._process.poll()
-        assert status is None, f"ClickHouse ended by itself ({status}): {(self.directory / 'server.log').read_text()[-3000:]}"
+            return self._process
 
     def kill(self) -> None:
         """End it with kill -9: what a power cut looks like to the process."""
-        self.signal(signal.SIGKILL)
-        if self._process is not None:
-            self._process.wait(30)
-            self._process = None
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait(30)
 
     def signal(self, number: int) -> None:
         """Send a signal: SIGSTOP makes a server that hangs, SIGCONT wakes it."""

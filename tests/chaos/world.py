@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import aiohttp
+import pytest
 
 from agl_otel import semconv
 from tests.chaos.check import Tally, acked_ids, check
@@ -86,7 +87,7 @@ class World:
     async def start(self) -> None:
         """Start everything."""
         if self.server is not None:
-            self.server.start()  # it dies with the thread that starts it
+            self.server.start()
         await self.stack.start_queue()
         await self.stack.start_collector()
 
@@ -196,7 +197,7 @@ class World:
         if self.server is not None:
             try:
                 self.server.must_run()
-            except AssertionError as error:
+            except (AssertionError, pytest.fail.Exception) as error:
                 self.problems.append(str(error))
 
     async def tally(self) -> Tally:

@@ -234,6 +234,7 @@ async def send_until(collector: Otelcol, acked: set[str], stop: asyncio.Event, s
 
 
 async def stored(world: World) -> Counter[str]:
+    await asyncio.to_thread(world.server.must_run)
     async with world.reader() as reader:
         rows = await reader.query("SELECT SpanId, RolloutId, SequenceId FROM otel.otel_traces")
     numbers = Counter((row["RolloutId"], row["SequenceId"]) for row in {row["SpanId"]: row for row in rows}.values())
