@@ -15,15 +15,14 @@ HERE = Path(__file__).parent
 NOTE = "<!-- Written by `make docs`; do not edit. -->"
 
 
-def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
-    """Every command below `command` with its full name, itself first."""
-    yield path, command
-    if isinstance(command, click.Group):
-        context = click.Context(command, info_name=path)
-        for name in command.list_commands(context):
-            child = command.get_command(context, name)
+def contexts(context: click.Context) -> Iterator[click.Context]:
+    """The context of every command below that of `context`, itself first, as `agl-otel` would make them."""
+    yield context
+    if isinstance(context.command, click.Group):
+        for name in context.command.list_commands(context):
+            child = context.command.get_command(context, name)
             if child:
-                yield from commands(child, f"{path} {name}")
+                yield from contexts(click.Context(child, parent=context, info_name=name, **child.context_settings))
 
 
 def cli_page() -> str:
@@ -35,8 +34,8 @@ def cli_page() -> str:
         "Exit codes: 0 fine; 1 failed; 2 used wrongly; 3 `doctor` found something missing; 130 interrupted.",
         "",
     ]
-    for path, command in commands(cli, "agl-otel"):
-        text = command.get_help(click.Context(command, info_name=path, max_content_width=100, terminal_width=100))
+    for context in contexts(click.Context(cli, info_name="agl-otel", terminal_width=100, **cli.context_settings)):
+        path, text = context.command_path, context.command.get_help(context)
         parts += [f"## {path}", "", "```text", text.rstrip(), "```", ""]
     return "\n".join(parts)
 
