@@ -1,4 +1,4 @@
-"""Every scenario of `make chaos`, in its small version. The full ones kill hundreds of times and take the better part of an hour."""
+"""Some scenarios of `make chaos`, in their small version: those that need neither gigabytes nor minutes. `make chaos` plays them all."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests.chaos.nursery import Nursery
 from tests.chaos.scenarios import SCENARIOS, play
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+SMALL = ("killed-at-points", "killed-on-a-server", "vanished-part", "queue-away", "disk-full", "slow-clients")
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +21,9 @@ def nursery() -> Iterator[Nursery]:
     made.close()
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", SMALL)
 async def test_every_acked_span_is_readable_once(name: str, nursery: Nursery, tmp_path: Path) -> None:
+    assert name in SCENARIOS
     result = await play(name, tmp_path, nursery, seed=1, full=False)
     if result.skipped:
         pytest.skip(result.skipped)
