@@ -29,8 +29,9 @@ def test_run_shows_the_trace_of_an_unmodified_command(tmp_path: Path, server: Mo
     data = tmp_path / "data"
     done = run("run", "--data-dir", str(data), "--", sys.executable, str(AGENT), "hello", cwd=tmp_path, env=environment(server))
     assert done.returncode == 0, done.stderr
-    for part in ("succeeded", "verdict complete", "openai.chat", "agentlightning.llm", "tokens"):
+    for part in ("succeeded", "verdict complete", "openai.chat", "8 + 7 tokens, weights 7"):
         assert part in done.stdout
+    assert "agentlightning.llm" not in done.stdout, "the agent's span and the proxy's are one line"
     assert naming(data) == []
     assert {headers["authorization"] for headers in server.headers} == {f"Bearer {KEY}"}, "the model server gets the person's own key"
     stored = b"".join(path.read_bytes() for path in data.rglob("*") if path.is_file())
