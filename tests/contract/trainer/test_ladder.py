@@ -77,7 +77,7 @@ def test_a_runner_that_ends_at_a_step_is_asked_no_further(tmp_path: Path) -> Non
         """,
     )
     asked = [line.rpartition(" ")[2] for line in said.splitlines() if "has not ended" in line]
-    assert asked in (["SIGINT"], ["SIGINT", "SIGTERM"]), "it waits 0.1 s after SIGINT: a busy machine may need the next step, never the last"
+    assert asked in (["SIGINT"], ["SIGINT", "SIGTERM"]), "0.1 s after SIGINT: a busy machine may need the next step"
 
 
 def test_an_algorithm_does_not_wait_for_runners_that_are_gone(tmp_path: Path) -> None:
