@@ -66,7 +66,7 @@ def test_a_runner_that_ends_at_a_step_is_asked_no_further(tmp_path: Path) -> Non
             print("pid", os.getpid(), flush=True)
             ready.set()
             await asyncio.Event().wait()
-        strategy = ClientServerExecutionStrategy(graceful_timeout=0.1, terminate_timeout=90.0, managed_store=False)
+        strategy = ClientServerExecutionStrategy(graceful_timeout=5.0, terminate_timeout=90.0, managed_store=False)
         strategy.execute(algorithm, until_interrupted, store)
         ready.clear()
         async def until_told(store, number, stop):
@@ -76,8 +76,7 @@ def test_a_runner_that_ends_at_a_step_is_asked_no_further(tmp_path: Path) -> Non
         ClientServerExecutionStrategy(graceful_timeout=90.0, managed_store=False).execute(algorithm, until_told, store)
         """,
     )
-    asked = [line.rpartition(" ")[2] for line in said.splitlines() if "has not ended" in line]
-    assert asked in (["SIGINT"], ["SIGINT", "SIGTERM"]), "0.1 s after SIGINT: a busy machine may need the next step"
+    assert [line.rpartition(" ")[2] for line in said.splitlines() if "has not ended" in line] == ["SIGINT"]
 
 
 def test_an_algorithm_does_not_wait_for_runners_that_are_gone(tmp_path: Path) -> None:
