@@ -28,6 +28,9 @@ proto: setup ## regenerate the gRPC code from the .proto
 test: setup ## run the tests
 	$(RUN) pytest
 
+search: setup ## draw new examples for the property tests, where `make test` plays the same ones each time
+	$(RUN) pytest -m hypothesis --hypothesis-profile=search $(ARGS)
+
 chaos: setup ## fault tests with real processes: kill -9 everywhere, full disks, garbage (ARGS="--quick", "SCENARIO", "--seed N")
 	$(RUN) python -m tests.chaos $(ARGS)
 
@@ -41,7 +44,7 @@ format: setup ## format and fix what can be fixed
 	$(RUN) ruff format .
 	$(RUN) ruff check --fix .
 
-.PHONY: proto test chaos lint format
+.PHONY: proto test search chaos lint format
 
 demo: setup ## train an unmodified agent from its own traces (ARGS="--target 2", …)
 	$(RUN) agl-otel demo $(ARGS)

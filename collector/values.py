@@ -126,7 +126,13 @@ def _flat_array(value: AnyValue) -> str:
 
 
 def _json_string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    """As ClickHouse writes a JSON string: control characters in upper-case hex, the two line separators escaped."""
+    return f'"{_ESCAPED.sub(lambda match: _ESCAPES[match[0]], text)}"'
+
+
+_ESCAPES = {chr(code): f"\\u{code:04X}" for code in (*range(0x20), 0x2028, 0x2029)}
+_ESCAPES |= {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
+_ESCAPED = re.compile(f"[{re.escape(''.join(_ESCAPES))}]")
 
 
 class _NotJsonError(Exception):

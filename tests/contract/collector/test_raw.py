@@ -167,6 +167,13 @@ def test_both_roads_make_the_same_rows(engine: ChdbEngine, sent: list[ExportTrac
     compare(engine, [request.SerializeToString() for request in sent], rejected)
 
 
+def test_every_character_of_a_list_is_escaped_alike(engine: ChdbEngine) -> None:
+    texts = [chr(code) for code in (*range(0x250), *range(0x2000, 0x2070), 0xFEFF, 0xFFFD, 0xFFFF, 0x10FFFF)]
+    items = [AnyValue(string_value=text) for text in texts]
+    value = AnyValue(array_value=ArrayValue(values=items))
+    assert compare(engine, [one_span(attributes=[KeyValue(key="k", value=value)]).SerializeToString()]) == set()
+
+
 def one_span(**values: Any) -> ExportTraceServiceRequest:
     span = Span(trace_id=bytes(15) + b"1", span_id=bytes(7) + b"1", start_time_unix_nano=NOW, end_time_unix_nano=NOW, **values)
     return ExportTraceServiceRequest(resource_spans=[ResourceSpans(scope_spans=[ScopeSpans(spans=[span])])])
