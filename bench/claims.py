@@ -1,9 +1,11 @@
-"""How fast rollouts are claimed, against Agent Lightning 0.3 where an interpreter that has it is given, else against an empty gRPC call.
+"""How fast rollouts are claimed and completed, against Agent Lightning 0.3 where it is given, else an empty gRPC call.
 
-python bench/claims.py                                          # the share of the floor: an empty call to the same kind of server
-python bench/claims.py --agentlightning-python VENV/bin/python  # pip install agentlightning==0.3.0 into that environment
+python -m bench.claims                                          # the share of the floor: an empty call to the same kind of server
+python -m bench.claims --agentlightning-python VENV/bin/python  # pip install agentlightning==0.3.0 into that environment
 
-The queue runs on SQLite, and on PostgreSQL where psycopg and a server's programs are installed; both sync every commit to the disk.
+One rollout is one claim and one report of success; both are on the disk, synced, when they are answered (0.3 keeps them in memory). The
+clients are a process of their own (claimers.py). Batches are compared with single claims of 64 clients, and with 0.3's own batches. The
+queue runs on SQLite, and on PostgreSQL where psycopg and a server's programs are installed.
 """
 
 from __future__ import annotations
@@ -12,94 +14,110 @@ import argparse
 import asyncio
 import contextlib
 import importlib.util
-import itertools
-import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Final
 
-import aiohttp
 import grpc.aio
 
-from agl_otel.queue.calls import Calls, new_request_id
 from agl_otel.queue.postgres_server import NoPostgresError, Postgres
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.proto import queue_pb2_grpc
 from agl_otel.queue.server import OPTIONS
+from bench.claimers import Job, claimers
 from bench.harness import Turn, cpu_seconds, free_port, process, report, take_turns
 
-INPUT = json.dumps({"question": "x" * 200})
+Have = Callable[[Job], Awaitable[int]]
 
 
-async def spread(calls: int, clients: int, one: Callable[[int], Awaitable[None]]) -> float:
-    """Make `calls` calls by `clients` concurrent clients; answers calls a second."""
-    numbers = iter(range(calls))
+@dataclass(frozen=True)
+class Shape:
+    """A way to claim: how many clients, how many rollouts a call, how many in a turn; and what it is compared with."""
 
-    async def client(index: int) -> None:
-        for _ in numbers:
-            await one(index)
+    name: str
+    clients: int
+    limit: int
+    rollouts: int
+    baseline_clients: int
+    baseline_limit: int
+    baseline_rollouts: int
 
-    start = time.perf_counter()
-    await asyncio.gather(*(client(index) for index in range(clients)))
-    return calls / (time.perf_counter() - start)
+
+SHAPES: Final = (
+    Shape("single, 8 clients", 8, 1, 1500, 8, 1, 500),
+    Shape("single, 64 clients", 64, 1, 2000, 64, 1, 500),
+    Shape("batches of 100, 8 clients, against 64 single", 8, 100, 20_000, 64, 1, 500),
+    Shape("batches of 100, 8 clients, against batches", 8, 100, 20_000, 8, 100, 800),
+)
 
 
-def claim_turn(clients: Sequence[Calls], calls: int, limit: int) -> Turn:
-    """Fill the queue, then claim all of it, `limit` a call; answers rollouts a second (the filling is not counted)."""
+@dataclass(frozen=True)
+class Server:
+    """A queue that runs: its engine, address, and all processes that work for it."""
 
-    async def fill(_: int) -> None:
-        request = pb.EnqueueRequest(rollouts=[pb.NewRollout(input_json=INPUT)] * 500, request_id=new_request_id())
-        await clients[0].call("Enqueue", request, pb.Rollouts)
+    engine: str
+    address: str
+    pid: int
+    database: Postgres | None
 
-    async def claim(index: int) -> None:
-        request = pb.ClaimRequest(limit=limit, worker_id=f"w{index}", request_id=new_request_id())
-        assert len((await clients[index].call("Claim", request, pb.Rollouts)).rollouts) == limit
+    def cpu_seconds(self) -> tuple[float, float]:
+        """CPU time of the queue, and of its database server where that is a process of its own."""
+        return cpu_seconds(self.pid), sum(map(_spent, self.database.pids())) if self.database else 0.0
+
+
+def _spent(pid: int) -> float:
+    try:
+        return cpu_seconds(pid)
+    except FileNotFoundError:  # a worker process of the database that ended meanwhile
+        return 0.0
+
+
+def turn_of(have: Have, kind: str, address: str, clients: int, limit: int, rollouts: int, spent: Callable[[], None] = lambda: None) -> Turn:
+    """Fill the queue, then claim and complete all of it; answers rollouts a second (the filling is not counted)."""
 
     async def turn() -> float:
-        await spread(-(-calls * limit // 500), 1, fill)
-        return await spread(calls, len(clients), claim) * limit
+        if kind == "nothing":
+            task = "empty"
+        else:
+            await have(Job(kind, address, "fill", rollouts))
+            task = "complete"
+        spent()
+        start = time.perf_counter()
+        done = await have(Job("ours" if kind == "nothing" else kind, address, task, rollouts, clients, limit))
+        rate = done / (time.perf_counter() - start)
+        spent()
+        return rate
 
     return turn
 
 
-def empty_turn(clients: Sequence[Calls], calls: int) -> Turn:
-    """Calls that do nothing; answers calls a second."""
-
-    async def call(index: int) -> None:
-        await clients[index].call("Claim", pb.ClaimRequest(limit=1, request_id=new_request_id()), pb.Rollouts)
-
-    return lambda: spread(calls, len(clients), call)
-
-
-def agentlightning_turn(session: aiohttp.ClientSession, url: str, clients: int, calls: int, limit: int) -> Turn:
-    """The same work at Agent Lightning's store, over its HTTP interface."""
-
-    async def post(path: str, body: Any) -> Any:
-        async with session.post(f"{url}/v1/agl/queues/rollouts/{path}", json=body) as answer:
-            answer.raise_for_status()
-            return await answer.json()
-
-    async def fill(_: int) -> None:
-        await post("enqueue", {"rollouts": [{"input": json.loads(INPUT)}] * 500})
-
-    async def claim(index: int) -> None:
-        assert len(await post("dequeue", {"limit": limit, "worker_id": f"w{index}"})) == limit
-
-    async def turn() -> float:
-        await spread(-(-calls * limit // 500), 1, fill)
-        return await spread(calls, clients, claim) * limit
-
-    return turn
+async def contest(have: Have, server: Server, shape: Shape, kind: str, other: str, rounds: int) -> None:
+    """One shape at one server; prints the line."""
+    marks: list[tuple[float, float]] = []
+    ours = turn_of(have, "ours", server.address, shape.clients, shape.limit, shape.rollouts, lambda: marks.append(server.cpu_seconds()))
+    theirs = turn_of(have, kind, other, shape.baseline_clients, shape.baseline_limit, shape.baseline_rollouts)
+    result = await take_turns(ours, theirs, rounds=rounds)
+    turns = list(zip(marks[2::2], marks[3::2], strict=True))  # after the unmeasured one
+    queue, database = (sum(after[i] - before[i] for before, after in turns) / len(turns) / shape.rollouts * 1e6 for i in (0, 1))
+    more = {"queue_cpu_us": round(queue), "load_average": round(os.getloadavg()[0], 1)}
+    if server.database is not None:
+        more["database_cpu_us"] = round(database)
+    against = "agentlightning 0.3 (in memory)" if kind == "agentlightning" else "an empty gRPC call"
+    report("claims", f"{server.engine}: claim and complete, {shape.name}", "rollouts/s", result, against=against, **more)
 
 
 @contextlib.contextmanager
-def databases(folder: str) -> Generator[list[tuple[str, str]]]:
-    """(engine, url) of those that there are here."""
-    urls = [("sqlite", f"sqlite:///{folder}/queue.db")]
+def databases(folder: str, engines: str) -> Generator[list[tuple[str, str, Postgres | None]]]:
+    """(engine, url, its server) of those that there are here and that are asked for."""
+    urls: list[tuple[str, str, Postgres | None]] = [("sqlite", f"sqlite:///{folder}/queue.db", None)] if "sqlite" in engines else []
+    if "postgresql" not in engines:
+        yield urls
+        return
     try:
         if importlib.util.find_spec("psycopg") is None:
             raise NoPostgresError("psycopg is missing: pip install 'agl-otel[postgres]'")
@@ -110,66 +128,40 @@ def databases(folder: str) -> Generator[list[tuple[str, str]]]:
         return
     try:
         server.start()
-        yield [*urls, ("postgresql", server.url())]
+        yield [*urls, ("postgresql", server.url(), server)]
     finally:
         server.close()
 
 
-async def compare(options: argparse.Namespace) -> None:
-    """Start the servers, let them take turns, print the results."""
+@contextlib.asynccontextmanager
+async def servers(engines: str) -> AsyncGenerator[list[Server]]:
+    """Queues, one on each engine."""
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agl-bench-"))
-        other = free_port()
-        queues: list[tuple[str, int, int]] = []
-        for engine, url in stack.enter_context(databases(folder)):
+        found: list[Server] = []
+        for engine, url, database in stack.enter_context(databases(folder, engines)):
             port = free_port()
-            environment = {
-                **os.environ,
-                "AGL_QUEUE_PORT": str(port),
-                "AGL_QUEUE_URL": url,
-                "AGL_LOG_LEVEL": "ERROR",
-                "AGL_DATA_DIR": folder,
-            }
-            queues.append(
-                (engine, port, await stack.enter_async_context(process([sys.executable, "-m", "agl_otel.queue"], environment, port)))
-            )
+            settings = {"AGL_QUEUE_PORT": str(port), "AGL_QUEUE_URL": url, "AGL_LOG_LEVEL": "ERROR", "AGL_DATA_DIR": folder}
+            command = [sys.executable, "-m", "agl_otel.queue"]
+            pid = await stack.enter_async_context(process(command, {**os.environ, **settings}, port))
+            found.append(Server(engine, f"127.0.0.1:{port}", pid, database))
+        yield found
 
-        async def connect(target: int, count: int) -> list[Calls]:
-            clients = [Calls(f"127.0.0.1:{target}", token="", timeout_seconds=60, retry_seconds=0) for _ in range(count)]
-            for client in clients:
-                stack.push_async_callback(client.close)
-            return clients
 
-        async def baseline(clients: int, calls: int, limit: int) -> Turn:
-            if options.agentlightning_python:
-                return agentlightning_turn(session, f"http://127.0.0.1:{other}", clients, calls, limit)
-            return empty_turn(await connect(other, clients), calls)
-
-        session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
-        if options.agentlightning_python:
-            against = "agentlightning 0.3 (in memory)"
-            script = str(Path(options.agentlightning_python).parent / "agl")
-            command = [script, "store", "--port", str(other), "--host", "127.0.0.1", "--log-level", "ERROR"]
-        else:
-            against = "an empty gRPC call"
-            command = [sys.executable, __file__, "--serve-nothing", str(other)]
-        await stack.enter_async_context(process(command, os.environ, other))
-        for (engine, port, pid), (metric, clients, calls, limit) in itertools.product(
-            queues, (("single", 8, options.calls, 1), ("single", 64, options.calls, 1), ("batches of 100", 8, options.calls // 20, 100))
-        ):
-            before = cpu_seconds(pid)
-            contest = await take_turns(
-                claim_turn(await connect(port, clients), calls, limit), await baseline(clients, calls, limit), rounds=options.rounds
-            )
-            spent = (cpu_seconds(pid) - before) / (calls * limit * (options.rounds + 1)) * 1e6
-            report(
-                "claims",
-                f"{engine}: {metric}, {clients} clients",
-                "rollouts/s",
-                contest,
-                against=against,
-                server_cpu_us_with_enqueue=round(spent),
-            )
+async def compare(options: argparse.Namespace) -> None:
+    """Start the servers, let them take turns, print the results."""
+    other = free_port()
+    kind = "agentlightning" if options.agentlightning_python else "nothing"
+    if options.agentlightning_python:
+        script = str(Path(options.agentlightning_python).parent / "agl")
+        command = [script, "store", "--port", str(other), "--host", "127.0.0.1", "--log-level", "ERROR"]
+    else:
+        command = [sys.executable, "-m", "bench.claims", "--serve-nothing", str(other)]
+    async with servers(options.engines) as queues, process(command, os.environ, other), claimers() as have:
+        for server in queues:
+            for shape in SHAPES:
+                if options.only in shape.name:
+                    await contest(have, server, shape, kind, f"127.0.0.1:{other}", options.rounds)
 
 
 class Nothing:
@@ -196,7 +188,8 @@ def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agentlightning-python", default="", help="an interpreter that has agentlightning==0.3.0")
-    parser.add_argument("--calls", type=int, default=2000, help="calls in one turn")
+    parser.add_argument("--engines", default="sqlite,postgresql", help="of the queue")
+    parser.add_argument("--only", default="", help="shapes whose name contains this")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--serve-nothing", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()

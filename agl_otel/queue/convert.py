@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from typing import Any, Final, cast
 
 from agl_otel.errors import UsageError
 from agl_otel.queue.proto import queue_pb2 as pb
@@ -22,55 +23,83 @@ from agl_otel.types import (
 # --- rows to protobuf --------------------------------------------------------------------------------------------
 
 
-def attempt_pb(row: AttemptRow) -> pb.Attempt:
-    """An attempt without its token."""
-    return pb.Attempt(
-        rollout_id=row.rollout_id,
-        attempt_id=row.attempt_id,
-        sequence_id=row.sequence_id,
-        start_time=row.start_time,
-        end_time=row.end_time,
-        status=row.status,
-        worker_id=row.worker_id,
-        last_heartbeat_time=row.last_heartbeat_time,
-        metadata_json=row.metadata,
-        seals=None if row.seals is None else json.loads(row.seals),
-        has_seals=row.seals is not None,
-        error=row.error,
-    )
+# Fields, not messages: a message that is put into another one is copied, and a field that is named as None costs as much as one
+# that is set. `answer.rollouts.add(**rollout_fields(...))` makes each message once, where it belongs.
 
 
-def rollout_pb(row: RolloutRow, input_json: str, attempt: AttemptRow | None = None, *, with_token: bool = False) -> pb.Rollout:
-    """A rollout, with an attempt where there is one."""
-    return pb.Rollout(
-        rollout_id=row.rollout_id,
-        input_json=input_json,
-        start_time=row.start_time,
-        end_time=row.end_time,
-        mode=row.mode,
-        resources_id=row.resources_id,
-        resources_version=row.resources_version,
-        status=row.status,
-        config=pb.Config(
-            timeout_seconds=row.timeout_seconds,
-            unresponsive_seconds=row.unresponsive_seconds,
-            max_attempts=row.max_attempts,
-            retry_condition=row.policy.retry_condition,
-        ),
-        metadata_json=row.metadata,
-        priority=row.priority,
-        not_before=row.not_before,
-        attempt=None if attempt is None else attempt_pb(attempt),
-        token=attempt.token if with_token and attempt is not None else None,
-        labels=None if row.labels is None else json.loads(row.labels),
-        reason=row.reason,
-    )
+def attempt_fields(row: AttemptRow) -> dict[str, Any]:
+    """The fields of pb.Attempt: an attempt without its token."""
+    fields: dict[str, Any] = {
+        "rollout_id": row.rollout_id,
+        "attempt_id": row.attempt_id,
+        "sequence_id": row.sequence_id,
+        "start_time": row.start_time,
+        "status": row.status,
+    }
+    if row.end_time is not None:
+        fields["end_time"] = row.end_time
+    if row.worker_id is not None:
+        fields["worker_id"] = row.worker_id
+    if row.last_heartbeat_time is not None:
+        fields["last_heartbeat_time"] = row.last_heartbeat_time
+    if row.metadata is not None:
+        fields["metadata_json"] = row.metadata
+    if row.seals is not None:
+        fields["seals"] = json.loads(row.seals)
+        fields["has_seals"] = True
+    if row.error is not None:
+        fields["error"] = row.error
+    return fields
 
 
-def joined_pb(row: tuple[Any, ...], *, with_token: bool = False) -> pb.Rollout:
-    """A row of {rollout}, input, {attempt}; the attempt's columns are null where there is none."""
+_OPTIONAL: Final = ("end_time", "mode", "resources_id", "resources_version", "metadata_json", "not_before", "reason")
+_optional = attrgetter("end_time", "mode", "resources_id", "resources_version", "metadata", "not_before", "reason")
+
+
+def rollout_fields(row: RolloutRow, input_json: str, attempt: AttemptRow | None = None, *, with_token: bool = False) -> dict[str, Any]:
+    """The fields of pb.Rollout: a rollout, with an attempt where there is one."""
+    fields: dict[str, Any] = {
+        "rollout_id": row.rollout_id,
+        "input_json": input_json,
+        "start_time": row.start_time,
+        "status": row.status,
+        "config": _config_fields(row),
+        "priority": row.priority,
+    }
+    optional = zip(_OPTIONAL, _optional(row), strict=True)
+    fields |= {name: value for name, value in optional if value is not None}
+    if row.labels is not None:
+        fields["labels"] = json.loads(row.labels)
+    if attempt is not None:
+        fields["attempt"] = attempt_fields(attempt)
+        if with_token:
+            fields["token"] = attempt.token
+    return fields
+
+
+def _config_fields(row: RolloutRow) -> dict[str, Any]:
+    fields: dict[str, Any] = {"max_attempts": row.max_attempts}
+    if row.timeout_seconds is not None:
+        fields["timeout_seconds"] = row.timeout_seconds
+    if row.unresponsive_seconds is not None:
+        fields["unresponsive_seconds"] = row.unresponsive_seconds
+    if row.retry_condition != "[]":
+        fields["retry_condition"] = row.policy.retry_condition
+    return fields
+
+
+def joined_fields(row: tuple[Any, ...]) -> dict[str, Any]:
+    """The fields of pb.Rollout from a row of {rollout}, input, {attempt}; the attempt's columns are null where there is none."""
     attempt = AttemptRow._make(row[ROLLOUT_WIDTH + 1 :]) if row[ROLLOUT_WIDTH + 1] is not None else None
-    return rollout_pb(RolloutRow._make(row[:ROLLOUT_WIDTH]), row[ROLLOUT_WIDTH], attempt, with_token=with_token)
+    return rollout_fields(RolloutRow._make(row[:ROLLOUT_WIDTH]), row[ROLLOUT_WIDTH], attempt)
+
+
+def rollouts_pb(rows: Iterable[tuple[Any, ...]]) -> pb.Rollouts:
+    """Rows as `joined_fields` takes them; the total is left at 0."""
+    answer = pb.Rollouts()
+    for row in rows:
+        answer.rollouts.add(**joined_fields(row))
+    return answer
 
 
 def split(row: tuple[Any, ...]) -> tuple[RolloutRow, AttemptRow]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -64,8 +64,8 @@ class Transaction(Protocol):
         """Run the named statement; answers how many rows it changed."""
         ...
 
-    def run_many(self, name: str, params: Iterable[Params]) -> None:
-        """Run the named statement once for each."""
+    def run_many(self, name: str, params: Sequence[Params]) -> None:
+        """Run the named statement once for each; every one names the same parameters."""
         ...
 
     def alone(self, key: str) -> None:

@@ -110,6 +110,13 @@ class Postgres:
             self._server.wait(30)
             self._server = None
 
+    def pids(self) -> list[int]:
+        """The server's processes that run now."""
+        if self._server is None:
+            return []
+        children = Path(f"/proc/{self._server.pid}/task/{self._server.pid}/children").read_text()
+        return [self._server.pid, *map(int, children.split())]
+
     def close(self) -> None:
         """Stop it and remove its folder."""
         self.stop()

@@ -19,9 +19,9 @@ import grpc.aio
 
 from agl_otel.errors import AglError, UnavailableError, grpc_status
 from agl_otel.queue import lifecycle
-from agl_otel.queue.convert import joined_pb
+from agl_otel.queue.convert import rollouts_pb
 from agl_otel.queue.engine import Engine, Transaction
-from agl_otel.queue.operations import claims, enqueue, observe, queries, resources, stack, updates, watchdog
+from agl_otel.queue.operations import attempts, claims, enqueue, observe, queries, resources, stack, updates, watchdog
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.waiting import ALL, ClaimWaiter, Waiting
 
@@ -35,7 +35,7 @@ WRITES: Final[dict[str, Callable[[Transaction, Any, float], Any]]] = {
     "StartAttempt": enqueue.start_attempt,
     "Release": claims.release,
     "UpdateRollouts": updates.update_rollouts,
-    "UpdateAttempts": updates.update_attempts,
+    "UpdateAttempts": attempts.update_attempts,
     "Delete": updates.delete,
     "Observe": observe.observe,
     "TakeSequence": observe.take_sequence,
@@ -244,7 +244,7 @@ async def _happens(event: asyncio.Event, patience: float) -> bool:
 
 
 def _rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> list[pb.Rollout]:
-    return [joined_pb(row) for row in tx.rows("rollouts_by_id", {"rollout_ids": json.dumps(rollout_ids)})]
+    return list(rollouts_pb(tx.rows("rollouts_by_id", {"rollout_ids": json.dumps(rollout_ids)})).rollouts)
 
 
 def _chunks(rollouts: Sequence[pb.Rollout]) -> Iterator[list[pb.Rollout]]:

@@ -15,7 +15,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, TypeVar
@@ -57,9 +57,10 @@ class SqliteTransaction:
         """Run the named statement; answers how many rows it changed."""
         return self._connection.execute(self.statements[name], params).rowcount
 
-    def run_many(self, name: str, params: Iterable[Params]) -> None:
+    def run_many(self, name: str, params: Sequence[Params]) -> None:
         """Run the named statement once for each."""
-        self._connection.executemany(self.statements[name], params)
+        sql, in_order = self.statements.positional(name)
+        self._connection.executemany(sql, map(in_order, params))
 
     def alone(self, key: str) -> None:
         """Nothing to do: there is one writer."""

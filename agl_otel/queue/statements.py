@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
+from operator import itemgetter
 from typing import Final
 
 from agl_otel.errors import UsageError
@@ -15,6 +16,7 @@ from agl_otel.queue.rows import COLUMNS
 
 FILES: Final = ("rollouts.sql", "attempts.sql", "others.sql")
 ALL_ROWS: Final = 1 << 62
+_PARAMETER = re.compile(r"(?<!:):(\w+)")
 _NAME = re.compile(r"^-- name: (\w+)\n-- (.+)\n", re.MULTILINE)
 
 
@@ -25,6 +27,7 @@ class Statements:
         self._rewrite = rewrite
         self._texts: dict[str, str] = {}
         self.descriptions: dict[str, str] = {}
+        self._positional: dict[str, tuple[str, Callable[[Mapping[str, object]], Sequence[object]]]] = {}
         for name in names:
             self._load(files("agl_otel.queue").joinpath("sql", name).read_text(encoding="utf-8"))
 
@@ -40,12 +43,27 @@ class Statements:
     def __getitem__(self, name: str) -> str:
         return self._texts[name]
 
+    def positional(self, name: str) -> tuple[str, Callable[[Mapping[str, object]], Sequence[object]]]:
+        """The query `name` with numbers for its parameters, and what puts parameters in that order: SQLite binds these in half the time."""
+        found = self._positional.get(name)
+        if found is None:
+            names = [*dict.fromkeys(_PARAMETER.findall(self[name]))]
+            sql = _PARAMETER.sub(lambda mark: f"?{names.index(mark[1]) + 1}", self[name])
+            found = self._positional[name] = (sql, _in_order(names))
+        return found
+
     def paged(self, name: str, where: Sequence[str], page: str = "", *, any_of: bool = False, always: Sequence[str] = ()) -> str:
         """The query `name` with fragments put in: `where` joined by AND (or OR), `always` by AND; `page` as page_clause makes it."""
         conditions = [f"({(' OR ' if any_of else ' AND ').join(self[w] for w in where)})"] if where else []
         conditions += [self[w] for w in always]
         clause = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         return self[name].replace("/*where*/", clause).replace("/*page*/", page)
+
+
+def _in_order(names: Sequence[str]) -> Callable[[Mapping[str, object]], Sequence[object]]:
+    if len(names) == 1:
+        return lambda row: (row[names[0]],)
+    return itemgetter(*names)
 
 
 def page_clause(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -12,6 +12,7 @@ from agl_otel import semconv
 from agl_otel.errors import InvalidIdError
 
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS: Final = [high + low for high in _CROCKFORD for low in _CROCKFORD]
 
 
 def new_id(prefix: Literal["ro", "at", "rs"]) -> str:
@@ -20,7 +21,7 @@ def new_id(prefix: Literal["ro", "at", "rs"]) -> str:
     ClickHouse sorts spans by rollout id, so ids that grow with time keep inserts and reads local.
     """
     value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
-    return f"{prefix}-" + "".join(_CROCKFORD[value >> shift & 31] for shift in range(125, -1, -5))
+    return f"{prefix}-" + "".join([_PAIRS[value >> shift & 1023] for shift in range(120, -1, -10)])
 
 
 def check_id(value: str, what: str) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from agl_otel.errors import UsageError
-from agl_otel.queue.convert import joined_pb, rollout_pb, split
+from agl_otel.queue.convert import rollout_fields, rollouts_pb, split
 from agl_otel.queue.engine import Transaction, first
 from agl_otel.queue.proto import queue_pb2 as pb
-from agl_otel.queue.rows import ROLLOUT_WIDTH, AttemptRow
+from agl_otel.queue.rows import ROLLOUT_WIDTH, AttemptRow, RolloutRow
 
 KEPT_SECONDS: Final = 600.0  # a client gives up long before
 
@@ -44,10 +44,10 @@ def purge(tx: Transaction, now: float) -> None:
     tx.run("answers_purge", {"before": now - KEPT_SECONDS})
 
 
-def rollouts_by_id(tx: Transaction, rollout_ids: Sequence[str]) -> list[pb.Rollout]:
+def rollouts_by_id(tx: Transaction, rollout_ids: Sequence[str]) -> pb.Rollouts:
     """Rollouts with their latest attempts, in the order of the ids; unknown ones are left out."""
     found = {row[1]: row for row in tx.rows("rollouts_by_id", {"rollout_ids": json.dumps(rollout_ids)})}
-    return [joined_pb(found[rollout_id]) for rollout_id in rollout_ids if rollout_id in found]
+    return rollouts_pb(found[rollout_id] for rollout_id in rollout_ids if rollout_id in found)
 
 
 def claimed_again(tx: Transaction, attempt_ids: Sequence[str]) -> pb.Rollouts:
@@ -59,9 +59,8 @@ def claimed_again(tx: Transaction, attempt_ids: Sequence[str]) -> pb.Rollouts:
     wanted = [attempts[attempt_id] for attempt_id in attempt_ids if attempt_id in attempts]
     ids = json.dumps([attempt.rollout_id for attempt in wanted])
     found = {row[1]: row for row in tx.rows("rollouts_by_id", {"rollout_ids": ids})}
-    return pb.Rollouts(rollouts=[_joined(found[a.rollout_id], a) for a in wanted])
-
-
-def _joined(row: tuple[Any, ...], attempt: AttemptRow) -> pb.Rollout:
-    rollout, _ = split((*row[:ROLLOUT_WIDTH], *attempt))
-    return rollout_pb(rollout, row[ROLLOUT_WIDTH], attempt, with_token=True)
+    answer = pb.Rollouts()
+    for attempt in wanted:
+        row = found[attempt.rollout_id]
+        answer.rollouts.add(**rollout_fields(RolloutRow._make(row[:ROLLOUT_WIDTH]), row[ROLLOUT_WIDTH], attempt, with_token=True))
+    return answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Final, cast
 
-from agl_otel.queue.convert import rollout_pb, split
+from agl_otel.queue.convert import rollout_fields, split
 from agl_otel.queue.engine import Transaction, first
 from agl_otel.queue.operations.answers import claimed_again, recall, remember
 from agl_otel.queue.operations.tallies import ATTEMPTS, CLAIMABLE, moved
@@ -34,10 +34,10 @@ def claim(tx: Transaction, request: pb.ClaimRequest, now: float) -> pb.Rollouts:
     pairs = begin_attempts(tx, [row for row, _ in found], worker_id, now)
     sync_worker(tx, pairs[-1][1], now, dequeued=True)
     remember(tx, request.request_id, "Claim", [attempt.attempt_id for _, attempt in pairs], now)
-    answer = [
-        rollout_pb(rollout, input_json, attempt, with_token=True) for (rollout, attempt), (_, input_json) in zip(pairs, found, strict=True)
-    ]
-    return pb.Rollouts(rollouts=answer, total=len(answer))
+    answer = pb.Rollouts(total=len(pairs))
+    for (rollout, attempt), (_, input_json) in zip(pairs, found, strict=True):
+        answer.rollouts.add(**rollout_fields(rollout, input_json, attempt, with_token=True))
+    return answer
 
 
 def _claimable(tx: Transaction, request: pb.ClaimRequest) -> list[tuple[RolloutRow, str]]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final, get_args
 
 from agl_otel.errors import ConflictError, NotFoundError, UsageError
-from agl_otel.queue.convert import joined_pb, rollout_pb
+from agl_otel.queue.convert import joined_fields, rollout_fields
 from agl_otel.queue.engine import Transaction, first
 from agl_otel.queue.operations.answers import claimed_again, recall, remember, rollouts_by_id
 from agl_otel.queue.operations.tallies import moved
@@ -19,26 +19,28 @@ from agl_otel.types import AttemptStatus, RolloutMode, check_id, new_id
 
 MODES: Final = frozenset(get_args(RolloutMode))
 ATTEMPT_STATUSES: Final = frozenset(get_args(AttemptStatus))
+NO_CONFIG: Final = (None, None, 1, "[]")
+"""What checked_config answers where there is none."""
 
 
 def enqueue(tx: Transaction, request: pb.EnqueueRequest, now: float) -> pb.Rollouts:
     """Put new rollouts at the end of the queue, in order; an id that exists is answered as it is."""
     remembered = recall(tx, request.request_id, "Enqueue")
     if remembered is not None:
-        return pb.Rollouts(rollouts=rollouts_by_id(tx, remembered))
+        return rollouts_by_id(tx, remembered)
     key = request.idempotency_key if request.HasField("idempotency_key") else None
     if key is not None and (known := _by_key(tx, key, request.rollouts)) is not None:
-        return pb.Rollouts(rollouts=known)
-    made = _insert(tx, request.rollouts, now, queued=True)
-    answer = [rollout for rollout, _ in made]
+        return known
+    answer = pb.Rollouts()
+    _insert(tx, request.rollouts, now, answer, queued=True)
     if key is not None:
-        items = enumerate(zip(answer, request.rollouts, strict=True))
+        items = enumerate(zip(answer.rollouts, request.rollouts, strict=True))
         tx.run_many(
             "key_insert",
             [{"idempotency_key": key, "item": i, "rollout_id": r.rollout_id, "fingerprint": _fingerprint(new)} for i, (r, new) in items],
         )
-    remember(tx, request.request_id, "Enqueue", [rollout.rollout_id for rollout in answer], now)
-    return pb.Rollouts(rollouts=answer)
+    remember(tx, request.request_id, "Enqueue", [rollout.rollout_id for rollout in answer.rollouts], now)
+    return answer
 
 
 def start(tx: Transaction, request: pb.StartRequest, now: float) -> pb.Rollouts:
@@ -46,23 +48,24 @@ def start(tx: Transaction, request: pb.StartRequest, now: float) -> pb.Rollouts:
     remembered = recall(tx, request.request_id, "Start")
     if remembered is not None:
         return _started_again(tx, remembered)
-    made = _insert(tx, request.rollouts, now, queued=False)
-    fresh = [row for _, row in made if row is not None]
+    answer = pb.Rollouts()
+    made = _insert(tx, request.rollouts, now, answer, queued=False)
+    fresh = [row for row in made if row is not None]
     pairs = {row.rollout_id: (row, attempt) for row, attempt in begin_attempts(tx, fresh, _worker(request), now)}
     if pairs:
         sync_worker(tx, [*pairs.values()][-1][1], now)
-    answer: list[pb.Rollout] = []
-    for rollout, row in made:
-        pair = pairs.get(rollout.rollout_id) if row is not None else None
-        answer.append(rollout if pair is None else rollout_pb(pair[0], rollout.input_json, pair[1], with_token=True))
-    begun = [(r.rollout_id, r.attempt.attempt_id if r.HasField("token") else None) for r in answer]
-    remember(tx, request.request_id, "Start", begun, now)
-    return pb.Rollouts(rollouts=answer)
+    for rollout, row in zip(answer.rollouts, made, strict=True):
+        if row is not None:
+            begun, attempt = pairs[row.rollout_id]
+            rollout.CopyFrom(pb.Rollout(**rollout_fields(begun, rollout.input_json, attempt, with_token=True)))
+    taken = [(r.rollout_id, r.attempt.attempt_id if r.HasField("token") else None) for r in answer.rollouts]
+    remember(tx, request.request_id, "Start", taken, now)
+    return answer
 
 
 def _started_again(tx: Transaction, begun: Sequence[tuple[str, str | None]]) -> pb.Rollouts:
     claims = {r.rollout_id: r for r in claimed_again(tx, [attempt_id for _, attempt_id in begun if attempt_id]).rollouts}
-    rollouts = rollouts_by_id(tx, [rollout_id for rollout_id, _ in begun])
+    rollouts = rollouts_by_id(tx, [rollout_id for rollout_id, _ in begun]).rollouts
     return pb.Rollouts(rollouts=[claims.get(rollout.rollout_id, rollout) for rollout in rollouts])
 
 
@@ -88,29 +91,32 @@ def _worker(request: pb.StartRequest | pb.StartAttemptRequest) -> str | None:
     return request.worker_id if request.HasField("worker_id") else None
 
 
-def _insert(tx: Transaction, requests: Sequence[pb.NewRollout], now: float, *, queued: bool) -> list[tuple[pb.Rollout, RolloutRow | None]]:
-    """Insert what does not exist yet. Answers every request's rollout, with its row where it is new."""
+def _insert(
+    tx: Transaction, requests: Sequence[pb.NewRollout], now: float, answer: pb.Rollouts, *, queued: bool
+) -> list[RolloutRow | None]:
+    """Insert what does not exist yet. Adds every request's rollout to `answer`, and gives its row where it is new."""
     own = [check_id(new.rollout_id, "rollout id") for new in requests if new.HasField("rollout_id")]
-    known = {row[1]: joined_pb(row) for row in tx.rows("rollouts_by_id", {"rollout_ids": json.dumps(own)})} if own else {}
+    known = {row[1]: pb.Rollout(**joined_fields(row)) for row in tx.rows("rollouts_by_id", {"rollout_ids": json.dumps(own)})} if own else {}
     latest = _current_resources(tx, None) if any(not new.HasField("resources_id") for new in requests) else None
     versions: dict[str, tuple[str, int] | None] = {}
     ordinal = take_places(tx, len(requests)) if requests else 0
-    made: list[tuple[pb.Rollout, RolloutRow | None]] = []
+    made: list[RolloutRow | None] = []
     rows: list[RolloutRow] = []
     inputs: list[dict[str, Any]] = []
     for new in requests:
         if new.rollout_id in known:
-            made.append((known[new.rollout_id], None))
+            answer.rollouts.append(known[new.rollout_id])
+            made.append(None)
             continue
         resources = latest
         if new.HasField("resources_id"):
             name = new.resources_id
             resources = versions.setdefault(name, _current_resources(tx, name) if name not in versions else None) or (name, None)
         row = _row(new, ordinal, resources, now, queued=queued)
-        rollout = rollout_pb(row, new.input_json)
+        rollout = answer.rollouts.add(**rollout_fields(row, new.input_json))
         rows.append(row)
         inputs.append({"ordinal": ordinal, "input": new.input_json})
-        made.append((rollout, row))
+        made.append(row)
         if new.HasField("rollout_id"):
             known[new.rollout_id] = rollout
         ordinal += 1
@@ -124,7 +130,7 @@ def _insert(tx: Transaction, requests: Sequence[pb.NewRollout], now: float, *, q
 
 def _row(new: pb.NewRollout, ordinal: int, resources: tuple[str, int | None] | None, now: float, *, queued: bool) -> RolloutRow:
     mode = checked_mode(new.mode) if new.HasField("mode") else None
-    timeout, unresponsive, max_attempts, condition = checked_config(new.config)
+    timeout, unresponsive, max_attempts, condition = checked_config(new.config) if new.HasField("config") else NO_CONFIG
     not_before = new.not_before if new.HasField("not_before") else None
     delayed = not_before is not None and not_before > now
     return RolloutRow(
@@ -192,7 +198,7 @@ def _fingerprint(new: pb.NewRollout) -> str:
     return hashlib.sha256(new.SerializeToString(deterministic=True)).hexdigest()[:32]
 
 
-def _by_key(tx: Transaction, key: str, requests: Sequence[pb.NewRollout]) -> list[pb.Rollout] | None:
+def _by_key(tx: Transaction, key: str, requests: Sequence[pb.NewRollout]) -> pb.Rollouts | None:
     items = tx.rows("key_items", {"idempotency_key": key})
     if not items:
         return None

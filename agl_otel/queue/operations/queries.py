@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final, get_args
 
-from agl_otel.queue.convert import attempt_pb, joined_pb, resources_pb, worker_pb
+from agl_otel.queue.convert import attempt_fields, resources_pb, rollouts_pb, worker_pb
 from agl_otel.queue.engine import Transaction
 from agl_otel.queue.operations.tallies import all_tallies, matching
 from agl_otel.queue.proto import queue_pb2 as pb
@@ -89,7 +89,9 @@ def query_rollouts(tx: Transaction, request: pb.QueryRolloutsRequest) -> pb.Roll
         total = matching(all_tallies(tx), request.filter.status_in, request.filter.mode_in)
     else:
         total = _total(tx, "rollouts_total", where, params, request.page, len(rows), **options)
-    return pb.Rollouts(rollouts=[joined_pb(row) for row in rows], total=total)
+    answer = rollouts_pb(rows)
+    answer.total = total
+    return answer
 
 
 def _is_dead(request: pb.QueryRolloutsRequest) -> bool:
@@ -112,7 +114,10 @@ def query_attempts(tx: Transaction, request: pb.QueryAttemptsRequest) -> pb.Atte
     default = "a.sequence_id" if len(request.rollout_ids) == 1 else "a.rollout_id, a.sequence_id"
     rows = tx.rows_of(tx.statements.paged("attempts_page", where, _page(request.page, _ATTEMPT_SORT, default)), params)
     total = _total(tx, "attempts_total", where, params, request.page, len(rows))
-    return pb.Attempts(attempts=[attempt_pb(AttemptRow._make(row)) for row in rows], total=total)
+    answer = pb.Attempts(total=total)
+    for row in rows:
+        answer.attempts.add(**attempt_fields(AttemptRow._make(row)))
+    return answer
 
 
 def query_resources(tx: Transaction, request: pb.QueryResourcesRequest) -> pb.ResourcesList:

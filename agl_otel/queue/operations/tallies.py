@@ -6,29 +6,30 @@ Names: `rollouts/STATUS/MODE` (MODE empty where there is none), `claimable` (cou
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from typing import Final
 
 from agl_otel.queue import lifecycle
 from agl_otel.queue.engine import Transaction
 from agl_otel.queue.rows import RolloutRow
+from agl_otel.types import RolloutStatus
 
 ROLLOUTS: Final = "rollouts/"
 CLAIMABLE: Final = "claimable"
 ATTEMPTS: Final = "attempts"
 
 
-def _names(row: RolloutRow) -> list[str]:
+@lru_cache(maxsize=256)  # there are 7 statuses and 3 modes
+def _names(status: RolloutStatus, mode: str | None, placed: bool) -> tuple[str, ...]:
     """What a rollout counts as."""
-    names = [f"{ROLLOUTS}{row.status}/{row.mode or ''}"]
-    if row.status in lifecycle.QUEUED and row.position is not None:
-        names.append(CLAIMABLE)
-    return names
+    name = f"{ROLLOUTS}{status}/{mode or ''}"
+    return (name, CLAIMABLE) if placed and status in lifecycle.QUEUED else (name,)
 
 
 def moved(tx: Transaction, before: RolloutRow | None, after: RolloutRow | None) -> None:
     """A rollout changed; None where it was not there before, or is not there any more."""
     for row, change in ((before, -1), (after, 1)):
-        for name in _names(row) if row is not None else ():
+        for name in _names(row.status, row.mode, row.position is not None) if row is not None else ():
             tx.tallies[name] += change
 
 

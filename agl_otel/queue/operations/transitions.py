@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from agl_otel.queue import lifecycle
 from agl_otel.queue.engine import Transaction, first
@@ -29,12 +29,6 @@ def find_rollout(tx: Transaction, rollout_id: str) -> RolloutRow | None:
     return None if row is None else RolloutRow._make(row)
 
 
-def find_attempt(tx: Transaction, rollout_id: str, attempt_id: str) -> AttemptRow | None:
-    """One attempt, held until the transaction ends."""
-    row = first(tx.rows("attempt_for_update", {"rollout_id": rollout_id, "attempt_id": attempt_id}))
-    return None if row is None else AttemptRow._make(row)
-
-
 def begin_attempts(
     tx: Transaction, rollouts: Sequence[RolloutRow], worker_id: str | None, now: float
 ) -> list[tuple[RolloutRow, AttemptRow]]:
@@ -58,28 +52,40 @@ def begin_attempts(
     return pairs
 
 
-def set_rollout_status(tx: Transaction, rollout: RolloutRow, status: RolloutStatus, now: float, *, reason: str | None = None) -> RolloutRow:
-    """Move a rollout: a terminal status stamps its end, a queued one puts it at the end of the queue unless it is in it."""
+def with_status(tx: Transaction, rollout: RolloutRow, status: RolloutStatus, now: float, *, reason: str | None = None) -> RolloutRow:
+    """Move a rollout: a terminal status stamps its end, a queued one puts it at the end of the queue unless it is in it.
+
+    Counts and signals the move; `save_statuses` writes it.
+    """
     position = rollout.position
     if status in lifecycle.QUEUED and rollout.status not in lifecycle.QUEUED:
         position = place_for(tx, rollout.not_before, now)
         tx.signals.claimable += position is not None
     end_time = now if status in lifecycle.FINISHED else rollout.end_time
     changed = rollout._replace(status=status, position=position, end_time=end_time, reason=reason if status == "failed" else None)
-    params = {"status": status, "position": position, "end_time": end_time, "reason": changed.reason, "ordinal": rollout.ordinal}
-    tx.run("rollout_status", params)
     moved(tx, rollout, changed)
     if status in lifecycle.FINISHED:
         tx.signals.settled.append(rollout.rollout_id)
     return changed
 
 
-def propagate(tx: Transaction, rollout: RolloutRow, attempt: AttemptRow, now: float, *, reason: str | None = None) -> RolloutRow:
-    """Tell a rollout what became of an attempt; only its latest one counts."""
+def save_statuses(tx: Transaction, rollouts: Iterable[RolloutRow]) -> None:
+    """Write what `with_status` changed."""
+    tx.run_many(
+        "rollout_status",
+        [
+            {"status": row.status, "position": row.position, "end_time": row.end_time, "reason": row.reason, "ordinal": row.ordinal}
+            for row in rollouts
+        ],
+    )
+
+
+def propagated(tx: Transaction, rollout: RolloutRow, attempt: AttemptRow, now: float, *, reason: str | None = None) -> RolloutRow:
+    """What becomes of a rollout by its attempt, as `with_status`; only its latest one counts."""
     if rollout.latest_attempt_id != attempt.attempt_id:
         return rollout
     status = lifecycle.propagate(attempt.status, sequence_id=attempt.sequence_id, policy=rollout.policy)
-    return set_rollout_status(tx, rollout, status, now, reason=reason or attempt.error)
+    return with_status(tx, rollout, status, now, reason=reason or attempt.error)
 
 
 def sync_worker(tx: Transaction, attempt: AttemptRow, now: float, *, dequeued: bool = False) -> None:
@@ -93,6 +99,21 @@ def sync_worker(tx: Transaction, attempt: AttemptRow, now: float, *, dequeued: b
         tx.run("worker_busy", {**params, **busy})
     else:
         tx.run("worker_free", {**params, "status": status})
+
+
+def sync_workers(tx: Transaction, attempts: Iterable[AttemptRow], now: float) -> None:
+    """`sync_worker` for one attempt after the other, without what the next one of the same worker says again."""
+    said: dict[str, list[AttemptRow]] = {}
+    for attempt in attempts:
+        if attempt.worker_id is None:
+            continue
+        before = said.setdefault(attempt.worker_id, [])
+        if before and lifecycle.worker_status(before[-1].status) == lifecycle.worker_status(attempt.status):
+            before.pop()
+        before.append(attempt)
+    for worker_id in sorted(said):  # in one order for all, so that two transactions do not wait for each other
+        for attempt in said[worker_id]:
+            sync_worker(tx, attempt, now)
 
 
 def end_reason(status: AttemptStatus, rollout: RolloutRow, attempt: AttemptRow) -> str:

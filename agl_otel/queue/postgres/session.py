@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import psycopg
@@ -30,6 +31,7 @@ READ: Final = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 TRIES: Final = 10
 PAUSE_SECONDS: Final = 0.002  # doubled with every try, and only a random part of it is waited
 LONGEST_PAUSE_SECONDS: Final = 0.2
+ROWS: Final = "%(rows)s"  # a statement that has this takes all rows at once, as JSON
 _LOST: Final = (errors.SerializationFailure, errors.DeadlockDetected, errors.UniqueViolation)
 _log = logging.getLogger(__name__)
 
@@ -89,9 +91,13 @@ class PostgresTransaction:
         self._pipeline.sync()
         return cursor.rowcount
 
-    def run_many(self, name: str, params: Iterable[Params]) -> None:
-        """Run the named statement once for each."""
-        self._silent.executemany(self.statements[name].encode(), params)
+    def run_many(self, name: str, params: Sequence[Params]) -> None:
+        """Run the named statement once for each, or once for all where it takes `:rows`."""
+        sql = self.statements[name]
+        if ROWS not in sql:
+            self._silent.executemany(sql.encode(), params)
+        elif params:
+            self.send(sql.encode(), {"rows": rows_json(params)})
 
     def alone(self, key: str) -> None:
         """Wait for other transactions with the same key."""
@@ -104,6 +110,25 @@ class PostgresTransaction:
     def send(self, sql: bytes, params: Params | None = None) -> None:
         """Run a statement whose answer nobody waits for."""
         self._silent.execute(sql, params)
+
+
+def rows_json(rows: Sequence[Params]) -> str:
+    """Rows for json_populate_recordset; as _Str and _Float do it: NUL is replaced, and infinity is written as PostgreSQL reads it."""
+    try:
+        text = json.dumps(rows, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps([{name: _finite(value) for name, value in row.items()} for row in rows], ensure_ascii=False)
+    if "\\u0000" in text:  # it may also be a text that says so
+        text = json.dumps([{name: _without_nul(value) for name, value in row.items()} for row in rows], ensure_ascii=False)
+    return text
+
+
+def _finite(value: object) -> object:
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _without_nul(value: object) -> object:
+    return value.replace("\0", "\ufffd") if isinstance(value, str) else _finite(value)
 
 
 class Done(NamedTuple):

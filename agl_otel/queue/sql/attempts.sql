@@ -14,9 +14,9 @@ UPDATE attempts SET status = :status, end_time = :end_time, worker_id = :worker_
 -- What an observed span or heartbeat changes.
 UPDATE attempts SET status = :status, last_heartbeat_time = :last_heartbeat_time WHERE attempt_id = :attempt_id;
 
--- name: attempt_for_update
--- One attempt, held until the transaction ends.
-SELECT {attempt} FROM attempts a WHERE a.attempt_id = :attempt_id AND a.rollout_id = :rollout_id;
+-- name: attempts_for_update
+-- Attempts by id, held until the transaction ends.
+SELECT {attempt} FROM attempts a WHERE a.attempt_id IN (SELECT value FROM json_each(:attempt_ids));
 
 -- name: attempts_by_id
 -- Attempts by id with their rollouts.

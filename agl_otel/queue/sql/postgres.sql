@@ -13,9 +13,13 @@ SELECT r.ordinal FROM rollouts r WHERE r.rollout_id IN (SELECT value FROM json_e
 -- One rollout, held until the transaction ends.
 SELECT {rollout} FROM rollouts r WHERE r.rollout_id = :rollout_id FOR UPDATE;
 
--- name: attempt_for_update
--- One attempt, held until the transaction ends.
-SELECT {attempt} FROM attempts a WHERE a.attempt_id = :attempt_id AND a.rollout_id = :rollout_id FOR UPDATE;
+-- name: rollouts_for_update
+-- Rollouts by id, held until the transaction ends, in the order of rollouts_held.
+SELECT {rollout} FROM rollouts r WHERE r.rollout_id IN (SELECT value FROM json_each(:rollout_ids)) ORDER BY r.ordinal FOR UPDATE;
+
+-- name: attempts_for_update
+-- Attempts by id, held until the transaction ends; their rollouts are held already.
+SELECT {attempt} FROM attempts a WHERE a.attempt_id IN (SELECT value FROM json_each(:attempt_ids)) FOR UPDATE;
 
 -- name: attempts_held
 -- Attempts by id with their rollouts, both held until the transaction ends.
@@ -62,10 +66,45 @@ SELECT (nextval('places') << 24) + :count::bigint - 1;
 -- The answer that a request id got, held so that it is not taken back meanwhile.
 SELECT method, answer FROM answers WHERE request_id = :request_id FOR UPDATE;
 
+-- name: rollout_insert
+-- New rollouts, given as a JSON list of rows: one statement, whatever their number.
+INSERT INTO rollouts (ordinal, rollout_id, status, mode, priority, position, not_before, start_time, end_time, resources_id, resources_version,
+    timeout_seconds, unresponsive_seconds, max_attempts, retry_condition, attempt_count, latest_attempt_id, labels, reason, metadata)
+SELECT ordinal, rollout_id, status, mode, priority, position, not_before, start_time, end_time, resources_id, resources_version,
+    timeout_seconds, unresponsive_seconds, max_attempts, retry_condition, attempt_count, latest_attempt_id, labels, reason, metadata
+FROM json_populate_recordset(NULL::rollouts, :rows::json);
+
+-- name: input_insert
+-- Their inputs.
+INSERT INTO inputs (ordinal, input) SELECT ordinal, input FROM json_populate_recordset(NULL::inputs, :rows::json);
+
+-- name: rollout_attempted
+-- Rollouts got a further attempt each.
+UPDATE rollouts r SET status = 'preparing', attempt_count = x.attempt_count, latest_attempt_id = x.latest_attempt_id
+FROM json_populate_recordset(NULL::rollouts, :rows::json) x WHERE r.ordinal = x.ordinal;
+
+-- name: rollout_status
+-- Other statuses, each of a rollout that is held.
+UPDATE rollouts r SET status = x.status, position = x.position, end_time = x.end_time, reason = x.reason
+FROM json_populate_recordset(NULL::rollouts, :rows::json) x WHERE r.ordinal = x.ordinal;
+
+-- name: attempt_insert
+-- New attempts.
+INSERT INTO attempts (attempt_id, rollout_id, sequence_id, status, start_time, end_time, worker_id, last_heartbeat_time, token, seals, error, metadata)
+SELECT attempt_id, rollout_id, sequence_id, status, start_time, end_time, worker_id, last_heartbeat_time, token, seals, error, metadata
+FROM json_populate_recordset(NULL::attempts, :rows::json);
+
+-- name: attempt_save
+-- All that may change of attempts.
+UPDATE attempts a SET status = x.status, end_time = x.end_time, worker_id = x.worker_id, last_heartbeat_time = x.last_heartbeat_time,
+    seals = x.seals, error = x.error, metadata = x.metadata
+FROM json_populate_recordset(NULL::attempts, :rows::json) x WHERE a.attempt_id = x.attempt_id;
+
 -- name: tally_add
--- Change how many there are of something, in a row of this connection's own (one of 256, so that the sum stays cheap).
-INSERT INTO tallies (name, shard, count) VALUES (:name, pg_backend_pid() & 255, :change::bigint)
-ON CONFLICT (name, shard) DO UPDATE SET count = tallies.count + :change::bigint;
+-- Change how many there are of something, in rows of this connection's own (one of 256 each, so that the sum stays cheap).
+INSERT INTO tallies (name, shard, count)
+SELECT x.name, pg_backend_pid() & 255, x.change FROM json_to_recordset(:rows::json) AS x (name text, change bigint) ORDER BY x.name
+ON CONFLICT (name, shard) DO UPDATE SET count = tallies.count + excluded.count;
 
 -- name: services_present
 -- All services that have not gone and whose announcement still holds, the oldest first; nobody could speak before `heard_since`.

@@ -25,6 +25,10 @@ WHERE r.rollout_id IN (SELECT value FROM json_each(:rollout_ids)) ORDER BY r.ord
 -- One rollout, held until the transaction ends.
 SELECT {rollout} FROM rollouts r WHERE r.rollout_id = :rollout_id;
 
+-- name: rollouts_for_update
+-- Rollouts by id, held until the transaction ends.
+SELECT {rollout} FROM rollouts r WHERE r.rollout_id IN (SELECT value FROM json_each(:rollout_ids));
+
 -- name: rollouts_due
 -- Delayed rollouts whose time has come.
 SELECT r.ordinal FROM rollouts r INDEXED BY rollouts_delayed WHERE r.status IN ('queuing', 'requeuing') AND r.position IS NULL AND r.not_before <= :now ORDER BY r.not_before, r.ordinal;

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agl_otel.errors import UsageError
-from agl_otel.queue.convert import attempt_pb, reachable, rollout_from_pb, rollout_pb, to_json
+from agl_otel.queue.convert import attempt_fields, reachable, rollout_fields, rollout_from_pb, to_json
+from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, RolloutRow
 from agl_otel.types import Attempt, AttemptedRollout, RolloutConfig
 
@@ -34,7 +35,7 @@ def test_a_row_becomes_the_rollout_that_users_see_with_nothing_lost() -> None:
         '{"k":[1]}',
     )
     attempt = AttemptRow("at-2", "ro-1", 2, "running", 1.5, None, "w", 1.75, "secret", '{"m":0}', "oops", None)
-    message = rollout_pb(row, '{"x":"ä"}', attempt, with_token=True)
+    message = pb.Rollout(**rollout_fields(row, '{"x":"ä"}', attempt, with_token=True))
     assert rollout_from_pb(message) == AttemptedRollout(
         rollout_id="ro-1",
         input={"x": "ä"},
@@ -67,13 +68,13 @@ def test_a_row_becomes_the_rollout_that_users_see_with_nothing_lost() -> None:
 
 def test_no_seals_and_no_seal_at_all_are_told_apart() -> None:
     row = AttemptRow("at-1", "ro-1", 1, "failed", 1.0, 2.0, None, None, "t", None, None, None)
-    assert not attempt_pb(row).has_seals
-    assert attempt_pb(row._replace(seals="{}")).has_seals
+    assert not pb.Attempt(**attempt_fields(row)).has_seals
+    assert pb.Attempt(**attempt_fields(row._replace(seals="{}"))).has_seals
 
 
 def test_the_token_goes_to_the_claimer_only() -> None:
     row = AttemptRow("at-1", "ro-1", 1, "failed", 1.0, 2.0, None, None, "secret", None, None, None)
-    assert b"secret" not in attempt_pb(row).SerializeToString()
+    assert b"secret" not in pb.Attempt(**attempt_fields(row)).SerializeToString()
 
 
 def test_what_is_not_json_is_refused_by_name() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from agl_otel.queue.operations import updates
 from agl_otel.queue.statements import FILES, Statements
 
 pytest.importorskip("psycopg", reason="pip install 'agl-otel[postgres]'")
 
-from agl_otel.queue.postgres import dialect
+from agl_otel.queue.postgres import dialect, session
 from agl_otel.queue.postgres.address import Address
+from agl_otel.queue.postgres.session import rows_json
 
 
 def test_no_idiom_of_sqlite_is_left() -> None:
@@ -48,3 +53,28 @@ def test_an_address_is_shown_without_its_password(url: str, shown: str, password
     assert "password" not in repr(address)
     if password:
         assert address.words(ValueError(f"cannot use\n {password}")) == "cannot use ***"
+
+
+def test_rows_travel_as_json_without_what_json_or_postgres_cannot_hold() -> None:
+    assert json.loads(rows_json([{"a": "x\0y", "b": float("inf")}, {"a": "\\u0000", "b": 0.1}])) == [
+        {"a": "x\ufffdy", "b": "inf"},
+        {"a": "\\u0000", "b": 0.1},
+    ]
+    assert json.loads(rows_json([{"a": "ä\0", "b": None}])) == [{"a": "ä\ufffd", "b": None}]
+    assert rows_json([{"a": "ä", "b": 1 << 60}]) == '[{"a":"ä","b":1152921504606846976}]'
+
+
+def test_what_takes_all_rows_at_once_is_never_run_for_one_row_by_name() -> None:
+    statements = dialect.statements()
+    at_once = {name for name in statements.descriptions if session.ROWS in statements[name]}
+    assert at_once == {
+        "rollout_insert",
+        "input_insert",
+        "rollout_attempted",
+        "rollout_status",
+        "attempt_insert",
+        "attempt_save",
+        "tally_add",
+    }
+    sources = "".join(path.read_text() for path in Path(updates.__file__).parent.glob("*.py"))
+    assert not {name for name in at_once if f'.run("{name}"' in sources or f'.changed("{name}"' in sources}

@@ -73,3 +73,9 @@ def test_a_newer_database_is_refused_with_its_name_and_the_remedy() -> None:
 
 def test_migrations_are_numbered_from_one_without_gaps() -> None:
     assert [migration.version for migration in migrations()] == [*range(1, len(migrations()) + 1)]
+
+
+def test_parameters_by_number_stand_in_the_order_of_their_first_mention() -> None:
+    sql, in_order = Statements().positional("tally_add")
+    assert ":" not in sql and sql.count("?1") == 1 and sql.count("?2") == 2
+    assert tuple(in_order({"change": 3, "name": "attempts"})) == ("attempts", 3)

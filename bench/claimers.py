@@ -1,0 +1,181 @@
+"""Claimers in a process of their own, so that what is measured is the server and not its clients: claim, then report success.
+
+Reads one job a line from stdin (JSON, see `Job`), does it, and answers with one line: how many rollouts it claimed and completed. Our
+claimers speak gRPC, each over a connection of its own; those of Agent Lightning 0.3 its HTTP interface, kept open. 0.3 takes the end of
+one attempt a request, however many were claimed at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Final, cast
+
+import aiohttp
+import grpc.aio
+
+from agl_otel.queue.calls import OPTIONS, new_request_id
+from agl_otel.queue.proto import queue_pb2 as pb
+from agl_otel.queue.proto import queue_pb2_grpc
+
+INPUT: Final = json.dumps({"question": "x" * 200})
+FILLED_AT_ONCE: Final = 500
+Work = Callable[[int], Awaitable[int]]
+"""One call, or two, of the client with this number; answers how many rollouts it claimed."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """`kind` of server, its address, what to do there ("fill", "complete", "empty"), and how much of it."""
+
+    kind: str
+    address: str
+    task: str
+    rollouts: int
+    clients: int = 1
+    limit: int = 1
+
+    def line(self) -> bytes:
+        """On the wire."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+class OurClients:
+    """Stubs of a queue, each on a connection of its own."""
+
+    def __init__(self, address: str, count: int) -> None:
+        self._channels = [
+            grpc.aio.insecure_channel(address, options=[*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]) for _ in range(count)
+        ]
+        self._stubs: list[Any] = [queue_pb2_grpc.QueueStub(channel) for channel in self._channels]
+
+    async def fill(self, _: int) -> int:
+        """Enqueue."""
+        rollouts = [pb.NewRollout(input_json=INPUT)] * FILLED_AT_ONCE
+        await self._stubs[0].Enqueue(pb.EnqueueRequest(rollouts=rollouts, request_id=new_request_id()))
+        return FILLED_AT_ONCE
+
+    async def empty(self, index: int) -> int:
+        """A call that does nothing (see claims.Nothing)."""
+        await self._stubs[index].Claim(pb.ClaimRequest(limit=1, request_id=new_request_id()))
+        return 1
+
+    async def claim(self, index: int, limit: int) -> pb.Rollouts:
+        """Claim."""
+        request = pb.ClaimRequest(limit=limit, worker_id=f"w{index}", request_id=new_request_id())
+        answer = cast("pb.Rollouts", await self._stubs[index].Claim(request))
+        assert len(answer.rollouts) == limit, f"{len(answer.rollouts)} instead of {limit} rollouts were claimed"
+        return answer
+
+    async def complete(self, index: int, limit: int) -> int:
+        """Claim, and say that all of them succeeded."""
+        updates = [
+            pb.AttemptUpdate(rollout_id=r.rollout_id, attempt_id=r.attempt.attempt_id, status="succeeded", token=r.token)
+            for r in (await self.claim(index, limit)).rollouts
+        ]
+        await self._stubs[index].UpdateAttempts(pb.UpdateAttemptsRequest(updates=updates, request_id=new_request_id()))
+        return limit
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await asyncio.gather(*(channel.close(None) for channel in self._channels))
+
+
+class AgentLightningClients:
+    """HTTP clients of Agent Lightning 0.3's store."""
+
+    def __init__(self, address: str) -> None:
+        self._url = f"http://{address}/v1/agl"
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+    async def _post(self, path: str, body: Any) -> Any:
+        async with self._session.post(f"{self._url}/{path}", json=body) as answer:
+            answer.raise_for_status()
+            return await answer.json()
+
+    async def fill(self, _: int) -> int:
+        """Enqueue."""
+        await self._post("queues/rollouts/enqueue", {"rollouts": [{"input": json.loads(INPUT)}] * FILLED_AT_ONCE})
+        return FILLED_AT_ONCE
+
+    async def claim(self, index: int, limit: int) -> list[dict[str, Any]]:
+        """Claim."""
+        answer = await self._post("queues/rollouts/dequeue", {"limit": limit, "worker_id": f"w{index}"})
+        assert len(answer) == limit, f"{len(answer)} instead of {limit} rollouts were claimed"
+        return answer
+
+    async def complete(self, index: int, limit: int) -> int:
+        """Claim, and say of one after the other that it succeeded."""
+        for rollout in await self.claim(index, limit):
+            await self._post(f"rollouts/{rollout['rollout_id']}/attempts/{rollout['attempt']['attempt_id']}", {"status": "succeeded"})
+        return limit
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+
+async def spread(calls: int, clients: int, work: Work) -> int:
+    """Let so many concurrent clients make that many calls between them; answers how many rollouts."""
+    numbers = iter(range(calls))
+
+    async def client(index: int) -> int:
+        done = 0
+        for _ in numbers:
+            done += await work(index)
+        return done
+
+    return sum(await asyncio.gather(*(client(index) for index in range(clients))))
+
+
+async def perform(job: Job, clients: OurClients | AgentLightningClients) -> int:
+    """Do a job; answers how many rollouts."""
+    if job.task == "fill":
+        return await spread(-(-job.rollouts // FILLED_AT_ONCE), 1, clients.fill)
+    if job.task == "empty":
+        assert isinstance(clients, OurClients)
+        return await spread(job.rollouts, job.clients, clients.empty)
+    return await spread(job.rollouts // job.limit, job.clients, lambda index: clients.complete(index, job.limit))
+
+
+async def serve() -> None:
+    """Do the jobs that stdin names, until it ends."""
+    connected: dict[tuple[str, int], OurClients | AgentLightningClients] = {}
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        job = Job(**json.loads(line))
+        key = (job.address, job.clients)
+        if key not in connected:
+            connected[key] = OurClients(job.address, job.clients) if job.kind == "ours" else AgentLightningClients(job.address)
+        print(await perform(job, connected[key]), flush=True)
+    for clients in connected.values():
+        await clients.close()
+
+
+@contextlib.asynccontextmanager
+async def claimers() -> AsyncGenerator[Callable[[Job], Awaitable[int]]]:
+    """The process: a function that has it do a job, and answers what it did."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.claimers", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    reader, writer = child.stdout, child.stdin
+    assert reader is not None and writer is not None
+
+    async def have(job: Job) -> int:
+        writer.write(job.line())
+        if answer := await reader.readline():
+            return int(answer)
+        raise RuntimeError(f"the claimers ended at {job} (see above)")
+
+    try:
+        yield have
+    finally:
+        writer.close()
+        await child.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve())
