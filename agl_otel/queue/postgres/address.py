@@ -77,11 +77,16 @@ class Address:
         port = f":{params['port']}" if "port" in params and "," not in where else ""
         return cls(params, f"postgresql://{who}{where}{port}{database}")
 
-    def connect(self) -> psycopg.Connection[Any]:
-        """A new connection in autocommit mode. Raises SettingsError where the server refuses us, UnavailableError where it is away."""
+    def connect(self, settings: bytes = b"") -> psycopg.Connection[Any]:
+        """A new connection in autocommit mode, after `settings`.
+
+        Raises SettingsError where the server refuses us, UnavailableError where it is away.
+        """
         try:
             connection = psycopg.connect(**self.params, autocommit=True, prepare_threshold=1)
             connection.execute(SESSION)
+            if settings:
+                connection.execute(settings)
         except psycopg.Error as error:
             raise self._cannot_connect(error) from None
         connection.prepared_max = 200

@@ -55,8 +55,12 @@ class PostgresEngine:
         self._reads: SimpleQueue[_Job | None] = SimpleQueue()
         channel = "agl_queue_" + hashlib.sha256(schema.encode()).hexdigest()[:16]
         self._exchange = Exchange(self._address, channel, lambda signals: self._on_loop(self._signal, signals), clock_ahead)
-        jobs = [(self._writes, f"queue-write-{i}") for i in range(writers)] + [(self._reads, f"queue-read-{i}") for i in range(readers)]
-        self._threads = [threading.Thread(target=self._work, args=(queue,), name=name, daemon=True) for queue, name in jobs]
+        kinds = [("write", self._writes, session.LOOK_UP, writers), ("read", self._reads, session.PLAN_EACH, readers)]
+        self._threads = [
+            threading.Thread(target=self._work, args=(queue, planner), name=f"queue-{kind}-{i}", daemon=True)
+            for kind, queue, planner, count in kinds
+            for i in range(count)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -98,8 +102,8 @@ class PostgresEngine:
 
     # --- the worker threads
 
-    def _work(self, jobs: SimpleQueue[_Job | None]) -> None:
-        connection = session.Session(self._address, self._statements)
+    def _work(self, jobs: SimpleQueue[_Job | None], planner: bytes) -> None:
+        connection = session.Session(self._address, self._statements, planner)
         while (job := jobs.get()) is not None:
             if job.future.cancelled():
                 continue

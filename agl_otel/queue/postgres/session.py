@@ -26,6 +26,11 @@ from agl_otel.queue.postgres.address import Address
 from agl_otel.queue.statements import Statements
 
 T = TypeVar("T")
+LOOK_UP: Final = b"SET enable_hashjoin = off; SET enable_mergejoin = off"
+"""For writes: all they do is look rows up by index, and a plan that was made when the tables were small, to join all of one, is kept while
+they grow (see address.SESSION)."""
+PLAN_EACH: Final = b"SET plan_cache_mode = force_custom_plan"
+"""For reads, which may ask for anything: plan every one for the tables as they are."""
 WRITE: Final = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 READ: Final = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 TRIES: Final = 10
@@ -141,9 +146,10 @@ class Done(NamedTuple):
 class Session:
     """A connection that is opened when it is needed, used by one thread."""
 
-    def __init__(self, address: Address, statements: Statements) -> None:
+    def __init__(self, address: Address, statements: Statements, planner: bytes) -> None:
         self._address = address
         self._statements = statements
+        self._planner = planner
         self._connection: psycopg.Connection[Any] | None = None
         self._committing = False
 
@@ -199,7 +205,7 @@ class Session:
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None:
             try:
-                connection = self._address.connect()
+                connection = self._address.connect(self._planner)
             except AglError as error:  # a password that was changed meanwhile is, for a running service, a database that is away
                 raise UnavailableError(str(error)) from None
             connection.adapters.register_dumper(int, _Int)

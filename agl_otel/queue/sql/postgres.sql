@@ -1,5 +1,6 @@
 -- PostgreSQL's versions of queries, by the names that they replace: they lock the rows that they read, and name types where none can
 -- be inferred. A claim passes over what another one holds; everybody else waits for it.
+-- `ORDER BY r.ordinal + 0` sorts a handful: for the bare column the planner would walk the whole primary key.
 
 -- name: key_held
 -- Wait for every other transaction that holds the same key, and hold it.
@@ -7,7 +8,7 @@ SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || ' ' || :key, 0
 
 -- name: rollouts_held
 -- Hold rollouts until the transaction ends, in one order for all, so that two that hold several do not wait for each other.
-SELECT r.ordinal FROM rollouts r WHERE r.rollout_id IN (SELECT value FROM json_each(:rollout_ids)) ORDER BY r.ordinal FOR UPDATE;
+SELECT r.ordinal FROM rollouts r WHERE r.rollout_id IN (SELECT value FROM json_each(:rollout_ids)) ORDER BY r.ordinal + 0 FOR UPDATE;
 
 -- name: rollout_for_update
 -- One rollout, held until the transaction ends.
@@ -15,7 +16,7 @@ SELECT {rollout} FROM rollouts r WHERE r.rollout_id = :rollout_id FOR UPDATE;
 
 -- name: rollouts_for_update
 -- Rollouts by id, held until the transaction ends, in the order of rollouts_held.
-SELECT {rollout} FROM rollouts r WHERE r.rollout_id IN (SELECT value FROM json_each(:rollout_ids)) ORDER BY r.ordinal FOR UPDATE;
+SELECT {rollout} FROM rollouts r WHERE r.rollout_id IN (SELECT value FROM json_each(:rollout_ids)) ORDER BY r.ordinal + 0 FOR UPDATE;
 
 -- name: attempts_for_update
 -- Attempts by id, held until the transaction ends; their rollouts are held already.
@@ -24,7 +25,7 @@ SELECT {attempt} FROM attempts a WHERE a.attempt_id IN (SELECT value FROM json_e
 -- name: attempts_held
 -- Attempts by id with their rollouts, both held until the transaction ends.
 SELECT {rollout}, {attempt} FROM attempts a JOIN rollouts r ON r.rollout_id = a.rollout_id
-WHERE a.attempt_id IN (SELECT value FROM json_each(:attempt_ids)) ORDER BY r.ordinal FOR UPDATE OF r, a;
+WHERE a.attempt_id IN (SELECT value FROM json_each(:attempt_ids)) ORDER BY r.ordinal + 0 FOR UPDATE OF r, a;
 
 -- name: rollouts_due
 -- Delayed rollouts whose time has come, but for those that another service is promoting.
@@ -32,10 +33,11 @@ SELECT r.ordinal FROM rollouts r WHERE r.status IN ('queuing', 'requeuing') AND 
 ORDER BY r.not_before, r.ordinal FOR UPDATE SKIP LOCKED;
 
 -- name: claimable_any
--- The next rollouts to be claimed, with input, but for those that another claim holds.
-SELECT {rollout}, i.input FROM rollouts r JOIN inputs i ON i.ordinal = r.ordinal
-WHERE r.status IN ('queuing', 'requeuing') AND r.position IS NOT NULL
-ORDER BY r.priority DESC, r.position LIMIT :limit FOR UPDATE OF r SKIP LOCKED;
+-- The next rollouts to be claimed, with input, but for those that another claim holds; inputs are looked up only for what is claimed.
+SELECT {rollout}, i.input FROM (
+    SELECT * FROM rollouts w WHERE w.status IN ('queuing', 'requeuing') AND w.position IS NOT NULL
+    ORDER BY w.priority DESC, w.position LIMIT :limit FOR UPDATE SKIP LOCKED
+) r JOIN inputs i ON i.ordinal = r.ordinal ORDER BY r.priority DESC, r.position;
 
 -- name: claimable_matching
 -- The next rollouts of these modes (JSON list, null: all) that carry all of these labels (JSON object).

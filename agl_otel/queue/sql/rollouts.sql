@@ -19,7 +19,7 @@ UPDATE inputs SET input = :input WHERE ordinal = :ordinal;
 -- name: rollouts_by_id
 -- Rollouts by id, with input and latest attempt.
 SELECT {rollout}, i.input, {attempt} FROM rollouts r JOIN inputs i ON i.ordinal = r.ordinal LEFT JOIN attempts a ON a.attempt_id = r.latest_attempt_id
-WHERE r.rollout_id IN (SELECT value FROM json_each(:rollout_ids)) ORDER BY r.ordinal;
+WHERE r.rollout_id IN (SELECT value FROM json_each(:rollout_ids)) ORDER BY r.ordinal + 0;
 
 -- name: rollout_for_update
 -- One rollout, held until the transaction ends.
