@@ -152,7 +152,7 @@ async def test_every_query_is_valid_and_a_claim_takes_its_order_from_the_index(p
             plan = await engine.write(lambda tx, name=name: explain(tx, name))
             if name == "claimable_any":
                 assert "using rollouts_queue" in plan
-                assert "Sort" not in plan[plan.index("Limit") :]  # above it only what is claimed is sorted
+                assert "Sort" not in plan[plan.index("LockRows") :]  # above it only what is claimed is sorted
     await engine.close()
 
 
