@@ -25,8 +25,11 @@ setup: $(STAMP) ## install everything into .venv (uv too, where it is missing)
 proto: setup ## regenerate the gRPC code from the .proto
 	$(RUN) python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. agl_otel/queue/proto/queue.proto
 
-test: setup ## run the tests
-	$(RUN) pytest
+# More workers than cores: most tests wait for processes. A file stays with one worker, for what its tests share.
+WORKERS ?= 3
+
+test: setup ## run the tests (WORKERS=3 of them at once, ARGS="tests/unit -x", …)
+	$(RUN) pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 search: setup ## draw new examples for the property tests, where `make test` plays the same ones each time
 	$(RUN) pytest -m hypothesis --hypothesis-profile=search $(ARGS)

@@ -1,4 +1,4 @@
-"""What the whole suite shares: how hypothesis searches.
+"""What the whole suite shares: how hypothesis searches, and a tracer provider for each file.
 
 `make test` plays the same examples each time, so that what passed here passes there. `make search` draws new ones; what it finds becomes a
 test of its own, or an `@example`.
@@ -6,8 +6,27 @@ test of its own, or an `@example`.
 
 from __future__ import annotations
 
-from hypothesis import settings
+from collections.abc import Iterator
 
-settings.register_profile("suite", derandomize=True, print_blob=True)
-settings.register_profile("search", print_blob=True)
+import pytest
+from hypothesis import HealthCheck, settings
+from opentelemetry import trace
+from opentelemetry.util._once import Once
+
+from agl_otel.tracer import process
+
+# A busy machine is no fault of a test: nothing here depends on time.
+calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("suite", calm, derandomize=True)
+settings.register_profile("search", calm)
 settings.load_profile("suite")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_tracer_provider() -> Iterator[None]:
+    """OpenTelemetry lets a process set its tracer provider once; here each file may, as if it had a process of its own."""
+    yield
+    process.shut_down()
+    process._telemetry = None  # pyright: ignore[reportPrivateUsage] - nothing public forgets it, nor the two below
+    trace._TRACER_PROVIDER = None  # pyright: ignore[reportPrivateUsage]
+    trace._TRACER_PROVIDER_SET_ONCE = Once()  # pyright: ignore[reportPrivateUsage]

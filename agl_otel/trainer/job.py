@@ -34,6 +34,7 @@ from agl_otel.store import Store
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, RolloutMode
 
 MODEL_SERVER_START_SECONDS: Final = 120.0  # importing torch on a busy machine takes most of it
+NOTICE_SECONDS: Final = 5.0  # until the end of a process is noticed, on a busy machine
 RUNNER_STOP_SECONDS: Final = 10.0
 _SET_BY_TRAINING: Final = frozenset({"model_dir", "model_server_url", "on_step", "reports", "weights_dir", "rollout_config"})
 T = TypeVar("T")
@@ -380,13 +381,22 @@ def _make_tiny(folder: Path, seed: int) -> None:
 
 
 async def unless(failure: asyncio.Future[None], work: Awaitable[T]) -> T:
-    """The result of `work`, unless `failure` fails first: then `work` is cancelled and the failure raised."""
+    """The result of `work`, unless `failure` fails first: then `work` is cancelled and the failure raised.
+
+    A process that dies closes its port before its end is noticed: an error about a service waits a moment for the better reason.
+    """
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task, failure}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             failure.result()
-        return await task
+        try:
+            return await task
+        except (ModelServerError, UnavailableError):
+            await asyncio.wait({failure}, timeout=NOTICE_SECONDS)
+            if failure.done():
+                failure.result()
+            raise
     finally:
         task.cancel()
 

@@ -36,9 +36,9 @@ def receiver() -> Iterator[OtlpReceiver]:
     receiver.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def telemetry(receiver: OtlpReceiver) -> Iterator[Telemetry]:
-    """The process's one tracer provider: emit_* writes to it."""
+    """The tracer provider of the file: emit_* writes to it."""
     telemetry = Telemetry.start(otlp_endpoint=receiver.grpc_address, service_name="test-runner")
     yield telemetry
     telemetry.shutdown()
