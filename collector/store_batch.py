@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from agl_otel.collector import faults
 from agl_otel.collector.decode import LOG_COLUMNS, TRACE_COLUMNS, log_rows, span_rows
@@ -20,6 +20,7 @@ from agl_otel.collector.metrics import COLUMNS as METRIC_COLUMNS
 from agl_otel.collector.metrics import TABLES as METRIC_TABLES
 from agl_otel.collector.metrics import metric_rows
 from agl_otel.collector.raw import pack
+from agl_otel.collector.tries import Tries
 from agl_otel.traces.engine import DATABASE, ClickHouseError, Engine
 from agl_otel.traces.migrate import OTLP_ROWS, OTLP_ROWS_SCHEMA, REFILLS, named_query
 
@@ -30,6 +31,9 @@ TABLES: Final = {
 }
 """{kind of row: (table, columns)}."""
 FAST_FROM_SPANS: Final = 400  # ClickHouse analyses its view at each insert: below this many spans that costs more than it saves
+FAST: Final = "fast"
+"""The part of a batch that ClickHouse builds; the other parts are kinds of rows, from one log position to another."""
+T = TypeVar("T")
 Member = tuple[int, Request]
 """(log position, request)."""
 _logger = logging.getLogger(__name__)
@@ -64,6 +68,24 @@ def _place(batch: Batch, members: Sequence[Member]) -> dict[int, _Spans]:
     return placed
 
 
+def _pack(batch: Batch, members: Sequence[Member], spans: Mapping[int, _Spans], stored: frozenset[int]) -> tuple[bytes, frozenset[int]]:
+    """(what ClickHouse builds the rows of, BatchPos of the spans that it cannot); positions in `stored` are in neither."""
+    parts: list[bytes] = []
+    left: set[int] = set()
+    for position, request in members:
+        if (mine := spans.get(position)) is None:
+            continue
+        where = {"received_ms": request.received_ms, "batch": batch.batch_id, "first": mine.first}
+        try:
+            packed = pack(request.raw, request.identities, mine.numbers, **where, stored=stored)
+        except Exception:  # noqa: BLE001 - the boundary: the road that understands everything says what is wrong with it
+            left.update(mine.positions)
+        else:
+            parts.append(packed.data)
+            left.update(packed.left)
+    return b"".join(parts), frozenset(left)
+
+
 class BatchStore:
     """Writes batches through `engine`; requests that ClickHouse refuses go to `refused_dir`."""
 
@@ -71,17 +93,19 @@ class BatchStore:
         self._engine = engine
         self._refused_dir = refused_dir
         self._fast_from = fast_from_spans
+        self._tries = Tries()
         self.counts: Counter[str] = Counter()
         """rows, fast (those of them that ClickHouse built), fast_refused (batches that it would not build), refused (requests kept
         aside), recovered (rows that a batch in doubt still missed)."""
 
     def store(self, batch: Batch, members: Sequence[Member], *, in_doubt: bool) -> None:
         """Insert the batch; `in_doubt` where an earlier try may have stored some of it. Raises ClickHouseError to be tried again."""
+        self._tries.begin(batch.batch_id)
         spans = _place(batch, members)
         left: frozenset[int] | None = None
         doubt = in_doubt
-        if sum(len(each.numbers) for each in spans.values()) >= self._fast_from:
-            left = self._store_fast(batch, members, spans, in_doubt=in_doubt)
+        if sum(len(each.numbers) for each in spans.values()) >= self._fast_from and not self._tries.built_here:
+            left = _again_in_doubt(lambda: self._store_fast(batch, members, spans, in_doubt=in_doubt), in_doubt)
             doubt = in_doubt or left is None
         built: dict[str, list[_Rows]] = {}
         for member in members:
@@ -89,9 +113,8 @@ class BatchStore:
             for kind, rows in self._build(batch, member, spans.get(member[0]), left, first).items():
                 if rows.rows:
                     built.setdefault(kind, []).append(rows)
-        for kind, parts in built.items():
-            table, columns = TABLES[kind]
-            self._insert(batch, table, columns, parts, in_doubt=doubt)
+        for kind in built:
+            _again_in_doubt(lambda kind=kind: self._insert(batch, kind, built[kind], in_doubt=doubt), doubt)
         if in_doubt and spans:
             for name in REFILLS:  # a view can fail after its source was written
                 self._engine.command(named_query(name), {"batch": batch.batch_id})
@@ -100,23 +123,14 @@ class BatchStore:
     def _store_fast(self, batch: Batch, members: Sequence[Member], spans: Mapping[int, _Spans], *, in_doubt: bool) -> frozenset[int] | None:
         """Insert the spans that ClickHouse can build by itself; the BatchPos of the others, or None where it may have stored none."""
         stored = self._stored(batch, TABLES["traces"][0]) if in_doubt else frozenset[int]()
-        parts: list[bytes] = []
-        left: set[int] = set()
-        for position, request in members:
-            if (mine := spans.get(position)) is None:
-                continue
-            where = {"received_ms": request.received_ms, "batch": batch.batch_id, "first": mine.first}
+        data, left = _pack(batch, members, spans, stored)
+        count = sum(len(set(each.positions) - stored - left) for each in spans.values())
+        if data:
             try:
-                packed = pack(request.raw, request.identities, mine.numbers, **where, stored=stored)
-            except Exception:  # noqa: BLE001 - the boundary: the road that understands everything says what is wrong with it
-                left.update(mine.positions)
-            else:
-                parts.append(packed.data)
-                left.update(packed.left)
-        if data := b"".join(parts):
-            try:
-                self._engine.insert_protobuf(OTLP_ROWS, OTLP_ROWS_SCHEMA, data)
+                self._engine.insert_protobuf(OTLP_ROWS, OTLP_ROWS_SCHEMA, data, token=self._tries.token(FAST))
             except ClickHouseError as error:
+                if not self._tries.refused(about_the_data=error.about_the_data, in_doubt=in_doubt):
+                    raise
                 _logger.warning("ClickHouse did not build the rows of batch %d; they are built here: %s", batch.batch_id, error)
                 self.counts["fast_refused"] += 1
                 return None
@@ -125,25 +139,24 @@ class BatchStore:
                 f"SELECT count() FROM {TABLES['traces'][0]} WHERE BatchId = {{batch:UInt64}}", {"batch": batch.batch_id}
             )
             if (kept := int(str(row[0]))) < expected:
-                raise _not_kept(batch, expected - kept)
-        count = sum(len(set(each.positions) - stored - left) for each in spans.values())
+                self._tries.skipped(FAST)
+                raise _NotKeptError(batch, expected - kept)
         self.counts["fast"] += count
         self._count(count, in_doubt=in_doubt)
-        return frozenset(left)
+        return left
 
     def _count(self, rows: int, *, in_doubt: bool) -> None:
         self.counts["rows"] += rows
         self.counts["recovered"] += rows if in_doubt else 0
 
-    def _insert(self, batch: Batch, table: str, columns: Sequence[str], parts: list[_Rows], *, in_doubt: bool) -> None:
+    def _insert(self, batch: Batch, kind: str, parts: list[_Rows], *, in_doubt: bool) -> None:
+        table, columns = TABLES[kind]
         rows = _without(parts, self._stored(batch, table) if in_doubt else frozenset())
         if not rows:
             return
+        part = f"{kind}-{parts[0].member[0]}-{parts[-1].member[0]}"
         try:
-            self._engine.insert(table, columns, "\n".join(rows).encode())
-            if in_doubt and (lost := _without(parts, self._stored(batch, table))):
-                # ClickHouse notes what it takes before it keeps it: after a crash in between it skips the very rows that are missing.
-                self._engine.insert(table, columns, "\n".join(lost).encode(), deduplicate=False)
+            self._engine.insert(table, columns, "\n".join(rows).encode(), token=self._tries.token(part))
         except ClickHouseError as error:
             if not error.about_the_data:
                 raise
@@ -151,11 +164,12 @@ class BatchStore:
                 self._keep_aside(parts[0].member, error)
                 return
             half = len(parts) // 2
-            self._insert(batch, table, columns, parts[:half], in_doubt=True)
-            self._insert(batch, table, columns, parts[half:], in_doubt=True)
+            self._insert(batch, kind, parts[:half], in_doubt=True)
+            self._insert(batch, kind, parts[half:], in_doubt=True)
             return
         if lost := _without(parts, self._stored(batch, table)):
-            raise _not_kept(batch, len(lost))
+            self._tries.skipped(part)
+            raise _NotKeptError(batch, len(lost))
         self._count(len(rows), in_doubt=in_doubt)
 
     def _stored(self, batch: Batch, table: str) -> frozenset[int]:
@@ -196,9 +210,21 @@ class BatchStore:
         _logger.error("a request of %d rows cannot be stored; it is kept aside as %s.otlp: %s", request.rows, stem, error)
 
 
-def _not_kept(batch: Batch, rows: int) -> ClickHouseError:
-    """For an insert that was answered with success: chdb's does so where the part could not be written, say on a full disk."""
-    return ClickHouseError(f"ClickHouse took batch {batch.batch_id}, but {rows} of its rows are not there: is its disk full?")
+class _NotKeptError(ClickHouseError):
+    """An insert was answered with success: chdb's is so where the part could not be written, say on a full disk."""
+
+    def __init__(self, batch: Batch, rows: int) -> None:
+        super().__init__(f"ClickHouse took batch {batch.batch_id}, but {rows} of its rows are not there: is its disk full?")
+
+
+def _again_in_doubt(insert: Callable[[], T], in_doubt: bool) -> T:
+    """After a crash ClickHouse may skip what it remembers and does not have; the second time it gets another token."""
+    try:
+        return insert()
+    except _NotKeptError:
+        if not in_doubt:
+            raise
+        return insert()
 
 
 def _without(parts: Sequence[_Rows], stored: frozenset[int]) -> list[str]:

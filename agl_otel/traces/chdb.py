@@ -18,7 +18,7 @@ from uuid import uuid4
 import chdb
 
 from agl_otel.errors import InUseError, SettingsError
-from agl_otel.traces.engine import DATABASE, ClickHouseError, parameter
+from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, ClickHouseError, parameter
 
 # What one read may cost. They are set before readonly, so no query can change them.
 READ_LIMITS: Final = {
@@ -69,25 +69,29 @@ class ChdbEngine:
         """Remove the rows of a table of ours; nobody reads them when this returns."""
         self.command(f"DELETE FROM {DATABASE}.{table} WHERE {condition}", params)
 
-    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, deduplicate: bool = True) -> None:
+    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, token: str = "") -> None:
         """Insert JSONEachRow `rows`; on disk when this returns (the tables' fsync settings)."""
-        settings = "" if deduplicate else f" SETTINGS insert_deduplication_token = '{uuid4()}'"
-        self._insert(f"INSERT INTO {table} ({', '.join(columns)}){settings}", "JSONEachRow", rows)
+        self._insert(f"INSERT INTO {table} ({', '.join(columns)})", {"insert_deduplication_token": token}, "JSONEachRow", rows)
 
-    def insert_protobuf(self, table: str, schema: Path, data: bytes) -> None:
+    def insert_protobuf(self, table: str, schema: Path, data: bytes, *, token: str = "") -> None:
         """Insert length-delimited messages `Request` of the .proto file `schema`; on disk when this returns."""
-        # By its name: a text would be cached in the current directory, whatever that is.
-        settings = f"format_schema = {_quoted(f'{schema}:Request')}, input_format_protobuf_oneof_presence = 1"
-        self._insert(f"INSERT INTO {table} SETTINGS {settings}, insert_deduplication_token = '{uuid4()}'", "Protobuf", data)
+        settings = {
+            "format_schema": f"{schema}:Request",  # by its name: a text would be cached in the current directory, whatever that is
+            "input_format_protobuf_oneof_presence": 1,
+            "insert_deduplication_token": token,
+        }
+        self._insert(f"INSERT INTO {table}", settings, "Protobuf", data)
 
     def insert_native(self, table: str, blocks: bytes) -> None:
         """Insert blocks of the Native format, with columns of their own names; on disk when this returns."""
-        self._insert(f"INSERT INTO {table} SETTINGS insert_deduplication_token = '{uuid4()}'", "Native", blocks)
+        token = str(uuid4())  # nobody sends them twice, and chunks of equal content are all wanted
+        self._insert(f"INSERT INTO {table}", {"insert_deduplication_token": token}, "Native", blocks)
 
-    def _insert(self, sql: str, format_name: str, data: bytes) -> None:
+    def _insert(self, sql: str, settings: Mapping[str, str | int], format_name: str, data: bytes) -> None:
+        given = ", ".join(f"{name} = {_quoted(str(value))}" for name, value in {**INSERT_SETTINGS, **settings}.items())
         with self._write_lock:
             try:
-                inserter = self._writer.send_insert(sql, format_name)
+                inserter = self._writer.send_insert(f"{sql} SETTINGS {given}", format_name)
                 try:
                     inserter.append(data)
                     inserter.finish()

@@ -56,6 +56,14 @@ class ClickHouseError(AglError):
         return self.code in DATA_CODES
 
 
+# What every insert of ours says, whatever the profile says: a token also counts for what views write.
+INSERT_SETTINGS: Final[dict[str, str | int]] = {
+    "async_insert": 0,  # an insert is on disk when it is answered
+    "insert_deduplicate": 1,
+    "deduplicate_blocks_in_dependent_materialized_views": 1,
+}
+
+
 def protobuf_settings(schema: str) -> dict[str, str | int]:
     """The settings that an insert of length-delimited messages `Request` of the .proto text `schema` needs."""
     return {
@@ -77,15 +85,16 @@ class Engine(Protocol):
         """Remove the rows of a table of ours, everywhere it is; nobody reads them when this returns. Raises ClickHouseError."""
         ...
 
-    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, deduplicate: bool = True) -> None:
+    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, token: str = "") -> None:
         """Insert JSONEachRow `rows`, on disk when this returns. Raises ClickHouseError; then some rows may be stored.
 
-        With `deduplicate` ClickHouse skips what it remembers to have taken, which after a crash it may remember without having it.
+        ClickHouse skips blocks whose `token` (without one: whose content) it remembers to have taken, in each partition and behind
+        views too; after a crash it may remember one without having it.
         """
         ...
 
-    def insert_protobuf(self, table: str, schema: Path, data: bytes) -> None:
-        """Insert length-delimited messages `Request` of the .proto file `schema`; as `insert` without `deduplicate`."""
+    def insert_protobuf(self, table: str, schema: Path, data: bytes, *, token: str = "") -> None:
+        """Insert length-delimited messages `Request` of the .proto file `schema`; as `insert`."""
         ...
 
     def select(self, sql: str, params: Mapping[str, object] | None = None) -> list[list[object]]:

@@ -116,15 +116,15 @@ class AwaitedEngine:
         self.prepare()
         self._engine.delete(table, condition, params)
 
-    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, deduplicate: bool = True) -> None:
+    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, token: str = "") -> None:
         """Insert JSONEachRow `rows`."""
         self.prepare()
-        self._engine.insert(table, columns, rows, deduplicate=deduplicate)
+        self._engine.insert(table, columns, rows, token=token)
 
-    def insert_protobuf(self, table: str, schema: Path, data: bytes) -> None:
+    def insert_protobuf(self, table: str, schema: Path, data: bytes, *, token: str = "") -> None:
         """Insert length-delimited messages."""
         self.prepare()
-        self._engine.insert_protobuf(table, schema, data)
+        self._engine.insert_protobuf(table, schema, data, token=token)
 
     def select(self, sql: str, params: Mapping[str, object] | None = None) -> list[list[object]]:
         """Rows of a query of ours."""

@@ -25,7 +25,7 @@ from clickhouse_driver import errors as driver_errors
 from agl_otel.errors import AglError, SettingsError, UnavailableError
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.cluster import LOCAL
-from agl_otel.traces.engine import DATABASE, ClickHouseError, protobuf_settings
+from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, ClickHouseError, protobuf_settings
 
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 90.0  # over HTTP: an insert, or a read and its limit of 60 s
@@ -36,8 +36,7 @@ NOT_ALLOWED: Final = frozenset({497, 164})  # access denied, read-only
 
 # What every session of ours says, whatever the user's profile says.
 SESSION: Final[dict[str, str | int]] = {
-    "async_insert": 0,  # an insert is on disk when it is answered
-    "deduplicate_blocks_in_dependent_materialized_views": 1,
+    **INSERT_SETTINGS,
     "distributed_foreground_insert": 1,
 }
 # What one read of other people may cost; guard.py in the collector says which reads may run.
@@ -100,19 +99,19 @@ class ServerEngine:
         where = f"{table}{LOCAL} ON CLUSTER '{cluster}'" if cluster else table
         self.command(f"DELETE FROM {DATABASE}.{where} WHERE {condition}", params)
 
-    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, deduplicate: bool = True) -> None:
+    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, token: str = "") -> None:
         """Insert JSONEachRow `rows`; on disk when this returns (the tables' fsync settings)."""
-        settings = {} if deduplicate else {"insert_deduplication_token": str(uuid4())}  # a new token was never seen before
-        self._insert(f"INSERT INTO {table} ({', '.join(columns)}) FORMAT JSONEachRow", settings, rows)
+        self._insert(f"INSERT INTO {table} ({', '.join(columns)}) FORMAT JSONEachRow", {"insert_deduplication_token": token}, rows)
 
-    def insert_protobuf(self, table: str, schema: Path, data: bytes) -> None:
+    def insert_protobuf(self, table: str, schema: Path, data: bytes, *, token: str = "") -> None:
         """Insert length-delimited messages `Request` of the .proto file `schema`; on disk when this returns."""
-        settings = {**protobuf_settings(schema.read_text()), "insert_deduplication_token": str(uuid4())}
+        settings = {**protobuf_settings(schema.read_text()), "insert_deduplication_token": token}
         self._insert(f"INSERT INTO {table} FORMAT Protobuf", settings, data)
 
     def insert_native(self, table: str, blocks: bytes) -> None:
         """Insert blocks of the Native format, with columns of their own names; on disk when this returns."""
-        self._insert(f"INSERT INTO {table} FORMAT Native", {"insert_deduplication_token": str(uuid4())}, blocks)
+        token = str(uuid4())  # nobody sends them twice, and chunks of equal content are all wanted
+        self._insert(f"INSERT INTO {table} FORMAT Native", {"insert_deduplication_token": token}, blocks)
 
     def _insert(self, sql: str, settings: Mapping[str, object], data: bytes) -> None:
         self._post({"query": sql, **self._session, **settings}, data)

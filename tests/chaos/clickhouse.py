@@ -16,7 +16,7 @@ from agl_otel.types import EnqueueRolloutRequest, RolloutConfig
 from tests.chaos.world import World
 from tests.clickhouse_server import ClickHouseServer
 
-SMALL = (1, 3)  # so few spans take the road on which ClickHouse deduplicates by content
+SMALL = (1, 3)  # so few spans are built here; more are built by ClickHouse
 TRACES = "otel.otel_traces"
 
 

@@ -30,14 +30,14 @@ class Grumpy:
         self.delete = engine.delete
         self.close = engine.close
 
-    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, deduplicate: bool = True) -> None:
+    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, token: str = "") -> None:
         self._check(rows)
-        self._engine.insert(table, columns, rows, deduplicate=deduplicate)
+        self._engine.insert(table, columns, rows, token=token)
         self._fail()
 
-    def insert_protobuf(self, table: str, schema: Path, data: bytes) -> None:
+    def insert_protobuf(self, table: str, schema: Path, data: bytes, *, token: str = "") -> None:
         self._check(data)
-        self._engine.insert_protobuf(table, schema, data)
+        self._engine.insert_protobuf(table, schema, data, token=token)
         self._fail()
 
     def _check(self, data: bytes) -> None:

@@ -1,0 +1,148 @@
+"""An insert whose answer never came is sent again, and both are carried out: it is stored once, whatever the road and the engine.
+
+Here the second try is one that had asked before the first was carried out: it knows of nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from agl_otel.collector.identify import Identity
+from agl_otel.collector.journal import Batch, Request, Signal
+from agl_otel.collector.store_batch import BatchStore
+from agl_otel.errors import AglError, UnavailableError
+from agl_otel.traces.address import ServerAddress
+from agl_otel.traces.chdb import ChdbEngine
+from agl_otel.traces.cluster import Cluster
+from agl_otel.traces.engine import ClickHouseError, Engine
+from agl_otel.traces.migrate import migrate
+from agl_otel.traces.server import ServerEngine
+from tests.clickhouse_server import ClickHouseServer
+
+from .otlp import any_value, attributes, request_of, span
+
+DAY_MS = 86_400_000
+TABLES = ("otel_traces", "otel_logs", "otel_metrics_gauge")
+
+
+@pytest.fixture(scope="module", params=["chdb", "server", "cluster"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    place = tmp_path_factory.mktemp(request.param)
+    if request.param == "chdb":
+        made: Engine = ChdbEngine(place / "traces")
+        migrate(made, where="the test")
+        yield made
+        made.close()
+        return
+    options, cluster = (
+        ({}, None) if request.param == "server" else ({"cluster": "agl", "replicated": "0"}, Cluster("agl", replicated=False))
+    )
+    with ClickHouseServer(place / "server") as server:
+        if cluster:
+            cluster.everywhere = False  # there is no Keeper here
+        made = ServerEngine(ServerAddress.parse(server.url(**options)))
+        migrate(made, where="the test", cluster=cluster)
+        yield made
+        made.close()
+
+
+class Lossy:
+    """A real engine that refuses once to build rows, for want of memory; of the next insert, which it carries out, no answer comes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._events: list[AglError] = [UnavailableError("no answer within 90 s"), ClickHouseError("Code: 241. Memory limit exceeded")]
+        self.command, self.select, self.delete, self.close = engine.command, engine.select, engine.delete, engine.close
+
+    def insert(self, table: str, columns: Sequence[str], rows: bytes, *, token: str = "") -> None:
+        self._engine.insert(table, columns, rows, token=token)
+        if self._events:
+            raise self._events.pop()
+
+    def insert_protobuf(self, table: str, schema: Path, data: bytes, *, token: str = "") -> None:
+        if self._events:
+            raise self._events.pop()
+        self._engine.insert_protobuf(table, schema, data, token=token)
+
+
+def asked_before(store: BatchStore, first: frozenset[int]) -> None:
+    """The first time that `store` asks what is there, it gets the answer of a moment ago."""
+    answers = iter([first])
+    real = store._stored  # pyright: ignore[reportPrivateUsage] the only place between asking and inserting
+
+    def stored(batch: Batch, table: str) -> frozenset[int]:
+        found = next(answers, None)
+        return real(batch, table) if found is None else found
+
+    store._stored = stored  # pyright: ignore[reportPrivateUsage]
+
+
+def traces(rollout: str, *names: str, days_ago: int = 0, plain: bool = True) -> Request:
+    raw = request_of([span(name, {} if plain else {"bytes": b"\xff"}) for name in names]).SerializeToString()
+    return Request("traces", int(time.time() * 1000) - days_ago * DAY_MS, [Identity(rollout, "at-1")] * len(names), raw)
+
+
+def logs(rollout: str) -> Request:
+    request = ExportLogsServiceRequest()
+    record = request.resource_logs.add().scope_logs.add().log_records.add(time_unix_nano=time.time_ns())
+    record.body.CopyFrom(any_value("said"))
+    return _other("logs", rollout, request.SerializeToString())
+
+
+def metrics(rollout: str) -> Request:
+    request = ExportMetricsServiceRequest()
+    group = request.resource_metrics.add()
+    group.resource.attributes.extend(attributes({"agentlightning.rollout_id": rollout}))
+    group.scope_metrics.add().metrics.add(name="m").gauge.data_points.add(as_double=1.5, time_unix_nano=time.time_ns())
+    return _other("metrics", rollout, request.SerializeToString())
+
+
+def _other(signal: Signal, rollout: str, raw: bytes) -> Request:
+    return Request(signal, int(time.time() * 1000), [Identity(rollout, "at-1")], raw)
+
+
+def rows(engine: Engine, batch: Batch) -> dict[str, int]:
+    """{table: rows of the batch}."""
+    asked = {table: f"SELECT count() FROM otel.{table} WHERE BatchId = {{batch:UInt64}}" for table in TABLES}
+    return {table: int(str(engine.select(sql, {"batch": batch.batch_id})[0][0])) for table, sql in asked.items()}
+
+
+@pytest.mark.parametrize("fast_from", [1, 1000], ids=["fast", "slow"])
+def test_a_second_try_that_knew_of_nothing_stores_nothing(engine: Engine, tmp_path: Path, fast_from: int) -> None:
+    batch = Batch(1000 + fast_from, 0, 3, {(rollout := f"ro-{fast_from}"): 1})
+    members = list(enumerate([traces(rollout, "a", "b"), traces(rollout, "c", plain=False), logs(rollout), metrics(rollout)]))
+    for _ in range(2):  # the second is another process's: what it has is the log
+        BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from).store(batch, members, in_doubt=False)
+    assert rows(engine, batch) == {"otel_traces": 3, "otel_logs": 1, "otel_metrics_gauge": 1}
+    ((spans,),) = engine.select("SELECT Spans FROM otel.rollout_summary WHERE RolloutId = {r:String}", {"r": rollout})
+    assert spans == 3
+
+
+@pytest.mark.parametrize("fast_from", [1, 1000], ids=["fast", "slow"])
+def test_half_of_it_was_carried_out_when_it_was_asked(engine: Engine, tmp_path: Path, fast_from: int) -> None:
+    """A batch over midnight is two parts: the first is there, the second comes with the insert that still runs, and with the retry."""
+    batch = Batch(3000 + fast_from, 0, 1, {(rollout := f"ro-half-{fast_from}"): 1})
+    members = [(0, traces(rollout, "a", "b", days_ago=1)), (1, traces(rollout, "c", "d"))]
+    one, other = (BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from) for _ in range(2))
+    one.store(batch, members, in_doubt=False)
+    asked_before(other, frozenset((0, 1)))
+    other.store(batch, members, in_doubt=True)
+    assert rows(engine, batch)["otel_traces"] == 4
+
+
+def test_a_batch_keeps_to_its_road(engine: Engine, tmp_path: Path) -> None:
+    """ClickHouse would not build the rows, then did not answer whether it took them: it is not asked to build them after all."""
+    batch = Batch(5000, 0, 0, {"ro-lossy": 1})
+    members = [(0, traces("ro-lossy", "a", "b"))]
+    store = BatchStore(Lossy(engine), tmp_path / "refused", fast_from_spans=1)
+    with pytest.raises(UnavailableError):
+        store.store(batch, members, in_doubt=False)
+    asked_before(store, frozenset())
+    store.store(batch, members, in_doubt=True)
+    assert rows(engine, batch)["otel_traces"] == 2

@@ -1,0 +1,61 @@
+"""The tokens of a batch's inserts: the same for a retry and after a restart, another one only where ClickHouse skipped what it has not."""
+
+from __future__ import annotations
+
+import pytest
+
+from agl_otel.collector.tries import ANSWERED_REFUSALS, Tries
+
+
+def begun(batch_id: int) -> Tries:
+    made = Tries()
+    made.begin(batch_id)
+    return made
+
+
+def test_a_retry_has_the_same_token_also_after_a_restart() -> None:
+    tries = begun(7)
+    first = tries.token("fast")
+    tries.begin(7)
+    assert tries.token("fast") == first == begun(7).token("fast")
+
+
+def test_parts_and_batches_have_tokens_of_their_own() -> None:
+    assert len({begun(7).token("fast"), begun(7).token("traces-0-4"), begun(7).token("traces-0-1"), begun(8).token("fast")}) == 4
+
+
+def test_rows_that_were_skipped_get_a_token_that_nobody_has_used() -> None:
+    tries = begun(7)
+    seen = {tries.token("fast")}
+    for _ in range(3):
+        tries.skipped("fast")
+        assert tries.token("fast") not in seen
+        assert tries.token("fast") == tries.token("fast"), "a retry of that one is a retry too"
+        seen.add(tries.token("fast"))
+    assert tries.token("traces-0-4") == begun(7).token("traces-0-4"), "other parts keep theirs"
+    after_a_restart = begun(7)
+    after_a_restart.skipped("fast")
+    assert after_a_restart.token("fast") not in seen
+
+
+def test_another_batch_starts_anew() -> None:
+    tries = begun(7)
+    tries.skipped("fast")
+    assert tries.refused(about_the_data=True, in_doubt=True)
+    tries.begin(8)
+    assert not tries.built_here
+    assert tries.token("fast") == begun(8).token("fast")
+
+
+@pytest.mark.parametrize(("about_the_data", "in_doubt"), [(True, True), (True, False), (False, False)])
+def test_a_refusal_that_leaves_nothing_under_way_changes_the_road_for_good(about_the_data: bool, in_doubt: bool) -> None:
+    tries = begun(7)
+    assert tries.refused(about_the_data=about_the_data, in_doubt=in_doubt)
+    tries.begin(7)
+    assert tries.built_here
+
+
+def test_in_doubt_the_road_is_changed_late_but_not_never() -> None:
+    tries = begun(7)
+    answers = [tries.refused(about_the_data=False, in_doubt=True) for _ in range(ANSWERED_REFUSALS)]
+    assert answers == [False] * (ANSWERED_REFUSALS - 1) + [True]
