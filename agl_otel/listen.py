@@ -3,6 +3,9 @@
 With TLS the port looks at the first byte of each connection: a TLS handshake starts with 0x16; to anything else it answers in plain
 HTTP what is wanted. A client certificate is asked for where there is an authority for it, and `require_certificate` refuses whoever
 showed none, so that /health stays open. gRPC owns its sockets: there the handshake itself fails.
+
+Nobody holds a connection for nothing: `make_runner` ends those that rest or do not come to the end of a head, `body_in_time` those
+whose body does not come. Both count from the beginning, so a byte now and then does not help.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Generator
 from typing import Any, Final
 
 from aiohttp import web
@@ -20,8 +23,43 @@ from aiohttp import web
 TLS_HANDSHAKE: Final = b"\x16"
 FIRST_BYTE_SECONDS: Final = 10.0
 BACKLOG: Final = 1024
+IDLE_SECONDS: Final = 75.0  # longer than exporters rest between two requests (5 s, metrics 60 s)
+BODY_SECONDS: Final = 120.0  # 64 MiB over 5 Mbit/s
 NO_CERTIFICATE: Final = "this port wants a client certificate of the authority in AGL_TLS_CLIENT_CA"
 _logger = logging.getLogger(__name__)
+
+
+def make_runner(app: web.Application, *, idle_seconds: float = IDLE_SECONDS, **options: Any) -> web.AppRunner:
+    """A runner for `listen`; `options` are AppRunner's.
+
+    A connection ends that has not sent the whole head of a request within `idle_seconds` of its beginning, or of its last answer.
+    """
+    return web.AppRunner(app, access_log=None, keepalive_timeout=idle_seconds, **options)
+
+
+@contextlib.contextmanager
+def body_in_time(request: web.Request, seconds: float = BODY_SECONDS) -> Generator[None]:
+    """Within the block, a read of a body that has not come to its end after `seconds` ends with 408."""
+    if request.content.is_eof():
+        yield
+        return
+
+    def give_up() -> None:
+        if not request.content.is_eof():
+            request.content.set_exception(web.HTTPRequestTimeout(text=f"the body did not come within {seconds:.0f} s\n"))
+
+    timer = asyncio.get_running_loop().call_later(seconds, give_up)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@web.middleware
+async def bodies_in_time(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    """`body_in_time` for every request of an application."""
+    with body_in_time(request):
+        return await handler(request)
 
 
 async def listen(runner: web.AppRunner, host: str, port: int, context: ssl.SSLContext | None) -> int:

@@ -18,12 +18,11 @@ from agl_otel.collector.limits import InFlight
 from agl_otel.collector.receive import GRPC_NUMBER, METRICS_OFF, RETRY_SECONDS, UNAUTHENTICATED, Receiver, status_of
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, UnavailableError, http_status
-from agl_otel.listen import NO_CERTIFICATE, peer_has_certificate
+from agl_otel.listen import BODY_SECONDS, NO_CERTIFICATE, body_in_time, peer_has_certificate
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 LONG_BYTES: Final = 64 << 10  # bodies from here on are unpacked in a thread
-BODY_SECONDS: Final = 120.0  # for the whole of a body: what has come of it takes the room of others
 UNPACKING: Final = 4  # threads that unpack at a time: each may hold as much as `max_message_bytes`
 OPEN: Final = frozenset({"/health"})
 """Paths that ask for neither token nor client certificate."""
@@ -70,7 +69,7 @@ class HttpPort:
         for path, page in self._pages.items():
             app.router.add_get(path, _page(page))
         for path, action in self._actions.items():
-            app.router.add_post(path, action)
+            app.router.add_post(path, _in_time(action))
         return app
 
     def _export(self, protocol: Protocol) -> _Handler:
@@ -165,6 +164,14 @@ async def _body(request: web.Request, limit: int, hold: Callable[[int], None]) -
     except TimeoutError:
         raise UnavailableError(f"the body did not come within {BODY_SECONDS:.0f} s ({size} bytes did): send smaller batches") from None
     return b"".join(parts)
+
+
+def _in_time(action: _Handler) -> _Handler:
+    async def post(request: web.Request) -> web.StreamResponse:
+        with body_in_time(request):
+            return await action(request)
+
+    return post
 
 
 def _page(page: Callable[[], web.Response]) -> _Handler:

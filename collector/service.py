@@ -34,7 +34,7 @@ from agl_otel.collector.telemetry import Telemetry
 from agl_otel.collector.wal import SEGMENT_BYTES, Log, claim
 from agl_otel.collector.write import Writer
 from agl_otel.errors import AglError, InUseError, SettingsError, UnavailableError
-from agl_otel.listen import listen, require_certificate
+from agl_otel.listen import listen, make_runner, require_certificate
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.presence import Presence
 from agl_otel.settings import Settings
@@ -239,9 +239,8 @@ class Collector:
             self._log.clear()
 
     async def _serve(self, app: web.Application, port: int, setting: str, tls: Tls | None = None) -> int:
-        runner = web.AppRunner(
+        runner = make_runner(
             app,
-            access_log=None,
             max_line_size=1 << 20,
             max_field_size=1 << 16,
             handle_signals=False,

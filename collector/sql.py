@@ -15,7 +15,7 @@ from aiohttp import web
 from agl_otel import logformat
 from agl_otel.collector.sqlhttp import SqlEndpoint
 from agl_otel.errors import AglError, InUseError
-from agl_otel.listen import listen, require_certificate
+from agl_otel.listen import listen, make_runner, require_certificate
 from agl_otel.settings import Settings
 from agl_otel.tls import Tls
 from agl_otel.traces.opened import open_store
@@ -33,7 +33,7 @@ async def serve(settings: Settings) -> None:
     app.router.add_get("/health", _health)
     if tls is not None and tls.client_authority is not None:
         app.middlewares.append(require_certificate({"/ping", "/health"}))
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, max_line_size=1 << 20, max_field_size=1 << 16)
+    runner = make_runner(app, handle_signals=False, max_line_size=1 << 20, max_field_size=1 << 16)
     try:
         await runner.setup()
         await listen(runner, settings.host, settings.clickhouse_port, tls.context if tls else None)

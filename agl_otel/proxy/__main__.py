@@ -9,11 +9,9 @@ import signal
 import sys
 from typing import Final
 
-from aiohttp import web
-
 from agl_otel.errors import AglError, InUseError
 from agl_otel.instrumentation.setup import Telemetry
-from agl_otel.listen import listen
+from agl_otel.listen import listen, make_runner
 from agl_otel.proxy.app import Proxy
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.models import ModelList
@@ -44,10 +42,9 @@ async def serve(settings: Settings) -> None:
             queue, models=models, fallback_url=settings.upstream_url, fallback_key=settings.upstream_key.get_secret_value(), own_urls=[url]
         )
         limits = Limits(budget=Budget(settings.attempt_max_calls, settings.attempt_max_tokens), litellm_url=settings.litellm_url)
-        runner = web.AppRunner(
+        runner = make_runner(
             Proxy(upstreams, telemetry, token=token, limits=limits, models=models).app(),
             handler_cancellation=True,
-            access_log=None,
             shutdown_timeout=DRAIN_SECONDS,
         )
         await runner.setup()

@@ -11,7 +11,7 @@ from typing import Final
 from aiohttp import web
 
 from agl_otel.errors import AglError, InUseError, http_status
-from agl_otel.listen import listen, require_certificate
+from agl_otel.listen import bodies_in_time, listen, make_runner, require_certificate
 from agl_otel.queue.convert import reachable
 from agl_otel.queue.presence import Presence
 from agl_otel.settings import Settings
@@ -79,7 +79,7 @@ async def cors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = ()) -> web.Application:
     """The application over a store that is open in the running loop."""
-    app = web.Application(middlewares=[cors, guard], client_max_size=MAX_BODY_BYTES)
+    app = web.Application(middlewares=[bodies_in_time, cors, guard], client_max_size=MAX_BODY_BYTES)
     app[STORE] = store
     app[TOKEN] = token
     app[ORIGINS] = frozenset(origin.strip() for origin in cors_origins if origin.strip())
@@ -101,7 +101,7 @@ async def serve(settings: Settings) -> None:
         app = build_app(store, token, settings.cors_origins.split(","))
         if tls is not None and tls.client_authority is not None:
             app.middlewares.append(require_certificate(OPEN_PATHS))
-        runner = web.AppRunner(app, access_log=None, auto_decompress=False)  # relay.py passes bodies on as they are
+        runner = make_runner(app, auto_decompress=False)  # relay.py passes bodies on as they are
         await runner.setup()
         try:
             await listen(runner, settings.host, settings.web_port, tls.context if tls else None)

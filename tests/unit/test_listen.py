@@ -1,0 +1,145 @@
+"""Who holds an HTTP connection without getting on with a request loses it; who waits for an answer does not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+import agl_otel
+from agl_otel.listen import body_in_time, listen, make_runner
+
+SHORT_SECONDS = 0.2
+PATIENCE_SECONDS = 60.0
+HEAD = b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def serving(handler: object) -> AsyncGenerator[int]:
+    """The port of a server with one handler, where a connection may rest for SHORT_SECONDS."""
+    app = web.Application()
+    app.router.add_post("/", handler)  # pyright: ignore[reportArgumentType] a handler
+    runner = make_runner(app, idle_seconds=SHORT_SECONDS, lingering_time=SHORT_SECONDS)
+    await runner.setup()
+    try:
+        yield await listen(runner, "127.0.0.1", 0, None)
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def connection(port: int) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def until_closed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, drip: bytes = b"") -> bytes:
+    """Send `drip` again and again until the server closes; what it said."""
+
+    async def drips() -> None:
+        with contextlib.suppress(OSError):
+            while drip:
+                writer.write(drip)
+                await writer.drain()
+                await asyncio.sleep(SHORT_SECONDS / 10)
+
+    dripping = asyncio.create_task(drips())
+    try:
+        said: list[bytes] = []
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            with contextlib.suppress(ConnectionError):  # so it ends for who still sends
+                while part := await reader.read(1 << 16):
+                    said.append(part)
+        return b"".join(said)
+    finally:
+        dripping.cancel()
+        await asyncio.gather(dripping, return_exceptions=True)
+
+
+async def echo(request: web.Request) -> web.Response:
+    return web.Response(body=await request.read())
+
+
+@pytest.mark.parametrize(
+    ("first", "drip"),
+    [(b"", b""), (b"POST / HT", b""), (b"POST / HTTP/1.1\r\nX-Slow: ", b"a")],
+    ids=["nothing", "half a line", "a byte now and then"],
+)
+async def test_a_head_that_does_not_come_ends_the_connection(first: bytes, drip: bytes) -> None:
+    async with serving(echo) as port, connection(port) as (reader, writer):
+        writer.write(first)
+        assert await until_closed(reader, writer, drip) == b""
+
+
+async def test_a_connection_that_rests_after_an_answer_ends() -> None:
+    async with serving(echo) as port, connection(port) as (reader, writer):
+        writer.write(HEAD % 2 + b"hi")
+        answer = await until_closed(reader, writer)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.endswith(b"hi")
+
+
+async def test_who_waits_for_an_answer_may_wait_longer() -> None:
+    others_went = asyncio.Event()
+
+    async def slow(request: web.Request) -> web.Response:
+        await others_went.wait()
+        return await echo(request)
+
+    async with serving(slow) as port, connection(port) as (reader, writer):
+        writer.write(HEAD % 2 + b"hi")
+        async with connection(port) as (idle, idle_writer):
+            await until_closed(idle, idle_writer)
+        others_went.set()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("drip", [b"", b"x"], ids=["stalled", "a byte now and then"])
+async def test_a_body_that_does_not_come_is_given_up_with_408(drip: bytes) -> None:
+    async def bounded(request: web.Request) -> web.Response:
+        with body_in_time(request, SHORT_SECONDS):
+            return await echo(request)
+
+    async with serving(bounded) as port, connection(port) as (reader, writer):
+        writer.write(HEAD % 1_000_000 + b"begin")
+        answer = await until_closed(reader, writer, drip)
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"did not come within" in answer
+
+
+async def test_a_body_that_is_there_may_be_worked_on_for_long() -> None:
+    gone = asyncio.Event()
+
+    async def bounded(request: web.Request) -> web.Response:
+        with body_in_time(request, SHORT_SECONDS):
+            body = await request.read()
+            await gone.wait()
+            return web.Response(body=body)
+
+    async with serving(bounded) as port, connection(port) as (reader, writer):
+        writer.write(HEAD % 2)
+        await writer.drain()
+        writer.write(b"hi")
+        async with connection(port) as (idle, idle_writer):
+            await until_closed(idle, idle_writer)
+        gone.set()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("room", ["collector", "proxy", "web"])
+def test_every_http_service_has_these_limits(room: str) -> None:
+    files = list((Path(agl_otel.__file__).parent / room).resolve().rglob("*.py"))
+    assert any("make_runner(" in path.read_text() for path in files)
+    assert not [path.name for path in files if re.search(r"web\.(AppRunner|run_app)\(", path.read_text())]
