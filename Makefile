@@ -47,7 +47,15 @@ format: setup ## format and fix what can be fixed
 	$(RUN) ruff format .
 	$(RUN) ruff check --fix .
 
-.PHONY: proto test search chaos lint format
+wheel: setup ## build sdist and wheel into dist/, and try the wheel in an environment of its own
+	rm -rf dist build/wheel
+	$(UV) build --quiet
+	$(UV) venv --quiet --python $(PYTHON) build/wheel
+	$(UV) pip install --quiet --python build/wheel/bin/python dist/*.whl
+	build/wheel/bin/python -I tests/try_wheel.py .
+	rm -rf build/wheel
+
+.PHONY: proto test search chaos lint format wheel
 
 demo: setup ## train an unmodified agent from its own traces (ARGS="--target 2", …)
 	$(RUN) agl-otel demo $(ARGS)

@@ -1,0 +1,42 @@
+"""`make wheel`: what is in the wheel, and whether it works where nothing but it is installed.
+
+Run in an environment with the wheel: `python -I tests/try_wheel.py CHECKOUT` (-I: nothing is imported from the checkout).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOMS = ("adapters", "algorithms", "collector")  # beside the package in a checkout, links within it
+CARRIED = {".py", ".pyi", ".sql", ".proto", ".typed"}
+NOT_CARRIED = ("collector/otelcol/", "collector/conformance/")
+
+
+def main(checkout: Path) -> str:
+    """Check everything; what was checked. Raises AssertionError."""
+    package = importlib.import_module("agl_otel")
+    installed = Path(str(package.__file__)).parent
+    assert "site-packages" in installed.parts, f"this is no installed package: {installed}"
+    here = {str(path.relative_to(installed)) for path in installed.rglob("*") if path.suffix in CARRIED}
+    there: set[str] = set()
+    for root, prefix in ((checkout / "agl_otel", ""), *((checkout / room, f"{room}/") for room in ROOMS)):
+        there |= {prefix + str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in CARRIED}
+    there = {name for name in there if not name.startswith(NOT_CARRIED)}
+    assert here == there, f"only in the wheel: {sorted(here - there)}; only in the checkout: {sorted(there - here)}"
+    assert (installed / "deploy" / "otelcol" / "all-in-one.yaml").exists(), "the OpenTelemetry Collector's configuration is missing"
+    assert not list(installed.rglob("*.go")), "Go sources are in the wheel"
+    rooms = [f"agl_otel.{module.name}" for module in pkgutil.iter_modules(package.__path__) if module.ispkg]
+    for name in [*rooms, "agl_otel.collector.service", "agl_otel.stack", "agl_otel.algorithms.grpo"]:
+        importlib.import_module(name)
+    program = Path(sys.executable).with_name("agl-otel")
+    shown = subprocess.run([program, "--help"], capture_output=True, text=True, check=True, timeout=120)
+    assert "Commands:" in shown.stdout, shown.stdout
+    return f"the wheel holds {len(here)} files; {len(rooms)} rooms and `agl-otel --help` work"
+
+
+if __name__ == "__main__":
+    print(main(Path(sys.argv[1]).resolve()))
