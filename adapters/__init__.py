@@ -7,6 +7,7 @@ LlmProxyTraceToTriplet. How each instrumentation writes a model call stands in d
 from __future__ import annotations
 
 from agl_otel.adapters.base import Adapter, OtelTraceAdapter, TraceAdapter, TraceToTripletBase
+from agl_otel.adapters.lengths import limit_lengths
 from agl_otel.adapters.messages import TraceToMessages, to_messages
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.adapters.tree import RewardMatchPolicy, TraceTree
@@ -23,6 +24,7 @@ __all__ = [
     "TraceTree",
     "TracerTraceToTriplet",
     "TrajectoryBatch",
+    "limit_lengths",
     "to_messages",
     "to_trajectories",
 ]

@@ -3,7 +3,7 @@
 Calls of one proxy process are taken in the order of their numbers. A call joins a trajectory only where its full prompt starts,
 token for token, with all that this trajectory holds so far (prompt, responses, and what came between); the longest such trajectory
 wins, of equal ones the earliest. What the prompt adds goes in with mask 0. Every other call starts a trajectory of its own, and the
-reason is one of BREAKS. So each token that the model wrote is trained on exactly once, and nothing is ever tokenised again.
+reason is one of BREAKS (breaks.py). So each token that the model wrote is trained on exactly once, and nothing is ever tokenised again.
 
 Prompts in prefix form are made full first (`full_prompts`); a reference that leads nowhere is reported, not guessed.
 """
@@ -12,37 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-TokenIds = NDArray[np.int32]
+from agl_otel.adapters.breaks import BREAKS, Call, TokenIds, goes_on, reason
 
-BREAKS: Final = {
-    "choice": "a further choice of the same call (n > 1)",
-    "branch": "the prompt goes on from an earlier call whose trajectory has meanwhile gone on otherwise",
-    "agent": "it would join, but another agent made the call",
-    "model_version": "it would join, but other weights answered",
-    "response_changed": "the prompt starts with an earlier prompt, but not with what the model answered there",
-    "prompt_changed": "the prompt does not even start with an earlier prompt: edited history, or another conversation",
-    "process": "the first call that another proxy process saw",
-}
-"""Why a call that is not an attempt's first started a new trajectory."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One (call, choice) of an attempt, as seen by one proxy process."""
-
-    row: int
-    """Where it stands in the columns."""
-    call: int
-    prompt: TokenIds
-    """The full prompt."""
-    response: TokenIds
-    agent: str = ""
-    model_version: str = ""
+__all__ = ["BREAKS", "Call", "Merged", "StoredCall", "TokenIds", "full_prompts", "lay_out", "merge"]
 
 
 @dataclass(frozen=True)
@@ -64,40 +41,14 @@ def merge(calls: Sequence[Call]) -> list[Merged]:
     merged: list[Merged] = []
     seen: list[Call] = []
     for call in calls:
-        tips = [m for m in merged if _goes_on(call, m.calls[-1])]
+        tips = [m for m in merged if goes_on(call, m.calls[-1])]
         own = [m for m in tips if m.calls[-1].agent == call.agent and m.calls[-1].model_version == call.model_version]
         if own:
             max(own, key=lambda m: m.length).calls.append(call)
         else:
-            merged.append(Merged([call], _reason(call, [m.calls[-1] for m in tips], seen) if seen else ""))
+            merged.append(Merged([call], reason(call, [m.calls[-1] for m in tips], seen) if seen else ""))
         seen.append(call)
     return merged
-
-
-def _goes_on(call: Call, last: Call) -> bool:
-    """Whether the prompt starts with the prompt and response of `last`. Choices of one call never follow each other."""
-    return call.call != last.call and _starts_with(call.prompt, last.prompt, last.response)
-
-
-def _starts_with(tokens: TokenIds, first: TokenIds, second: TokenIds) -> bool:
-    middle, end = len(first), len(first) + len(second)
-    return (
-        len(tokens) >= end
-        and (end == 0 or bool(tokens[end - 1] == (second[-1] if len(second) else first[-1])))  # cheap: most others differ here
-        and np.array_equal(tokens[:middle], first)
-        and np.array_equal(tokens[middle:end], second)
-    )
-
-
-def _reason(call: Call, tips: Sequence[Call], seen: Sequence[Call]) -> str:
-    if tips:
-        return "agent" if all(tip.agent != call.agent for tip in tips) else "model_version"
-    if any(other.call == call.call for other in seen):
-        return "choice"
-    if any(_goes_on(call, other) for other in seen):
-        return "branch"
-    nothing = call.prompt[:0]
-    return "response_changed" if any(_starts_with(call.prompt, other.prompt, nothing) for other in seen) else "prompt_changed"
 
 
 def lay_out(merged: Merged, logprobs: Sequence[NDArray[np.float32]]) -> tuple[TokenIds, TokenIds, NDArray[np.int8], NDArray[np.float32]]:

@@ -18,7 +18,7 @@ def take(rows: Ragged, index: NDArray[np.int64]) -> Ragged:
     np.cumsum(lengths, out=offsets[1:])
     source = np.repeat(rows.offsets[:-1][index] - offsets[:-1], lengths)
     source += np.arange(offsets[-1])
-    return Ragged(rows.values[source], offsets)
+    return Ragged(rows.values.take(source), offsets)
 
 
 def concatenate(first: Ragged, second: Ragged) -> Ragged:

@@ -1,8 +1,8 @@
 """Columns in, trajectories out: which model calls are fit to train on, merged, with one reward each (contracts.md §7).
 
 First every attempt is taken or refused, then every call of the taken ones, then calls are merged (merge.py). What is refused is
-counted by reason, never repaired: a missing reward does not become 0 and text is never tokenised again. An attempt with one call,
-the common case, costs no Python work for its tokens.
+counted by reason, never repaired: a missing reward does not become 0 and text is never tokenised again. An attempt that is one chain,
+the common case, costs no Python work for its calls (chains.py).
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agl_otel.adapters.chains import chains, lay_out_chains
 from agl_otel.adapters.merge import Call, Merged, StoredCall, full_prompts, lay_out, merge
+from agl_otel.adapters.messages import image_urls
 from agl_otel.adapters.ragged import concatenate, count_per_row, take
+from agl_otel.adapters.texts import conversation_at, messages_at
 from agl_otel.columns import AttemptKey, CallColumns, Ragged, Reward, Traces
 from agl_otel.types import AttemptedRollout, VerdictKind
 
@@ -69,10 +72,22 @@ class TrajectoryBatch:
     """How many calls were merged."""
     model_version: list[str]
     verdict: list[str]
+    images: list[list[str]]
+    """Addresses (or data: URLs) of the images in the conversation, in order."""
+    rows: Ragged
+    """int64: the rows of CallColumns that were merged, in order."""
     refused: Counter[str]
     """{key of ATTEMPT_REFUSALS or CALL_REFUSALS: how many}."""
     breaks: Counter[str]
     """{key of merge.BREAKS: how many trajectories began for this reason}."""
+    cut: int = 0
+    """How many were shortened by length limits (lengths.py)."""
+
+    COLUMNS: ClassVar = (
+        "prompt", "response", "response_mask", "logprobs", "reward", "rollout_id", "attempt_id", "agent", "calls", "model_version",
+        "verdict", "images", "rows",
+    )  # fmt: skip
+    """The fields with an entry for each trajectory."""
 
     def __len__(self) -> int:
         return len(self.rollout_id)
@@ -179,26 +194,20 @@ def _assemble(
     rewards: dict[AttemptKey, float],
     refused: Counter[str],
 ) -> TrajectoryBatch:
-    """Lone calls by array operations, attempts of several calls through merge.py, then both in the order of their first call."""
+    """Chains by array operations, all other attempts through merge.py, then both in the order of their first call."""
     calls, breaks = traces.calls, Counter[str]()
-    rows_of_attempt = np.bincount(attempt[attempt >= 0], minlength=len(keys))
-    lone = fit & (calls.prefix_call == 0)
-    lone[lone] = rows_of_attempt[attempt[lone]] == 1
-    rows = np.flatnonzero(lone)
-    merged = _merge_rows(calls, attempt, fit, np.flatnonzero((attempt >= 0) & ~lone), refused, breaks)
+    begins, chained = chains(calls, attempt, fit)
+    merged = _merge_rows(traces, attempt, fit, np.flatnonzero((attempt >= 0) & ~chained), refused, breaks)
     captured: Any = calls.logprobs  # its rows are float32
     laid_out = [lay_out(m, [captured[c.row] for c in m.calls]) for m in merged]
+    rows = np.flatnonzero(begins)
     first = np.concatenate([rows, np.array([m.calls[0].row for m in merged], dtype=np.int64)])
     order = np.argsort(first, kind="stable")
-    response = take(calls.response, rows)
-    ones = Ragged(np.ones(len(response.values), np.int8), response.offsets)
-    columns: list[tuple[Ragged, type[np.generic]]] = [
-        (take(calls.prompt, rows), np.int32),
-        (response, np.int32),
-        (ones, np.int8),
-        (take(calls.logprobs, rows), np.float32),
-    ]
-    ragged = [take(concatenate(a, Ragged.from_rows([x[i] for x in laid_out], dtype)), order) for i, (a, dtype) in enumerate(columns)]
+    columns = lay_out_chains(calls, begins, np.flatnonzero(chained))
+    ragged = [take(concatenate(a, Ragged.from_rows([x[i] for x in laid_out], a.values.dtype.type)), order) for i, a in enumerate(columns)]
+    lengths = np.diff(np.append(np.flatnonzero(begins[chained]), np.count_nonzero(chained)))
+    of_chains = Ragged(np.flatnonzero(chained), np.append(0, np.cumsum(lengths)))
+    rows_of = take(concatenate(of_chains, Ragged.from_rows([[c.row for c in m.calls] for m in merged], np.int64)), order)
     starts: list[int] = first[order].tolist()
     kept = [keys[place] for place in attempt[starts].tolist()]
     return TrajectoryBatch(
@@ -207,16 +216,27 @@ def _assemble(
         rollout_id=[key[0] for key in kept],
         attempt_id=[key[1] for key in kept],
         agent=[calls.agent[row] for row in starts],
-        calls=np.concatenate([np.ones(len(rows), np.int64), np.array([len(m.calls) for m in merged], np.int64)])[order],
+        calls=np.concatenate([lengths, np.array([len(m.calls) for m in merged], np.int64)])[order],
         model_version=[calls.model_version[row] for row in starts],
         verdict=[traces.verdicts[key].kind for key in kept],
+        images=_images(traces, rows_of),
+        rows=rows_of,
         refused=refused,
         breaks=breaks,
     )
 
 
+def _images(traces: Traces, rows: Ragged) -> list[list[str]]:
+    """Of each trajectory: its last call was asked with the whole conversation."""
+    has = traces.calls.has_images
+    if traces.texts is None or has is None or not has.any():
+        return [[] for _ in range(len(rows))]
+    last: Any = rows.values[rows.offsets[1:] - 1]
+    return [image_urls(conversation_at(traces.texts, row).prompt) if has[row] else [] for row in last.tolist()]
+
+
 def _merge_rows(
-    calls: CallColumns,
+    traces: Traces,
     attempt: NDArray[np.int64],
     fit: NDArray[np.bool_],
     rows: NDArray[np.int64],
@@ -224,13 +244,14 @@ def _merge_rows(
     breaks: Counter[str],
 ) -> list[Merged]:
     """Merge the given rows, which hold whole attempts, one process at a time."""
+    calls = traces.calls
     processes: dict[tuple[int, str], list[int]] = {}
     for row in rows.tolist():
         processes.setdefault((int(attempt[row]), calls.process[row]), []).append(row)
     merged: list[Merged] = []
     begun: set[int] = set()
     for (place, _), members in processes.items():
-        found = merge(_ready_calls(calls, fit, members, refused))
+        found = merge(_ready_calls(traces, fit, members, refused))
         merged += found
         reasons = [m.reason for m in found]
         if found and place in begun:
@@ -240,8 +261,10 @@ def _merge_rows(
     return merged
 
 
-def _ready_calls(calls: CallColumns, fit: NDArray[np.bool_], rows: list[int], refused: Counter[str]) -> list[Call]:
+def _ready_calls(traces: Traces, fit: NDArray[np.bool_], rows: list[int], refused: Counter[str]) -> list[Call]:
     """The fit calls of one attempt and process with their full prompts; a fit call whose prefix dangles is counted."""
+    calls = traces.calls
+    explain = traces.texts is not None and bool((calls.prefix_call[rows[1:]] == 0).any())
     prompt: Any = calls.prompt
     response: Any = calls.response
     stored = [
@@ -253,5 +276,6 @@ def _ready_calls(calls: CallColumns, fit: NDArray[np.bool_], rows: list[int], re
         if fit[row] and full is None:
             refused["dangling_prefix"] += 1
         elif fit[row] and full is not None:
-            ready.append(Call(row, call.call, full, call.response, calls.agent[row], calls.model_version[row]))
+            said = messages_at(traces.texts, row) if explain else ((), "")
+            ready.append(Call(row, call.call, full, call.response, calls.agent[row], calls.model_version[row], *said))
     return ready

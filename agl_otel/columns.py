@@ -5,7 +5,7 @@ A ground-floor module: it knows numpy and our types, and does no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +30,9 @@ class Ragged:
 
     def __getitem__(self, row: int) -> NDArray[np.generic]:
         return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    def __iter__(self) -> Iterator[NDArray[np.generic]]:
+        return (self[row] for row in range(len(self)))
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -75,9 +78,25 @@ class CallColumns:
     """Name of the agent that made the call; empty where unknown."""
     incomplete: list[str]
     """Why the reply was cut off; empty on a whole reply."""
+    has_images: NDArray[np.bool_] | None = None
+    """Whether the prompt seems to hold images, whose addresses are in the texts; None: not known."""
 
     def __len__(self) -> int:
         return len(self.rollout_id)
+
+
+@dataclass(frozen=True)
+class CallTexts:
+    """What was said in model calls, as JSON by OpenTelemetry's conventions: one entry for each row of CallColumns, empty where not read."""
+
+    instructions: list[str]
+    """`gen_ai.system_instructions`."""
+    asked: list[str]
+    """`gen_ai.input.messages`."""
+    answered: list[str]
+    """`gen_ai.output.messages`."""
+    tools: list[str]
+    """`gen_ai.tool.definitions`."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +122,8 @@ class Traces:
     """By attempt, ordered by (sequence, index)."""
     verdicts: dict[AttemptKey, Verdict]
     """For every attempt of the rollouts, also those without a span."""
+    texts: CallTexts | None = None
+    """What was said in the calls, where that was asked for or is needed: breaks to explain, or images; None where it is not."""
     spans: int = 0
     """How many spans were read."""
     highest_sequence: dict[str, int] = field(default_factory=dict[str, int])

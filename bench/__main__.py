@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHES = ("claims", "ingest", "proxy", "zygote")
+BENCHES = ("adapters", "claims", "ingest", "proxy", "zygote")
 
 
 def main() -> int:

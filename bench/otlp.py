@@ -9,7 +9,7 @@ import random
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
@@ -65,6 +65,26 @@ def _request(chance: random.Random, first: int, spans: int, token_ids: int, name
         group.resource.attributes.extend(_attributes(ids))
         left = min(SPANS_PER_ATTEMPT, spans - attempt * SPANS_PER_ATTEMPT)
         group.scope_spans.add().spans.extend(_span(chance, first + attempt, number, token_ids) for number in range(left))
+    return request.SerializeToString()
+
+
+def request_of(spans: Sequence[Mapping[str, Any]], resource: Mapping[str, object]) -> bytes:
+    """One request of spans given as {name, trace_id, span_id, attributes}, ids as hex; they start now and last a millisecond."""
+    request = ExportTraceServiceRequest()
+    group = request.resource_spans.add()
+    group.resource.attributes.extend(_attributes(resource))
+    now = time.time_ns()
+    group.scope_spans.add().spans.extend(
+        Span(
+            trace_id=bytes.fromhex(span["trace_id"]),
+            span_id=bytes.fromhex(span["span_id"]),
+            name=span["name"],
+            start_time_unix_nano=now + place,
+            end_time_unix_nano=now + place + 1_000_000,
+            attributes=_attributes(span["attributes"]),
+        )
+        for place, span in enumerate(spans)
+    )
     return request.SerializeToString()
 
 

@@ -101,6 +101,11 @@ async def agentlightning(_: Path, rollouts: int = 1360) -> AsyncGenerator[Peer]:
         yield Peer("Agent Lightning 0.3's store (in memory)", Address(f"{url}/v1/traces"), [pid], at_once, ids)
 
 
+def agentlightning_python() -> str:
+    """The interpreter that has Agent Lightning 0.3. Raises AbsentError where it cannot be installed."""
+    return str(_installed("agentlightning-0.3.0", AGENTLIGHTNING) / "bin" / "python")
+
+
 @contextlib.asynccontextmanager
 async def rotel(folder: Path) -> AsyncGenerator[Peer]:
     """Rotel into the default table of a ClickHouse server; it acks before anything is stored."""

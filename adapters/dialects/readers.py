@@ -70,10 +70,19 @@ def _image_part(url: Any) -> Message:
     return {"type": "image_url", "image_url": url if isinstance(url, Mapping) else {"url": url}}
 
 
+def _source(part: Json) -> str:
+    """The address in an image of Anthropic's form; empty where it is another."""
+    source: Json = part.get("source") or {}
+    return str(source.get("url", "")) or (
+        f"data:{source.get('media_type', 'image/png')};base64,{source['data']}" if "data" in source else ""
+    )
+
+
 PARTS: Final[dict[str, Callable[[Json], Message]]] = {
     "text": _text_part,
     "image_url": lambda part: _image_part(part.get("image_url") or part.get("content") or part.get("url")),
-    "image": lambda part: _image_part(part.get("image") or part.get("content") or part.get("url")),
+    "image": lambda part: _image_part(_source(part) or part.get("image") or part.get("content") or part.get("url")),
+    "input_image": lambda part: _image_part(part.get("image_url")),
     "uri": lambda part: _image_part(part.get("uri")),
     "image-url": lambda part: _image_part(part.get("url")),
     "blob": lambda part: _image_part(f"data:{part.get('mime_type', 'image/png')};base64,{part.get('content', part.get('data', ''))}"),

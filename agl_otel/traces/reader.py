@@ -19,14 +19,14 @@ import aiohttp
 import pyarrow as pa
 
 from agl_otel import semconv
-from agl_otel.columns import Traces
+from agl_otel.columns import AttemptKey, CallColumns, Reward, Traces
 from agl_otel.errors import UnavailableError
 from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.http import ClickHouseHttp
 from agl_otel.traces.migrate import named_query
 from agl_otel.traces.rows import rewards_of, span_of
 from agl_otel.traces.span_query import SpanQuery
-from agl_otel.traces.tokens import Table, agents_of, call_columns
+from agl_otel.traces.tokens import Table, agents_of, call_columns, call_texts, rollouts_to_read
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, AttemptedRollout, PaginatedResult, Rollout, Span, Verdict
 
@@ -52,6 +52,10 @@ _NAMES: Final[Mapping[str, str]] = {
     "hooked": semconv.ATTEMPT_HOOKED,
     "prefix": f"{semconv.REWARD}.",
     "agent": AGENT_NAME,
+    "instructions": "gen_ai.system_instructions",
+    "asked": "gen_ai.input.messages",
+    "answered": "gen_ai.output.messages",
+    "tools": "gen_ai.tool.definitions",
 }
 
 
@@ -134,32 +138,36 @@ class TraceReader:
         *,
         barrier: bool = True,
         deadline_seconds: float = 5.0,
+        texts: bool = False,
     ) -> Traces:
         """All that was observed of `rollouts`, with a verdict for each of their `attempts`.
 
-        What is incomplete is asked again until `deadline_seconds` have passed: its last spans may be on their way.
+        What is incomplete is asked again until `deadline_seconds` have passed: its last spans may be on their way. What was said is
+        read with `texts`, else only of rollouts in which a trajectory breaks off, or with images.
         """
         ids = [rollout.rollout_id for rollout in rollouts]
         deadline = time.monotonic() + deadline_seconds
-        facts = await self._facts(ids, barrier=barrier)
-        verdicts = _verdicts(facts, attempts)
+        facts = read = await self._facts(ids, barrier=barrier)  # before the samples, so that nothing is counted that is not among them
+        samples, verdicts = await asyncio.gather(self._samples(ids), asyncio.to_thread(_verdicts, facts, attempts))
         while any(verdict.kind == "incomplete" for verdict in verdicts.values()) and time.monotonic() < deadline:
             await asyncio.sleep(min(ASK_AGAIN_SECONDS, max(0.0, deadline - time.monotonic())))
             facts = await self._facts(ids, barrier=barrier)
             verdicts = _verdicts(facts, attempts)
+        if facts.digest != read.digest:
+            samples = await self._samples(ids)
         if alarms := [attempt_id for (_, attempt_id), verdict in verdicts.items() if verdict.alarm]:
             _log.warning(
                 "%d of %d attempts are unproven though their agents ran under the hook, the first of them %s: nobody counted their spans",
                 len(alarms), len(verdicts), alarms[0],
             )  # fmt: skip
-        calls, rewards, agents = await asyncio.gather(
-            self._named_arrow("calls", ids), self._named("rewards", ids), self._named("agents", ids)
-        )
+        calls, rewards = samples
+        told = ids if texts else rollouts_to_read(calls)
         return Traces(
             rollouts=list(rollouts),
-            calls=call_columns(calls, agents_of(agents)),
-            rewards=rewards_of(rewards),
+            calls=calls,
+            rewards=rewards,
             verdicts=verdicts,
+            texts=call_texts(await self._named_arrow("texts", told), calls) if told else None,
             spans=facts.spans,
             highest_sequence=facts.highest_sequence,
             digest=facts.digest,
@@ -168,11 +176,17 @@ class TraceReader:
     async def _facts(self, ids: Sequence[str], *, barrier: bool) -> ReadFacts:
         if barrier:
             await self.barrier()
-        return ReadFacts.of(await self._named("facts", ids))
+        return ReadFacts.of(await self._rows("facts", ids))
 
-    async def _named(self, name: str, ids: Sequence[str]) -> list[dict[str, Any]]:
-        sql = named_query(name)
-        return await self.query(sql, params=_params(name, ids)) if ids else []
+    async def _samples(self, ids: Sequence[str]) -> tuple[CallColumns, dict[AttemptKey, list[Reward]]]:
+        """Model calls and rewards, read at the same time: the largest query is not to wait for the others."""
+        calls, rewards, agents = await asyncio.gather(
+            self._named_arrow("calls", ids), self._rows("rewards", ids), self._rows("agents", ids)
+        )
+        return call_columns(calls, agents_of(agents)), rewards_of(rewards)
+
+    async def _rows(self, name: str, ids: Sequence[str]) -> list[dict[str, Any]]:
+        return (await self._named_arrow(name, ids)).to_pylist(maps_as_pydicts="strict") if ids else []
 
     async def _named_arrow(self, name: str, ids: Sequence[str]) -> Table:
         return await self.arrow(named_query(name), params=_params(name, ids))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from agl_otel.columns import CallColumns, Ragged
+from agl_otel.columns import CallColumns, CallTexts, Ragged
 
 Table = Any
 """A pyarrow.Table (pyarrow ships no types)."""
@@ -60,7 +61,27 @@ def call_columns(table: Table, agents: Mapping[SpanKey, str]) -> CallColumns:
             for own, key in zip(_strings(table, "Agent"), zip(rollouts, attempts, spans, strict=True), strict=True)
         ],
         incomplete=_incomplete(table, rollouts, attempts),
+        has_images=_numbers(table, "HasImages", np.bool_),
     )
+
+
+def rollouts_to_read(calls: CallColumns) -> list[str]:
+    """The rollouts of which an adapter needs what was said: those with images, or with a call that does not go on from another."""
+    if not len(calls):
+        return []
+    keys = list(zip(calls.rollout_id, calls.attempt_id, calls.process, strict=True))
+    wanted = (calls.prefix_call == 0) & np.array([False, *(a == b for a, b in itertools.pairwise(keys))])
+    if calls.has_images is not None:
+        wanted |= calls.has_images
+    return list(dict.fromkeys(calls.rollout_id[row] for row in np.flatnonzero(wanted).tolist()))
+
+
+def call_texts(table: Table, calls: CallColumns) -> CallTexts:
+    """The table of sql/texts.sql, in the order of `calls`."""
+    place = {key: row for row, key in enumerate(zip(*(_strings(table, n) for n in ("RolloutId", "AttemptId", "SpanId")), strict=True))}
+    rows = [place.get(key, -1) for key in zip(calls.rollout_id, calls.attempt_id, calls.span_id, strict=True)]
+    read = [[*_strings(table, name), ""] for name in ("Instructions", "Asked", "Answered", "Tools")]
+    return CallTexts(*([column[row] for row in rows] for column in read))
 
 
 def _incomplete(table: Table, rollouts: list[str], attempts: list[str]) -> list[str]:

@@ -1,17 +1,21 @@
 -- What is stored of each (attempt, process marker): spans and calls, each identity once. An unmarked span has the marker ''.
-SELECT RolloutId, AttemptId, SpanAttributes[{process:String}] AS Marker,
-  uniqExactIf((TraceId, SpanId), SpanName != {seal:String} AND SpanName != {attempt:String}) AS Spans,
-  uniqExactIf((TraceId, SpanId), SpanName = {annotation:String}) AS Annotations,
-  uniqExactIf(toUInt64OrZero(SpanAttributes[{call:String}]), mapContains(SpanAttributes, {call:String})) AS Calls,
-  maxIf(toUInt64OrZero(SpanAttributes[{call:String}]), mapContains(SpanAttributes, {call:String})) AS LastCall,
+SELECT RolloutId, AttemptId, Marker,
+  countIf(SpanName NOT IN ({seal:String}, {attempt:String})) AS Spans,
+  countIf(SpanName = {annotation:String}) AS Annotations,
+  uniqExactIf(Call, IsCall) AS Calls,
+  maxIf(Call, IsCall) AS LastCall,
   countIf(SpanName = {seal:String}) AS Seals,
-  maxIf(toUInt64OrZero(SpanAttributes[{seal_spans:String}]), SpanName = {seal:String}) AS SealSpans,
-  maxIf(toUInt64OrZero(SpanAttributes[{seal_dropped:String}]), SpanName = {seal:String}) AS Dropped,
-  countIf(SpanName = {attempt:String} AND SpanAttributes[{hooked:String}] = 'true') AS Hooked,
+  max(Sealed) AS SealSpans,
+  max(GivenUp) AS Dropped,
+  countIf(SpanName = {attempt:String} AND HookedText = 'true') AS Hooked,
   max(SequenceId) AS HighestSequence,
-  groupBitXor(Identity) AS Digest
+  groupBitXor(sipHash64(RolloutId, AttemptId, TraceId, SpanId)) AS Digest
 FROM (
-  SELECT RolloutId, AttemptId, TraceId, SpanId, SpanName, SpanAttributes, SequenceId, sipHash64(RolloutId, AttemptId, TraceId, SpanId) AS Identity
+  SELECT RolloutId, AttemptId, TraceId, SpanId, SpanName, SequenceId, SpanAttributes[{process:String}] AS Marker,
+    mapContains(SpanAttributes, {call:String}) AS IsCall, toUInt64OrZero(SpanAttributes[{call:String}]) AS Call,
+    if(SpanName = {seal:String}, toUInt64OrZero(SpanAttributes[{seal_spans:String}]), 0) AS Sealed,
+    if(SpanName = {seal:String}, toUInt64OrZero(SpanAttributes[{seal_dropped:String}]), 0) AS GivenUp,
+    SpanAttributes[{hooked:String}] AS HookedText
   FROM otel.otel_traces
   WHERE RolloutId IN {rollouts:Array(String)}
   ORDER BY RolloutId, AttemptId, TraceId, SpanId, SequenceId

@@ -41,7 +41,10 @@ def test_every_break_has_its_reason() -> None:
     assert reasons([call(1, [1, 2], [3]), call(2, [1, 2, 9], [4])]) == ["", "response_changed"]
     assert reasons([call(1, [1, 2], [3]), call(2, [5, 2, 3], [4])]) == ["", "prompt_changed"]
     assert reasons([call(1, [1], [2]), call(2, [1, 2, 3], [4]), call(3, [1, 2, 5], [6])]) == ["", "branch"]
-    assert reasons([call(1, [1], [2], agent="a"), call(2, [1, 2], [3], agent="b")]) == ["", "agent"]
+    assert reasons([call(1, [1], [2], agent="a"), call(2, [1, 2], [3], agent="b")]) == ["", "sub_agent"]
+    assert reasons([call(1, [1], [2], agent="a"), call(2, [5], [3], agent="b")]) == ["", "sub_agent"]
+    assert reasons([call(1, [1, 2], [3]), call(2, [1, 2], [4])]) == ["", "branch"]
+    assert reasons([call(1, [1, 2, 5], [3]), call(2, [1, 5, 3, 6], [4])]) == ["", "truncated"]
     assert reasons([call(1, [1], [2], version="1"), call(2, [1, 2], [3], version="2")]) == ["", "model_version"]
     assert reasons([call(1, [1], [2]), call(1, [1], [3])]) == ["", "choice"]
 

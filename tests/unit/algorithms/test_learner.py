@@ -46,6 +46,8 @@ def make_batch(policy: Policy, shift: float = 0.0) -> TrajectoryBatch:
         calls=np.ones(len(ROWS), np.int64),
         model_version=["1"] * 4,
         verdict=["complete"] * 4,
+        images=[[] for _ in ROWS],
+        rows=Ragged.from_rows([[row] for row in range(len(ROWS))], np.int64),
         refused=Counter(),
         breaks=Counter(),
     )

@@ -1,0 +1,78 @@
+"""Length limits for trajectories: what is too long is refused or cut, and ids, mask and log-probs are cut at the same place. Pure.
+
+A cut prompt is not what the model saw, so its log-probs are no longer those of what is trained on: by default such a trajectory is
+refused and counted. A cut response loses its end only, which changes nothing for the tokens before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agl_otel.adapters.ragged import take
+from agl_otel.adapters.trajectories import TrajectoryBatch
+from agl_otel.columns import Ragged
+from agl_otel.errors import UsageError
+
+LENGTH_REFUSALS: Final = {
+    "prompt_too_long": "the prompt is longer than max_prompt_tokens",
+    "nothing_left": "after max_response_tokens no token of the model's is left",
+}
+"""Why a trajectory is refused; counted once for each trajectory."""
+LongPrompts = Literal["refuse", "keep_last", "keep_first"]
+
+
+def limit_lengths(
+    batch: TrajectoryBatch,
+    *,
+    max_prompt_tokens: int | None = None,
+    max_response_tokens: int | None = None,
+    long_prompts: LongPrompts = "refuse",
+) -> TrajectoryBatch:
+    """The trajectories within the limits; None is no limit. `refused` of the answer says what was left out, and `cut` counts those cut.
+
+    Raises UsageError where a limit is below 1.
+    """
+    for name, limit in (("max_prompt_tokens", max_prompt_tokens), ("max_response_tokens", max_response_tokens)):
+        if limit is not None and limit < 1:
+            raise UsageError(f"{name} is {limit}: it must be at least 1")
+    refused: Counter[str] = Counter(batch.refused)
+    too_long = batch.prompt.lengths > max_prompt_tokens if max_prompt_tokens is not None else np.zeros(len(batch), np.bool_)
+    keep = ~too_long if long_prompts == "refuse" else np.ones(len(batch), np.bool_)
+    prompt = batch.prompt if long_prompts == "refuse" else clipped(batch.prompt, max_prompt_tokens, from_end=long_prompts == "keep_last")
+    response, mask, logprobs = (clipped(rows, max_response_tokens) for rows in (batch.response, batch.response_mask, batch.logprobs))
+    trained: NDArray[np.bool_] = np.add.reduceat(np.append(mask.values, 0), mask.offsets[:-1]) > 0 if len(batch) else keep
+    trained &= mask.lengths > 0
+    for reason, rows in (("prompt_too_long", ~keep), ("nothing_left", keep & ~trained)):
+        if count := int(np.count_nonzero(rows)):
+            refused[reason] += count
+    keep = keep & trained
+    cut = (response.lengths != batch.response.lengths) | (prompt.lengths != batch.prompt.lengths)
+    limited = replace(batch, prompt=prompt, response=response, response_mask=mask, logprobs=logprobs, refused=refused)
+    return replace(pick(limited, np.flatnonzero(keep)), cut=int(np.count_nonzero(cut & keep)))
+
+
+def clipped(rows: Ragged, limit: int | None, *, from_end: bool = False) -> Ragged:
+    """Every row's first `limit` values, or its last with `from_end`."""
+    if limit is None or not len(rows) or not bool((rows.lengths > limit).any()):
+        return rows
+    lengths = np.minimum(rows.lengths, limit)
+    starts = rows.offsets[1:] - lengths if from_end else rows.offsets[:-1]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    return Ragged(rows.values[np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])], offsets)
+
+
+def pick(batch: TrajectoryBatch, index: NDArray[np.int64]) -> TrajectoryBatch:
+    """The trajectories at `index`, in that order; what was refused and why calls did not join stays as it was counted."""
+    columns: dict[str, Any] = {}
+    for name in batch.COLUMNS:
+        column: Any = getattr(batch, name)
+        if isinstance(column, Ragged):
+            columns[name] = take(column, index)
+        else:
+            columns[name] = column[index] if isinstance(column, np.ndarray) else [column[place] for place in index.tolist()]
+    return replace(batch, **columns)

@@ -1,0 +1,246 @@
+"""From ClickHouse to tensors: a million trained tokens read, adapted and padded, against Agent Lightning 0.3's TracerTraceToTriplet.
+
+python -m bench.adapters               # 1,000 attempts of four turns, 250 tokens each
+python -m bench.adapters --lone        # 4,000 attempts of one call instead
+python -m bench.adapters --full        # our spans hold whole prompts, as 0.3's do, and not what our proxy would store
+
+Ours: all of it, from the query over HTTP to the embedded ClickHouse up to padded torch tensors with ids, mask, log-probs and rewards.
+Theirs: `adapt` alone, on the same calls, on span objects that lie in memory already. So the ratio flatters them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Generator, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import aiohttp
+import numpy as np
+import torch
+
+from agl_otel import semconv
+from agl_otel.adapters import TrajectoryBatch, to_trajectories
+from agl_otel.columns import Ragged
+from agl_otel.traces.reader import TraceReader
+from agl_otel.types import Attempt, AttemptedRollout
+from bench.agentlightning_triplets import as_03
+from bench.harness import Contest, Turn, report, report_absent, report_against_bar, take_turns
+from bench.otlp import request_of
+from bench.peers import AbsentError, agentlightning_python, ours
+
+SECONDS_BAR: Final = 0.5
+RATIO_BAR: Final = 20.0
+PROMPT_TOKENS: Final = 256
+BETWEEN_TOKENS: Final = 30
+RESPONSE_TOKENS: Final = 250
+MARKER: Final = "bench-process"
+VOCABULARY: Final = 151_000
+
+
+class Call(NamedTuple):
+    """One model call."""
+
+    rollout_id: str
+    number: int
+    trace_id: str
+    span_id: str
+    prompt: list[int]
+    """All of it."""
+    added: list[int]
+    """What it adds to the call before, its reply included; the whole prompt of the first."""
+    response: list[int]
+    logprobs: list[float]
+    messages: list[dict[str, str]]
+    answer: str
+
+
+def conversations(attempts: int, turns: int) -> Iterator[list[Call]]:
+    """The calls of each attempt; every turn goes on from the one before."""
+    chance = random.Random(7)
+    for number in range(attempts):
+        calls: list[Call] = []
+        history: list[int] = []
+        messages: list[dict[str, str]] = [{"role": "system", "content": "You look things up. " * 10}]
+        for turn in range(1, turns + 1):
+            added = [chance.randrange(VOCABULARY) for _ in range(BETWEEN_TOKENS if calls else PROMPT_TOKENS)]
+            response = [chance.randrange(VOCABULARY) for _ in range(RESPONSE_TOKENS)]
+            messages = [*messages, {"role": "user", "content": f"question {turn} of {number} " * 6}]
+            answer = f"an answer to {turn} " * 40
+            ids = (f"{number + 1:032x}", f"{number * 100 + turn:016x}")
+            logprobs = [-chance.random() for _ in response]
+            calls.append(Call(f"ro-{number:06}", turn, *ids, history + added, added, response, logprobs, messages, answer))
+            history = history + added + response
+            messages = [*messages, {"role": "assistant", "content": answer}]
+        yield calls
+
+
+def span_of(call: Call, *, full: bool) -> dict[str, Any]:
+    """The call as our proxy writes it; `full`: without the prefix form."""
+    prefixed = call.number > 1 and not full
+    attributes: dict[str, Any] = {
+        semconv.PROCESS: MARKER,
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "a/model-7b",
+        "gen_ai.response.id": f"{call.rollout_id}-{call.number}",
+        "gen_ai.input.messages": json.dumps(
+            [{"role": m["role"], "parts": [{"type": "text", "content": m["content"]}]} for m in call.messages]
+        ),
+        "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": call.answer}]}]),
+        semconv.LLM_CALL: call.number,
+        semconv.LLM_CHOICE: 0,
+        semconv.LLM_MODEL_VERSION: "1",
+        semconv.LLM_PROMPT_TOKEN_IDS: call.added if prefixed else call.prompt,
+        semconv.LLM_RESPONSE_TOKEN_IDS: call.response,
+        semconv.LLM_RESPONSE_LOGPROBS: call.logprobs,
+    }
+    if prefixed:
+        attributes |= {semconv.LLM_PREFIX_CALL: call.number - 1, semconv.LLM_PREFIX_CHOICE: 0}
+    return {"name": semconv.SPAN_LLM, "trace_id": call.trace_id, "span_id": call.span_id, "attributes": attributes}
+
+
+def reward_of(call: Call) -> dict[str, Any]:
+    """The reward of the attempt that ends with `call`."""
+    attributes = {semconv.PROCESS: MARKER, semconv.reward_name_key(0): "primary", semconv.reward_value_key(0): 1.0}
+    span_id = f"{int(call.span_id, 16) + 50:016x}"
+    return {"name": semconv.SPAN_ANNOTATION, "trace_id": call.trace_id, "span_id": span_id, "attributes": attributes}
+
+
+@contextlib.asynccontextmanager
+async def filled(attempts: list[list[Call]], *, full: bool) -> AsyncGenerator[TraceReader]:
+    """A reader of a collector that has taken all calls and rewards."""
+    with tempfile.TemporaryDirectory(prefix="agl-bench-") as folder:
+        async with ours(Path(folder)) as peer, aiohttp.ClientSession() as session:
+            for calls in attempts:
+                spans = [*(span_of(call, full=full) for call in calls), reward_of(calls[-1])]
+                body = request_of(spans, {semconv.ROLLOUT_ID: calls[0].rollout_id, semconv.ATTEMPT_ID: "at-1"})
+                async with session.post(peer.address.http, data=body, headers={"Content-Type": "application/x-protobuf"}) as answer:
+                    answer.raise_for_status()
+            base = peer.address.http.removesuffix("/v1/traces")
+            async with TraceReader(peer.clickhouse, collectors=[base]) as reader:
+                await reader.barrier()
+                yield reader
+
+
+def our_turn(reader: TraceReader, attempts: list[list[Call]], seconds: dict[str, list[float]]) -> Turn:
+    """Read, adapt, pad; answers trained tokens a second and notes the parts."""
+    rollouts = [
+        AttemptedRollout(
+            rollout_id=calls[0].rollout_id,
+            input=None,
+            start_time=0.0,
+            status="succeeded",
+            attempt=Attempt(
+                rollout_id=calls[0].rollout_id, attempt_id="at-1", sequence_id=1, start_time=0.0, seals={MARKER: len(calls) + 1}
+            ),
+        )
+        for calls in attempts
+    ]
+    expected = sum(len(call.response) for calls in attempts for call in calls)
+
+    async def turn() -> float:
+        start = time.perf_counter()
+        traces = await reader.traces(rollouts, [rollout.attempt for rollout in rollouts])
+        read = time.perf_counter()
+        batch = to_trajectories(traces)
+        adapted = time.perf_counter()
+        tensors = padded(batch)
+        end = time.perf_counter()
+        assert int(tensors["mask"].sum()) == expected, (batch.refused, batch.breaks)
+        for part, spent in (("read", read - start), ("adapt", adapted - read), ("pad", end - adapted), ("all", end - start)):
+            seconds.setdefault(part, []).append(spent)
+        return expected / (end - start)
+
+    return turn
+
+
+def padded(batch: TrajectoryBatch) -> dict[str, torch.Tensor]:
+    """What a trainer takes: (trajectory, position) tensors of ids, mask and log-probs of the responses, ids of the prompts, rewards."""
+    rows = {"prompt": batch.prompt, "response": batch.response, "mask": batch.response_mask, "logprobs": batch.logprobs}
+    return {name: torch.from_numpy(_rectangle(ragged)) for name, ragged in rows.items()} | {"reward": torch.from_numpy(batch.reward)}
+
+
+def _rectangle(rows: Ragged) -> np.ndarray[Any, np.dtype[Any]]:
+    lengths = rows.lengths
+    made = np.zeros((len(rows), int(lengths.max(initial=0))), rows.values.dtype)
+    made[np.arange(made.shape[1]) < lengths[:, None]] = rows.values
+    return made
+
+
+@contextlib.contextmanager
+def their_turn(attempts: list[list[Call]]) -> Generator[Turn]:
+    """The same calls as 0.3's spans, in a process of its own; a turn answers trained tokens a second."""
+    tokens = sum(len(call.response) for calls in attempts for call in calls)
+    with tempfile.TemporaryDirectory(prefix="agl-bench-") as folder:
+        path = Path(folder) / "spans.json"
+        path.write_text(json.dumps([as_03([call._asdict() for call in calls]) for calls in attempts]))
+        script = str(Path(__file__).with_name("agentlightning_triplets.py"))
+        child = subprocess.Popen(
+            [agentlightning_python(), script, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            yield lambda: asyncio.to_thread(_ask, child, tokens)
+        finally:
+            child.kill()
+            child.communicate()
+
+
+def _ask(child: subprocess.Popen[str], tokens: int) -> float:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write("go\n")
+    child.stdin.flush()
+    while line := child.stdout.readline():
+        if line.startswith("{"):
+            answer = json.loads(line)
+            assert answer["tokens"] == tokens, answer
+            return tokens / answer["seconds"]
+    raise RuntimeError("Agent Lightning's adapter ended before it answered")
+
+
+async def compare(options: argparse.Namespace) -> None:
+    """Fill, take turns, report."""
+    turns = 1 if options.lone else 4
+    attempts = list(conversations(options.tokens // (turns * RESPONSE_TOKENS), turns))
+    what = f"{options.tokens} trained tokens, {len(attempts)} attempts of {turns} calls"
+    seconds: dict[str, list[float]] = {}
+    async with filled(attempts, full=options.full) as reader:
+        turn = our_turn(reader, attempts, seconds)
+        try:
+            with their_turn(attempts) as theirs:
+                contest: Contest | None = await take_turns(turn, theirs, rounds=options.rounds)
+        except AbsentError as reason:
+            report_absent("adapters", what, "tokens/s", str(reason))
+            contest = None
+            for _ in range(options.rounds + 1):
+                await turn()
+    parts = {f"{part}_seconds": round(float(np.median(spent[1:])), 4) for part, spent in seconds.items()}
+    report_against_bar("adapters", what, parts.pop("all_seconds"), "s", SECONDS_BAR * options.tokens / 1_000_000, **parts)
+    if contest is not None:
+        report("adapters", what, "tokens/s", contest, against="0.3's TracerTraceToTriplet, spans in memory", bar=RATIO_BAR)
+
+
+def main() -> None:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--lone", action="store_true", help="attempts of one call")
+    parser.add_argument("--full", action="store_true", help="whole prompts in our spans")
+    asyncio.run(compare(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

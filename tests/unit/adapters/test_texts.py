@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from agl_otel.adapters.texts import conversation_at, messages_at
+from agl_otel.adapters.trajectories import to_trajectories
+from agl_otel.columns import CallTexts
+
+
+def text(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "parts": [{"type": "text", "content": content}]}
+
+
+def texts(*asked_and_answered: tuple[list[dict[str, Any]], str]) -> CallTexts:
+    count = len(asked_and_answered)
+    return CallTexts(
+        instructions=[""] * count,
+        asked=[json.dumps(asked) if asked else "" for asked, _ in asked_and_answered],
+        answered=[json.dumps([text("assistant", answer)]) for _, answer in asked_and_answered],
+        tools=[""] * count,
+    )
+
+
+def test_break_of_a_conversation_is_explained_by_its_messages(traces: Any, row: Any) -> None:
+    built = traces.build(row(call=1, prompt=[1, 2], response=[3]), row(call=2, prompt=[1, 2, 9, 4], response=[5]))
+    asked = [text("user", "hello")]
+    drift = texts((asked, "hi"), ([*asked, text("assistant", "hi"), text("user", "more")], "yes"))
+    edited = texts((asked, "hi"), ([*asked, text("assistant", "HI!"), text("user", "more")], "yes"))
+    other = texts((asked, "hi"), ([text("user", "another matter")], "yes"))
+    found = [dict(to_trajectories(replace(built, texts=each)).breaks) for each in (drift, edited, other, None)]
+    assert found == [{"template_drift": 1}, {"history_edited": 1}, {"sub_agent": 1}, {"response_changed": 1}]
+
+
+def test_images_of_the_last_call_are_kept(traces: Any, row: Any) -> None:
+    built = traces.build(row(rollout="ro-1"), row(rollout="ro-2"))
+    parts = [
+        {"type": "image_url", "image_url": {"url": "https://a/1.png"}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": "QQ=="}},
+        {"type": "input_image", "image_url": "https://a/2.png"},
+    ]
+    told = texts(([], ""), ([{"role": "user", "parts": parts}], "a cat"))
+    calls = replace(built.calls, has_images=np.array([False, True]))
+    batch = to_trajectories(replace(built, calls=calls, texts=told))
+    assert batch.images == [[], ["https://a/1.png", "data:image/jpeg;base64,QQ==", "https://a/2.png"]]
+
+
+def test_what_is_not_known_is_nothing() -> None:
+    shortened = texts(([text("system", "3 messages of 99 characters are left out"), text("user", "x")], "y"))
+    assert messages_at(shortened, 0) == ((), "")
+    broken = CallTexts([""], ["[{"], [""], [""])
+    assert conversation_at(broken, 0).prompt == []
+    assert conversation_at(None, 0).prompt == []
