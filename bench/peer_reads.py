@@ -1,0 +1,30 @@
+"""Runs under the interpreter that has Agent Lightning 0.3: reads the spans of rollouts one query_spans each, as its users do.
+
+python peer_reads.py URL CONCURRENT < rollout ids, one line of them a turn; answers the seconds of each turn and how many spans it saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import agentlightning  # pyright: ignore[reportMissingImports] - it is installed in an environment of its own
+
+
+async def main(url: str, concurrent: bool) -> None:
+    """Answer each line."""
+    client = agentlightning.LightningStoreClient(url)
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        ids = line.split()
+        start = time.perf_counter()
+        if concurrent:
+            answers = await asyncio.gather(*(client.query_spans(rollout_id) for rollout_id in ids))
+        else:
+            answers = [await client.query_spans(rollout_id) for rollout_id in ids]
+        print(time.perf_counter() - start, sum(len(answer) for answer in answers), flush=True)
+    await client.close()
+
+
+asyncio.run(main(sys.argv[1], sys.argv[2] == "1"))

@@ -1,0 +1,56 @@
+"""Millions of spans in an embedded ClickHouse, by INSERT … SELECT into our own table, so that every view is fed as in production.
+
+The same rows stand beside it in `stock`, in the table that OpenTelemetry's ClickHouse exporter makes by default.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from agl_otel.settings import Settings
+from agl_otel.traces.opened import open_store
+from bench.peers import DEFAULT_TABLE
+
+SPANS_PER_ROLLOUT: Final = 12
+SPREAD_MS: Final = 3 * 86_400_000  # the rollouts came over three days: four partitions
+SLICE_SPANS: Final = 480_000
+TEXT_CHARACTERS: Final = 160_000
+_FOUND: Final = (
+    "SELECT (SELECT count() FROM otel.otel_traces), (SELECT count() FROM stock.otel_traces), (SELECT min(BatchId) FROM otel.otel_traces)"
+)
+_HERE: Final = Path(__file__).parent
+_WORDS: Final = ("the", "agent", "asks", "a", "model", "for", "its", "next", "query", "and", "reads", "what", "came", "back", "before")
+
+
+def fill(data_dir: Path, spans: int) -> None:
+    """Put `spans` spans into the data directory of a stack that does not run; goes on where an earlier try stopped between two slices."""
+    store = open_store(Settings.load(data_dir=data_dir, clickhouse_url="").clickhouse_db)
+    try:
+        store.command("CREATE DATABASE IF NOT EXISTS stock")
+        store.command(DEFAULT_TABLE.replace("otel.otel_traces", "stock.otel_traces"))
+        ours, stock, first_ms = (int(str(value)) for value in store.select(_FOUND)[0])
+        start_ms, rollout_ms = first_ms or int(time.time() * 1000) - SPREAD_MS, SPREAD_MS * SPANS_PER_ROLLOUT / spans
+        rollouts, step = spans // SPANS_PER_ROLLOUT, SLICE_SPANS // SPANS_PER_ROLLOUT
+        for first in range(0, rollouts, step):
+            last = min(first + step, rollouts)
+            count = (last - first) * SPANS_PER_ROLLOUT
+            given = {"first": first * SPANS_PER_ROLLOUT, "count": count, "start_ms": start_ms, "rollout_ms": rollout_ms, "text": _text()}
+            times = {"first": start_ms + int(first * rollout_ms), "end": start_ms + int(last * rollout_ms)}
+            if ours < last * SPANS_PER_ROLLOUT:
+                store.command((_HERE / "read_fill.sql").read_text(), given)
+            if stock < last * SPANS_PER_ROLLOUT:
+                store.command((_HERE / "read_stock.sql").read_text(), times)
+            print(f"{last * SPANS_PER_ROLLOUT} of {spans} spans are stored", file=sys.stderr)
+    finally:
+        store.close()
+
+
+def _text() -> str:
+    """What messages are cut from: words and numbers, as compressible as such texts are."""
+    chance = random.Random(7)
+    words = (chance.choice(_WORDS) if chance.random() > 0.15 else str(chance.randrange(10_000)) for _ in range(TEXT_CHARACTERS // 3))
+    return " ".join(words)[:TEXT_CHARACTERS]

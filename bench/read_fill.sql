@@ -1,0 +1,77 @@
+-- Spans {first} to {first}+{count} of the data that bench.reads measures: twelve a rollout, as an agent under our hook and our proxy make them.
+INSERT INTO otel.otel_traces (Timestamp, TraceId, SpanId, ParentSpanId, SpanName, SpanKind, ServiceName, ResourceAttributes, ScopeName,
+  SpanAttributes, Duration, StatusCode, RolloutId, AttemptId, SequenceId, PromptTokenIds, ResponseTokenIds, ResponseLogprobs, AttrTypes,
+  ReceivedAt, BatchId, BatchPos)
+WITH
+  intDiv(number, 12) AS rollout,
+  number % 12 AS place,
+  -- what each of the twelve is: attempt, agent, (chat, its call at the proxy, tool) twice, chat, call, reward, seal
+  transform(place, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11],
+    ['attempt', 'agent', 'chat', 'call', 'tool', 'chat', 'call', 'tool', 'chat', 'call', 'reward', 'seal'], '') AS kind,
+  {start_ms:Int64} + toInt64(rollout * {rollout_ms:Float64}) AS begin_ms,
+  lower(hex(sipHash128('rollout', rollout))) AS random_text,
+  concat('ro-', substring(lower(hex(reverse(reinterpretAsFixedString(begin_ms)))), 5), substring(random_text, 1, 14)) AS rollout_id,
+  concat('at-', substring(lower(hex(reverse(reinterpretAsFixedString(begin_ms + 40)))), 5), substring(random_text, 7, 14)) AS attempt_id,
+  if(kind = 'call', concat('proxy', substring(random_text, 1, 16)), substring(random_text, 12, 16)) AS process,
+  lower(hex(sipHash128('trace', rollout))) AS trace_id,
+  arrayMap(n -> lower(hex(reinterpretAsFixedString(cityHash64(rollout, n)))), [0, 1, place - 1, place]) AS span_ids,
+  intDiv(place, 3) AS turn,
+  [('agentlightning.rollout_id', rollout_id), ('agentlightning.attempt_id', attempt_id)] AS ids,
+  [('agentlightning.process', process)] AS marker,
+  multiIf(
+    kind = 'attempt', [('agentlightning.attempt.hooked', 'true')],
+    kind = 'agent', arrayConcat(marker, [('gen_ai.operation.name', 'invoke_agent'), ('gen_ai.agent.name', 'solver'), ('gen_ai.conversation.id', random_text)]),
+    kind = 'chat', arrayConcat(marker, [
+      ('gen_ai.operation.name', 'chat'), ('gen_ai.request.model', 'a/model-7b'), ('gen_ai.request.temperature', '0.7'), ('server.port', '8000'),
+      ('gen_ai.usage.input_tokens', toString(cityHash64(number) % 900)), ('gen_ai.response.finish_reasons', '["stop"]'),
+      ('gen_ai.input.messages', substring({text:String}, 1 + cityHash64(number, 1) % 150000, 1200)),
+      ('gen_ai.output.messages', substring({text:String}, 1 + cityHash64(number, 2) % 150000, 400))]),
+    kind = 'call', arrayConcat(marker, [
+      ('gen_ai.operation.name', 'chat'), ('gen_ai.request.model', 'a/model-7b'), ('agentlightning.llm.call', toString(turn)),
+      ('agentlightning.llm.choice', '0'), ('agentlightning.llm.model_version', '3'), ('agentlightning.llm.first_byte_seconds', '0.021'),
+      ('gen_ai.input.messages', substring({text:String}, 1 + cityHash64(number, 1) % 150000, 1200)),
+      ('gen_ai.output.messages', substring({text:String}, 1 + cityHash64(number, 2) % 150000, 400))],
+      if(turn > 1, [('agentlightning.llm.prefix_call', toString(turn - 1)), ('agentlightning.llm.prefix_choice', '0')], [])),
+    kind = 'tool', arrayConcat(marker, [
+      ('gen_ai.operation.name', 'execute_tool'), ('gen_ai.tool.name', 'search'), ('gen_ai.tool.call.id', random_text),
+      ('gen_ai.tool.call.arguments', substring({text:String}, 1 + cityHash64(number, 1) % 150000, 200)),
+      ('gen_ai.tool.call.result', substring({text:String}, 1 + cityHash64(number, 2) % 150000, 600))]),
+    kind = 'reward', arrayConcat(marker, [
+      ('agentlightning.reward.0.name', 'primary'), ('agentlightning.reward.0.value', toString(cityHash64(rollout) % 100 / 100))]),
+    arrayConcat(marker, [('agentlightning.seal.spans', '7'), ('agentlightning.seal.dropped', '0')])) AS own
+SELECT
+  fromUnixTimestamp64Milli(begin_ms + place * 300) AS Timestamp,
+  trace_id AS TraceId,
+  span_ids[4] AS SpanId,
+  multiIf(place = 0, '', kind IN ('agent', 'reward', 'seal'), span_ids[1], kind = 'call', span_ids[3], span_ids[2]) AS ParentSpanId,
+  transform(kind, ['attempt', 'agent', 'call', 'tool', 'reward', 'seal'],
+    ['agentlightning.attempt', 'invoke_agent', 'agentlightning.llm', 'execute_tool', 'agentlightning.annotation', 'agentlightning.seal'], 'chat') AS SpanName,
+  if(kind IN ('chat', 'call'), 'Client', 'Internal') AS SpanKind,
+  if(kind = 'call', 'agl-otel-proxy', 'agent') AS ServiceName,
+  CAST(arrayConcat(ids, [('service.name', ServiceName), ('service.instance.id', process), ('telemetry.sdk.language', 'python'),
+    ('telemetry.sdk.name', 'opentelemetry'), ('telemetry.sdk.version', '1.45.0'), ('process.pid', toString(rollout % 30000)),
+    ('process.runtime.name', 'cpython'), ('process.runtime.version', '3.14.0'), ('host.name', concat('worker-', toString(rollout % 16)))]),
+    'Map(LowCardinality(String), String)') AS ResourceAttributes,
+  if(kind = 'chat', 'opentelemetry.instrumentation.openai', 'agl-otel') AS ScopeName,
+  CAST(arrayConcat(ids, own), 'Map(LowCardinality(String), String)') AS SpanAttributes,
+  if(kind IN ('attempt', 'seal', 'reward'), 0, 250000000 + cityHash64(number) % 40000000) AS Duration,
+  if(kind = 'tool' AND cityHash64(number, 3) % 50 = 0, 'Error', 'Unset') AS StatusCode,
+  rollout_id AS RolloutId,
+  attempt_id AS AttemptId,
+  place + 1 AS SequenceId,
+  if(kind = 'call', arrayMap(n -> toUInt32(cityHash64(number, n) % 151000), range(if(turn > 1, 80, 240))), []) AS PromptTokenIds,
+  if(kind = 'call', arrayMap(n -> toUInt32(cityHash64(number, n, 1) % 151000), range(96)), []) AS ResponseTokenIds,
+  arrayMap(token -> toFloat32(-(token % 4096) / 1024), ResponseTokenIds) AS ResponseLogprobs,
+  CAST(multiIf(
+    kind = 'call', [('agentlightning.llm.prompt_token_ids', 'column'), ('agentlightning.llm.response_token_ids', 'column'),
+      ('agentlightning.llm.response_logprobs', 'column'), ('agentlightning.llm.call', 'int'), ('agentlightning.llm.choice', 'int'),
+      ('agentlightning.llm.model_version', 'int'), ('agentlightning.llm.first_byte_seconds', 'double'), ('resource:process.pid', 'int')],
+    kind = 'chat', [('gen_ai.request.temperature', 'double'), ('server.port', 'int'), ('gen_ai.usage.input_tokens', 'int'),
+      ('gen_ai.response.finish_reasons', 'array'), ('resource:process.pid', 'int')],
+    kind = 'seal', [('agentlightning.seal.spans', 'int'), ('agentlightning.seal.dropped', 'int'), ('resource:process.pid', 'int')],
+    kind = 'reward', [('agentlightning.reward.0.value', 'double'), ('resource:process.pid', 'int')],
+    [('resource:process.pid', 'int')]), 'Map(LowCardinality(String), LowCardinality(String))') AS AttrTypes,
+  fromUnixTimestamp64Milli(begin_ms + 5000) AS ReceivedAt,
+  toUInt64(begin_ms) AS BatchId,
+  toUInt32(number % 20000) AS BatchPos
+FROM numbers({first:UInt64}, {count:UInt64})

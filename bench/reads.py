@@ -1,0 +1,226 @@
+"""Reads at size: rollouts out of millions of spans, ours against OpenTelemetry's default table and Agent Lightning 0.3.
+
+python -m bench.reads                          # 5,000,000 spans: some minutes to fill, then a minute of reading
+python -m bench.reads --spans=500000           # smaller
+python -m bench.reads --data=FOLDER            # keep the filled store there, and use it again
+
+The stack is the embedded one: the queue, and the collector with chdb behind its read-only ClickHouse port. Everything is read through
+Store and its reader; the default table is asked at the same port. What one turn reads no other turn reads again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from agl_otel import semconv
+from agl_otel.store import Store
+from agl_otel.types import Attempt, Rollout
+from bench import peers
+from bench.harness import Contest, Turn, report, report_absent, report_against_bar, take_turns
+from bench.load import Address, drive
+from bench.otlp import SPANS_PER_ATTEMPT, requests
+from bench.peers import AbsentError
+from bench.read_data import SPANS_PER_ROLLOUT, fill
+
+BATCH: Final = 256
+SINGLE: Final = 200
+REQUESTS: Final = 8
+BAR_MS: Final = 40.0
+STOCK_SQL: Final = (Path(__file__).parent / "read_query.sql").read_text()
+_SAMPLE: Final = (
+    "SELECT RolloutId FROM otel.rollout_summary_states GROUP BY RolloutId ORDER BY {order} LIMIT {{limit:UInt64}} OFFSET {{offset:UInt64}}"
+)
+_MARKERS: Final = """SELECT RolloutId, AttemptId, SpanAttributes[{process:String}] AS Process, countIf(SpanName != {seal:String}) AS Spans
+FROM otel.otel_traces WHERE RolloutId IN {rollouts:Array(String)} AND Process != '' GROUP BY ALL"""
+Read = Callable[[Sequence[str]], Awaitable[int]]
+"""Reads rollouts; answers how many spans they have."""
+
+
+class Batches:
+    """Rollouts in batches of 256 that are read once each, with what the queue would know of their attempts."""
+
+    def __init__(self, ids: Sequence[str], attempts: dict[str, Attempt]) -> None:
+        self._batches = iter([ids[start : start + BATCH] for start in range(0, len(ids), BATCH)])
+        self.attempts = attempts
+
+    @classmethod
+    async def sample(cls, store: Store, count: int, order: str, offset: int = 0) -> Batches:
+        """`count` batches of rollouts in some order of the ids."""
+        rows = await store.reader.query(_SAMPLE.format(order=order), params={"limit": count * BATCH, "offset": offset})
+        ids = [row["RolloutId"] for row in rows]
+        attempts: dict[str, Attempt] = {}
+        for start in range(0, len(ids), BATCH):
+            given = {"rollouts": ids[start : start + BATCH], "process": semconv.PROCESS, "seal": semconv.SPAN_SEAL}
+            for row in await store.reader.query(_MARKERS, params=given):
+                key = {"rollout_id": row["RolloutId"], "attempt_id": row["AttemptId"]}
+                attempt = attempts.setdefault(row["RolloutId"], Attempt(**key, sequence_id=1, start_time=0.0, seals={}))
+                attempts[row["RolloutId"]] = attempt.model_copy(update={"seals": {**(attempt.seals or {}), row["Process"]: row["Spans"]}})
+        return cls(ids, attempts)
+
+    def turn(self, read: Read, expected: int) -> Turn:
+        """Milliseconds for the next batch."""
+
+        async def turn() -> float:
+            ids = next(self._batches)
+            start = time.perf_counter()
+            spans = await read(ids)
+            taken = (time.perf_counter() - start) * 1000
+            if spans != expected:
+                raise RuntimeError(f"{spans} spans were read, and {expected} are stored")
+            return taken
+
+        return turn
+
+
+def observed(store: Store, batches: Batches) -> Read:
+    """Our reader: barrier, every span once, calls with their tokens, rewards, a verdict for each attempt."""
+
+    async def read(ids: Sequence[str]) -> int:
+        rollouts = [Rollout(rollout_id=each, input=None, start_time=0.0) for each in ids]
+        traces = await store.reader.traces(rollouts, [batches.attempts[each] for each in ids])
+        if {verdict.kind for verdict in traces.verdicts.values()} != {"complete"}:
+            raise RuntimeError(f"not every attempt is complete: {next(iter(traces.verdicts.values()))}")
+        return traces.spans
+
+    return read
+
+
+def of_stock_table(store: Store) -> Read:
+    """The default table."""
+
+    async def read(ids: Sequence[str]) -> int:
+        table: pa.Table = await store.reader.arrow(STOCK_SQL, params={"rollouts": list(ids)})
+        return int(table.num_rows)
+
+    return read
+
+
+async def against_the_stock_table(store: Store, options: argparse.Namespace) -> None:
+    """256 rollouts at random, and 256 neighbours as one training step enqueues them."""
+    count = 2 * (options.rounds + 1)
+    rollouts = options.spans // SPANS_PER_ROLLOUT
+    orders = {"at random": (f"cityHash64(RolloutId, {random.randrange(1 << 30)})", 0), "of one step": ("RolloutId", rollouts // 3)}
+    counted = (SPANS_PER_ROLLOUT - 2) * BATCH  # the reader counts neither the attempt span nor the seal
+    for name, (order, offset) in orders.items():
+        batches = await Batches.sample(store, count, order, offset)
+        turns = batches.turn(observed(store, batches), counted), batches.turn(of_stock_table(store), SPANS_PER_ROLLOUT * BATCH)
+        contest = await take_turns(*turns, rounds=options.rounds)
+        metric = f"{BATCH} rollouts {name} out of {options.spans} spans, with verdicts"
+        swapped = Contest(contest.baseline, contest.ours)  # a ratio above 1: so many times faster
+        against = "the same rows out of OpenTelemetry's default table"
+        report("reads", metric, "ms (value: theirs, baseline: ours)", swapped, against=against, bar=4.0)
+        report_against_bar("reads", metric, sorted(contest.ours)[len(contest.ours) // 2], "ms", BAR_MS)
+
+
+async def of_one(store: Store, options: argparse.Namespace) -> None:
+    """The spans of one rollout."""
+    rows = await store.reader.query(_SAMPLE.format(order="cityHash64(RolloutId, 11)"), params={"limit": SINGLE, "offset": 0})
+    waits: list[float] = []
+    for row in rows:
+        start = time.perf_counter()
+        spans = await store.reader.spans([row["RolloutId"]])
+        waits.append((time.perf_counter() - start) * 1000)
+        assert len(spans) == SPANS_PER_ROLLOUT, row
+    waits.sort()
+    more = {"p99_ms": round(waits[int(0.99 * len(waits))], 3), "rollouts": len(waits)}
+    report_against_bar("reads", f"spans of one rollout out of {options.spans}, p50", waits[len(waits) // 2], "ms", BAR_MS, **more)
+
+
+async def against_agentlightning(store: Store, folder: Path, options: argparse.Namespace) -> None:
+    """`store.traces` of 256 rollouts against 256 query_spans, of which each may be waited for before the next, or all run at once."""
+    spans = BATCH * SPANS_PER_ATTEMPT * 2
+    await store.enqueue([{}] * BATCH)
+    claimed = await store.dequeue_many_rollouts(limit=BATCH, worker_id="bench")
+    ids = [(each.rollout_id, each.attempt.attempt_id) for each in claimed]
+    assert store.description.collector_http is not None
+    await _send(Address(f"{store.description.collector_http}/v1/traces"), ids)
+
+    async def ours() -> float:
+        start = time.perf_counter()
+        traces = await store.traces([rollout for rollout, _ in ids])
+        assert traces.spans == spans, traces.spans
+        return (time.perf_counter() - start) * 1000
+
+    for concurrent in (False, True):
+        metric = f"traces of {BATCH} rollouts, {spans} spans, beside {options.spans} others"
+        try:
+            async with peers.agentlightning(folder, BATCH) as peer:
+                await _send(peer.address, peer.ids[:BATCH])
+                async with _reading(peer, concurrent=concurrent) as theirs:
+                    contest = await take_turns(ours, theirs, rounds=options.rounds)
+                how = "all at once" if concurrent else "one after the other"
+                swapped = Contest(contest.baseline, contest.ours)
+                against = f"{BATCH} query_spans of Agent Lightning 0.3 (in memory), {how}"
+                report("reads", metric, "ms (value: theirs, baseline: ours)", swapped, against=against, bar=8.0)
+        except AbsentError as reason:
+            report_absent("reads", metric, "ms", str(reason))
+
+
+async def _send(address: Address, ids: peers.Ids) -> None:
+    """The same spans to both: two attempts' worth for each rollout."""
+    size = BATCH * SPANS_PER_ATTEMPT * 2 // REQUESTS
+    bodies = requests(size, templates=REQUESTS, ids=ids)
+    await asyncio.to_thread(drive, address, bodies, seconds=3600, clients=1, limit=REQUESTS)
+
+
+@contextlib.asynccontextmanager
+async def _reading(peer: peers.Peer, *, concurrent: bool) -> AsyncGenerator[Turn]:
+    """A process with 0.3's own client; a turn takes milliseconds as it counts them itself."""
+    url = peer.address.http.removesuffix("/v1/traces")
+    command = [peers.agentlightning_python(), str(Path(__file__).parent / "peer_reads.py"), url, str(int(concurrent))]
+    child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+    assert child.stdin is not None and child.stdout is not None
+    source, sink = child.stdout, child.stdin
+
+    async def turn() -> float:
+        sink.write(" ".join(rollout for rollout, _ in peer.ids[:BATCH]).encode() + b"\n")
+        seconds, spans = (await source.readline()).split()
+        assert int(spans) == BATCH * SPANS_PER_ATTEMPT * 2, spans
+        return float(seconds) * 1000
+
+    try:
+        yield turn
+    finally:
+        sink.close()
+        await child.wait()
+
+
+async def main(options: argparse.Namespace) -> None:
+    """Fill, start the stack, read."""
+    with tempfile.TemporaryDirectory(prefix="agl-bench-") as made:
+        folder = Path(options.data or made)
+        await asyncio.to_thread(fill, folder, options.spans)
+        async with Store.embedded(folder) as store:
+            await _settled(store)
+            await against_the_stock_table(store, options)
+            await of_one(store, options)
+            await against_agentlightning(store, Path(made), options)
+
+
+async def _settled(store: Store) -> None:
+    """Return when no merge runs: its CPU would be counted as ours."""
+    deadline = time.monotonic() + 300
+    merges = "SELECT count() AS n FROM system.merges"
+    while int((await store.reader.query(merges))[0]["n"]) and time.monotonic() < deadline:  # noqa: ASYNC110 - another process's state
+        await asyncio.sleep(0.5)
+    (row,) = await store.reader.query("SELECT count() AS n FROM system.parts WHERE active AND table = 'otel_traces' AND database = 'otel'")
+    print(f"the spans stand in {row['n']} parts", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--spans", type=int, default=5_000_000, help="how many spans are stored")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each")
+    parser.add_argument("--data", default="", help="a folder for the stack's data, kept and used again; a temporary one where empty")
+    asyncio.run(main(parser.parse_args()))
