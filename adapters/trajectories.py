@@ -99,6 +99,8 @@ def to_trajectories(
     take: Collection[VerdictKind] = ("complete", "unproven"),
     fill_reward: float | None = None,
     agent_match: str | None = None,
+    reward_name: str | None = None,
+    by_call: bool = False,
 ) -> TrajectoryBatch:
     """The trajectories of the latest attempt of every rollout that succeeded, in the order of the calls.
 
@@ -107,15 +109,19 @@ def to_trajectories(
         take: the verdicts to train on.
         fill_reward: the reward of an attempt that has none; None refuses it.
         agent_match: a regular expression that an agent's name must match somewhere; None takes every agent.
+        reward_name: the dimension that is the reward; None is the primary one.
+        by_call: make every call a trajectory of its own (records.to_transitions); then nothing is merged and no break counted.
     """
     refused: Counter[str] = Counter()
-    rewards = _taken_attempts(traces, take, fill_reward, refused)
+    rewards = taken_attempts(traces, take, fill_reward, refused, reward_name)
     attempt, keys = _attempt_of_calls(traces.calls, rewards, refused)
     fit = _fit_calls(traces.calls, attempt, agent_match, refused)
-    return _assemble(traces, fit, attempt, keys, rewards, refused)
+    return _assemble(traces, fit, attempt, keys, rewards, refused, by_call)
 
 
-def _taken_attempts(traces: Traces, take: Collection[VerdictKind], fill: float | None, refused: Counter[str]) -> dict[AttemptKey, float]:
+def taken_attempts(
+    traces: Traces, take: Collection[VerdictKind], fill: float | None, refused: Counter[str], reward_name: str | None = None
+) -> dict[AttemptKey, float]:
     """{attempt to train on: its reward}; the rest is counted."""
     taken: dict[AttemptKey, float] = {}
     latest = 0
@@ -132,7 +138,7 @@ def _taken_attempts(traces: Traces, take: Collection[VerdictKind], fill: float |
             refused["no_verdict"] += 1
         elif verdict.kind not in take:
             refused[f"verdict_{verdict.kind}"] += 1
-        elif (reward := _final_reward(traces.rewards.get(key, ()), fill)) is None:
+        elif (reward := _final_reward(traces.rewards.get(key, ()), fill, reward_name)) is None:
             refused["no_reward"] += 1
         else:
             taken[key] = reward
@@ -141,10 +147,10 @@ def _taken_attempts(traces: Traces, take: Collection[VerdictKind], fill: float |
     return taken
 
 
-def _final_reward(rewards: Sequence[Reward], fill: float | None) -> float | None:
-    """The last primary reward (`rewards` are ordered by sequence), `fill` where there is none; None where it is not finite."""
+def _final_reward(rewards: Sequence[Reward], fill: float | None, name: str | None) -> float | None:
+    """The last reward of the dimension (`rewards` are ordered by sequence), `fill` where there is none; None where it is not finite."""
     for reward in reversed(rewards):
-        if reward.index == 0:
+        if (reward.index == 0) if name is None else (reward.name == name):
             return reward.value if math.isfinite(reward.value) else None
     return fill
 
@@ -193,11 +199,15 @@ def _assemble(
     keys: list[AttemptKey],
     rewards: dict[AttemptKey, float],
     refused: Counter[str],
+    by_call: bool,
 ) -> TrajectoryBatch:
     """Chains by array operations, all other attempts through merge.py, then both in the order of their first call."""
     calls, breaks = traces.calls, Counter[str]()
     begins, chained = chains(calls, attempt, fit)
-    merged = _merge_rows(traces, attempt, fit, np.flatnonzero((attempt >= 0) & ~chained), refused, breaks)
+    if by_call:  # an attempt of one call is a chain, and its transition
+        alone = np.bincount(attempt[chained], minlength=len(keys))[attempt] == 1 if len(keys) else chained
+        begins, chained = begins & alone, chained & alone
+    merged = _merge_rows(traces, attempt, fit, np.flatnonzero((attempt >= 0) & ~chained), refused, None if by_call else breaks)
     captured: Any = calls.logprobs  # its rows are float32
     laid_out = [lay_out(m, [captured[c.row] for c in m.calls]) for m in merged]
     rows = np.flatnonzero(begins)
@@ -241,9 +251,9 @@ def _merge_rows(
     fit: NDArray[np.bool_],
     rows: NDArray[np.int64],
     refused: Counter[str],
-    breaks: Counter[str],
+    breaks: Counter[str] | None,
 ) -> list[Merged]:
-    """Merge the given rows, which hold whole attempts, one process at a time."""
+    """Merge the given rows, which hold whole attempts, one process at a time; without `breaks` every call is by itself."""
     calls = traces.calls
     processes: dict[tuple[int, str], list[int]] = {}
     for row in rows.tolist():
@@ -251,7 +261,11 @@ def _merge_rows(
     merged: list[Merged] = []
     begun: set[int] = set()
     for (place, _), members in processes.items():
-        found = merge(_ready_calls(traces, fit, members, refused))
+        ready = _ready_calls(traces, fit, members, refused)
+        if breaks is None:
+            merged += [Merged([call]) for call in ready]
+            continue
+        found = merge(ready)
         merged += found
         reasons = [m.reason for m in found]
         if found and place in begun:

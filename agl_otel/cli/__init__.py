@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "collector": "agl_otel.cli.collector:collector",
     "doctor": "agl_otel.cli.doctor:doctor",
     "maintain": "agl_otel.cli.maintain:maintain",
+    "export": "agl_otel.cli.export:export",
     "backup": "agl_otel.cli.data:backup",
     "restore": "agl_otel.cli.data:restore",
 }

@@ -137,17 +137,19 @@ class Spans(Connected):
         await reader.barrier()
         return await reader.spans(ids, attempt_id=attempt_id)
 
-    async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str], *, deadline_seconds: float = 5.0) -> Traces:
+    async def traces(
+        self, rollouts: Sequence[Rollout | AttemptedRollout | str], *, deadline_seconds: float = 5.0, texts: bool = False
+    ) -> Traces:
         """All that was observed of the rollouts, as columns, read once behind a barrier, with a verdict for every attempt.
 
-        What is not complete yet is asked again until `deadline_seconds` have passed.
+        What is not complete yet is asked again until `deadline_seconds` have passed. `texts`: with what was said in every call.
         """
         connection = await self._open()
         ids = [rollout if isinstance(rollout, str) else rollout.rollout_id for rollout in rollouts]
         found, attempts = await asyncio.gather(connection.queue.query_rollouts(rollout_id_in=ids), connection.queue.query_attempts(ids))
         by_id = {rollout.rollout_id: rollout for rollout in found}
         in_order = [by_id[rollout_id] for rollout_id in ids if rollout_id in by_id]
-        return await connection.reader.traces(in_order, list(attempts), deadline_seconds=deadline_seconds)
+        return await connection.reader.traces(in_order, list(attempts), deadline_seconds=deadline_seconds, texts=texts)
 
 
 async def _check_attempts(connection: Connection, keys: set[tuple[str, str]]) -> None:

@@ -1,0 +1,111 @@
+"""Which text and which tokens may leave: rules over rows of records.py. Pure.
+
+A rule names messages by role, by a regular expression for their text, by the agent, and says what happens where one matches:
+`drop_text` and `hash_text` change the messages and keep the ids; `drop_ids` puts 0 in place of the ids and takes the loss off them.
+Which token belongs to which message is not stored, so `drop_ids` takes all tokens of a kind: what the model wrote where an assistant's
+message matches, else everything it was given. Of a row whose messages are not known everything goes: nobody could tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from agl_otel.errors import UsageError
+
+ACTIONS: Final = ("drop_text", "hash_text", "drop_ids")
+_TEXTS: Final = ("messages", "rejected_messages", "prompt", "response")
+DROPPED_ID: Final = 0
+IGNORED: Final = -100
+
+
+@dataclass(frozen=True)
+class MaskRule:
+    """What is done to messages that match all that is given."""
+
+    action: str
+    role: str = ""
+    """Empty is every role."""
+    text: str = ""
+    """A regular expression that must match somewhere; empty matches every message."""
+    agent: str = ""
+    """The same for the agent's name."""
+    salt: str = ""
+    """Goes before the text that is hashed, so that nobody can try likely texts."""
+
+    def __post_init__(self) -> None:
+        if self.action not in ACTIONS:
+            raise UsageError(f"a masking rule says action = {self.action!r}: use one of {', '.join(ACTIONS)}")
+        for pattern in (self.text, self.agent):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise UsageError(f"a masking rule has {pattern!r}, which is no regular expression: {error}") from None
+
+    def matches(self, message: dict[str, Any]) -> bool:
+        """Whether it is about this message."""
+        content = message.get("content")
+        text = content if isinstance(content, str) else json.dumps([content, message.get("tool_calls")], ensure_ascii=False)
+        return (not self.role or message.get("role") == self.role) and re.search(self.text, text) is not None
+
+
+def masked(row: dict[str, Any], rules: Sequence[MaskRule]) -> dict[str, Any]:
+    """The row after all rules, in their order; rules that look at text see it as it was."""
+    out = dict(row)
+    for rule in rules:
+        if rule.agent and re.search(rule.agent, str(row.get("agent", ""))) is None:
+            continue
+        if rule.action == "drop_ids":
+            out = _without_ids(out, row, rule)
+            continue
+        for name in _TEXTS:
+            if isinstance(row.get(name), list):
+                out[name] = [_silenced(new, rule) if rule.matches(old) else new for old, new in zip(row[name], out[name], strict=True)]
+            elif isinstance(row.get(name), dict):  # a triplet: its text is not in one form
+                out[name] = {**out[name], "raw_content": None, **({"image_urls": []} if "image_urls" in out[name] else {})}
+        if any(name in row for name in ("images",)) and rule.role in ("", "user"):
+            out["images"] = []
+    return out
+
+
+def _silenced(message: dict[str, Any], rule: MaskRule) -> dict[str, Any]:
+    content = message.get("content")
+    if rule.action == "drop_text":
+        said: str | None = None
+    else:
+        text = content if isinstance(content, str) else json.dumps([content, message.get("tool_calls")], ensure_ascii=False, sort_keys=True)
+        said = "sha256:" + hashlib.sha256(f"{rule.salt}{text}".encode()).hexdigest()
+    return {**{key: message[key] for key in ("role", "tool_call_id") if key in message}, "content": said}
+
+
+def _without_ids(out: dict[str, Any], row: dict[str, Any], rule: MaskRule) -> dict[str, Any]:
+    messages = [*row.get("messages", ()), *row.get("rejected_messages", ())]
+    hits = [message for message in messages if rule.matches(message)]
+    if messages and not hits:
+        return out
+    written = not messages or any(message.get("role") == "assistant" for message in hits)
+    given = not messages or any(message.get("role") != "assistant" for message in hits)
+    out = dict(out)
+    for ids, mask in (("response_ids", "response_mask"), ("chosen_ids", "chosen_mask"), ("rejected_ids", "rejected_mask")):
+        if ids not in row:
+            continue
+        gone = [written if own else given for own in row[mask]]
+        out[ids] = [DROPPED_ID if drop else token for token, drop in zip(out[ids], gone, strict=True)]
+        out[mask] = [0 if drop else own for own, drop in zip(out[mask], gone, strict=True)]
+        if ids == "response_ids":
+            out["logprobs"] = [0.0 if drop else value for value, drop in zip(out["logprobs"], gone, strict=True)]
+    if given and "prompt_ids" in row:
+        out["prompt_ids"] = [DROPPED_ID] * len(row["prompt_ids"])
+    if "labels" in row:
+        gone = [given if label == IGNORED else written for label in row["labels"]]
+        out["input_ids"] = [DROPPED_ID if drop else token for token, drop in zip(out["input_ids"], gone, strict=True)]
+        out["labels"] = [IGNORED if drop else label for label, drop in zip(out["labels"], gone, strict=True)]
+    for name in ("prompt", "response"):
+        if isinstance(row.get(name), dict):
+            kept = {key: value for key, value in out[name].items() if key != "logprobs"}
+            out[name] = {**kept, "token_ids": [DROPPED_ID] * len(row[name]["token_ids"])}
+    return out

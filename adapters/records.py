@@ -1,0 +1,206 @@
+"""Traces in, rows out: what a file of training data holds, in each of FORMS. Pure; pins, masks and files are others' business.
+
+Every row names its rollout and attempt and carries its reward. Token forms (`trajectories`, `transitions`, `sft`, `dpo`) read columns;
+`messages` and `triplets` read spans in any dialect, so they need no proxy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from agl_otel.adapters.lengths import limit_lengths, pick
+from agl_otel.adapters.messages import image_urls, to_messages
+from agl_otel.adapters.texts import conversation_at
+from agl_otel.adapters.trajectories import TrajectoryBatch, taken_attempts, to_trajectories
+from agl_otel.adapters.triplets import TracerTraceToTriplet
+from agl_otel.columns import AttemptKey, Traces
+from agl_otel.errors import UsageError
+from agl_otel.types import Span
+
+Row = dict[str, Any]
+IGNORED: Final = -100
+"""In `labels`: no loss here (what torch's cross entropy and trainers of transformers take)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How traces become rows: all that, with the traces, decides what comes out."""
+
+    form: str = "trajectories"
+    """A key of FORMS."""
+    take: tuple[str, ...] = ("complete", "unproven")
+    """Verdicts."""
+    agent_match: str | None = None
+    """A regular expression for the names of agents."""
+    reward: str | None = None
+    """The name of a reward's dimension; None is the primary one."""
+    fill_reward: float | None = None
+    """The reward of an attempt without one; None refuses it."""
+    min_reward: float | None = None
+    """Rows with less are left out, and counted as `low_reward`."""
+    max_prompt_tokens: int | None = None
+    max_response_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise UsageError(f"there is no form {self.form!r}: use one of {', '.join(FORMS)}")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What was read."""
+
+    rows: list[Row]
+    refused: Counter[str] = field(default_factory=Counter[str])
+    """{why: how many}; see adapters/trajectories.py, adapters/lengths.py, and `low_reward`, `no_pair`."""
+    breaks: Counter[str] = field(default_factory=Counter[str])
+
+
+def rows_of(reading: Reading, traces: Traces, spans: Sequence[Span] = ()) -> Rows:
+    """The rows; `spans` of the same rollouts are needed where `needs_spans` says so."""
+    return FORMS[reading.form](reading, traces, spans)
+
+
+def needs_spans(reading: Reading) -> bool:
+    """Whether the form is read from spans."""
+    return reading.form in ("messages", "triplets")
+
+
+def to_transitions(traces: Traces, **options: Any) -> TrajectoryBatch:
+    """As `to_trajectories`, but every call is a row of its own, with its whole prompt and the reward of its attempt."""
+    return to_trajectories(traces, by_call=True, **options)
+
+
+def _batch(reading: Reading, traces: Traces) -> TrajectoryBatch:
+    batch = to_trajectories(
+        traces,
+        take=reading.take,  # pyright: ignore[reportArgumentType] - texts from a command line: one that is no verdict takes nothing
+        fill_reward=reading.fill_reward,
+        agent_match=reading.agent_match,
+        reward_name=reading.reward,
+        by_call=reading.form == "transitions",
+    )
+    batch = limit_lengths(batch, max_prompt_tokens=reading.max_prompt_tokens, max_response_tokens=reading.max_response_tokens)
+    if reading.min_reward is None:
+        return batch
+    keep = batch.reward >= reading.min_reward
+    if low := int(np.count_nonzero(~keep)):
+        batch.refused["low_reward"] += low
+    return pick(batch, np.flatnonzero(keep))
+
+
+def _row(traces: Traces, batch: TrajectoryBatch, place: int) -> Row:
+    last = int(batch.rows[place][-1])
+    said = conversation_at(traces.texts, last)
+    return {
+        "rollout_id": batch.rollout_id[place],
+        "attempt_id": batch.attempt_id[place],
+        "agent": batch.agent[place],
+        "reward": float(batch.reward[place]),
+        "calls": int(batch.calls[place]),
+        "model_version": batch.model_version[place],
+        "verdict": batch.verdict[place],
+        "images": image_urls(said.prompt),
+        "messages": [*said.prompt, *said.reply[:1]],
+        "tools": said.tools,
+        "prompt_ids": batch.prompt[place].tolist(),
+        "response_ids": batch.response[place].tolist(),
+        "response_mask": batch.response_mask[place].tolist(),
+        "logprobs": batch.logprobs[place].tolist(),
+    }
+
+
+def _trajectories(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
+    batch = _batch(reading, traces)
+    return Rows([_row(traces, batch, place) for place in range(len(batch))], batch.refused, batch.breaks)
+
+
+def _sft(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
+    """Input ids and labels, equally long: the loss is on what the model wrote."""
+    found = _trajectories(reading, traces, _)
+    for row in found.rows:
+        prompt, response, mask = row.pop("prompt_ids"), row.pop("response_ids"), row.pop("response_mask")
+        row.pop("logprobs")
+        row["input_ids"] = prompt + response
+        row["labels"] = [IGNORED] * len(prompt) + [token if written else IGNORED for token, written in zip(response, mask, strict=True)]
+    return found
+
+
+def _dpo(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
+    """Of trajectories that begin with the same prompt, token for token: the best and the worst, where their rewards differ."""
+    found = _trajectories(reading, traces, _)
+    groups: dict[tuple[str, tuple[int, ...]], list[Row]] = {}
+    for row in found.rows:
+        groups.setdefault((row["agent"], tuple(row["prompt_ids"])), []).append(row)
+    pairs: list[Row] = []
+    for group in groups.values():
+        best, worst = max(group, key=lambda row: row["reward"]), min(group, key=lambda row: row["reward"])
+        if best["reward"] == worst["reward"]:
+            found.refused["no_pair"] += len(group)
+            continue
+        pairs.append(
+            {
+                "rollout_id": best["rollout_id"],
+                "attempt_id": best["attempt_id"],
+                "agent": best["agent"],
+                "reward": best["reward"],
+                "rejected_rollout_id": worst["rollout_id"],
+                "rejected_attempt_id": worst["attempt_id"],
+                "rejected_reward": worst["reward"],
+                "prompt_ids": best["prompt_ids"],
+                **{
+                    f"{name}_{field}": row[f"response_{field}"]
+                    for name, row in (("chosen", best), ("rejected", worst))
+                    for field in ("ids", "mask")
+                },
+                "messages": best["messages"],
+                "rejected_messages": worst["messages"],
+            }
+        )
+    return Rows(pairs, found.refused, found.breaks)
+
+
+def _of_spans(reading: Reading, traces: Traces, spans: Sequence[Span], adapt: Callable[[list[Span]], Iterable[Row]]) -> Rows:
+    refused: Counter[str] = Counter()
+    rewards = taken_attempts(traces, reading.take, reading.fill_reward, refused, reading.reward)  # pyright: ignore[reportArgumentType]
+    attempts: dict[AttemptKey, list[Span]] = {}
+    for span in spans:
+        if (key := (span.rollout_id, span.attempt_id)) in rewards:
+            attempts.setdefault(key, []).append(span)
+    rows: list[Row] = []
+    for key, own in attempts.items():
+        if reading.min_reward is not None and rewards[key] < reading.min_reward:
+            refused["low_reward"] += 1
+            continue
+        rows += [{"rollout_id": key[0], "attempt_id": key[1], "reward": rewards[key], **row} for row in adapt(own)]
+    return Rows(rows, refused)
+
+
+def _messages(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
+    def adapt(own: list[Span]) -> Iterable[Row]:
+        return ({**each, "images": image_urls(each["messages"])} for each in to_messages(own, agent_match=reading.agent_match))
+
+    return _of_spans(reading, traces, spans, adapt)
+
+
+def _triplets(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
+    adapter = TracerTraceToTriplet(agent_match=reading.agent_match)
+    return _of_spans(
+        reading, traces, spans, lambda own: ({"call_reward": t.reward, **t.model_dump(exclude={"reward"})} for t in adapter(own))
+    )
+
+
+FORMS: Final[dict[str, Callable[[Reading, Traces, Sequence[Span]], Rows]]] = {
+    "trajectories": _trajectories,
+    "transitions": _trajectories,
+    "messages": _messages,
+    "triplets": _triplets,
+    "sft": _sft,
+    "dpo": _dpo,
+}
+"""{name: how traces become rows}."""

@@ -1,0 +1,191 @@
+"""`agl-otel export`: rollouts as a file of training data, with a pin beside it; made again from a pin, or read otherwise and compared."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, cast, get_args
+
+import click
+
+from agl_otel.adapters.masking import MaskRule, masked
+from agl_otel.adapters.pins import Pin, differences, line_of
+from agl_otel.adapters.records import FORMS, Reading, Row, Rows, needs_spans, rows_of
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.columns import Traces
+from agl_otel.errors import ConflictError, SettingsError, UsageError
+from agl_otel.settings import Settings
+from agl_otel.stack import open_store
+from agl_otel.store import Store
+from agl_otel.types import RolloutMode, RolloutStatus, VerdictKind
+
+PAGE: Final = 500  # rollouts in one question to the queue
+_GIVEN: Final = ("form", "take", "agent_match", "reward", "fill_reward", "min_reward", "max_prompt_tokens", "max_response_tokens")
+
+
+@click.command()
+@click.argument("target", required=False, type=click.Path(path_type=Path, dir_okay=False), metavar="[FILE]")
+@click.option("--as", "form", type=click.Choice(list(FORMS)), help="What a row is.  [default: trajectories]")
+@click.option("--rollout", "rollout_ids", multiple=True, metavar="ID", help="Only these (repeatable).  [default: all that succeeded]")
+@click.option("--mode", "modes", multiple=True, type=click.Choice(get_args(RolloutMode)), help="Only these modes (repeatable).")
+@click.option("--take", multiple=True, type=click.Choice(get_args(VerdictKind)), help="Verdicts to take.  [default: complete, unproven]")
+@click.option("--agent-match", metavar="REGEX", help="Only the calls of agents whose names match.")
+@click.option("--reward", metavar="NAME", help="The dimension that is the reward.  [default: the primary one]")
+@click.option("--fill-reward", type=float, help="The reward of attempts without one.  [default: they are refused]")
+@click.option("--min-reward", type=float, help="Leave out rows with less.")
+@click.option("--max-prompt-tokens", type=click.IntRange(1), help="Refuse longer prompts.")
+@click.option("--max-response-tokens", type=click.IntRange(1), help="Cut longer responses.")
+@click.option("--mask", "mask_file", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Masking rules (TOML).")
+@click.option(
+    "--rebuild", "rebuild_pin", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Make the batch of this pin again."
+)
+@click.option(
+    "--diff",
+    "diff_pin",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Read the batch of this pin as the other options say, and show what differs.",
+)
+@data_dir_option
+@store_option
+@json_option
+def export(
+    target: Path | None,
+    rollout_ids: tuple[str, ...],
+    modes: tuple[RolloutMode, ...],
+    mask_file: Path | None,
+    rebuild_pin: Path | None,
+    diff_pin: Path | None,
+    data_dir: Path | None,
+    store: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Write training data to FILE (.jsonl or .parquet), with FILE.pin.json beside it.
+
+    \b
+    trajectories  conversations with token ids, mask and log-probs      transitions  the same, each call a row
+    messages      chat messages, from any instrumentation               triplets     Agent Lightning 0.3's
+    sft           input ids and labels                                  dpo          chosen and rejected, same prompt
+
+    Masking rules are tables [[rule]] with action (drop_text, hash_text, drop_ids) and any of role, text, agent (regular expressions), salt.
+    """
+    setup_logging()
+    if sum((target is None, diff_pin is None)) != 1 or (rebuild_pin is not None and diff_pin is not None):
+        raise UsageError("name a FILE to write (also with --rebuild), or a pin with --diff, not both")
+    if target is not None and target.suffix not in WRITERS:
+        raise UsageError(f"{target.name} is neither .jsonl nor .parquet: its ending says how it is written")
+    changes = {name: given[name] for name in _GIVEN if given[name] not in (None, ())}
+    pin = _pin(rebuild_pin or diff_pin)
+    if rebuild_pin is not None and (changes or rollout_ids or modes):
+        raise UsageError("--rebuild makes what the pin says: use --diff to read the batch otherwise")
+    rules = rules_of(mask_file) if mask_file is not None else []
+    settings = Settings.load(data_dir=data_dir, store=store)
+
+    async def main() -> dict[str, Any]:
+        async with open_store(settings) as opened:
+            if pin is None:
+                ids = list(rollout_ids) or await _ids(opened, modes)
+                return await _write(opened, cast("Path", target), Reading(**changes), rules, ids, None)
+            if diff_pin is not None:
+                return await _compare(opened, pin, changes)
+            return await _write(opened, cast("Path", target), pin.reading, rules or pin.rules, list(pin.rollouts), pin)
+
+    report = run_async(main)
+    print_json(report) if as_json else click.echo("\n".join(_lines(report)))
+
+
+def rules_of(path: Path) -> list[MaskRule]:
+    """The masking rules in a file. Raises SettingsError that names it."""
+    try:
+        return [MaskRule(**rule) for rule in tomllib.loads(path.read_text())["rule"]]
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, UsageError) as error:
+        raise SettingsError(f"{path} holds no masking rules ({error}): write [[rule]] tables with an action") from None
+
+
+async def read(store: Store, reading: Reading, rules: Sequence[MaskRule], ids: Sequence[str]) -> tuple[Traces, Rows]:
+    """What was observed of the rollouts, and the rows it makes."""
+    traces = await store.traces(ids, deadline_seconds=0, texts=True)
+    spans = await store.spans([r.rollout_id for r in traces.rollouts]) if needs_spans(reading) and traces.rollouts else []
+    found = rows_of(reading, traces, spans)
+    return traces, replace(found, rows=[masked(row, rules) for row in found.rows]) if rules else found
+
+
+async def _ids(store: Store, modes: Sequence[RolloutMode]) -> list[str]:
+    ids: list[str] = []
+    status: list[RolloutStatus] = ["succeeded"]
+    while page := await store.queue.query_rollouts(status_in=status, mode_in=list(modes) or None, limit=PAGE, offset=len(ids)):
+        ids += [item.rollout_id for item in page]
+    return ids
+
+
+async def _write(
+    store: Store, target: Path, reading: Reading, rules: Sequence[MaskRule], ids: Sequence[str], pin: Pin | None
+) -> dict[str, Any]:
+    traces, found = await read(store, reading, rules, ids)
+    made = Pin.of(reading, rules, traces, found.rows)
+    if pin is not None and (changes := pin.changes(traces)):
+        raise ConflictError(f"the batch cannot be made again, {len(changes)} things have changed: {'; '.join(changes[:5])}")
+    if pin is not None and made.content != pin.content:
+        raise ConflictError("the same spans were read, and other rows came out: another version of agl-otel wrote the pin, or other rules")
+    WRITERS[target.suffix](target, found.rows)
+    pin_file = target.with_name(f"{target.name}.pin.json")
+    pin_file.write_text(made.dumps())
+    report = {"file": str(target), "pin": str(pin_file), "form": reading.form, "rows": len(found.rows), "rollouts": len(traces.rollouts)}
+    return {**report, "refused": dict(found.refused), "breaks": dict(found.breaks), "sha256": made.content}
+
+
+async def _compare(store: Store, pin: Pin, changes: dict[str, Any]) -> dict[str, Any]:
+    traces, old = await read(store, pin.reading, (), list(pin.rollouts))
+    new_reading = replace(pin.reading, **changes)
+    _, new = await read(store, new_reading, (), list(pin.rollouts))
+    return {
+        **differences(old.rows, new.rows),
+        "refused": {"old": dict(old.refused), "new": dict(new.refused)},
+        "since_the_pin": pin.changes(traces),
+    }
+
+
+def _pin(path: Path | None) -> Pin | None:
+    return Pin.loads(path.read_text(), str(path)) if path is not None else None
+
+
+def _jsonl(target: Path, rows: Sequence[Row]) -> None:
+    with target.open("w", encoding="utf-8") as file:
+        file.writelines(map(line_of, rows))
+
+
+def _parquet(target: Path, rows: Sequence[Row]) -> None:
+    """Columns of numbers and lists of them; what is nested (messages, tools, metadata) is JSON text."""
+    pyarrow: Any = importlib.import_module("pyarrow")
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    kinds = {"ids": pyarrow.list_(pyarrow.int32()), "mask": pyarrow.list_(pyarrow.int8()), "labels": pyarrow.list_(pyarrow.int32())}
+    kinds |= {"logprobs": pyarrow.list_(pyarrow.float32()), "images": pyarrow.list_(pyarrow.string())}
+    columns: dict[str, Any] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        kind = kinds.get(name) or kinds.get(name.rpartition("_")[2])
+        nested = kind is None and any(isinstance(value, (list, dict)) for value in values)
+        texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values] if nested else values
+        columns[name] = pyarrow.array(texts, type=kind)
+    parquet.write_table(pyarrow.table(columns), target)
+
+
+WRITERS: Final = {".jsonl": _jsonl, ".parquet": _parquet}
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    if "file" in report:
+        refused = ", ".join(f"{count} {why}" for why, count in sorted(report["refused"].items())) or "none"
+        return [f"wrote {report['rows']} rows of {report['rollouts']} rollouts to {report['file']}", f"refused: {refused}"]
+    changed = ", ".join(f"{name} in {count}" for name, count in report["changed"].items()) or "nothing"
+    old, new = report["reward_mean"]
+    return [
+        f"{report['old']} rows before, {report['new']} now: {report['same']} the same, {report['only_old']} gone, {report['only_new']} new",
+        f"changed: {changed}",
+        f"mean reward: {old} before, {new} now",
+        *(f"since the pin: {change}" for change in report["since_the_pin"]),
+    ]

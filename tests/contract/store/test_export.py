@@ -1,0 +1,114 @@
+"""`agl-otel export` on a real stack: write, make again, read otherwise, and notice what came since."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs] - pyarrow ships no types
+import pytest
+
+from agl_otel import semconv
+from agl_otel.cli import main
+from agl_otel.store import Store
+from agl_otel.types import AttemptedRollout, Span
+
+
+async def fill(store: Store, value: float) -> AttemptedRollout:
+    """A rollout that succeeded after one model call of our proxy, with a reward."""
+    begun = await store.start_rollout({"question": 1})
+    ids = (begun.rollout_id, begun.attempt.attempt_id)
+    await store.add_many_spans([call_of(*ids, 1), reward_of(*ids, 2, value)])
+    await store.update_attempt(*ids, status="succeeded")
+    return begun
+
+
+def call_of(rollout_id: str, attempt_id: str, sequence: int) -> Span:
+    attributes: dict[str, Any] = {
+        semconv.LLM_CALL: sequence,
+        semconv.LLM_CHOICE: 0,
+        semconv.LLM_PROMPT_TOKEN_IDS: [1, 2],
+        semconv.LLM_RESPONSE_TOKEN_IDS: [3, 4],
+        semconv.LLM_RESPONSE_LOGPROBS: [-0.5, -0.25],
+        "gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": "my number is 42"}]}]),
+        "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "noted"}]}]),
+    }
+    return span_of(rollout_id, attempt_id, sequence, semconv.SPAN_LLM, attributes)
+
+
+def reward_of(rollout_id: str, attempt_id: str, sequence: int, value: float) -> Span:
+    attributes = {semconv.reward_name_key(0): "primary", semconv.reward_value_key(0): value}
+    return span_of(rollout_id, attempt_id, sequence, semconv.SPAN_ANNOTATION, attributes)
+
+
+def span_of(rollout_id: str, attempt_id: str, sequence: int, name: str, attributes: dict[str, Any]) -> Span:
+    start = 1_750_000_000.0 + sequence
+    return Span.from_attributes(
+        attributes=attributes,
+        rollout_id=rollout_id,
+        attempt_id=attempt_id,
+        sequence_id=sequence,
+        name=name,
+        start_time=start,
+        end_time=start,
+    )
+
+
+class Cli:
+    def __init__(self, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+        self._store, self._capsys = store, capsys
+
+    def run(self, *arguments: str, code: int = 0) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["export", *arguments, "--store", self._store._source.address()])  # pyright: ignore[reportPrivateUsage]
+        captured = self._capsys.readouterr()
+        assert ended.value.code == code, captured
+        return captured.out if code == 0 else captured.err
+
+
+def test_export_is_pinned_rebuilt_compared_and_masked(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, poor = (asyncio.run(fill(store, value)) for value in (1.0, 0.25))
+    which = [part for each in (good, poor) for part in ("--rollout", each.rollout_id)]
+    cli, target = Cli(store, capsys), tmp_path / "batch.jsonl"
+    report = json.loads(cli.run(str(target), *which, "--json"))
+    assert (report["rows"], report["refused"], report["form"]) == (2, {}, "trajectories")
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [(row["rollout_id"], row["reward"]) for row in rows] == [(good.rollout_id, 1.0), (poor.rollout_id, 0.25)]
+    assert (rows[0]["prompt_ids"], rows[0]["response_ids"], rows[0]["logprobs"]) == ([1, 2], [3, 4], [-0.5, -0.25])
+    assert [message["content"] for message in rows[0]["messages"]] == ["my number is 42", "noted"]
+
+    pin = str(tmp_path / "batch.jsonl.pin.json")
+    cli.run(str(tmp_path / "again.jsonl"), "--rebuild", pin)
+    assert (tmp_path / "again.jsonl").read_bytes() == target.read_bytes()
+    other = json.loads(cli.run("--diff", pin, "--min-reward", "0.5", "--json"))
+    assert (other["only_old"], other["same"], other["refused"]["new"], other["since_the_pin"]) == (1, 1, {"low_reward": 1}, [])
+    assert "1 gone" in cli.run("--diff", pin, "--min-reward", "0.5")
+
+    rules = tmp_path / "rules.toml"
+    rules.write_text("[[rule]]\naction = 'hash_text'\nrole = 'user'\ntext = '[0-9]+'\n")
+    cli.run(str(tmp_path / "masked.parquet"), *which, "--as", "sft", "--mask", str(rules))
+    table = pq.read_table(tmp_path / "masked.parquet").to_pydict()
+    assert table["input_ids"] == [[1, 2, 3, 4]] * 2
+    assert table["labels"] == [[-100, -100, 3, 4]] * 2
+    assert "42" not in "".join(table["messages"])
+    for form in ("messages", "triplets", "dpo", "transitions"):
+        cli.run(str(tmp_path / f"{form}.jsonl"), *which, "--as", form)
+    (pair,) = map(json.loads, (tmp_path / "dpo.jsonl").read_text().splitlines())
+    assert (pair["rollout_id"], pair["rejected_rollout_id"]) == (good.rollout_id, poor.rollout_id)
+
+    asyncio.run(store.add_span(reward_of(good.rollout_id, good.attempt.attempt_id, 3, 0.0)))
+    said = cli.run(str(tmp_path / "never.jsonl"), "--rebuild", pin, code=1)
+    assert f"rollout {good.rollout_id} was read up to sequence 2, and goes up to 3 now" in said
+    assert not (tmp_path / "never.jsonl").exists()
+
+
+def test_wrong_use_is_worded(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli = Cli(store, capsys)
+    assert "neither .jsonl nor .parquet" in cli.run(str(tmp_path / "x.csv"), code=2)
+    assert "name a FILE" in cli.run(code=2)
+    (tmp_path / "rules.toml").write_text("[[rule]]\naction = 'burn'\n")
+    assert "action = 'burn'" in cli.run(str(tmp_path / "x.jsonl"), "--mask", str(tmp_path / "rules.toml"), code=2)
+    (tmp_path / "pin").write_text("{}")
+    assert "is no pin" in cli.run("--diff", str(tmp_path / "pin"), code=1)

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agl_otel.adapters.masking import MaskRule, masked
+from agl_otel.adapters.pins import Pin, content_hash, differences, line_of
+from agl_otel.adapters.records import FORMS, IGNORED, Reading, rows_of, to_transitions
+from agl_otel.errors import DataError, UsageError
+from tests.unit.adapters.spans import call, reward
+from tests.unit.adapters.test_texts import text, texts
+
+
+@pytest.fixture
+def conversation(traces: Any, row: Any, make_reward: Any) -> Any:
+    """ro-1 in two turns with reward 1, ro-2 and ro-3 in one, from the same prompt, with 0.25 and 0.5."""
+    traces.rewards = {
+        ("ro-2", "at-1"): [make_reward(0.25), make_reward(9.0, sequence=101, index=1)],
+        ("ro-3", "at-1"): [make_reward(0.5)],
+    }
+    built = traces.build(
+        row(rollout="ro-1", prompt=[1, 2], response=[3], agent="solver"),
+        row(rollout="ro-1", call=2, prefix=(1, 0), prompt=[4], response=[5, 6], agent="solver"),
+        row(rollout="ro-2", prompt=[1, 2], response=[9], agent="solver"),
+        row(rollout="ro-3", prompt=[7], response=[8], agent="judge"),
+    )
+    asked = [text("user", "hello")]
+    more = [*asked, text("assistant", "hi"), text("user", "secret 42")]
+    return replace(built, texts=texts((asked, "hi"), (more, "yes"), (asked, "no"), (asked, "well")))
+
+
+def made(traces: Any, **reading: Any) -> list[dict[str, Any]]:
+    return rows_of(Reading(**reading), traces).rows
+
+
+def test_trajectories_and_transitions_carry_ids_and_messages(conversation: Any) -> None:
+    first, *_ = made(conversation)
+    assert (first["prompt_ids"], first["response_ids"], first["response_mask"]) == ([1, 2], [3, 4, 5, 6], [1, 0, 1, 1])
+    assert [message["content"] for message in first["messages"]] == ["hello", "hi", "secret 42", "yes"]
+    calls = made(conversation, form="transitions")
+    assert [(row["rollout_id"], row["prompt_ids"], row["response_ids"]) for row in calls[:2]] == [
+        ("ro-1", [1, 2], [3]),
+        ("ro-1", [1, 2, 3, 4], [5, 6]),
+    ]
+    batch = to_transitions(conversation, agent_match="solver")
+    assert (len(batch), batch.calls.tolist(), dict(batch.breaks), dict(batch.refused)) == (3, [1, 1, 1], {}, {"other_agent": 1})
+
+
+def test_sft_has_loss_only_on_what_the_model_wrote(conversation: Any) -> None:
+    first = made(conversation, form="sft", min_reward=0.9)[0]
+    assert first["input_ids"] == [1, 2, 3, 4, 5, 6]
+    assert first["labels"] == [IGNORED, IGNORED, 3, IGNORED, 5, 6]
+    assert rows_of(Reading(form="sft", min_reward=0.9), conversation).refused == {"low_reward": 2}
+
+
+def test_dpo_pairs_the_best_and_the_worst_of_one_prompt(conversation: Any) -> None:
+    found = rows_of(Reading(form="dpo"), conversation)
+    (pair,) = found.rows
+    assert (pair["rollout_id"], pair["rejected_rollout_id"]) == ("ro-1", "ro-2")
+    assert (pair["prompt_ids"], pair["chosen_ids"], pair["rejected_ids"]) == ([1, 2], [3, 4, 5, 6], [9])
+    assert (pair["chosen_mask"], pair["rejected_mask"]) == ([1, 0, 1, 1], [1])
+    assert found.refused == {"no_pair": 1}
+
+
+def test_reward_may_be_another_dimension(conversation: Any) -> None:
+    found = rows_of(Reading(reward="other"), conversation)
+    assert [(row["rollout_id"], row["reward"]) for row in found.rows] == [("ro-2", 9.0)]
+    assert found.refused == {"no_reward": 2}
+
+
+def test_messages_and_triplets_come_from_spans(traces: Any, row: Any) -> None:
+    spans = [call("a", 1, 2), reward("r", 3, 0.5)]
+    built = traces.build(row())
+    for form in ("messages", "triplets"):
+        (found,) = rows_of(Reading(form=form), built, spans).rows
+        assert (found["rollout_id"], found["reward"]) == ("ro-1", 1.0)
+    assert rows_of(Reading(form="messages", min_reward=2.0), built, spans).refused == {"low_reward": 1}
+
+
+def test_unknown_form_is_named() -> None:
+    with pytest.raises(UsageError, match="no form 'parables': use one of trajectories"):
+        Reading(form="parables")
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("messages", "triplets")])
+def test_masking_never_changes_a_length(conversation: Any, form: str) -> None:
+    for row in made(conversation, form=form):
+        for rule in (MaskRule("drop_ids"), MaskRule("drop_ids", role="user"), MaskRule("drop_text"), MaskRule("hash_text", salt="s")):
+            out = masked(row, [rule])
+            assert {name: len(value) for name, value in row.items() if isinstance(value, list)} == {
+                name: len(value) for name, value in out.items() if isinstance(value, list)
+            }
+
+
+def test_rules_drop_or_hash_text_and_keep_ids_or_drop_ids_and_mask_the_loss(conversation: Any) -> None:
+    first, second, *_ = made(conversation)
+    hashed = masked(first, [MaskRule("hash_text", role="user", text=r"\d+", salt="x")])
+    assert hashed["messages"][2]["content"].startswith("sha256:")
+    assert hashed["messages"][0]["content"] == "hello"
+    assert hashed["response_ids"] == first["response_ids"]
+    assert masked(first, [MaskRule("drop_text")])["messages"][3] == {"role": "assistant", "content": None}
+    gone = masked(first, [MaskRule("drop_ids", role="user", text=r"\d+")])
+    assert (gone["prompt_ids"], gone["response_ids"], gone["response_mask"]) == ([0, 0], [3, 0, 5, 6], [1, 0, 1, 1])
+    silent = masked(first, [MaskRule("drop_ids", role="assistant")])
+    assert (silent["response_ids"], silent["response_mask"], silent["logprobs"]) == ([0, 4, 0, 0], [0] * 4, [0.0] * 4)
+    assert masked(second, [MaskRule("drop_ids", text=r"\d+")]) == second
+    assert masked(first, [MaskRule("drop_text", agent="judge")]) == first
+    unknown = masked({**first, "messages": []}, [MaskRule("drop_ids", text="anything")])
+    assert (set(unknown["response_ids"]), set(unknown["response_mask"]), set(unknown["prompt_ids"])) == ({0}, {0}, {0})
+    with pytest.raises(UsageError, match="no regular expression"):
+        MaskRule("drop_text", text="(")
+
+
+def test_pin_knows_what_changed_since(conversation: Any) -> None:
+    traces = replace(conversation, digest="abc-4", highest_sequence={"ro-1": 2, "ro-2": 3, "ro-3": 4})
+    rows = made(traces)
+    pin = Pin.loads(Pin.of(Reading(), [MaskRule("drop_text", salt="secret")], traces, rows).dumps(), "here")
+    assert (pin.rows, pin.content, pin.rules[0].salt) == (3, content_hash(rows), "")
+    assert pin.changes(traces) == []
+    assert pin.changes(replace(traces, digest="abd-5")) == ["spans came late with sequence numbers below the highest, or are gone"]
+    later = replace(traces, rollouts=traces.rollouts[1:], highest_sequence={"ro-2": 9, "ro-3": 4})
+    assert pin.changes(later) == ["rollout ro-1 is gone", "rollout ro-2 was read up to sequence 3, and goes up to 9 now"]
+    with pytest.raises(DataError, match="here is no pin"):
+        Pin.loads("{}", "here")
+
+
+def test_difference_counts_what_is_gone_new_and_changed(conversation: Any) -> None:
+    old, new = made(conversation), made(conversation, form="trajectories", min_reward=0.4)
+    new = [{**row, "reward": 7.0} if row["rollout_id"] == "ro-3" else row for row in new]
+    found = differences(old, new)
+    assert [found[name] for name in ("old", "new", "only_old", "only_new", "same", "changed")] == [3, 2, 1, 0, 1, {"reward": 1}]
+    assert found["examples"] == [{"rollout_id": "ro-3", "attempt_id": "at-1", "fields": ["reward"], "reward": [0.5, 7.0]}]
+    assert math.isclose(found["reward_mean"][1], 4.0)
+    assert line_of({"b": 1, "a": [2]}) == '{"a":[2],"b":1}\n'
