@@ -21,16 +21,24 @@ import grpc.aio
 from agl_otel.queue.calls import OPTIONS, new_request_id
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.proto import queue_pb2_grpc
+from bench.otlp import attempt_request
 
 INPUT: Final = json.dumps({"question": "x" * 200})
 FILLED_AT_ONCE: Final = 500
+SPANS: Final = 4
+ATTRIBUTES: Final = 32  # of each
+Export = Callable[[str, str], Awaitable[None]]
+"""Send the spans of this rollout and attempt."""
 Work = Callable[[int], Awaitable[int]]
 """One call, or two, of the client with this number; answers how many rollouts it claimed."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """`kind` of server, its address, what to do there ("fill", "complete", "empty"), and how much of it."""
+    """`kind` of server, its address, what to do there ("fill", "complete", "trace", "empty"), and how much of it.
+
+    "trace" completes with spans: four of 32 attributes each, in one OTLP request to `collector`, before the end of the attempt.
+    """
 
     kind: str
     address: str
@@ -38,6 +46,8 @@ class Job:
     rollouts: int
     clients: int = 1
     limit: int = 1
+    collector: str = ""
+    """The URL that takes OTLP over HTTP."""
 
     def line(self) -> bytes:
         """On the wire."""
@@ -80,6 +90,15 @@ class OurClients:
         await self._stubs[index].UpdateAttempts(pb.UpdateAttemptsRequest(updates=updates, request_id=new_request_id()))
         return limit
 
+    async def trace(self, index: int, export: Export) -> int:
+        """Claim, export spans, say that it succeeded."""
+        [rollout] = (await self.claim(index, 1)).rollouts
+        rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
+        await export(rollout_id, attempt_id)
+        updates = [pb.AttemptUpdate(rollout_id=rollout_id, attempt_id=attempt_id, status="succeeded", token=rollout.token)]
+        await self._stubs[index].UpdateAttempts(pb.UpdateAttemptsRequest(updates=updates, request_id=new_request_id()))
+        return 1
+
     async def close(self) -> None:
         """Close the connections."""
         await asyncio.gather(*(channel.close(None) for channel in self._channels))
@@ -114,9 +133,30 @@ class AgentLightningClients:
             await self._post(f"rollouts/{rollout['rollout_id']}/attempts/{rollout['attempt']['attempt_id']}", {"status": "succeeded"})
         return limit
 
+    async def trace(self, index: int, export: Export) -> int:
+        """Claim, export spans, say that it succeeded."""
+        [rollout] = await self.claim(index, 1)
+        rollout_id, attempt_id = rollout["rollout_id"], rollout["attempt"]["attempt_id"]
+        await export(rollout_id, attempt_id)
+        await self._post(f"rollouts/{rollout_id}/attempts/{attempt_id}", {"status": "succeeded"})
+        return 1
+
     async def close(self) -> None:
         """Close the connections."""
         await self._session.close()
+
+
+def exporter(session: aiohttp.ClientSession, url: str) -> Export:
+    """What sends the spans of one attempt."""
+    headers = {"Content-Type": "application/x-protobuf"}
+
+    async def export(rollout_id: str, attempt_id: str) -> None:
+        body = attempt_request(rollout_id, attempt_id, SPANS, ATTRIBUTES)
+        async with session.post(url, data=body, headers=headers) as answer:
+            answer.raise_for_status()
+            await answer.read()
+
+    return export
 
 
 async def spread(calls: int, clients: int, work: Work) -> int:
@@ -139,6 +179,10 @@ async def perform(job: Job, clients: OurClients | AgentLightningClients) -> int:
     if job.task == "empty":
         assert isinstance(clients, OurClients)
         return await spread(job.rollouts, job.clients, clients.empty)
+    if job.task == "trace":
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            export = exporter(session, job.collector)
+            return await spread(job.rollouts, job.clients, lambda index: clients.trace(index, export))
     return await spread(job.rollouts // job.limit, job.clients, lambda index: clients.complete(index, job.limit))
 
 

@@ -88,6 +88,14 @@ def request_of(spans: Sequence[Mapping[str, Any]], resource: Mapping[str, object
     return request.SerializeToString()
 
 
+def attempt_request(rollout_id: str, attempt_id: str, spans: int, attributes: int) -> bytes:
+    """One request with spans of one attempt, each with so many short attributes."""
+    trace_id = os.urandom(16).hex()
+    values = {f"attribute.{number}": f"value of attribute {number}" for number in range(attributes)}
+    made = [{"name": "work", "trace_id": trace_id, "span_id": os.urandom(8).hex(), "attributes": values} for _ in range(spans)]
+    return request_of(made, {semconv.ROLLOUT_ID: rollout_id, semconv.ATTEMPT_ID: attempt_id})
+
+
 def _span(chance: random.Random, attempt: int, number: int, token_ids: int) -> Span:
     now = time.time_ns()
     call = number in (1, 3)

@@ -66,7 +66,7 @@ class _Batch:
         rows = map(RolloutRow._make, tx.rows("rollouts_for_update", {"rollout_ids": ids}))
         self._rollouts = {row.rollout_id: row for row in rows}
         wanted = {found: None for update in updates if (found := self._attempt_id(update)) is not None}
-        attempts = map(AttemptRow._make, tx.rows("attempts_for_update", {"attempt_ids": json.dumps([*wanted])}))
+        attempts = map(AttemptRow._make, tx.rows("attempts_of_held", {"attempt_ids": json.dumps([*wanted])}))
         self._attempts = {row.attempt_id: row for row in attempts}
         self._saved: set[str] = set()
         self._moved: set[str] = set()

@@ -14,8 +14,8 @@ UPDATE attempts SET status = :status, end_time = :end_time, worker_id = :worker_
 -- What an observed span or heartbeat changes.
 UPDATE attempts SET status = :status, last_heartbeat_time = :last_heartbeat_time WHERE attempt_id = :attempt_id;
 
--- name: attempts_for_update
--- Attempts by id, held until the transaction ends.
+-- name: attempts_of_held
+-- Attempts by id whose rollouts are held: nobody else changes them.
 SELECT {attempt} FROM attempts a WHERE a.attempt_id IN (SELECT value FROM json_each(:attempt_ids));
 
 -- name: attempts_by_id

@@ -18,10 +18,6 @@ SELECT {rollout} FROM rollouts r WHERE r.rollout_id = :rollout_id FOR UPDATE;
 -- Rollouts by id, held until the transaction ends, in the order of rollouts_held.
 SELECT {rollout} FROM rollouts r WHERE r.rollout_id IN (SELECT value FROM json_each(:rollout_ids)) ORDER BY r.ordinal + 0 FOR UPDATE;
 
--- name: attempts_for_update
--- Attempts by id, held until the transaction ends; their rollouts are held already.
-SELECT {attempt} FROM attempts a WHERE a.attempt_id IN (SELECT value FROM json_each(:attempt_ids)) FOR UPDATE;
-
 -- name: attempts_held
 -- Attempts by id with their rollouts, both held until the transaction ends.
 SELECT {rollout}, {attempt} FROM attempts a JOIN rollouts r ON r.rollout_id = a.rollout_id

@@ -20,7 +20,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from agl_otel.runner.zygote import warming
+from agl_otel.runner.zygote import learned, protocol, warming
 from agl_otel.runner.zygote.program import Program
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -56,17 +56,18 @@ def reseed() -> None:
 
 
 def run(program: Program, environment: dict[str, str], cwd: str, learn: int | None) -> NoReturn:
-    """Run the program to its end, in this process. `learn` is a memory file for the names of modules it loaded."""
+    """Run the program to its end, in this process. `learn` is a memory file for what it loaded and built (learned.py)."""
     status = 1
-    known = set(sys.modules)
+    learner = None if learn is None else learned.Learner()
     try:
         _place(program, environment, cwd)
         reseed()
+        learned.hand_out_contexts(learner)
         warming.instrument_child()
         status = _execute(program)
     except BaseException as error:  # noqa: BLE001 - the process's last frame: nothing may come back into the warm parent's loop
         status = _status_of(error)
-    _end(status, learn, known)
+    _end(status, learn, learner)
 
 
 def _place(program: Program, environment: dict[str, str], cwd: str) -> None:
@@ -128,11 +129,11 @@ def _users(error: BaseException) -> types.TracebackType | None:
     return traceback
 
 
-def _end(status: int, learn: int | None, known: set[str]) -> NoReturn:
+def _end(status: int, learn: int | None, learner: learned.Learner | None) -> NoReturn:
     try:
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  # what the interpreter's end calls: join threads
-        if learn is not None:
-            os.write(learn, repr(sorted(set(sys.modules) - known)).replace("'", '"').encode())
+        if learn is not None and learner is not None:
+            protocol.write_memory_file(learn, learner.result())
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # what the interpreter's end calls
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

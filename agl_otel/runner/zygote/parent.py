@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any, Final, NoReturn
 
-from agl_otel.runner.zygote import child, protocol, warming
+from agl_otel.runner.zygote import child, learned, protocol, warming
 from agl_otel.runner.zygote.program import Program
 
 GRACE_SECONDS: Final = 5.0
@@ -123,10 +123,15 @@ class Parent:
         self._say(op="exited", pid=pid, status=status)
         if memory is not None:
             self._children[pid] = (fd, None)
-            loaded: list[str] = protocol.read_memory_file(memory) or []
-            if names := loaded if self._learn_all else warming.of_packages(loaded, self._imports):
-                warming.preload(names)
-                self._settle()
+            if (told := protocol.read_memory_file(memory)) is not None:
+                self._learn(told)
+
+    def _learn(self, told: dict[str, list[str]]) -> None:
+        """Do what a fork did, so that the next ones need not."""
+        warming.preload(told["modules"] if self._learn_all else warming.of_packages(told["modules"], self._imports))
+        learned.build_models(told["models"])
+        learned.make_contexts(told["ca_files"])
+        self._settle()
 
     def _release(self, pid: int) -> None:
         fd, memory = self._children.pop(pid, (-1, None))

@@ -37,10 +37,15 @@ def decode(packet: bytes) -> dict[str, Any]:
 def memory_file(data: object) -> int:
     """A descriptor of an anonymous file that holds `data` as JSON. The caller closes it."""
     fd = os.memfd_create("agl-otel")
+    write_memory_file(fd, data)
+    return fd
+
+
+def write_memory_file(fd: int, data: object) -> None:
+    """Write `data` as JSON into an empty memory file."""
     rest = memoryview(json.dumps(data).encode())
     while rest:
         rest = rest[os.write(fd, rest) :]
-    return fd
 
 
 def read_memory_file(fd: int) -> Any:

@@ -167,5 +167,9 @@ async def test_migrating_twice_is_once(tmp_path: Path) -> None:
         async with LocalQueue(f"sqlite:///{path}"):
             pass
     with sqlite3.connect(path) as database:
-        assert database.execute("SELECT version, name FROM schema_migrations").fetchall() == [(1, "0001_queue.sql"), (2, "0002_counts.sql")]
+        assert database.execute("SELECT version, name FROM schema_migrations").fetchall() == [
+            (1, "0001_queue.sql"),
+            (2, "0002_counts.sql"),
+            (3, "0003_room.sql"),
+        ]
     database.close()
