@@ -66,10 +66,11 @@ func (c *Client) TakeSequence(ctx context.Context, requests []*queuepb.SequenceR
 	return answer.First, nil
 }
 
-// Observe reports signs of life.
+// Observe reports signs of life. It says when it is sent, each time that it is: by the clock that gave the times of receipt, which may be wrong.
 func (c *Client) Observe(ctx context.Context, observations []*queuepb.Observation) error {
-	request := &queuepb.ObserveRequest{Observations: observations}
 	return c.call(ctx, func(ctx context.Context) error {
+		now := float64(time.Now().UnixNano()) / 1e9
+		request := &queuepb.ObserveRequest{Observations: observations, SentAt: &now}
 		_, err := c.stub.Observe(ctx, request)
 		return err
 	})

@@ -2,6 +2,7 @@ package queue_test
 
 import (
 	"context"
+	"net"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"go.opentelemetry.io/collector/component/componenttest"
 	"go.opentelemetry.io/collector/config/configopaque"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -73,6 +75,38 @@ func TestTheTokenIsSentAndAWrongOneIsARetryForTheSender(t *testing.T) {
 	err := wrong.Observe(t.Context(), nil)
 	require.Equal(t, codes.Unauthenticated, status.Code(err))
 	require.Equal(t, codes.Unavailable, status.Code(wrong.Unavailable(err)))
+}
+
+// listener is a queue that notes what it is told, and is away the first time.
+type listener struct {
+	queuepb.UnimplementedQueueServer
+	told chan *queuepb.ObserveRequest
+	away atomic.Bool
+}
+
+func (l *listener) Observe(_ context.Context, request *queuepb.ObserveRequest) (*queuepb.ObserveResponse, error) {
+	l.told <- request
+	if l.away.Swap(false) {
+		return nil, status.Error(codes.Unavailable, "away")
+	}
+	return &queuepb.ObserveResponse{}, nil
+}
+
+func TestASignOfLifeSaysWhenItIsSentByTheSendersClock(t *testing.T) {
+	heard := &listener{told: make(chan *queuepb.ObserveRequest, 2)}
+	heard.away.Store(true)
+	socket, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := grpc.NewServer()
+	queuepb.RegisterQueueServer(server, heard)
+	go func() { _ = server.Serve(socket) }()
+	t.Cleanup(server.Stop)
+	client := dial(t, socket.Addr().String(), "", 20*time.Second)
+	before := float64(time.Now().UnixNano()) / 1e9
+	require.NoError(t, client.Observe(t.Context(), []*queuepb.Observation{{RolloutId: "ro", AttemptId: "at", ReceivedAt: before}}))
+	first, second := <-heard.told, <-heard.told
+	require.GreaterOrEqual(t, first.GetSentAt(), before)
+	require.Greater(t, second.GetSentAt(), first.GetSentAt(), "a report that is repeated is sent later")
 }
 
 func TestSignsOfLifeAreCoalescedAndReachTheQueue(t *testing.T) {

@@ -1884,6 +1884,7 @@ func (x *Observation) GetReceivedAt() float64 {
 type ObserveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Observations  []*Observation         `protobuf:"bytes,1,rep,name=observations,proto3" json:"observations,omitempty"`
+	SentAt        *float64               `protobuf:"fixed64,2,opt,name=sent_at,json=sentAt,proto3,oneof" json:"sent_at,omitempty"` // by the clock that gave received_at: the queue reckons with the time between, whatever its own clock says
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1923,6 +1924,13 @@ func (x *ObserveRequest) GetObservations() []*Observation {
 		return x.Observations
 	}
 	return nil
+}
+
+func (x *ObserveRequest) GetSentAt() float64 {
+	if x != nil && x.SentAt != nil {
+		return *x.SentAt
+	}
+	return 0
 }
 
 type ObserveResponse struct {
@@ -3392,9 +3400,12 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"attempt_id\x18\x02 \x01(\tR\tattemptId\x12\x14\n" +
 	"\x05spans\x18\x03 \x01(\x03R\x05spans\x12\x1f\n" +
 	"\vreceived_at\x18\x04 \x01(\x01R\n" +
-	"receivedAt\"O\n" +
+	"receivedAt\"y\n" +
 	"\x0eObserveRequest\x12=\n" +
-	"\fobservations\x18\x01 \x03(\v2\x19.agl.queue.v1.ObservationR\fobservations\"\x11\n" +
+	"\fobservations\x18\x01 \x03(\v2\x19.agl.queue.v1.ObservationR\fobservations\x12\x1c\n" +
+	"\asent_at\x18\x02 \x01(\x01H\x00R\x06sentAt\x88\x01\x01B\n" +
+	"\n" +
+	"\b_sent_at\"\x11\n" +
 	"\x0fObserveResponse\"a\n" +
 	"\x0fSequenceRequest\x12\x1d\n" +
 	"\n" +
@@ -3701,6 +3712,7 @@ func file_agl_otel_queue_proto_queue_proto_init() {
 	file_agl_otel_queue_proto_queue_proto_msgTypes[15].OneofWrappers = []any{}
 	file_agl_otel_queue_proto_queue_proto_msgTypes[17].OneofWrappers = []any{}
 	file_agl_otel_queue_proto_queue_proto_msgTypes[21].OneofWrappers = []any{}
+	file_agl_otel_queue_proto_queue_proto_msgTypes[25].OneofWrappers = []any{}
 	file_agl_otel_queue_proto_queue_proto_msgTypes[32].OneofWrappers = []any{}
 	file_agl_otel_queue_proto_queue_proto_msgTypes[33].OneofWrappers = []any{}
 	file_agl_otel_queue_proto_queue_proto_msgTypes[34].OneofWrappers = []any{}
