@@ -72,13 +72,13 @@ SCENARIOS: Final = {
 }
 
 
-async def play(name: str, directory: Path, nursery: Nursery, *, seed: int, full: bool) -> Result:
+async def play(name: str, directory: Path, nursery: Nursery, *, seed: int, full: bool, share: float = 1.0) -> Result:
     """Play a scenario in `directory`; what goes wrong is in the result."""
     scenario = SCENARIOS[name]
     began = time.monotonic()
     tally, skipped = Tally(), ""
     try:
-        world = new_world(directory, nursery, seed=seed, full=full, on_server=scenario.on_server, **scenario.settings)
+        world = new_world(directory, nursery, seed=seed, full=full, share=share, on_server=scenario.on_server, **scenario.settings)
     except pytest.skip.Exception as reason:
         return Result(name, 0, tally, 0, 0.0, [], str(reason))
     try:

@@ -64,6 +64,8 @@ class World:
     full: bool
     stack: Stack
     server: ClickHouseServer | None = None
+    share: float = 1.0
+    """Of the full run's kills, rounds and requests."""
     kills: int = 0
     peak_bytes: int = 0
     """The largest resident size of any collector."""
@@ -76,8 +78,8 @@ class World:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
 
     def amount(self, full: int, quick: int) -> int:
-        """How much of something: in the full run, or in the small one."""
-        return full if self.full else quick
+        """How much of something: in the full run (or a share of it), or in the small one."""
+        return max(1, round(full * self.share)) if self.full else quick
 
     @property
     def acked(self) -> int:
@@ -217,7 +219,7 @@ class World:
             self.server.kill()
 
 
-def new_world(directory: Path, nursery: Nursery, *, seed: int, full: bool, on_server: bool, **settings: Any) -> World:
+def new_world(directory: Path, nursery: Nursery, *, seed: int, full: bool, share: float, on_server: bool, **settings: Any) -> World:
     """A world, not started."""
     directory.mkdir(parents=True, exist_ok=True)
     made = stacks.new_stack(directory)
@@ -226,4 +228,4 @@ def new_world(directory: Path, nursery: Nursery, *, seed: int, full: bool, on_se
     if server is not None:
         settings["clickhouse_url"] = server.url()
     stack.settings = stack.settings.model_copy(update=settings)
-    return World(directory, random.Random(seed), full, stack, server)
+    return World(directory, random.Random(seed), full, stack, server, share)
