@@ -97,7 +97,7 @@ class Connection:
         except BaseException:
             await queue.close()
             raise
-        reader = TraceReader(description.clickhouse or "", collectors=description.collectors, token=token)
+        reader = TraceReader(description.clickhouse or "", collectors=description.collectors, token=token, where=queue.describe)
         return cls(queue, reader, SpanWriter(queue, token=token), description)
 
     async def refresh(self, token: str) -> None:
@@ -105,7 +105,7 @@ class Connection:
         description = await self.queue.describe()
         if description.clickhouse:
             before, self.description = self.reader, description
-            self.reader = TraceReader(description.clickhouse, collectors=description.collectors, token=token)
+            self.reader = TraceReader(description.clickhouse, collectors=description.collectors, token=token, where=self.queue.describe)
             await before.close()
 
     async def close(self) -> None:

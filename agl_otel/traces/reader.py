@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from agl_otel.traces.rows import rewards_of, span_of
 from agl_otel.traces.span_query import SpanQuery
 from agl_otel.traces.tokens import Table, agents_of, call_columns, call_texts, rollouts_to_read
 from agl_otel.traces.verdict import decide
-from agl_otel.types import Attempt, AttemptedRollout, PaginatedResult, Rollout, Span, Verdict
+from agl_otel.types import Attempt, AttemptedRollout, Describe, PaginatedResult, Rollout, Span, Verdict
 
 AGENT_NAME: Final = "gen_ai.agent.name"
 SpanKey = tuple[str, str, str, str]
@@ -60,10 +60,21 @@ _NAMES: Final[Mapping[str, str]] = {
 
 
 class TraceReader:
-    """Reads traces from `clickhouse_url`; `collectors` are the HTTP addresses that are asked for a barrier."""
+    """Reads traces from `clickhouse_url`; `collectors` are the HTTP addresses that are asked for a barrier.
 
-    def __init__(self, clickhouse_url: str, *, collectors: Sequence[str] = (), token: str = "") -> None:
+    `where` says where they are by now, after one of them did not answer: a stack may come back on other ports.
+    """
+
+    def __init__(
+        self,
+        clickhouse_url: str,
+        *,
+        collectors: Sequence[str] = (),
+        token: str = "",
+        where: Callable[[], Awaitable[Describe]] | None = None,
+    ) -> None:
         self._http = ClickHouseHttp(clickhouse_url, token=token)
+        self._where = where
         self.collectors = tuple(address.rstrip("/") for address in collectors)
 
     async def __aenter__(self) -> TraceReader:
@@ -78,7 +89,26 @@ class TraceReader:
 
     async def barrier(self) -> None:
         """Return when everything that the collectors acked before now is visible. Raises UnavailableError where one does not answer."""
+        try:
+            await self._barriers()
+        except UnavailableError:
+            if not await self._moved():
+                raise
+            await self._barriers()
+
+    async def _barriers(self) -> None:
         await asyncio.gather(*(self._barrier(address) for address in self.collectors))
+
+    async def _moved(self) -> bool:
+        """Look where the collectors are; whether that is new."""
+        if self._where is None:
+            return False
+        found = await self._where()
+        collectors = tuple(address.rstrip("/") for address in found.collectors)
+        if collectors == self.collectors or not collectors or found.clickhouse is None:
+            return False
+        self.collectors, self._http.url = collectors, found.clickhouse.rstrip("/")
+        return True
 
     async def _barrier(self, address: str) -> None:
         try:

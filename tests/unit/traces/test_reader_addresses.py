@@ -1,0 +1,53 @@
+"""A reader that lives long finds a collector that came back elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+from aiohttp import web
+
+from agl_otel.errors import UnavailableError
+from agl_otel.listen import listen, make_runner
+from agl_otel.traces.reader import TraceReader
+from agl_otel.types import Describe
+from tests.clickhouse_server import free_ports
+
+
+def described(*collectors: str) -> Describe:
+    return Describe(queue="127.0.0.1:1", clickhouse="http://127.0.0.1:1", collectors=list(collectors))
+
+
+async def test_a_barrier_that_fails_is_asked_of_where_the_collectors_are_by_now() -> None:
+    asked: list[str] = []
+
+    async def barrier(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.json_response({"position": 1})
+
+    app = web.Application()
+    app.router.add_post("/barrier", barrier)
+    runner = make_runner(app)
+    await runner.setup()
+    here = f"http://127.0.0.1:{await listen(runner, '127.0.0.1', 0, None)}"
+    (gone,) = free_ports(1)
+
+    async def where() -> Describe:
+        return described(here)
+
+    try:
+        async with TraceReader("http://127.0.0.1:1", collectors=[f"http://127.0.0.1:{gone}"], where=where) as reader:
+            await reader.barrier()
+            await reader.barrier()
+            assert (asked, reader.collectors) == (["/barrier"] * 2, (here,))
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_collector_that_is_described_and_does_not_answer_stops_a_barrier() -> None:
+    (gone,) = free_ports(1)
+
+    async def where() -> Describe:
+        return described(f"http://127.0.0.1:{gone}")
+
+    async with TraceReader("http://127.0.0.1:1", collectors=[f"http://127.0.0.1:{gone}"], where=where) as reader:
+        with pytest.raises(UnavailableError):
+            await reader.barrier()
