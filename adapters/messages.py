@@ -12,6 +12,7 @@ from typing import Any, Final
 from agl_otel.adapters.base import TraceAdapter
 from agl_otel.adapters.dialects import Conversation, Message
 from agl_otel.adapters.dialects.readers import openai_call
+from agl_otel.adapters.history import in_full
 from agl_otel.adapters.joined import JoinedCall
 from agl_otel.adapters.tree import TraceTree
 from agl_otel.types import Span
@@ -45,6 +46,7 @@ def to_messages(spans: Sequence[Span], *, llm_call_match: str | None = None, age
     """
     if not spans:
         return []
+    spans = in_full(spans)
     place = {id(span): number for number, span in enumerate(spans)}
     calls = TraceTree.from_spans(spans).find_llm_calls(
         llm_call_match=llm_call_match, agent_match=agent_match, exclude_llm_call_in_reward=False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from agl_otel import semconv
 from agl_otel.adapters.base import TraceToTripletBase
 from agl_otel.adapters.dialects import Message, ModelCall, agent_lightning, agl, read_call
+from agl_otel.adapters.history import in_full
 from agl_otel.adapters.joined import JoinedCall, SpanKey, prompts_in_full
 from agl_otel.adapters.messages import image_urls
 from agl_otel.adapters.tree import RewardMatchPolicy, TraceTree, reward_of
@@ -57,7 +58,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
 
     def tree(self, source: Sequence[Span | ReadableSpan]) -> TraceTree:
         """The trace, repaired where that is wanted. Raises UsageError (also a ValueError) without spans."""
-        tree = TraceTree.from_spans(source)
+        tree = TraceTree.from_spans(in_full(source))
         if self.repair_hierarchy:
             tree.repair_hierarchy()
         return tree

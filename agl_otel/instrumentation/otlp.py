@@ -16,10 +16,13 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from agl_otel import semconv, tls
+from agl_otel.instrumentation import wire
 from agl_otel.instrumentation.arrays import PACKED_KEYS
 from agl_otel.instrumentation.guard import note_failure
+from agl_otel.instrumentation.whole import WholeSpan
 
 METHOD: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 CALL_SECONDS: Final = 10.0
@@ -32,6 +35,16 @@ _RETRYABLE: Final = frozenset(
 
 def encode(spans: Sequence[ReadableSpan]) -> bytes:
     """An ExportTraceServiceRequest; packed attributes of model calls become the arrays that they stand for."""
+    whole: dict[InstrumentationScope | None, list[ReadableSpan]] = {}
+    for span in spans:
+        if isinstance(span, WholeSpan):
+            whole.setdefault(span.instrumentation_scope, []).append(span)
+    others = [span for span in spans if not isinstance(span, WholeSpan)] if whole else spans
+    # Two serialised messages one after the other are their union.
+    return b"".join([*map(wire.request_of, whole.values()), *([_encode(others)] if others else [])])
+
+
+def _encode(spans: Sequence[ReadableSpan]) -> bytes:
     request = encode_spans(spans)
     for resource_spans in request.resource_spans:
         for scope_spans in resource_spans.scope_spans:

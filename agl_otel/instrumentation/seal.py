@@ -42,10 +42,11 @@ class Sealer:
     def idle(self, key: Key) -> None:
         """The attempt's last open span has ended: seal it in a moment, unless another one starts."""
         with self._changed:
+            asleep = not self._due  # else the thread wakes at an earlier time than this one's, and sees it then
             self._due.pop(key, None)  # to the end: the dict stays sorted by time
             self._due[key] = time.monotonic() + IDLE_SECONDS
             self._ensure_thread()
-            if len(self._due) == 1:
+            if asleep:
                 self._changed.notify()
 
     def seal(self, keys: Sequence[Key], *, timeout_seconds: float) -> tuple[dict[Key, Count], bool]:

@@ -30,6 +30,7 @@ from agl_otel.instrumentation.otlp import OtlpExporter
 from agl_otel.instrumentation.processor import AttemptProcessor
 from agl_otel.instrumentation.rewards import LastRewards
 from agl_otel.instrumentation.seal import TRACER_NAME, Sealer
+from agl_otel.instrumentation.whole import WholeSpans
 
 ACK_SECONDS: Final = 30.0
 """How long an attempt's start waits for the collector."""
@@ -123,6 +124,12 @@ class Telemetry:
     def tracer(self, name: str) -> Tracer:
         """A tracer of this process's provider."""
         return self._provider.get_tracer(name)
+
+    def whole_spans(self, scope: str) -> WholeSpans:
+        """For spans that are made at their end; see whole.py."""
+        return WholeSpans(
+            scope, self._provider.resource, self._ledger, export=self._export.on_end, on_idle=lambda key: self._sealer.idle(key)
+        )
 
     def attempt_span(self, rollout_id: str, attempt_id: str) -> str:
         """Export the attempt's root span and wait for the ack; its traceparent. Raises UnavailableError."""

@@ -36,7 +36,8 @@ MAX_BODY_BYTES: Final = 64 << 20
 CLOSE_WAIT_SECONDS: Final = 1.0  # for calls of an attempt whose agent has just gone
 FLUSH_SECONDS: Final = 8.0  # shorter than a runner waits for the answer
 SCOPE: Final = "/rollout/{rollout_id}/attempt/{attempt_id}"
-PREFIXES: Final = ("", "/v1", SCOPE, f"{SCOPE}/v1")
+PREFIXES: Final = (f"{SCOPE}/v1", SCOPE, "/v1", "")
+"""What runners give out comes first: routes are tried in their order."""
 PASSED: Final = ("messages/count_tokens",)
 """Posts that are no model calls: passed on, not recorded."""
 PAUSE_WAIT_SECONDS: Final = 60.0
@@ -70,7 +71,7 @@ class Proxy:
         self._models = models if models is not None else ModelList()
         self._gate = gate or Gate()
         self._attempts = Attempts(lambda key: telemetry.forget(*key))
-        self._recorder = Recorder(telemetry.tracer("agl_otel.proxy"), self._attempts)
+        self._recorder = Recorder(telemetry.whole_spans("agl_otel.proxy"), self._attempts)
         self._forwarder: Forwarder | None = None
         self._call_ended = asyncio.Event()
 

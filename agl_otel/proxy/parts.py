@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, Final, cast
 
-from agl_otel.proxy.reply import Choice, Json, dicts
+from agl_otel.proxy.reply import Choice, Json, dense, dicts
 
 MAX_TEXT: Final = 1 << 20
 """Characters of one attribute; 1 MB of text is more than any person reads, and a span must fit into one OTLP request."""
@@ -68,10 +68,14 @@ def tool_response_part(call_id: Any, response: Any) -> Json:
 
 def dump(messages: Iterable[Json]) -> str:
     """Messages as the attribute's value; the oldest are left out, and said to be, where they are too long."""
-    texts = [json.dumps(message, ensure_ascii=False, separators=(",", ":")) for message in messages]
-    if sum(map(len, texts)) > MAX_TEXT:
-        texts = _shortened(texts)
-    return clean(f"[{','.join(texts)}]")
+    return dump_told(messages)[0]
+
+
+def dump_told(messages: Iterable[Json]) -> tuple[str, bool]:
+    """The same, and whether all of them are there."""
+    texts = [dense(message) for message in messages]
+    short = sum(map(len, texts)) > MAX_TEXT
+    return clean(f"[{','.join(_shortened(texts) if short else texts)}]"), not short
 
 
 def clean(text: str) -> str:

@@ -9,19 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from opentelemetry import trace
-from opentelemetry.context import Context
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as gen_ai
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from opentelemetry.semconv.attributes.http_attributes import HTTP_RESPONSE_STATUS_CODE
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import SpanKind
 
 from agl_otel import semconv
 from agl_otel.instrumentation.arrays import pack_doubles, pack_ints
-from agl_otel.instrumentation.context import Key, parse_traceparent, with_ids
-from agl_otel.proxy.attempts import Attempt, Attempts, Prefix
+from agl_otel.instrumentation.context import Key, parse_traceparent
+from agl_otel.instrumentation.whole import Begun, WholeSpans
+from agl_otel.proxy.attempts import Attempt, Attempts
 from agl_otel.proxy.dialects import Dialect
-from agl_otel.proxy.parts import clean, dump, output_message
+from agl_otel.proxy.parts import clean, dump, dump_told, output_message
+from agl_otel.proxy.prefixes import Prefix
 from agl_otel.proxy.reply import Choice, Reply
 
 logger = logging.getLogger("agl_otel.proxy")
@@ -53,14 +53,16 @@ class Call:
     dialect: Dialect
     attempt: Attempt | None
     number: int
-    span: Span
+    span: Begun
     """Of the first choice; those of the others are made when they are known."""
-    context: Context
-    attributes: dict[str, Any]
-    """What the request says."""
+    body: Mapping[str, Any]
+    """The request."""
     start_time: int
     """Unix nanoseconds."""
     reply: Reply
+    retry: int = 0
+    """The client's number of this try; 0 is the first."""
+    retry_of: int | None = None
     status: int = 0
     model_version: str | None = None
     vocabulary: int | None = None
@@ -77,10 +79,10 @@ class Call:
 
 
 class Recorder:
-    """Makes the spans. `counts` says how often what was missing."""
+    """Makes the spans, when the last byte has gone out. `counts` says how often what was missing."""
 
-    def __init__(self, tracer: Tracer, attempts: Attempts) -> None:
-        self._tracer = tracer
+    def __init__(self, spans: WholeSpans, attempts: Attempts) -> None:
+        self._spans = spans
         self._attempts = attempts
         self.counts: Counter[str] = Counter()
 
@@ -96,27 +98,13 @@ class Recorder:
     ) -> Call:
         """A request is about to be forwarded: it takes its number now. `retry` is the client's number of this try, 0 for the first."""
         attempt, number = self._attempts.begin(key) if key is not None and dialect.samples else (None, 0)
-        attributes: dict[str, Any] = {
-            gen_ai.GEN_AI_OPERATION_NAME: dialect.operation,
-            gen_ai.GEN_AI_PROVIDER_NAME: dialect.provider,
-            gen_ai.GEN_AI_INPUT_MESSAGES: dump(dialect.conversation(body)),
-        }
-        for name, (attribute, kind) in _REQUEST.items():
-            value = body.get(name)
-            if isinstance(value, kind):
-                attributes[attribute] = clean(value) if isinstance(value, str) else value
+        span = self._spans.begin(key, parse_traceparent(traceparent) if traceparent else None)
+        call = Call(key, dialect, attempt, number, span, body, time.time_ns(), Reply(), retry)
         if attempt is not None:
-            attributes |= {semconv.LLM_CALL: number, semconv.LLM_CHOICE: 0}
-            earlier = attempt.tried(number, fingerprint, retry=retry > 0)
-            if retry:
-                attributes[semconv.LLM_RETRY] = retry
-                self.counts["retries"] += 1
-            if earlier is not None:
-                attributes[semconv.LLM_RETRY_OF] = earlier
-        context, now = _context(key, traceparent), time.time_ns()
-        span = self._span(context, attributes, now)
+            call.retry_of = attempt.tried(number, fingerprint, retry=retry > 0)
+            self.counts["retries"] += retry > 0
         self.counts["calls"] += 1
-        return Call(key, dialect, attempt, number, span, context, attributes, now, Reply())
+        return call
 
     def finish(self, call: Call) -> None:
         """The request has ended, whichever way: complete its spans."""
@@ -133,13 +121,13 @@ class Recorder:
             self._count("failed", failed)
         elif call.dialect.samples and not replies and not defect:
             self._count("without_token_ids", "the model server returned no token ids: these calls cannot be trained on")
+        asked, error, now = _asked(call), clean(failed) if failed else None, time.time_ns()
+        messages = self._messages(call)
         for place, index in enumerate(sorted(reply.choices) or [0]):
-            span = call.span if place == 0 else self._span(call.context, call.attributes, call.start_time)
-            choice = reply.choices.get(index, Choice())
-            span.set_attributes(self._attributes(call, index, choice, prefix, defect))
-            if failed:
-                span.set_status(Status(StatusCode.ERROR, clean(failed)))
-            span.end()
+            span = call.span if place == 0 else self._spans.begin(call.key, call.span.parent)
+            said = messages[min(place, 1)]
+            attributes = asked | said | self._attributes(call, index, reply.choices.get(index, Choice()), prefix, defect)
+            self._spans.end(span, semconv.SPAN_LLM, SpanKind.CLIENT, attributes, call.start_time, now, error)
 
     def _check_ids(self, call: Call) -> str | None:
         """Why the token ids of the call cannot be used; then they are dropped."""
@@ -161,8 +149,24 @@ class Recorder:
             choice.logprobs = []
         return defect
 
-    def _span(self, context: Context, attributes: Mapping[str, Any], start_time: int) -> Span:
-        return self._tracer.start_span(semconv.SPAN_LLM, context, SpanKind.CLIENT, attributes, start_time=start_time)
+    def _messages(self, call: Call) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The input messages for the first choice's span, and for those of the others: only what no earlier span of the attempt has."""
+        said, shown = call.dialect.said(call.body), call.dialect.shown
+        if call.attempt is None:
+            held = {gen_ai.GEN_AI_INPUT_MESSAGES: dump(map(shown, said))}
+            return held, held
+        base, digests = call.attempt.messages.continued(call.dialect.path, said)
+        text, all_there = dump_told(map(shown, said[base[1] :] if base is not None else said))
+        first: dict[str, Any] = {gen_ai.GEN_AI_INPUT_MESSAGES: text}
+        if base is not None:
+            first |= {semconv.LLM_MESSAGES_CALL: base[0], semconv.LLM_MESSAGES_BEFORE: base[1]}
+        if not all_there:  # what is left out cannot be counted on
+            return first, first
+        self._attempts.remember(call.attempt, call.number, digests)
+        if len(said) < 2 or len(call.reply.choices) < 2:
+            return first, first
+        before = {semconv.LLM_MESSAGES_CALL: call.number, semconv.LLM_MESSAGES_BEFORE: len(said) - 1}
+        return first, {gen_ai.GEN_AI_INPUT_MESSAGES: dump([shown(said[-1])]), **before}
 
     def _attributes(self, call: Call, index: int, choice: Choice, prefix: Prefix | None, defect: str | None) -> dict[str, Any]:
         reply = call.reply
@@ -172,7 +176,7 @@ class Recorder:
             gen_ai.GEN_AI_RESPONSE_MODEL: reply.model,
             gen_ai.GEN_AI_USAGE_INPUT_TOKENS: reply.input_tokens,
             gen_ai.GEN_AI_USAGE_OUTPUT_TOKENS: reply.output_tokens,
-            semconv.LLM_MODEL_VERSION: call.model_version,
+            semconv.LLM_MODEL_VERSION: clean(call.model_version) if call.model_version is not None else None,
             semconv.LLM_INCOMPLETE: call.incomplete,
             semconv.LLM_TRIES: call.tries if call.tries > 1 else None,
             semconv.LLM_FIRST_BYTE: (call.first_byte - call.start_time) / 1e9 if call.first_byte else None,
@@ -204,7 +208,20 @@ class Recorder:
             logger.warning("%s (said once; see the counts of /health)", text)
 
 
-def _context(key: Key | None, traceparent: str | None) -> Context:
-    parent = parse_traceparent(traceparent) if traceparent else None
-    context = trace.set_span_in_context(trace.NonRecordingSpan(parent), Context()) if parent is not None else Context()
-    return with_ids(key, context) if key is not None else context
+def _asked(call: Call) -> dict[str, Any]:
+    """What the request says."""
+    held: dict[str, Any] = {
+        gen_ai.GEN_AI_OPERATION_NAME: call.dialect.operation,
+        gen_ai.GEN_AI_PROVIDER_NAME: call.dialect.provider,
+    }
+    for name, (attribute, kind) in _REQUEST.items():
+        value = call.body.get(name)
+        if isinstance(value, kind):
+            held[attribute] = clean(value) if isinstance(value, str) else value
+    if call.attempt is not None:
+        held[semconv.LLM_CALL] = call.number
+        if call.retry:
+            held[semconv.LLM_RETRY] = call.retry
+        if call.retry_of is not None:
+            held[semconv.LLM_RETRY_OF] = call.retry_of
+    return held

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final, cast
 
 Json = dict[str, Any]
 MAX_TOKEN_ID: Final = (1 << 31) - 1  # readers keep ids in 32 bits, signed
 MAX_EVENT_BYTES: Final = 64 << 20
 """An event that is longer is passed on unread."""
+dense: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+"""A value as JSON, without blanks."""
+_BLANK: Final = b" \t\r\n"  # what JSON calls white space
 
 
 @dataclass(slots=True)
@@ -143,10 +148,36 @@ def with_payload(event: bytes, payload: Json) -> bytes:
     return head + b"data: " + encoded(payload) + b"\n\n"
 
 
+def with_fields(raw: bytes, payload: Json, fields: Json) -> bytes:
+    """The JSON object `raw`, which reads as `payload`, with some fields set; its other bytes stay as they are wherever that is safe.
+
+    A long conversation is so neither written out again with every call, nor changed in how it is spelled.
+    """
+    if not fields:
+        return raw
+    text = raw.strip(_BLANK)
+    if text[:1] != b"{" or b"\0" in text[:4] or not payload:  # another encoding than UTF-8, or nothing in it
+        return json.dumps(payload | fields).encode()
+    missing = {name: value for name, value in fields.items() if name not in payload}
+    for name in fields.keys() - missing.keys():
+        key = json.dumps(name).encode()
+        places = list(_scalar_of(key).finditer(text)) if text.count(key) == 1 else []
+        if len(places) != 1:  # the name stands elsewhere too, or is spelled otherwise, or holds an object
+            return json.dumps(payload | fields).encode()
+        start, end = places[0].span(1)
+        text = text[:start] + json.dumps(fields[name]).encode() + text[end:]
+    return text[:-1] + b"," + json.dumps(missing).encode()[1:] if missing else text
+
+
+@cache
+def _scalar_of(key: bytes) -> re.Pattern[bytes]:
+    return re.compile(rb"(?<!\\)" + re.escape(key) + rb'\s*:\s*("(?:[^"\\]|\\.)*"|[-+.\w]+)(?=\s*[,}])', re.DOTALL)
+
+
 def encoded(payload: Json) -> bytes:
     """JSON as servers write it; with escapes where it holds what UTF-8 cannot."""
     try:
-        return json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+        return dense(payload).encode()
     except UnicodeEncodeError:
         return json.dumps(payload, separators=(",", ":")).encode()
 

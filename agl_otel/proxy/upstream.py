@@ -25,6 +25,7 @@ from agl_otel.types import (
 )
 
 MAX_CACHED: Final = 50_000
+MAX_ROUTES: Final = 32  # names of models that one attempt asks for
 LITELLM: Final = "litellm:"
 """The endpoint of an LLM resource that litellm knows where to find (its model is `provider/name`)."""
 _ATTEMPT_OVER: Final = frozenset({"failed", "succeeded", "timeout"})
@@ -134,6 +135,8 @@ class _Known:
     llms: Mapping[str, LLM | ProxyLLM]
     version: str
     budget: Budget | None
+    routes: dict[str | None, Route] = field(default_factory=dict[str | None, Route])
+    """{model asked for: where its calls go}, as far as the resources alone decide."""
 
 
 class QueueUpstreams:
@@ -165,7 +168,12 @@ class QueueUpstreams:
                 )
             return Route(pool)
         known = await self._look_up(key)
-        return Route(self._pool(known, asked), known.budget)
+        route = known.routes.get(asked)
+        if route is None:
+            route = Route(self._pool(known, asked), known.budget)
+            if not any(self._is_own(llm) for llm in known.llms.values()) and len(known.routes) < MAX_ROUTES:
+                known.routes[asked] = route
+        return route
 
     async def _look_up(self, key: Key) -> _Known:
         task = self._known.get(key)
@@ -174,7 +182,7 @@ class QueueUpstreams:
             if len(self._known) > MAX_CACHED:
                 self._known.popitem(last=False)
         try:
-            return await asyncio.shield(task)
+            return task.result() if task.done() else await asyncio.shield(task)
         except asyncio.CancelledError:
             raise
         except BaseException:

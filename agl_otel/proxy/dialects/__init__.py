@@ -25,23 +25,23 @@ _ID_FIELDS: Final = ("prompt_token_ids", "token_ids")
 class Prepared:
     """A request as it goes upstream."""
 
-    body: Json
+    fields: Json
+    """What is set in the agent's body; the rest of it stays as the agent wrote it."""
     added: frozenset[str]
     """Fields that the agent did not ask for: what they bring is taken out of the answer."""
 
 
 def prepare(dialect: Dialect, asked: Mapping[str, Any], *, model: str | None, sampling: Mapping[str, Any], capture: bool) -> Prepared:
-    """The agent's body with the resource's model, its sampling parameters where the agent set none, and what capture needs."""
+    """What to set in the agent's body: the resource's model, its sampling parameters where the agent set none, and what capture needs."""
     names = dialect.sampling
     defaults = sampling if names is None else {names[name]: value for name, value in sampling.items() if name in names}
-    body = {**defaults, **asked}
-    if model:
-        body["model"] = model
+    fields = {name: value for name, value in defaults.items() if name not in asked}
+    if model and asked.get("model") != model:
+        fields["model"] = model
     if not capture:
-        return Prepared(body, frozenset())
+        return Prepared(fields, frozenset())
     added = {name: value for name, value in dialect.extras.items() if asked.get(name) is None or asked[name] is False}
-    body |= added
-    return Prepared(body, frozenset(added))
+    return Prepared(fields | added, frozenset(added))
 
 
 def take_out(payload: Json, added: frozenset[str]) -> bool:

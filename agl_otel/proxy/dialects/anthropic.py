@@ -73,13 +73,12 @@ def _finish(choice: Choice, part: Json) -> None:
     choice.finish_reason = _FINISH.get(reason, reason) if reason else choice.finish_reason
 
 
-def _conversation(body: Mapping[str, Any]) -> list[Json]:
+def _said(body: Mapping[str, Any]) -> list[Json]:
     system = body.get("system")
-    messages: list[Json] = [{"role": "system", "parts": content_parts(system)}] if system else []
-    return messages + [_said(message) for message in dicts(body.get("messages"))]
+    return [*([{"role": "system", "content": system}] if system else []), *dicts(body.get("messages"))]
 
 
-def _said(message: Json) -> Json:
+def _shown(message: Json) -> Json:
     content = message.get("content")
     if not isinstance(content, list):
         return {"role": message.get("role"), "parts": content_parts(content)}
@@ -104,7 +103,8 @@ MESSAGES: Final = Dialect(
     "chat",
     {TOKEN_IDS: True},
     take,
-    _conversation,
+    _said,
+    _shown,
     provider="anthropic",
     sampling=_SAMPLING,
     via_chat=True,

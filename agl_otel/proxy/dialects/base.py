@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,8 +20,10 @@ class Dialect:
     """{field: the value that makes the answer hold what capture needs}, put where the agent did not ask for it."""
     take: Callable[[Reply, Json], None]
     """Add a whole answer, or a chunk of one, to the reply."""
-    conversation: Callable[[Mapping[str, Any]], list[Json]]
-    """The request as messages of the OpenTelemetry conventions."""
+    said: Callable[[Mapping[str, Any]], Sequence[Any]]
+    """The messages of a request, oldest first, as the agent sent them."""
+    shown: Callable[[Any], Json]
+    """One of them as the OpenTelemetry conventions write it."""
     provider: str = "openai"
     sampling: Mapping[str, str] | None = None
     """{sampling parameter of a resource: this dialect's name of it}; None: all, under the names they have."""
@@ -31,3 +33,7 @@ class Dialect:
     """Whether a server that does not speak it can be asked by chat/completions instead (litellm translates)."""
     key_headers: tuple[str, ...] = ("authorization",)
     """Where the server's key goes."""
+
+    def conversation(self, body: Mapping[str, Any]) -> list[Json]:
+        """The request as messages of the OpenTelemetry conventions."""
+        return [self.shown(message) for message in self.said(body)]

@@ -45,16 +45,26 @@ def _say(choice: Choice, said: Json) -> None:
             call["arguments"] += string(named.get("arguments")) or ""
 
 
-def _chat(body: Mapping[str, Any]) -> list[Json]:
-    return [chat_message(message) for message in dicts(body.get("messages"))]
+def _messages(body: Mapping[str, Any]) -> list[Json]:
+    return dicts(body.get("messages"))
 
 
-def _plain(field: str) -> Any:
-    return lambda body: [{"role": "user", "parts": [text_part(body.get(field))]}]
+def _prompt(body: Mapping[str, Any]) -> list[Any]:
+    return [body.get("prompt")]
 
 
-CHAT: Final = Dialect("chat/completions", "chat", {TOKEN_IDS: True, "logprobs": True}, take, _chat)
-COMPLETIONS: Final = Dialect("completions", "text_completion", {TOKEN_IDS: True, "logprobs": 0}, take, _plain("prompt"))
-EMBEDDINGS: Final = Dialect(
-    "embeddings", "embeddings", {}, lambda reply, payload: reply.head(payload, _USAGE), _plain("input"), sampling={}, samples=False
-)
+def _input(body: Mapping[str, Any]) -> list[Any]:
+    return [body.get("input")]
+
+
+def _text(prompt: Any) -> Json:
+    return {"role": "user", "parts": [text_part(prompt)]}
+
+
+def _usage(reply: Reply, payload: Json) -> None:
+    reply.head(payload, _USAGE)
+
+
+CHAT: Final = Dialect("chat/completions", "chat", {TOKEN_IDS: True, "logprobs": True}, take, _messages, chat_message)
+COMPLETIONS: Final = Dialect("completions", "text_completion", {TOKEN_IDS: True, "logprobs": 0}, take, _prompt, _text)
+EMBEDDINGS: Final = Dialect("embeddings", "embeddings", {}, _usage, _input, _text, sampling={}, samples=False)

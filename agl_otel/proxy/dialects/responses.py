@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from agl_otel.proxy.dialects.base import Dialect
 from agl_otel.proxy.dialects.openai import TOKEN_IDS
-from agl_otel.proxy.parts import content_parts, text_part, tool_call_part, tool_response_part
+from agl_otel.proxy.parts import content_parts, tool_call_part, tool_response_part
 from agl_otel.proxy.reply import Choice, Json, Reply, dicts, logprobs_of, string
 
 _USAGE: Final = ("input_tokens", "output_tokens")
@@ -74,12 +74,10 @@ def _item(choice: Choice, item: Json) -> None:
         choice.reasoning += [text for part in parts if (text := string(part.get("text")))]
 
 
-def _conversation(body: Mapping[str, Any]) -> list[Json]:
+def _said(body: Mapping[str, Any]) -> list[Json]:
     instructions, given = body.get("instructions"), body.get("input")
-    messages: list[Json] = [{"role": "system", "parts": [text_part(instructions)]}] if isinstance(instructions, str) else []
-    if isinstance(given, str):
-        return [*messages, {"role": "user", "parts": [text_part(given)]}]
-    return messages + [_message(item) for item in dicts(given)]
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else dicts(given)
+    return [{"role": "system", "content": instructions}, *items] if isinstance(instructions, str) else items
 
 
 def _message(item: Json) -> Json:
@@ -98,7 +96,8 @@ RESPONSES: Final = Dialect(
     "chat",
     {TOKEN_IDS: True},
     take,
-    _conversation,
+    _said,
+    _message,
     sampling={
         "temperature": "temperature",
         "top_p": "top_p",

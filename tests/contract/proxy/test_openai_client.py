@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from typing import Any
 
 import aiohttp
 import openai
@@ -11,7 +13,7 @@ import pytest
 from agl_otel import semconv
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.upstream import FixedUpstreams, Upstream
-from tests.contract.proxy.stand import HELLO, KEY, Stand, ask, proxy
+from tests.contract.proxy.stand import HELLO, KEY, SCOPE, Stand, ask, proxy
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver
 
@@ -72,6 +74,30 @@ async def test_a_conversation_is_stored_in_prefix_form(stand: Stand, model: Mode
         full[held[semconv.LLM_CALL]] = prompt + held[semconv.LLM_RESPONSE_TOKEN_IDS]
         assert (semconv.LLM_PREFIX_CALL in held) == (held[semconv.LLM_CALL] > 1)
     assert full[3][: len(model.prompt_ids(messages[:-2]))] == model.prompt_ids(messages[:-2])
+
+
+async def test_a_conversation_of_ten_times_the_turns_costs_ten_times_the_bytes(stand: Stand) -> None:
+    sizes: dict[int, float] = {}
+    for turns in (20, 200):
+        messages: list[Any] = [{"role": "system", "content": "be kind " * 50}]
+        path = f"/rollout/ro-{turns}/attempt/at-1/v1/chat/completions"
+        for turn in range(turns):
+            messages.append({"role": "user", "content": f"turn {turn}"})
+            _, answer, _ = await stand.post(path, {"model": "m", "messages": messages})
+            messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+        spans = [span for span in await stand.calls() if span.key[0] == f"ro-{turns}"]
+        sizes[turns] = sum(len(json.dumps(span.attributes)) for span in spans) / turns
+        assert [semconv.LLM_MESSAGES_CALL in span.attributes for span in spans] == [False, *[True] * (turns - 1)]
+        assert json.loads(spans[-1].attributes["gen_ai.input.messages"])[-1]["parts"][0]["content"] == f"turn {turns - 1}"
+    assert sizes[200] < 1.3 * sizes[20]
+
+
+async def test_all_choices_of_a_call_share_its_messages(stand: Stand) -> None:
+    await stand.post(f"{SCOPE}/v1/chat/completions", {"model": "m", "messages": [*HELLO, *HELLO], "n": 2})
+    first, second = await stand.calls()
+    assert len(json.loads(first.attributes["gen_ai.input.messages"])) == 2 and semconv.LLM_MESSAGES_CALL not in first.attributes
+    assert len(json.loads(second.attributes["gen_ai.input.messages"])) == 1
+    assert (second.attributes[semconv.LLM_MESSAGES_CALL], second.attributes[semconv.LLM_MESSAGES_BEFORE]) == (1, 1)
 
 
 async def test_ids_come_from_baggage_where_the_path_has_none(stand: Stand) -> None:

@@ -45,7 +45,7 @@ def test_an_attempt_without_a_call_under_way_is_forgotten_when_room_is_needed() 
 
 def test_the_memory_of_replies_is_bounded_too() -> None:
     forgotten: list[tuple[str, str]] = []
-    attempts = Attempts(forgotten.append, max_replies=3)
+    attempts = Attempts(forgotten.append, max_held=3)
     for turn in range(5):
         attempt, number = attempts.begin(KEY)
         attempts.end(attempt, number, [turn], {0: [turn]})

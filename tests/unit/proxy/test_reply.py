@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agl_otel.proxy.dialects import DIALECTS, prepare, take_out
 from agl_otel.proxy.parts import dump, output_message
-from agl_otel.proxy.reply import Events, Reply, parse_object, payload_of
+from agl_otel.proxy.reply import Events, Reply, parse_object, payload_of, with_fields
 
 CHAT = DIALECTS["chat/completions"]
 
@@ -64,19 +64,41 @@ def test_what_is_malformed_is_left_out(payload: dict[str, Any]) -> None:
 
 def test_only_what_was_added_is_taken_out() -> None:
     prepared = prepare(CHAT, {"logprobs": True, "model": "a"}, model=None, sampling={"top_p": 0.5}, capture=True)
-    assert prepared.added == {"return_token_ids"} and prepared.body == {
-        "top_p": 0.5,
-        "logprobs": True,
-        "model": "a",
-        "return_token_ids": True,
-    }
+    assert prepared.added == {"return_token_ids"} and prepared.fields == {"top_p": 0.5, "return_token_ids": True}
     payload = {"prompt_token_ids": [1], "choices": [{"token_ids": [2], "logprobs": {"content": []}}]}
     assert take_out(payload, prepared.added) and payload == {"choices": [{"logprobs": {"content": []}}]}
     assert not take_out(payload, prepared.added)
 
 
 def test_without_capture_nothing_is_added() -> None:
-    assert prepare(CHAT, {"model": "a"}, model="b", sampling={}, capture=False).body == {"model": "b"}
+    assert prepare(CHAT, {"model": "a"}, model="b", sampling={}, capture=False).fields == {"model": "b"}
+
+
+JSON: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.sampled_from(["model", '"model":"x"', "\\"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["model", "stream", '"model']) | st.text(), inner),
+    max_leaves=12,
+)
+
+
+@given(
+    payload=st.dictionaries(st.sampled_from(["model", "logprobs", "messages"]) | st.text(), JSON),
+    fields=st.dictionaries(st.sampled_from(["model", "logprobs", "return_token_ids"]), st.text() | st.booleans(), min_size=1),
+    ascii_only=st.booleans(),
+    indent=st.sampled_from([None, 1]),
+)
+def test_fields_are_set_and_all_else_stays(payload: dict[str, Any], fields: dict[str, Any], ascii_only: bool, indent: int | None) -> None:
+    raw = json.dumps(payload, ensure_ascii=ascii_only, indent=indent).encode("utf-8", "surrogatepass")
+    assert json.loads(with_fields(raw, payload, fields).decode("utf-8", "surrogatepass")) == payload | fields
+
+
+def test_what_is_set_leaves_the_rest_as_it_was_spelled() -> None:
+    raw = b' {"model" : "gpt\\"-4", "n":1.50, "messages":[{"content":"\xc3\xa9 \\u00e9"}]}\n'
+    set_ = with_fields(raw, json.loads(raw), {"model": "own", "logprobs": True})
+    assert set_ == b'{"model" : "own", "n":1.50, "messages":[{"content":"\xc3\xa9 \\u00e9"}],"logprobs": true}'
+    assert with_fields(raw, json.loads(raw), {}) is raw
+    wide = raw.decode().encode("utf-16")
+    assert json.loads(with_fields(wide, json.loads(wide), {"n": 2}))["n"] == 2
 
 
 def test_conversations_are_shown_as_the_conventions_say() -> None:

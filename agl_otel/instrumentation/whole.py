@@ -1,0 +1,90 @@
+"""Spans that are made whole, at their end: for a process of ours that makes very many of them (the proxy).
+
+OpenTelemetry's span takes its attributes one by one, checks and locks for each, and tells every processor; that costs more than the call
+that it records. Here a span begins as ids and a marker, counted in the ledger like any other, and everything else is known at its end.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from agl_otel import semconv
+from agl_otel.instrumentation.context import Key
+from agl_otel.instrumentation.guard import never_raises
+from agl_otel.instrumentation.ledger import Ledger
+
+_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
+_UNSET: Final = Status(StatusCode.UNSET)
+
+
+class Begun(NamedTuple):
+    """A span that is under way."""
+
+    context: SpanContext
+    parent: SpanContext | None
+    key: Key | None
+    marker: str
+    """Empty for a span of no attempt."""
+
+
+class WholeSpan(ReadableSpan):
+    """An ended span of one of `WholeSpans`, which wire.py writes."""
+
+
+class WholeSpans:
+    """Begins and ends spans; may be called from any thread. `export` takes each; `on_idle` an attempt whose last open span has ended."""
+
+    def __init__(
+        self, scope: str, resource: Resource, ledger: Ledger, *, export: Callable[[ReadableSpan], None], on_idle: Callable[[Key], None]
+    ) -> None:
+        self._scope = InstrumentationScope(scope)
+        self._resource = resource
+        self._ledger = ledger
+        self._export = export
+        self._on_idle = on_idle
+
+    def begin(self, key: Key | None, parent: SpanContext | None) -> Begun:
+        """A span under `parent` (None: the first of a new trace), of an attempt where there is a key."""
+        trace_id = parent.trace_id if parent is not None else _random_id(128)
+        context = SpanContext(trace_id, _random_id(64), is_remote=False, trace_flags=_SAMPLED)
+        place = (trace_id, (parent or context).span_id)
+        marker = self._ledger.started(key, context.span_id, place) if key is not None else ""
+        return Begun(context, parent, key, marker)
+
+    @never_raises
+    def end(
+        self, span: Begun, name: str, kind: SpanKind, attributes: dict[str, Any], start_time: int, end_time: int, error: str | None = None
+    ) -> None:
+        """Count and export it. Times are Unix nanoseconds; attributes are taken as they are: no None, sequences of one type."""
+        if span.key is not None:
+            attributes[semconv.ROLLOUT_ID] = span.key[0]
+            if span.key[1]:
+                attributes[semconv.ATTEMPT_ID] = span.key[1]
+            attributes[semconv.PROCESS] = span.marker
+        ended = WholeSpan(
+            name,
+            span.context,
+            span.parent,
+            self._resource,
+            attributes,
+            kind=kind,
+            instrumentation_scope=self._scope,
+            status=Status(StatusCode.ERROR, error) if error is not None else _UNSET,
+            start_time=start_time,
+            end_time=end_time,
+        )
+        idle = span.key is not None and self._ledger.ended(span.key, span.context.span_id, marker=span.marker)
+        self._export(ended)
+        if idle and span.key is not None:
+            self._on_idle(span.key)
+
+
+def _random_id(bits: int) -> int:
+    return random.getrandbits(bits) or 1  # 0 is no id
