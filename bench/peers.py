@@ -30,6 +30,7 @@ from bench.load import Address
 from tests.clickhouse_server import ClickHouseServer
 
 ROOT: Final = Path(__file__).parents[1]
+LITELLM: Final = ("litellm[proxy]==1.106.2",)
 AGENTLIGHTNING: Final = ("agentlightning==0.3.0", "opentelemetry-sdk==1.38.0", "opentelemetry-exporter-otlp==1.38.0", "openai<2")
 ROTEL: Final = ("rotel==0.0.1a15",)
 VISIBLE_SECONDS: Final = 300.0
@@ -83,7 +84,7 @@ async def ours(folder: Path) -> AsyncGenerator[Peer]:
 async def agentlightning(_: Path, rollouts: int = 1360) -> AsyncGenerator[Peer]:
     """Agent Lightning 0.3's store, in memory: what it has acked is visible."""
     port = free_port()
-    command = [str(_installed("agentlightning-0.3.0", AGENTLIGHTNING) / "bin" / "agl"), "store", "--port", str(port)]
+    command = [str(installed("agentlightning-0.3.0", AGENTLIGHTNING) / "bin" / "agl"), "store", "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
 
     async def at_once(_: int) -> None:
@@ -109,7 +110,7 @@ def agentlightning_python() -> str:
 @contextlib.asynccontextmanager
 async def rotel(folder: Path) -> AsyncGenerator[Peer]:
     """Rotel into the default table of a ClickHouse server; it acks before anything is stored."""
-    binary = next(_installed("rotel", ROTEL).glob("lib/python*/site-packages/rotel/rotel-agent"))
+    binary = next(installed("rotel", ROTEL).glob("lib/python*/site-packages/rotel/rotel-agent"))
     port, grpc = free_port(), free_port()
     async with _server(folder / "rotel") as (server, engine):
         engine.command("CREATE DATABASE IF NOT EXISTS otel")
@@ -175,7 +176,7 @@ def _counted(engine: ServerEngine) -> Callable[[int], Awaitable[None]]:
     return visible
 
 
-def _installed(name: str, packages: Sequence[str]) -> Path:
+def installed(name: str, packages: Sequence[str]) -> Path:
     """The virtual environment `name` of the cache, made where it is missing."""
     place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agl-otel" / "peers" / name
     mark = place / "complete"

@@ -1,7 +1,11 @@
 """What the model proxy adds to a call, with capture, against the model server alone, a plain pass-through and litellm's proxy.
 
 python -m bench.proxy
-python -m bench.proxy --litellm-python PYTHON     # a Python with litellm[proxy] in an environment of its own
+python -m bench.proxy --only growth                # one of: latency, cost, rate, litellm, growth
+
+litellm is installed into an environment of its own, outside of the project (peers.py). The bars: at most 0.6 ms added to the median call at
+one connection, at most 60 us of CPU a streamed chunk, at most 15 % fewer calls a second and more CPU than a pass-through without capture,
+at least 10 times litellm's calls, and a turn of a conversation of 200 turns at most 1.3 times as large as one of 20.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +29,29 @@ from aiohttp import web
 
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
+from agl_otel.traces.reader import TraceReader
 from agl_otel.types import LLM, EnqueueRolloutRequest
-from bench.harness import Contest, Turn, cpu_seconds, free_port, process, report, take_turns
+from bench.harness import Turn, cpu_seconds, free_port, process, report, report_absent, report_against_bar, take_turns
+from bench.peers import LITELLM, AbsentError, installed
 
+ADDED_MS, CHUNK_US, GROWTH = 0.6, 60.0, 1.3
+SHORT, LONG = 20, 200
 CHUNKS = 200
 PROMPT = list(range(1000, 1200))
 REPLY = list(range(2000, 2050))
+STORED = """
+SELECT sum(byteSize(SpanAttributes, PromptTokenIds, ResponseTokenIds, ResponseLogprobs)) AS bytes
+FROM otel_traces WHERE RolloutId = {rollout:String}
+"""
 BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "word " * 200}]}
+
+
+def prompt_ids(messages: list[dict[str, str]]) -> list[int]:
+    """One id for each word; a reply's are those that it was sampled with."""
+    if len(messages) == 1:
+        return PROMPT
+    said = [REPLY if each["role"] == "assistant" else [1000 + len(word) for word in each["content"].split()] for each in messages]
+    return [number for ids in said for number in ids]
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +66,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     if asked.get("logprobs"):
         choice["logprobs"] = {"content": [{"token": "word ", "logprob": -0.5, "bytes": None, "top_logprobs": []} for _ in REPLY]}
     if asked.get("return_token_ids"):
-        choice["token_ids"], whole["prompt_token_ids"] = REPLY, PROMPT
+        choice["token_ids"], whole["prompt_token_ids"] = REPLY, prompt_ids(asked["messages"])
     return whole | {"usage": {"prompt_tokens": 200, "completion_tokens": 50, "total_tokens": 250}}
 
 
@@ -71,7 +92,9 @@ async def model_server(port: int) -> None:
         asked = json.loads(await request.read())
         if not asked.get("stream"):
             kind = (bool(asked.get("logprobs")), bool(asked.get("return_token_ids")))
-            body = replies.setdefault(kind, json.dumps(answer(asked)).encode())
+            if len(asked["messages"]) > 1 or kind not in replies:
+                replies[kind] = json.dumps(answer(asked)).encode()
+            body = replies[kind]
             return web.Response(body=body, content_type="application/json")
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
@@ -160,9 +183,24 @@ def cost(url: str, pid: int, count: int, *, stream: bool) -> Turn:
     return turn
 
 
+@dataclass
+class Servers:
+    """What runs: base URLs of the model, of a pass-through and of our proxy (one attempt's), and their processes."""
+
+    upstream: str
+    plain: str
+    plain_pid: int
+    ours: str
+    pid: int
+    attempt: Callable[[], Awaitable[str]]
+    """The base URL of a fresh attempt."""
+    stored: Callable[[str], Awaitable[int]]
+    """The bytes of the spans that are stored of the attempt with that base URL."""
+
+
 @contextlib.asynccontextmanager
-async def stack(directory: Path, upstream: str) -> AsyncGenerator[tuple[str, int]]:
-    """Queue, collector and proxy; answers the base URL of an attempt, and the proxy's pid."""
+async def stack(directory: Path, upstream: str, plain: str, plain_pid: int) -> AsyncGenerator[Servers]:
+    """Queue, collector and proxy."""
     ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port"), 0)
     settings = Settings.load(data_dir=directory, **ports).with_ports()
     environment = {**os.environ, **settings.environment()}
@@ -170,11 +208,24 @@ async def stack(directory: Path, upstream: str) -> AsyncGenerator[tuple[str, int
         await held.enter_async_context(process([sys.executable, "-m", "agl_otel.queue"], environment, settings.queue_port))
         await held.enter_async_context(process([sys.executable, "-m", "agl_otel.collector"], environment, settings.clickhouse_port))
         pid = await held.enter_async_context(process([sys.executable, "-m", "agl_otel.proxy"], environment, settings.proxy_port))
-        async with QueueClient(f"127.0.0.1:{settings.queue_port}") as queue:
-            update = await queue.put_resources({"llm": LLM(endpoint=upstream, model="policy")})
+        queue = await held.enter_async_context(QueueClient(f"127.0.0.1:{settings.queue_port}"))
+        reader = await held.enter_async_context(TraceReader(f"http://127.0.0.1:{settings.clickhouse_port}"))
+        update = await queue.put_resources({"llm": LLM(endpoint=upstream, model="policy")})
+        proxy = f"http://127.0.0.1:{settings.proxy_port}"
+
+        async def attempt() -> str:
             (started,) = await queue.start([EnqueueRolloutRequest(input=1, resources_id=update.resources_id)])
-        attempt = f"/rollout/{started.rollout_id}/attempt/{started.attempt.attempt_id}/v1"
-        yield f"http://127.0.0.1:{settings.proxy_port}{attempt}", pid
+            return f"{proxy}/rollout/{started.rollout_id}/attempt/{started.attempt.attempt_id}/v1"
+
+        async def stored(url: str) -> int:
+            async with aiohttp.ClientSession() as session:
+                for address in (f"{url.removesuffix('/v1')}/close", f"http://127.0.0.1:{settings.otlp_http_port}/barrier"):
+                    async with session.post(address) as response:
+                        assert response.status == 200, await response.text()
+            (row,) = await reader.query(STORED, params={"rollout": url.split("/")[4]})
+            return int(row["bytes"])
+
+        yield Servers(upstream, plain, plain_pid, await attempt(), pid, attempt, stored)
 
 
 @contextlib.asynccontextmanager
@@ -185,6 +236,7 @@ async def litellm(python: str, directory: Path, upstream: str) -> AsyncGenerator
     config = directory / "litellm.json"
     config.write_text(json.dumps({"model_list": [entry]}))  # JSON is YAML
     environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
+    environment["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"  # it serves this bench alone, on 127.0.0.1
     command = [
         python,
         "-c",
@@ -200,8 +252,55 @@ async def litellm(python: str, directory: Path, upstream: str) -> AsyncGenerator
         yield f"http://127.0.0.1:{port}/v1"
 
 
+async def latencies(servers: Servers, count: int, rounds: int) -> None:
+    """What a hop costs at one connection, ours and the pass-through's."""
+    for name, url in (("ours", servers.ours), ("a pass-through that reads nothing", servers.plain)):
+        contest = await take_turns(latency(url, count), latency(servers.upstream, count), rounds=rounds)
+        added = statistics.median(a - b for a, b in zip(*contest, strict=True))
+        more = {"of": name, "p50_direct_ms": round(statistics.median(contest.baseline), 3)}
+        report_against_bar("proxy", "added to p50, one connection", added, "ms", ADDED_MS, **more)
+
+
+async def costs(servers: Servers, count: int, rounds: int) -> None:
+    """CPU of the proxy's process, export included."""
+    against = "a pass-through that reads nothing"
+    for name, unit, stream in (("CPU a call", "us/call", False), ("CPU a streamed chunk", "us/chunk", True)):
+        size = max(count // 5, 20) if stream else count
+        ours, theirs = cost(servers.ours, servers.pid, size, stream=stream), cost(servers.plain, servers.plain_pid, size, stream=stream)
+        contest = await take_turns(ours, theirs, rounds=rounds)
+        report("proxy", name, unit, contest, against=against)
+        if stream:
+            report_against_bar("proxy", name, statistics.median(contest.ours), unit, CHUNK_US)
+
+
+async def rates(servers: Servers, count: int, rounds: int) -> None:
+    """Calls a second of 16 clients; everything shares this machine."""
+    contest = await take_turns(rate(servers.ours, count), rate(servers.plain, count), rounds=rounds)
+    report("proxy", "calls, 16 clients", "calls/s", contest, against="a pass-through that reads nothing")
+
+
+async def growth(servers: Servers, *_: int) -> None:
+    """What a turn of a conversation takes in ClickHouse, as the text of its rows: of 200 turns against 20."""
+    sizes: list[float] = []
+    for turns in (SHORT, LONG):
+        url = await servers.attempt()
+        messages: list[dict[str, str]] = [{"role": "system", "content": "word " * 200}]
+        async with aiohttp.ClientSession() as session:
+            for turn in range(turns):
+                messages.append({"role": "user", "content": f"{turn} " + "word " * 50})
+                async with session.post(f"{url}/chat/completions", json={"model": "policy", "messages": messages}) as response:
+                    answered = json.loads(await response.read())
+                messages.append({"role": "assistant", "content": answered["choices"][0]["message"]["content"]})
+        sizes.append(await servers.stored(url) / turns)
+    more = {"bytes_of_20": round(sizes[0]), "bytes_of_200": round(sizes[1])}
+    report_against_bar("proxy", "stored bytes a turn, 200 turns against 20", sizes[1] / sizes[0], "ratio", GROWTH, **more)
+
+
+PARTS = {"latency": latencies, "cost": costs, "rate": rates, "growth": growth}
+
+
 async def main(arguments: argparse.Namespace) -> None:
-    """Every comparison."""
+    """Every comparison, or the one that is asked for."""
     count, rounds = arguments.calls, arguments.rounds
     async with contextlib.AsyncExitStack() as held:
         directory = Path(held.enter_context(tempfile.TemporaryDirectory()))
@@ -212,29 +311,27 @@ async def main(arguments: argparse.Namespace) -> None:
         plain_pid = await held.enter_async_context(
             process([*this, "--pass-through", str(plain_port), "--upstream", upstream], dict(os.environ), plain_port)
         )
-        ours, pid = await held.enter_async_context(stack(directory, upstream))
-        contest = await take_turns(latency(ours, count), latency(upstream, count), rounds=rounds)
-        added = Contest([a - b for a, b in zip(*contest, strict=True)], contest.baseline)
-        report("proxy", "added to p50, one connection", "ms", added, against="the model server alone")
-        against = "a pass-through that reads nothing"
-        for name, unit, stream in (("CPU a call", "us/call", False), ("CPU a streamed chunk", "us/chunk", True)):
-            size = max(count // 10, 20) if stream else count
-            contest = await take_turns(cost(ours, pid, size, stream=stream), cost(plain, plain_pid, size, stream=stream), rounds=rounds)
-            report("proxy", name, unit, contest, against=against)
-        report(
-            "proxy", "calls, 16 clients", "calls/s", await take_turns(rate(ours, count), rate(plain, count), rounds=rounds), against=against
-        )
-        if arguments.litellm_python:
-            other = await held.enter_async_context(litellm(arguments.litellm_python, directory, upstream))
-            contest = await take_turns(rate(ours, count), rate(other, max(count // 5, 20)), rounds=rounds)
-            report("proxy", "calls, 16 clients", "calls/s", contest, against="litellm's proxy")
+        servers = await held.enter_async_context(stack(directory, upstream, plain, plain_pid))
+        for name, part in PARTS.items():
+            if arguments.only in ("", name):
+                await part(servers, count, rounds)
+        if arguments.only in ("", "litellm"):
+            try:
+                python = arguments.litellm_python or str(installed("litellm", LITELLM) / "bin" / "python")
+                other = await held.enter_async_context(litellm(python, directory, upstream))
+            except (AbsentError, RuntimeError) as reason:
+                report_absent("proxy", "calls, 16 clients", "calls/s", str(reason))
+            else:
+                contest = await take_turns(rate(servers.ours, count), rate(other, max(count // 5, 20)), rounds=rounds)
+                report("proxy", "calls, 16 clients", "calls/s", contest, against="litellm's proxy")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=500, help="calls a turn (a tenth of them streamed)")
-    parser.add_argument("--litellm-python", default="", help="the interpreter of an environment that has litellm[proxy]")
+    parser.add_argument("--only", default="", choices=["", *PARTS, "litellm"], help="one comparison; all by default")
+    parser.add_argument("--litellm-python", default="", help="the interpreter of an environment that has litellm[proxy] already")
     parser.add_argument("--model", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--pass-through", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--upstream", default="", help=argparse.SUPPRESS)
