@@ -104,7 +104,7 @@ async def agentlightning(_: Path, rollouts: int = 1360) -> AsyncGenerator[Peer]:
 
 def agentlightning_python() -> str:
     """The interpreter that has Agent Lightning 0.3. Raises AbsentError where it cannot be installed."""
-    return str(_installed("agentlightning-0.3.0", AGENTLIGHTNING) / "bin" / "python")
+    return str(installed("agentlightning-0.3.0", AGENTLIGHTNING) / "bin" / "python")
 
 
 @contextlib.asynccontextmanager
