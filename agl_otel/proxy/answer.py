@@ -10,12 +10,12 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
 from agl_otel import semconv
 from agl_otel.proxy.dialects import take_out
-from agl_otel.proxy.http_answer import Answer
 from agl_otel.proxy.recorder import Call
 from agl_otel.proxy.reply import Events, encoded, parse_object, payload_of, with_payload
 
@@ -31,7 +31,7 @@ NOT_PASSED: Final = frozenset(
 
 
 async def pass_on(
-    request: web.Request, response: Answer, added: frozenset[str], call: Call, *, client_seconds: float
+    request: web.Request, response: aiohttp.ClientResponse, added: frozenset[str], call: Call, *, client_seconds: float
 ) -> web.StreamResponse:
     """Hand the answer to the agent and take it into `call`; `added` is what the agent did not ask for.
 
@@ -64,14 +64,16 @@ async def pass_on(
     return out
 
 
-async def _stream(request: web.Request, response: Answer, added: frozenset[str], call: Call, client_seconds: float) -> web.StreamResponse:
+async def _stream(
+    request: web.Request, response: aiohttp.ClientResponse, added: frozenset[str], call: Call, client_seconds: float
+) -> web.StreamResponse:
     out = web.StreamResponse(status=response.status, headers=passed(response))
     await out.prepare(request)
     events = Events()
     while True:
         try:
-            piece = await response.readany()
-        except OSError:
+            piece = await response.content.readany()
+        except (aiohttp.ClientError, OSError):
             call.incomplete = "upstream_error"
             return _broken_off(request, out)
         ready = b"".join([_pass(event, added, call) for event in (events.feed(piece) if piece else [events.rest()])])
@@ -119,7 +121,7 @@ def _broken_off(request: web.Request, out: web.StreamResponse) -> web.StreamResp
     return out
 
 
-def passed(response: Answer) -> Mapping[str, str]:
+def passed(response: aiohttp.ClientResponse) -> Mapping[str, str]:
     """The headers of a model server that the agent gets."""
     return CIMultiDict((name, value) for name, value in response.headers.items() if name.lower() not in NOT_PASSED)
 

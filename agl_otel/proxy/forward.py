@@ -7,6 +7,7 @@ server that is away or silent is a 502 or 504 that names it.
 from __future__ import annotations
 
 import asyncio
+import io
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from hashlib import blake2b
 from typing import Final
 from urllib.parse import urlsplit
 
+import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
@@ -23,7 +25,6 @@ from agl_otel.proxy.answer import CLIENT_SECONDS, NOT_PASSED, error_response, pa
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import Dialect, prepare
 from agl_otel.proxy.gate import Gate
-from agl_otel.proxy.http_client import ConnectTimeoutError, HttpClient
 from agl_otel.proxy.keys import is_ours
 from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
@@ -33,6 +34,7 @@ from agl_otel.proxy.upstream import Budget, Upstream, Upstreams
 CONNECT_SECONDS: Final = 10.0
 SILENCE_SECONDS: Final = 600.0  # the longest that a model server may say nothing: a long prompt behind a full batch
 KEEP_ALIVE_SECONDS: Final = 3.0  # shorter than the 5 s after which uvicorn, and so vLLM, closes
+LARGE_BYTES: Final = 1 << 20
 MAX_TRIES: Final = 3
 PAUSE_SECONDS: Final = (0.05, 0.3)  # between tries, a random time: agents started together must not come back together
 _CANNOT_SERVE: Final = frozenset({502, 503, 504})
@@ -72,13 +74,14 @@ class Forwarder:
         self.health = Health()
         self.version: str | None = None
         """The version of the weights that was announced last, for servers that do not say."""
-        self._client = HttpClient(
-            connect_seconds=CONNECT_SECONDS, silence_seconds=limits.silence_seconds, keep_alive_seconds=KEEP_ALIVE_SECONDS
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=limits.silence_seconds),
         )
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.close()
+        await self._session.close()
 
     async def call(self, request: web.Request, key: Key | None, dialect: Dialect) -> web.StreamResponse:
         """Forward a model call and record it.
@@ -108,11 +111,11 @@ class Forwarder:
         if "content-type" in request.headers:
             headers["content-type"] = request.headers["content-type"]
         try:
-            async with self._client.request(
-                request.method, f"{upstream.base_url}/{path}", headers=headers.items(), body=await request.read()
+            async with self._session.request(
+                request.method, f"{upstream.base_url}/{path}", data=_sent(await request.read()) or None, headers=headers
             ) as response:
                 return web.Response(status=response.status, body=await response.read(), headers=passed(response))
-        except OSError as error:
+        except (aiohttp.ClientError, OSError) as error:
             return _failure(error, upstream)
 
     def _located(self, upstream: Upstream) -> Upstream:
@@ -166,10 +169,10 @@ class Forwarder:
             last = number + 1 == MAX_TRIES
             try:
                 answer = await self._exchange(request, upstream, raw, asked, call, may_skip=not last and len(pool) > 1)
-            except OSError as error:
+            except (aiohttp.ClientError, OSError) as error:
                 if isinstance(error, ConnectionResetError) and _is_gone(request):
                     raise
-                timed_out = isinstance(error, TimeoutError) and not isinstance(error, ConnectTimeoutError)
+                timed_out = isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError)
                 self.health.failed(upstream.base_url)
                 if last or call.first_byte or timed_out:
                     failure = _failure(error, upstream)
@@ -195,9 +198,7 @@ class Forwarder:
             if capture and plain in self._plain:
                 continue
             prepared = prepare(dialect, asked, model=upstream.model, sampling=upstream.sampling, capture=capture)
-            async with self._client.request(
-                "POST", url, headers=headers.items(), body=with_fields(raw, asked, prepared.fields)
-            ) as response:
+            async with self._session.post(url, data=_sent(with_fields(raw, asked, prepared.fields)), headers=headers) as response:
                 if may_skip and response.status in _CANNOT_SERVE:
                     self.health.failed(upstream.base_url)
                     return None
@@ -231,6 +232,11 @@ def _retry(headers: Mapping[str, str], raw: bytes) -> tuple[int, bytes]:
     idempotency = headers.get("idempotency-key")
     digest = blake2b(idempotency.encode() if idempotency else raw, digest_size=16).digest()
     return int(number) if number.isdecimal() else 0, digest
+
+
+def _sent(body: bytes) -> bytes | io.BytesIO:
+    """A large body goes in pieces, between which other calls get their turn."""
+    return body if len(body) < LARGE_BYTES else io.BytesIO(body)
 
 
 def _is_gone(request: web.Request) -> bool:
