@@ -221,9 +221,11 @@ def _algorithm_process(algorithm: AlgorithmBundle, store: Store, stop: Execution
 
 
 def _end_with_parent(stop: ExecutionEvent, grace_seconds: float) -> None:
-    """In a fork: when the parent is gone, whatever ended it, stop in order, and after the grace at once."""
+    """In a fork: end by SIGINT; when the parent is gone, whatever ended it, stop in order, and after the grace at once."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "it is a fork of one"
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what it puts into the background so; the ladder asks by it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def watch() -> None:
         multiprocessing.connection.wait([parent.sentinel])

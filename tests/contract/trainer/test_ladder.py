@@ -8,6 +8,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from tests.system.stack_process import ENVIRONMENT, alive
 
 HEAD = """
@@ -58,10 +60,13 @@ def test_a_runner_that_ignores_everything_is_killed_and_named(tmp_path: Path) ->
     assert "raised processes ended in an error: runner-0 with exit code -9" in said
 
 
-def test_a_runner_that_ends_at_a_step_is_asked_no_further(tmp_path: Path) -> None:
+@pytest.mark.parametrize("started", ["default_int_handler", "SIG_IGN"], ids=["in front", "in the background of a shell"])
+def test_a_runner_that_ends_at_a_step_is_asked_no_further(tmp_path: Path, started: str) -> None:
     said = ran(
         tmp_path,
-        """
+        f"signal.signal(signal.SIGINT, signal.{started})\n"
+        + textwrap.dedent(
+            """
         async def until_interrupted(store, number, stop):
             print("pid", os.getpid(), flush=True)
             ready.set()
@@ -74,7 +79,8 @@ def test_a_runner_that_ends_at_a_step_is_asked_no_further(tmp_path: Path) -> Non
             ready.set()
             stop.wait()
         ClientServerExecutionStrategy(graceful_timeout=90.0, managed_store=False).execute(algorithm, until_told, store)
-        """,
+        """
+        ),
     )
     assert [line.rpartition(" ")[2] for line in said.splitlines() if "has not ended" in line] == ["SIGINT"]
 
