@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.adapters.ragged import take
+from agl_otel.adapters.ragged import pieces, take
 from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.columns import Ragged
 from agl_otel.errors import UsageError
@@ -62,8 +62,7 @@ def clipped(rows: Ragged, limit: int | None, *, from_end: bool = False) -> Ragge
         return rows
     lengths = np.minimum(rows.lengths, limit)
     starts = rows.offsets[1:] - lengths if from_end else rows.offsets[:-1]
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    return Ragged(rows.values[np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])], offsets)
+    return pieces(rows, starts, lengths)
 
 
 def pick(batch: TrajectoryBatch, index: NDArray[np.int64]) -> TrajectoryBatch:

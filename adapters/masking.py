@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from agl_otel.adapters.records import IGNORED
 from agl_otel.errors import UsageError
 
 ACTIONS: Final = ("drop_text", "hash_text", "drop_ids")
 _TEXTS: Final = ("messages", "rejected_messages", "prompt", "response")
 DROPPED_ID: Final = 0
-IGNORED: Final = -100
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def masked(row: dict[str, Any], rules: Sequence[MaskRule]) -> dict[str, Any]:
                 out[name] = [_silenced(new, rule) if rule.matches(old) else new for old, new in zip(row[name], out[name], strict=True)]
             elif isinstance(row.get(name), dict):  # a triplet: its text is not in one form
                 out[name] = {**out[name], "raw_content": None, **({"image_urls": []} if "image_urls" in out[name] else {})}
-        if any(name in row for name in ("images",)) and rule.role in ("", "user"):
+        if "images" in row and rule.role in ("", "user"):
             out["images"] = []
     return out
 

@@ -13,10 +13,14 @@ def take(rows: Ragged, index: NDArray[np.int64]) -> Ragged:
     if len(index) and index[-1] - index[0] + 1 == len(index) and bool((np.diff(index) == 1).all()):
         offsets = rows.offsets[index[0] : index[-1] + 2]
         return Ragged(rows.values[offsets[0] : offsets[-1]], offsets - offsets[0])
-    lengths = rows.lengths[index]
-    offsets = np.zeros(len(index) + 1, dtype=np.int64)
+    return pieces(rows, rows.offsets[:-1][index], rows.lengths[index])
+
+
+def pieces(rows: Ragged, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Ragged:
+    """Rows of `lengths` values each, which begin at these places of `rows.values`."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    source = np.repeat(rows.offsets[:-1][index] - offsets[:-1], lengths)
+    source = np.repeat(starts - offsets[:-1], lengths)
     source += np.arange(offsets[-1])
     return Ragged(rows.values.take(source), offsets)
 

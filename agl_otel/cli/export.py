@@ -6,7 +6,7 @@ import importlib
 import json
 import tomllib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final, cast, get_args
 
@@ -21,10 +21,11 @@ from agl_otel.errors import ConflictError, SettingsError, UsageError
 from agl_otel.settings import Settings
 from agl_otel.stack import open_store
 from agl_otel.store import Store
-from agl_otel.types import RolloutMode, RolloutStatus, VerdictKind
+from agl_otel.types import RolloutMode, RolloutStatus, Span, VerdictKind
 
 PAGE: Final = 500  # rollouts in one question to the queue
-_GIVEN: Final = ("form", "take", "agent_match", "reward", "fill_reward", "min_reward", "max_prompt_tokens", "max_response_tokens")
+_GIVEN: Final = tuple(each.name for each in fields(Reading))
+"""Options that are fields of a Reading."""
 
 
 @click.command()
@@ -108,10 +109,14 @@ def rules_of(path: Path) -> list[MaskRule]:
 
 async def read(store: Store, reading: Reading, rules: Sequence[MaskRule], ids: Sequence[str]) -> tuple[Traces, Rows]:
     """What was observed of the rollouts, and the rows it makes."""
-    traces = await store.traces(ids, deadline_seconds=0, texts=True)
-    spans = await store.spans([r.rollout_id for r in traces.rollouts]) if needs_spans(reading) and traces.rollouts else []
+    traces, spans = await _observed(store, ids, with_spans=needs_spans(reading))
     found = rows_of(reading, traces, spans)
     return traces, replace(found, rows=[masked(row, rules) for row in found.rows]) if rules else found
+
+
+async def _observed(store: Store, ids: Sequence[str], *, with_spans: bool) -> tuple[Traces, Sequence[Span]]:
+    traces = await store.traces(ids, deadline_seconds=0, texts=True)
+    return traces, await store.spans([r.rollout_id for r in traces.rollouts]) if with_spans and traces.rollouts else []
 
 
 async def _ids(store: Store, modes: Sequence[RolloutMode]) -> list[str]:
@@ -139,9 +144,9 @@ async def _write(
 
 
 async def _compare(store: Store, pin: Pin, changes: dict[str, Any]) -> dict[str, Any]:
-    traces, old = await read(store, pin.reading, (), list(pin.rollouts))
-    new_reading = replace(pin.reading, **changes)
-    _, new = await read(store, new_reading, (), list(pin.rollouts))
+    readings = pin.reading, replace(pin.reading, **changes)
+    traces, spans = await _observed(store, list(pin.rollouts), with_spans=any(map(needs_spans, readings)))
+    old, new = (rows_of(reading, traces, spans) for reading in readings)
     return {
         **differences(old.rows, new.rows),
         "refused": {"old": dict(old.refused), "new": dict(new.refused)},
