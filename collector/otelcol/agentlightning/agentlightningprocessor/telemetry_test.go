@@ -45,7 +45,7 @@ func TestMetadataDescribesWhatIsCounted(t *testing.T) {
 	queue := queuetest.Start(t, "")
 	config := createDefaultConfig().(*Config)
 	config.Queue.Endpoint = queue.Address
-	config.Queue.Timeout = time.Second
+	config.Queue.Timeout = 5 * time.Second
 	settings := processor.Settings{ID: component.NewID(Type), TelemetrySettings: measured.NewTelemetrySettings()}
 	made, err := NewFactory().CreateTraces(t.Context(), settings, config, consumertest.NewNop())
 	require.NoError(t, err)

@@ -33,7 +33,7 @@ func dial(t *testing.T, address, token string, timeout time.Duration) *queue.Cli
 
 func TestNumbersComeFromTheRolloutsCounterAboveExplicitOnes(t *testing.T) {
 	served := queuetest.Start(t, "")
-	client := dial(t, served.Address, "", 5*time.Second)
+	client := dial(t, served.Address, "", time.Minute)
 	first, err := client.TakeSequence(t.Context(), []*queuepb.SequenceRequest{
 		{RolloutId: "ro-a", Count: 3}, {RolloutId: "ro-b", Count: 1}, {RolloutId: "ro-a", Count: 2}, {RolloutId: "ro-a", Count: 1, AtLeast: 40},
 	})
@@ -43,7 +43,7 @@ func TestNumbersComeFromTheRolloutsCounterAboveExplicitOnes(t *testing.T) {
 
 func TestACallWaitsForAQueueThatComesBack(t *testing.T) {
 	served := queuetest.Start(t, "")
-	client := dial(t, served.Address, "", 20*time.Second)
+	client := dial(t, served.Address, "", time.Minute)
 	_, err := client.TakeSequence(t.Context(), []*queuepb.SequenceRequest{{RolloutId: "ro", Count: 5}})
 	require.NoError(t, err)
 	served.Stop()
@@ -69,9 +69,9 @@ func TestAQueueThatIsAwayIsUnavailableWithADelayToTryAgain(t *testing.T) {
 
 func TestTheTokenIsSentAndAWrongOneIsARetryForTheSender(t *testing.T) {
 	served := queuetest.Start(t, "secret")
-	right := dial(t, served.Address, "secret", 5*time.Second)
+	right := dial(t, served.Address, "secret", time.Minute)
 	require.NoError(t, right.Observe(t.Context(), nil))
-	wrong := dial(t, served.Address, "guess", 5*time.Second)
+	wrong := dial(t, served.Address, "guess", time.Minute)
 	err := wrong.Observe(t.Context(), nil)
 	require.Equal(t, codes.Unauthenticated, status.Code(err))
 	require.Equal(t, codes.Unavailable, status.Code(wrong.Unavailable(err)))
@@ -101,7 +101,7 @@ func TestASignOfLifeSaysWhenItIsSentByTheSendersClock(t *testing.T) {
 	queuepb.RegisterQueueServer(server, heard)
 	go func() { _ = server.Serve(socket) }()
 	t.Cleanup(server.Stop)
-	client := dial(t, socket.Addr().String(), "", 20*time.Second)
+	client := dial(t, socket.Addr().String(), "", time.Minute)
 	before := float64(time.Now().UnixNano()) / 1e9
 	require.NoError(t, client.Observe(t.Context(), []*queuepb.Observation{{RolloutId: "ro", AttemptId: "at", ReceivedAt: before}}))
 	first, second := <-heard.told, <-heard.told
@@ -111,7 +111,7 @@ func TestASignOfLifeSaysWhenItIsSentByTheSendersClock(t *testing.T) {
 
 func TestSignsOfLifeAreCoalescedAndReachTheQueue(t *testing.T) {
 	served := queuetest.Start(t, "")
-	client := dial(t, served.Address, "", 5*time.Second)
+	client := dial(t, served.Address, "", time.Minute)
 	rollout := served.StartRollout(t.Context(), "start-1")
 	var calls atomic.Int64
 	beats := queue.NewHeartbeats(func(ctx context.Context, seen []*queuepb.Observation) error {
@@ -120,7 +120,7 @@ func TestSignsOfLifeAreCoalescedAndReachTheQueue(t *testing.T) {
 	}, func(err error) { t.Error(err) })
 	attempt := queue.Attempt{RolloutID: rollout.GetRolloutId(), AttemptID: rollout.GetAttempt().GetAttemptId()}
 	beats.Add(attempt, 0, time.Now())
-	require.Eventually(t, func() bool { return calls.Load() == 1 }, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return calls.Load() == 1 }, time.Minute, 5*time.Millisecond)
 	require.Equal(t, "preparing", served.Attempt(t.Context(), attempt.RolloutID).GetStatus())
 	for range 100 {
 		beats.Add(attempt, 1, time.Now())

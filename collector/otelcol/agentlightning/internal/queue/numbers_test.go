@@ -12,16 +12,25 @@ import (
 	"agl-otel.internal/agentlightning/internal/queuepb"
 )
 
-// counting hands out numbers as the queue does, and holds every call until it is let go.
+// patience is how long a test waits for what must happen; nothing is measured by it.
+const patience = time.Minute
+
+// counting hands out numbers as the queue does, tells that a call has come, and holds it until it is let go.
 type counting struct {
-	mu     sync.Mutex
-	next   map[string]int64
-	calls  int
-	gate   chan struct{}
-	failed error
+	mu      sync.Mutex
+	next    map[string]int64
+	calls   int
+	entered chan struct{}
+	gate    chan struct{}
+	failed  error
+}
+
+func newCounting() *counting {
+	return &counting{next: map[string]int64{}, entered: make(chan struct{}, 100), gate: make(chan struct{})}
 }
 
 func (c *counting) take(ctx context.Context, requests []*queuepb.SequenceRequest) ([]int64, error) {
+	c.entered <- struct{}{}
 	select {
 	case <-c.gate:
 	case <-ctx.Done():
@@ -43,24 +52,27 @@ func want(rolloutID string, count int64) []*queuepb.SequenceRequest {
 }
 
 func TestRequestsThatComeWhileACallIsUnderWayShareTheNextOne(t *testing.T) {
-	server := &counting{next: map[string]int64{}, gate: make(chan struct{})}
+	server := newCounting()
 	numbers := NewNumbers(server.take)
 	defer numbers.Close()
 	taken := make(chan int64, 20)
 	var group sync.WaitGroup
-	for range 20 {
-		group.Go(func() {
-			first, err := numbers.Take(t.Context(), want("ro", 3))
-			if err == nil {
-				taken <- first[0]
-			}
-		})
+	ask := func() {
+		first, err := numbers.Take(t.Context(), want("ro", 3))
+		if err == nil {
+			taken <- first[0]
+		}
+	}
+	group.Go(ask)
+	<-server.entered
+	for range 19 {
+		group.Go(ask)
 	}
 	require.Eventually(t, func() bool {
 		numbers.mu.Lock()
 		defer numbers.mu.Unlock()
-		return len(numbers.waiting) >= 1
-	}, 5*time.Second, time.Millisecond)
+		return len(numbers.waiting) == 19
+	}, patience, time.Millisecond)
 	close(server.gate)
 	group.Wait()
 	close(taken)
@@ -71,11 +83,12 @@ func TestRequestsThatComeWhileACallIsUnderWayShareTheNextOne(t *testing.T) {
 		seen[first] = true
 	}
 	require.Len(t, seen, 20)
-	require.Less(t, server.calls, 20)
+	require.Equal(t, 2, server.calls)
 }
 
 func TestAFailedCallFailsAllWhoShareItAndNobodyElse(t *testing.T) {
-	server := &counting{next: map[string]int64{}, gate: make(chan struct{}), failed: errors.New("away")}
+	server := newCounting()
+	server.failed = errors.New("away")
 	close(server.gate)
 	numbers := NewNumbers(server.take)
 	defer numbers.Close()
@@ -88,7 +101,7 @@ func TestAFailedCallFailsAllWhoShareItAndNobodyElse(t *testing.T) {
 }
 
 func TestACallerWhoLeavesDoesNotHoldUpOthers(t *testing.T) {
-	server := &counting{next: map[string]int64{}, gate: make(chan struct{})}
+	server := newCounting()
 	numbers := NewNumbers(server.take)
 	defer numbers.Close()
 	gone, leave := context.WithCancel(t.Context())
@@ -101,7 +114,7 @@ func TestACallerWhoLeavesDoesNotHoldUpOthers(t *testing.T) {
 }
 
 func TestClosingEndsACallUnderWay(t *testing.T) {
-	server := &counting{next: map[string]int64{}, gate: make(chan struct{})}
+	server := newCounting()
 	numbers := NewNumbers(server.take)
 	time.AfterFunc(10*time.Millisecond, numbers.Close)
 	_, err := numbers.Take(t.Context(), want("ro", 1))
