@@ -48,9 +48,7 @@ class MaskRule:
 
     def matches(self, message: dict[str, Any]) -> bool:
         """Whether it is about this message."""
-        content = message.get("content")
-        text = content if isinstance(content, str) else json.dumps([content, message.get("tool_calls")], ensure_ascii=False)
-        return (not self.role or message.get("role") == self.role) and re.search(self.text, text) is not None
+        return (not self.role or message.get("role") == self.role) and re.search(self.text, _text_of(message)) is not None
 
 
 def masked(row: dict[str, Any], rules: Sequence[MaskRule]) -> dict[str, Any]:
@@ -72,13 +70,14 @@ def masked(row: dict[str, Any], rules: Sequence[MaskRule]) -> dict[str, Any]:
     return out
 
 
-def _silenced(message: dict[str, Any], rule: MaskRule) -> dict[str, Any]:
+def _text_of(message: dict[str, Any]) -> str:
+    """What a message says, with its parts and tool calls as JSON where it is not a text; the same for equal messages."""
     content = message.get("content")
-    if rule.action == "drop_text":
-        said: str | None = None
-    else:
-        text = content if isinstance(content, str) else json.dumps([content, message.get("tool_calls")], ensure_ascii=False, sort_keys=True)
-        said = "sha256:" + hashlib.sha256(f"{rule.salt}{text}".encode()).hexdigest()
+    return content if isinstance(content, str) else json.dumps([content, message.get("tool_calls")], ensure_ascii=False, sort_keys=True)
+
+
+def _silenced(message: dict[str, Any], rule: MaskRule) -> dict[str, Any]:
+    said = None if rule.action == "drop_text" else "sha256:" + hashlib.sha256(f"{rule.salt}{_text_of(message)}".encode()).hexdigest()
     return {**{key: message[key] for key in ("role", "tool_call_id") if key in message}, "content": said}
 
 

@@ -35,9 +35,9 @@ class Pin:
     """SHA-256 of the rows."""
 
     @classmethod
-    def of(cls, reading: Reading, rules: Sequence[MaskRule], traces: Traces, rows: Sequence[Row]) -> Pin:
-        """The pin of what was just read."""
-        return cls(reading, list(rules), read_of(traces), traces.digest, len(rows), content_hash(rows))
+    def of(cls, reading: Reading, rules: Sequence[MaskRule], traces: Traces, lines: Sequence[str]) -> Pin:
+        """The pin of what was just read; `lines` are its rows by `line_of`."""
+        return cls(reading, list(rules), read_of(traces), traces.digest, len(lines), content_hash(lines))
 
     def dumps(self) -> str:
         """As JSON. The salt of a rule is a secret and is left out."""
@@ -88,11 +88,11 @@ def read_of(traces: Traces) -> dict[str, tuple[str, int]]:
     }
 
 
-def content_hash(rows: Iterable[Row]) -> str:
-    """SHA-256 of the rows as JSON lines."""
+def content_hash(lines: Iterable[str]) -> str:
+    """SHA-256 of the rows as lines of JSON."""
     digest = hashlib.sha256()
-    for row in rows:
-        digest.update(line_of(row).encode())
+    for line in lines:
+        digest.update(line.encode())
     return digest.hexdigest()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import sys
@@ -12,11 +11,8 @@ from collections.abc import Coroutine
 from agl_otel import logformat
 from agl_otel.collector.service import Collector
 from agl_otel.errors import AglError
+from agl_otel.interpreter import answer_first
 from agl_otel.settings import Settings
-
-SWITCH_INTERVAL_SECONDS = 0.0005  # the event loop gets the interpreter back from the writer at once; the default 5 ms would delay every ack
-
-GC_YOUNG = 20_000  # allocations between two passes of the garbage collector: one request makes thousands of objects, none in a cycle
 
 
 async def serve(settings: Settings) -> None:
@@ -49,9 +45,7 @@ def main() -> int:
     try:
         settings = Settings.load()
         logformat.configure(settings.log_level, settings.log_format)
-        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-        gc.freeze()
-        gc.set_threshold(GC_YOUNG, 20, 20)
+        answer_first()
         asyncio.run(serve(settings))
     except AglError as error:
         print(f"agl-otel collector: {error}", file=sys.stderr)  # noqa: T201 - a message for the person who started it

@@ -22,6 +22,7 @@ from agl_otel.collector import plain_pb2 as plain
 from agl_otel.collector.decode import LOGPROBS, TOKEN_COLUMNS, nearest
 from agl_otel.collector.identify import Identity
 from agl_otel.collector.values import int_array, int_arrays, to_map
+from agl_otel.varint import varint
 
 MAX_RESOURCES: Final = 4096  # prepared ones that are remembered
 _TOKEN_KEYS: Final = tuple(key.encode() for key in TOKEN_COLUMNS)
@@ -61,7 +62,7 @@ def pack(
     if _NOT_FINITE.search(data):  # JSON has no word for such numbers in a list
         left += [_leave_out(span) for span in spans if span.row and _NOT_FINITE.search(span.SerializeToString())]
         data = request.SerializeToString()
-    return Packed(_varint(len(data)) + data if len(left) < len(spans) else b"", frozenset(left))
+    return Packed(varint(len(data)) + data if len(left) < len(spans) else b"", frozenset(left))
 
 
 def _put_ids(
@@ -144,12 +145,3 @@ def _take_tokens(spans: Sequence[plain.Span]) -> None:
         spans[number].tokens = packed.SerializeToString()
     for number, position in sorted(moved, reverse=True):
         del spans[number].attributes[position]
-
-
-def _varint(number: int) -> bytes:
-    parts = bytearray()
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)

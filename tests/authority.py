@@ -35,7 +35,7 @@ class Authority:
                       "-keyout", f"{name}.key", "-out", f"{name}.pem")  # fmt: skip
 
     def _openssl(self, *args: str) -> None:
-        subprocess.run(["openssl", *args], cwd=self.folder, check=True, capture_output=True, timeout=30)
+        subprocess.run(["openssl", *args], cwd=self.folder, check=True, capture_output=True, timeout=300)
 
     def path(self, name: str) -> str:
         return str(self.folder / name)

@@ -28,7 +28,7 @@ from typing import Final
 import pytest
 
 PACKAGE: Final = "@chdb/lib-linux-x64-gnu@26.7.3-stable.1"
-START_SECONDS: Final = 30.0
+START_SECONDS: Final = 300.0
 PASSWORD: Final = "s3cret/pass:word"  # characters that a URL must escape
 # user: what it may do (None: everything)
 USERS: Final[dict[str, Sequence[str] | None]] = {"default": None, "writer": None, "nobody": ["GRANT SELECT ON system.one"]}
@@ -141,7 +141,7 @@ class ClickHouseServer:
             process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait(30)
+            process.wait(300)
 
     def signal(self, number: int) -> None:
         """Send a signal: SIGSTOP makes a server that hangs, SIGCONT wakes it."""

@@ -81,7 +81,7 @@ class OtlpReceiver(TraceServiceServicer):
         self._thread.join()
 
     def Export(self, request: ExportTraceServiceRequest, context: grpc.ServicerContext) -> ExportTraceServiceResponse:  # noqa: N802  # gRPC's name
-        self.go.wait(60)
+        self.go.wait(300)
         if self.refuse:
             context.abort(grpc.StatusCode.UNAVAILABLE, "told to refuse")
         self.metadata = {pair[0]: pair[1] for pair in context.invocation_metadata()}
@@ -104,7 +104,7 @@ class OtlpReceiver(TraceServiceServicer):
             found[seal.marker] = max(numbers, found.get(seal.marker, (0, 0)))
         return found
 
-    def wait_until(self, condition: Callable[[Sequence[Received]], bool], timeout_seconds: float = 20.0) -> None:
+    def wait_until(self, condition: Callable[[Sequence[Received]], bool], timeout_seconds: float = 300.0) -> None:
         with self._changed:
             met = self._changed.wait_for(lambda: condition(self._spans), timeout_seconds)
         assert met, f"not received in time; there are {[span.name for span in self._spans]}"
@@ -130,7 +130,7 @@ class OtlpReceiver(TraceServiceServicer):
                 if self.headers.get("content-encoding") == "gzip":
                     body = gzip.decompress(body)
                 receiver.bodies.append((self.path, body, {name.lower(): value for name, value in self.headers.items()}))
-                receiver.go.wait(60)
+                receiver.go.wait(300)
                 status = 503 if receiver.refuse else receiver.status
                 if self.path == "/v1/traces" and status == 200:
                     receiver._take(ExportTraceServiceRequest.FromString(body))  # pyright: ignore[reportPrivateUsage]  # the same object

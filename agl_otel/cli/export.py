@@ -131,12 +131,13 @@ async def _write(
     store: Store, target: Path, reading: Reading, rules: Sequence[MaskRule], ids: Sequence[str], pin: Pin | None
 ) -> dict[str, Any]:
     traces, found = await read(store, reading, rules, ids)
-    made = Pin.of(reading, rules, traces, found.rows)
+    lines = list(map(line_of, found.rows))
+    made = Pin.of(reading, rules, traces, lines)
     if pin is not None and (changes := pin.changes(traces)):
         raise ConflictError(f"the batch cannot be made again, {len(changes)} things have changed: {'; '.join(changes[:5])}")
     if pin is not None and made.content != pin.content:
         raise ConflictError("the same spans were read, and other rows came out: another version of agl-otel wrote the pin, or other rules")
-    WRITERS[target.suffix](target, found.rows)
+    WRITERS[target.suffix](target, found.rows, lines)
     pin_file = target.with_name(f"{target.name}.pin.json")
     pin_file.write_text(made.dumps())
     report = {"file": str(target), "pin": str(pin_file), "form": reading.form, "rows": len(found.rows), "rollouts": len(traces.rollouts)}
@@ -158,12 +159,12 @@ def _pin(path: Path | None) -> Pin | None:
     return Pin.loads(path.read_text(), str(path)) if path is not None else None
 
 
-def _jsonl(target: Path, rows: Sequence[Row]) -> None:
+def _jsonl(target: Path, rows: Sequence[Row], lines: Sequence[str]) -> None:
     with target.open("w", encoding="utf-8") as file:
-        file.writelines(map(line_of, rows))
+        file.writelines(lines)
 
 
-def _parquet(target: Path, rows: Sequence[Row]) -> None:
+def _parquet(target: Path, rows: Sequence[Row], lines: Sequence[str]) -> None:
     """Columns of numbers and lists of them; what is nested (messages, tools, metadata) is JSON text."""
     pyarrow: Any = importlib.import_module("pyarrow")
     parquet: Any = importlib.import_module("pyarrow.parquet")

@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
 from agl_otel.instrumentation.arrays import PACKED_KEYS
+from agl_otel.varint import varint
 
 _KINDS: Final = {kind: bytes([0x30, kind.value + 1]) for kind in SpanKind}
 _IS_REMOTE_KNOWN: Final = 0x100
@@ -62,7 +63,7 @@ def _attributes(attributes: Mapping[str, Any]) -> Iterable[bytes]:
         encoded = b"\x2a" + _sized(value) if key in PACKED_KEYS and isinstance(value, bytes) else _value(value)
         if encoded is not None:
             name = _name(key)
-            yield b"\x4a" + _varint(len(name) + 1 + len(_varint(len(encoded))) + len(encoded)) + name + b"\x12" + _sized(encoded)
+            yield b"\x4a" + varint(len(name) + 1 + len(varint(len(encoded))) + len(encoded)) + name + b"\x12" + _sized(encoded)
 
 
 @lru_cache(maxsize=1024)
@@ -77,7 +78,7 @@ def _value(value: Any) -> bytes | None:
 
 
 def _int(value: int) -> bytes | None:
-    return b"\x18" + _varint(value & 0xFFFF_FFFF_FFFF_FFFF) if -(1 << 63) <= value < 1 << 63 else None
+    return b"\x18" + varint(value & 0xFFFF_FFFF_FFFF_FFFF) if -(1 << 63) <= value < 1 << 63 else None
 
 
 def _list(values: Sequence[Any]) -> bytes | None:
@@ -101,18 +102,4 @@ def _text(text: str) -> bytes:
 
 
 def _sized(data: bytes) -> bytes:
-    return _varint(len(data)) + data
-
-
-def _varint(number: int) -> bytes:
-    if number < 0x80:
-        return _SMALL[number]
-    out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-_SMALL: Final = [bytes([number]) for number in range(0x80)]
+    return varint(len(data)) + data

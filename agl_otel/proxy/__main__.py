@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -12,6 +11,7 @@ from typing import Final
 
 from agl_otel.errors import AglError, InUseError
 from agl_otel.instrumentation.setup import Telemetry
+from agl_otel.interpreter import answer_first
 from agl_otel.listen import listen, make_runner
 from agl_otel.proxy.app import Proxy
 from agl_otel.proxy.forward import Limits
@@ -24,8 +24,6 @@ from agl_otel.settings import Settings
 from agl_otel.tls import Tls
 
 DRAIN_SECONDS: Final = 10.0
-GARBAGE_OBJECTS: Final = 20_000  # new ones between two collections; a call makes hundreds, and hardly any of them in a circle
-SWITCH_INTERVAL_SECONDS: Final = 0.0005  # the export thread would hold a call up for the default 5 ms
 logger = logging.getLogger("agl_otel.proxy")
 
 
@@ -59,9 +57,7 @@ async def serve(settings: Settings) -> None:
             ) from None
         presence = Presence(queue, "proxy", url, {"proxy": url})
         presence.start()
-        gc.collect()
-        gc.freeze()  # what is loaded stays: no collection has to go through it again
-        gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
+        answer_first()
         logger.info("the proxy serves on %s", url)
         await stop.wait()
         await runner.cleanup()
@@ -80,7 +76,6 @@ def main() -> int:
     try:
         settings = Settings.load()
         logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         asyncio.run(serve(settings))
     except AglError as error:
         print(f"agl-otel proxy: {error}", file=sys.stderr)  # noqa: T201  # a message for the person who started it

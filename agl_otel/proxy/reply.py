@@ -162,11 +162,20 @@ def with_fields(raw: bytes, payload: Json, fields: Json) -> bytes:
     for name in fields.keys() - missing.keys():
         key = json.dumps(name).encode()
         places = list(_scalar_of(key).finditer(text)) if text.count(key) == 1 else []
-        if len(places) != 1:  # the name stands elsewhere too, or is spelled otherwise, or holds an object
-            return json.dumps(payload | fields).encode()
+        if len(places) != 1 or (b"\\u00" in text and _depth(text[: places[0].start()]) != 1):
+            return json.dumps(payload | fields).encode()  # the name stands elsewhere too, or is spelled with escapes, or holds an object
         start, end = places[0].span(1)
         text = text[:start] + json.dumps(fields[name]).encode() + text[end:]
     return text[:-1] + b"," + json.dumps(missing).encode()[1:] if missing else text
+
+
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+def _depth(beginning: bytes) -> int:
+    """How many objects and lists are open at the end of the beginning of a JSON text."""
+    bare = _STRING.sub(b"", beginning)
+    return bare.count(b"{") + bare.count(b"[") - bare.count(b"}") - bare.count(b"]")
 
 
 @cache

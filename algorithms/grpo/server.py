@@ -25,6 +25,7 @@ from agl_otel.algorithms.grpo.generate import Row
 from agl_otel.algorithms.grpo.policy import load_policy
 from agl_otel.algorithms.grpo.wire import Reply, parse, server_sent_event
 from agl_otel.errors import UsageError
+from agl_otel.listen import bodies_in_time, listen, make_runner
 from agl_otel.semconv import HEADER_MODEL_VERSION
 
 MAX_BODY_BYTES: Final = 64 << 20
@@ -35,7 +36,7 @@ MODEL_NAME: Final = web.AppKey("model_name", str)
 
 def make_app(engine: Engine, model_name: str = "policy") -> web.Application:
     """The server's routes over an engine that is running."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, bodies_in_time])
     app[ENGINE] = engine
     app[MODEL_NAME] = model_name
     app.router.add_post("/v1/chat/completions", _chat)
@@ -134,11 +135,11 @@ async def serve(engine: Engine, *, host: str, port: int, model_name: str = "poli
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with engine:
-        runner = web.AppRunner(make_app(engine, model_name), access_log=None, shutdown_timeout=5.0)
+        runner = make_runner(make_app(engine, model_name), shutdown_timeout=5.0)
         await runner.setup()
-        await web.TCPSite(runner, host, port).start()
+        bound = await listen(runner, host, port, None)
         if ready is not None:
-            ready(runner.addresses[0][1])
+            ready(bound)
         await stop.wait()
         await runner.cleanup()
 

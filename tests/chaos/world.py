@@ -32,7 +32,7 @@ ROOT: Final = Path(__file__).parents[2]
 MEMORY_BYTES: Final = 3 << 30  # what a collector may ever hold, ClickHouse inside it
 SMALL_SIZES: Final = (1, 3, 30)
 QUICK_PAUSE_SECONDS: Final = 0.02
-POINT_SECONDS: Final = 30.0  # for a collector to come by a fault point
+POINT_SECONDS: Final = 120.0  # for a collector to come by a fault point
 PATIENCE_SECONDS: Final = 300.0  # for what will come; machines are busy
 FINE: Final = ("", "UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED", "503")
 """Answers that a sender may get while something is away, beside "away …"."""

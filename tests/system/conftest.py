@@ -18,9 +18,9 @@ def model_server() -> Iterator[ModelServer]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    asyncio.run_coroutine_threadsafe(running.start(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(running.start(), loop).result(300)
     yield running
-    asyncio.run_coroutine_threadsafe(running.stop(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(running.stop(), loop).result(300)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()

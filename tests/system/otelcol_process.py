@@ -24,7 +24,7 @@ from tests.clickhouse_server import ClickHouseServer, free_ports
 ROOT = Path(__file__).parents[2]
 BINARY = Path(os.environ.get("AGL_OTELCOL") or ROOT / "build" / "otelcol" / "agl-otelcol")
 CONFIGS = ROOT / "deploy" / "otelcol"
-START_SECONDS = 40.0
+START_SECONDS = 300.0
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("AGL_", "OTEL_"))}
 
 
@@ -92,7 +92,7 @@ class Otelcol:
     def close(self) -> None:
         if self.process is not None:
             self.process.kill()
-            self.process.wait(30)
+            self.process.wait(300)
 
 
 @dataclass
@@ -168,7 +168,7 @@ class World:
             each.close()
         if self.queue_process is not None:
             self.queue_process.kill()
-            self.queue_process.wait(30)
+            self.queue_process.wait(300)
 
 
 async def post(

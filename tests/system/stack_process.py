@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("AGL_", "OTEL_", "OPENAI_"))}
 
 
@@ -39,7 +39,7 @@ class Command:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             try:
-                self.process.wait(45)
+                self.process.wait(300)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -58,7 +58,7 @@ class Command:
             raise AssertionError(f"still running after {seconds} s: {self.output[-2000:]}") from None
 
 
-def run(*arguments: str, cwd: Path, env: dict[str, str] | None = None, seconds: float = 100.0) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, cwd: Path, env: dict[str, str] | None = None, seconds: float = 900.0) -> subprocess.CompletedProcess[str]:
     """Run `agl-otel …` to its end."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return subprocess.run(

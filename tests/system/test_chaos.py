@@ -10,7 +10,7 @@ import pytest
 from tests.chaos.nursery import Nursery
 from tests.chaos.scenarios import SCENARIOS, play
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 SMALL = ("killed-at-points", "killed-on-a-server", "vanished-part", "queue-away", "disk-full", "slow-clients")
 
 

@@ -15,13 +15,13 @@ from agl_otel.stack import MAX_RESTARTS
 from tests.system.stack_process import Command, naming, run, until
 
 pytest.importorskip("torch", reason="needs the [train] extra")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 ROOT = Path(__file__).parents[2]
 
 
 def test_what_is_trained_on_is_what_was_sampled_and_stored(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    done = run("demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=ROOT, seconds=240)
+    done = run("demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=ROOT, seconds=900)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     assert result["steps"] == 2
@@ -47,9 +47,9 @@ def test_a_collector_that_is_gone_for_good_ends_the_demo_with_its_name(tmp_path:
     data = tmp_path / "data"
     with Command("demo", "--data-dir", str(data), log=tmp_path / "demo.log", cwd=ROOT) as demo:
         metrics = data / "run" / "metrics.jsonl"
-        until(lambda: metrics.exists() and metrics.read_text() != "", "the first step is done", 200)
+        until(lambda: metrics.exists() and metrics.read_text() != "", "the first step is done")
         killed: set[int] = set()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while len(killed) <= MAX_RESTARTS and time.monotonic() < deadline and demo.process.poll() is None:
             try:
                 pid = json.loads((data / "stack.json").read_text())["collector"]["pid"]
@@ -59,7 +59,7 @@ def test_a_collector_that_is_gone_for_good_ends_the_demo_with_its_name(tmp_path:
                 killed.add(pid)
                 os.kill(pid, signal.SIGKILL)
             signal.sigtimedwait([], 0.02)
-        assert demo.wait(60) == 1
+        assert demo.wait(300) == 1
         steps = len(metrics.read_text().splitlines())
         assert "error: collector is gone" in demo.output and "log is" in demo.output
         assert "score after" not in demo.output and steps < 100
@@ -69,11 +69,11 @@ def test_a_collector_that_is_gone_for_good_ends_the_demo_with_its_name(tmp_path:
 def test_a_model_server_that_dies_ends_the_training_with_its_name(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with Command("demo", "--data-dir", str(data), log=tmp_path / "demo.log", cwd=ROOT) as demo:
-        until(lambda: "score before" in demo.output, "the training begins", 200)
+        until(lambda: "score before" in demo.output, "the training begins")
         servers = [pid for pid in naming(data) if b"grpo.server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(servers) == 1
         os.kill(servers[0], signal.SIGKILL)
-        assert demo.wait(60) == 1
+        assert demo.wait(300) == 1
         assert "the model server ended with exit code" in demo.output
     assert naming(data) == []
 
@@ -81,9 +81,9 @@ def test_a_model_server_that_dies_ends_the_training_with_its_name(tmp_path: Path
 def test_ctrl_c_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with Command("demo", "--data-dir", str(data), log=tmp_path / "demo.log", cwd=ROOT) as demo:
-        until(lambda: "3." in demo.output, "the commands run", 200)
+        until(lambda: "3." in demo.output, "the commands run")
         demo.process.send_signal(signal.SIGINT)
-        assert demo.wait(60) == 130
+        assert demo.wait(300) == 130
     assert naming(data) == []
 
 
@@ -102,7 +102,7 @@ def test_a_grader_that_raises_ends_the_training_with_what_it_said(tmp_path: Path
         text = text.replace(f'"{name}:', f'"{source / name}:')
     job = tmp_path / "job.toml"
     job.write_text(text)
-    done = run("train", str(job), "--data-dir", str(tmp_path / "data"), cwd=tmp_path, seconds=200)
+    done = run("train", str(job), "--data-dir", str(tmp_path / "data"), cwd=tmp_path, seconds=900)
     assert done.returncode == 1
     assert "no such field: score" in done.stderr and "grade" in done.stderr
     listed = run("rollouts", "--json", "--data-dir", str(tmp_path / "data"), cwd=tmp_path)

@@ -62,7 +62,7 @@ class Agent:
 
     def run(self, code: str, environment: dict[str, str] | None = None) -> tuple[int, str, str]:
         with self.start(code, environment) as process:
-            out, err = process.communicate(timeout=110)
+            out, err = process.communicate(timeout=300)
             return process.returncode, out, err
 
 

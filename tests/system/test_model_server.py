@@ -57,7 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         url = process.stdout.readline().split()[-1]
         yield Server(url, base / "record.jsonl", folder, process)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(15) == 0
+        assert process.wait(300) == 0
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ async def test_a_node_agents_spans_ids_tokens_and_verdict_are_right(world: World
     rollouts = await world.enqueue("abc", "de")
     command = ("node", "--require", "@opentelemetry/auto-instrumentations-node/register", "agent.js")
     process = await world.runner("--grader", f"{installed}/grade.py:grade", "--max-rollouts", "2", "--", *command, cwd=installed)
-    traces = await world.finished(rollouts, timeout_seconds=110.0)
+    traces = await world.finished(rollouts, timeout_seconds=300)
     assert await process.wait() == 0
     assert verdicts(traces) == {("complete", ())}
     assert rewards(traces) == [1.0, 1.0]

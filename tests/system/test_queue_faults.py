@@ -98,7 +98,7 @@ async def load(queues: list[QueueProcess], folder: Path, faults: list[Fault], *,
     told: dict[str, str] = {}
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(ended(*queues, *workers))
-        client = await stack.enter_async_context(QueueClient(queues[0].address, timeout_seconds=20, retry_seconds=120))
+        client = await stack.enter_async_context(QueueClient(queues[0].address, timeout_seconds=20, retry_seconds=300))
         await client.describe()
         enqueuing = asyncio.create_task(enqueue_all(client, ROLLOUTS))
         finished = asyncio.Event()
@@ -130,7 +130,7 @@ async def load(queues: list[QueueProcess], folder: Path, faults: list[Fault], *,
     assert sum(event["event"] == "report" for event in events) > ROLLOUTS / 2, "the workers did little: the history proves nothing"
 
 
-@pytest.mark.timeout(3600 if ROLLOUTS > 10_000 else 300)
+@pytest.mark.timeout(3600 if ROLLOUTS > 10_000 else 600)
 async def test_kill_9_of_the_queue_under_load_loses_and_doubles_nothing(tmp_path: Path) -> None:
     queue = QueueProcess(f"sqlite:///{tmp_path / 'queue.db'}", tmp_path)
     kills = 0
@@ -145,7 +145,7 @@ async def test_kill_9_of_the_queue_under_load_loses_and_doubles_nothing(tmp_path
     assert kills
 
 
-@pytest.mark.timeout(3600 if ROLLOUTS > 10_000 else 300)
+@pytest.mark.timeout(3600 if ROLLOUTS > 10_000 else 600)
 async def test_two_queues_and_their_postgres_are_killed_under_load(tmp_path: Path, server: Postgres) -> None:
     queues = [QueueProcess(server.new_schema(), tmp_path)]
     queues.append(QueueProcess(queues[0].environment["AGL_QUEUE_URL"], tmp_path))  # two services, two watchdogs, one database
@@ -182,13 +182,13 @@ async def test_services_with_clocks_two_minutes_apart_agree_on_what_is_overdue(t
     right = QueueProcess(url, tmp_path)
     ahead = QueueProcess(url, tmp_path, environment=wrong_clock(tmp_path / "ahead", 120.0))
     patient = RolloutConfig(unresponsive_seconds=60.0)
-    async with ended(right), QueueClient(right.address, retry_seconds=60) as client:
+    async with ended(right), QueueClient(right.address, retry_seconds=300) as client:
         await client.enqueue([EnqueueRolloutRequest(input=1, config=patient), EnqueueRolloutRequest(input=2, config=patient)])
         claims = await client.claim(2)
         await client.observe([Observation(claims[0].rollout_id, claims[0].attempt.attempt_id, 1, 1.0)], sent_at=1.0)  # a clock of 1970
         await client.enqueue([EnqueueRolloutRequest(input="short", config=RolloutConfig(unresponsive_seconds=0.5))])
         [short] = await client.claim(1)
-    async with ended(ahead), QueueClient(ahead.address, retry_seconds=60) as client:  # its watchdog is alone now
+    async with ended(ahead), QueueClient(ahead.address, retry_seconds=300) as client:  # its watchdog is alone now
         async for [finished] in client.wait([short.rollout_id], timeout_seconds=60):
             assert finished.status == "failed"
         statuses = {r.rollout_id: r.status for r in await client.query_rollouts()}
@@ -203,7 +203,7 @@ async def test_a_full_disk_refuses_and_goes_on_when_there_is_room(tmp_path: Path
         pytest.skip("this needs user namespaces, for a small disk of its own")
     mount = [unshare, "-Urm", "sh", "-c", f'mount -t tmpfs -o size=8m tmpfs "{disk}" && exec "$0" "$@"']
     queue = QueueProcess(f"sqlite:///{disk / 'queue.db'}", tmp_path, before=mount)
-    async with ended(queue), QueueClient(queue.address, retry_seconds=60) as client:
+    async with ended(queue), QueueClient(queue.address, retry_seconds=300) as client:
         await client.describe()
         hasty = QueueClient(queue.address, retry_seconds=0)
         kept: list[str] = []

@@ -79,7 +79,7 @@ class World:
         requests = [EnqueueRolloutRequest(input={"question": q}, config=RolloutConfig(**config)) for q in questions]
         return await self.store.enqueue(requests)
 
-    async def finished(self, rollouts: list[Rollout], timeout_seconds: float = 100.0) -> Traces:
+    async def finished(self, rollouts: list[Rollout], timeout_seconds: float = 300.0) -> Traces:
         ids = [rollout.rollout_id for rollout in rollouts]
         found = await self.store.wait(ids, timeout_seconds=timeout_seconds)
         assert len(found) == len(ids), f"only {len(found)} of {len(ids)} rollouts finished"
@@ -112,7 +112,7 @@ async def store(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Store
 
 async def eventually(condition: Callable[[], bool | Awaitable[bool]]) -> None:
     """Wait until the condition holds: of other processes, which set no event."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while True:
             held = condition()
             if held if isinstance(held, bool) else await held:
@@ -184,7 +184,7 @@ async def test_forks_of_a_warm_parent_make_complete_traces_and_the_watcher_reads
     rollouts = await world.enqueue(*(f"q{i}" for i in range(10)))
     command = ("--", sys.executable, str(world.agents), "{question}")
     process = await world.runner("--warm", "--grader", f"{world.grader}:grade", "--max-rollouts", "10", "--concurrency", "2", *command)
-    traces = await world.finished(rollouts, timeout_seconds=110.0)
+    traces = await world.finished(rollouts, timeout_seconds=300)
     assert verdicts(traces) == {("complete", ())}
     assert rewards(traces) == [1.0] * 10
     said = (await process.communicate())[0].decode()
@@ -201,7 +201,7 @@ async def test_an_agent_killed_in_the_middle_makes_an_incomplete_attempt_and_the
     )
     [rollout] = await world.enqueue("x", max_attempts=2, retry_condition=["failed"])
     await world.runner("--max-rollouts", "2", "--concurrency", "1", "--", sys.executable, "-c", code, str(mark))
-    traces = await world.finished([rollout], timeout_seconds=110.0)
+    traces = await world.finished([rollout], timeout_seconds=300)
     attempts = await world.store.queue.query_attempts([rollout.rollout_id])
     assert [attempt.status for attempt in attempts] == ["failed", "succeeded"]
     kinds = [traces.verdicts[rollout.rollout_id, attempt.attempt_id].kind for attempt in attempts]

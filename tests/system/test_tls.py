@@ -23,7 +23,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(1200)
 def test_a_rollout_over_tls_with_a_token_and_client_certificates(tmp_path: Path, authority: Authority, model_server: ModelServer) -> None:
     data = tmp_path / "data"
     token = {"AGL_TOKEN": "sesame"}

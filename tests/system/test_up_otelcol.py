@@ -18,7 +18,7 @@ from tests.system.otelcol_process import binary
 from tests.system.stack_process import Command, naming, run, until
 from tests.system.test_up import FREE_PORTS, stack_file
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 ROOT = Path(__file__).parents[2]
 AGENT = ROOT / "examples" / "first_light" / "agent.py"
 
@@ -37,7 +37,7 @@ def environment(server: ClickHouseServer) -> dict[str, str]:
 def test_the_demo_trains_on_what_was_sampled_and_stored(server: ClickHouseServer, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs the [train] extra")
     data = tmp_path / "data"
-    done = run("demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=ROOT, env=environment(server), seconds=850)
+    done = run("demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=ROOT, env=environment(server), seconds=900)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     assert result["trajectories"] == result["trajectories_in_clickhouse"] == 2 * 128

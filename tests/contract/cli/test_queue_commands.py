@@ -44,7 +44,7 @@ class Stack:
         """Something that no command does."""
 
         async def client() -> T:
-            async with QueueClient(self.address, retry_seconds=90) as queue:  # it may still be starting
+            async with QueueClient(self.address, retry_seconds=300) as queue:  # it may still be starting
                 return await work(queue)
 
         return asyncio.run(client())

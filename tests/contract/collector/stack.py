@@ -17,7 +17,7 @@ import aiohttp
 from agl_otel.settings import Settings
 from agl_otel.traces.reader import TraceReader
 
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 T = TypeVar("T")
 
 
@@ -82,12 +82,12 @@ class Stack:
     def close(self) -> None:
         for process in self.processes.values():
             process.kill()
-            process.wait(30)
+            process.wait(300)
 
 
 async def until(ask: Callable[[], Awaitable[T]], answer: Callable[[T], bool]) -> T:
     """Ask again until the answer is right."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(300):
         while not answer(found := await ask()):  # noqa: ASYNC110 - the condition lies in another process
             await asyncio.sleep(0.02)
         return found

@@ -71,7 +71,7 @@ async def test_a_second_crash_during_recovery_loses_nothing(own_stack: Stack) ->
     acked: set[str] = set()
     await own_stack.start_collector("-c", KILLED_AT.format(point="inserted", nth=3))
     await asyncio.gather(*(send_until_it_dies(own_stack, acked, client) for client in range(CLIENTS)))
-    own_stack.processes["collector"].wait(30)
+    own_stack.processes["collector"].wait(300)
     for point in ("inserted", "batch-noted"):
         process = own_stack.spawn("collector", "-c", KILLED_AT.format(point=point, nth=1))
         assert await asyncio.to_thread(process.wait, 30) in (-signal.SIGKILL, 0)

@@ -94,7 +94,7 @@ async def test_without_the_queue_spans_are_acked_and_numbered_when_it_is_back(ow
     await post_spans(own_stack, span_request([("ro-1", "at-1")], spans=3))
     await post_spans(own_stack, span_request([("ro-1", "at-1")], spans=2))
     await own_stack.start_queue()
-    async with own_stack.reader() as reader, asyncio.timeout(30):
+    async with own_stack.reader() as reader, asyncio.timeout(300):
         await reader.barrier()
         assert [span.sequence_id for span in await reader.spans(["ro-1"])] == [1, 2, 3, 4, 5]
 

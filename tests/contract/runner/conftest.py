@@ -105,7 +105,7 @@ class Stack:
         """Run a runner until its stop, or `max_rollouts`."""
         options = {"heartbeat_seconds": 0.05, "grace_seconds": 10.0, "worker_id": "worker", **options}
         self.runner = Runner(self.queue, self.telemetry, agent, on_event=self.events.append, **options)
-        async with asyncio.timeout(110):
+        async with asyncio.timeout(300):
             return await self.runner.run(self.stop)
 
     @contextlib.asynccontextmanager
@@ -130,7 +130,7 @@ class Stack:
 
     async def until(self, condition: Any) -> None:
         """Wait until `condition()` is true."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not condition():  # noqa: ASYNC110 - of other processes and threads; nobody sets an event
                 await asyncio.sleep(0.01)
 

@@ -193,7 +193,7 @@ async def test_a_lit_agents_runner_beats_under_its_worker_id_and_without_one_say
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(300):
             said, logged = (text.decode() for text in await process.communicate())
     finally:
         if process.returncode is None:
@@ -220,7 +220,7 @@ async def test_of_results_that_are_reported_together_only_the_refused_one_is_dro
     for claimed in (old, good):
         endings.put(Ended(Job(claimed, {}, Addresses("", ""), ""), "succeeded"))
     running = asyncio.create_task(endings.run())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await endings.drained()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -235,7 +235,7 @@ async def test_of_results_that_are_reported_together_only_the_refused_one_is_dro
 
 async def test_a_stop_while_nothing_waits_is_quick_and_leaves_nothing_claimed(stack: Stack) -> None:
     async with stack.running(FunctionAgent(lambda task: 1.0)):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(300):
             while not list(await stack.queue.query_workers()):  # noqa: ASYNC110 - its heartbeat: the claim waits by now
                 await asyncio.sleep(0.01)
         stack.stop.set()

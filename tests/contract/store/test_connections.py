@@ -112,7 +112,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     done = await asyncio.to_thread(subprocess.run, [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     address, directory = done.stdout.split()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while await asyncio.to_thread(Path(directory).exists):  # noqa: ASYNC110 - the condition lies in another process
             await asyncio.sleep(0.05)
     host, port = address.split(":")

@@ -22,6 +22,6 @@ def test_the_printed_address_is_https_and_answers(tmp_path: Path) -> None:
         assert command.process.poll() is None, command.output
         url = command.output.partition("the store is at ")[2].split()[0]
         assert url.startswith("https://") and f"LightningStoreClient('{url}')" in command.output, command.output
-        with urllib.request.urlopen(f"{url}/v1/agl/describe", context=authority.context(), timeout=60) as answer:
+        with urllib.request.urlopen(f"{url}/v1/agl/describe", context=authority.context(), timeout=300) as answer:
             assert answer.status == 200
     assert naming(tmp_path / "data") == []

@@ -116,9 +116,9 @@ def test_rules_drop_or_hash_text_and_keep_ids_or_drop_ids_and_mask_the_loss(conv
 
 def test_pin_knows_what_changed_since(conversation: Any) -> None:
     traces = replace(conversation, digest="abc-4", highest_sequence={"ro-1": 2, "ro-2": 3, "ro-3": 4})
-    rows = made(traces)
-    pin = Pin.loads(Pin.of(Reading(), [MaskRule("drop_text", salt="secret")], traces, rows).dumps(), "here")
-    assert (pin.rows, pin.content, pin.rules[0].salt) == (3, content_hash(rows), "")
+    lines = list(map(line_of, made(traces)))
+    pin = Pin.loads(Pin.of(Reading(), [MaskRule("drop_text", salt="secret")], traces, lines).dumps(), "here")
+    assert (pin.rows, pin.content, pin.rules[0].salt) == (3, content_hash(lines), "")
     assert pin.changes(traces) == []
     assert pin.changes(replace(traces, digest="abd-5")) == ["spans came late with sequence numbers below the highest, or are gone"]
     later = replace(traces, rollouts=traces.rollouts[1:], highest_sequence={"ro-2": 9, "ro-3": 4})

@@ -97,6 +97,8 @@ def test_what_is_set_leaves_the_rest_as_it_was_spelled() -> None:
     set_ = with_fields(raw, json.loads(raw), {"model": "own", "logprobs": True})
     assert set_ == b'{"model" : "own", "n":1.50, "messages":[{"content":"\xc3\xa9 \\u00e9"}],"logprobs": true}'
     assert with_fields(raw, json.loads(raw), {}) is raw
+    escaped = b'{"tools":[{"model":"inner"}],"\\u006dodel":"outer"}'
+    assert json.loads(with_fields(escaped, json.loads(escaped), {"model": "own"})) == {"tools": [{"model": "inner"}], "model": "own"}
     wide = raw.decode().encode("utf-16")
     assert json.loads(with_fields(wide, json.loads(wide), {"n": 2}))["n"] == 2
 
