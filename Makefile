@@ -6,6 +6,8 @@ PYTHON ?= python3
 UV := $(shell command -v uv || echo .tools/bin/uv)
 RUN := $(UV) run --frozen --no-sync
 STAMP := .venv/.agl-synced
+# A stack is many processes: where the environment forbids to keep bytecode, each of them would compile all that it imports (torch: 7 s).
+export PYTHONDONTWRITEBYTECODE :=
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'

@@ -20,6 +20,7 @@ import aiohttp
 import pytest
 
 from agl_otel import semconv
+from agl_otel.errors import UnavailableError
 from tests.chaos.check import Tally, acked_ids, check
 from tests.chaos.load import Config, command
 from tests.chaos.nursery import MAIN, Nursery
@@ -203,9 +204,17 @@ class World:
                 self.problems.append(str(error))
 
     async def tally(self) -> Tally:
-        """What was acked against what is readable."""
-        async with self.stack.reader() as reader:
-            return await check(reader, self.acks)
+        """What was acked against what is readable. A server that has just aborted is started again: it is waited for."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                async with self.stack.reader() as reader:
+                    return await check(reader, self.acks)
+            except UnavailableError:
+                if self.server is None or time.monotonic() > deadline:
+                    raise
+                await asyncio.to_thread(self.server.must_run)
+                await asyncio.sleep(0.2)
 
     def close(self) -> None:
         """End what still runs."""

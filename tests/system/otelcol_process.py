@@ -87,7 +87,7 @@ class Otelcol:
         assert self.process is not None
         process, self.process = self.process, None
         process.send_signal(number)
-        return await asyncio.to_thread(process.wait, 40)
+        return await asyncio.to_thread(process.wait, 300)
 
     def close(self) -> None:
         if self.process is not None:

@@ -36,7 +36,7 @@ def script(name: str, *arguments: str, log: Path, **env: str) -> Generator[subpr
                 if process.poll() is None:
                     process.send_signal(number)
                     try:
-                        process.wait(300)
+                        process.wait(30)
                     except subprocess.TimeoutExpired:
                         continue
             process.wait()
@@ -55,7 +55,7 @@ def finished(process: subprocess.Popen[bytes], log: Path, seconds: float = 900.0
 def test_store_runner_and_algorithm_as_three_processes(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with Command("store", "--port", "0", "--data-dir", str(data), "--json", log=tmp_path / "store.log", cwd=tmp_path) as store:
-        until(lambda: '"url"' in store.output, "the store is up", 120)
+        until(lambda: '"url"' in store.output, "the store is up")
         found = re.search(r'"url": "(http://[^"]+)"', store.output)
         assert found, store.output
         env = {"TUTORIAL_STORE": found[1]}
@@ -65,7 +65,7 @@ def test_store_runner_and_algorithm_as_three_processes(tmp_path: Path) -> None:
             assert BEST in output and output.count("succeeded, 1 finished") == 3
             assert "Final reward: 1.0" in (tmp_path / "runner.log").read_text()
             assert runner.poll() is None, "a runner waits for more"
-    until(lambda: naming(data) == [], "nothing is left", 60)
+    until(lambda: naming(data) == [], "nothing is left")
 
 
 @pytest.mark.parametrize("strategy", ["cs", "shm"])

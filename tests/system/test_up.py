@@ -55,7 +55,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
         until(lambda: "once more" in command.output, "it says that it stops")
         command.process.send_signal(signal.SIGINT)
         assert command.wait(300) == 130
-    until(lambda: naming(data) == [], "nothing is left", 10)
+    until(lambda: naming(data) == [], "nothing is left")
 
 
 def test_kill_9_of_the_supervisor_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_kill_9_of_the_supervisor_leaves_nothing_behind(tmp_path: Path) -> None:
         until((data / "stack.json").exists, "stack.json is written")
         command.process.kill()
         command.wait(300)
-    until(lambda: naming(data) == [], "the services have ended", 30)
+    until(lambda: naming(data) == [], "the services have ended")
 
 
 def test_a_crashed_service_is_restarted_on_its_port(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_up_with_tls_keeps_the_servers_password_to_itself(server: ClickHouseServ
     stack = {**environment(server), **authority.serving(mutual=True), "AGL_TOKEN": "sesame"}
     client = {**authority.dialling(mutual=True), "AGL_TOKEN": "sesame", "OPENAI_BASE_URL": model_server.url, "OPENAI_API_KEY": "sk-1"}
     with Command("up", "--data-dir", str(data), *FREE_PORTS, log=tmp_path / "up.log", cwd=tmp_path, env=stack) as command:
-        until(lambda: (data / "stack.json").exists() or command.process.poll() is not None, "stack.json is written", 120)
+        until(lambda: (data / "stack.json").exists() or command.process.poll() is not None, "stack.json is written")
         assert command.process.poll() is None, command.output
         services = stack_file(data)
         assert list(services) == ["queue", "sql", "collector", "proxy", "web", "maintain"]

@@ -77,7 +77,7 @@ class Stack:
     async def end(self, service: str, number: int = signal.SIGTERM) -> int:
         process = self.processes.pop(service)
         process.send_signal(number)
-        return await asyncio.to_thread(process.wait, 30)
+        return await asyncio.to_thread(process.wait, 300)
 
     def close(self) -> None:
         for process in self.processes.values():
