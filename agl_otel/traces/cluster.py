@@ -3,7 +3,7 @@
     table X          X_local on every node (replicated where there is Keeper), and X: a Distributed table over all X_local
     view S to T      from S_local to T_local, on the node that took the rows
     view of no rows  (its source is a Null table) into the Distributed T, which spreads them
-    ALTER            both X_local and X; what only concerns storage (TTL, settings, indexes) X_local alone
+    ALTER            both X_local and X; what only concerns storage (TTL, settings, indexes, codecs) X_local alone
 
 So readers and writers name the same tables as on a single server. Rows go by the hash of their rollout: one rollout, one shard.
 """
@@ -26,7 +26,7 @@ _FEED: Final = re.compile(rf"(CREATE MATERIALIZED VIEW IF NOT EXISTS {DATABASE}\
 _VIEW: Final = re.compile(rf"(CREATE VIEW IF NOT EXISTS {DATABASE}\.\w+)( AS\b.*)$", re.S)
 _ALTER: Final = re.compile(rf"ALTER TABLE {DATABASE}\.(\w+)\s+(.*)$", re.S)
 _STORAGE_ONLY: Final = re.compile(
-    r"(?:(?:MODIFY|REMOVE) TTL|(?:MODIFY|RESET) SETTING|(?:ADD|DROP|MATERIALIZE|CLEAR) (?:INDEX|PROJECTION))\b"
+    r"(?:(?:MODIFY|REMOVE) TTL|(?:MODIFY|RESET) SETTING|(?:ADD|DROP|MATERIALIZE|CLEAR) (?:INDEX|PROJECTION)|MODIFY COLUMN \w+ CODEC)\b"
 )
 _SOURCE: Final = re.compile(rf"\bFROM {DATABASE}\.(\w+)")
 

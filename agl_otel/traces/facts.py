@@ -1,12 +1,15 @@
-"""Rows of sql/facts.sql → what the verdict needs, and what pins a reading."""
+"""The table of sql/traces.sql → what the verdict needs, and what pins a reading."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from agl_otel.columns import AttemptKey
+from agl_otel.traces.tokens import Table, column, strings
 from agl_otel.traces.verdict import AttemptFacts, MarkerFacts
 from agl_otel.types import Attempt
 
@@ -25,34 +28,42 @@ class ReadFacts:
     digest: str = ""
 
     @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Any]]) -> ReadFacts:
-        """Collect the rows: one for each (attempt, marker)."""
-        facts = cls()
-        digest = 0
-        for row in rows:
-            key = (row["RolloutId"], row["AttemptId"])
-            number = {name: int(row[name]) for name in _NUMBERS}
-            facts.spans += number["Spans"]
-            digest ^= number["Digest"]
-            facts.highest_sequence[key[0]] = max(facts.highest_sequence.get(key[0], 0), number["HighestSequence"])
-            if number["Hooked"]:
-                facts.hooked.add(key)
-            if not row["Marker"]:
-                facts.unmarked[key] = (number["Spans"], number["Annotations"])
+    def of(cls, table: Table) -> ReadFacts:
+        """Count the rows of sql/traces.sql: for each (attempt, marker) once, in columns."""
+        facts = cls(spans=int(column(table, "IsSpan").sum()))
+        facts.digest = f"{int(np.bitwise_xor.reduce(column(table, 'Identity'))):016x}-{facts.spans}"
+        highest = table.group_by("RolloutId").aggregate([("SequenceId", "max")])
+        facts.highest_sequence = dict(zip(strings(highest, "RolloutId"), column(highest, "SequenceId_max").tolist(), strict=True))
+        calls = table.filter(column(table, "IsCall").astype(bool)).group_by(_GROUP).aggregate([("Call", "count_distinct"), ("Call", "max")])
+        numbers = {_key(row): (row["Call_count_distinct"], row["Call_max"]) for row in calls.to_pylist()}
+        for row in table.group_by(_GROUP).aggregate(_COUNTS).to_pylist():
+            attempt, marker = (row["RolloutId"], row["AttemptId"]), row["Process"]
+            if row["Hooked_max"]:
+                facts.hooked.add(attempt)
+            if not marker:
+                facts.unmarked[attempt] = (row["IsSpan_sum"], row["IsAnnotation_sum"])
                 continue
-            facts.markers.setdefault(key, {})[row["Marker"]] = MarkerFacts(
-                spans=number["Spans"],
-                annotations=number["Annotations"],
-                seal=number["SealSpans"] if number["Seals"] else None,
-                dropped=number["Dropped"],
-                calls=number["Calls"],
-                last_call=number["LastCall"],
+            number, last = numbers.get((*attempt, marker), (0, 0))
+            facts.markers.setdefault(attempt, {})[marker] = MarkerFacts(
+                spans=row["IsSpan_sum"],
+                annotations=row["IsAnnotation_sum"],
+                seal=row["SealSpans_max"] if row["IsSeal_max"] else None,
+                dropped=row["Dropped_max"],
+                calls=number,
+                last_call=last,
             )
-        facts.digest = f"{digest:016x}-{facts.spans}"
         return facts
 
 
-_NUMBERS = ("Spans", "Annotations", "Calls", "LastCall", "Seals", "SealSpans", "Dropped", "Hooked", "HighestSequence", "Digest")
+_GROUP: Final = ["RolloutId", "AttemptId", "Process"]
+_COUNTS: Final = [
+    *((name, "sum") for name in ("IsSpan", "IsAnnotation")),
+    *((name, "max") for name in ("IsSeal", "SealSpans", "Dropped", "Hooked")),
+]
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    return row["RolloutId"], row["AttemptId"], row["Process"]
 
 
 def attempt_facts(facts: ReadFacts, attempt: Attempt) -> AttemptFacts:

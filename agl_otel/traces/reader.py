@@ -1,7 +1,7 @@
 """The one way to read what was observed: over ClickHouse's HTTP protocol, whether embedded or a server.
 
-`traces` is what algorithms use: it asks the collectors for a barrier, reads all rollouts in one query of each kind, and decides on
-every attempt. Queries stand in sql/; rows become types in rows.py, tokens become columns in tokens.py.
+`traces` is what algorithms use: it asks the collectors for a barrier, reads all rollouts in one query, and decides on every attempt.
+Queries stand in sql/; rows become types in rows.py, counts become facts in facts.py, tokens become columns in tokens.py.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import aiohttp
 import pyarrow as pa
 
 from agl_otel import semconv
-from agl_otel.columns import AttemptKey, CallColumns, Reward, Traces
+from agl_otel.columns import Traces
 from agl_otel.errors import UnavailableError
 from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.http import ClickHouseHttp
 from agl_otel.traces.migrate import named_query
 from agl_otel.traces.rows import rewards_of, span_of
 from agl_otel.traces.span_query import SpanQuery
-from agl_otel.traces.tokens import Table, agents_of, call_columns, call_texts, rollouts_to_read
+from agl_otel.traces.tokens import Table, call_columns, call_texts, reward_rows, rollouts_to_read
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, AttemptedRollout, Describe, PaginatedResult, Rollout, Span, Verdict
 
@@ -35,7 +35,7 @@ SpanKey = tuple[str, str, str, str]
 """(rollout id, attempt id, trace id, span id)."""
 ASK_AGAIN_SECONDS: Final = 0.2  # an attempt that is not yet complete is looked at again this often
 _log = logging.getLogger(__name__)
-_NAMES: Final[Mapping[str, str]] = {
+NAMES: Final[Mapping[str, str]] = {
     "process": semconv.PROCESS,
     "seal": semconv.SPAN_SEAL,
     "attempt": semconv.SPAN_ATTEMPT,
@@ -57,6 +57,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "answered": "gen_ai.output.messages",
     "tools": "gen_ai.tool.definitions",
 }
+"""What the parameters of sql/traces.sql and sql/texts.sql stand for."""
 
 
 class TraceReader:
@@ -177,49 +178,38 @@ class TraceReader:
         """
         ids = [rollout.rollout_id for rollout in rollouts]
         deadline = time.monotonic() + deadline_seconds
-        facts = read = await self._facts(ids, barrier=barrier)  # before the samples, so that nothing is counted that is not among them
-        samples, verdicts = await asyncio.gather(self._samples(ids), asyncio.to_thread(_verdicts, facts, attempts))
+        table, facts = await self._observed(ids, barrier=barrier)
+        verdicts = _verdicts(facts, attempts)
         while any(verdict.kind == "incomplete" for verdict in verdicts.values()) and time.monotonic() < deadline:
             await asyncio.sleep(min(ASK_AGAIN_SECONDS, max(0.0, deadline - time.monotonic())))
-            facts = await self._facts(ids, barrier=barrier)
+            table, facts = await self._observed(ids, barrier=barrier)
             verdicts = _verdicts(facts, attempts)
-        if facts.digest != read.digest:
-            samples = await self._samples(ids)
         if alarms := [attempt_id for (_, attempt_id), verdict in verdicts.items() if verdict.alarm]:
             _log.warning(
                 "%d of %d attempts are unproven though their agents ran under the hook, the first of them %s: nobody counted their spans",
                 len(alarms), len(verdicts), alarms[0],
             )  # fmt: skip
-        calls, rewards = samples
+        calls = call_columns(table)
         told = ids if texts else rollouts_to_read(calls)
         return Traces(
             rollouts=list(rollouts),
             calls=calls,
-            rewards=rewards,
+            rewards=rewards_of(reward_rows(table)),
             verdicts=verdicts,
-            texts=call_texts(await self._named_arrow("texts", told), calls) if told else None,
+            texts=call_texts(await self._texts(told), calls) if told else None,
             spans=facts.spans,
             highest_sequence=facts.highest_sequence,
             digest=facts.digest,
         )
 
-    async def _facts(self, ids: Sequence[str], *, barrier: bool) -> ReadFacts:
+    async def _observed(self, ids: Sequence[str], *, barrier: bool) -> tuple[Table, ReadFacts]:
         if barrier:
             await self.barrier()
-        return ReadFacts.of(await self._rows("facts", ids))
+        table = await self.arrow(named_query("traces"), params=_params("traces", ids))
+        return table, ReadFacts.of(table)
 
-    async def _samples(self, ids: Sequence[str]) -> tuple[CallColumns, dict[AttemptKey, list[Reward]]]:
-        """Model calls and rewards, read at the same time: the largest query is not to wait for the others."""
-        calls, rewards, agents = await asyncio.gather(
-            self._named_arrow("calls", ids), self._rows("rewards", ids), self._rows("agents", ids)
-        )
-        return call_columns(calls, agents_of(agents)), rewards_of(rewards)
-
-    async def _rows(self, name: str, ids: Sequence[str]) -> list[dict[str, Any]]:
-        return (await self._named_arrow(name, ids)).to_pylist(maps_as_pydicts="strict") if ids else []
-
-    async def _named_arrow(self, name: str, ids: Sequence[str]) -> Table:
-        return await self.arrow(named_query(name), params=_params(name, ids))
+    async def _texts(self, ids: Sequence[str]) -> Table:
+        return await self.arrow(named_query("texts"), params=_params("texts", ids))
 
 
 def _verdicts(facts: ReadFacts, attempts: Sequence[Attempt]) -> dict[tuple[str, str], Verdict]:
@@ -232,4 +222,4 @@ def _names_in(name: str) -> tuple[str, ...]:
 
 
 def _params(name: str, ids: Sequence[str]) -> dict[str, object]:
-    return {"rollouts": list(ids), **{key: _NAMES[key] for key in _names_in(name)}}
+    return {"rollouts": list(ids), **{key: NAMES[key] for key in _names_in(name)}}

@@ -6,7 +6,7 @@ SELECT RolloutId, AttemptId, SequenceId, TraceId, SpanId, ParentSpanId, SpanName
   Links.TraceState AS LinkTraceStates, Links.Attributes AS LinkAttributes
 FROM (
   SELECT * FROM otel.otel_traces
-  WHERE RolloutId IN {rollouts:Array(String)} AND ({attempt:String} = '' OR AttemptId = {attempt:String})
+  PREWHERE RolloutId IN {rollouts:Array(String)} AND ({attempt:String} = '' OR AttemptId = {attempt:String})
   ORDER BY RolloutId, AttemptId, TraceId, SpanId, SequenceId
   LIMIT 1 BY RolloutId, AttemptId, TraceId, SpanId
 )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from agl_otel import semconv
+from agl_otel.traces.migrate import migrations
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.reader import AGENT_NAME, TraceReader
 from agl_otel.types import Attempt, Rollout
@@ -182,6 +183,28 @@ async def test_attempts_without_a_span_and_rollouts_without_an_attempt_have_thei
     assert (len(traces.calls), traces.rewards, traces.spans) == (0, {}, 0)
     nothing = await reader.traces([], [])
     assert (nothing.rollouts, len(nothing.calls)) == ([], 0)
+
+
+async def test_a_rewards_name_may_hold_any_character(engine: TraceStore, reader: TraceReader) -> None:
+    name = "a 'quoted' \"name\" \\ with,\n{braces: 1} and ü"
+    insert(engine, row(1, semconv.SPAN_ANNOTATION, {semconv.reward_name_key(0): name, semconv.reward_value_key(0): "0.25"}))
+    (reward,) = (await reader.traces([rollout()], [attempt()])).rewards["ro-1", "at-1"]
+    assert (reward.name, reward.value) == (name, 0.25)
+
+
+async def test_spans_that_were_stored_before_there_was_a_column_of_facts_read_the_same(engine: TraceStore, reader: TraceReader) -> None:
+    annotation = row(2, semconv.SPAN_ANNOTATION, {P: "x", semconv.reward_value_key(0): "1"})
+    rows = [call(1, 1, ParentSpanId="s3", PromptTokenIds=[1], ResponseTokenIds=[2], ResponseLogprobs=[-0.5]), annotation]
+    engine.command("ALTER TABLE otel.otel_traces DROP COLUMN Facts")
+    insert(engine, *rows, row(3, attributes={P: "x", AGENT_NAME: "boss"}))
+    for statement in next(statements for _, name, statements in migrations() if name == "facts"):
+        engine.command(statement)
+    before = await reader.traces([rollout()], [attempt({"x": 3})])
+    assert (before.verdicts["ro-1", "at-1"].kind, before.calls.agent, before.spans) == ("complete", ["boss"], 3)
+    assert [reward.value for reward in before.rewards["ro-1", "at-1"]] == [1.0]
+    insert(engine, row(4, attributes={P: "x"}))
+    after = await reader.traces([rollout()], [attempt({"x": 4})])
+    assert (after.verdicts["ro-1", "at-1"].kind, after.spans) == ("complete", 4)
 
 
 async def test_arrow_and_rows_say_the_same(engine: TraceStore, reader: TraceReader) -> None:

@@ -52,6 +52,10 @@ def test_a_column_goes_to_both_tables_and_storage_to_the_local_one() -> None:
         "ALTER TABLE otel.otel_logs_local ON CLUSTER 'c1' ADD COLUMN IF NOT EXISTS x UInt8",
         "ALTER TABLE otel.otel_logs ON CLUSTER 'c1' ADD COLUMN IF NOT EXISTS x UInt8",
     ]
+    for storage in ("MODIFY COLUMN x CODEC(LZ4)", "MODIFY SETTING min_compress_block_size = 16384"):
+        assert cluster.statements(f"ALTER TABLE otel.otel_logs {storage}") == [
+            f"ALTER TABLE otel.otel_logs_local ON CLUSTER 'c1' {storage}"
+        ]
     assert cluster.statements("ALTER TABLE otel.otel_logs REMOVE TTL") == ["ALTER TABLE otel.otel_logs_local ON CLUSTER 'c1' REMOVE TTL"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from agl_otel.traces.migrate import migrations, named_query
+from agl_otel.traces.reader import NAMES
 
 
 def selected(sql: str) -> str:
@@ -25,3 +26,11 @@ def test_log_records_are_told_apart_by_the_same_expression_everywhere() -> None:
     assert set(re.findall(r"BatchId, BatchPos, Timestamp, cityHash64\(([^)]+\))\)", texts)) == {
         "SpanId, SeverityText, EventName, Body, toString(LogAttributes)"
     }
+
+
+def test_what_is_read_of_facts_is_what_they_hold() -> None:
+    (column,) = [
+        statement for _, _, statements in migrations() for statement in statements if "ADD COLUMN IF NOT EXISTS Facts" in statement
+    ]
+    asked = re.findall(r"Facts\[\{(\w+):String\}\]|mapContains\(Facts, \{(\w+):String\}\)", named_query("traces"))
+    assert {f"'{NAMES[one or other]}'" for one, other in asked} == set(re.findall(r"'[a-z_.]+'", column)) - {f"'{NAMES['prefix']}'"}

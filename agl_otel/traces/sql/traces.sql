@@ -1,0 +1,26 @@
+-- All spans of some rollouts as verdicts, model calls, rewards and agents need them, one row for each identity (the lowest sequence
+-- counts), in the order of CallColumns. Of the attributes only `Facts` is read: the map of all of them is most of what is stored.
+SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(RolloutId, AttemptId, TraceId, SpanId) AS Identity,
+  Facts[{process:String}] AS Process,
+  SpanName != {seal:String} AND SpanName != {attempt:String} AS IsSpan,
+  SpanName = {annotation:String} AS IsAnnotation,
+  SpanName = {seal:String} AS IsSeal,
+  if(IsSeal, toUInt64OrZero(Facts[{seal_spans:String}]), 0) AS SealSpans,
+  if(IsSeal, toUInt64OrZero(Facts[{seal_dropped:String}]), 0) AS Dropped,
+  SpanName = {attempt:String} AND Facts[{hooked:String}] = 'true' AS Hooked,
+  mapContains(Facts, {call:String}) AS IsCall,
+  toInt64OrZero(Facts[{call:String}]) AS Call, toInt64OrZero(Facts[{choice:String}]) AS Choice,
+  toInt64OrZero(Facts[{prefix_call:String}]) AS PrefixCall, toInt64OrZero(Facts[{prefix_choice:String}]) AS PrefixChoice,
+  Facts[{model_version:String}] AS ModelVersion, Facts[{agent:String}] AS Agent, Facts[{incomplete:String}] AS Incomplete,
+  toInt64OrZero(Facts[{retry_of:String}]) AS RetryOf,
+  mapFilter((key, value) -> startsWith(key, {prefix:String}), Facts) AS Rewards,
+  notEmpty(Rewards) AS IsReward,
+  HasImages, PromptTokenIds, ResponseTokenIds, ResponseLogprobs
+FROM (
+  SELECT RolloutId, AttemptId, TraceId, SpanId, ParentSpanId, SpanName, SequenceId, Facts, HasImages, PromptTokenIds, ResponseTokenIds, ResponseLogprobs
+  FROM otel.otel_traces
+  PREWHERE RolloutId IN {rollouts:Array(String)}
+  ORDER BY RolloutId, AttemptId, TraceId, SpanId, SequenceId
+  LIMIT 1 BY RolloutId, AttemptId, TraceId, SpanId
+)
+ORDER BY RolloutId, AttemptId, Process, Call, Choice, SequenceId, SpanId
