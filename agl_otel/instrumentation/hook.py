@@ -15,7 +15,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
@@ -49,7 +49,8 @@ class Hook:
         self._providers: list[TracerProvider] = []
         self._sealer: Sealer | None = None
         self._previous_sigterm: Any = signal.SIG_DFL
-        self._ending = False
+        self._ending: Literal["", "finishing", "finished"] = ""
+        """How far the end is that a SIGTERM has begun."""
         self.stored_elsewhere: Callable[[ReadableSpan], bool] = lambda span: False
         """Whether another exporter of this process brings a span to its stack (tracer/process.py): ours may then drop it."""
         self.processor = AttemptProcessor(self.ledger, fallback=attempt.key if attempt else None, on_idle=self._idle)
@@ -122,16 +123,19 @@ class Hook:
         done.acquire(timeout=FINISH_SECONDS)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        if self._ending == "finishing":  # the kernel sends one for each thread of a parent that was killed (die_with_parent)
+            return
         if not self._ending:  # return at once: the interrupted code may hold any lock
-            self._ending = True
+            self._ending = "finishing"
 
             def end() -> None:
                 self.finish()
+                self._ending = "finished"
                 os.kill(os.getpid(), number)
 
             _thread.start_new_thread(end, ())
             return
-        self._ending = False
+        self._ending = ""
         signal.signal(number, self._previous_sigterm)
         if callable(self._previous_sigterm):
             self._previous_sigterm(number, frame)
@@ -146,7 +150,7 @@ class Hook:
 
     @never_raises
     def _after_fork(self) -> None:
-        self._ending = False
+        self._ending = ""
         self.ledger.after_fork()
         self.processor.after_fork()
         if self._sealer is not None:

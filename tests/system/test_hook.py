@@ -79,6 +79,18 @@ def sealed_completely(receiver: OtlpReceiver) -> bool:
     return bool(counts) and receiver.seals() == {marker: (count, 0) for marker, count in counts.items()}
 
 
+def test_a_second_sigterm_does_not_cut_the_sealing_off(receiver: OtlpReceiver, agent: Agent) -> None:
+    receiver.go.clear()
+    terminate = "os.kill(os.getpid(), signal.SIGTERM)\n"  # its handler runs before the next line
+    code = "tracer.start_span('work').end()\n" + 3 * terminate + "print('alive', flush=True)\ntime.sleep(120)\n"
+    with agent.start(code) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        receiver.go.set()
+        assert (said, process.wait(300)) == ("alive\n", -signal.SIGTERM)
+    assert sealed_completely(receiver)
+
+
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 def test_a_plain_agents_spans_carry_ids_marker_and_parent_and_are_sealed(receiver: OtlpReceiver, tmp_path: Path, protocol: str) -> None:
     code = "with tracer.start_as_current_span('outer'):\n    with tracer.start_as_current_span('inner'): pass\n"

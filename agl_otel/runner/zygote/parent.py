@@ -181,6 +181,7 @@ def main() -> None:
     """Entry point of `client.py`'s command line."""
 
     def received(*_: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the kernel sends one for each thread of a runner that was killed
         raise _SigtermError
 
     signal.signal(signal.SIGTERM, received)
