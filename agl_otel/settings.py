@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import tomllib
 from collections.abc import Mapping
@@ -12,10 +13,11 @@ from typing import Any, Final, Literal
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from agl_otel.errors import SettingsError
+from agl_otel.errors import InUseError, SettingsError
 
 CONFIG_FILE: Final = "agl.toml"
 SECRETS: Final = ("token", "upstream_key", "forward_headers")
+_OWN_PORTS: Final = range(20_000, 32_000)
 PORTS: Final = ("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port")
 
 
@@ -167,20 +169,11 @@ class Settings(BaseSettings):
 
     def with_ports(self, taken: Mapping[str, int] | None = None) -> Settings:
         """A copy in which every port that is 0 is a free one (or the one in `taken`), chosen now and kept from then on."""
+        free = iter(free_ports(len(PORTS), self.host))
         chosen: dict[str, int] = {}
-        held: list[socket.socket] = []
         for name in PORTS:
             port: int = getattr(self, name)
-            if port == 0 and taken and name in taken:
-                port = taken[name]
-            elif port == 0:
-                probe = socket.socket()
-                probe.bind((self.host, 0))
-                held.append(probe)
-                port = probe.getsockname()[1]
-            chosen[name] = port
-        for probe in held:
-            probe.close()
+            chosen[name] = port or (taken or {}).get(name) or next(free)
         return self.model_copy(update=chosen)
 
     def environment(self) -> dict[str, str]:
@@ -191,11 +184,25 @@ class Settings(BaseSettings):
         return {name: value for name, value in values.items() if value}
 
 
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Different ports that nobody listens on, below those that the system hands out itself: no connection takes them meanwhile.
+
+    Raises InUseError where there are none.
+    """
+    ports: list[int] = []
+    for port in random.sample(_OWN_PORTS, len(_OWN_PORTS)):
+        if len(ports) == count:
+            break
+        if is_free(host, port):
+            ports.append(port)
+    if len(ports) < count:
+        raise InUseError(f"there are not {count} free ports from {_OWN_PORTS[0]} to {_OWN_PORTS[-1]} on {host}: name ports in the settings")
+    return ports
+
+
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
+    """One of `free_ports`."""
+    return free_ports(1, host)[0]
 
 
 def is_free(host: str, port: int) -> bool:

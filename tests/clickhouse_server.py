@@ -6,12 +6,10 @@ into $XDG_CACHE_HOME/agl-otel (default ~/.cache), kept. Where there is no npm or
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
 import os
 import platform
-import random
 import shutil
 import signal
 import socket
@@ -26,6 +24,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+
+from agl_otel.settings import free_ports
 
 PACKAGE: Final = "@chdb/lib-linux-x64-gnu@26.7.3-stable.1"
 START_SECONDS: Final = 300.0
@@ -162,18 +162,6 @@ class ClickHouseServer:
   <zookeeper><implementation>testkeeper</implementation></zookeeper>
 </clickhouse>
 """
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different, below those that the system hands out for port 0: nobody else takes them meanwhile."""
-    ports: list[int] = []
-    for port in random.sample(range(20_000, 32_000), 200):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise OSError("no free ports between 20000 and 32000")
 
 
 def _answers(port: int) -> bool:

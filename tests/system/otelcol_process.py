@@ -15,11 +15,12 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agl_otel.queue.client import QueueClient
+from agl_otel.settings import free_ports
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.migrate import migrate
 from agl_otel.traces.reader import TraceReader
 from agl_otel.traces.server import ServerEngine
-from tests.clickhouse_server import ClickHouseServer, free_ports
+from tests.clickhouse_server import ClickHouseServer
 
 ROOT = Path(__file__).parents[2]
 BINARY = Path(os.environ.get("AGL_OTELCOL") or ROOT / "build" / "otelcol" / "agl-otelcol")

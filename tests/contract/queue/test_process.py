@@ -16,16 +16,11 @@ import pytest
 from agl_otel.errors import UnavailableError
 from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.queue.testing import LocalQueue
+from agl_otel.settings import free_port
 from agl_otel.types import EnqueueRolloutRequest
 
 Start = Callable[..., Coroutine[None, None, asyncio.subprocess.Process]]
 pytestmark = pytest.mark.system
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

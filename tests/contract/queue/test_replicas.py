@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from agl_otel.queue.client import AttemptUpdate, QueueClient, RolloutUpdate
 from agl_otel.queue.postgres_server import Postgres, running
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.testing import LocalQueue, ManualClock
+from agl_otel.settings import free_port
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig
 
 ORDER = ["queuing", "preparing", "succeeded"]
@@ -136,12 +136,6 @@ async def test_a_newer_database_is_refused(postgres: Postgres) -> None:
 
 
 # --- processes
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Workers:

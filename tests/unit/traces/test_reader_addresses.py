@@ -7,9 +7,9 @@ from aiohttp import web
 
 from agl_otel.errors import UnavailableError
 from agl_otel.listen import listen, make_runner
+from agl_otel.settings import free_ports
 from agl_otel.traces.reader import TraceReader
 from agl_otel.types import Describe
-from tests.clickhouse_server import free_ports
 
 
 def described(*collectors: str) -> Describe:
