@@ -169,12 +169,9 @@ class Settings(BaseSettings):
 
     def with_ports(self, taken: Mapping[str, int] | None = None) -> Settings:
         """A copy in which every port that is 0 is a free one (or the one in `taken`), chosen now and kept from then on."""
-        free = iter(free_ports(len(PORTS), self.host))
-        chosen: dict[str, int] = {}
-        for name in PORTS:
-            port: int = getattr(self, name)
-            chosen[name] = port or (taken or {}).get(name) or next(free)
-        return self.model_copy(update=chosen)
+        chosen: dict[str, int] = {name: getattr(self, name) or (taken or {}).get(name, 0) for name in PORTS}
+        missing = [name for name, port in chosen.items() if not port]
+        return self.model_copy(update=chosen | dict(zip(missing, free_ports(len(missing), self.host), strict=True)))
 
     def environment(self) -> dict[str, str]:
         """The AGL_* variables that make a child process load these same settings."""

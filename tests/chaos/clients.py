@@ -25,7 +25,7 @@ DAY_NANO: Final = 86_400 * 10**9
 LARGE_BYTES: Final = 300 << 20
 HEADERS: Final = {"Content-Type": "application/x-protobuf"}
 HTTP2: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # preface, empty SETTINGS
-SERVE_SECONDS: Final = 120.0  # in which an honest request must be through while slow clients hold on
+SERVE_SECONDS: Final = 20.0  # in which an honest request must be through while slow clients hold on
 
 
 def at(nano: int) -> Span:

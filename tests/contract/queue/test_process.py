@@ -101,8 +101,8 @@ async def test_sigterm_ends_waiting_calls_and_the_process_in_order(start: Start,
         claim = asyncio.create_task(client.claim(wait_seconds=60))
         await asyncio.sleep(0.2)  # the claim reaches another process: nothing here can tell when; too early is no failure
         process.terminate()
-        assert await asyncio.wait_for(claim, 300) == []
-        assert await asyncio.wait_for(process.wait(), 300) == 0
+        assert await asyncio.wait_for(claim, 5) == []
+        assert await asyncio.wait_for(process.wait(), 10) == 0
 
 
 async def test_a_port_in_use_is_named_with_its_setting(start: Start, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ async def test_a_claim_that_waits_at_one_gets_what_is_enqueued_at_the_other(pair
     claim = asyncio.create_task(pair[1].client.claim(wait_seconds=30))
     await until_parked(pair[1], 1)
     await pair[0].client.enqueue(tasks("x"))
-    async with asyncio.timeout(300):
+    async with asyncio.timeout(3):
         assert [c.input for c in await claim] == ["x"]
 
 
@@ -72,7 +72,7 @@ async def test_a_wait_at_one_ends_when_the_rollout_ends_at_the_other(pair: tuple
     first = asyncio.ensure_future(anext(waiting))
     await asyncio.sleep(0.1)  # the stream reaches the other service: too early is no failure
     await pair[0].client.update_rollouts([RolloutUpdate(rollout_id=c.rollout_id, status="succeeded") for c in started])
-    async with asyncio.timeout(300):
+    async with asyncio.timeout(3):
         ended = [*await first]
         async for more in waiting:
             ended += more

@@ -116,7 +116,7 @@ async def test_cancelling_a_rollout_drops_the_request(stack: Stack, service: Ser
     async with stack.running(HttpAgent(service.url)):
         await stack.until(lambda: service.asked)
         await stack.queue.update_rollouts([RolloutUpdate(rollout_id=rollout.rollout_id, status="cancelled")])
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(60):
             await service.gone.wait()
 
 

@@ -135,7 +135,7 @@ async def test_cancelling_a_rollout_ends_its_async_agent_and_reports_nothing(sta
     async with stack.running(FunctionAgent(agent)):
         await began.wait()
         await stack.queue.update_rollouts([RolloutUpdate(rollout_id=rollout.rollout_id, status="cancelled")])
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(10):
             await ended.wait()
         await stack.until(lambda: stack.events and stack.events[-1].outcome == "cancelled")
     [found] = await stack.queue.query_rollouts(rollout_id_in=[rollout.rollout_id])

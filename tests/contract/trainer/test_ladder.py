@@ -36,7 +36,7 @@ def ran(tmp_path: Path, program: str) -> str:
     """What a program printed; its processes are gone."""
     script = tmp_path / "program.py"
     script.write_text(HEAD + textwrap.dedent(program))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=300)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
     pids = [int(pid) for pid in re.findall(r"pid (\d+)", done.stdout)]
     assert pids and alive(pids) == []

@@ -61,7 +61,7 @@ func TestWithoutAddressesNothingIsAnnounced(t *testing.T) {
 
 func TestAQueueThatIsAwayHoldsUpNeitherStartNorStop(t *testing.T) {
 	made := start(t, map[string]any{"queue": map[string]any{"endpoint": "127.0.0.1:1"}, "collector_grpc": "10.0.0.1:4317"})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	require.NoError(t, made.Shutdown(ctx))
 }

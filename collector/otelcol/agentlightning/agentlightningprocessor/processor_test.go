@@ -47,7 +47,7 @@ func newFixture(t *testing.T, address string, change func(*Config)) *fixture {
 	require.NoError(t, made.traces.Start(t.Context(), componenttest.NewNopHost()))
 	require.NoError(t, made.logs.Start(t.Context(), componenttest.NewNopHost()))
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		require.NoError(t, made.traces.Shutdown(ctx))
 		require.NoError(t, made.logs.Shutdown(ctx))
