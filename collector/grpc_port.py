@@ -17,8 +17,19 @@ METHODS: Final = (*(protocol.method for protocol in PROTOCOLS), BARRIER_METHOD)
 _Handle = Callable[[bytes, Mapping[str, str]], Awaitable[bytes]]
 
 
-def grpc_options(max_message_bytes: int) -> list[tuple[str, int]]:
-    """Options of the server: limits, one process for each port, and keepalive for clients behind idle balancers."""
+IDLE_SECONDS: Final = 600.0
+AGE_SECONDS: Final = 3600.0
+GRACE_SECONDS: Final = 120.0
+"""A request that has not come whole so long after its connection grew old is ended: its sender has stalled."""
+
+
+def grpc_options(
+    max_message_bytes: int, *, idle_seconds: float = IDLE_SECONDS, age_seconds: float = AGE_SECONDS, grace_seconds: float = GRACE_SECONDS
+) -> list[tuple[str, int]]:
+    """Options of the server: limits, one process for each port, keepalive behind idle balancers, an end to idle and stalled clients.
+
+    A connection ends politely (GOAWAY): clients open another one without an error.
+    """
     return [
         ("grpc.so_reuseport", 0),  # gRPC would otherwise share a port silently with another process
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -26,6 +37,9 @@ def grpc_options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", 60_000),  # a client that is gone is noticed within 80 s
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.max_connection_idle_ms", round(idle_seconds * 1000)),
+        ("grpc.max_connection_age_ms", round(age_seconds * 1000)),
+        ("grpc.max_connection_age_grace_ms", round(grace_seconds * 1000)),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),  # exporters may ping every 10 s
     ]
 
