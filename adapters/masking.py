@@ -11,12 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from agl_otel.adapters.records import IGNORED
-from agl_otel.errors import UsageError
+from agl_otel.adapters.texts import MASKED
+from agl_otel.errors import SettingsError, UsageError
 
 ACTIONS: Final = ("drop_text", "hash_text", "drop_ids")
 _TEXTS: Final = ("messages", "rejected_messages", "prompt", "response")
@@ -48,7 +50,23 @@ class MaskRule:
 
     def matches(self, message: dict[str, Any]) -> bool:
         """Whether it is about this message."""
-        return (not self.role or message.get("role") == self.role) and re.search(self.text, _text_of(message)) is not None
+        return (not self.role or message.get("role") == self.role) and re.search(self.text, text_of(message)) is not None
+
+    def says(self, role: str, text: str) -> bool:
+        """Whether it is about these words; an empty role is anybody's."""
+        return (not self.role or role in ("", self.role)) and re.search(self.text, text) is not None
+
+    def silence(self, text: str) -> str:
+        """What stands in place of a text."""
+        return MASKED if self.action == "drop_text" else "sha256:" + hashlib.sha256(f"{self.salt}{text}".encode()).hexdigest()
+
+
+def parse_rules(text: str, where: str) -> list[MaskRule]:
+    """The rules of a TOML file's text: tables [[rule]]. Raises SettingsError that names `where`."""
+    try:
+        return [MaskRule(**rule) for rule in tomllib.loads(text)["rule"]]
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, UsageError) as error:
+        raise SettingsError(f"{where} holds no masking rules ({error}): write [[rule]] tables with an action") from None
 
 
 def masked(row: dict[str, Any], rules: Sequence[MaskRule]) -> dict[str, Any]:
@@ -70,14 +88,14 @@ def masked(row: dict[str, Any], rules: Sequence[MaskRule]) -> dict[str, Any]:
     return out
 
 
-def _text_of(message: dict[str, Any]) -> str:
+def text_of(message: dict[str, Any]) -> str:
     """What a message says, with its parts and tool calls as JSON where it is not a text; the same for equal messages."""
     content = message.get("content")
     return content if isinstance(content, str) else json.dumps([content, message.get("tool_calls")], ensure_ascii=False, sort_keys=True)
 
 
 def _silenced(message: dict[str, Any], rule: MaskRule) -> dict[str, Any]:
-    said = None if rule.action == "drop_text" else "sha256:" + hashlib.sha256(f"{rule.salt}{_text_of(message)}".encode()).hexdigest()
+    said = None if rule.action == "drop_text" else rule.silence(text_of(message))
     return {**{key: message[key] for key in ("role", "tool_call_id") if key in message}, "content": said}
 
 

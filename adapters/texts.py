@@ -13,8 +13,10 @@ from agl_otel.adapters.dialects.table import Conversation, Message
 from agl_otel.columns import CallTexts
 
 NOTHING: Final = Conversation([], [], None)
-_SHORTENED: Final = re.compile(r"\d+ messages of \d+ characters are left out")
+SHORTENED: Final = re.compile(r"\d+ messages of \d+ characters are left out")
 """What our proxy writes in place of messages that are too long for an attribute."""
+MASKED: Final = "[masked]"
+"""What the collector stores in place of a text that a rule drops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,11 @@ def conversation_at(texts: CallTexts | None, row: int) -> Conversation:
 
 
 def messages_at(texts: CallTexts | None, row: int) -> tuple[tuple[str, ...], str]:
-    """(messages asked, the answer), each as "role: …", so that equal ones are equal texts; nothing where some of them were left out."""
+    """(messages asked, the answer), each as "role: …", so that equal ones are equal texts; nothing where some were left out or masked."""
     said = conversation_at(texts, row)
-    if said.prompt and _SHORTENED.fullmatch(str(said.prompt[0].get("content"))):
+    if said.prompt and SHORTENED.fullmatch(str(said.prompt[0].get("content"))):
+        return (), ""
+    if any(message.get("content") == MASKED for message in (*said.prompt, *said.reply)):  # equal now, whatever they were
         return (), ""
     return tuple(map(_flat, said.prompt)), _flat(said.reply[0]) if said.reply else ""
 

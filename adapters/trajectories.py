@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from agl_otel import semconv
 from agl_otel.adapters.chains import chains, lay_out_chains
 from agl_otel.adapters.merge import Call, Merged, StoredCall, full_prompts, lay_out, merge
 from agl_otel.adapters.messages import image_urls
@@ -40,6 +41,7 @@ ATTEMPT_REFUSALS: Final = {
 
 CALL_REFUSALS: Final = {
     "other_agent": "made by an agent that `agent_match` leaves out",
+    "masked_ids": "a masking rule took the token ids of the reply out before they were stored",
     "incomplete_reply": "the reply was cut off",
     "no_token_ids": "no prompt token ids",
     "empty_response": "no response token ids",
@@ -173,6 +175,7 @@ def _fit_calls(calls: CallColumns, attempt: NDArray[np.int64], agent_match: str 
     """Which calls may be trained on, prefix references aside; the rest of the taken attempts' calls is counted."""
     response, logprobs = calls.response.lengths, calls.logprobs.lengths
     wrong = {
+        "masked_ids": np.array([why == semconv.LLM_MASKED for why in calls.incomplete], dtype=np.bool_),
         "incomplete_reply": np.array([bool(why) for why in calls.incomplete], dtype=np.bool_),
         "no_token_ids": (calls.prompt.lengths == 0) & (calls.prefix_call == 0),
         "empty_response": response == 0,

@@ -35,6 +35,11 @@ def check(settings: Settings) -> None:
         )
     if settings.forward_otlp:
         raise SettingsError("AGL_FORWARD_OTLP is for the Python collector: give the OpenTelemetry Collector an exporter of its own instead")
+    if settings.mask:
+        raise SettingsError(
+            "AGL_MASK is for the Python collector: give the OpenTelemetry Collector a redaction or transform processor (docs/masking.md), "
+            "or mask with `agl-otel export --mask`"
+        )
     configuration()
 
 

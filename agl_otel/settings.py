@@ -75,6 +75,9 @@ class Settings(BaseSettings):
     unidentified: Literal["keep", "drop", "adopt"] = "keep"
     """Spans and log records of no rollout: `keep` stores them without ids (they are identified later, where that is possible), `drop`
     stores nothing of them, `adopt` makes a production rollout of every whole trace that nobody identified, 60 s after it went quiet."""
+    mask: str = ""
+    """A TOML file of masking rules, as `agl-otel export --mask` takes them: what they name is dropped or hashed before anything is kept
+    or copied (the Python collector only); empty masks nothing."""
     metrics: bool = True
     """Whether the collector takes OTLP metrics; without, it answers UNIMPLEMENTED (HTTP 501)."""
     max_message_bytes: int = Field(default=64 << 20, ge=1024, le=1 << 30)
@@ -177,6 +180,7 @@ class Settings(BaseSettings):
         """The AGL_* variables that make a child process load these same settings."""
         values = {f"AGL_{name.upper()}": str(getattr(self, name)) for name in type(self).model_fields if name not in SECRETS}
         values["AGL_DATA_DIR"] = str(self.data_dir.absolute())
+        values["AGL_MASK"] = str(Path(self.mask).absolute()) if self.mask else ""
         values |= {f"AGL_{name.upper()}": getattr(self, name).get_secret_value() for name in SECRETS}
         return {name: value for name, value in values.items() if value}
 

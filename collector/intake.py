@@ -30,6 +30,7 @@ from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.identify import Identity, identify_logs, identify_spans, learn
 from agl_otel.collector.journal import REQUEST, Leftover, Request, Signal, pack_request
 from agl_otel.collector.limits import InFlight
+from agl_otel.collector.masking import Masker
 from agl_otel.collector.memory import TraceMemory
 from agl_otel.collector.metrics import identify_points
 from agl_otel.collector.policy import DROPPED, Policy, apply_policy
@@ -64,6 +65,7 @@ class Intake:
         max_span_attributes: a span with more is refused.
         unidentified: what becomes of spans and records that nothing identifies (policy.py).
         accepted: is given every request that is on disk, once and without a wait (forward.py).
+        masker: takes out what may not be kept (masking.py), before the log and `accepted`.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Intake:
         max_span_attributes: int = 1 << 30,
         unidentified: Policy = "keep",
         accepted: Callable[[Signal, bytes], None] | None = None,
+        masker: Masker | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._commit = commit
@@ -88,6 +91,7 @@ class Intake:
         self._max_span_attributes = max_span_attributes
         self._unidentified: Policy = unidentified
         self._accepted = accepted
+        self._masker = masker
         self._clock = clock
         self.memory = TraceMemory()
         self.counts: Counter[str] = Counter()
@@ -133,6 +137,8 @@ class Intake:
     async def _log(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], key: str) -> Outcome:
         now = self._clock()
         identities, spans = self._identify(signal, raw, metadata, now)
+        if self._masker is not None:
+            raw = self._masker.masked(signal, raw)
         reasons = _reasons(identities)
         rejected = sum(reasons.values())
         for reason, count in reasons.items():

@@ -12,6 +12,7 @@ from agl_otel.collector.forward import Forwarder
 from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.intake import Intake
 from agl_otel.collector.limits import InFlight
+from agl_otel.collector.masking import Masker
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.telemetry import Readings, Telemetry
 from agl_otel.collector.write import Writer
@@ -33,6 +34,7 @@ class Parts:
     disk: DiskBudget
     in_flight: InFlight
     forwarder: Forwarder | None
+    masker: Masker | None
 
 
 _Read = Callable[[Parts], Readings]
@@ -60,6 +62,11 @@ def _received(parts: Parts) -> Readings:
 def _forwarded(parts: Parts) -> Readings:
     counts = parts.forwarder.counts if parts.forwarder is not None else {}
     return [(count, {"outcome": outcome}) for outcome, count in counts.items() if outcome != "retries"]
+
+
+def _masked(parts: Parts) -> Readings:
+    counts = parts.masker.counts if parts.masker is not None else {}
+    return [(count, {"what": what}) for what, count in counts.items()]
 
 
 COUNTERS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
@@ -96,6 +103,7 @@ COUNTERS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
         lambda p: [(p.disk.refused, {"reason": "disk"}), (p.in_flight.refused, {"reason": "in_flight"})],
     ),
     ("heartbeat_failures", "{call}", "reports that the queue did not take; sent again later", _one(lambda p: p.heartbeats.failures)),
+    ("masked", "{item}", "texts that rules took out, and calls without their token ids", _masked),
     ("forwarded", "{request}", "copies for the second endpoint, by what became of them", _forwarded),
 )
 """(name, unit, description, what to read)."""

@@ -26,6 +26,7 @@ from agl_otel.collector.intake import Intake
 from agl_otel.collector.journal import leftover
 from agl_otel.collector.limits import InFlight
 from agl_otel.collector.maintenance import Maintenance
+from agl_otel.collector.masking import load_masker
 from agl_otel.collector.readings import Parts, watch
 from agl_otel.collector.receive import Receiver
 from agl_otel.collector.sqlhttp import SqlEndpoint
@@ -79,6 +80,7 @@ class Collector:
         settings = self._settings
         self._tls = Tls.load(settings)
         self._forwarder = forwarder = _forwarder(settings)
+        self._masker = load_masker(settings.mask)
         self._engine = engine = await asyncio.to_thread(open_store, settings.clickhouse_db, retention_days=settings.retention_days)
         self._closers.callback(engine.close)
         self._closers.callback(os.close, claim(settings.wal_dir))
@@ -109,6 +111,7 @@ class Collector:
             max_span_attributes=settings.max_span_attributes,
             unidentified=settings.unidentified,
             accepted=forwarder.offer if forwarder is not None else None,
+            masker=self._masker,
         )
         self._writer_task = asyncio.create_task(writer.run(), name="writer")
         self._writer_task.add_done_callback(self._writer_ended)
@@ -121,7 +124,7 @@ class Collector:
             self._tasks.append(asyncio.create_task(self._probe_clickhouse(), name="probe"))
         self._sql = SqlEndpoint(engine, token=self._token, shared=is_server)
         self._closers.callback(self._sql.close)
-        watch(telemetry, Parts(intake, writer, commit, self._store, heartbeats, self._disk, in_flight, forwarder))
+        watch(telemetry, Parts(intake, writer, commit, self._store, heartbeats, self._disk, in_flight, forwarder, self._masker))
         self._maintenance = Maintenance(engine, self._queue, adopt=settings.unidentified == "adopt")
         receiver = Receiver(intake, writer, self._token, settings.metrics, settings.max_message_bytes)
         await self._listen(receiver)

@@ -24,10 +24,10 @@ def from_parts(span: SpanLike) -> Conversation:
     """`gen_ai.input.messages`, `.output.messages`, `.system_instructions`, `.tool.definitions`."""
     attributes = span.attributes or {}
     instructions = _list(attributes, "gen_ai.system_instructions")
-    prompt = [message for entry in _list(attributes, "gen_ai.input.messages") for message in _of_parts(entry)]
+    prompt = [message for entry in _list(attributes, "gen_ai.input.messages") for message in of_parts(entry)]
     if instructions:
         prompt.insert(0, {"role": "system", "content": _content(instructions)})
-    reply = [message for entry in _list(attributes, "gen_ai.output.messages") for message in _of_parts(entry)]
+    reply = [message for entry in _list(attributes, "gen_ai.output.messages") for message in of_parts(entry)]
     return Conversation(prompt, reply, [openai_tool(tool) for tool in _list(attributes, "gen_ai.tool.definitions")] or None)
 
 
@@ -39,7 +39,7 @@ def _list(attributes: Attributes, key: str) -> list[Any]:
     return [json.loads(entry) if isinstance(entry, str) else entry for entry in cast("Sequence[Any]", value)]
 
 
-def _of_parts(entry: Json) -> list[Message]:
+def of_parts(entry: Json) -> list[Message]:
     """One entry is one message, but each tool's answer in it is a message of its own."""
     parts: list[Json] = entry.get("parts") or []
     answers: list[Message] = [

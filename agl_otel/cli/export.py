@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import tomllib
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import Any, Final, cast, get_args
 
 import click
 
-from agl_otel.adapters.masking import MaskRule, masked
+from agl_otel.adapters.masking import MaskRule, masked, parse_rules
 from agl_otel.adapters.pins import Pin, differences, line_of
 from agl_otel.adapters.records import FORMS, Reading, Row, Rows, needs_spans, rows_of
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.columns import Traces
-from agl_otel.errors import ConflictError, SettingsError, UsageError
+from agl_otel.errors import ConflictError, UsageError
 from agl_otel.settings import Settings
 from agl_otel.stack import open_store
 from agl_otel.store import Store
@@ -83,7 +82,7 @@ def export(
     pin = _pin(rebuild_pin or diff_pin)
     if rebuild_pin is not None and (changes or rollout_ids or modes):
         raise UsageError("--rebuild makes what the pin says: use --diff to read the batch otherwise")
-    rules = rules_of(mask_file) if mask_file is not None else []
+    rules = parse_rules(mask_file.read_text(), str(mask_file)) if mask_file is not None else []
     settings = Settings.load(data_dir=data_dir, store=store)
 
     async def main() -> dict[str, Any]:
@@ -97,14 +96,6 @@ def export(
 
     report = run_async(main)
     print_json(report) if as_json else click.echo("\n".join(_lines(report)))
-
-
-def rules_of(path: Path) -> list[MaskRule]:
-    """The masking rules in a file. Raises SettingsError that names it."""
-    try:
-        return [MaskRule(**rule) for rule in tomllib.loads(path.read_text())["rule"]]
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, UsageError) as error:
-        raise SettingsError(f"{path} holds no masking rules ({error}): write [[rule]] tables with an action") from None
 
 
 async def read(store: Store, reading: Reading, rules: Sequence[MaskRule], ids: Sequence[str]) -> tuple[Traces, Rows]:

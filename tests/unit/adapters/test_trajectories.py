@@ -60,6 +60,7 @@ def test_breaks_are_counted_by_reason_also_between_processes(traces: Any, row: A
     ("changes", "reason"),
     [
         ({"incomplete": "client_gone"}, "incomplete_reply"),
+        ({"incomplete": "masked"}, "masked_ids"),
         ({"prompt": []}, "no_token_ids"),
         ({"response": []}, "empty_response"),
         ({"logprobs": []}, "no_logprobs"),

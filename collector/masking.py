@@ -1,0 +1,280 @@
+"""Masking before anything is kept: rules (adapters/masking.py) over OTLP requests, before the log, the copy and ClickHouse. Pure.
+
+Spans, their events and log records are gone through; which attributes hold words stands in adapters/dialects/said.py. What cannot be
+told apart (a whole body, an unknown shape) is taken as anybody's words. `drop_text` and `hash_text` keep the token ids. `drop_ids` puts
+as many zeros in place of a call's ids, because later calls refer to them by position, and says on the span that no loss may be taken of
+the reply. Which token belongs to which message is not stored: so all of a prompt goes, or all of a reply. Where the messages of a call
+do not say enough (none are there, too many were left out, or they begin at another call than the ids do), everything of it goes.
+
+The agent's name often stands on another span, which this cannot see: rules with one are for the export.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from agl_otel import semconv
+from agl_otel.adapters.dialects.readers import EVENTS, of_parts
+from agl_otel.adapters.dialects.said import KEPT, MARKS, Said, said_at
+from agl_otel.adapters.dialects.table import numbers
+from agl_otel.adapters.masking import MaskRule, parse_rules, text_of
+from agl_otel.adapters.texts import SHORTENED
+from agl_otel.collector.journal import Signal
+from agl_otel.errors import SettingsError
+
+CHOICE: Final = "gen_ai.choice"
+_EVENT_NAME: Final = "event.name"
+_LOGPROBS: Final = "logprobs.content"
+_TOKENS: Final = re.compile(r"token_ids|logprobs")
+_ID_KEYS: Final = (semconv.LLM_PROMPT_TOKEN_IDS, semconv.LLM_RESPONSE_TOKEN_IDS)
+_OPENING: Final = 200  # characters in which SHORTENED would stand
+
+
+class Heard(NamedTuple):
+    """Something that was said, as rules see it."""
+
+    role: str
+    """Empty where nobody can tell."""
+    text: str
+    reply: bool | None
+    """Whether the model wrote it in this call; None where nobody can tell."""
+
+
+def load_masker(path: str) -> Masker | None:
+    """What the setting `mask` says; None where it names no file. Raises SettingsError."""
+    if not path:
+        return None
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"AGL_MASK names {path}, which cannot be read: {error}") from None
+    return Masker(parse_rules(text, f"AGL_MASK: {path}"))
+
+
+class Masker:
+    """Rules over requests. `counts` says how many texts and calls they hit."""
+
+    def __init__(self, rules: Sequence[MaskRule]) -> None:
+        """Raises SettingsError for a rule that names an agent."""
+        if any(rule.agent for rule in rules):
+            raise SettingsError("a masking rule names an agent: the collector sees no whole traces, use it with `agl-otel export --mask`")
+        self._texts = [rule for rule in rules if rule.action != "drop_ids"]
+        self._ids = [rule for rule in rules if rule.action == "drop_ids"]
+        self.counts: Counter[str] = Counter()
+        """texts (masked), calls (whose token ids went)."""
+
+    def masked(self, signal: Signal, raw: bytes) -> bytes:
+        """The request as it may be kept: `raw` itself where nothing is to be masked. Metrics hold no messages."""
+        if signal == "metrics" or not (signal == "logs" or any(mark in raw for mark in MARKS)):
+            return raw
+        request = (ExportTraceServiceRequest if signal == "traces" else ExportLogsServiceRequest)()
+        try:
+            request.ParseFromString(raw)
+        except DecodeError:  # refused elsewhere
+            return raw
+        before = self.counts.total()
+        if isinstance(request, ExportTraceServiceRequest):
+            for span in (span for r in request.resource_spans for s in r.scope_spans for span in s.spans):
+                self._span(span)
+        else:
+            for record in (record for r in request.resource_logs for s in r.scope_logs for record in s.log_records):
+                self._record(record)
+        return request.SerializeToString() if self.counts.total() > before else raw
+
+    def _span(self, span: Span) -> None:
+        heard: list[Heard] = []
+        for event in span.events:
+            heard += self._words(event.name, event.attributes)
+        heard += self._words("", span.attributes)
+        if self._ids and any(_TOKENS.search(attribute.key) or _holds_tokens(attribute) for attribute in span.attributes):
+            self._take_ids(span.attributes, heard)
+
+    def _record(self, record: LogRecord) -> None:
+        names = (attribute.value.string_value for attribute in record.attributes if attribute.key == _EVENT_NAME)
+        name = record.event_name or next(names, "")
+        self._words(name if record.body.WhichOneof("value") is None else "", record.attributes)
+        if record.body.WhichOneof("value") is None:
+            return
+        text = _text(record.body)
+        if name in EVENTS or name == CHOICE:
+            if (rule := _of(self._texts, EVENTS.get(name, "assistant"), text)) is not None:
+                said = AnyValue(string_value=self._silence(rule, text))
+                kept = [item for item in record.body.kvlist_value.values if item.key in KEPT]
+                record.body.CopyFrom(AnyValue(kvlist_value=KeyValueList(values=[*kept, KeyValue(key="content", value=said)])))
+        elif (rule := _of([rule for rule in self._texts if not rule.role], "", text)) is not None:  # what an agent printed or logged
+            record.body.CopyFrom(AnyValue(string_value=self._silence(rule, text)))
+
+    def _words(self, event: str, attributes: MutableSequence[KeyValue]) -> list[Heard]:
+        """Mask what the attributes of a span, or of an event of that name, say; answers it as it was."""
+        if event in EVENTS or event == CHOICE:
+            return self._numbered(attributes, {"": list(attributes)}, Said("", "numbered", EVENTS.get(event, "assistant")))
+        heard: list[Heard] = []
+        numbered: dict[Said, dict[str, list[KeyValue]]] = {}
+        for attribute in attributes:
+            said = said_at(attribute.key)
+            if said is None or attribute.value.WhichOneof("value") in (None, "bool_value", "int_value", "double_value"):
+                continue
+            if said.shape == "numbered":
+                group = said.key + attribute.key[len(said.key) :].partition(".")[0] + "."
+                numbered.setdefault(said, {}).setdefault(group, []).append(attribute)
+            elif said.shape == "messages":
+                heard += self._messages(attribute.value, said)
+            else:
+                heard += self._text_of(attribute.value, said)
+        for said, groups in numbered.items():
+            heard += self._numbered(attributes, groups, said)
+        return heard
+
+    def _text_of(self, value: AnyValue, said: Said) -> list[Heard]:
+        text = _text(value)
+        if (rule := _of(self._texts, said.role, text)) is not None:
+            value.CopyFrom(AnyValue(string_value=_READABLE[said.shape](self._silence(rule, text), text)))
+        return [Heard(said.role, text, said.reply if said.role else None)]
+
+    def _messages(self, value: AnyValue, said: Said) -> list[Heard]:
+        """A JSON list of messages; each is masked by itself."""
+        try:
+            entries = [_spoken(entry, said.role) for entry in _list(_text(value))]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return self._text_of(value, said)
+        heard = [Heard(role, text, said.reply) for _, role, text in entries]
+        rules = [_of(self._texts, one.role, one.text) for one in heard]
+        if any(rules):
+            kept = [
+                entry if rule is None else _silenced(entry, self._silence(rule, text))
+                for (entry, _, text), rule in zip(entries, rules, strict=True)
+            ]
+            value.CopyFrom(AnyValue(string_value=json.dumps(kept, ensure_ascii=False, separators=(",", ":"))))
+        return heard
+
+    def _numbered(self, attributes: MutableSequence[KeyValue], groups: dict[str, list[KeyValue]], said: Said) -> list[Heard]:
+        """Flat keys, a message for each group: of a masked one only KEPT keys remain, and a text."""
+        heard: list[Heard] = []
+        for group, own in groups.items():
+            roles = (a.value.string_value for a in own if a.key.removeprefix(group) in ("role", "message.role"))
+            role = next(roles, said.role)
+            words = [a for a in own if a.key.removeprefix(group).removeprefix("message.") not in KEPT]
+            if not words:
+                continue
+            text = _text(words[0].value) if len(words) == 1 else json.dumps({a.key.removeprefix(group): _text(a.value) for a in words})
+            heard.append(Heard(role, text, said.reply))
+            if (rule := _of(self._texts, role, text)) is not None:
+                inner = "message." if any(a.key.startswith(f"{group}message.") for a in own) else ""
+                first, *others = words
+                first.key = f"{group}{inner}content"
+                first.value.CopyFrom(AnyValue(string_value=self._silence(rule, text)))
+                _remove(attributes, {a.key for a in others})
+        return heard
+
+    def _take_ids(self, attributes: MutableSequence[KeyValue], heard: Sequence[Heard]) -> None:
+        named = {a.key: a.value.int_value for a in attributes if a.key in (semconv.LLM_MESSAGES_CALL, semconv.LLM_PREFIX_CALL)}
+        elsewhere = named.get(semconv.LLM_MESSAGES_CALL, 0) not in (0, named.get(semconv.LLM_PREFIX_CALL, 0))
+        elsewhere |= any(SHORTENED.match(one.text[:_OPENING]) is not None for one in heard)
+        hits = [one for one in heard if any(rule.says(one.role, one.text) for rule in self._ids)]
+        given = not heard or elsewhere or any(one.reply is not True for one in hits)
+        written = not heard or any(one.reply is not False for one in hits)
+        if not given and not written:
+            return
+        self.counts["calls"] += 1
+        gone: set[str] = set()
+        for attribute in attributes:
+            key, value = attribute.key, attribute.value
+            prompt = "prompt_token_ids" in key
+            if key in _ID_KEYS:
+                if given if prompt else written:
+                    zeros = [AnyValue(int_value=0)] * len(value.array_value.values)
+                    value.CopyFrom(AnyValue(array_value=ArrayValue(values=zeros)))
+            elif key == semconv.LLM_RESPONSE_LOGPROBS or key == _LOGPROBS:
+                gone |= {key} if written else set()
+            elif "token_ids" in key:
+                gone |= {key} if (given if prompt else written) else set()
+            elif _holds_tokens(attribute):
+                gone.add(key)
+        _remove(attributes, gone)
+        if written and not any(attribute.key == semconv.LLM_INCOMPLETE for attribute in attributes):
+            attributes.append(KeyValue(key=semconv.LLM_INCOMPLETE, value=AnyValue(string_value=semconv.LLM_MASKED)))
+
+    def _silence(self, rule: MaskRule, text: str) -> str:
+        self.counts["texts"] += 1
+        return rule.silence(text)
+
+
+def _numbers(_: str, text: str) -> str:
+    return json.dumps(numbers(text))
+
+
+_READABLE: Final[dict[str, Callable[[str, str], str]]] = {
+    "text": lambda said, _: said,
+    "messages": lambda said, _: json.dumps([{"role": "system", "parts": [{"type": "text", "content": said}]}]),
+    "parts": lambda said, _: json.dumps([{"type": "text", "content": said}]),
+    "body": lambda said, _: json.dumps({"masked": said}),
+    "list": lambda *_: "[]",
+    "logprobs": _numbers,
+}
+"""{shape: (what stands for the text, the text) → an attribute that readers of its dialect can still read}."""
+
+
+def _of(rules: Iterable[MaskRule], role: str, text: str) -> MaskRule | None:
+    """The last rule that is about it, as at the export."""
+    return next((rule for rule in reversed(list(rules)) if rule.says(role, text)), None)
+
+
+def _holds_tokens(attribute: KeyValue) -> bool:
+    """Whether a body among the words holds token ids, or the tokens' own texts."""
+    return said_at(attribute.key) is not None and _TOKENS.search(_text(attribute.value)) is not None
+
+
+def _text(value: AnyValue) -> str:
+    kind = value.WhichOneof("value")
+    return value.string_value if kind == "string_value" else json.dumps(_plain(value), ensure_ascii=False)
+
+
+def _plain(value: AnyValue) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [_plain(item) for item in value.array_value.values]
+    if kind == "kvlist_value":
+        return {item.key: _plain(item.value) for item in value.kvlist_value.values}
+    return json_format.MessageToDict(value).get("bytesValue") if kind == "bytes_value" else getattr(value, kind) if kind else None
+
+
+def _list(text: str) -> list[dict[str, Any]]:
+    found = json.loads(text)
+    if not isinstance(found, list):
+        raise TypeError("no list of messages")
+    return [json.loads(entry) if isinstance(entry, str) else entry for entry in cast("list[Any]", found)]
+
+
+def _spoken(entry: dict[str, Any], role: str) -> tuple[dict[str, Any], str, str]:
+    """(message, its role, its text as the export has it)."""
+    said = of_parts(entry) if "parts" in entry else [entry]
+    return entry, str(entry.get("role") or role or entry["role"]), "\n".join(map(text_of, said))
+
+
+def _silenced(entry: dict[str, Any], text: str) -> dict[str, Any]:
+    """The message with `text` for all it says; which tool's answer it is, and how it ended, are kept."""
+    kept = {key: value for key, value in entry.items() if key in KEPT}
+    if "parts" not in entry:
+        return {**kept, "content": text}
+    answers = [part for part in entry["parts"] if part.get("type") == "tool_call_response"]
+    parts = [{"type": "tool_call_response", "id": part.get("id"), "response": text} for part in answers]
+    return {**kept, "parts": parts or [{"type": "text", "content": text}]}
+
+
+def _remove(attributes: MutableSequence[KeyValue], keys: set[str]) -> None:
+    for place in range(len(attributes) - 1, -1, -1):
+        if attributes[place].key in keys:
+            del attributes[place]
