@@ -65,9 +65,15 @@ class Settings(BaseSettings):
     """The key of the server at `upstream_url`; agents never see it."""
     models: str = ""
     """A JSON file with the models that the proxy knows by itself: [{"model_name", "litellm_params": {"model", "api_base", …}}]."""
+    litellm: str = ""
+    """The Python interpreter of an environment that has litellm[proxy]. The proxy then runs litellm as a process of its own: agents that
+    speak Anthropic's Messages or OpenAI's Responses are served by model servers that only know chat/completions, with all token ids."""
+    translate: Literal["missing", "always"] = "missing"
+    """Which calls litellm turns into chat/completions: those that the model server has no route for, or, for servers whose Messages and
+    Responses give no token ids, all of them."""
     litellm_url: str = ""
-    """Where a litellm proxy serves (http://host:4001/v1), in an environment of its own: models of providers other than OpenAI-compatible
-    servers are asked through it."""
+    """Where a litellm proxy of your own serves (http://host:4001/v1): models of providers other than OpenAI-compatible servers are asked
+    through it; without, through the one of `litellm`, which takes their keys from the environment."""
     attempt_max_calls: int = Field(default=0, ge=0)
     """How many model calls one attempt may make; 0 is no limit. A rollout's metadata may say otherwise: {"budget": {"calls", "tokens"}}."""
     attempt_max_tokens: int = Field(default=0, ge=0)

@@ -36,6 +36,8 @@ class ModelServer:
         self.extra_logprobs = 0
         """How many log-probs too many (or too few) an answer has."""
         self.version: str | None = "7"
+        self.tool_call: Json | None = None
+        """{"name", "arguments"}: every reply of chat/completions calls that tool, after what it says."""
         self.vocabulary: int | None = None
         self.prompt_tokens: list[Any] | None = None
         self.gap: asyncio.Event | None = None
@@ -168,6 +170,10 @@ class ModelServer:
 
     def _choice(self, body: Json, index: int, text: str, said: str, finish: str | None = "stop") -> Json:
         choice: Json = {"index": index, said: {"role": "assistant", "content": text}, "finish_reason": finish, "logprobs": None}
+        if self.tool_call is not None and finish:
+            function = {**self.tool_call, "arguments": json.dumps(self.tool_call["arguments"])}
+            choice[said]["tool_calls"] = [{"index": 0, "id": "call_1", "type": "function", "function": function}]
+            choice["finish_reason"] = "tool_calls"
         if body.get("logprobs"):
             sampled = text + "x" * self.extra_logprobs if self.extra_logprobs >= 0 else text[: self.extra_logprobs]
             choice["logprobs"] = {"content": [{"token": t, "logprob": self.logprob, "bytes": None, "top_logprobs": []} for t in sampled]}

@@ -15,6 +15,7 @@ from agl_otel.interpreter import answer_first
 from agl_otel.listen import listen, make_runner
 from agl_otel.proxy.app import Proxy
 from agl_otel.proxy.forward import Limits
+from agl_otel.proxy.litellm import Litellm
 from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.models import load as load_models
 from agl_otel.proxy.upstream import Budget, QueueUpstreams
@@ -41,9 +42,11 @@ async def serve(settings: Settings) -> None:
         upstreams = QueueUpstreams(
             queue, models=models, fallback_url=settings.upstream_url, fallback_key=settings.upstream_key.get_secret_value(), own_urls=[url]
         )
-        limits = Limits(budget=Budget(settings.attempt_max_calls, settings.attempt_max_tokens), litellm_url=settings.litellm_url)
+        budget = Budget(settings.attempt_max_calls, settings.attempt_max_tokens)
+        limits = Limits(budget=budget, litellm_url=settings.litellm_url, translate=settings.translate)
+        litellm = Litellm(settings.litellm, settings.data_dir.absolute()) if settings.litellm else None
         runner = make_runner(
-            Proxy(upstreams, telemetry, token=token, limits=limits, models=models).app(),
+            Proxy(upstreams, telemetry, token=token, limits=limits, models=models, litellm=litellm).app(),
             handler_cancellation=True,
             shutdown_timeout=DRAIN_SECONDS,
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import aiohttp
@@ -28,12 +28,20 @@ NOT_PASSED: Final = frozenset(
     }
 )
 """Headers that belong to one connection, or that this proxy sets itself."""
+_LITELLMS: Final = ("x-litellm-", "llm_provider-")
+Edit = Callable[[bytes], bytes]
 
 
 async def pass_on(
-    request: web.Request, response: aiohttp.ClientResponse, added: frozenset[str], call: Call, *, client_seconds: float
+    request: web.Request,
+    response: aiohttp.ClientResponse,
+    added: frozenset[str],
+    call: Call,
+    *,
+    client_seconds: float,
+    translated: Edit | None = None,
 ) -> web.StreamResponse:
-    """Hand the answer to the agent and take it into `call`; `added` is what the agent did not ask for.
+    """Hand the answer to the agent and take it into `call`. `added` is what the agent did not ask for, `translated` edits litellm's words.
 
     The last byte has gone out when this returns: what is left to do with the call costs the agent no time.
     """
@@ -43,19 +51,21 @@ async def pass_on(
     vocabulary = response.headers.get(semconv.HEADER_VOCABULARY, "")
     call.vocabulary = int(vocabulary) if vocabulary.isdecimal() else None
     if response.content_type == "text/event-stream":
-        return await _stream(request, response, added, call, client_seconds)
+        return await _stream(request, response, added, call, client_seconds, translated)
     body = await response.read()
     payload = parse_object(body)
     if payload is not None:
         call.dialect.take(call.reply, payload)
         if take_out(payload, added):
             body = encoded(payload)
+    if translated is not None:
+        body = translated(body)
     if len(body) < _BUFFERED_BYTES:
-        whole = web.Response(status=response.status, body=body, headers=passed(response))
+        whole = web.Response(status=response.status, body=body, headers=passed(response, own=translated is None))
         await whole.prepare(request)
         await whole.write_eof()
         return whole
-    out = web.StreamResponse(status=response.status, headers=passed(response))
+    out = web.StreamResponse(status=response.status, headers=passed(response, own=translated is None))
     out.content_length = len(body)
     await out.prepare(request)
     if not await _write(request, out, body, call, client_seconds):
@@ -65,9 +75,14 @@ async def pass_on(
 
 
 async def _stream(
-    request: web.Request, response: aiohttp.ClientResponse, added: frozenset[str], call: Call, client_seconds: float
+    request: web.Request,
+    response: aiohttp.ClientResponse,
+    added: frozenset[str],
+    call: Call,
+    client_seconds: float,
+    translated: Edit | None,
 ) -> web.StreamResponse:
-    out = web.StreamResponse(status=response.status, headers=passed(response))
+    out = web.StreamResponse(status=response.status, headers=passed(response, own=translated is None))
     await out.prepare(request)
     events = Events()
     while True:
@@ -77,6 +92,8 @@ async def _stream(
             call.incomplete = "upstream_error"
             return _broken_off(request, out)
         ready = b"".join([_pass(event, added, call) for event in (events.feed(piece) if piece else [events.rest()])])
+        if translated is not None:
+            ready = translated(ready)
         if ready and not await _write(request, out, ready, call, client_seconds):
             return out
         if not piece:
@@ -121,9 +138,13 @@ def _broken_off(request: web.Request, out: web.StreamResponse) -> web.StreamResp
     return out
 
 
-def passed(response: aiohttp.ClientResponse) -> Mapping[str, str]:
-    """The headers of a model server that the agent gets."""
-    return CIMultiDict((name, value) for name, value in response.headers.items() if name.lower() not in NOT_PASSED)
+def passed(response: aiohttp.ClientResponse, *, own: bool = True) -> Mapping[str, str]:
+    """The headers of a model server that the agent gets; where they are not its `own`, none of those that litellm adds."""
+    held = CIMultiDict((name, value) for name, value in response.headers.items() if name.lower() not in NOT_PASSED)
+    if not own:
+        for name in [name for name in held if name.lower().startswith(_LITELLMS)]:
+            del held[name]
+    return held
 
 
 def error_response(status: int, message: str, code: str, headers: Mapping[str, str] | None = None) -> web.Response:

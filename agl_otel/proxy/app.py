@@ -27,6 +27,7 @@ from agl_otel.proxy.dialects import DIALECTS, Dialect
 from agl_otel.proxy.forward import OWN_KEY, Forwarder, Limits
 from agl_otel.proxy.gate import Gate
 from agl_otel.proxy.keys import is_ours, is_trusted, may_call
+from agl_otel.proxy.litellm import Litellm
 from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.recorder import Recorder
 from agl_otel.proxy.reply import Json, dicts, parse_object
@@ -62,6 +63,7 @@ class Proxy:
         flush_seconds: float = FLUSH_SECONDS,
         models: ModelList | None = None,
         gate: Gate | None = None,
+        litellm: Litellm | None = None,
     ) -> None:
         self._upstreams = upstreams
         self._telemetry = telemetry
@@ -70,6 +72,7 @@ class Proxy:
         self._flush_seconds = flush_seconds
         self._models = models if models is not None else ModelList()
         self._gate = gate or Gate()
+        self._litellm = litellm
         self._attempts = Attempts(lambda key: telemetry.forget(*key))
         self._recorder = Recorder(telemetry.whole_spans("agl_otel.proxy"), self._attempts)
         self._forwarder: Forwarder | None = None
@@ -95,7 +98,10 @@ class Proxy:
         return app
 
     async def _start(self, _: web.Application) -> None:
-        self._forwarder = Forwarder(self._upstreams, self._recorder, self._attempts, self._gate, limits=self._limits, token=self._token)
+        self._forwarder = Forwarder(
+            self._upstreams, self._recorder, self._attempts, self._gate, limits=self._limits, token=self._token, litellm=self._litellm
+        )
+        await self._forwarder.start()
 
     async def _stop(self, _: web.Application) -> None:
         await self._running().close()
@@ -138,6 +144,7 @@ class Proxy:
                 "version": forwarder.version,
                 "down": forwarder.health.down(),
                 "models": self._models.names(),
+                "litellm": self._litellm.state if self._litellm is not None else None,
                 "counts": {"attempts": len(self._attempts), **self._recorder.counts},
                 "failures": failures,
             }

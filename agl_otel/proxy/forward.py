@@ -12,7 +12,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -26,9 +26,11 @@ from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import Dialect, prepare
 from agl_otel.proxy.gate import Gate
 from agl_otel.proxy.keys import is_ours
+from agl_otel.proxy.litellm import HOW, Litellm
 from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
 from agl_otel.proxy.reply import Json, parse_object, with_fields
+from agl_otel.proxy.translation import AGENT, Translation
 from agl_otel.proxy.upstream import Budget, Upstream, Upstreams
 
 CONNECT_SECONDS: Final = 10.0
@@ -46,6 +48,14 @@ OWN_KEY: Final = web.RequestKey("own_key", bool)
 _KEY_HEADERS: Final = ("authorization", "x-api-key")
 
 
+class _NoRouteError(Exception):
+    """The server has no such route."""
+
+    def __init__(self, base_url: str) -> None:
+        super().__init__(base_url)
+        self.base_url = base_url
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What bounds a call."""
@@ -55,14 +65,24 @@ class Limits:
     budget: Budget = field(default_factory=Budget)
     """Of each attempt whose rollout has none of its own."""
     litellm_url: str = ""
-    """Who is asked for models of providers that speak another protocol."""
+    """Who is asked for models of providers that speak another protocol; empty: the litellm that runs here, where one does."""
+    translate: Literal["missing", "always"] = "missing"
+    """Which calls litellm turns into chat/completions: those that a server has no route for, or all whose dialect allows it."""
 
 
 class Forwarder:
     """Forwards calls. Make it in a running event loop; `close` it."""
 
     def __init__(
-        self, upstreams: Upstreams, recorder: Recorder, attempts: Attempts, gate: Gate, *, limits: Limits, token: str = ""
+        self,
+        upstreams: Upstreams,
+        recorder: Recorder,
+        attempts: Attempts,
+        gate: Gate,
+        *,
+        limits: Limits,
+        token: str = "",
+        litellm: Litellm | None = None,
     ) -> None:
         self._upstreams = upstreams
         self._recorder = recorder
@@ -71,6 +91,13 @@ class Forwarder:
         self._limits = limits
         self._token = token
         self._plain: set[tuple[str, str]] = set()
+        self._no_route: set[tuple[str, str]] = set()
+        self._litellm = litellm
+        self._translation = (
+            Translation(litellm, recorder, self._tried, client_seconds=limits.client_seconds, silence_seconds=limits.silence_seconds)
+            if litellm is not None
+            else None
+        )
         self.health = Health()
         self.version: str | None = None
         """The version of the weights that was announced last, for servers that do not say."""
@@ -79,9 +106,16 @@ class Forwarder:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=limits.silence_seconds),
         )
 
+    async def start(self) -> None:
+        """Start litellm, where there is one; it need not answer yet."""
+        if self._translation is not None:
+            await self._translation.start()
+
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, and stop litellm."""
         await self._session.close()
+        if self._translation is not None:
+            await self._translation.stop()
 
     async def call(self, request: web.Request, key: Key | None, dialect: Dialect) -> web.StreamResponse:
         """Forward a model call and record it.
@@ -98,7 +132,8 @@ class Forwarder:
             route = await self._upstreams.resolve(key, model if isinstance(model, str) else None)
             if dialect.samples and key is not None:
                 self._admit(key, route.budget or self._limits.budget)
-            pool = route.pool if all(each.provider == "openai" for each in route.pool) else [self._located(each) for each in route.pool]
+            direct = all(each.provider == "openai" for each in route.pool)
+            pool = route.pool if direct else [await self._located(each) for each in route.pool]
             return await self._recorded(request, key, dialect, raw, asked, pool)
         finally:
             self._gate.leave()
@@ -118,18 +153,21 @@ class Forwarder:
         except (aiohttp.ClientError, OSError) as error:
             return _failure(error, upstream)
 
-    def _located(self, upstream: Upstream) -> Upstream:
+    async def _located(self, upstream: Upstream) -> Upstream:
         """A model of another provider, at litellm. Raises RefusedError where there is none."""
         if upstream.provider == "openai":
             return upstream
-        if not self._limits.litellm_url:
+        if self._limits.litellm_url:
+            return replace(upstream, base_url=self._limits.litellm_url.rstrip("/"))
+        if self._litellm is None:
             raise RefusedError(
-                f"model {upstream.model} needs litellm, which is not set up: run its proxy in an environment of its own (it needs an older "
-                "openai: uvx --from 'litellm[proxy]' litellm --config FILE --port 4001) and set AGL_LITELLM_URL=http://127.0.0.1:4001/v1",
+                f"model {upstream.model} needs litellm, which is not set up: {HOW}; or run its proxy yourself and set "
+                "AGL_LITELLM_URL=http://127.0.0.1:4001/v1",
                 status=501,
                 code="no_litellm",
             )
-        return replace(upstream, base_url=self._limits.litellm_url.rstrip("/"))
+        address = await self._litellm.address()
+        return replace(upstream, base_url=address.url, api_key=address.key)
 
     def _admit(self, key: Key, budget: Budget) -> None:
         """Raise RefusedError where the attempt is over or has used up what it may use."""
@@ -153,12 +191,35 @@ class Forwarder:
         retry, fingerprint = _retry(request.headers, raw) if key is not None else (0, b"")
         call = self._recorder.start(key, dialect, shown, traceparent, retry=retry, fingerprint=fingerprint)
         try:
-            return await self._tried(request, self.health.order(pool, key[0] if key is not None else None), raw, asked, call)
+            ordered = self.health.order(pool, key[0] if key is not None else None)
+            if not self._needs_translation(dialect, ordered[0]):
+                try:
+                    return await self._tried(request, ordered, raw, asked, call)
+                except _NoRouteError as error:
+                    self._no_route.add((error.base_url, dialect.path))
+            return await self._translated(request, ordered, raw, asked, call)
         except (asyncio.CancelledError, ConnectionResetError):
             call.incomplete = call.incomplete or "client_gone"
             raise
         finally:
             self._recorder.finish(call)
+
+    def _needs_translation(self, dialect: Dialect, upstream: Upstream) -> bool:
+        if not dialect.via_chat or upstream.provider != "openai":
+            return False
+        always = self._limits.translate == "always" and self._translation is not None
+        return always or (upstream.base_url, dialect.path) in self._no_route
+
+    async def _translated(self, request: web.Request, pool: Sequence[Upstream], raw: bytes, asked: Json, call: Call) -> web.StreamResponse:
+        if self._translation is not None:
+            return await self._translation.ask(request, pool, raw, asked, call)
+        call.status = 501
+        raise RefusedError(
+            f"the model server {pool[0].base_url} has no route /{call.dialect.path}, and litellm, which would ask it by chat/completions, "
+            f"is not set up: {HOW}",
+            status=501,
+            code="no_litellm",
+        )
 
     async def _tried(self, request: web.Request, pool: Sequence[Upstream], raw: bytes, asked: Json, call: Call) -> web.StreamResponse:
         """Ask one endpoint after the other until one answers."""
@@ -203,6 +264,8 @@ class Forwarder:
                     self.health.failed(upstream.base_url)
                     return None
                 self.health.answered(upstream.base_url)
+                if response.status in _NO_ROUTE and dialect.via_chat and not _names(await response.read(), asked, upstream):
+                    raise _NoRouteError(upstream.base_url)
                 if response.status in (400, 422) and prepared.added and _names_any(await response.read(), prepared.added):
                     self._plain.add(plain)
                     continue
@@ -210,9 +273,10 @@ class Forwarder:
         raise AssertionError("without extras nothing is refused because of them")
 
     def _headers(self, request: web.Request, upstream: Upstream, key_headers: Sequence[str]) -> CIMultiDict[str]:
-        headers = CIMultiDict((name, value) for name, value in request.headers.items() if name.lower() not in _SET_HERE)
+        agent = request.get(AGENT, request)
+        headers = CIMultiDict((name, value) for name, value in agent.headers.items() if name.lower() not in _SET_HERE)
         headers["accept-encoding"] = "identity"  # bytes that can be read here
-        api_key = None if request.get(OWN_KEY) else upstream.api_key
+        api_key = None if agent.get(OWN_KEY) else upstream.api_key
         for name in _KEY_HEADERS:
             given = headers.get(name, "").removeprefix("Bearer ")
             if api_key is not None or is_ours(given) or (self._token and given == self._token):
@@ -241,6 +305,11 @@ def _sent(body: bytes) -> bytes | io.BytesIO:
 
 def _is_gone(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
+
+
+def _names(body: bytes, asked: Json, upstream: Upstream) -> bool:
+    """Whether an answer speaks of the model: then that is what is not found, and not the route."""
+    return any(isinstance(name, str) and name and name.encode() in body for name in (upstream.model, asked.get("model")))
 
 
 def _names_any(body: bytes, fields: frozenset[str]) -> bool:

@@ -17,6 +17,7 @@ from agl_otel import semconv
 from agl_otel.instrumentation.setup import Telemetry
 from agl_otel.proxy.app import Proxy
 from agl_otel.proxy.forward import Limits
+from agl_otel.proxy.litellm import Litellm
 from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.upstream import Upstreams
 from tests.otlp_receiver import OtlpReceiver, Received
@@ -66,10 +67,16 @@ class Stand:
 
 @contextlib.asynccontextmanager
 async def proxy(
-    receiver: OtlpReceiver, upstreams: Upstreams, *, token: str = "", limits: Limits | None = None, models: ModelList | None = None
+    receiver: OtlpReceiver,
+    upstreams: Upstreams,
+    *,
+    token: str = "",
+    limits: Limits | None = None,
+    models: ModelList | None = None,
+    litellm: Litellm | None = None,
 ) -> AsyncGenerator[Stand]:
     telemetry = Telemetry(otlp_endpoint=receiver.grpc_address, service_name="proxy")
-    served = Proxy(upstreams, telemetry, token=token, limits=limits or Limits(), flush_seconds=2.0, models=models)
+    served = Proxy(upstreams, telemetry, token=token, limits=limits or Limits(), flush_seconds=2.0, models=models, litellm=litellm)
     runner = web.AppRunner(served.app(), handler_cancellation=True, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

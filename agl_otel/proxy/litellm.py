@@ -1,0 +1,160 @@
+"""litellm's proxy server as a child process of ours, in an environment of its own (it needs an older openai than agents use).
+
+It knows two kinds of models. `agl/NAME` is asked of our own capture side by chat/completions (translation.py makes up a NAME for each
+call); every other name is `provider/model`, whose place litellm knows and whose key it takes from the environment. It refuses addresses
+and keys in a request's body. It is started with the proxy, started again when it ends, and stopped with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import aiohttp
+
+from agl_otel.errors import InUseError, RefusedError, SettingsError, UnavailableError
+from agl_otel.processes import Process
+from agl_otel.settings import free_port
+
+READY_SECONDS: Final = 300.0  # its imports alone take half a minute of CPU
+WAIT_SECONDS: Final = 60.0  # that a call waits for one that is still starting
+STOP_SECONDS: Final = 10.0
+RESTART_SECONDS: Final = (1.0, 30.0)  # before it is started again: the first time, and at most; doubled each time
+PREFIX: Final = "agl/"
+PROVIDER: Final = "hosted_vllm/"
+"""What litellm calls a server that speaks OpenAI's protocol; it leaves the parameters alone that only such servers know."""
+HOW: Final = "`uv venv DIR && uv pip install --python DIR/bin/python 'litellm[proxy]'`, then AGL_LITELLM=DIR/bin/python"
+_ENVIRONMENT: Final = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}  # asks nobody on the network for anything
+State = Literal["starting", "up", "down"]
+logger = logging.getLogger("agl_otel.proxy")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where litellm serves, and the key that it wants."""
+
+    url: str
+    """Base URL, with /v1."""
+    key: str
+
+
+class Litellm:
+    """The process. `start` it in a running event loop; `stop` it.
+
+    Args:
+        python: the interpreter of an environment that has litellm[proxy].
+        folder: where its configuration and its log (logs/litellm.log) are written.
+
+    Raises SettingsError where `python` is no program.
+    """
+
+    def __init__(self, python: str, folder: Path) -> None:
+        if not os.access(python, os.X_OK) or Path(python).is_dir():
+            raise SettingsError(f"AGL_LITELLM names {python!r}, which is no Python interpreter: {HOW}")
+        self._python = python
+        self._folder = folder
+        self._key = f"sk-{secrets.token_hex(24)}"
+        self._process: Process | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._url = ""
+        self.state: State = "starting"
+        self.why = ""
+        """Why it is down."""
+
+    @property
+    def pid(self) -> int:
+        """The process id; 0 before the start."""
+        return self._process.pid if self._process is not None else 0
+
+    def start(self, capture_url: str) -> None:
+        """Begin: returns at once. `capture_url` is where chat/completions for `agl/…` go."""
+        self._watcher = asyncio.create_task(self._watch(capture_url), name="litellm")
+
+    async def stop(self) -> None:
+        """End it."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+        if self._process is not None:
+            await self._process.stop(grace_seconds=STOP_SECONDS)
+        self._is("down", "it was stopped")
+
+    async def address(self) -> Address:
+        """Where to ask, once it answers. Raises RefusedError (503, with when to come back) where it does not."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_SECONDS):
+                while self.state == "starting":
+                    self._changed.clear()
+                    await self._changed.wait()
+        if self.state != "up":
+            raise self.absent("is still starting" if self.state == "starting" else f"is not running ({self.why})")
+        return Address(self._url, self._key)
+
+    def absent(self, what: str) -> RefusedError:
+        """The error for a call that needs it."""
+        log = self._process.log if self._process is not None else self._folder
+        message = f"litellm, which translates this call, {what}; it is started again by itself. See {log}; AGL_LITELLM is {self._python}"
+        return RefusedError(message, status=503, code="litellm_down", retry_seconds=1)
+
+    async def _watch(self, capture_url: str) -> None:
+        pause, longest = RESTART_SECONDS
+        while True:
+            try:
+                await self._launch(capture_url)
+            except (UnavailableError, InUseError, OSError) as error:
+                self._is("down", str(error))
+                if self._process is not None:
+                    await self._process.kill()
+            else:
+                pause = RESTART_SECONDS[0]
+                self._is("up")
+                assert self._process is not None
+                self._is("down", f"it ended with exit code {await self._process.wait()}")
+            logger.warning("litellm is down: %s; it is started again in %.0f s", self.why, pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    async def _launch(self, capture_url: str) -> None:
+        self._is("starting")
+        port = free_port()
+        config = self._folder / "litellm.json"
+        config.parent.mkdir(parents=True, exist_ok=True)
+        config.write_text(json.dumps(_config(capture_url)))  # JSON is YAML
+        arguments = ["--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
+        argv = [self._python, "-c", "from litellm import run_server; run_server()", *arguments]
+        environment = {**_ENVIRONMENT, "LITELLM_MASTER_KEY": self._key}
+        self._process = Process("litellm", argv, log=self._folder / "logs" / "litellm.log", env=environment)
+        await self._process.start()
+        await self._process.ready(lambda: _is_well(port), timeout_seconds=READY_SECONDS)
+        self._url = f"http://127.0.0.1:{port}/v1"
+
+    def _is(self, state: State, why: str = "") -> None:
+        self.state, self.why = state, why
+        self._changed.set()
+
+
+def _config(capture_url: str) -> dict[str, object]:
+    ours = {"model": f"{PROVIDER}*", "api_base": capture_url, "api_key": "none", "use_chat_completions_api": True}
+    return {
+        "model_list": [{"model_name": f"{PREFIX}*", "litellm_params": ours}, {"model_name": "*", "litellm_params": {"model": "*"}}],
+        "litellm_settings": {"drop_params": True, "num_retries": 0, "telemetry": False},
+        "router_settings": {"num_retries": 0, "disable_cooldowns": True},
+    }
+
+
+async def _is_well(port: int) -> bool:
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session,
+            session.get(f"http://127.0.0.1:{port}/health/liveliness") as answer,
+        ):
+            return answer.status == 200
+    return False

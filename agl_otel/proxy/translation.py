@@ -1,0 +1,173 @@
+"""A call in a protocol that its model server does not speak: litellm stands above our capture.
+
+agent → the route it asked (keys, budget, number) → litellm, which turns it into chat/completions → the capture side here → model server.
+
+So what is recorded is the chat call as it was sampled, with its token ids, and it is recorded once: the capture side fills the very call
+that the agent's request opened. The two find each other by a name that is made up for each call and given as the model's: whoever knows it
+may finish that call, no other, and it is worth nothing afterwards. The agent sees the name it asked for in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+
+from agl_otel.errors import RefusedError
+from agl_otel.proxy.answer import error_response, pass_on
+from agl_otel.proxy.dialects import CHAT
+from agl_otel.proxy.litellm import PREFIX, PROVIDER, Litellm
+from agl_otel.proxy.recorder import Call, Recorder
+from agl_otel.proxy.reply import Json, Reply, parse_object, with_fields
+from agl_otel.proxy.upstream import Upstream
+
+AGENT: Final = web.RequestKey("agent", web.Request)
+"""Set on a request of litellm's: the agent's request that it stands for."""
+HOST: Final = "127.0.0.1"
+END_SECONDS: Final = 10.0  # for the capture side, after litellm's answer has come to its end
+MAX_BODY_BYTES: Final = 128 << 20  # an agent's, spelled in another protocol
+_PASSED_HEADERS: Final = ("accept", "anthropic-version", "anthropic-beta", "user-agent")
+Send = Callable[[web.Request, Sequence[Upstream], bytes, Json, Call], Awaitable[web.StreamResponse]]
+
+
+@dataclass(slots=True)
+class _Held:
+    """An agent's request that litellm is working on."""
+
+    request: web.Request
+    pool: Sequence[Upstream]
+    call: Call
+    model: str
+    """What the agent asked for."""
+    tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+    taken: bool = False
+    """Whether the capture side has the call; what litellm asks beyond it is a call of its own."""
+
+
+class Translation:
+    """The side above litellm (`ask`) and the side below it (an HTTP server on loopback). Use it between `start` and `stop`.
+
+    Args:
+        litellm: the process; it is started and stopped with this.
+        send: asks a pool of model servers and passes the answer on.
+    """
+
+    def __init__(self, litellm: Litellm, recorder: Recorder, send: Send, *, client_seconds: float, silence_seconds: float) -> None:
+        self._litellm = litellm
+        self._recorder = recorder
+        self._send = send
+        self._client_seconds = client_seconds
+        self._silence_seconds = silence_seconds
+        self._held: dict[str, _Held] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Listen, and start litellm."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app.router.add_post("/v1/chat/completions", self._capture)
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, HOST, 0).start()
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None, sock_read=self._silence_seconds)
+        )
+        self._litellm.start(f"http://{HOST}:{self._runner.addresses[0][1]}/v1")
+
+    async def stop(self) -> None:
+        """Stop litellm and no longer listen."""
+        await self._litellm.stop()
+        if self._session is not None:
+            await self._session.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def ask(self, request: web.Request, pool: Sequence[Upstream], raw: bytes, asked: Json, call: Call) -> web.StreamResponse:
+        """Answer an agent's request through litellm. Raises RefusedError where litellm does not run."""
+        assert self._session is not None, "start() comes first"
+        above = replace(call, reply=Reply())  # what the agent sees; what was sampled is filled in below
+        name = secrets.token_hex(12)
+        model = asked.get("model")
+        held = self._held[name] = _Held(request, pool, call, model if isinstance(model, str) else "")
+        body = with_fields(raw, asked, {"model": PREFIX + name})
+        try:
+            address = await self._litellm.address()
+            url = f"{address.url}/{call.dialect.path}"
+            async with self._session.post(url, data=body, headers=_headers(request, address.key)) as response:
+                edit = _renamed(name, held.model)
+                answer = await pass_on(request, response, frozenset(), above, client_seconds=self._client_seconds, translated=edit)
+            if held.tasks:  # the capture side may be a moment behind: litellm reads no further than the last word
+                await asyncio.wait(held.tasks, timeout=END_SECONDS)
+            return answer
+        except RefusedError as error:
+            above.status = error.status
+            raise
+        except aiohttp.ClientError as error:
+            above.status = 503
+            raise self._litellm.absent(f"broke off ({error!r})") from None
+        finally:
+            del self._held[name]
+            for task in held.tasks:
+                task.cancel()
+            await asyncio.gather(*held.tasks, return_exceptions=True)
+            _merge(call, above, taken=held.taken)
+
+    async def _capture(self, request: web.Request) -> web.StreamResponse:
+        """litellm asks for chat/completions."""
+        raw = await request.read()
+        given = parse_object(raw)
+        held = self._held.get(str(given.get("model"))) if given is not None else None
+        task = asyncio.current_task()
+        if held is None or given is None or task is None:
+            return error_response(404, "this port is for litellm, and it names no call that is under way", "no_call")
+        request[AGENT] = held.request
+        raw = with_fields(raw, given, {"model": held.model})
+        asked = {**given, "model": held.model}
+        shown = {**held.pool[0].sampling, **asked}
+        first, held.taken = not held.taken, True
+        call = held.call if first else self._recorder.start(held.call.key, CHAT, shown, request.headers.get("traceparent"))
+        call.dialect, call.body = CHAT, shown
+        held.tasks.add(task)
+        try:
+            return await self._send(request, held.pool, raw, asked, call)
+        except (asyncio.CancelledError, ConnectionResetError):
+            call.incomplete = call.incomplete or "client_gone"
+            raise
+        finally:
+            if not first:
+                self._recorder.finish(call)
+
+
+def _merge(call: Call, above: Call, *, taken: bool) -> None:
+    """Say of the sampled call what the agent saw of it."""
+    if not taken:
+        call.status, call.first_byte, call.incomplete, call.reply = above.status, above.first_byte, above.incomplete, above.reply
+        return
+    call.reply.id = above.reply.id or call.reply.id  # the agent's own span has this one
+    if call.failed is None and above.failed is not None:
+        call.incomplete = above.incomplete or "translation_failed"
+
+
+def _headers(request: web.Request, key: str) -> dict[str, str]:
+    passed = {name: request.headers[name] for name in _PASSED_HEADERS if name in request.headers}
+    return {**passed, "authorization": f"Bearer {key}", "content-type": "application/json", "accept-encoding": "identity"}
+
+
+def _renamed(name: str, model: str) -> Callable[[bytes], bytes]:
+    """Puts the name that the agent asked for in place of the one that was made up."""
+    shown = json.dumps(model)[1:-1].encode()
+    made_up = [f"{prefix}{name}".encode() for prefix in (PREFIX, PROVIDER, "")]
+
+    def edit(data: bytes) -> bytes:
+        if made_up[-1] in data:
+            for each in made_up:
+                data = data.replace(each, shown)
+        return data
+
+    return edit
