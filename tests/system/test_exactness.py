@@ -1,0 +1,16 @@
+"""The tokens that are trained on are the tokens that were sampled: the bench's random conversations, some hundred calls of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.exactness import run
+
+
+async def test_trained_ids_are_the_sampled_ids_in_every_protocol_with_faults_and_edits(tmp_path: Path) -> None:
+    result = await run(400, 11, tmp_path, start_seconds=300.0)
+    assert result.wrong == []
+    assert result.good
+    assert result.whole_accepted == result.whole  # nothing but what was broken on purpose is refused
+    assert result.refused.total() > 0
+    assert {"choice", "sub_agent"} <= set(result.breaks)
