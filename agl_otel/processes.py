@@ -1,4 +1,4 @@
-"""A child process of ours: started with its own log file and process group, watched, and ended by its own id.
+"""A child process of ours: started with its own log file and process group, watched, and ended by its own id. And how we are ended.
 
 Children get SIGTERM when their parent dies, whatever kills it, so that nothing is left behind. They have a process group of
 their own: Ctrl+C in a terminal reaches the parent alone, which then stops its children in order.
@@ -20,6 +20,8 @@ from agl_otel.errors import UnavailableError
 
 TAIL_BYTES: Final = 4000
 HEALTH_POLL_SECONDS: Final = 0.05
+SAME_SECONDS: Final = 0.3  # signals within it are one: the kernel sends one for each thread of a parent that was killed
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _live: set[Process] = set()
 
 
@@ -138,3 +140,22 @@ def kill_all() -> None:
         if process.running:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def on_stop_signals(
+    first: Callable[[signal.Signals], None], again: Callable[[signal.Signals], None], *, same_seconds: float = SAME_SECONDS
+) -> None:
+    """Have the running loop call `first` on the first SIGTERM or SIGINT, and `again` on any that comes more than `same_seconds` later."""
+    loop = asyncio.get_running_loop()
+    began: float | None = None
+
+    def received(number: signal.Signals) -> None:
+        nonlocal began
+        if began is None:
+            began = loop.time()
+            first(number)
+        elif loop.time() - began > same_seconds:
+            again(number)
+
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, received, number)

@@ -11,12 +11,12 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import click
 
-from agl_otel.processes import kill_all
+from agl_otel.processes import kill_all, on_stop_signals
 from agl_otel.settings import PORTS, Settings
 
 T = TypeVar("T")
@@ -53,19 +53,16 @@ def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
     async def guarded() -> T:
         task = asyncio.ensure_future(main())
-        interrupted = False
 
-        def interrupt() -> None:
-            nonlocal interrupted
-            if interrupted:
-                kill_all()
-                os._exit(INTERRUPTED)
-            interrupted = True
+        def interrupt(_: signal.Signals) -> None:
             click.echo("stopping … (once more to stop at once)", err=True)
             task.cancel()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, interrupt)
+        def end(_: signal.Signals) -> NoReturn:
+            kill_all()
+            os._exit(INTERRUPTED)
+
+        on_stop_signals(interrupt, end)
         try:
             return await task
         except asyncio.CancelledError:

@@ -8,10 +8,11 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from agl_otel.errors import UnavailableError, UsageError
 from agl_otel.instrumentation import Telemetry
+from agl_otel.processes import on_stop_signals
 from agl_otel.queue.client import QueueClient
 from agl_otel.runner import groups
 from agl_otel.runner.certificates import certificates
@@ -28,7 +29,6 @@ from agl_otel.types import RolloutMode
 SERVICE_NAME: Final = "agl-runner"
 PROXY_SECONDS: Final = 5.0
 _CHECKED_TASKS: Final = 100
-_SAME_SECONDS: Final = 0.3  # signals within it are one: the kernel sends one for each thread of a parent that was killed
 _log = logging.getLogger(__name__)
 
 
@@ -98,22 +98,16 @@ async def check_waiting_tasks(agent: Agent, queue: QueueClient, modes: Sequence[
 
 def stop_on_signals(stop: asyncio.Event) -> None:
     """Set `stop` on the first SIGTERM or SIGINT; on the second end all agents and this process at once."""
-    loop = asyncio.get_running_loop()
-    first = 0.0
 
-    def received(number: int) -> None:
-        nonlocal first
-        if stop.is_set() and loop.time() - first < _SAME_SECONDS:
-            return
-        if stop.is_set():
-            groups.kill_all()
-            os._exit(128 + number)
-        _log.info("%s: finishing what runs; once more ends it at once", signal.Signals(number).name)
-        first = loop.time()
+    def first(number: signal.Signals) -> None:
+        _log.info("%s: finishing what runs; once more ends it at once", number.name)
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, received, number)
+    def again(number: signal.Signals) -> NoReturn:
+        groups.kill_all()
+        os._exit(128 + number)
+
+    on_stop_signals(first, again)
 
 
 async def find_stack(queue: QueueClient) -> Addresses:

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from agl_otel.processes import on_stop_signals
+
+
+async def heard(*numbers: signal.Signals, same_seconds: float) -> list[str]:
+    """What is called when these signals reach this process, one by one."""
+    called: list[str] = []
+
+    def told(kind: str, number: signal.Signals) -> None:
+        called.append(f"{kind} {number.name}")
+
+    loop = asyncio.get_running_loop()
+    on_stop_signals(lambda number: told("first", number), lambda number: told("again", number), same_seconds=same_seconds)
+    passed = asyncio.Event()
+    loop.add_signal_handler(signal.SIGUSR2, passed.set)
+    try:
+        for number in numbers:
+            passed.clear()
+            signal.raise_signal(number)
+            signal.raise_signal(signal.SIGUSR2)  # is heard after it
+            await passed.wait()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+            loop.remove_signal_handler(number)
+    return called
+
+
+async def test_signals_of_one_moment_are_one() -> None:
+    assert await heard(*[signal.SIGTERM] * 5, same_seconds=3600) == ["first SIGTERM"]
+
+
+async def test_a_later_signal_is_a_second_one() -> None:
+    assert await heard(signal.SIGINT, signal.SIGTERM, same_seconds=0) == ["first SIGINT", "again SIGTERM"]
