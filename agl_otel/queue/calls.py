@@ -9,7 +9,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -21,6 +21,7 @@ from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.proto import queue_pb2_grpc
 
 T = TypeVar("T")
+R = TypeVar("R")
 RETRY_SECONDS: Final = 10.0  # a restart of the queue takes less
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 1.0
@@ -29,7 +30,7 @@ PART_ROLLOUTS: Final = 10_000
 PART_BYTES: Final = 16 << 20
 LARGEST_ROLLOUT_BYTES: Final = 32 << 20  # its answer, and a claim of it, must fit a message of 64 MiB too
 OPTIONS: Final = (
-    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_receive_message_length", -1),  # the answer to a change of many rollouts holds all their inputs
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -39,6 +40,7 @@ OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
+_LATE: Final = "the queue at {} did not answer in time: it is overloaded, or the network is slow"
 
 
 def new_request_id() -> str:
@@ -122,6 +124,31 @@ class Calls:
             except grpc.aio.AioRpcError as error:
                 await retry.pause(error)
 
+    async def collect(self, method: str, older: str, request: object, answer: type[T], take: Callable[[T], R]) -> list[R]:
+        """One streaming call to its end: what `take` makes of each reply. After a lost connection it begins anew.
+
+        A service that does not know `method` yet is asked by the unary `older`. The time of a try runs from reply to reply.
+        """
+        retry = Retry(self._retry_seconds, self.address, secure=self.trust.dialled_securely(self.address))
+        while True:
+            try:
+                return await self._read_all(getattr(self.stub, method)(request, metadata=self._metadata), answer, take)
+            except TimeoutError:
+                raise UnavailableError(_LATE.format(self.address)) from None
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    return [take(await self.call(older, request, answer))]
+                await retry.pause(error)
+
+    async def _read_all(self, replies: AsyncIterable[object], answer: type[T], take: Callable[[T], R]) -> list[R]:
+        taken: list[R] = []
+        async with asyncio.timeout(self._timeout_seconds) as patience:
+            async for reply in replies:
+                assert isinstance(reply, answer)
+                taken.append(take(reply))
+                patience.reschedule(asyncio.get_running_loop().time() + self._timeout_seconds)
+        return taken
+
 
 class Retry:
     """Pauses that grow, with jitter, until `seconds` are over."""
@@ -149,7 +176,7 @@ def translated(error: grpc.aio.AioRpcError, address: str, *, secure: bool = Fals
         what_to_do = tls.advice(details, secure=secure) or "is it running? (agl-otel up, or AGL_STORE)"
         return UnavailableError(f"the queue at {address} does not answer ({details}): {what_to_do}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return UnavailableError(f"the queue at {address} did not answer in time: it is overloaded, or the network is slow")
+        return UnavailableError(_LATE.format(address))
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return AglError(f"a message to or from the queue at {address} is too large (64 MiB): ask for fewer at once (limit=…). {details}")
+        return AglError(f"a message to the queue at {address} is too large (64 MiB): send fewer at once. {details}")
     return from_grpc(code.name, details)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -37,6 +37,7 @@ from agl_otel.types import (
 
 __all__ = ["KEEP", "AttemptUpdate", "Observation", "QueueClient", "RolloutUpdate"]
 
+T = TypeVar("T")
 SortOrder = Literal["asc", "desc"]
 FilterLogic = Literal["and", "or"]
 _RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
@@ -94,10 +95,12 @@ class QueueClient:
         return enqueued
 
     async def start(self, requests: Sequence[EnqueueRolloutRequest], *, worker_id: str | None = None) -> list[AttemptedRollout]:
-        """Make rollouts that are never queued, each with a first attempt of `worker_id`."""
-        rollouts = [convert.request_to_pb(request) for request in requests]
-        request = pb.StartRequest(rollouts=rollouts, worker_id=worker_id, request_id=new_request_id())
-        return _attempted(await self._calls.call("Start", request, pb.Rollouts))
+        """Make rollouts that are never queued, each with a first attempt of `worker_id`; by the message, as `enqueue` does."""
+        started: list[AttemptedRollout] = []
+        for part in parts([convert.request_to_pb(request) for request in requests]):
+            request = pb.StartRequest(rollouts=part, worker_id=worker_id, request_id=new_request_id())
+            started += _attempted(await self._calls.call("Start", request, pb.Rollouts))
+        return started
 
     async def start_attempt(self, rollout_ids: Sequence[str], *, worker_id: str | None = None) -> list[AttemptedRollout]:
         """A further attempt of each rollout, whatever max_attempts says. Raises NotFoundError."""
@@ -183,8 +186,8 @@ class QueueClient:
         if ended_before is not None:
             asked.ended_before = ended_before
         request = pb.QueryRolloutsRequest(filter=asked, page=_page(sort_by, sort_order, limit, offset))
-        answer = await self._calls.call("QueryRollouts", request, pb.Rollouts)
-        return PaginatedResult([convert.rollout_from_pb(rollout) for rollout in answer.rollouts], limit, offset, answer.total)
+        found, total = await self._query("Rollouts", request, pb.Rollouts, convert.rollout_from_pb)
+        return PaginatedResult(found, limit, offset, total)
 
     async def query_attempts(
         self,
@@ -199,8 +202,8 @@ class QueueClient:
         """Attempts of these rollouts, by number unless `sort_by` names a field; none for unknown rollouts."""
         page = _page(sort_by, sort_order, limit, offset)
         request = pb.QueryAttemptsRequest(rollout_ids=rollout_ids, latest_only=latest_only, page=page)
-        answer = await self._calls.call("QueryAttempts", request, pb.Attempts)
-        return PaginatedResult([convert.attempt_from_pb(attempt) for attempt in answer.attempts], limit, offset, answer.total)
+        found, total = await self._query("Attempts", request, pb.Attempts, convert.attempt_from_pb)
+        return PaginatedResult(found, limit, offset, total)
 
     async def wait(self, rollout_ids: Sequence[str], *, timeout_seconds: float | None = None) -> AsyncIterator[list[Rollout]]:
         """Finished rollouts, as they finish; ends when all have, or after `timeout_seconds` (0: one look). Unknown ids are left out."""
@@ -271,8 +274,8 @@ class QueueClient:
             return PaginatedResult([], limit, offset, 0)
         page = _page(sort_by, sort_order, limit, offset)
         request = pb.QueryResourcesRequest(filter=asked, page=page, all_versions=all_versions)
-        answer = await self._calls.call("QueryResources", request, pb.ResourcesList)
-        return PaginatedResult([convert.resources_from_pb(item) for item in answer.resources], limit, offset, answer.total)
+        found, total = await self._query("Resources", request, pb.ResourcesList, convert.resources_from_pb)
+        return PaginatedResult(found, limit, offset, total)
 
     # --- workers
 
@@ -299,8 +302,8 @@ class QueueClient:
         if asked is None:
             return PaginatedResult([], limit, offset, 0)
         request = pb.QueryWorkersRequest(filter=asked, page=_page(sort_by, sort_order, limit, offset))
-        answer = await self._calls.call("QueryWorkers", request, pb.Workers)
-        return PaginatedResult([convert.worker_from_pb(worker) for worker in answer.workers], limit, offset, answer.total)
+        found, total = await self._query("Workers", request, pb.Workers, convert.worker_from_pb)
+        return PaginatedResult(found, limit, offset, total)
 
     # --- the stack
 
@@ -340,6 +343,15 @@ class QueueClient:
         return (await self._calls.call("Lease", request, pb.LeaseResponse)).held
 
     # --- helpers
+
+    async def _query(self, what: str, request: object, answer: type[Any], converted: Callable[[Any], T]) -> tuple[list[T], int]:
+        """What a query finds, of whatever size, and how many match without its page."""
+
+        def take(part: Any) -> tuple[list[T], int]:
+            return [converted(item) for item in getattr(part, what.lower())], part.total
+
+        taken = await self._calls.collect(f"Stream{what}", f"Query{what}", request, answer, take)
+        return [item for items, _ in taken for item in items], taken[0][1]
 
     def _described(self, answer: pb.DescribeResponse) -> Describe:
         host = target(self.address).rpartition(":")[0]

@@ -24,7 +24,7 @@ MAX_MESSAGE_BYTES: Final = 64 << 20
 SWEEP_SECONDS: Final = 1.0  # how late an overdue attempt may be noticed
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),  # or a second service would share the port, and each see half of the calls
     ("grpc.keepalive_time_ms", 20_000),  # a claimer whose machine vanished is noticed after this and the timeout
     ("grpc.keepalive_timeout_ms", 10_000),

@@ -27,8 +27,8 @@ from agl_otel.queue.waiting import ALL, ClaimWaiter, Waiting
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
-CHUNK_ROLLOUTS: Final = 256  # in one message of a stream
-CHUNK_BYTES: Final = 8 << 20  # of inputs in one message of a stream; a message may hold 64 MiB
+CHUNK_ITEMS: Final = 256  # in one message of a stream
+CHUNK_BYTES: Final = 8 << 20  # in one message of a stream, after its first item: others are served between two
 WRITES: Final[dict[str, Callable[[Transaction, Any, float], Any]]] = {
     "Enqueue": enqueue.enqueue,
     "Start": enqueue.start,
@@ -45,12 +45,12 @@ WRITES: Final[dict[str, Callable[[Transaction, Any, float], Any]]] = {
 }
 """Calls that are one writing operation."""
 READS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
-    "QueryRollouts": queries.query_rollouts,
-    "QueryAttempts": queries.query_attempts,
-    "QueryResources": queries.query_resources,
-    "QueryWorkers": queries.query_workers,
+    "Rollouts": queries.query_rollouts,
+    "Attempts": queries.query_attempts,
+    "Resources": queries.query_resources,
+    "Workers": queries.query_workers,
 }
-"""Calls that are one reading operation."""
+"""Calls that are one reading operation: Query… answers in one message, Stream… in parts. What is asked for is the field of both."""
 _log = logging.getLogger(__name__)
 
 
@@ -69,7 +69,8 @@ class QueueService:
         for name, operation in WRITES.items():
             setattr(self, name, partial(self._write, operation))
         for name, operation in READS.items():
-            setattr(self, name, partial(self._read, operation))
+            setattr(self, f"Query{name}", partial(self._read, operation))
+            setattr(self, f"Stream{name}", partial(self._read_in_parts, operation, name.lower()))
         engine.subscribe(self._waiting.on_signals)
 
     @property
@@ -147,6 +148,11 @@ class QueueService:
             return await self._engine.read(lambda tx: operation(tx, request))
         except AglError as error:
             return await _abort(context, error)
+
+    async def _read_in_parts(self, operation: Callable[[Transaction, Any], Any], field: str, request: object, context: Context) -> Any:
+        answer = await self._read(operation, request, context)
+        for chunk in _chunks(getattr(answer, field)):
+            yield type(answer)(**{field: chunk}, total=answer.total)
 
     def _described(self, answer: pb.DescribeResponse) -> pb.DescribeResponse:
         answer.version = self._version
@@ -247,17 +253,18 @@ def _rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> list[pb.Rollout]:
     return list(rollouts_pb(tx.rows("rollouts_by_id", {"rollout_ids": json.dumps(rollout_ids)})).rollouts)
 
 
-def _chunks(rollouts: Sequence[pb.Rollout]) -> Iterator[list[pb.Rollout]]:
-    chunk: list[pb.Rollout] = []
+def _chunks(items: Sequence[Any]) -> Iterator[list[Any]]:
+    """Messages by the message of a stream, at least one."""
+    chunk: list[Any] = []
     size = 0
-    for rollout in rollouts:
-        if chunk and (len(chunk) >= CHUNK_ROLLOUTS or size + len(rollout.input_json) > CHUNK_BYTES):
+    for item in items:
+        own = item.ByteSize()
+        if chunk and (len(chunk) >= CHUNK_ITEMS or size + own > CHUNK_BYTES):
             yield chunk
             chunk, size = [], 0
-        chunk.append(rollout)
-        size += len(rollout.input_json)
-    if chunk:
-        yield chunk
+        chunk.append(item)
+        size += own
+    yield chunk
 
 
 async def _abort(context: Context, error: AglError) -> Any:

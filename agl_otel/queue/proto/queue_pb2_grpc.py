@@ -89,6 +89,26 @@ class QueueStub:
                 request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.DeleteRequest.SerializeToString,
                 response_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.DeleteResponse.FromString,
                 _registered_method=True)
+        self.StreamRollouts = channel.unary_stream(
+                '/agl.queue.v1.Queue/StreamRollouts',
+                request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryRolloutsRequest.SerializeToString,
+                response_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.Rollouts.FromString,
+                _registered_method=True)
+        self.StreamAttempts = channel.unary_stream(
+                '/agl.queue.v1.Queue/StreamAttempts',
+                request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryAttemptsRequest.SerializeToString,
+                response_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.Attempts.FromString,
+                _registered_method=True)
+        self.StreamResources = channel.unary_stream(
+                '/agl.queue.v1.Queue/StreamResources',
+                request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryResourcesRequest.SerializeToString,
+                response_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.ResourcesList.FromString,
+                _registered_method=True)
+        self.StreamWorkers = channel.unary_stream(
+                '/agl.queue.v1.Queue/StreamWorkers',
+                request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryWorkersRequest.SerializeToString,
+                response_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.Workers.FromString,
+                _registered_method=True)
         self.Observe = channel.unary_unary(
                 '/agl.queue.v1.Queue/Observe',
                 request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.ObserveRequest.SerializeToString,
@@ -217,6 +237,32 @@ class QueueServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StreamRollouts(self, request, context):
+        """The queries of rollouts, attempts, resources and workers (Query…) with answers of any size: in parts, all of one state of the queue.
+        Each part names the `total`; there is at least one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamAttempts(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamResources(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamWorkers(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Observe(self, request, context):
         """--- what the collectors report and need
         """
@@ -340,6 +386,26 @@ def add_QueueServicer_to_server(servicer, server):
                     servicer.Delete,
                     request_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.DeleteRequest.FromString,
                     response_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.DeleteResponse.SerializeToString,
+            ),
+            'StreamRollouts': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamRollouts,
+                    request_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryRolloutsRequest.FromString,
+                    response_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.Rollouts.SerializeToString,
+            ),
+            'StreamAttempts': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamAttempts,
+                    request_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryAttemptsRequest.FromString,
+                    response_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.Attempts.SerializeToString,
+            ),
+            'StreamResources': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamResources,
+                    request_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryResourcesRequest.FromString,
+                    response_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.ResourcesList.SerializeToString,
+            ),
+            'StreamWorkers': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamWorkers,
+                    request_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryWorkersRequest.FromString,
+                    response_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.Workers.SerializeToString,
             ),
             'Observe': grpc.unary_unary_rpc_method_handler(
                     servicer.Observe,
@@ -689,6 +755,114 @@ class Queue:
             '/agl.queue.v1.Queue/Delete',
             agl__otel_dot_queue_dot_proto_dot_queue__pb2.DeleteRequest.SerializeToString,
             agl__otel_dot_queue_dot_proto_dot_queue__pb2.DeleteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamRollouts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/agl.queue.v1.Queue/StreamRollouts',
+            agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryRolloutsRequest.SerializeToString,
+            agl__otel_dot_queue_dot_proto_dot_queue__pb2.Rollouts.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamAttempts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/agl.queue.v1.Queue/StreamAttempts',
+            agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryAttemptsRequest.SerializeToString,
+            agl__otel_dot_queue_dot_proto_dot_queue__pb2.Attempts.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamResources(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/agl.queue.v1.Queue/StreamResources',
+            agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryResourcesRequest.SerializeToString,
+            agl__otel_dot_queue_dot_proto_dot_queue__pb2.ResourcesList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/agl.queue.v1.Queue/StreamWorkers',
+            agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryWorkersRequest.SerializeToString,
+            agl__otel_dot_queue_dot_proto_dot_queue__pb2.Workers.FromString,
             options,
             channel_credentials,
             insecure,

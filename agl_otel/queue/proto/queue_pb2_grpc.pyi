@@ -55,6 +55,13 @@ class QueueStub:
     Wait: _grpc.UnaryStreamMultiCallable[_queue_pb2.WaitRequest, _queue_pb2.Rollouts]
     """Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out."""
     Delete: _grpc.UnaryUnaryMultiCallable[_queue_pb2.DeleteRequest, _queue_pb2.DeleteResponse]
+    StreamRollouts: _grpc.UnaryStreamMultiCallable[_queue_pb2.QueryRolloutsRequest, _queue_pb2.Rollouts]
+    """The queries of rollouts, attempts, resources and workers (Query…) with answers of any size: in parts, all of one state of the queue.
+    Each part names the `total`; there is at least one.
+    """
+    StreamAttempts: _grpc.UnaryStreamMultiCallable[_queue_pb2.QueryAttemptsRequest, _queue_pb2.Attempts]
+    StreamResources: _grpc.UnaryStreamMultiCallable[_queue_pb2.QueryResourcesRequest, _queue_pb2.ResourcesList]
+    StreamWorkers: _grpc.UnaryStreamMultiCallable[_queue_pb2.QueryWorkersRequest, _queue_pb2.Workers]
     Observe: _grpc.UnaryUnaryMultiCallable[_queue_pb2.ObserveRequest, _queue_pb2.ObserveResponse]
     """--- what the collectors report and need"""
     TakeSequence: _grpc.UnaryUnaryMultiCallable[_queue_pb2.TakeSequenceRequest, _queue_pb2.TakeSequenceResponse]
@@ -93,6 +100,13 @@ class QueueAsyncStub(QueueStub):
     Wait: _aio.UnaryStreamMultiCallable[_queue_pb2.WaitRequest, _queue_pb2.Rollouts]  # type: ignore[assignment]
     """Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out."""
     Delete: _aio.UnaryUnaryMultiCallable[_queue_pb2.DeleteRequest, _queue_pb2.DeleteResponse]  # type: ignore[assignment]
+    StreamRollouts: _aio.UnaryStreamMultiCallable[_queue_pb2.QueryRolloutsRequest, _queue_pb2.Rollouts]  # type: ignore[assignment]
+    """The queries of rollouts, attempts, resources and workers (Query…) with answers of any size: in parts, all of one state of the queue.
+    Each part names the `total`; there is at least one.
+    """
+    StreamAttempts: _aio.UnaryStreamMultiCallable[_queue_pb2.QueryAttemptsRequest, _queue_pb2.Attempts]  # type: ignore[assignment]
+    StreamResources: _aio.UnaryStreamMultiCallable[_queue_pb2.QueryResourcesRequest, _queue_pb2.ResourcesList]  # type: ignore[assignment]
+    StreamWorkers: _aio.UnaryStreamMultiCallable[_queue_pb2.QueryWorkersRequest, _queue_pb2.Workers]  # type: ignore[assignment]
     Observe: _aio.UnaryUnaryMultiCallable[_queue_pb2.ObserveRequest, _queue_pb2.ObserveResponse]  # type: ignore[assignment]
     """--- what the collectors report and need"""
     TakeSequence: _aio.UnaryUnaryMultiCallable[_queue_pb2.TakeSequenceRequest, _queue_pb2.TakeSequenceResponse]  # type: ignore[assignment]
@@ -194,6 +208,37 @@ class QueueServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.DeleteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.DeleteResponse, _abc.Awaitable[_queue_pb2.DeleteResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def StreamRollouts(
+        self,
+        request: _queue_pb2.QueryRolloutsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_queue_pb2.Rollouts], _abc.AsyncIterator[_queue_pb2.Rollouts]]:
+        """The queries of rollouts, attempts, resources and workers (Query…) with answers of any size: in parts, all of one state of the queue.
+        Each part names the `total`; there is at least one.
+        """
+
+    @_abc_1.abstractmethod
+    def StreamAttempts(
+        self,
+        request: _queue_pb2.QueryAttemptsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_queue_pb2.Attempts], _abc.AsyncIterator[_queue_pb2.Attempts]]: ...
+
+    @_abc_1.abstractmethod
+    def StreamResources(
+        self,
+        request: _queue_pb2.QueryResourcesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_queue_pb2.ResourcesList], _abc.AsyncIterator[_queue_pb2.ResourcesList]]: ...
+
+    @_abc_1.abstractmethod
+    def StreamWorkers(
+        self,
+        request: _queue_pb2.QueryWorkersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_queue_pb2.Workers], _abc.AsyncIterator[_queue_pb2.Workers]]: ...
 
     @_abc_1.abstractmethod
     def Observe(

@@ -3521,7 +3521,7 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\x04held\x18\x01 \x01(\bR\x04held\x12\x16\n" +
 	"\x06holder\x18\x02 \x01(\tR\x06holder\x12\x1d\n" +
 	"\n" +
-	"expires_at\x18\x03 \x01(\x01R\texpiresAt2\x93\f\n" +
+	"expires_at\x18\x03 \x01(\x01R\texpiresAt2\xd7\x0e\n" +
 	"\x05Queue\x12?\n" +
 	"\aEnqueue\x12\x1c.agl.queue.v1.EnqueueRequest\x1a\x16.agl.queue.v1.Rollouts\x12;\n" +
 	"\x05Start\x12\x1a.agl.queue.v1.StartRequest\x1a\x16.agl.queue.v1.Rollouts\x12I\n" +
@@ -3533,7 +3533,11 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\rQueryRollouts\x12\".agl.queue.v1.QueryRolloutsRequest\x1a\x16.agl.queue.v1.Rollouts\x12K\n" +
 	"\rQueryAttempts\x12\".agl.queue.v1.QueryAttemptsRequest\x1a\x16.agl.queue.v1.Attempts\x12;\n" +
 	"\x04Wait\x12\x19.agl.queue.v1.WaitRequest\x1a\x16.agl.queue.v1.Rollouts0\x01\x12C\n" +
-	"\x06Delete\x12\x1b.agl.queue.v1.DeleteRequest\x1a\x1c.agl.queue.v1.DeleteResponse\x12F\n" +
+	"\x06Delete\x12\x1b.agl.queue.v1.DeleteRequest\x1a\x1c.agl.queue.v1.DeleteResponse\x12N\n" +
+	"\x0eStreamRollouts\x12\".agl.queue.v1.QueryRolloutsRequest\x1a\x16.agl.queue.v1.Rollouts0\x01\x12N\n" +
+	"\x0eStreamAttempts\x12\".agl.queue.v1.QueryAttemptsRequest\x1a\x16.agl.queue.v1.Attempts0\x01\x12U\n" +
+	"\x0fStreamResources\x12#.agl.queue.v1.QueryResourcesRequest\x1a\x1b.agl.queue.v1.ResourcesList0\x01\x12K\n" +
+	"\rStreamWorkers\x12!.agl.queue.v1.QueryWorkersRequest\x1a\x15.agl.queue.v1.Workers0\x01\x12F\n" +
 	"\aObserve\x12\x1c.agl.queue.v1.ObserveRequest\x1a\x1d.agl.queue.v1.ObserveResponse\x12U\n" +
 	"\fTakeSequence\x12!.agl.queue.v1.TakeSequenceRequest\x1a\".agl.queue.v1.TakeSequenceResponse\x12N\n" +
 	"\fPutResources\x12!.agl.queue.v1.PutResourcesRequest\x1a\x1b.agl.queue.v1.ResourcesList\x12R\n" +
@@ -3657,39 +3661,47 @@ var file_agl_otel_queue_proto_queue_proto_depIdxs = []int32{
 	20, // 38: agl.queue.v1.Queue.QueryAttempts:input_type -> agl.queue.v1.QueryAttemptsRequest
 	21, // 39: agl.queue.v1.Queue.Wait:input_type -> agl.queue.v1.WaitRequest
 	22, // 40: agl.queue.v1.Queue.Delete:input_type -> agl.queue.v1.DeleteRequest
-	25, // 41: agl.queue.v1.Queue.Observe:input_type -> agl.queue.v1.ObserveRequest
-	28, // 42: agl.queue.v1.Queue.TakeSequence:input_type -> agl.queue.v1.TakeSequenceRequest
-	32, // 43: agl.queue.v1.Queue.PutResources:input_type -> agl.queue.v1.PutResourcesRequest
-	33, // 44: agl.queue.v1.Queue.QueryResources:input_type -> agl.queue.v1.QueryResourcesRequest
-	34, // 45: agl.queue.v1.Queue.Heartbeat:input_type -> agl.queue.v1.HeartbeatRequest
-	38, // 46: agl.queue.v1.Queue.QueryWorkers:input_type -> agl.queue.v1.QueryWorkersRequest
-	39, // 47: agl.queue.v1.Queue.Describe:input_type -> agl.queue.v1.DescribeRequest
-	41, // 48: agl.queue.v1.Queue.Announce:input_type -> agl.queue.v1.AnnounceRequest
-	42, // 49: agl.queue.v1.Queue.Statistics:input_type -> agl.queue.v1.StatisticsRequest
-	44, // 50: agl.queue.v1.Queue.Lease:input_type -> agl.queue.v1.LeaseRequest
-	3,  // 51: agl.queue.v1.Queue.Enqueue:output_type -> agl.queue.v1.Rollouts
-	3,  // 52: agl.queue.v1.Queue.Start:output_type -> agl.queue.v1.Rollouts
-	3,  // 53: agl.queue.v1.Queue.StartAttempt:output_type -> agl.queue.v1.Rollouts
-	3,  // 54: agl.queue.v1.Queue.Claim:output_type -> agl.queue.v1.Rollouts
-	12, // 55: agl.queue.v1.Queue.Release:output_type -> agl.queue.v1.ReleaseResponse
-	3,  // 56: agl.queue.v1.Queue.UpdateRollouts:output_type -> agl.queue.v1.Rollouts
-	4,  // 57: agl.queue.v1.Queue.UpdateAttempts:output_type -> agl.queue.v1.Attempts
-	3,  // 58: agl.queue.v1.Queue.QueryRollouts:output_type -> agl.queue.v1.Rollouts
-	4,  // 59: agl.queue.v1.Queue.QueryAttempts:output_type -> agl.queue.v1.Attempts
-	3,  // 60: agl.queue.v1.Queue.Wait:output_type -> agl.queue.v1.Rollouts
-	23, // 61: agl.queue.v1.Queue.Delete:output_type -> agl.queue.v1.DeleteResponse
-	26, // 62: agl.queue.v1.Queue.Observe:output_type -> agl.queue.v1.ObserveResponse
-	29, // 63: agl.queue.v1.Queue.TakeSequence:output_type -> agl.queue.v1.TakeSequenceResponse
-	31, // 64: agl.queue.v1.Queue.PutResources:output_type -> agl.queue.v1.ResourcesList
-	31, // 65: agl.queue.v1.Queue.QueryResources:output_type -> agl.queue.v1.ResourcesList
-	35, // 66: agl.queue.v1.Queue.Heartbeat:output_type -> agl.queue.v1.HeartbeatResponse
-	37, // 67: agl.queue.v1.Queue.QueryWorkers:output_type -> agl.queue.v1.Workers
-	40, // 68: agl.queue.v1.Queue.Describe:output_type -> agl.queue.v1.DescribeResponse
-	40, // 69: agl.queue.v1.Queue.Announce:output_type -> agl.queue.v1.DescribeResponse
-	43, // 70: agl.queue.v1.Queue.Statistics:output_type -> agl.queue.v1.StatisticsResponse
-	45, // 71: agl.queue.v1.Queue.Lease:output_type -> agl.queue.v1.LeaseResponse
-	51, // [51:72] is the sub-list for method output_type
-	30, // [30:51] is the sub-list for method input_type
+	19, // 41: agl.queue.v1.Queue.StreamRollouts:input_type -> agl.queue.v1.QueryRolloutsRequest
+	20, // 42: agl.queue.v1.Queue.StreamAttempts:input_type -> agl.queue.v1.QueryAttemptsRequest
+	33, // 43: agl.queue.v1.Queue.StreamResources:input_type -> agl.queue.v1.QueryResourcesRequest
+	38, // 44: agl.queue.v1.Queue.StreamWorkers:input_type -> agl.queue.v1.QueryWorkersRequest
+	25, // 45: agl.queue.v1.Queue.Observe:input_type -> agl.queue.v1.ObserveRequest
+	28, // 46: agl.queue.v1.Queue.TakeSequence:input_type -> agl.queue.v1.TakeSequenceRequest
+	32, // 47: agl.queue.v1.Queue.PutResources:input_type -> agl.queue.v1.PutResourcesRequest
+	33, // 48: agl.queue.v1.Queue.QueryResources:input_type -> agl.queue.v1.QueryResourcesRequest
+	34, // 49: agl.queue.v1.Queue.Heartbeat:input_type -> agl.queue.v1.HeartbeatRequest
+	38, // 50: agl.queue.v1.Queue.QueryWorkers:input_type -> agl.queue.v1.QueryWorkersRequest
+	39, // 51: agl.queue.v1.Queue.Describe:input_type -> agl.queue.v1.DescribeRequest
+	41, // 52: agl.queue.v1.Queue.Announce:input_type -> agl.queue.v1.AnnounceRequest
+	42, // 53: agl.queue.v1.Queue.Statistics:input_type -> agl.queue.v1.StatisticsRequest
+	44, // 54: agl.queue.v1.Queue.Lease:input_type -> agl.queue.v1.LeaseRequest
+	3,  // 55: agl.queue.v1.Queue.Enqueue:output_type -> agl.queue.v1.Rollouts
+	3,  // 56: agl.queue.v1.Queue.Start:output_type -> agl.queue.v1.Rollouts
+	3,  // 57: agl.queue.v1.Queue.StartAttempt:output_type -> agl.queue.v1.Rollouts
+	3,  // 58: agl.queue.v1.Queue.Claim:output_type -> agl.queue.v1.Rollouts
+	12, // 59: agl.queue.v1.Queue.Release:output_type -> agl.queue.v1.ReleaseResponse
+	3,  // 60: agl.queue.v1.Queue.UpdateRollouts:output_type -> agl.queue.v1.Rollouts
+	4,  // 61: agl.queue.v1.Queue.UpdateAttempts:output_type -> agl.queue.v1.Attempts
+	3,  // 62: agl.queue.v1.Queue.QueryRollouts:output_type -> agl.queue.v1.Rollouts
+	4,  // 63: agl.queue.v1.Queue.QueryAttempts:output_type -> agl.queue.v1.Attempts
+	3,  // 64: agl.queue.v1.Queue.Wait:output_type -> agl.queue.v1.Rollouts
+	23, // 65: agl.queue.v1.Queue.Delete:output_type -> agl.queue.v1.DeleteResponse
+	3,  // 66: agl.queue.v1.Queue.StreamRollouts:output_type -> agl.queue.v1.Rollouts
+	4,  // 67: agl.queue.v1.Queue.StreamAttempts:output_type -> agl.queue.v1.Attempts
+	31, // 68: agl.queue.v1.Queue.StreamResources:output_type -> agl.queue.v1.ResourcesList
+	37, // 69: agl.queue.v1.Queue.StreamWorkers:output_type -> agl.queue.v1.Workers
+	26, // 70: agl.queue.v1.Queue.Observe:output_type -> agl.queue.v1.ObserveResponse
+	29, // 71: agl.queue.v1.Queue.TakeSequence:output_type -> agl.queue.v1.TakeSequenceResponse
+	31, // 72: agl.queue.v1.Queue.PutResources:output_type -> agl.queue.v1.ResourcesList
+	31, // 73: agl.queue.v1.Queue.QueryResources:output_type -> agl.queue.v1.ResourcesList
+	35, // 74: agl.queue.v1.Queue.Heartbeat:output_type -> agl.queue.v1.HeartbeatResponse
+	37, // 75: agl.queue.v1.Queue.QueryWorkers:output_type -> agl.queue.v1.Workers
+	40, // 76: agl.queue.v1.Queue.Describe:output_type -> agl.queue.v1.DescribeResponse
+	40, // 77: agl.queue.v1.Queue.Announce:output_type -> agl.queue.v1.DescribeResponse
+	43, // 78: agl.queue.v1.Queue.Statistics:output_type -> agl.queue.v1.StatisticsResponse
+	45, // 79: agl.queue.v1.Queue.Lease:output_type -> agl.queue.v1.LeaseResponse
+	55, // [55:80] is the sub-list for method output_type
+	30, // [30:55] is the sub-list for method input_type
 	30, // [30:30] is the sub-list for extension type_name
 	30, // [30:30] is the sub-list for extension extendee
 	0,  // [0:30] is the sub-list for field type_name

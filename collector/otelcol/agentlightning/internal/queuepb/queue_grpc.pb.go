@@ -26,27 +26,31 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Queue_Enqueue_FullMethodName        = "/agl.queue.v1.Queue/Enqueue"
-	Queue_Start_FullMethodName          = "/agl.queue.v1.Queue/Start"
-	Queue_StartAttempt_FullMethodName   = "/agl.queue.v1.Queue/StartAttempt"
-	Queue_Claim_FullMethodName          = "/agl.queue.v1.Queue/Claim"
-	Queue_Release_FullMethodName        = "/agl.queue.v1.Queue/Release"
-	Queue_UpdateRollouts_FullMethodName = "/agl.queue.v1.Queue/UpdateRollouts"
-	Queue_UpdateAttempts_FullMethodName = "/agl.queue.v1.Queue/UpdateAttempts"
-	Queue_QueryRollouts_FullMethodName  = "/agl.queue.v1.Queue/QueryRollouts"
-	Queue_QueryAttempts_FullMethodName  = "/agl.queue.v1.Queue/QueryAttempts"
-	Queue_Wait_FullMethodName           = "/agl.queue.v1.Queue/Wait"
-	Queue_Delete_FullMethodName         = "/agl.queue.v1.Queue/Delete"
-	Queue_Observe_FullMethodName        = "/agl.queue.v1.Queue/Observe"
-	Queue_TakeSequence_FullMethodName   = "/agl.queue.v1.Queue/TakeSequence"
-	Queue_PutResources_FullMethodName   = "/agl.queue.v1.Queue/PutResources"
-	Queue_QueryResources_FullMethodName = "/agl.queue.v1.Queue/QueryResources"
-	Queue_Heartbeat_FullMethodName      = "/agl.queue.v1.Queue/Heartbeat"
-	Queue_QueryWorkers_FullMethodName   = "/agl.queue.v1.Queue/QueryWorkers"
-	Queue_Describe_FullMethodName       = "/agl.queue.v1.Queue/Describe"
-	Queue_Announce_FullMethodName       = "/agl.queue.v1.Queue/Announce"
-	Queue_Statistics_FullMethodName     = "/agl.queue.v1.Queue/Statistics"
-	Queue_Lease_FullMethodName          = "/agl.queue.v1.Queue/Lease"
+	Queue_Enqueue_FullMethodName         = "/agl.queue.v1.Queue/Enqueue"
+	Queue_Start_FullMethodName           = "/agl.queue.v1.Queue/Start"
+	Queue_StartAttempt_FullMethodName    = "/agl.queue.v1.Queue/StartAttempt"
+	Queue_Claim_FullMethodName           = "/agl.queue.v1.Queue/Claim"
+	Queue_Release_FullMethodName         = "/agl.queue.v1.Queue/Release"
+	Queue_UpdateRollouts_FullMethodName  = "/agl.queue.v1.Queue/UpdateRollouts"
+	Queue_UpdateAttempts_FullMethodName  = "/agl.queue.v1.Queue/UpdateAttempts"
+	Queue_QueryRollouts_FullMethodName   = "/agl.queue.v1.Queue/QueryRollouts"
+	Queue_QueryAttempts_FullMethodName   = "/agl.queue.v1.Queue/QueryAttempts"
+	Queue_Wait_FullMethodName            = "/agl.queue.v1.Queue/Wait"
+	Queue_Delete_FullMethodName          = "/agl.queue.v1.Queue/Delete"
+	Queue_StreamRollouts_FullMethodName  = "/agl.queue.v1.Queue/StreamRollouts"
+	Queue_StreamAttempts_FullMethodName  = "/agl.queue.v1.Queue/StreamAttempts"
+	Queue_StreamResources_FullMethodName = "/agl.queue.v1.Queue/StreamResources"
+	Queue_StreamWorkers_FullMethodName   = "/agl.queue.v1.Queue/StreamWorkers"
+	Queue_Observe_FullMethodName         = "/agl.queue.v1.Queue/Observe"
+	Queue_TakeSequence_FullMethodName    = "/agl.queue.v1.Queue/TakeSequence"
+	Queue_PutResources_FullMethodName    = "/agl.queue.v1.Queue/PutResources"
+	Queue_QueryResources_FullMethodName  = "/agl.queue.v1.Queue/QueryResources"
+	Queue_Heartbeat_FullMethodName       = "/agl.queue.v1.Queue/Heartbeat"
+	Queue_QueryWorkers_FullMethodName    = "/agl.queue.v1.Queue/QueryWorkers"
+	Queue_Describe_FullMethodName        = "/agl.queue.v1.Queue/Describe"
+	Queue_Announce_FullMethodName        = "/agl.queue.v1.Queue/Announce"
+	Queue_Statistics_FullMethodName      = "/agl.queue.v1.Queue/Statistics"
+	Queue_Lease_FullMethodName           = "/agl.queue.v1.Queue/Lease"
 )
 
 // QueueClient is the client API for Queue service.
@@ -71,6 +75,12 @@ type QueueClient interface {
 	// Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out.
 	Wait(ctx context.Context, in *WaitRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Rollouts], error)
 	Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteResponse, error)
+	// The queries of rollouts, attempts, resources and workers (Query…) with answers of any size: in parts, all of one state of the queue.
+	// Each part names the `total`; there is at least one.
+	StreamRollouts(ctx context.Context, in *QueryRolloutsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Rollouts], error)
+	StreamAttempts(ctx context.Context, in *QueryAttemptsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Attempts], error)
+	StreamResources(ctx context.Context, in *QueryResourcesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ResourcesList], error)
+	StreamWorkers(ctx context.Context, in *QueryWorkersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Workers], error)
 	// --- what the collectors report and need
 	Observe(ctx context.Context, in *ObserveRequest, opts ...grpc.CallOption) (*ObserveResponse, error)
 	TakeSequence(ctx context.Context, in *TakeSequenceRequest, opts ...grpc.CallOption) (*TakeSequenceResponse, error)
@@ -216,6 +226,82 @@ func (c *queueClient) Delete(ctx context.Context, in *DeleteRequest, opts ...grp
 	return out, nil
 }
 
+func (c *queueClient) StreamRollouts(ctx context.Context, in *QueryRolloutsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Rollouts], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Queue_ServiceDesc.Streams[1], Queue_StreamRollouts_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[QueryRolloutsRequest, Rollouts]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Queue_StreamRolloutsClient = grpc.ServerStreamingClient[Rollouts]
+
+func (c *queueClient) StreamAttempts(ctx context.Context, in *QueryAttemptsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Attempts], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Queue_ServiceDesc.Streams[2], Queue_StreamAttempts_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[QueryAttemptsRequest, Attempts]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Queue_StreamAttemptsClient = grpc.ServerStreamingClient[Attempts]
+
+func (c *queueClient) StreamResources(ctx context.Context, in *QueryResourcesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ResourcesList], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Queue_ServiceDesc.Streams[3], Queue_StreamResources_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[QueryResourcesRequest, ResourcesList]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Queue_StreamResourcesClient = grpc.ServerStreamingClient[ResourcesList]
+
+func (c *queueClient) StreamWorkers(ctx context.Context, in *QueryWorkersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Workers], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Queue_ServiceDesc.Streams[4], Queue_StreamWorkers_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[QueryWorkersRequest, Workers]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Queue_StreamWorkersClient = grpc.ServerStreamingClient[Workers]
+
 func (c *queueClient) Observe(ctx context.Context, in *ObserveRequest, opts ...grpc.CallOption) (*ObserveResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ObserveResponse)
@@ -338,6 +424,12 @@ type QueueServer interface {
 	// Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out.
 	Wait(*WaitRequest, grpc.ServerStreamingServer[Rollouts]) error
 	Delete(context.Context, *DeleteRequest) (*DeleteResponse, error)
+	// The queries of rollouts, attempts, resources and workers (Query…) with answers of any size: in parts, all of one state of the queue.
+	// Each part names the `total`; there is at least one.
+	StreamRollouts(*QueryRolloutsRequest, grpc.ServerStreamingServer[Rollouts]) error
+	StreamAttempts(*QueryAttemptsRequest, grpc.ServerStreamingServer[Attempts]) error
+	StreamResources(*QueryResourcesRequest, grpc.ServerStreamingServer[ResourcesList]) error
+	StreamWorkers(*QueryWorkersRequest, grpc.ServerStreamingServer[Workers]) error
 	// --- what the collectors report and need
 	Observe(context.Context, *ObserveRequest) (*ObserveResponse, error)
 	TakeSequence(context.Context, *TakeSequenceRequest) (*TakeSequenceResponse, error)
@@ -396,6 +488,18 @@ func (UnimplementedQueueServer) Wait(*WaitRequest, grpc.ServerStreamingServer[Ro
 }
 func (UnimplementedQueueServer) Delete(context.Context, *DeleteRequest) (*DeleteResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Delete not implemented")
+}
+func (UnimplementedQueueServer) StreamRollouts(*QueryRolloutsRequest, grpc.ServerStreamingServer[Rollouts]) error {
+	return status.Error(codes.Unimplemented, "method StreamRollouts not implemented")
+}
+func (UnimplementedQueueServer) StreamAttempts(*QueryAttemptsRequest, grpc.ServerStreamingServer[Attempts]) error {
+	return status.Error(codes.Unimplemented, "method StreamAttempts not implemented")
+}
+func (UnimplementedQueueServer) StreamResources(*QueryResourcesRequest, grpc.ServerStreamingServer[ResourcesList]) error {
+	return status.Error(codes.Unimplemented, "method StreamResources not implemented")
+}
+func (UnimplementedQueueServer) StreamWorkers(*QueryWorkersRequest, grpc.ServerStreamingServer[Workers]) error {
+	return status.Error(codes.Unimplemented, "method StreamWorkers not implemented")
 }
 func (UnimplementedQueueServer) Observe(context.Context, *ObserveRequest) (*ObserveResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Observe not implemented")
@@ -638,6 +742,50 @@ func _Queue_Delete_Handler(srv interface{}, ctx context.Context, dec func(interf
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _Queue_StreamRollouts_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(QueryRolloutsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(QueueServer).StreamRollouts(m, &grpc.GenericServerStream[QueryRolloutsRequest, Rollouts]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Queue_StreamRolloutsServer = grpc.ServerStreamingServer[Rollouts]
+
+func _Queue_StreamAttempts_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(QueryAttemptsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(QueueServer).StreamAttempts(m, &grpc.GenericServerStream[QueryAttemptsRequest, Attempts]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Queue_StreamAttemptsServer = grpc.ServerStreamingServer[Attempts]
+
+func _Queue_StreamResources_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(QueryResourcesRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(QueueServer).StreamResources(m, &grpc.GenericServerStream[QueryResourcesRequest, ResourcesList]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Queue_StreamResourcesServer = grpc.ServerStreamingServer[ResourcesList]
+
+func _Queue_StreamWorkers_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(QueryWorkersRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(QueueServer).StreamWorkers(m, &grpc.GenericServerStream[QueryWorkersRequest, Workers]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Queue_StreamWorkersServer = grpc.ServerStreamingServer[Workers]
 
 func _Queue_Observe_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ObserveRequest)
@@ -911,6 +1059,26 @@ var Queue_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Wait",
 			Handler:       _Queue_Wait_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "StreamRollouts",
+			Handler:       _Queue_StreamRollouts_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "StreamAttempts",
+			Handler:       _Queue_StreamAttempts_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "StreamResources",
+			Handler:       _Queue_StreamResources_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "StreamWorkers",
+			Handler:       _Queue_StreamWorkers_Handler,
 			ServerStreams: true,
 		},
 	},
