@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from agl_otel.adapters.history import in_full
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.data import move
 from agl_otel.cli.render import attempt_tree, plain
@@ -30,9 +31,10 @@ traces.add_command(move)
 @click.argument("rollout_id")
 @data_dir_option
 @store_option
+@click.option("--messages", is_flag=True, help="Show every message of every model call, whole.")
 @json_option
-def show(rollout_id: str, data_dir: Path | None, store: str | None, as_json: bool) -> None:
-    """Show the spans of one rollout as a tree, with its verdict.
+def show(rollout_id: str, data_dir: Path | None, store: str | None, messages: bool, as_json: bool) -> None:
+    """Show the spans of one rollout as a tree, with its verdict. A model call that both agent and proxy recorded is one node.
 
     ROLLOUT_ID may be shortened to any part that only one rollout has.
     """
@@ -41,13 +43,18 @@ def show(rollout_id: str, data_dir: Path | None, store: str | None, as_json: boo
 
     async def main() -> None:
         async with open_store(settings) as opened:
-            await show_rollout(opened, rollout_id, as_json=as_json)
+            await show_rollout(opened, rollout_id, as_json=as_json, messages=messages)
 
     run_async(main)
 
 
-async def show_rollout(store: Store, rollout_id: str, *, as_json: bool = False, console: Console | None = None) -> None:
-    """Print every attempt of one rollout. Raises NotFoundError where no rollout, or more than one, has that id."""
+async def show_rollout(
+    store: Store, rollout_id: str, *, as_json: bool = False, messages: bool = False, console: Console | None = None
+) -> None:
+    """Print every attempt of one rollout; `messages` with all that was said in every model call.
+
+    Raises NotFoundError where no rollout, or more than one, has that id.
+    """
     rollout = await one_rollout(store.queue, rollout_id)
     found = await store.traces([rollout], deadline_seconds=0)
     spans = await store.spans(rollout.rollout_id)
@@ -55,12 +62,12 @@ async def show_rollout(store: Store, rollout_id: str, *, as_json: bool = False, 
     if as_json:
         verdicts = [verdict.model_dump() for verdict in found.verdicts.values()]
         content: dict[str, Any] = {"rollout": rollout.model_dump(mode="json", exclude={"token"}), "verdicts": verdicts}
-        print_json({**content, "spans": [span.model_dump(mode="json") for span in spans]})
+        print_json({**content, "spans": [span.model_dump(mode="json") for span in (in_full(spans) if messages else spans)]})
         return
     for attempt in attempts:
         own = [span for span in spans if span.attempt_id == attempt.attempt_id]
         verdict = found.verdicts.get((rollout.rollout_id, attempt.attempt_id))
-        (console or Console()).print(attempt_tree(rollout, attempt, own, verdict))
+        (console or Console()).print(attempt_tree(rollout, attempt, own, verdict, messages=messages))
 
 
 @traces.command()

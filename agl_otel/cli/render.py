@@ -14,9 +14,12 @@ from rich.text import Text
 from rich.tree import Tree
 
 from agl_otel import semconv
+from agl_otel.adapters.history import in_full
+from agl_otel.cli.conversation import PROMPT_TOKENS, said, with_prompt_tokens
 from agl_otel.types import Attempt, Rollout, Span, Verdict
 
 WIDEST_VALUE: Final = 60  # characters of an attribute value on one line
+WIDEST_LINE: Final = 10_000  # characters of a line of a message
 HIDDEN_SPANS: Final = frozenset({semconv.SPAN_SEAL})
 RESPONSE_ID: Final = "gen_ai.response.id"
 DEEPEST_JOIN: Final = 4  # spans of HTTP clients and their transports between an agent's model call and the proxy's
@@ -29,8 +32,13 @@ def plain(value: object, width: int = WIDEST_VALUE) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def attempt_tree(rollout: Rollout, attempt: Attempt, spans: Sequence[Span], verdict: Verdict | None) -> RenderableType:
-    """One attempt: a line about it, then its spans as a tree ordered by start time; seals are left out."""
+def attempt_tree(
+    rollout: Rollout, attempt: Attempt, spans: Sequence[Span], verdict: Verdict | None, *, messages: bool = False
+) -> RenderableType:
+    """One attempt: a line about it, then its spans as a tree ordered by start time; seals are left out.
+
+    `messages` shows all that was said in every model call.
+    """
     head = Text.assemble(
         ("rollout ", "dim"),
         rollout.rollout_id,
@@ -48,14 +56,14 @@ def attempt_tree(rollout: Rollout, attempt: Attempt, spans: Sequence[Span], verd
     lines: list[RenderableType] = [head, Text.assemble(("input ", "dim"), plain(json.dumps(rollout.input, ensure_ascii=False), 120))]
     if attempt.error:
         lines.append(Text(f"error {plain(attempt.error, 200)}", "red"))
-    return Group(*lines, *span_trees(spans))
+    return Group(*lines, *span_trees(spans, messages=messages))
 
 
-def span_trees(spans: Sequence[Span]) -> list[Tree]:
+def span_trees(spans: Sequence[Span], *, messages: bool = False) -> list[Tree]:
     """One tree for each span whose parent is not among `spans`; spans that are their own ancestors stand alone at the end."""
-    shown = sorted(
-        (span for span in joined(spans) if span.name not in HIDDEN_SPANS), key=lambda span: (span.start_time or 0, span.sequence_id)
-    )
+    whole = joined(with_prompt_tokens(in_full(spans) if messages else spans))
+    shown = sorted((span for span in whole if span.name not in HIDDEN_SPANS), key=lambda span: (span.start_time or 0, span.sequence_id))
+    label = _with_messages if messages else span_label
     children: dict[str, list[Span]] = {}
     ids = {span.span_id for span in shown}
     roots = [span for span in shown if not span.parent_id or span.parent_id not in ids]
@@ -65,14 +73,14 @@ def span_trees(spans: Sequence[Span]) -> list[Tree]:
     trees: list[Tree] = []
     left = {span.span_id: span for span in shown}
     for root in roots:
-        tree = Tree(span_label(root), guide_style="dim")
+        tree = Tree(label(root), guide_style="dim")
         stack = [(tree, root)]
         while stack:  # not recursive: an agent's trace may be deeper than Python's stack
             node, span = stack.pop()
             left.pop(span.span_id, None)
-            stack.extend((node.add(span_label(child)), child) for child in children.get(span.span_id, ()))
+            stack.extend((node.add(label(child)), child) for child in children.get(span.span_id, ()))
         trees.append(tree)
-    return trees + [Tree(span_label(span)) for span in left.values()]
+    return trees + [Tree(label(span)) for span in left.values()]
 
 
 def joined(spans: Sequence[Span]) -> list[Span]:
@@ -136,13 +144,22 @@ def span_label(span: Span) -> Text:
     return text
 
 
+def _with_messages(span: Span) -> Text:
+    """The line for a span, and below it all that was said in a model call."""
+    text = span_label(span)
+    for role, content in said(span.attributes) if is_model_call(span) or span.name == semconv.SPAN_LLM else ():
+        for number, line in enumerate(content.splitlines() or [""]):
+            text.append(f"\n{'' if number else plain(role):>11} ", "dim").append(plain(line, WIDEST_LINE))
+    return text
+
+
 def _highlights(attributes: Mapping[str, Any]) -> list[tuple[str, str]]:
     parts: list[tuple[str, str]] = []
     if model := attributes.get("gen_ai.request.model"):
         parts.append(("cyan", plain(model)))
     if semconv.LLM_RESPONSE_TOKEN_IDS in attributes:
-        prompt, response = attributes.get(semconv.LLM_PROMPT_TOKEN_IDS, ()), attributes[semconv.LLM_RESPONSE_TOKEN_IDS]
-        parts.append(("magenta", f"{len(prompt)} + {len(response)} tokens, weights {attributes.get(semconv.LLM_MODEL_VERSION, '?')}"))
+        prompt, response = attributes.get(PROMPT_TOKENS, "?"), attributes[semconv.LLM_RESPONSE_TOKEN_IDS]
+        parts.append(("magenta", f"{prompt} + {len(response)} tokens, weights {attributes.get(semconv.LLM_MODEL_VERSION, '?')}"))
     for key, arrow in (("gen_ai.input.messages", "←"), ("gen_ai.output.messages", "→")):
         if content := last_content(attributes.get(key)):
             parts.append(("", f"{arrow} {plain(content)!r}"))

@@ -18,9 +18,9 @@ def span(name: str, span_id: str, parent: str | None = None, start: float = 0.0,
     )  # fmt: skip
 
 
-def rendered(spans: list[Span]) -> str:
+def rendered(spans: list[Span], *, messages: bool = False) -> str:
     console = Console(width=200, file=io.StringIO())
-    console.print(*span_trees(spans))
+    console.print(*span_trees(spans, messages=messages))
     return console.file.getvalue()  # type: ignore[attr-defined]  # it is the StringIO above
 
 
@@ -45,7 +45,12 @@ def test_a_deep_trace_is_shown_whole() -> None:
 
 
 def test_rewards_and_tokens_are_highlighted() -> None:
-    attributes = {semconv.LLM_PROMPT_TOKEN_IDS: [1, 2], semconv.LLM_RESPONSE_TOKEN_IDS: [3], semconv.LLM_MODEL_VERSION: "7"}
+    attributes = {
+        semconv.LLM_CALL: 1,
+        semconv.LLM_PROMPT_TOKEN_IDS: [1, 2],
+        semconv.LLM_RESPONSE_TOKEN_IDS: [3],
+        semconv.LLM_MODEL_VERSION: "7",
+    }
     reward = {semconv.reward_name_key(0): "primary", semconv.reward_value_key(0): 0.5}
     text = rendered([span("call", "a", None, 0, **attributes), span("grade", "b", None, 1, **reward)])
     assert "2 + 1 tokens, weights 7" in text and "primary = 0.5" in text
@@ -104,3 +109,54 @@ def test_tries_of_one_call_are_one_node_and_calls_without_a_span_of_the_agent_st
     spans += [span("agent", "x"), span("other", "y", "x"), span(semconv.SPAN_LLM, "z", "x", **LLM_SPAN)]
     text = rendered(spans)
     assert "2 tries" in text and len(text.splitlines()) == 4 and text.count("tokens") == 2
+
+
+def said(role: str, *parts: Any) -> dict[str, Any]:
+    return {"role": role, "parts": [{"type": "text", "content": part} if isinstance(part, str) else part for part in parts]}
+
+
+def conversation() -> list[Span]:
+    """Two calls as the proxy stores them: the second has only what is new."""
+    tool = {"type": "tool_call", "name": "weather", "arguments": {"city": "Ulm"}}
+    first = {
+        semconv.LLM_CALL: 1, semconv.LLM_PROMPT_TOKEN_IDS: [1, 2, 3], semconv.LLM_RESPONSE_TOKEN_IDS: [4, 5],
+        "gen_ai.input.messages": json.dumps([said("system", "be kind"), said("user", "how is\nthe weather")]),
+        "gen_ai.output.messages": json.dumps([said("assistant", tool)]),
+    }  # fmt: skip
+    second = {
+        semconv.LLM_CALL: 2, semconv.LLM_PREFIX_CALL: 1, semconv.LLM_PREFIX_CHOICE: 0, semconv.LLM_PROMPT_TOKEN_IDS: [6],
+        semconv.LLM_RESPONSE_TOKEN_IDS: [7], semconv.LLM_MESSAGES_CALL: 1, semconv.LLM_MESSAGES_BEFORE: 2,
+        "gen_ai.input.messages": json.dumps([said("assistant", tool), said("tool", {"type": "tool_call_response", "response": "sunny"})]),
+        "gen_ai.output.messages": json.dumps([said("assistant", "it is sunny")]),
+    }  # fmt: skip
+    return [span(semconv.SPAN_LLM, "p1", "m1", 1, **first), span(semconv.SPAN_LLM, "p2", "m2", 2, **second)]
+
+
+def test_a_call_that_goes_on_from_another_is_shown_with_its_whole_prompt() -> None:
+    own = [span("openai.chat", f"m{n}", None, n, **{"gen_ai.request.model": "m"}) for n in (1, 2)]
+    text = rendered([*own, *conversation()])
+    assert "3 + 2 tokens" in text and "6 + 1 tokens" in text and "be kind" not in text
+    lines = [line.strip() for line in rendered([*own, *conversation()], messages=True).splitlines()]
+    assert lines[0].startswith("openai.chat") and len([line for line in lines if line.startswith(("openai", "agentlightning"))]) == 2
+    whole = ["system be kind", "user how is", "the weather", 'assistant weather({"city": "Ulm"})']
+    assert lines[1:5] == whole
+    assert lines[6:] == [*whole, "tool sunny", "assistant it is sunny"]
+
+
+def test_without_the_earlier_call_the_length_is_not_known_and_half_a_conversation_is_not_shown() -> None:
+    text = rendered(conversation()[1:], messages=True)
+    assert "? + 1 tokens" in text and "sunny" not in text
+
+
+def test_messages_of_any_form_are_shown_and_drive_nothing() -> None:
+    told = [
+        {"role": "user", "content": "plain \x1b[2J"},
+        {"role": "user", "content": [{"a": 1}]},
+        said("user", {"type": "image", "uri": "u"}),
+        3,
+    ]
+    text = rendered([span("c", "a", None, 0, **{"gen_ai.request.model": "m", "gen_ai.input.messages": json.dumps(told)})], messages=True)
+    assert "\x1b" not in text and "plain" in text and '[{"a": 1}]' in text and '"uri": "u"' in text
+    assert "not json" not in rendered(
+        [span("c", "a", None, 0, **{"gen_ai.request.model": "m", "gen_ai.input.messages": "not json"})], messages=True
+    )
