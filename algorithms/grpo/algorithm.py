@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.grpo.learner import Learner, Update
-from agl_otel.algorithms.grpo.objective import group_advantages
+from agl_otel.algorithms.grpo.objective import Average, Objective, group_advantages
 from agl_otel.algorithms.grpo.policy import load_policy, push_weights, save_weights
 from agl_otel.columns import Traces
 from agl_otel.errors import DataError, UsageError
@@ -112,6 +112,16 @@ class GRPO:
     """Optimizer steps on each batch (mu in the paper's algorithm 1): rollouts are dearer than updates."""
     learning_rate: float = 1e-3
     clip: float = 0.2
+    clip_high: float | None = None
+    dual_clip: float | None = None
+    sequence_ratio: bool = False
+    average: Average = "token"
+    constant_tokens: int = 0
+    importance_cap: float | None = None
+    kl: float = 0.0
+    """These eight are objective.Objective's, which says what they do and where they come from."""
+    scale_advantages: bool = True
+    """Divide by the group's standard deviation; False is Dr. GRPO's (objective.group_advantages)."""
     max_grad_norm: float = 1.0
     temperature: float = 1.0
     """Agents are asked to sample at this; the trainer divides its logits by it."""
@@ -142,6 +152,7 @@ class GRPO:
     def __post_init__(self) -> None:
         if self.group_size < 2:
             raise UsageError(f"group_size is {self.group_size}: a group of one has no other to be better than; use at least 2")
+        self._objective = Objective(**{each.name: getattr(self, each.name) for each in fields(Objective)})
         self._weights_dir = Path(self.weights_dir or Path(self.model_dir) / "weights").absolute()
         self._random = random.Random(self.seed)
         self._resources: ResourcesUpdate | None = None
@@ -217,7 +228,7 @@ class GRPO:
         rewards = batch.reward[first]
         learnt = rewards[self._random.sample(range(len(rewards)), len(rewards))] if self.shuffle_rewards else rewards
         groups = np.unique(taken // self.group_size, return_inverse=True)[1]
-        advantages = group_advantages(torch.from_numpy(learnt), torch.from_numpy(groups)).numpy()
+        advantages = group_advantages(torch.from_numpy(learnt), torch.from_numpy(groups), scaled=self.scale_advantages).numpy()
         flat = len(np.unique(groups)) - len(np.unique(groups[advantages != 0]))
         return _Scored(advantages[back], float(rewards.mean()), flat)
 
@@ -245,7 +256,7 @@ class GRPO:
         self._learner = Learner(
             self.policy.model,
             learning_rate=self.learning_rate,
-            clip=self.clip,
+            objective=self._objective,
             max_grad_norm=self.max_grad_norm,
             temperature=self.temperature,
             updates=self.updates_per_step,

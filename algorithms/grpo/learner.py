@@ -6,8 +6,9 @@ plain forward pass over each row.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from torch import Tensor
 
 from agl_otel.adapters.ragged import take
 from agl_otel.adapters.trajectories import TrajectoryBatch
-from agl_otel.algorithms.grpo.objective import max_ratio_error, surrogate_loss, token_logprobs
+from agl_otel.algorithms.grpo.objective import Objective, max_ratio_error, policy_loss, token_logprobs, token_weights
 from agl_otel.columns import Ragged
+from agl_otel.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Update:
     """On the first update: objective.max_ratio_error."""
     tokens: int
     """Model-written tokens trained on."""
+    kl: float = 0.0
+    """Mean over those tokens of the KL term, before the last update; 0 without one."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class _Rows:
     """int64 [tokens]: which of the distinct rows' trained tokens each one is."""
     behaviour_logprobs: Tensor
     advantages: Tensor
+    sequence: Tensor
+    """int64 [tokens]: which trajectory of the batch."""
 
 
 @dataclass
@@ -58,7 +64,7 @@ class Learner:
     model: Any
     """A transformers causal language model; updated in place."""
     learning_rate: float
-    clip: float = 0.2
+    objective: Objective = field(default_factory=Objective)
     max_grad_norm: float = 1.0
     temperature: float = 1.0
     """What the tokens were sampled at."""
@@ -68,31 +74,70 @@ class Learner:
     """The most padded tokens in one forward pass; gradients add up over a batch."""
 
     def __post_init__(self) -> None:
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.learning_rate, weight_decay=0.0)
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._optimizer = torch.optim.AdamW(trained, lr=self.learning_rate, weight_decay=0.0)
+        self._reference = copy.deepcopy(self.model).requires_grad_(False) if self.objective.kl else None
 
     def update(self, batch: TrajectoryBatch, advantages: NDArray[np.float32]) -> Update:
-        """Take `updates` optimizer steps on the whole batch; `advantages`: one for each trajectory."""
-        rows = [_dense(batch, advantages, index, self.model.device) for index in self._micro_batches(batch)]
-        tokens = sum(len(part.advantages) for part in rows)
-        loss = ratio_error = first_norm = 0.0
+        """Take `updates` optimizer steps on the whole batch; `advantages`: one for each trajectory.
+
+        Raises DataError where an advantage is no finite number: it would spoil every weight.
+        """
+        if not np.isfinite(advantages).all():
+            raise DataError(
+                f"{int((~np.isfinite(advantages)).sum())} of {len(advantages)} advantages are no finite numbers: look at the rewards"
+            )
+        parts = [_dense(batch, advantages, index, self.model.device) for index in self._micro_batches(batch)]
+        weights = _split(self._weights(batch, parts), parts)
+        old = [part.behaviour_logprobs for part in parts]
+        reference = [self._reference_logprobs(part) for part in parts]
+        loss = ratio_error = first_norm = kl = 0.0
         for number in range(self.updates):
             self._optimizer.zero_grad()
-            loss = 0.0
-            for part in rows:
+            loss = kl = 0.0
+            for place, part in enumerate(parts):
                 logprobs = self.logprobs(part.token_ids, part.trained)[part.source]
                 if number == 0:
                     ratio_error = max(ratio_error, max_ratio_error(logprobs.detach(), part.behaviour_logprobs))
-                share = surrogate_loss(logprobs, part.behaviour_logprobs, part.advantages, clip=self.clip) * (len(logprobs) / tokens)
+                    if self.objective.importance_cap is not None:
+                        old[place] = logprobs.detach()
+                share = policy_loss(
+                    logprobs,
+                    old[place],
+                    part.advantages,
+                    weights[place],
+                    part.sequence,
+                    self.objective,
+                    behaviour_logprobs=part.behaviour_logprobs,
+                    reference_logprobs=reference[place],
+                )
                 share.backward()  # pyright: ignore[reportUnknownMemberType]  # torch annotates it in part only
                 loss += share.item()
+                kl += _drift(reference[place], logprobs.detach())
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm).item()
             first_norm = norm if number == 0 else first_norm
             self._optimizer.step()
-        return Update(loss, first_norm, ratio_error, tokens)
+        tokens = sum(len(part.advantages) for part in parts)
+        return Update(loss, first_norm, ratio_error, tokens, kl / max(1, tokens))
+
+    def _weights(self, batch: TrajectoryBatch, parts: list[_Rows]) -> Tensor:
+        """objective.token_weights of all tokens, part after part."""
+        rollout = np.unique(batch.rollout_id, return_inverse=True)[1]
+        sequence = torch.cat([part.sequence for part in parts])
+        return token_weights(sequence, torch.from_numpy(rollout).to(sequence.device), self.objective)
+
+    def _reference_logprobs(self, part: _Rows) -> Tensor | None:
+        if self._reference is None:
+            return None
+        with torch.no_grad():
+            return self._logprobs(self._reference, part.token_ids, part.trained)[part.source]
 
     def logprobs(self, token_ids: Tensor, trained: Tensor) -> Tensor:
         """Log-prob of each trained token, flat float32 [tokens], for int64 `token_ids` and bool `trained` [n, width]."""
-        logits = self.model(input_ids=token_ids, use_cache=False).logits[:, :-1]
+        return self._logprobs(self.model, token_ids, trained)
+
+    def _logprobs(self, model: Any, token_ids: Tensor, trained: Tensor) -> Tensor:
+        logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1]
         where = trained[:, 1:]
         return token_logprobs(logits[where], token_ids[:, 1:][where], temperature=self.temperature)
 
@@ -122,8 +167,21 @@ def _dense(batch: TrajectoryBatch, advantages: NDArray[np.float32], index: NDArr
     trained = np.zeros(in_prompt.shape, dtype=np.bool_)
     trained[in_response] = written
     captured: Any = take(batch.logprobs, index).values[written]
-    spread = np.repeat(advantages[index], trained.sum(axis=1))
+    counts = trained.sum(axis=1)
+    spread, sequence = np.repeat(advantages[index], counts), np.repeat(index, counts)
     _, distinct, row = np.unique(np.hstack([tokens, trained]), axis=0, return_index=True, return_inverse=True)
     offsets = np.concatenate([[0], np.cumsum(trained[distinct].sum(axis=1))])
     source: Any = take(Ragged(np.arange(offsets[-1]), offsets), row.reshape(-1)).values
-    return _Rows(*(torch.from_numpy(array).to(device) for array in (tokens[distinct], trained[distinct], source, captured, spread)))
+    arrays = (tokens[distinct], trained[distinct], source, captured, spread, sequence)
+    return _Rows(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+def _split(values: Tensor, parts: list[_Rows]) -> list[Tensor]:
+    return list(values.split([len(part.advantages) for part in parts]))
+
+
+def _drift(reference: Tensor | None, logprobs: Tensor) -> float:
+    if reference is None:
+        return 0.0
+    away = reference - logprobs
+    return float((torch.exp(away) - away - 1.0).sum())

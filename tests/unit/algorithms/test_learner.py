@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.algorithms.grpo.algorithm import task_batches
 from agl_otel.algorithms.grpo.learner import Learner
-from agl_otel.algorithms.grpo.objective import surrogate_loss, token_logprobs
+from agl_otel.algorithms.grpo.objective import Average, Objective, token_logprobs
 from agl_otel.algorithms.grpo.policy import Policy, load_weights, save_weights
 from agl_otel.columns import Ragged
-from agl_otel.errors import UsageError
+from agl_otel.errors import DataError, UsageError
 
 ROWS = [
     ([1, 4, 20], [30, 31, 9], [1, 1, 1]),
@@ -71,7 +71,7 @@ def test_update_is_one_step_on_the_mean_over_model_tokens(policy: Policy, micro_
         for place, written in enumerate(mask):
             if written:
                 one = logprobs[place : place + 1]
-                terms.append(surrogate_loss(one, one.detach(), torch.tensor([advantage])))
+                terms.append(-torch.exp(one - one.detach()) * advantage)
     loss = torch.stack(terms).mean()
     loss.backward()
     assert update.loss == pytest.approx(loss.item(), abs=1e-5)
@@ -83,6 +83,34 @@ def test_logprobs_that_were_not_the_models_are_noticed(policy: Policy) -> None:
     learner = Learner(copy.deepcopy(policy.model), learning_rate=1e-3)
     update = learner.update(make_batch(policy, shift=0.1), np.ones(len(ROWS), np.float32))
     assert update.max_ratio_error == pytest.approx(1 - math.exp(-0.1), abs=1e-4)
+
+
+@pytest.mark.parametrize("average", ["token", "sequence", "rollout", "constant"])
+def test_micro_batches_change_nothing(policy: Policy, average: Average) -> None:
+    options = Objective(average=average, constant_tokens=8, sequence_ratio=True, importance_cap=2.0, kl=0.1)
+    found: list[list[torch.Tensor]] = []
+    for tokens in (1, 16384):
+        model = copy.deepcopy(policy.model)
+        learner = Learner(model, learning_rate=1e-2, objective=options, max_grad_norm=1e9, micro_batch_tokens=tokens)
+        learner.update(make_batch(policy, shift=0.3), np.array([1.0, -0.5, 2.0, -3.0], np.float32))
+        found.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(*found, strict=True))
+
+
+def test_the_kl_term_holds_the_weights_where_the_run_began(policy: Policy) -> None:
+    advantages = np.array([1.0, -0.5, 2.0, -3.0], np.float32)
+    drift: list[float] = []
+    for kl in (0.001, 10.0):
+        learner = Learner(copy.deepcopy(policy.model), learning_rate=1e-3, objective=Objective(kl=kl), updates=6)
+        drift.append(learner.update(make_batch(policy), advantages).kl)
+    assert 0 < drift[1] < drift[0]
+
+
+def test_an_advantage_that_is_no_number_changes_nothing(policy: Policy) -> None:
+    learner = Learner(copy.deepcopy(policy.model), learning_rate=1e-3)
+    with pytest.raises(DataError, match="1 of 4 advantages"):
+        learner.update(make_batch(policy), np.array([1.0, math.nan, 0.0, 0.0], np.float32))
+    assert all(torch.equal(a, b) for a, b in zip(learner.model.parameters(), policy.model.parameters(), strict=True))
 
 
 def test_weights_survive_a_round_trip(policy: Policy, tmp_path: Path) -> None:

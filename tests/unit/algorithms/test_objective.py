@@ -3,11 +3,24 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from agl_otel.algorithms.grpo.objective import group_advantages, max_ratio_error, surrogate_loss, token_logprobs
+from agl_otel.algorithms.grpo.objective import (
+    Objective,
+    group_advantages,
+    max_ratio_error,
+    policy_loss,
+    token_logprobs,
+    token_weights,
+)
+from agl_otel.errors import UsageError
+
+from .reference_loss import Row, reference_loss
 
 
 def test_advantages_by_hand() -> None:
@@ -38,24 +51,99 @@ def test_advantages_equal_a_naive_loop() -> None:
     assert group_advantages(torch.tensor(rewards), torch.tensor(groups)).tolist() == pytest.approx(wanted, abs=1e-4)
 
 
-def test_loss_equals_a_naive_loop_over_tokens_and_clips_both_ways() -> None:
-    new = [math.log(p) for p in (0.5, 0.5, 0.1, 0.1, 0.3)]
-    old = [math.log(p) for p in (0.25, 0.25, 0.2, 0.2, 0.3)]
-    advantages = [1.0, -1.0, 1.0, -1.0, 2.0]
-    terms: list[float] = []
-    for n, o, a in zip(new, old, advantages, strict=True):
-        ratio = math.exp(n - o)
-        terms.append(min(ratio * a, min(max(ratio, 0.8), 1.2) * a))
-    assert terms == pytest.approx([1.2, -2.0, 0.5, -0.8, 2.0])
-    loss = surrogate_loss(torch.tensor(new), torch.tensor(old), torch.tensor(advantages), clip=0.2)
-    assert loss.item() == pytest.approx(-sum(terms) / len(terms))
+def test_unscaled_advantages_by_hand() -> None:
+    advantages = group_advantages(torch.tensor([1.0, 5.0, 0.0, 5.0, 0.0, 1.0]), torch.tensor([0, 1, 0, 1, 0, 0]), scaled=False)
+    assert advantages.tolist() == [0.5, 0.0, -0.5, 0.0, -0.5, 0.5]
+
+
+def simple_loss(logprobs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, options: Objective | None = None) -> torch.Tensor:
+    options = options or Objective()
+    sequence = torch.arange(len(logprobs))
+    return policy_loss(logprobs, old, advantages, token_weights(sequence, sequence, options), sequence, options)
+
+
+def test_terms_are_clipped_both_ways() -> None:
+    new = torch.tensor([0.5, 0.5, 0.1, 0.1, 0.3]).log()
+    old = torch.tensor([0.25, 0.25, 0.2, 0.2, 0.3]).log()
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0])
+    assert simple_loss(new, old, advantages).item() == pytest.approx(-(1.2 - 2.0 + 0.5 - 0.8 + 2.0) / 5)
+    assert simple_loss(new, old, advantages, Objective(clip_high=0.5)).item() == pytest.approx(-(1.5 - 2.0 + 0.5 - 0.8 + 2.0) / 5)
+    assert simple_loss(new, old, advantages, Objective(dual_clip=1.5)).item() == pytest.approx(-(1.2 - 1.5 + 0.5 - 0.8 + 2.0) / 5)
 
 
 def test_clipped_tokens_have_no_gradient() -> None:
     logprobs = torch.tensor([math.log(0.5), math.log(0.5)], requires_grad=True)
-    surrogate_loss(logprobs, torch.tensor([math.log(0.25), math.log(0.5)]), torch.tensor([1.0, 1.0])).backward()
+    simple_loss(logprobs, torch.tensor([math.log(0.25), math.log(0.5)]), torch.tensor([1.0, 1.0])).backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == [0.0, -0.5]
+
+
+OPTIONS = st.builds(
+    Objective,
+    clip=st.sampled_from([0.05, 0.2]),
+    clip_high=st.sampled_from([None, 0.28]),
+    dual_clip=st.sampled_from([None, 1.5, 3.0]),
+    sequence_ratio=st.booleans(),
+    average=st.sampled_from(["token", "sequence", "rollout", "constant"]),
+    constant_tokens=st.just(7),
+    importance_cap=st.sampled_from([None, 0.9, 2.0]),
+    kl=st.sampled_from([0.0, 0.1]),
+)
+# lengths of the trajectories of each rollout: empty ones and single tokens among them
+LENGTHS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), min_size=1, max_size=4).filter(lambda rows: any(map(sum, rows)))
+
+
+@given(options=OPTIONS, lengths=LENGTHS, seed=st.integers(0, 2**32 - 1))
+@settings(deadline=None)
+def test_losses_and_gradients_equal_the_reference(options: Objective, lengths: list[list[int]], seed: int) -> None:
+    source = random.Random(seed)
+    batch: list[Row] = []
+    leaves: list[torch.Tensor] = []
+    for rollout, rows in enumerate(lengths):
+        advantage = source.uniform(-2, 2)
+        for length in rows:
+            new = [torch.tensor(source.uniform(-4, -0.01), dtype=torch.float64, requires_grad=True) for _ in range(length)]
+            near = [[float(value.detach()) + source.gauss(0, 0.3) for value in new] for _ in range(3)]
+            leaves += new
+            batch.append(Row(f"ro-{rollout}", new, near[0], near[1], near[2], advantage))
+    wanted = reference_loss(batch, options)
+    wanted.backward()
+
+    def flat(rows: list[list[float]]) -> torch.Tensor:
+        return torch.tensor([value for row in rows for value in row], dtype=torch.float64)
+
+    sequence = torch.tensor([place for place, row in enumerate(batch) for _ in row.new], dtype=torch.int64)
+    rollout = torch.tensor([place for place, rows in enumerate(lengths) for _ in rows], dtype=torch.int64)
+    logprobs = torch.stack([leaf.detach() for leaf in leaves]).requires_grad_()
+    advantages = torch.tensor([row.advantage for row in batch for _ in row.new], dtype=torch.float64)
+    weights = token_weights(sequence, rollout, options).double()
+    old, behaviour, reference = (flat([getattr(row, name) for row in batch]) for name in ("old", "behaviour", "reference"))
+    loss = policy_loss(logprobs, old, advantages, weights, sequence, options, behaviour_logprobs=behaviour, reference_logprobs=reference)
+    loss.backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5, abs=1e-7)
+    assert logprobs.grad is not None
+    gradients = [leaf.grad.item() for leaf in leaves if leaf.grad is not None]
+    assert logprobs.grad.tolist() == pytest.approx(gradients, rel=1e-5, abs=1e-7)
+
+
+def test_a_rollout_weighs_the_same_however_many_trajectories_it_has() -> None:
+    sequence = torch.tensor([0, 0, 1, 1, 1, 2])
+    weights = token_weights(sequence, torch.tensor([0, 0, 1]), Objective(average="rollout"))
+    assert weights.tolist() == pytest.approx([1 / 15] * 5 + [1 / 3])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"clip": 0.0}, "clip is 0.0"),
+        ({"dual_clip": 1.0}, "greater than 1"),
+        ({"average": "constant"}, "constant_tokens"),
+        ({"kl": -1.0}, "kl is -1.0"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Objective(**wrong)
 
 
 def test_token_logprobs_divide_by_the_temperature() -> None:
