@@ -39,6 +39,9 @@ search: setup ## draw new examples for the property tests, where `make test` pla
 chaos: setup ## fault tests with real processes: kill -9 everywhere, full disks, garbage (ARGS="--quick", "SCENARIO", "--seed N")
 	$(RUN) python -m tests.chaos $(ARGS)
 
+matrix: setup ## play unmodified agents of many frameworks, write docs/frameworks.md (ARGS="langgraph smolagents": some)
+	$(RUN) python -m tests.matrix $(ARGS)
+
 lint: setup ## format check, lints, types, import arrows, generated files
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
@@ -57,7 +60,7 @@ wheel: setup ## build sdist and wheel into dist/, and try the wheel in an enviro
 	build/wheel/bin/python -I tests/try_wheel.py .
 	rm -rf build/wheel
 
-.PHONY: proto test search chaos lint format wheel
+.PHONY: proto test search chaos matrix lint format wheel
 
 demo: setup ## train an unmodified agent from its own traces (ARGS="--target 2", …)
 	$(RUN) agl-otel demo $(ARGS)

@@ -1,0 +1,173 @@
+"""Which frameworks are played, in which modes, and what is expected of each: the table behind docs/frameworks.md.
+
+An agent is agents/NAME/agent.py (or agent.js), written as its framework's users write theirs; beside it stand what it needs
+(requirements.txt, or package.json) and, where the framework's own bounds forbid our packages beside it, overrides.txt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+AGENTS: Final = Path(__file__).parent / "agents"
+ProtocolName = Literal["chat", "responses", "messages"]
+
+
+@dataclass(frozen=True)
+class Play:
+    """One way to run an agent."""
+
+    mode: str
+    """The agent's first argument."""
+    protocol: ProtocolName = "chat"
+    streamed: bool = False
+    calls: int = 3
+    """Model calls: the tool twice, then the answer."""
+    trajectories: int = 1
+    """That they make."""
+    breaks: tuple[str, ...] = ()
+    """Why there are more than one (keys of adapters' BREAKS)."""
+    joined: bool = True
+    """Whether the calls come below a span of the agent's own."""
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One row."""
+
+    name: str
+    """Of its folder in agents/."""
+    title: str
+    package: str
+    """The one whose version is shown."""
+    plays: tuple[Play, ...]
+    spans_by: str
+    """What makes the agent's own spans."""
+    remark: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Variables that its users set too."""
+    program: str = "agent.py"
+
+    @property
+    def folder(self) -> Path:
+        """Where its agent is."""
+        return AGENTS / self.name
+
+
+FRAMEWORKS: Final = (
+    Framework(
+        "openai",
+        "OpenAI SDK",
+        "openai",
+        (
+            Play("chat"),
+            Play("chat-stream", streamed=True),
+            Play("chat-async"),
+            Play("chat-async-stream", streamed=True),
+            Play("responses", "responses"),
+            Play("responses-stream", "responses", streamed=True),
+            Play("responses-async", "responses"),
+        ),
+        "opentelemetry-instrumentation-openai",
+    ),
+    Framework(
+        "httpx",
+        "plain httpx",
+        "httpx",
+        (Play("sync"), Play("async"), Play("stream", streamed=True)),
+        "opentelemetry-instrumentation-httpx",
+    ),
+    Framework(
+        "anthropic",
+        "Anthropic SDK",
+        "anthropic",
+        tuple(Play(mode, "messages", streamed="stream" in mode) for mode in ("whole", "stream", "async", "async-stream")),
+        "opentelemetry-instrumentation-anthropic",
+    ),
+    Framework(
+        "langgraph",
+        "LangChain, LangGraph",
+        "langgraph",
+        (
+            Play("invoke"),
+            Play("stream", streamed=True),
+            Play("async"),
+            Play("graph"),
+            Play("mcp"),
+            Play("responses", "responses"),
+        ),
+        "opentelemetry-instrumentation-langchain, -openai",
+    ),
+    Framework(
+        "openai_agents",
+        "openai-agents",
+        "openai-agents",
+        (
+            Play("chat"),
+            Play("chat-stream", streamed=True),
+            Play("mcp"),
+            Play("responses", "responses"),
+            Play("responses-stream", "responses", streamed=True),
+        ),
+        "opentelemetry-instrumentation-openai-agents, -openai",
+    ),
+    Framework(
+        "pydantic_ai",
+        "pydantic-ai",
+        "pydantic-ai-slim",
+        (Play("sync"), Play("async"), Play("stream", streamed=True), Play("responses", "responses")),
+        "itself, opentelemetry-instrumentation-openai",
+    ),
+    Framework(
+        "smolagents",
+        "smolagents",
+        "smolagents",
+        (Play("tools"), Play("tools-stream", streamed=True), Play("code"), Play("code-stream", streamed=True)),
+        "openinference-instrumentation-smolagents, opentelemetry-instrumentation-openai",
+    ),
+    Framework(
+        "autogen",
+        "AutoGen AgentChat",
+        "autogen-agentchat",
+        (Play("run"), Play("stream", streamed=True)),
+        "itself, opentelemetry-instrumentation-openai",
+    ),
+    Framework(
+        "agent_framework",
+        "Microsoft Agent Framework",
+        "agent-framework-core",
+        (Play("chat"), Play("chat-stream", streamed=True), Play("responses", "responses")),
+        "itself, opentelemetry-instrumentation-openai",
+        environment={"ENABLE_INSTRUMENTATION": "true"},
+    ),
+    Framework(
+        "crewai",
+        "CrewAI",
+        "crewai",
+        (Play("run"), Play("stream", streamed=True)),
+        "opentelemetry-instrumentation-crewai, -openai",
+    ),
+    Framework(
+        "llama_index",
+        "LlamaIndex",
+        "llama-index-core",
+        (
+            Play("function", streamed=True),
+            Play("function-whole"),
+            Play("react", streamed=True),
+            Play("responses", "responses", streamed=True),
+        ),
+        "opentelemetry-instrumentation-llamaindex, -openai",
+    ),
+    Framework(
+        "node",
+        "Node, OpenAI SDK",
+        "openai",
+        (Play("chat"), Play("chat-stream", streamed=True), Play("responses", "responses")),
+        "@opentelemetry/auto-instrumentations-node",
+        program="agent.js",
+    ),
+)
+BY_NAME: Final = {framework.name: framework for framework in FRAMEWORKS}

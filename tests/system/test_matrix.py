@@ -1,0 +1,59 @@
+"""The framework matrix (`make matrix`) with the one that the tests have installed; and that its check can fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.matrix import play as matrix
+from tests.matrix.check import result
+from tests.matrix.environments import Environment
+from tests.matrix.frameworks import BY_NAME, FRAMEWORKS, Play
+from tests.matrix.page import PAGE, kept_results, page
+
+pytestmark = pytest.mark.system
+
+
+async def test_an_agent_of_the_sdk_is_trained_on_as_sampled_and_what_differs_is_told(tmp_path: Path) -> None:
+    framework = BY_NAME["openai"]
+    plays = [play for play in framework.plays if play.mode in ("chat-async-stream", "responses")]
+    installed = Environment((sys.executable, str(framework.folder / framework.program)), "")
+    async with matrix.ground(tmp_path, rollouts=1) as on:
+        found = await matrix.played(on, framework, plays, installed)
+        assert [each.problems for each in found] == [[], []]
+        assert all(each.exact == each.joined == 3 and each.own_spans >= 3 for each in found)
+        await _what_differs_is_told(on, plays[1])
+
+
+async def _what_differs_is_told(on: matrix.Ground, play: Play) -> None:
+    """The play again, against a memory that differs in one place each time."""
+    rollouts = await on.store.query_rollouts()
+    rollout = next(each for each in rollouts.items if isinstance(each.input, dict) and each.input["mode"] == play.mode)
+    traces, spans = await on.store.traces([rollout]), await on.store.spans(rollout.rollout_id)
+    served = [answer for answer in on.model.served if answer.protocol == play.protocol]
+    cities = served[0].cities
+    assert cities is not None
+    asked = {rollout.rollout_id: cities}
+    assert result(play, asked, traces, spans, served).problems == []
+    for change, words in (
+        ({"prompt_ids": served[1].sampled.prompt_ids[1:]}, "not trained on as sampled"),
+        ({"response_ids": [*served[1].sampled.response_ids, 5]}, "not what its calls sampled"),
+        ({"logprobs": served[1].sampled.logprobs[::-1]}, "not trained on as sampled"),
+    ):
+        other = dataclasses.replace(served[1], sampled=dataclasses.replace(served[1].sampled, **change))
+        assert words in " ".join(result(play, asked, traces, spans, [served[0], other, served[2]]).problems)
+    elsewhere = [dataclasses.replace(answer, cities=("A1", "B1")) for answer in served]
+    assert "not trained on as sampled" in " ".join(result(play, asked, traces, spans, elsewhere).problems)
+    lost = [span.model_copy(update={"rollout_id": "", "attempt_id": ""}) for span in spans]
+    assert "under no rollout" in " ".join(result(play, asked, traces, lost, served).problems)
+
+
+def test_the_page_is_what_the_results_say_and_has_every_framework() -> None:
+    assert PAGE.read_text() == page(kept_results()), "run `make matrix` for what has changed"
+    assert set(kept_results()) <= {framework.name for framework in FRAMEWORKS}
+    for framework in FRAMEWORKS:
+        assert framework.title in PAGE.read_text()
+        assert (framework.folder / framework.program).exists()
