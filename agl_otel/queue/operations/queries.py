@@ -79,7 +79,9 @@ def query_rollouts(tx: Transaction, request: pb.QueryRolloutsRequest) -> pb.Roll
     """Rollouts with their latest attempts; in the order of their creation unless told otherwise."""
     where, params = _conditions("rollout", request.filter)
     dead = _is_dead(request)
-    page = _page(request.page, _ROLLOUT_SORT, "r.ordinal", nulls=not dead)
+    named = request.filter.has_id_in and not request.filter.any
+    order = "r.ordinal + 0" if named else "r.ordinal"  # sorts a handful: for the bare column PostgreSQL would walk all of them
+    page = _page(request.page, _ROLLOUT_SORT, order, nulls=not dead)
     options: dict[str, Any] = {"any_of": request.filter.any}
     if request.filter.HasField("ended_before"):
         options["always"] = ["where_rollout_ended_before"]
