@@ -54,7 +54,8 @@ class Settings(BaseSettings):
     """Path of an OpenTelemetry Collector with our processor (`make otelcol`), which then is the collector, with a ClickHouse server;
     empty means the Python one."""
     retention_days: int = Field(default=0, ge=0, le=36500)
-    """How many days spans, logs and metrics are kept in ClickHouse, from the day they were received; 0 keeps them for ever."""
+    """How many days spans, logs and metrics are kept in ClickHouse, from the day they were received, and finished rollouts in the queue;
+    0 keeps them for ever."""
     store: str = ""
     """The address of a running stack (queue gRPC or web HTTP); clients use it."""
     token: SecretStr = SecretStr("")

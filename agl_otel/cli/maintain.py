@@ -1,4 +1,4 @@
-"""`agl-otel maintain`: the late pass, adoption and migrations, one at a time under a lease at the queue. `up` runs it as a service.
+"""`agl-otel maintain`: the late pass, adoption, migrations, retention, one at a time under a lease at the queue. `up` runs it as a service.
 
 The work itself is collector/maintenance.py. With a ClickHouse server (AGL_CLICKHOUSE_URL) it runs here: this process opens the engine,
 which brings the schema up, and writes. The embedded ClickHouse is opened by its collector alone, so the collector is asked to do it (and
@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Final, NoReturn
@@ -25,6 +26,7 @@ import aiohttp
 import click
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.queue import SECONDS, finished_before
 from agl_otel.collector.maintenance import Maintenance
 from agl_otel.errors import AglError, ConflictError, InUseError, UnavailableError
 from agl_otel.queue.client import QueueClient
@@ -37,16 +39,34 @@ LEASE: Final = "maintain"
 LEASE_SECONDS: Final = 30.0
 INTERVAL_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 6 * 3600.0  # how often a pass goes over everything
+PRUNE_SECONDS: Final = 3600.0  # how often the queue is asked for rollouts that are past the retention
 Report = dict[str, float]
 Work = Callable[[float], Awaitable[Report]]
+_SUMMARY: Final = "copied %(spans)d spans and %(logs)d logs, adopted %(adopted)d traces, removed %(pruned)d old rollouts from the queue"
 _logger = logging.getLogger("agl_otel.maintain")
 
 
 class Maintainer:
-    """Runs `work(since)` under the lease, again and again. `holder` names this maintainer at the queue."""
+    """Runs `work(since)` under the lease, again and again. `holder` names this maintainer at the queue.
 
-    def __init__(self, queue: QueueClient, work: Work, *, holder: str = "", lease_seconds: float = LEASE_SECONDS) -> None:
+    With `retention_days` it also has the queue forget rollouts that finished longer ago than that by `clock` (Unix seconds); ClickHouse
+    drops their spans by itself.
+    """
+
+    def __init__(
+        self,
+        queue: QueueClient,
+        work: Work,
+        *,
+        holder: str = "",
+        lease_seconds: float = LEASE_SECONDS,
+        retention_days: int = 0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._queue = queue
+        self._retention_days = retention_days
+        self._clock = clock
+        self._prune_at = 0.0
         self._work = work
         self._holder = holder or f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
         self._lease_seconds = lease_seconds
@@ -58,7 +78,7 @@ class Maintainer:
         if not await self._queue.lease(LEASE, self._holder, self._lease_seconds):
             self._since = 0.0
             return None
-        task = asyncio.ensure_future(self._work(self._since))
+        task = asyncio.ensure_future(self._pass())
         keeping = asyncio.ensure_future(self._keep())
         try:
             await asyncio.wait({task, keeping}, return_when=asyncio.FIRST_COMPLETED)
@@ -72,6 +92,20 @@ class Maintainer:
         self._swept = self._swept if self._since else report["began"]
         self._since = report["began"] if report["began"] - self._swept < SWEEP_SECONDS else 0.0
         return report
+
+    async def _pass(self) -> Report:
+        report = await self._work(self._since)
+        return {**report, "pruned": await self._prune()}
+
+    async def _prune(self) -> int:
+        now = self._clock()
+        if not self._retention_days or now < self._prune_at:
+            return 0
+        pruned = 0
+        async for ids in finished_before(self._queue, (), now - self._retention_days * SECONDS["d"]):
+            pruned += await self._queue.delete(ids)
+        self._prune_at = now + PRUNE_SECONDS
+        return pruned
 
     async def _keep(self) -> None:
         while True:
@@ -92,7 +126,7 @@ class Maintainer:
             else:
                 failures = 0
                 if report and any(count for name, count in report.items() if name != "began"):
-                    _logger.info("copied %(spans)d spans and %(logs)d logs, adopted %(adopted)d traces", report)
+                    _logger.info(_SUMMARY, report)
             await asyncio.sleep(interval_seconds)
 
     async def release(self) -> None:
@@ -110,13 +144,13 @@ async def maintainer(settings: Settings) -> AsyncGenerator[Maintainer]:
         if settings.clickhouse_db.startswith(CHDB_SCHEME):
             headers = {"Authorization": f"Bearer {token}"} if token else {}
             session = await closers.enter_async_context(aiohttp.ClientSession(headers=headers, timeout=_TIMEOUT, connector=connector()))
-            made = Maintainer(queue, lambda since: ask(queue, session, since))
+            made = Maintainer(queue, lambda since: ask(queue, session, since), retention_days=settings.retention_days)
         else:
             engine = await asyncio.to_thread(open_store, settings.clickhouse_db)
             closers.callback(engine.close)
             maintenance = Maintenance(engine, queue, adopt=settings.unidentified == "adopt")
             closers.push_async_callback(maintenance.close)
-            made = Maintainer(queue, maintenance.run)
+            made = Maintainer(queue, maintenance.run, retention_days=settings.retention_days)
         closers.push_async_callback(made.release)
         yield made
 
@@ -158,7 +192,8 @@ def maintain(once: bool, interval: float, data_dir: Path | None, store: str | No
     """Keep a stack's stores in order; `up` runs this by itself.
 
     Identifies spans that came before what tells whose they are, makes rollouts of whole traces that belong to nobody
-    (AGL_UNIDENTIFIED=adopt), and brings the schema of a ClickHouse server up. Several may run: one works, the others wait.
+    (AGL_UNIDENTIFIED=adopt), brings the schema of a ClickHouse server up, and removes finished rollouts older than retention_days from
+    the queue. Several may run: one works, the others wait.
     """
     settings = Settings.load(data_dir=data_dir, store=store)
     setup_logging(settings.log_level)
@@ -173,7 +208,7 @@ def maintain(once: bool, interval: float, data_dir: Path | None, store: str | No
             if as_json:
                 print_json(report)
             else:
-                click.echo(f"copied {report['spans']:.0f} spans and {report['logs']:.0f} logs, adopted {report['adopted']:.0f} traces")
+                click.echo(_SUMMARY % report)
 
     run_async(main)
 

@@ -165,7 +165,7 @@ def prune(
 ) -> None:
     """Remove finished rollouts that are old, with their attempts, spans and logs.
 
-    ClickHouse drops what was received more than retention_days ago by itself.
+    Where retention_days is set, the stack itself does so: the queue by `agl-otel maintain`, ClickHouse by the day of receipt.
     """
     settings = Settings.load(data_dir=data_dir, store=store)
     days = settings.retention_days
@@ -182,7 +182,7 @@ def prune(
                 async with eraser(settings, opened, keep_spans=keep_spans) as delete:
                     with progress(silent=as_json) as bar:
                         task = bar.add_task("removing", total=found)
-                        async for ids in _finished(opened, statuses, before):
+                        async for ids in finished_before(opened, statuses, before):
                             removed += await delete(ids)
                             bar.update(task, completed=removed)
         if as_json:
@@ -193,8 +193,8 @@ def prune(
     run_async(main)
 
 
-async def _finished(opened: QueueClient, statuses: Sequence[RolloutStatus], before: float) -> AsyncIterator[list[str]]:
-    """Ids of rollouts that ended before a time, page by page; the caller removes each page."""
+async def finished_before(opened: QueueClient, statuses: Sequence[RolloutStatus], before: float) -> AsyncIterator[list[str]]:
+    """Ids of rollouts that ended before a time (Unix seconds), page by page; the caller removes each page."""
     arguments: dict[str, Any] = {"status_in": statuses or None, "ended_before": before, "limit": CHUNK}
     while page := await opened.query_rollouts(**arguments):
         yield [item.rollout_id for item in page]

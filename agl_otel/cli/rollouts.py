@@ -13,7 +13,7 @@ from rich.console import Console
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, store_option
 from agl_otel.cli.erase import eraser, keep_spans_option
-from agl_otel.cli.queue import BOTH_STORES, CHUNK, clock, open_queue, progress, table_of
+from agl_otel.cli.queue import BOTH_STORES, CHUNK, clock, open_queue, progress, prune, table_of
 from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.lifecycle import FINISHED
@@ -52,6 +52,9 @@ def selection(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.group(cls=_Rollouts)
 def rollouts() -> None:
     """List rollouts and work on them. Without a command: list them."""
+
+
+rollouts.add_command(prune)
 
 
 @rollouts.command("ls")

@@ -16,6 +16,7 @@ from agl_otel import semconv
 from agl_otel.cli.maintain import maintainer
 from agl_otel.collector.deletion import TABLES, Deletion
 from agl_otel.queue.client import QueueClient, RolloutUpdate
+from agl_otel.queue.postgres_server import Postgres
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.migrate import migrate
@@ -23,6 +24,7 @@ from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.server import ServerEngine
 from agl_otel.types import EnqueueRolloutRequest
 from tests.clickhouse_server import ClickHouseServer
+from tests.contract.queue.conftest import postgres  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a fixture
 
 from .otlp import post_spans, request_of, span
 from .stack import Stack, start
@@ -154,7 +156,17 @@ async def rows(stack: Stack, name: str) -> tuple[int, int]:
     return int(found[0]["a"]), int(found[0]["b"])
 
 
-async def test_the_commands_delete_from_both_stores(own_stack: Stack) -> None:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def on_each_queue(request: pytest.FixtureRequest, own_stack: Stack) -> Stack:
+    """The test's own stack, on each engine of the queue."""
+    if request.param == "postgresql":
+        server: Postgres = request.getfixturevalue("postgres")
+        own_stack.settings = own_stack.settings.model_copy(update={"queue_url": server.new_schema()})
+    return own_stack
+
+
+async def test_the_commands_delete_from_both_stores(on_each_queue: Stack) -> None:
+    own_stack = on_each_queue
     await start(own_stack)
     for name in ("ro-1", "ro-2", "ro-3"):
         await one_rollout(own_stack, name)
@@ -166,7 +178,7 @@ async def test_the_commands_delete_from_both_stores(own_stack: Stack) -> None:
     assert await rows(own_stack, "ro-2") == (2, 2)
     assert await agl(own_stack, "rollouts", "delete", "ro-2", "--yes") == (0, "deleted 0 rollouts"), "what is left can be deleted later"
     assert await rows(own_stack, "ro-2") == (0, 1)
-    assert await agl(own_stack, "queue", "prune", "--older-than", "0s") == (0, "removed 1 rollouts")
+    assert await agl(own_stack, "rollouts", "prune", "--older-than", "0s") == (0, "removed 1 rollouts")
     assert await rows(own_stack, "ro-3") == (0, 0)
 
 

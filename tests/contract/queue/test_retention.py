@@ -1,0 +1,60 @@
+"""What is older than the setting retention_days leaves the queue by itself."""
+
+from __future__ import annotations
+
+from agl_otel.cli.maintain import PRUNE_SECONDS, Maintainer, Report
+from agl_otel.queue.client import RolloutUpdate
+from agl_otel.queue.testing import LocalQueue
+from agl_otel.types import EnqueueRolloutRequest
+
+DAY = 86400.0
+
+
+async def no_work(since: float) -> Report:
+    return {"spans": 0, "logs": 0, "adopted": 0, "began": since}
+
+
+async def finished(queue: LocalQueue, *names: str) -> None:
+    for name in names:
+        await queue.client.enqueue([EnqueueRolloutRequest(input=1, rollout_id=name)])
+        await queue.client.update_rollouts([RolloutUpdate(rollout_id=name, status="failed")])
+
+
+async def left(queue: LocalQueue) -> list[str]:
+    return [rollout.rollout_id for rollout in await queue.client.query_rollouts()]
+
+
+async def test_finished_rollouts_leave_the_queue_after_retention_days_and_open_ones_stay(queue: LocalQueue) -> None:
+    keeper = Maintainer(queue.client, no_work, retention_days=30, clock=queue.clock)
+    await queue.client.enqueue([EnqueueRolloutRequest(input=1, rollout_id="ro-open")])
+    await finished(queue, "ro-1", "ro-2")
+    queue.clock.advance(29 * DAY)
+    await finished(queue, "ro-3")
+    report = await keeper.once()
+    assert report is not None
+    assert report["pruned"] == 0
+    queue.clock.advance(1.5 * DAY)
+    report = await keeper.once()
+    assert report is not None
+    assert (report["pruned"], await left(queue)) == (2, ["ro-open", "ro-3"])
+    assert (await queue.client.statistics())["rollouts_by_status"] == {"queuing": 1, "failed": 1}
+
+
+async def test_the_queue_is_asked_for_old_rollouts_once_an_hour(queue: LocalQueue) -> None:
+    keeper = Maintainer(queue.client, no_work, retention_days=1, clock=queue.clock)
+    await finished(queue, "ro-1")
+    queue.clock.advance(DAY - 60)
+    await keeper.once()
+    queue.clock.advance(120)
+    await keeper.once()
+    assert await left(queue) == ["ro-1"]
+    queue.clock.advance(PRUNE_SECONDS)
+    await keeper.once()
+    assert await left(queue) == []
+
+
+async def test_without_retention_days_everything_stays(queue: LocalQueue) -> None:
+    await finished(queue, "ro-1")
+    queue.clock.advance(10_000 * DAY)
+    assert await Maintainer(queue.client, no_work, clock=queue.clock).once() is not None
+    assert await left(queue) == ["ro-1"]
