@@ -39,6 +39,7 @@ class AgentOptions:
     instrument: bool | None = None
     warm: bool = False
     preload: tuple[str, ...] = ()
+    hooked: bool = False
     memory_limit: str | None = None
     output_limit: str | None = None
 
@@ -54,13 +55,13 @@ class AgentOptions:
             return self._function_agent
         grader = load_function(self.grader) if self.grader else None
         if self.url:
-            return HttpAgent(self.url, grader=grader)
+            return HttpAgent(self.url, grader=grader, hooked=self.hooked)
         limits = Limits(*(parse_size(text) if text else None for text in (self.memory_limit, self.output_limit)))
         if self.image:
-            return ContainerAgent(self.image, self.command, grader=grader, limits=limits)
+            return ContainerAgent(self.image, self.command, grader=grader, limits=limits, hooked=self.hooked or None)
         return CommandAgent(
             self.command, grader=grader, instrument="auto" if self.instrument is None else self.instrument,
-            warm=self.warm, preload=self.preload, limits=limits,
+            warm=self.warm, preload=self.preload, limits=limits, hooked=self.hooked or None,
         )  # fmt: skip
 
     def _function_agent(self) -> Agent:
@@ -111,6 +112,9 @@ def line_of(event: RunnerEvent) -> str:
     "--warm/--fresh", default=False, show_default=True, help="Run a Python command as a fork of a warm parent, or start it anew each time."
 )
 @click.option("--preload", multiple=True, metavar="MODULE", help="Module that the warm parent loads ahead; may be repeated.")
+@click.option(
+    "--hooked", is_flag=True, help="Its processes run under agl-otel's hook (known of Python commands): uncounted spans are an alarm."
+)
 @click.option("--memory-limit", metavar="SIZE", help="Resident memory of one attempt's processes, e.g. 2GiB.")
 @click.option("--output-limit", metavar="SIZE", help="What one attempt may print, e.g. 10MiB.")
 @click.option("--timeout", "timeout_seconds", type=click.FloatRange(min=0, min_open=True), help="Seconds that one attempt may take.")

@@ -45,6 +45,7 @@ class CommandAgent:
         warm: whether an instrumented Python program is run as a fork of a warm parent, which has instrumentation and libraries loaded;
             one that cannot be is started anew, and the log says why.
         preload: installed modules that the warm parent loads beside those that the program imports at its top.
+        hooked: whether its processes run under our hook; None: where they are instrumented here, or the command itself says so.
         limits: of memory and output; an attempt that passes one is ended and fails.
         grace_seconds: from SIGTERM to SIGKILL when it has to end.
 
@@ -63,6 +64,7 @@ class CommandAgent:
         instrument: bool | Literal["auto"] = "auto",
         warm: bool = False,
         preload: Sequence[str] = (),
+        hooked: bool | None = None,
         limits: Limits | None = None,
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
@@ -73,7 +75,7 @@ class CommandAgent:
         self._command = _resolved(list(command), self._base, self._cwd)
         wrapper = wrapper_of(self._command, required=instrument is True) if instrument is not False else []
         self._starter: Starter = Warm(Anew(wrapper), preload) if warm and wrapper else Anew(wrapper)
-        self.hooked = bool(wrapper) or Path(self._command[0]).name == _INSTRUMENT
+        self.hooked = hooked if hooked is not None else bool(wrapper) or is_instrumented(self._command)
         self._grader = grader
         self._limits = limits or Limits()
         self._grace_seconds = grace_seconds
@@ -146,6 +148,11 @@ class CommandAgent:
         return f"{program} ended with exit code {code}"
 
 
+def is_instrumented(command: Sequence[str]) -> bool:
+    """Whether the command itself starts its program under our hook."""
+    return bool(command) and Path(command[0]).name == _INSTRUMENT
+
+
 def wrapper_of(command: list[str], *, required: bool = False) -> list[str]:
     """What goes before `command` so that it is instrumented: nothing, or the opentelemetry-instrument of its interpreter.
 
@@ -153,7 +160,7 @@ def wrapper_of(command: list[str], *, required: bool = False) -> list[str]:
     command is no Python program, nothing (with a warning, or UsageError where `required`).
     """
     program = Path(command[0])
-    if program.name == _INSTRUMENT:
+    if is_instrumented(command):
         return []
     if not program.name.startswith("python"):
         if required:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from agl_otel import semconv
 from agl_otel.errors import UsageError
-from agl_otel.runner.command import CommandAgent
+from agl_otel.runner.command import CommandAgent, is_instrumented
 from agl_otel.runner.starting import AgentProcess
 
 ENGINES: Final = ("docker", "podman")
@@ -31,7 +31,8 @@ class ContainerAgent(CommandAgent):
         engine: docker or podman; None takes the first that is installed.
         mounts: {folder here: folder in the container}, read-only.
         network: the engine's network; another than "host" must reach the stack's addresses.
-        **options: those of CommandAgent but for `instrument`, `warm` and `preload`; `env` is what the container gets besides.
+        **options: those of CommandAgent but for `instrument`, `warm` and `preload`; `env` is what the container gets besides; `hooked`
+            is true by itself where `command` begins with opentelemetry-instrument.
 
     Raises UsageError where no engine is installed.
     """
@@ -51,6 +52,8 @@ class ContainerAgent(CommandAgent):
             raise UsageError(f"no container engine is installed: install {' or '.join(ENGINES)}, or run the agent as a command")
         self._image, self._network = image, network
         self._mounts = {str(Path(source).absolute()): target for source, target in (mounts or {}).items()}
+        if options.get("hooked") is None:
+            options["hooked"] = is_instrumented(command)
         super().__init__([found, *command], instrument=False, **options)
         self._base = dict(options.get("env") or {})
 

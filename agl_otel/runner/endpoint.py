@@ -35,6 +35,7 @@ class HttpAgent:
         grader: (task, answer) → reward. The answer is JSON as Python values, the joined text of an event stream, or text. Without
             one an answer that is a number (or a dict of numbers) is the reward.
         headers: sent with every request, for example authorization.
+        hooked: whether the service runs under our hook, and with the instrumentation of its web framework, which takes over baggage.
         output_bytes: an answer that is larger fails the attempt.
 
     Raises UsageError where `url` is no HTTP address.
@@ -43,11 +44,18 @@ class HttpAgent:
     instrument: tuple[str, ...] = ()
 
     def __init__(
-        self, url: str, *, grader: Grader | None = None, headers: Mapping[str, str] | None = None, output_bytes: int = KEEP_BYTES
+        self,
+        url: str,
+        *,
+        grader: Grader | None = None,
+        headers: Mapping[str, str] | None = None,
+        hooked: bool = False,
+        output_bytes: int = KEEP_BYTES,
     ) -> None:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
             raise UsageError(f"{url!r} is no HTTP address: write for example http://127.0.0.1:9000/solve")
         self._url, self._grader, self._headers, self._output_bytes = url, grader, dict(headers or {}), output_bytes
+        self.hooked = hooked
         self._session: aiohttp.ClientSession | None = None
 
     def prepare(self, addresses: Addresses) -> None:

@@ -262,6 +262,7 @@ class _Attempts:
         self._store = runner.get_store()
         self._hooks: list[Hook] = list(runner._hooks)  # pyright: ignore[reportPrivateUsage]  # one unit with LitAgentRunner
         self._tracer = runner.tracer
+        self.hooked = self._tracer.hooked
         self.route = Route("", self._store.token)
         """Where the spans of its attempts go."""
         self.error: BaseException | None = None

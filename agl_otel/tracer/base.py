@@ -43,6 +43,9 @@ def clear_active_tracer() -> None:
 class Tracer(ParallelWorkerBase):
     """Base of all tracers. A subclass gives `trace_context` and `get_last_trace`; the rest follows from them."""
 
+    hooked = False
+    """Whether the spans of its traces are counted by this process (agl_otel.instrumentation), so that uncounted ones are an alarm."""
+
     def __init__(self) -> None:
         super().__init__()
         self._store: Store | None = None

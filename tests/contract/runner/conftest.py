@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from agl_otel.runner.job import Agent
 from agl_otel.runner.output import STREAM_ATTRIBUTE
 from agl_otel.runner.runner import Runner
 from agl_otel.runner.running import RunnerEvent
-from agl_otel.types import Attempt, EnqueueRolloutRequest, NamedResources, Rollout, RolloutConfig
+from agl_otel.traces.verdict import AttemptFacts, MarkerFacts, decide
+from agl_otel.types import Attempt, EnqueueRolloutRequest, NamedResources, Rollout, RolloutConfig, Verdict
 from tests.otlp_receiver import OtlpReceiver, Received
 
 
@@ -127,6 +128,24 @@ class Stack:
 
     def spans(self, rollout: Rollout, name: str | None = None) -> list[Received]:
         return [span for span in self.receiver.spans(name) if span.key[0] == rollout.rollout_id]
+
+    def verdict(self, attempt: Attempt) -> Verdict:
+        """What a reader would say of the spans that have arrived and of what the runner handed to the queue."""
+        key = (attempt.rollout_id, attempt.attempt_id)
+        spans = {span.span_id: span for span in self.receiver.spans() if span.key == key}.values()
+        markers: dict[str, MarkerFacts] = {}
+        for span in spans:
+            if (marker := span.marker) is None:
+                continue
+            seen = markers.get(marker, MarkerFacts())
+            if span.name == semconv.SPAN_SEAL:
+                markers[marker] = replace(seen, seal=max(seen.seal or 0, span.attributes[semconv.SEAL_SPANS]))
+            else:
+                annotations = seen.annotations + (span.name == semconv.SPAN_ANNOTATION)
+                markers[marker] = replace(seen, spans=seen.spans + 1, annotations=annotations)
+        hooked = any(span.attributes.get(semconv.ATTEMPT_HOOKED) for span in spans if span.name == semconv.SPAN_ATTEMPT)
+        unmarked = [span for span in spans if span.marker is None and span.name != semconv.SPAN_ATTEMPT]
+        return decide(AttemptFacts(*key, attempt.seals, markers, len(unmarked), hooked=hooked))
 
     async def until(self, condition: Any) -> None:
         """Wait until `condition()` is true."""

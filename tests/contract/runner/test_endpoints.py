@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,6 +124,61 @@ async def test_cancelling_a_rollout_drops_the_request(stack: Stack, service: Ser
             await service.gone.wait()
 
 
+_SERVICE = """
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from opentelemetry import context, propagate, trace
+
+class Service(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        token = context.attach(propagate.extract(dict(self.headers)))  # what the instrumentation of a web framework does
+        with trace.get_tracer("service").start_as_current_span("solve"):
+            pass
+        context.detach(token)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"done")
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@contextlib.asynccontextmanager
+async def hooked_service(stack: Stack) -> AsyncGenerator[str]:
+    """The address of a service that somebody runs under our hook."""
+    environment = {
+        **os.environ, "OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{stack.receiver.grpc_address}",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+    }  # fmt: skip
+    instrument = Path(sys.executable).with_name("opentelemetry-instrument")
+    process = await asyncio.create_subprocess_exec(
+        instrument, sys.executable, "-c", _SERVICE, env=environment, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(300):
+            port = int(await process.stdout.readline())
+        yield f"http://127.0.0.1:{port}/"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@pytest.mark.system
+async def test_the_verdict_of_an_endpoint_under_the_hook_follows_its_own_seal(stack: Stack) -> None:
+    stack.proxy.spans = 0  # the service asks no model
+    async with hooked_service(stack) as url:
+        [rollout] = await stack.enqueue("t")
+        await stack.run(HttpAgent(url, hooked=True, grader=lambda task, answer: float(answer == "done")), max_rollouts=1)
+        [attempt] = await stack.finished(rollout)
+        await stack.until(lambda: any(seal.marker not in (attempt.seals or {}) for seal in stack.spans(rollout, semconv.SPAN_SEAL)))
+    verdict = stack.verdict(attempt)
+    assert (attempt.status, verdict.kind, verdict.alarm) == ("succeeded", "complete", False)
+    assert [span.marker is not None for span in stack.spans(rollout, "solve")] == [True]
+
+
 def test_what_is_no_http_address_is_refused() -> None:
     with pytest.raises(UsageError, match="is no HTTP address"):
         HttpAgent("localhost:9000")
@@ -136,6 +195,21 @@ def test_a_containers_command_line_names_variables_and_mounts_and_holds_no_value
     mounts = "--volume /data:/in:ro --volume /t/task:/t/task:ro"
     assert argv == f"/bin/docker run {options} {names} {mounts} team/agent:1 --q 2+2".split()
     assert given.items() >= env.items()
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "hooked"),
+    [
+        (["agent"], {}, False),
+        (["opentelemetry-instrument", "python", "agent.py"], {}, True),
+        (["agent"], {"hooked": True}, True),
+        (["opentelemetry-instrument", "node"], {"hooked": False}, False),
+    ],
+)
+def test_a_container_is_under_the_hook_where_its_command_or_its_user_says_so(
+    command: list[str], options: dict[str, Any], hooked: bool
+) -> None:
+    assert ContainerAgent("team/agent:1", command, engine="sh", **options).hooked is hooked
 
 
 @pytest.fixture

@@ -153,8 +153,9 @@ async def test_the_attempt_span_says_whether_the_agent_runs_under_the_hook(stack
     await stack.run(CommandAgent(["true"]), max_rollouts=1)
     said = [stack.spans(rollout, semconv.SPAN_ATTEMPT)[0].attributes.get(semconv.ATTEMPT_HOOKED) for rollout in (counted, unknown)]
     assert said == [True, None]
-    hooks = (CommandAgent([sys.executable, "-c", ""]), CommandAgent([sys.executable, "-c", ""], instrument=False))
-    assert [agent.hooked for agent in hooks] == [True, False]
+    python = [sys.executable, "-c", ""]
+    hooks = (CommandAgent(python), CommandAgent(python, instrument=False), CommandAgent(["true"], hooked=True))
+    assert [agent.hooked for agent in hooks] == [True, False, True]
 
 
 _LIT_AGENT = """

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 
 import agl_otel as agl
+from agl_otel import semconv
 from agl_otel.store import InMemoryLightningStore, Store
 
 
@@ -59,6 +61,30 @@ def test_a_reward_that_is_returned_and_emitted_counts_once(store: Store, caplog:
         trained(store).dev(agent, ["twice"])
     assert rewards(store)["twice"] == [0.5]
     assert sum("returned the reward 0.5 and emitted [0.5] as well" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("tracer", "kind", "hooked"), [(agl.OtelTracer(), "complete", True), (agl.DummyTracer(), "empty", False)], ids=["ours", "none"]
+)
+def test_a_lit_agents_attempt_is_proven_by_what_its_runner_hands_over(store: Store, tracer: agl.Tracer, kind: str, hooked: bool) -> None:
+    def agent(task: str) -> float:
+        if hooked:
+            trace.get_tracer("agent").start_span("work").end()
+        return 1.0
+
+    async def read(name: str) -> None:
+        [rollout] = [r for r in await store.query_rollouts() if r.input == name]
+        assert isinstance(rollout, agl.AttemptedRollout)
+        traces = await store.traces([rollout])
+        verdict = traces.verdicts[rollout.rollout_id, rollout.attempt.attempt_id]
+        assert (verdict.kind, verdict.reasons, verdict.alarm) == (kind, [], False)
+        assert sum((rollout.attempt.seals or {}).values()) == 1 + hooked
+        [root] = await store.query_spans(rollout.rollout_id, name=semconv.SPAN_ATTEMPT)
+        assert root.attributes.get(semconv.ATTEMPT_HOOKED, False) is hooked
+
+    name = f"verdict of {kind}"
+    agl.Trainer(store=store, strategy="shm", tracer=tracer).dev(agent, [name])
+    asyncio.run(read(name))
 
 
 def test_fit_without_data_runs_what_the_algorithm_enqueues(store: Store) -> None:
