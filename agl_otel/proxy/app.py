@@ -134,6 +134,7 @@ class Proxy:
 
     async def _health(self, _: web.Request) -> web.Response:
         forwarder = self._running()
+        forwarder.settle()
         return web.json_response(
             {
                 "status": "ok",
@@ -196,11 +197,14 @@ class Proxy:
 
     async def _close(self, keys: Sequence[Key]) -> tuple[list[str], list[int], list[int]]:
         """Seal and flush attempts, which are over: their markers, spans and drops (zeros for one that made no call here)."""
+        settle = self._running().settle
+        settle()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_WAIT_SECONDS):
                 while any(self._attempts.active(key) for key in keys):
                     self._call_ended.clear()
                     await self._call_ended.wait()
+                    settle()
         for key in keys:
             self._attempts.close(key)
         counts = await asyncio.to_thread(self._telemetry.seal_counts, keys, timeout_seconds=self._flush_seconds)

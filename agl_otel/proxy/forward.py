@@ -37,6 +37,7 @@ CONNECT_SECONDS: Final = 10.0
 SILENCE_SECONDS: Final = 600.0  # the longest that a model server may say nothing: a long prompt behind a full batch
 KEEP_ALIVE_SECONDS: Final = 3.0  # shorter than the 5 s after which uvicorn, and so vLLM, closes
 LARGE_BYTES: Final = 1 << 20
+SETTLE_SECONDS: Final = 0.02  # after a call, where no other one comes
 MAX_TRIES: Final = 3
 PAUSE_SECONDS: Final = (0.05, 0.3)  # between tries, a random time: agents started together must not come back together
 _CANNOT_SERVE: Final = frozenset({502, 503, 504})
@@ -90,6 +91,7 @@ class Forwarder:
         self._gate = gate
         self._limits = limits
         self._token = token
+        self._settling: asyncio.TimerHandle | None = None
         self._plain: set[tuple[str, str]] = set()
         self._no_route: set[tuple[str, str]] = set()
         self._litellm = litellm
@@ -103,8 +105,16 @@ class Forwarder:
         """The version of the weights that was announced last, for servers that do not say."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=limits.silence_seconds),
         )
+
+    def settle(self) -> None:
+        """Complete the spans of calls that have ended."""
+        if self._settling is not None:
+            self._settling.cancel()
+            self._settling = None
+        self._recorder.settle()
 
     async def start(self) -> None:
         """Start litellm, where there is one; it need not answer yet."""
@@ -113,6 +123,7 @@ class Forwarder:
 
     async def close(self) -> None:
         """Close the connections, and stop litellm."""
+        self.settle()
         await self._session.close()
         if self._translation is not None:
             await self._translation.stop()
@@ -176,6 +187,8 @@ class Forwarder:
         attempt = self._attempts.get(key)
         if attempt is None:
             return
+        if budget.tokens:
+            self.settle()
         for name, used, limit in (("calls", attempt.calls, budget.calls), ("tokens", attempt.tokens, budget.tokens)):
             if limit and used >= limit:
                 self._recorder.counts["over_budget"] += 1
@@ -189,6 +202,8 @@ class Forwarder:
         traceparent = request.headers.get("traceparent")
         shown = {**pool[0].sampling, **asked} if pool[0].sampling else asked
         retry, fingerprint = _retry(request.headers, raw) if key is not None else (0, b"")
+        if retry:
+            self.settle()  # whether the first try failed
         call = self._recorder.start(key, dialect, shown, traceparent, retry=retry, fingerprint=fingerprint)
         try:
             ordered = self.health.order(pool, key[0] if key is not None else None)
@@ -202,7 +217,9 @@ class Forwarder:
             call.incomplete = call.incomplete or "client_gone"
             raise
         finally:
-            self._recorder.finish(call)
+            self._recorder.ended(call)
+            if self._settling is None:
+                self._settling = asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.settle)
 
     def _needs_translation(self, dialect: Dialect, upstream: Upstream) -> bool:
         if not dialect.via_chat or upstream.provider != "openai":
@@ -259,6 +276,8 @@ class Forwarder:
             if capture and plain in self._plain:
                 continue
             prepared = prepare(dialect, asked, model=upstream.model, sampling=upstream.sampling, capture=capture)
+            if self._recorder.unsettled:  # while the model server works there is time for it
+                asyncio.get_running_loop().call_soon(self.settle)
             async with self._session.post(url, data=_sent(with_fields(raw, asked, prepared.fields)), headers=headers) as response:
                 if may_skip and response.status in _CANNOT_SERVE:
                     self.health.failed(upstream.base_url)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -84,6 +84,7 @@ class Recorder:
     def __init__(self, spans: WholeSpans, attempts: Attempts) -> None:
         self._spans = spans
         self._attempts = attempts
+        self._ended: deque[Call] = deque()
         self.counts: Counter[str] = Counter()
 
     def start(
@@ -106,8 +107,22 @@ class Recorder:
         self.counts["calls"] += 1
         return call
 
+    def ended(self, call: Call) -> None:
+        """The request has ended, whichever way: `settle` completes its spans. Nobody waits for them; the next call would."""
+        self._ended.append(call)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether there is something to settle."""
+        return bool(self._ended)
+
+    def settle(self) -> None:
+        """Complete the spans of all calls that have ended, in the order in which they did."""
+        while self._ended:
+            self.finish(self._ended.popleft())
+
     def finish(self, call: Call) -> None:
-        """The request has ended, whichever way: complete its spans."""
+        """Complete the spans of a call that has ended, now."""
         reply = call.reply
         defect = self._check_ids(call)
         replies = {index: choice.token_ids for index, choice in reply.choices.items() if choice.token_ids}

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, cast
 
+from pydantic_core import from_json, to_json
+
 Json = dict[str, Any]
 MAX_TOKEN_ID: Final = (1 << 31) - 1  # readers keep ids in 32 bits, signed
 MAX_EVENT_BYTES: Final = 64 << 20
 """An event that is longer is passed on unread."""
-dense: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-"""A value as JSON, without blanks."""
+_spelled: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _BLANK: Final = b" \t\r\n"  # what JSON calls white space
 
 
@@ -183,20 +184,31 @@ def _scalar_of(key: bytes) -> re.Pattern[bytes]:
     return re.compile(rb"(?<!\\)" + re.escape(key) + rb'\s*:\s*("(?:[^"\\]|\\.)*"|[-+.\w]+)(?=\s*[,}])', re.DOTALL)
 
 
+def dense(value: Any) -> str:
+    """A value as JSON, without blanks."""
+    try:
+        return to_json(value, inf_nan_mode="constants").decode()
+    except ValueError:  # lone surrogates, and what is nested deeper than it likes
+        return _spelled(value)
+
+
 def encoded(payload: Json) -> bytes:
     """JSON as servers write it; with escapes where it holds what UTF-8 cannot."""
     try:
-        return dense(payload).encode()
-    except UnicodeEncodeError:
+        return to_json(payload, inf_nan_mode="constants")
+    except ValueError:
         return json.dumps(payload, separators=(",", ":")).encode()
 
 
 def parse_object(text: bytes) -> Json | None:
     """The JSON object that `text` is; None where it is none."""
     try:
-        payload = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+        payload = from_json(text)
+    except ValueError:
+        try:
+            payload = json.loads(text)  # takes what the quick one does not: other encodings, lone surrogates, deep nesting
+        except (ValueError, RecursionError):
+            return None
     return cast("Json", payload) if isinstance(payload, dict) else None
 
 

@@ -37,6 +37,7 @@ class Stand:
         return openai.AsyncOpenAI(base_url=self.url + path, api_key="dummy", max_retries=0, default_headers=headers)
 
     async def calls(self) -> list[Received]:
+        await self.health()  # what has ended is recorded by then
         await asyncio.to_thread(self._telemetry.seal, [KEY])
         return self._receiver.spans(semconv.SPAN_LLM)
 
