@@ -1,7 +1,7 @@
 """0.3's LLMProxy: which models there are, as resources for agents. The proxy itself is the stack's service (proxy/), always running.
 
-A resource names the model's own server; a runner hands it to the agent behind the proxy, under the attempt's address, and the proxy
-forwards to the server that the rollout's resource names. So there is nothing to start here, and a new list counts at once.
+A resource names the model's own server (or litellm); a runner hands it to the agent behind the proxy, under the attempt's address, and the
+proxy forwards to the server that the rollout's resource names. `start` also tells the proxy the list, for calls of no rollout.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 DIRECT: Final[dict[str, str]] = {"openai": "https://api.openai.com/v1", "hosted_vllm": "", "vllm": ""}
 """{prefix of litellm's model names: base URL where none is given}; these speak OpenAI's protocol themselves."""
+LITELLM: Final = "litellm:"
+"""The endpoint of a resource whose model litellm knows where to find."""
 _IGNORED: Final = ("litellm_config", "num_workers", "launch_mode", "launcher_args", "middlewares", "callbacks", "host", "port")
 _log = logging.getLogger(__name__)
 
@@ -74,18 +76,29 @@ class LLMProxy:
         return self._running
 
     async def start(self) -> None:
-        """Nothing to start: the proxy runs with its stack."""
+        """Tell the stack's proxy the models, for calls of no rollout. Raises ModelServerError, UnavailableError."""
+        await self._hand_over(self.model_list)
         self._running = True
 
     async def stop(self) -> None:
-        """Nothing to stop."""
+        """Take the models back; resources that name them go on."""
         if not self._running:
             _log.warning("the proxy was not started: there is nothing to stop")
+            return
         self._running = False
+        await self._hand_over([])
 
     async def restart(self, *, _port: int | None = None) -> None:
-        """Nothing to restart: a new model list counts at once."""
-        self._running = True
+        """Tell the stack's proxy the list as it is now; calls under way go on."""
+        await self.start()
+
+    async def _hand_over(self, models: Sequence[ModelConfig]) -> None:
+        store = self.get_store()
+        proxy = store.description.proxy if store is not None else None
+        if store is not None and proxy is not None:
+            from agl_otel.proxy.llm_proxy import hand_over
+
+            await hand_over(proxy.rstrip("/"), models, token=store.token)
 
     def initialize(self) -> None:
         """Nothing to set up."""
@@ -126,18 +139,19 @@ class LLMProxy:
 
 
 def _backend(entry: ModelConfig) -> tuple[str, str, str | None]:
-    """(base URL, model name there, key). Raises UsageError where this proxy cannot speak to it."""
+    """(base URL, or LITELLM for what litellm knows where to find; model name there; key). Raises UsageError that names what is wrong."""
     parameters = entry.get("litellm_params") or {}
     name = str(parameters.get("model", ""))
     prefix, slash, rest = name.partition("/")
     base = parameters.get("api_base") or parameters.get("base_url")
     if slash and prefix in DIRECT:
         base, name = base or DIRECT[prefix], rest
+    elif slash and name and not base:
+        base = LITELLM
     if not name or not base:
         raise UsageError(
-            f"model {entry.get('model_name')!r} ({parameters.get('model')!r}) is no server that speaks OpenAI's protocol: give "
-            "litellm_params={'model': 'hosted_vllm/NAME' or 'openai/NAME', 'api_base': 'http://…/v1'}; "
-            "other providers: put a litellm server between"
+            f"model {entry.get('model_name')!r} ({parameters.get('model')!r}) names no server: give "
+            "litellm_params={'model': 'hosted_vllm/NAME' or 'openai/NAME', 'api_base': 'http://…/v1'}, or 'PROVIDER/NAME' for litellm"
         )
     key = parameters.get("api_key")
     if isinstance(key, str) and key.startswith("os.environ/"):

@@ -177,6 +177,13 @@ class Forwarder:
                 status=501,
                 code="no_litellm",
             )
+        if upstream.api_key:
+            raise RefusedError(
+                f"model {upstream.model} has a key of its own, and the litellm that runs here takes keys from its environment: set the "
+                "provider's variable (GEMINI_API_KEY, …) where the proxy is started, or AGL_LITELLM_URL",
+                status=501,
+                code="no_litellm",
+            )
         address = await self._litellm.address()
         return replace(upstream, base_url=address.url, api_key=address.key)
 

@@ -10,9 +10,9 @@ import pytest
 
 from agl_otel import semconv
 from agl_otel.errors import ModelServerError, UnavailableError, UsageError
+from agl_otel.llm_proxy import LLMProxy
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.keys import attempt_key, shared_key
-from agl_otel.proxy.llm_proxy import LLMProxy
 from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.upstream import Budget, FixedUpstreams, ListedUpstreams, Upstream
 from agl_otel.types import Describe, ProxyLLM
@@ -168,55 +168,51 @@ async def test_other_providers_go_through_litellm_or_say_how_to_set_it_up(receiv
     assert model.requests[0]["model"] == "gemini/flash"
 
 
-class Stack:
-    """A store's side of the seam: where the services are."""
+class Connected:
+    """A store's side of the seam: where the proxy is, and the token."""
 
-    def __init__(self, url: str | None) -> None:
-        self._url = url
-
-    @property
-    def queue(self) -> Stack:
-        return self
-
-    async def describe(self) -> Describe:
-        return Describe(queue="127.0.0.1:1", proxy=self._url)
+    def __init__(self, url: str | None, token: str = "secret") -> None:
+        self.description, self.token = Describe(queue="127.0.0.1:1", proxy=url), token
 
 
 async def test_llm_proxy_hands_its_models_to_the_stacks_proxy_and_takes_them_back(receiver: OtlpReceiver, model: ModelServer) -> None:
-    entry = {"model_name": "policy", "litellm_params": {"model": "hosted_vllm/local", "api_base": model.url}}
+    entry: Any = {"model_name": "policy", "litellm_params": {"model": "hosted_vllm/local", "api_base": model.url}}
     models = ModelList()
     async with proxy(receiver, ListedUpstreams(models), models=models, token="secret") as stand:
-        llm_proxy = LLMProxy(port=12358, model_list=[entry], store=Stack(stand.url), token="secret", num_workers=4)
-        with pytest.raises(UsageError, match="not running"):
-            llm_proxy.as_resource()
+        store: Any = Connected(stand.url)
+        llm_proxy = LLMProxy(port=12358, model_list=[entry], store=store, num_workers=4)
         await llm_proxy.start()
+        asked = {**BODY, "model": "policy"}
+        assert (await stand.post("/v1/chat/completions", asked, authorization="Bearer secret"))[0] == 200
         free = llm_proxy.as_resource(sampling_parameters={"temperature": 0})
-        assert isinstance(free, ProxyLLM) and (free.model, free.sampling_parameters) == ("policy", {"temperature": 0})
+        assert (free.model, free.sampling_parameters) == ("local", {"temperature": 0}) and isinstance(free, ProxyLLM)
         routed = llm_proxy.as_resource("ro-1", "at-1")
-        assert (await stand.post(f"{routed.endpoint.removeprefix(stand.url)}/chat/completions", {**BODY, "model": "policy"},
-                                 authorization=f"Bearer {attempt_key('secret', 'ro-1', 'at-1')}"))[0] == 200  # fmt: skip
-        llm_proxy.update_model_list([entry, {**entry, "model_name": "other"}])
+        key = {"authorization": f"Bearer {attempt_key('secret', 'ro-1', 'at-1')}"}
+        assert (await stand.post(f"{routed.endpoint.removeprefix(stand.url)}/chat/completions", asked, **key))[0] == 200
+        other: Any = {**entry, "model_name": "other"}
+        llm_proxy.update_model_list([entry, other])
         assert models.names() == ["policy"]
         await llm_proxy.restart()
         assert models.names() == ["policy", "other"] and llm_proxy.is_running()
-        with pytest.raises(ValueError, match="policy, other"):
+        with pytest.raises(ValueError, match="policy"):
             llm_proxy.as_resource()
         with pytest.raises(ValueError, match="or neither"):
             llm_proxy.as_resource("ro-1")
         await llm_proxy.stop()
         assert models.names() == [] and not llm_proxy.is_running()
+        foreign: Any = Connected(stand.url, "wrong")
         with pytest.raises(ModelServerError, match="401"):
-            await LLMProxy(model_list=[entry], store=Stack(stand.url), token="wrong").start()
-    assert model.requests[0]["model"] == "local"
+            await LLMProxy(model_list=[entry], store=foreign).start()
+    with pytest.raises(UnavailableError, match="cannot be reached"):
+        await llm_proxy.start()
+    assert [request["model"] for request in model.requests] == ["local", "local"]
 
 
-async def test_llm_proxy_says_what_is_wrong() -> None:
-    for make, words in ((lambda: LLMProxy(prot=1), "no prot"), (lambda: LLMProxy(model_list=[{}]), "model_name")):
-        with pytest.raises(UsageError, match=words):
-            make()
-    for store, error, words in ((None, UsageError, "needs a store"), (Stack(None), UnavailableError, "no proxy")):
-        with pytest.raises(error, match=words):
-            await LLMProxy(store=store).start()
+async def test_a_model_of_another_provider_is_a_resource_that_litellm_serves(receiver: OtlpReceiver, model: ModelServer) -> None:
+    resource = LLMProxy(model_list=[{"model_name": "g", "litellm_params": {"model": "gemini/flash"}}]).as_resource()
+    assert (resource.endpoint, resource.model) == ("litellm:", "gemini/flash")
+    with pytest.raises(UsageError, match="names no server"):
+        LLMProxy(model_list=[{"model_name": "g", "litellm_params": {"model": "flash"}}])
 
 
 async def test_the_list_of_models_gives_aliases_and_may_change(receiver: OtlpReceiver, model: ModelServer) -> None:
