@@ -77,6 +77,18 @@ def _identity(call: ModelCall) -> str:
     return f"{call.response_id}#{choice}" if call.response_id and choice else call.response_id
 
 
+def repeated(spans: Iterable[Span]) -> set[SpanKey]:
+    """The proxy's spans of calls that the agent's SDK repeated: nobody ever used their replies."""
+    proxied = [span for span in spans if semconv.LLM_CALL in span.attributes]
+    again = {_place(span, semconv.LLM_RETRY_OF) for span in proxied if semconv.LLM_RETRY_OF in span.attributes}
+    return {(span.trace_id, span.span_id) for span in proxied if _place(span, semconv.LLM_CALL) in again} if again else set()
+
+
+def _place(span: Span, call: str) -> tuple[str, str, str, int]:
+    held = span.attributes
+    return span.rollout_id, span.attempt_id, str(held.get(semconv.PROCESS, "")), int(held[call])
+
+
 def prompts_in_full(spans: Iterable[Span]) -> dict[SpanKey, list[int]]:
     """The full prompt of every call that a proxy stored in prefix form; [] where what it goes on from is not among `spans`."""
     processes: dict[tuple[str, str, str], list[tuple[int, int, Span]]] = {}

@@ -16,7 +16,7 @@ import numpy as np
 
 from agl_otel import semconv
 from agl_otel.adapters.dialects import agent_name, read_call
-from agl_otel.adapters.joined import JoinedCall, Joiner
+from agl_otel.adapters.joined import JoinedCall, Joiner, repeated
 from agl_otel.errors import UsageError
 from agl_otel.rewards import get_reward_value
 from agl_otel.types import Span
@@ -137,7 +137,7 @@ class TraceTree:
     def find_llm_calls(
         self, *, llm_call_match: str | None = None, agent_match: str | None = None, exclude_llm_call_in_reward: bool = True
     ) -> list[JoinedCall]:
-        """The model calls, each once, depth first.
+        """The model calls, each once, depth first; of one that an SDK repeated the last try.
 
         Args:
             llm_call_match: a regular expression for the names of spans that are calls; None means a call in any dialect.
@@ -145,6 +145,7 @@ class TraceTree:
             exclude_llm_call_in_reward: leave out what a judge asked: calls below a span that holds or computes a reward.
         """
         joiner = Joiner()
+        unused = repeated(node.span for node in self.traverse())
         selected = EVERY_AGENT if agent_match is None else None
         stack: list[tuple[TraceTree, str | None, JoinedCall | None]] = [(self, selected, None)]
         while stack:
@@ -155,7 +156,7 @@ class TraceTree:
                 agent = _selected(str(caller), agent_match)
             if agent is not None and (llm_call_match is None or re.search(llm_call_match, node.span.name)):
                 call = read_call(node.span, anyway=llm_call_match is not None)
-                if call is not None:
+                if call is not None and (node.span.trace_id, node.span.span_id) not in unused:
                     outer = joiner.add(call, agent, node, outer)
             if (name := node.agent_name) is not None:
                 agent = _selected(name, agent_match)

@@ -12,7 +12,7 @@ from agl_otel import semconv
 from agl_otel.adapters.base import TraceToTripletBase
 from agl_otel.adapters.dialects import Message, ModelCall, agent_lightning, agl, read_call
 from agl_otel.adapters.history import in_full
-from agl_otel.adapters.joined import JoinedCall, SpanKey, prompts_in_full
+from agl_otel.adapters.joined import JoinedCall, SpanKey, prompts_in_full, repeated
 from agl_otel.adapters.messages import image_urls
 from agl_otel.adapters.tree import RewardMatchPolicy, TraceTree, reward_of
 from agl_otel.attributes import filter_attributes, unflatten_attributes
@@ -152,7 +152,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
     def adapt(self, source: Sequence[Span], /) -> list[Triplet]:
         """One triplet for each response that has token ids of prompt and response."""
         spans = sorted(source, key=lambda span: (span.sequence_id, span.start_time or 0.0))
-        prompts = prompts_in_full(spans)
+        prompts, unused = prompts_in_full(spans), repeated(spans)
         calls: list[tuple[int, Triplet]] = []
         waiting: list[int] = []
         seen: set[str] = set()
@@ -164,7 +164,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
                     calls[place][1].reward = value
                 continue
             call = read_call(span)
-            if call is None or call.dialect not in self._DIALECTS:
+            if call is None or call.dialect not in self._DIALECTS or (span.trace_id, span.span_id) in unused:
                 continue
             triplet = self._triplet(call, prompts.get((span.trace_id, span.span_id), call.prompt_token_ids))
             name = f"{call.response_id}#{span.attributes.get(semconv.LLM_CHOICE, 0)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 
@@ -53,6 +54,20 @@ async def test_one_that_cannot_serve_is_left_for_another(receiver: OtlpReceiver,
         assert (status, answer["error"]["message"]) == (503, "told to fail") and len(model.requests) + len(other.requests) == 3
         other.status = 200
         assert (await stand.post(CHAT, BODY))[0] == 200
+    await other.stop()
+
+
+async def test_after_the_first_byte_no_other_one_is_asked(receiver: OtlpReceiver, model: ModelServer) -> None:
+    other = ModelServer()
+    model.break_off_after = other.break_off_after = 1
+    await other.start()
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url), Upstream(other.url))) as stand:
+        async with aiohttp.ClientSession() as session, session.post(f"{stand.url}{CHAT}", json={**BODY, "stream": True}) as answer:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.read()
+        (span,) = await stand.calls()
+        assert span.attributes[semconv.LLM_INCOMPLETE] == "upstream_error" and semconv.LLM_TRIES not in span.attributes
+    assert len(model.requests) + len(other.requests) == 1
     await other.stop()
 
 

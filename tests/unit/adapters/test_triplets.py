@@ -132,6 +132,15 @@ def test_proxys_tokens_join_what_the_agents_instrumentation_said() -> None:
     assert triplet.prompt["raw_content"] == [{"role": "user", "content": "ask a"}]
 
 
+def test_of_a_call_that_an_sdk_repeated_the_last_try_counts() -> None:
+    again: dict[str, Any] = {semconv.LLM_CALL: 2, semconv.LLM_RETRY_OF: 1, semconv.LLM_RESPONSE_TOKEN_IDS: [4]}
+    tries = [proxy_call("b", 2, 3, "a", gen_ai__response__id="lost"), proxy_call("c", 3, 4, "a", gen_ai__response__id="used", **again)]
+    agents = call("a", 1, 5, gen_ai__response__id="used", prompt_token_ids=[], response_token_ids=[])
+    for spans in ([agents, *tries], tries):
+        for adapter in (TracerTraceToTriplet(), LlmProxyTraceToTriplet()):
+            assert [t.response["token_ids"] for t in adapter(spans)] == [[4]], (adapter, len(spans))
+
+
 def test_prompts_in_prefix_form_are_made_full() -> None:
     follow_up: dict[str, Any] = {semconv.LLM_PREFIX_CALL: 1, semconv.LLM_PREFIX_CHOICE: 0, semconv.LLM_PROMPT_TOKEN_IDS: [5]}
     spans = [span("root", 0, 9), proxy_call("a", 1, 2, "root"), proxy_call("b", 3, 4, "root", **{semconv.LLM_CALL: 2, **follow_up})]
