@@ -29,7 +29,7 @@ _NAMES: Final = {
     "agl_otel.adapters": """
         Adapter TraceAdapter OtelTraceAdapter TraceToTripletBase TracerTraceToTriplet LlmProxyTraceToTriplet TraceToMessages""",
     "agl_otel.algorithms": """
-        Algorithm algo FastAlgorithm Baseline APO VERL""",
+        Algorithm algo FastAlgorithm Baseline APO GEPA RandomSearch VERL""",
     "agl_otel.litagent": """
         LitAgent rollout llm_rollout prompt_rollout""",
     "agl_otel.runner": """

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.errors import UsageError
-
-T = TypeVar("T")
 
 
 class _NotYet(Algorithm):
@@ -15,12 +13,6 @@ class _NotYet(Algorithm):
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise UsageError(f"{type(self).__name__} is not here yet: {self.remedy}")
-
-
-class APO(_NotYet, Generic[T]):
-    """Automatic prompt optimisation."""
-
-    remedy = "write the loop as an @algo function (examples/tutorial/fit.py picks the best of several prompts)"
 
 
 class VERL(_NotYet):

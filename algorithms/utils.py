@@ -57,22 +57,24 @@ async def _awaited(answer: Any) -> None:
         await answer
 
 
-def batch_iter_over_dataset(dataset: Dataset[T], batch_size: int) -> Iterator[Sequence[T]]:
+def batch_iter_over_dataset(dataset: Dataset[T], batch_size: int, source: random.Random | None = None) -> Iterator[Sequence[T]]:
     """Batches of a shuffled data set, without end; no task is twice in one batch.
 
     A batch size of the data set or more gives all of it, shuffled anew, each time. What is left of a pass begins the next batch.
+    `source` shuffles; without one Python's own does.
     """
+    sample = random.sample if source is None else source.sample
     size = len(dataset)
     if size == 0:
         raise ValueError("the data set is empty")
     left: list[int] = []
     while True:
         if batch_size >= size:
-            yield [dataset[index] for index in random.sample(range(size), size)]
+            yield [dataset[index] for index in sample(range(size), size)]
             continue
         batch, left = left[:batch_size], left[batch_size:]
         if len(batch) < batch_size:
-            fresh = random.sample(range(size), size)
+            fresh = sample(range(size), size)
             missing = batch_size - len(batch)
             taken = [index for index in fresh if index not in batch][:missing]
             left = [index for index in fresh if index not in taken]

@@ -1,0 +1,161 @@
+"""APO: automatic prompt optimisation by textual gradients and beam search, with the options of Agent Lightning 0.3.
+
+After Automatic Prompt Optimization with "Gradient Descent" and Beam Search (Pryzant et al., arXiv 2305.03495): a model reads rollouts of a
+prompt and criticises it (the gradient), another one edits the prompt by that critique (the step), and validation rollouts choose who stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from agl_otel.algorithms.prompts.beam import best_of, parents_of
+from agl_otel.algorithms.prompts.candidates import Candidate
+from agl_otel.algorithms.prompts.editor import EditorError, SearchOverError
+from agl_otel.algorithms.prompts.evaluate import Evaluation
+from agl_otel.algorithms.prompts.poml import WORDING, render
+from agl_otel.algorithms.prompts.search import PromptSearch
+from agl_otel.algorithms.utils import batch_iter_over_dataset
+
+T = TypeVar("T")
+GRADIENT_PROMPTS = tuple(WORDING / f"gradient_{name}.poml" for name in ("points", "trace", "review"))
+EDIT_PROMPTS = tuple(WORDING / f"edit_{name}.poml" for name in ("rewrite", "one_point"))
+
+
+class APO(PromptSearch, Generic[T]):
+    """Improves the first prompt template of the initial resources. The adapter must be TraceToMessages; both data sets are needed.
+
+    Args:
+        async_openai_client: the editor; see PromptSearch.
+        gradient_model: criticises.
+        apply_edit_model: edits.
+        diversity_temperature: of both.
+        gradient_batch_size: training tasks for one critique; so many of their rollouts are shown.
+        val_batch_size: validation tasks by which a round's candidates are compared.
+        beam_width: how many candidates stay after a round.
+        branch_factor: how many edits are tried of each parent.
+        beam_rounds: how many rounds.
+        rollout_batch_timeout: seconds for a batch of rollouts.
+        run_initial_validation: score the first prompt on the whole validation set; without it the first leader becomes the best.
+        gradient_prompts, edit_prompts: POML files, of which each call takes one at random; default: the project's own.
+        more: PromptSearch's options.
+    """
+
+    name = "apo"
+
+    def __init__(
+        self,
+        async_openai_client: Any = None,
+        *,
+        gradient_model: str = "gpt-5-mini",
+        apply_edit_model: str = "gpt-4.1-mini",
+        diversity_temperature: float = 1.0,
+        gradient_batch_size: int = 4,
+        val_batch_size: int = 16,
+        beam_width: int = 4,
+        branch_factor: int = 4,
+        beam_rounds: int = 3,
+        rollout_batch_timeout: float = 3600.0,
+        run_initial_validation: bool = True,
+        gradient_prompts: Sequence[str | Path] = GRADIENT_PROMPTS,
+        edit_prompts: Sequence[str | Path] = EDIT_PROMPTS,
+        _poml_trace: bool = False,  # 0.3's, for the traces that its package wrote
+        **more: Any,
+    ) -> None:
+        super().__init__(async_openai_client, temperature=diversity_temperature, rollout_batch_timeout=rollout_batch_timeout, **more)
+        self.gradient_model = gradient_model
+        self.apply_edit_model = apply_edit_model
+        self.gradient_batch_size = gradient_batch_size
+        self.val_batch_size = val_batch_size
+        self.beam_width = beam_width
+        self.branch_factor = branch_factor
+        self.beam_rounds = beam_rounds
+        self.run_initial_validation = run_initial_validation
+        self.gradient_prompts = [Path(path) for path in gradient_prompts]
+        self.edit_prompts = [Path(path) for path in edit_prompts]
+
+    def _options(self) -> dict[str, Any]:
+        plain = ("gradient_model", "apply_edit_model", "gradient_batch_size", "val_batch_size", "beam_width", "branch_factor")
+        chosen = {name: getattr(self, name) for name in (*plain, "run_initial_validation")}
+        files = {name: [path.read_text() for path in getattr(self, name)] for name in ("gradient_prompts", "edit_prompts")}
+        return {**super()._options(), **chosen, **files}
+
+    async def _search(self, seed: Candidate, train: Sequence[Any], val: Sequence[Any]) -> str:
+        """Rounds of: expand the beam, compare, keep the best, score the leader on everything."""
+        self._prompt_name = next(iter(seed.templates))
+        self._scored: dict[str, Evaluation] = {}
+        self._train = batch_iter_over_dataset(train, self.gradient_batch_size, self._source("train"))
+        batches: Iterator[Sequence[Any]] = batch_iter_over_dataset(val, self.val_batch_size, self._source("val"))
+        if self.run_initial_validation:
+            self._take(seed, await self._on_everything(seed, val))
+            self._note_step(round=0, candidates=[{**seed.described(), "score": self.best_score}])
+        beam = [seed]
+        for number in range(1, self.beam_rounds + 1):
+            made, over = await self._expand(number, beam)
+            beam = await self._select(number, [*beam, *made], next(batches))
+            self._take(beam[0], await self._on_everything(beam[0], val))
+            self._note_step(round=number, made=len(made), candidates=self._ranking)
+            if over is not None:
+                raise over
+        return "all rounds are done"
+
+    # --- a round
+
+    async def _expand(self, number: int, beam: Sequence[Candidate]) -> tuple[list[Candidate], SearchOverError | None]:
+        """New candidates: an edit for every parent and branch, and why there are no more where the search is over."""
+        parents = parents_of(beam, self.beam_width, self._source(f"round {number}/parents"))
+        tries = [(place, parent, branch) for place, parent in enumerate(parents) for branch in range(self.branch_factor)]
+        made: list[Candidate] = []
+        for place, parent, branch in tries:
+            step = f"round {number}/parent {place}/branch {branch}"
+            try:
+                if (candidate := await self._branch(step, parent, next(self._train))) is not None:
+                    made.append(candidate)
+            except EditorError:
+                continue
+            except SearchOverError as over:
+                return made, over
+        return made, None
+
+    async def _branch(self, step: str, parent: Candidate, tasks: Sequence[Any]) -> Candidate | None:
+        """Run the parent, criticise it, edit it. A critique without a word keeps the parent's text; an edit without one is left out."""
+        self.editor.check()
+        evaluation = await self.evaluator.evaluate(f"{step}/train", parent, tasks, "train")
+        source, prompt = self._source(step), parent.templates[self._prompt_name]
+        finished = [place for place, status in enumerate(evaluation.statuses) if status is not None]
+        places = source.sample(finished, min(self.gradient_batch_size, len(finished)))
+        gradient_file, edit_file = source.choice(self.gradient_prompts), source.choice(self.edit_prompts)
+
+        async def gradient_prompt() -> str:
+            return render(gradient_file, {"prompt": prompt, "samples": await self.evaluator.samples(evaluation, tasks, places)})
+
+        shown = [gradient_file.name, prompt, [evaluation.rollout_ids[place] for place in places]]
+        critique = await self.editor.ask(f"{step}/critique", self.gradient_model, shown, gradient_prompt)
+        if not critique:
+            return self._made(parent.templates, parent)
+
+        async def edit_prompt() -> str:
+            return render(edit_file, {"prompt": prompt, "critique": critique})
+
+        answer = await self.editor.ask(f"{step}/edit", self.apply_edit_model, [edit_file.name, prompt, critique], edit_prompt)
+        return self._child(parent, self._prompt_name, answer)
+
+    async def _select(self, number: int, candidates: Sequence[Candidate], tasks: Sequence[Any]) -> list[Candidate]:
+        """The beam of the next round, the leader first. Candidates of one text are run once."""
+        texts = {candidate.templates[self._prompt_name]: candidate for candidate in reversed(candidates)}
+        self.evaluator.require(len(texts) * len(tasks))
+        step = f"round {number}/val"
+        done = await asyncio.gather(*(self.evaluator.evaluate(step, candidate, tasks, "val") for candidate in texts.values()))
+        score = {text: evaluation.score for text, evaluation in zip(texts, done, strict=True)}
+        scores = [score[candidate.templates[self._prompt_name]] for candidate in candidates]
+        self._ranking = [{**candidate.described(), "score": score} for candidate, score in best_of(candidates, scores, len(candidates))]
+        return [candidate for candidate, _ in best_of(candidates, scores, self.beam_width)]
+
+    async def _on_everything(self, candidate: Candidate, val: Sequence[Any]) -> Evaluation:
+        """The candidate on the whole validation set; a text is run on it once in a run."""
+        text = candidate.templates[self._prompt_name]
+        if text not in self._scored:
+            self._scored[text] = await self.evaluator.evaluate("whole validation", candidate, val, "val")
+        return self._scored[text]

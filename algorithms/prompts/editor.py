@@ -1,0 +1,119 @@
+"""The editor: a model that criticises and writes prompts, behind any client with OpenAI's `chat.completions.create`.
+
+Every answer is journaled before it is used. Calls, tokens and failures are counted over the whole run, stops included; a bound that is
+reached, or an editor that is down, ends the search with what it has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Final, NoReturn
+
+from agl_otel.algorithms.prompts.journal import Journal, digest_of
+from agl_otel.errors import AglError
+
+FAILURES_IN_A_ROW: Final = 5  # each has been tried again by the client already: after so many the editor is taken for down
+CHARACTERS_PER_TOKEN: Final = 4  # where the server does not say how many tokens a call took
+_log = logging.getLogger(__name__)
+
+
+class SearchOverError(AglError):
+    """A bound on what the search may spend is reached, or its editor is down: it ends with the best so far."""
+
+
+class EditorError(AglError):
+    """One call of the editor failed."""
+
+    retryable = True
+
+
+@dataclass
+class Spend:
+    """What a run has spent so far."""
+
+    editor_calls: int = 0
+    editor_tokens: int = 0
+    """By the server's count; where it gives none, a quarter of the characters."""
+    editor_failures: int = 0
+    rollouts: int = 0
+
+    def described(self) -> dict[str, int]:
+        """As JSON."""
+        return asdict(self)
+
+
+class Editor:
+    """Asks the editor's models.
+
+    Args:
+        client: an AsyncOpenAI, or anything with its `chat.completions.create`.
+        journal: where answers are kept.
+        spend: what is counted.
+        max_calls: at most so many calls, failed ones included; None: no bound.
+        max_tokens: no further call once so many tokens are spent, so the last one may go beyond it; None: no bound.
+        temperature: of every call.
+    """
+
+    def __init__(
+        self, client: Any, journal: Journal, spend: Spend, *, max_calls: int | None, max_tokens: int | None, temperature: float
+    ) -> None:
+        self._client = client
+        self._journal = journal
+        self._spend = spend
+        self._max_calls = max_calls
+        self._max_tokens = max_tokens
+        self._temperature = temperature
+        self._failed_in_a_row: list[str] = []
+
+    async def ask(self, name: str, model: str, inputs: Any, prompt: Callable[[], Awaitable[str]]) -> str:
+        """The model's text, which may be empty.
+
+        Args:
+            name: the journal's.
+            model: who is asked.
+            inputs: what the prompt is made from, as JSON: an answer to equal inputs is not asked for again.
+            prompt: makes the prompt where it is needed.
+
+        Raises EditorError where this call failed, SearchOverError where no further one may be made.
+        """
+        self.check()
+        digest = digest_of(model, inputs)
+        known: dict[str, Any] | None = self._journal.find(name, digest)
+        if known is None:
+            known = await self._call(model, await prompt())
+            self._journal.note(name, digest, known)
+        self._spend.editor_calls += 1
+        self._spend.editor_tokens += known["tokens"]
+        if known["error"]:
+            self._failed(name, known["error"])
+        self._failed_in_a_row.clear()
+        return known["text"].strip()
+
+    def check(self) -> None:
+        """Raise SearchOverError where no further call may be made."""
+        if self._max_calls is not None and self._spend.editor_calls >= self._max_calls:
+            raise SearchOverError(f"max_editor_calls = {self._max_calls} are made")
+        if self._max_tokens is not None and self._spend.editor_tokens >= self._max_tokens:
+            raise SearchOverError(f"max_editor_tokens = {self._max_tokens} are spent")
+
+    def _failed(self, name: str, error: str) -> NoReturn:
+        self._spend.editor_failures += 1
+        self._failed_in_a_row.append(name)
+        if len(self._failed_in_a_row) >= FAILURES_IN_A_ROW:
+            self._journal.forget(self._failed_in_a_row)  # so that a run which is started again asks again
+            raise SearchOverError(f"the editor failed {len(self._failed_in_a_row)} times in a row, the last time with: {error}")
+        raise EditorError(error)
+
+    async def _call(self, model: str, prompt: str) -> dict[str, Any]:
+        create = self._client.chat.completions.create
+        try:
+            answer = await create(model=model, messages=[{"role": "user", "content": prompt}], temperature=self._temperature)
+            text = str(answer.choices[0].message.content or "")
+        except Exception as error:  # noqa: BLE001 - somebody else's client: whatever it raises is one failed call, counted and bounded
+            _log.warning("a call of the editor %s failed: %s: %s", model, type(error).__name__, error)
+            return {"text": "", "tokens": 0, "error": f"{type(error).__name__}: {error}"}
+        counted = getattr(getattr(answer, "usage", None), "total_tokens", None)
+        estimate = (len(prompt) + len(text)) // CHARACTERS_PER_TOKEN
+        return {"text": text, "tokens": counted if isinstance(counted, int) else estimate, "error": ""}

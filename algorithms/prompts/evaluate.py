@@ -1,0 +1,169 @@
+"""Scores of candidates by rollouts: publish one, enqueue its tasks, wait, read the rewards; and what happened, for the editor to read."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from agl_otel.adapters import TraceAdapter
+from agl_otel.algorithms.prompts.beam import score_of
+from agl_otel.algorithms.prompts.candidates import Candidate, prompts_in
+from agl_otel.algorithms.prompts.editor import SearchOverError, Spend
+from agl_otel.algorithms.prompts.journal import Journal, digest_of
+from agl_otel.columns import Traces
+from agl_otel.errors import DataError
+from agl_otel.store import Store
+from agl_otel.types import EnqueueRolloutRequest, NamedResources, RolloutConfig, RolloutMode, Span
+
+SHOWN_CHARACTERS: Final = 8000  # of one rollout's messages or spans, to the editor
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a candidate did on some tasks."""
+
+    rollout_ids: list[str]
+    """In the order of the tasks."""
+    statuses: list[str | None]
+    """None: it had not finished in time."""
+    rewards: list[float | None]
+    """The last primary reward, of whichever attempt; None where there is none."""
+
+    @property
+    def score(self) -> float:
+        """The mean reward of those that finished, 0 standing for a missing one; 0 where none finished."""
+        return score_of([reward for reward, status in zip(self.rewards, self.statuses, strict=True) if status is not None])
+
+    @property
+    def per_task(self) -> list[float]:
+        """The reward of each task; 0 where there is none."""
+        return [reward or 0.0 for reward in self.rewards]
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Runs candidates over one store, and pays for nothing twice."""
+
+    store: Store
+    journal: Journal
+    adapter: TraceAdapter[Any]
+    resources: NamedResources
+    """What every rollout gets beside the candidate's prompts."""
+    spend: Spend
+    timeout_seconds: float
+    max_rollouts: int | None = None
+    config: RolloutConfig | None = None
+
+    async def evaluate(self, step: str, candidate: Candidate, tasks: Sequence[Any], mode: RolloutMode) -> Evaluation:
+        """Run the candidate on each task; `step` names it in the journal, beside the candidate's version.
+
+        Raises SearchOverError where that would be more rollouts than the bound allows.
+        """
+        self.require(len(tasks))
+        self.spend.rollouts += len(tasks)
+        name, digest = f"{step}/{candidate.version}", digest_of(dict(candidate.templates), list(tasks), mode)
+        if (known := self.journal.find(name, digest)) is not None:
+            return Evaluation(**known)
+        resources_id = await self._publish(candidate)
+        metadata = {"run": self.journal.run_id, "step": step, "candidate": candidate.version}
+        requests = [
+            EnqueueRolloutRequest(input=task, mode=mode, resources_id=resources_id, config=self.config, metadata=metadata) for task in tasks
+        ]
+        rollouts = await self.store.enqueue(requests, idempotency_key=f"{self.journal.run_id}/{name}/{digest}")
+        evaluation = await self._result([rollout.rollout_id for rollout in rollouts])
+        self.journal.note(name, digest, asdict(evaluation))
+        return evaluation
+
+    def require(self, rollouts: int) -> None:
+        """Raise SearchOverError where so many more rollouts are too many."""
+        if self.max_rollouts is not None and self.spend.rollouts + rollouts > self.max_rollouts:
+            raise SearchOverError(f"max_rollouts = {self.max_rollouts} do not allow {rollouts} more after {self.spend.rollouts}")
+
+    async def publish(self, candidate: Candidate) -> None:
+        """Make the candidate what rollouts use that name no resources."""
+        await self.store.publish(self._resources_of(candidate), resources_id=self._resources_id(candidate))
+
+    async def samples(self, evaluation: Evaluation, tasks: Sequence[Any], places: Sequence[int]) -> list[dict[str, Any]]:
+        """What happened in some of the rollouts, as texts for a prompt file: number, status, reward, task, messages, spans."""
+        ids = [evaluation.rollout_ids[place] for place in places]
+        spans: dict[str, list[Span]] = {rollout_id: [] for rollout_id in ids}
+        for span in await self.store.spans(ids):
+            spans[span.rollout_id].append(span)
+        return [
+            {
+                "number": number,
+                "status": evaluation.statuses[place] or "unfinished",
+                "reward": "none" if (reward := evaluation.rewards[place]) is None else f"{reward:g}",
+                "task": _cut("Task: " + _text(tasks[place])),
+                "messages": _cut(self._messages(spans[rollout_id])),
+                "spans": _cut("\n".join(f"{span.name}: {json.dumps(span.attributes, default=str)}" for span in spans[rollout_id])),
+            }
+            for number, (place, rollout_id) in enumerate(zip(places, ids, strict=True), start=1)
+        ]
+
+    # --- the parts
+
+    def _resources_id(self, candidate: Candidate) -> str:
+        return f"{self.journal.run_id}-{candidate.version}"
+
+    def _resources_of(self, candidate: Candidate) -> NamedResources:
+        prompts = prompts_in(self.resources)
+        changed = {name: prompts[name].model_copy(update={"template": text}) for name, text in candidate.templates.items()}
+        return {**self.resources, **changed}
+
+    async def _publish(self, candidate: Candidate) -> str:
+        """Once for each candidate of the run: rollouts of a run that was stopped may still read them."""
+        resources_id, wanted = self._resources_id(candidate), self._resources_of(candidate)
+        known = await self.store.get_resources_by_id(resources_id)
+        if known is None or known.resources != wanted:
+            await self.store.update_resources(resources_id, wanted)
+        return resources_id
+
+    async def _result(self, rollout_ids: list[str]) -> Evaluation:
+        finished = await self.store.wait(rollout_ids, timeout_seconds=self.timeout_seconds)
+        status = {rollout.rollout_id: str(rollout.status) for rollout in finished}
+        for rollout_id in rollout_ids:
+            if rollout_id not in status:
+                _log.warning("rollout %s has not finished within %g s: it is cancelled and left out", rollout_id, self.timeout_seconds)
+                await self.store.update_rollout(rollout_id, status="cancelled")
+        rewards = final_rewards(await self.store.traces(finished)) if finished else {}
+        return Evaluation(rollout_ids, [status.get(one) for one in rollout_ids], [rewards.get(one) for one in rollout_ids])
+
+    def _messages(self, spans: Sequence[Span]) -> str:
+        try:
+            conversations: list[dict[str, Any]] = self.adapter.adapt(spans) if spans else []
+        except (DataError, ValueError) as error:
+            return f"(the messages cannot be read: {error})"
+        return "\n\n".join("\n".join(_line(message) for message in each["messages"]) for each in conversations)
+
+
+def final_rewards(traces: Traces) -> dict[str, float]:
+    """{rollout id: its last primary reward, over all of its attempts}; one that is not a finite number is left out, with a warning."""
+    found: dict[str, tuple[int, float]] = {}
+    for (rollout_id, _), rewards in traces.rewards.items():
+        for reward in rewards:
+            if reward.index == 0 and reward.sequence >= found.get(rollout_id, (-1, 0.0))[0]:
+                found[rollout_id] = (reward.sequence, reward.value)
+    for rollout_id, (_, value) in found.items():
+        if not math.isfinite(value):
+            _log.warning("the reward of rollout %s is %s: it counts as none", rollout_id, value)
+    return {rollout_id: value for rollout_id, (_, value) in found.items() if math.isfinite(value)}
+
+
+def _line(message: Mapping[str, Any]) -> str:
+    said = message.get("content")
+    calls = message.get("tool_calls")
+    return f"{message.get('role')}: {_text(said) if said is not None else ''}{_text(calls) if calls else ''}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]} … ({len(text) - SHOWN_CHARACTERS} characters more)"

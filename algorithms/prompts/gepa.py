@@ -1,0 +1,177 @@
+"""GEPA: reflective evolution of prompts, with a Pareto front of candidates instead of a single best one.
+
+After GEPA: Reflective Prompt Evolution Can Outperform Reinforcement Learning (Agrawal et al., arXiv 2507.19457), algorithm 1: a candidate
+is drawn from those that are best at some validation task (pareto.py), a model reflects on a few of its rollouts and writes one of its
+prompts anew, and the child joins the pool where it does better on those same tasks. Now and then two of the front are merged: of several
+prompts, those that changed since their common ancestor are put together; a single prompt is merged by the editor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from agl_otel.algorithms.prompts import pareto
+from agl_otel.algorithms.prompts.candidates import Candidate
+from agl_otel.algorithms.prompts.editor import EditorError
+from agl_otel.algorithms.prompts.evaluate import Evaluation
+from agl_otel.algorithms.prompts.poml import WORDING, render
+from agl_otel.algorithms.prompts.search import PromptSearch
+from agl_otel.algorithms.utils import batch_iter_over_dataset
+
+T = TypeVar("T")
+REFLECT_PROMPT = WORDING / "reflect.poml"
+MERGE_PROMPT = WORDING / "merge.poml"
+SHOWN_WINS = 3  # of either prompt, to an editor that merges two
+
+
+class GEPA(PromptSearch, Generic[T]):
+    """Improves all prompt templates of the initial resources, in turn. The adapter must be TraceToMessages; both data sets are needed.
+
+    Args:
+        async_openai_client: the editor; see PromptSearch.
+        reflection_model: reflects on rollouts and writes prompts.
+        minibatch_size: training tasks for one reflection, on which parent and child are compared.
+        max_iterations: mutations and merges, taken together.
+        max_merges: at most so many merges are tried; 0: none.
+        max_rollouts: the budget; None: no bound but max_iterations.
+        perfect_reward: a parent that gets it on its whole minibatch has nothing to learn there; None: ask all the same.
+        reflect_prompt, merge_prompt: POML files; default: the project's own.
+        more: PromptSearch's options.
+    """
+
+    name = "gepa"
+
+    def __init__(
+        self,
+        async_openai_client: Any = None,
+        *,
+        reflection_model: str = "gpt-5-mini",
+        minibatch_size: int = 3,
+        max_iterations: int = 20,
+        max_merges: int = 5,
+        max_rollouts: int | None = None,
+        perfect_reward: float | None = 1.0,
+        reflect_prompt: str | Path = REFLECT_PROMPT,
+        merge_prompt: str | Path = MERGE_PROMPT,
+        **more: Any,
+    ) -> None:
+        super().__init__(async_openai_client, max_rollouts=max_rollouts, **more)
+        self.reflection_model = reflection_model
+        self.minibatch_size = minibatch_size
+        self.max_iterations = max_iterations
+        self.max_merges = max_merges
+        self.perfect_reward = perfect_reward
+        self.reflect_prompt = Path(reflect_prompt)
+        self.merge_prompt = Path(merge_prompt)
+
+    def _options(self) -> dict[str, Any]:
+        chosen = {name: getattr(self, name) for name in ("reflection_model", "minibatch_size", "max_merges", "perfect_reward")}
+        files = {name: getattr(self, name).read_text() for name in ("reflect_prompt", "merge_prompt")}
+        return {**super()._options(), **chosen, **files}
+
+    async def _search(self, seed: Candidate, train: Sequence[Any], val: Sequence[Any]) -> str:
+        """Mutations, and a merge after each one that joined the pool, where two of the front can be merged."""
+        self._pool: dict[str, Candidate] = {}
+        self._scores: dict[str, list[float]] = {}
+        self._tried: set[tuple[str, str]] = set()
+        self._val = val
+        batches = batch_iter_over_dataset(train, self.minibatch_size, self._source("train"))
+        await self._join(seed)
+        self._note_step(iteration=0, kind="seed", joined=seed.version, front=self._front())
+        merge_is_due = False
+        for number in range(1, self.max_iterations + 1):
+            pair = self._pair(number) if merge_is_due else None
+            try:
+                joined = await (self._mutate(number, next(batches)) if pair is None else self._merge(number, *pair))
+            except EditorError:
+                joined = None
+            merge_is_due = pair is None and joined is not None
+            kind = "mutation" if pair is None else "merge"
+            self._note_step(iteration=number, kind=kind, joined=joined.version if joined else None, front=self._front())
+        return "all iterations are done"
+
+    def _parents(self) -> dict[str, tuple[str, ...]]:
+        return {version: candidate.parents for version, candidate in self._pool.items()}
+
+    def _front(self) -> dict[str, int]:
+        return {version: len(won) for version, won in pareto.front(self._scores).items()}
+
+    async def _join(self, candidate: Candidate) -> Candidate:
+        """Score it on every validation task, as one of the pool."""
+        evaluation = await self.evaluator.evaluate("whole validation", candidate, self._val, "val")
+        self._pool[candidate.version] = candidate
+        self._scores[candidate.version] = evaluation.per_task
+        self._take(candidate, evaluation)
+        return candidate
+
+    # --- mutation
+
+    async def _mutate(self, number: int, tasks: Sequence[Any]) -> Candidate | None:
+        """A child of one of the front that does better on `tasks` than its parent; None where it does not."""
+        step = f"iteration {number}"
+        parent = self._pool[pareto.choose(self._scores, self._source(step))]
+        name = list(parent.templates)[number % len(parent.templates)]
+        before = await self.evaluator.evaluate(f"{step}/before", parent, tasks, "train")
+        if self.perfect_reward is not None and min(before.per_task) >= self.perfect_reward:
+            return None
+        child = self._child(parent, name, await self._reflect(step, parent.templates[name], before, tasks))
+        if child is None or child.templates == parent.templates:
+            return None
+        after = await self.evaluator.evaluate(f"{step}/after", child, tasks, "train")
+        return await self._join(child) if after.score > before.score else None
+
+    async def _reflect(self, step: str, prompt: str, evaluation: Evaluation, tasks: Sequence[Any]) -> str:
+        places = [place for place, status in enumerate(evaluation.statuses) if status is not None]
+
+        async def asked() -> str:
+            return render(self.reflect_prompt, {"prompt": prompt, "samples": await self.evaluator.samples(evaluation, tasks, places)})
+
+        return await self.editor.ask(f"{step}/reflect", self.reflection_model, [prompt, evaluation.rollout_ids], asked)
+
+    # --- merge
+
+    def _pair(self, number: int) -> tuple[Candidate, Candidate] | None:
+        """Two of the front that were not merged yet, the better one first; None where there are none, or no merge is left."""
+        pairs = [pair for pair in pareto.pairs_to_merge(self._scores, self._parents()) if pair not in self._tried]
+        if len(self._tried) >= self.max_merges or not pairs:
+            return None
+        chosen = self._source(f"iteration {number}/pair").choice(pairs)
+        self._tried.add(chosen)
+        left, right = sorted(chosen, key=lambda version: -pareto.mean(self._scores[version]))
+        return self._pool[left], self._pool[right]
+
+    async def _merge(self, number: int, better: Candidate, other: Candidate) -> Candidate | None:
+        """What is good in two; it joins the pool where it is no worse than both on some tasks that either is best at."""
+        step = f"iteration {number}"
+        child = await self._merged(step, better, other)
+        if child is None or any(child.templates == known.templates for known in self._pool.values()):
+            return None
+        won = pareto.front(self._scores)
+        contested = sorted(won[better.version] ^ won[other.version])
+        places = self._source(f"{step}/tasks").sample(contested, min(len(contested), self.minibatch_size))
+        done = await self.evaluator.evaluate(f"{step}/merge", child, [self._val[place] for place in places], "val")
+        bars = [pareto.mean([self._scores[each.version][place] for place in places]) for each in (better, other)]
+        return await self._join(child) if done.score >= max(bars) else None
+
+    async def _merged(self, step: str, better: Candidate, other: Candidate) -> Candidate | None:
+        if len(better.templates) > 1:
+            shared = pareto.common_ancestor(better.version, other.version, self._parents(), self._scores)
+            if shared is None:
+                return None
+            texts = pareto.merged(self._pool[shared].templates, better.templates, other.templates, left_is_better=True)
+            return self._made(texts, better, other)
+        name = next(iter(better.templates))
+        first, second = better.templates[name], other.templates[name]
+
+        async def asked() -> str:
+            wins = (self._wins(better, other), self._wins(other, better))
+            return render(self.merge_prompt, {"prompt": first, "other": second, "first_wins": wins[0], "other_wins": wins[1]})
+
+        return self._child(better, name, await self.editor.ask(f"{step}/merge", self.reflection_model, [first, second], asked), other)
+
+    def _wins(self, one: Candidate, over: Candidate) -> str:
+        ours, theirs = self._scores[one.version], self._scores[over.version]
+        places = [place for place in range(len(ours)) if ours[place] > theirs[place]]
+        return "\n".join(f"Task: {self._val[place]}" for place in places[:SHOWN_WINS]) or "(none)"

@@ -1,0 +1,56 @@
+"""RandomSearch: tries prompts from a list in random order and keeps the best one. No editor: for smoke tests, and as a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agl_otel.algorithms.fast import FastAlgorithm
+from agl_otel.algorithms.prompts.candidates import Candidate
+from agl_otel.algorithms.prompts.search import PromptSearch
+from agl_otel.errors import UsageError
+
+
+class RandomSearch(PromptSearch, FastAlgorithm):
+    """Draws combinations of templates and scores each on the validation set (the training set, where there is none).
+
+    Args:
+        choices: templates for the first prompt of the initial resources, or {name of a prompt: templates}.
+        n_trials: how many combinations are tried, beside the one of the initial resources; None: all of them.
+        more: PromptSearch's options.
+    """
+
+    name = "random_search"
+
+    def __init__(self, choices: Sequence[str] | Mapping[str, Sequence[str]], *, n_trials: int | None = None, **more: Any) -> None:
+        super().__init__(**more)
+        self.choices = choices
+        self.n_trials = n_trials
+
+    def _options(self) -> dict[str, Any]:
+        return {**super()._options(), "choices": self.choices}
+
+    def _check(self, train: Sequence[Any], val: Sequence[Any], adapter: Any) -> None:
+        if not (train or val):
+            raise ValueError("RandomSearch needs tasks to try prompts on: give train_dataset or val_dataset")
+
+    async def _search(self, seed: Candidate, train: Sequence[Any], val: Sequence[Any]) -> str:
+        """The first prompts, then others in random order."""
+        combinations = _combinations(self.choices, seed.templates)
+        order = self._source("order").sample(range(len(combinations)), len(combinations))[: self.n_trials]
+        for number, candidate in enumerate([seed, *(self._made(combinations[place], seed) for place in order)]):
+            evaluation = await self.evaluator.evaluate("trial", candidate, val or train, "val")
+            self._take(candidate, evaluation)
+            self._note_step(trial=number, **candidate.described(), score=evaluation.score)
+        return "all trials are done"
+
+
+def _combinations(choices: Sequence[str] | Mapping[str, Sequence[str]], begin: Mapping[str, str]) -> list[dict[str, str]]:
+    """All templates that may be tried, without those that the search begins with."""
+    named: Mapping[str, Sequence[str]] = choices if isinstance(choices, Mapping) else {next(iter(begin)): choices}
+    if unknown := sorted(set(named) - set(begin)):
+        raise UsageError(f"RandomSearch has choices for {', '.join(unknown)}: the initial resources' prompts are {', '.join(begin)}")
+    found = [dict(begin)]
+    for name, templates in named.items():
+        found = [{**each, name: template} for each in found for template in dict.fromkeys([begin[name], *templates])]
+    return found[1:]

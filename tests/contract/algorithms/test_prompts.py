@@ -1,0 +1,222 @@
+"""Searches for prompts over real parts: a store, a Trainer's runners, an agent with the OpenAI SDK, a model that its prompt's words decide,
+and an editor behind HTTP. Nothing here is decided by time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agl_otel as agl
+from agl_otel.errors import UsageError
+from agl_otel.store import Store
+from tests.contract.algorithms.conftest import Models, example
+
+SEED_PROMPT = "answer"
+SMALL: dict[str, Any] = {
+    "gradient_model": "critic",
+    "apply_edit_model": "editor",
+    "gradient_batch_size": 3,
+    "val_batch_size": 4,
+    "beam_width": 2,
+    "branch_factor": 2,
+    "beam_rounds": 2,
+}
+tasks = example("tasks")
+answer = example("agent").answer
+
+
+def fit(
+    algorithm: Any, models: Models, store: Store, target: str, *, agent: Any = answer, train: Any = None, val: Any = None, **prompts: str
+) -> None:
+    trainer = agl.Trainer(
+        algorithm=algorithm,
+        adapter=agl.TraceToMessages(),
+        store=store,
+        strategy="shm",
+        n_runners=3,
+        tracer=agl.AgentOpsTracer(),
+        initial_resources={
+            **{name: agl.PromptTemplate(template=text, engine="f-string") for name, text in (prompts or {"p": SEED_PROMPT}).items()},
+            "main_llm": agl.LLM(endpoint=models.url, model="words"),
+        },
+    )
+    trainer.fit(agent, tasks.train(target) if train is None else train, val_dataset=tasks.val(target) if val is None else val)
+
+
+def true_score(models: Models, prompt: str, target: str) -> float:
+    """How the model does by this prompt on all digits, without any rollout."""
+    wanted = {task["digit"]: task["wanted"] for task in [*tasks.train(target), *tasks.val(target)]}
+    return sum(models.words.answer(prompt, digit) == answer for digit, answer in wanted.items()) / len(wanted)
+
+
+def rollouts_of(store: Store) -> int:
+    return asyncio.run(_count(store))
+
+
+async def _count(store: Store) -> int:
+    return (await store.statistics()).get("total_rollouts", 0)
+
+
+@pytest.mark.parametrize(("target", "seed"), [("next", 0), ("flip", 1)])
+def test_apo_finds_the_prompt_that_the_tasks_want(models: Models, store: Store, target: str, seed: int) -> None:
+    assert true_score(models, SEED_PROMPT, target) <= 0.5
+    apo = agl.APO[Any](models.as_editor("reads"), seed=seed, **SMALL)
+    with pytest.raises(ValueError, match="no best prompt yet"):
+        apo.get_best_prompt()
+    fit(apo, models, store, target)
+    assert true_score(models, apo.get_best_prompt().template, target) == 1.0, apo.history
+    assert apo.best_score == 1.0 and apo.stopped_because == "all rounds are done"
+    assert apo.spend.editor_calls == models.server.calls == 2 * 2 * 4
+    scores = [row["best_score"] for row in apo.history]
+    assert scores == sorted(scores) and len(scores) == 3
+
+    async def latest() -> Any:
+        return await store.get_latest_resources()
+
+    published = asyncio.run(latest())
+    assert published.resources["p"] == apo.get_best_prompt() and published.resources["main_llm"].model == "words"
+
+
+def test_apo_learns_nothing_where_rewards_do_not_depend_on_the_prompt(models: Models, store: Store) -> None:
+    """The control: an editor that guesses, and rewards that are dealt out by the task alone."""
+
+    def dealt(task: dict[str, Any], prompt_template: agl.PromptTemplate) -> float:
+        return float(task["digit"] % 2)
+
+    apo = agl.APO[Any](models.as_editor("guesses"), seed=0, **SMALL)
+    fit(apo, models, store, "next", agent=dealt)
+    assert apo.get_best_prompt().template == SEED_PROMPT, "no candidate is strictly better"
+    assert len({row["best_score"] for row in apo.history}) == 1
+
+
+@pytest.mark.parametrize("habit", ["repeats", "babbles", "invents"])
+def test_a_useless_editor_never_costs_the_best_prompt(models: Models, store: Store, habit: str) -> None:
+    apo = agl.APO[Any](models.as_editor(habit), seed=0, **{**SMALL, "beam_rounds": 1, "branch_factor": 1})
+    fit(apo, models, store, "copy")
+    assert true_score(models, apo.get_best_prompt().template, "copy") >= true_score(models, SEED_PROMPT, "copy")
+    made = apo.history[-1]["made"]
+    assert made == (0 if habit == "invents" else 2), "an edit with a placeholder that no agent fills is left out"
+
+
+def test_an_editor_that_is_down_ends_the_search_with_the_best_and_is_asked_again(
+    models: Models, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {**SMALL, "beam_rounds": 3, "seed": 0, "run_dir": tmp_path}
+    apo = agl.APO[Any](models.as_editor("reads", shut=True), **options)
+    fit(apo, models, store, "next")
+    assert apo.get_best_prompt().template == SEED_PROMPT
+    assert "the editor failed 5 times in a row" in apo.stopped_because and "503" in apo.stopped_because
+    assert apo.spend.editor_failures == 5 == models.server.calls
+    assert json.loads((tmp_path / "best.json").read_text())["templates"] == {"p": SEED_PROMPT}
+    paid = rollouts_of(store)
+
+    again = agl.APO[Any](models.as_editor("reads"), **options)
+    fit(again, models, store, "next")
+    assert true_score(models, again.get_best_prompt().template, "next") == 1.0
+    assert rollouts_of(store) - paid < again.spend.rollouts, "what was paid for is not paid for again"
+
+    with caplog.at_level(logging.ERROR):
+        once_more = agl.APO[Any](models.as_editor("reads", shut=True), **options)
+        before = rollouts_of(store)
+        fit(once_more, models, store, "next")
+    assert once_more.history == again.history and models.server.calls == 0 and rollouts_of(store) == before
+
+
+@pytest.mark.parametrize(
+    ("bound", "words"),
+    [
+        ({"max_editor_calls": 3}, "max_editor_calls = 3 are made"),
+        ({"max_editor_tokens": 1}, "max_editor_tokens = 1 are spent"),
+        ({"max_rollouts": 9}, "max_rollouts = 9 do not allow"),
+    ],
+)
+def test_a_bound_on_spend_is_kept_and_said(models: Models, store: Store, bound: dict[str, int], words: str) -> None:
+    apo = agl.APO[Any](models.as_editor("reads"), seed=0, **SMALL, **bound)
+    before = rollouts_of(store)
+    fit(apo, models, store, "next")
+    assert words in apo.stopped_because
+    assert models.server.calls == apo.spend.editor_calls <= bound.get("max_editor_calls", 2)
+    assert rollouts_of(store) - before == apo.spend.rollouts <= bound.get("max_rollouts", 100)
+    assert apo.get_best_prompt().template
+
+
+def test_gepa_finds_the_prompt_that_the_tasks_want(models: Models, store: Store) -> None:
+    gepa = agl.GEPA[Any](models.as_editor("reads"), reflection_model="editor", max_iterations=8, seed=0, max_rollouts=120)
+    fit(gepa, models, store, "back")
+    assert true_score(models, gepa.get_best_prompt().template, "back") == 1.0, gepa.history
+    assert all(sum(row["front"].values()) >= 1 for row in gepa.history)
+    assert gepa.spend.editor_calls == models.server.calls and gepa.spend.rollouts <= 120
+
+
+def test_gepa_improves_several_prompts_in_turn(models: Models, store: Store) -> None:
+    async def agent(task: dict[str, Any], resources: agl.NamedResources, llm: agl.LLM) -> float:
+        template = resources[task["prompt"]]
+        assert isinstance(template, agl.PromptTemplate)
+        return await answer(task, template, llm)
+
+    both = [{**task, "prompt": name} for name in ("first", "second") for task in tasks.train("flip")[:3]]
+    gepa = agl.GEPA[Any](models.as_editor("reads"), reflection_model="editor", minibatch_size=6, max_iterations=8, seed=0)
+    fit(gepa, models, store, "flip", agent=agent, train=both, val=both, first=SEED_PROMPT, second=SEED_PROMPT)
+    assert {name: true_score(models, found.template, "flip") for name, found in gepa.get_best_prompts().items()} == {
+        "first": 1,
+        "second": 1,
+    }
+
+
+def test_gepa_tries_to_merge_what_is_best_at_different_tasks(models: Models, store: Store) -> None:
+    """Some tasks want one operation and some another, and some what the first prompt does: nobody is best at all of them."""
+    own = [{"digit": digit, "wanted": models.words.answer(SEED_PROMPT, digit)} for digit in range(10)]
+    wanted = [tasks.OPERATIONS[word] for word in ("next", "flip")]
+    kept = [task for task in own if all(int(task["wanted"]) != does(task["digit"]) for does in wanted)][:4]
+    mixed = [*tasks.train("next")[1:3], *tasks.train("flip")[1:3]]
+    gepa = agl.GEPA[Any](
+        models.as_editor("guesses"),
+        reflection_model="editor",
+        minibatch_size=4,
+        max_iterations=14,
+        max_merges=1,
+        seed=1,
+        perfect_reward=None,
+    )
+    fit(gepa, models, store, "next", train=mixed, val=[*mixed, *kept])
+    merges = [row for row in gepa.history if row["kind"] == "merge"]
+    assert len(merges) == 1 and len(merges[0]["front"]) >= 2, gepa.history
+    assert models.server.calls == gepa.spend.editor_calls <= 14
+
+
+def test_random_search_tries_all_and_keeps_the_best(models: Models, store: Store) -> None:
+    search = agl.RandomSearch(["please copy", "please back", "please flip"], seed=0)
+    fit(search, models, store, "back")
+    assert search.get_best_prompt().template == "please back" and search.best_score == 1.0
+    assert [row["version"] for row in search.history] == ["v0", "v1", "v2", "v3"]
+    assert search.spend.rollouts == 20 and search.spend.editor_calls == 0
+
+
+def test_what_a_search_cannot_work_with_is_named(models: Models, store: Store, tmp_path: Path) -> None:
+    apo = agl.APO[Any](models.as_editor("reads"), **SMALL, seed=0, run_dir=tmp_path)
+    apo.set_store(store)
+
+    def run(algorithm: Any, *data: Any) -> None:
+        asyncio.run(algorithm.run(*data))
+
+    triplets, messages = agl.TracerTraceToTriplet(), agl.TraceToMessages()
+    apo.set_adapter(triplets)
+    with pytest.raises(ValueError, match="APO reads messages, not a TracerTraceToTriplet"):
+        run(apo, [1], [1])
+    apo.set_adapter(messages)
+    with pytest.raises(ValueError, match="needs train_dataset"):
+        run(apo, None, [1])
+    with pytest.raises(ValueError, match="needs val_dataset"):
+        run(apo, [1])
+    with pytest.raises(ValueError, match="needs a prompt to begin with"):
+        run(apo, [1], [1])
+    with pytest.raises(UsageError, match="choices for q: the initial resources' prompts are p"):
+        fit(agl.RandomSearch({"q": ["x"]}), models, store, "back")
+    with pytest.raises(ValueError, match="RandomSearch needs tasks"):
+        fit(agl.RandomSearch(["x"]), models, store, "back", train=[], val=[])
+    assert not (tmp_path / "run.json").exists(), "nothing was begun"

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agl_otel.algorithms.prompts.journal import JOURNAL, Journal
+from agl_otel.errors import DataError, InUseError, SettingsError, UsageError
+
+OPTIONS = {"beam_width": 4, "train": "abc"}
+
+
+def opened(folder: Path, **given: Any) -> Journal:
+    whole: dict[str, Any] = {"algorithm": "apo", "options": OPTIONS, **given}
+    return Journal(folder, **whole)
+
+
+def test_a_run_goes_on_where_it_was_left(tmp_path: Path) -> None:
+    first = opened(tmp_path / "run")
+    first.note("a", "1", {"score": 0.5})
+    first.note("b", "1", ["x"])
+    first.forget(["b"])
+    first.close()
+    second = opened(tmp_path / "run")
+    assert (second.run_id, second.seed) == (first.run_id, first.seed)
+    assert second.find("a", "1") == {"score": 0.5}
+    assert second.find("a", "2") is None, "made from other inputs"
+    assert second.find("b", "1") is None
+    second.close()
+
+
+def test_a_folder_belongs_to_one_process_and_one_run(tmp_path: Path) -> None:
+    first = opened(tmp_path, seed=7)
+    with pytest.raises(InUseError, match="another process works on the run"):
+        opened(tmp_path)
+    first.close()
+    with pytest.raises(UsageError, match="begun with another beam_width, train"):
+        opened(tmp_path, options={"beam_width": 2})
+    with pytest.raises(UsageError, match="begun with another algorithm"):
+        opened(tmp_path, algorithm="gepa")
+    with pytest.raises(UsageError, match="begun with another seed"):
+        opened(tmp_path, seed=8)
+    opened(tmp_path).close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingsError, match="cannot be written"):
+        opened(tmp_path / "file")
+
+
+@given(st.data())
+def test_a_torn_end_costs_the_last_line_alone(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    journal = opened(folder)
+    for number in range(4):
+        journal.note(f"step {number}", "1", "é" * number)
+    journal.close()
+    content = (folder / JOURNAL).read_bytes()
+    kept = data.draw(st.integers(0, len(content)))
+    (folder / JOURNAL).write_bytes(content[:kept])
+    whole = content[:kept].count(b"\n")
+    again = opened(folder)
+    assert list(again.known) == [f"step {number}" for number in range(whole)]
+    again.note("more", "1", None)
+    again.close()
+    assert [json.loads(line)["name"] for line in (folder / JOURNAL).read_text().splitlines()] == [*again.known]
+
+
+def test_damage_in_the_middle_is_no_torn_end(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    journal.note("a", "1", 1)
+    journal.close()
+    (tmp_path / JOURNAL).write_text("{oh\n" + (tmp_path / JOURNAL).read_text())
+    with pytest.raises(DataError, match="line 1, is damaged"):
+        opened(tmp_path)
+
+
+def test_without_a_folder_it_is_kept_in_memory() -> None:
+    journal = Journal(None, algorithm="apo", options=OPTIONS)
+    journal.note("a", "1", 2)
+    journal.metric({"round": 1})
+    journal.best({"version": "v1"})
+    assert journal.find("a", "1") == 2
+    journal.close()

@@ -1,0 +1,78 @@
+"""Our prompt files, rendered as POML's own package does it, and templates that an editor may not hand back."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agl_otel.algorithms.prompts.candidates import cleaned, placeholders, why_unfit
+from agl_otel.algorithms.prompts.poml import WORDING, render
+from agl_otel.errors import SettingsError
+
+RECORDED = Path(__file__).parents[2] / "recordings" / "poml.json"
+RECORDING: dict[str, Any] = json.loads(RECORDED.read_text())
+
+
+@pytest.mark.parametrize("path", sorted(WORDING.glob("*.poml")), ids=lambda path: path.stem)
+def test_every_file_is_rendered_as_the_poml_package_does_it(path: Path) -> None:
+    assert render(path, RECORDING["values"]) == RECORDING["rendered"][path.name]
+
+
+def test_a_file_says_what_it_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "own.poml"
+    with pytest.raises(SettingsError, match=r"own\.poml cannot be read"):
+        render(path, {})
+    path.write_text("<poml><p>{{ sample.colour }}</p></poml>")
+    with pytest.raises(SettingsError, match=r"asks for \{\{ sample.colour \}\}: there are sample"):
+        render(path, {"sample": {"number": 1}})
+    path.write_text("<poml><p></poml>")
+    with pytest.raises(SettingsError, match="is not POML"):
+        render(path, {})
+
+
+@pytest.mark.skipif(find_spec("poml") is not None, reason="poml is installed and renders it")
+@pytest.mark.parametrize("content", ["<img src='x'/>", "<p>{{ 1 + 1 }}</p>", "<p speaker='system'>x</p>", "<p>a <b>c</b></p>"])
+def test_what_only_the_package_renders_asks_for_it(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "own.poml"
+    path.write_text(f"<poml>{content}</poml>")
+    with pytest.raises(SettingsError, match="needs the poml package: pip install poml"):
+        render(path, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "words"),
+    [
+        ("Please say {question}", "Say {question}", ""),
+        ("Say it", "Say {question}", "it lacks {question}"),
+        ("{question} as {format}", "{question}", "it invents {format}"),
+        ('{question} as {"a": 1}', "{question}", 'it invents {"a"}'),
+        ("{question} as {{1}}", "{question}", ""),
+        ("{question} {", "{question}", "it is no f-string template"),
+        ("{task.text} and {task[1]}", "{task}", ""),
+    ],
+)
+def test_an_edit_keeps_its_placeholders(text: str, before: str, words: str) -> None:
+    why = why_unfit(text, before, "f-string")
+    assert why.startswith(words) and bool(why) == bool(words)
+    assert why_unfit(text, before, "jinja") == ""
+
+
+def test_placeholders_are_names() -> None:
+    assert placeholders("{a} {b.c!r:>{width}} {{d}}") == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "prompt"),
+    [
+        ("  Say it.\n", "Say it."),
+        ("```\nSay it.\n```", "Say it."),
+        ("```text\nSay\nit.\n```\n", "Say\nit."),
+        ("Use ```x```", "Use ```x```"),
+    ],
+)
+def test_an_answer_is_the_prompt_alone(answer: str, prompt: str) -> None:
+    assert cleaned(answer) == prompt
