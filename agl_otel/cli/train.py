@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -14,36 +14,70 @@ from agl_otel.cli.live import LiveSteps
 from agl_otel.errors import SettingsError
 from agl_otel.settings import Settings
 
+if TYPE_CHECKING:
+    from agl_otel.trainer import Job
+
 
 @click.command()
 @click.argument("job_file", type=click.Path(path_type=Path), metavar="JOB.toml")
 @data_dir_option
 @store_option
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run is kept.  [default: runs/<time> in the data directory]")
 @json_option
-def train(job_file: Path, data_dir: Path | None, store: str | None, as_json: bool) -> None:
+def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Path | None, as_json: bool) -> None:
     """Train what JOB.toml describes: score, train, score again.
 
     Uses the stack at --store or AGL_STORE; without one it starts a stack on --data-dir for as long as it trains. The run is kept
-    in runs/<time> below the data directory: the policy, metrics.jsonl, logs. examples/first_light/job.toml is a job to start from.
+    in a folder: the policy, metrics.jsonl, logs. examples/first_light/job.toml is a job to start from.
+
+    A search for prompts (examples/apo/job.toml) that is started again with its --run-dir goes on where it was stopped, and pays for
+    nothing twice.
     """
     setup_logging()
     settings = Settings.load(data_dir=data_dir, store=store)
     console = Console(stderr=as_json, highlight=False)
-    result = run_async(lambda: _train(job_file, settings, console))
+    result = run_async(lambda: _train(job_file, settings, run_dir, console))
     if as_json:
         print_json(result)
 
 
-async def _train(job_file: Path, settings: Settings, console: Console) -> dict[str, Any]:
+async def _train(job_file: Path, settings: Settings, run_dir: Path | None, console: Console) -> dict[str, Any]:
+    from agl_otel.trainer import Job
+
     try:
-        from agl_otel.trainer import Job, Training
+        job = Job.load(job_file)
     except ModuleNotFoundError as error:
         raise SettingsError(f"training needs the [train] extra ({error.name} is missing): pip install 'agl-otel[train]'") from error
-    from agl_otel.stack import stack_for
+    folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).absolute()
+    return await (_search if job.searches_prompts else _fit)(job, settings, folder, console)
 
-    job = Job.load(job_file)
+
+async def _search(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
+    from agl_otel.stack import stack_for
+    from agl_otel.trainer import PromptSearching
+
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
-    folder = settings.data_dir.absolute() / "runs" / time.strftime("%Y%m%d-%H%M%S")
+    async with stack_for(settings) as (store, failed), PromptSearching(job, store, folder, stack_failed=failed) as searching:
+        found = await searching.fit(train_tasks, val_tasks)
+    best = {name: prompt.template for name, prompt in found.get_best_prompts().items()}
+    console.print(f"best score: {found.best_score:.3f} on {len(val_tasks)} tasks  ({found.stopped_because})", soft_wrap=True)
+    for name, template in best.items():
+        console.print(f"{name}: {template}", soft_wrap=True, markup=False)
+    console.print(f"kept in {folder}", soft_wrap=True)
+    return {
+        "best_score": found.best_score,
+        "best": best,
+        "stopped_because": found.stopped_because,
+        **found.spend.described(),
+        "folder": str(folder),
+    }
+
+
+async def _fit(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
+    from agl_otel.stack import stack_for
+    from agl_otel.trainer import Training
+
+    train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
     async with stack_for(settings) as (store, failed), Training(job, store, folder, stack_failed=failed) as training:
         await training.publish_policy()
         async with training.runners():

@@ -2,6 +2,7 @@
 
     def agent(task): …                      the task
     def agent(question, llm): …             task["question"], the LLM behind the attempt's own address
+    def agent(task, prompt_template): …     the first prompt template among the resources
     async def agent(task, resources, rollout): …
 
 Reserved names first (RESERVED), then the keys of a dict task, then defaults; one parameter that nothing names gets the task.
@@ -15,7 +16,7 @@ from typing import Any, Final
 
 from agl_otel.errors import UsageError
 
-RESERVED: Final = ("task", "llm", "resources", "rollout")
+RESERVED: Final = ("task", "llm", "prompt_template", "resources", "rollout")
 _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 

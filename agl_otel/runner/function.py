@@ -18,6 +18,7 @@ from agl_otel.runner.binding import RESERVED, Binding
 from agl_otel.runner.environment import Addresses, agent_resources, first_llm, routed_llm, shared_environment
 from agl_otel.runner.job import Grader, Job, grade, is_reward, reward
 from agl_otel.runner.threads import call
+from agl_otel.types import PromptTemplate
 
 INSTRUMENT: Final = ("openai", "httpx", "httpx2", "threading")
 """openai 3 sends through httpx2, earlier ones and others through httpx; a thread that an agent starts works for its attempt."""
@@ -53,9 +54,11 @@ class FunctionAgent:
     async def run(self, job: Job) -> None:
         """Call the function; emit or grade what it returns. Raises AgentError where it raised or returned what is neither."""
         llm = first_llm(job.resources)
+        prompts = (resource for resource in job.resources.values() if isinstance(resource, PromptTemplate))
         values = {
             "task": job.rollout.input,
             "llm": llm and routed_llm(llm, *job.key, job.addresses.proxy, token=job.token),
+            "prompt_template": next(prompts, None),
             "resources": agent_resources(job.resources, *job.key, job.addresses.proxy, token=job.token),
             "rollout": job.rollout,
         }

@@ -1,6 +1,7 @@
-"""Algorithm, runners and store in one call: Trainer (trainer.py) for Python programs, Training (job.py) for job files.
+"""Algorithm, runners and store in one call: Trainer (trainer.py) for Python programs, job files (job.py) for the command line.
 
-Names are loaded when they are first used: a Trainer needs no torch, which a job does.
+A job trains weights (training.py) or searches for prompts (prompts.py). Names are loaded when they are first used: only training needs
+torch.
 """
 
 from __future__ import annotations
@@ -9,15 +10,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from agl_otel.trainer.job import AlgorithmSpec, Evaluation, Job, Report, Runners, Training
+    from agl_otel.trainer.job import Job
+    from agl_otel.trainer.prompts import PromptSearching
     from agl_otel.trainer.registry import build_component
+    from agl_otel.trainer.run import Evaluation, JobRun, Runners
     from agl_otel.trainer.trainer import Trainer
+    from agl_otel.trainer.training import AlgorithmSpec, Report, Training
 
-__all__ = ["AlgorithmSpec", "Evaluation", "Job", "Report", "Runners", "Trainer", "Training", "build_component"]
-_MODULE_OF: Final = {"Trainer": "trainer", "build_component": "registry"}
+__all__ = [
+    "AlgorithmSpec",
+    "Evaluation",
+    "Job",
+    "JobRun",
+    "PromptSearching",
+    "Report",
+    "Runners",
+    "Trainer",
+    "Training",
+    "build_component",
+]
+_MODULE_OF: Final = {
+    "AlgorithmSpec": "training",
+    "Evaluation": "run",
+    "Job": "job",
+    "JobRun": "run",
+    "PromptSearching": "prompts",
+    "Report": "training",
+    "Runners": "run",
+    "Trainer": "trainer",
+    "Training": "training",
+    "build_component": "registry",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF.get(name, 'job')}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

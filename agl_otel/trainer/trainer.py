@@ -25,6 +25,12 @@ STRATEGIES: Final = {
     "cs": "agl_otel.execution.ClientServerExecutionStrategy",
     "shm": "agl_otel.execution.SharedMemoryExecutionStrategy",
 }
+ALGORITHMS: Final = {
+    "apo": "agl_otel.algorithms.APO",
+    "gepa": "agl_otel.algorithms.GEPA",
+    "random_search": "agl_otel.algorithms.RandomSearch",
+    "baseline": "agl_otel.algorithms.Baseline",
+}
 EVENT_POLL_SECONDS: Final = 0.1
 _OLD: Final = {"n_workers": "n_runners", "max_tasks": "max_rollouts", "triplet_exporter": "adapter"}
 _log = logging.getLogger(__name__)
@@ -45,7 +51,7 @@ class Trainer:
         runner: default LitAgentRunner.
         strategy: "cs" (processes, default), "shm" (threads), or any ExecutionStrategy.
         port: where a store that the trainer serves answers.
-        algorithm: None only runs what others enqueue, until it is interrupted.
+        algorithm: also by name: "apo", "gepa", "random_search", "baseline". None only runs what others enqueue, until it is interrupted.
         llm_proxy: handed to the algorithm.
         hooks: one, or several.
     """
@@ -82,7 +88,9 @@ class Trainer:
         self.adapter: TraceAdapter[Any] = _made(
             given["adapter"], TraceAdapter, "adapter", default=TracerTraceToTriplet, dict_default_cls=TracerTraceToTriplet
         )
-        self.algorithm: Algorithm | None = build_component(algorithm, expected_type=Algorithm, spec_name="algorithm", allow_none=True)
+        self.algorithm: Algorithm | None = build_component(
+            algorithm, expected_type=Algorithm, spec_name="algorithm", allow_none=True, registry=ALGORITHMS
+        )
         self.llm_proxy: LLMProxy | None = build_component(
             llm_proxy, expected_type=LLMProxy, spec_name="llm_proxy", allow_none=True, dict_default_cls=LLMProxy
         )

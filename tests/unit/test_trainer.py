@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ pytest.importorskip("torch", reason="needs the [train] extra")
 
 from agl_otel.errors import SettingsError
 from agl_otel.trainer import Job
+from agl_otel.types import PromptTemplate
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "first_light" / "job.toml"
 
@@ -60,3 +63,34 @@ def test_data_that_is_missing_broken_or_empty_is_named(tmp_path: Path, content: 
         (tmp_path / "tasks.jsonl").write_text(content)
     with pytest.raises(SettingsError, match=rf"tasks\.jsonl.*{words}"):
         Job.load(path).tasks("train")
+
+
+SEARCH = Path(__file__).parents[2] / "examples" / "apo" / "job.toml"
+
+
+def test_a_job_may_search_for_prompts_and_then_needs_no_torch() -> None:
+    job = Job.load(SEARCH, overrides={"data": {"options": {"target": "flip"}}})
+    assert job.searches_prompts and job.options["beam_width"] == 2 and "name" not in job.options
+    assert job.resources["prompt_template"] == PromptTemplate(template="answer", engine="f-string")
+    assert not Job.load(EXAMPLE).searches_prompts
+    program = "import sys; from pathlib import Path; from agl_otel.trainer import Job, PromptSearching; Job.load(Path(sys.argv[1]));"
+    subprocess.run([sys.executable, "-c", f"{program} assert 'torch' not in sys.modules", str(SEARCH)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('name = "apo"', 'name = "gepa"', ["algorithm.gradient_model", "unknown key"]),
+        ("beam_width = 2", "beam_width = 'wide'", ["algorithm.beam_width", "integer"]),
+        ("beam_width = 2", "run_dir = 'here'", ["algorithm.run_dir", "unknown key"]),
+        ('model = "words" }', "modell = 1 }", ["resources.main_llm"]),
+        ("base_url", "base", ["editor.base", "unknown key"]),
+    ],
+)
+def test_a_wrong_search_is_refused_by_name(tmp_path: Path, old: str, new: str, words: list[str]) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(SEARCH.read_text().replace(old, new))
+    with pytest.raises(SettingsError) as caught:
+        Job.load(path)
+    for word in ["job.toml", *words]:
+        assert word in str(caught.value)

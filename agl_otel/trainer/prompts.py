@@ -1,0 +1,79 @@
+"""A search for prompts as a job file describes it: APO, GEPA or random search over the job's agent, with runner processes."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final, Literal, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+from agl_otel.adapters import TraceToMessages
+from agl_otel.algorithms.prompts import APO, GEPA, PromptSearch, RandomSearch
+from agl_otel.algorithms.prompts.search import survives_its_runner
+from agl_otel.errors import SettingsError
+from agl_otel.trainer.run import JobRun, unless
+
+SEARCHES: Final[dict[str, type[PromptSearch]]] = {kind.name: kind for kind in (APO, GEPA, RandomSearch)}
+_SET_BY_JOB: Final = frozenset({"self", "async_openai_client", "run_dir", "rollout_config", "more", "_poml_trace"})
+_FILES: Final = ("gradient_prompts", "edit_prompts", "reflect_prompt", "merge_prompt")
+
+
+def options_model(name: str) -> type[BaseModel]:
+    """[algorithm] of a job that searches for prompts: its name and its options, which are the algorithm's own keyword arguments."""
+    options: dict[str, Any] = {"name": (Literal[name], name)}
+    for kind in (PromptSearch, SEARCHES[name]):
+        hints = get_type_hints(kind.__init__)
+        for parameter in inspect.signature(kind.__init__).parameters.values():
+            if parameter.name not in _SET_BY_JOB:
+                options[parameter.name] = (
+                    hints[parameter.name],
+                    ... if parameter.default is inspect.Parameter.empty else parameter.default,
+                )
+    return create_model("AlgorithmOptions", __config__=ConfigDict(extra="forbid"), **options)
+
+
+class PromptSearching(JobRun):
+    """A search for prompts over a store. Use `async with`; a folder that holds the run already goes on with it."""
+
+    async def fit(self, train: Sequence[Any], val: Sequence[Any]) -> PromptSearch:
+        """Search; the algorithm afterwards, with its best prompt, history and spend. Raises what PromptSearch.run raises."""
+        adapter = TraceToMessages()
+        async with AsyncExitStack() as stack:
+            algorithm = self.algorithm(await stack.enter_async_context(self._editor()) if self._asks else None)
+            algorithm.set_store(self.store)
+            algorithm.set_adapter(adapter)
+            algorithm.set_initial_resources(self.job.resources)
+            await stack.enter_async_context(self.runners())
+            await unless(self.failed, algorithm.run(train, val))
+        return algorithm
+
+    @property
+    def _asks(self) -> bool:
+        return self.job.algorithm["name"] != RandomSearch.name
+
+    def algorithm(self, editor: Any) -> PromptSearch:
+        """The job's algorithm, which asks `editor`, an AsyncOpenAI."""
+        kind = SEARCHES[self.job.algorithm["name"]]
+        given = {name: self._located(value) if name in _FILES else value for name, value in self.job.options.items()}
+        given |= {"async_openai_client": editor} if self._asks else {}
+        return kind(run_dir=self.folder, rollout_config=survives_its_runner(self.job.agent.timeout_seconds), **given)
+
+    def _located(self, files: Any) -> Any:
+        """Prompt files are relative to the job file."""
+        return [self.job.folder / file for file in files] if isinstance(files, list | tuple) else self.job.folder / files
+
+    def _editor(self) -> Any:
+        spec = self.job.editor
+        key = os.environ.get(spec.api_key_env)
+        if key is None:
+            raise SettingsError(
+                f"[editor] api_key_env: the environment variable {spec.api_key_env} is not set (any value, where no key is needed)"
+            )
+        try:
+            from openai import AsyncOpenAI
+        except ModuleNotFoundError:
+            raise SettingsError("the editor needs the [apo] extra (openai is missing): pip install 'agl-otel[apo]'") from None
+        return AsyncOpenAI(api_key=key, base_url=spec.base_url, timeout=spec.timeout_seconds)

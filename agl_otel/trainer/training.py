@@ -1,0 +1,142 @@
+"""A training run of a job file: weights, by GRPO, with a model server of its own for as long as it lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal, get_type_hints
+
+import aiohttp
+import torch
+from pydantic import BaseModel, ConfigDict, create_model
+from transformers.utils import logging as transformers_logging
+
+from agl_otel.algorithms.grpo.algorithm import GRPO, MODEL_NAME, RESOURCE_NAME, StepReport
+from agl_otel.algorithms.grpo.tiny import make_policy
+from agl_otel.errors import AglError, ModelServerError, SettingsError
+from agl_otel.processes import Process
+from agl_otel.settings import free_port
+from agl_otel.store import Store
+from agl_otel.trainer.job import Job
+from agl_otel.trainer.run import JobRun, unless
+from agl_otel.types import LLM, RolloutConfig
+
+MODEL_SERVER_START_SECONDS: Final = 120.0  # importing torch on a busy machine takes most of it
+METRICS: Final = "metrics.jsonl"
+_SET_BY_TRAINING: Final = frozenset({"model_dir", "model_server_url", "on_step", "reports", "weights_dir", "rollout_config"})
+
+
+def options_model(name: str) -> type[BaseModel]:
+    """[algorithm] of a job that trains weights: its name and its options, which are the algorithm's own keyword arguments."""
+    hints = get_type_hints(GRPO)
+    options: dict[str, Any] = {f.name: (hints[f.name], f.default) for f in fields(GRPO) if f.name not in _SET_BY_TRAINING}
+    return create_model("AlgorithmOptions", __config__=ConfigDict(extra="forbid"), name=(Literal["grpo"], name), **options)
+
+
+AlgorithmSpec: Final = options_model("grpo")
+"""[algorithm]: its name and its options, which are the algorithm's own keyword arguments."""
+
+
+@dataclass
+class Report:
+    """What a training run adds up to."""
+
+    steps: list[StepReport] = field(default_factory=list[StepReport])
+    stopped_because: str = ""
+
+
+class Training(JobRun):
+    """The processes of one training run over a store. Use `async with`.
+
+    Args:
+        job: what to train.
+        store: a connected store.
+        folder: where the run is kept: policy, checkpoints, the model server's record, logs, metrics.jsonl.
+        stack_failed: fails when the stack is gone; the run then ends with that error.
+    """
+
+    def __init__(self, job: Job, store: Store, folder: Path, *, stack_failed: asyncio.Future[None] | None = None) -> None:
+        super().__init__(job, store, folder, stack_failed=stack_failed)
+        self.record = folder / "model_server.jsonl"
+        """The model server's own record of what it sampled, one line for each choice."""
+        self._server: Process | None = None
+        self.server_url = ""
+
+    async def _start(self) -> None:
+        if (self.folder / METRICS).exists():
+            raise SettingsError(f"{self.folder} holds a run already, and grpo cannot go on with one yet: choose a new folder")
+        transformers_logging.disable_progress_bar()
+        spec = self.job.policy
+        model = self.folder / "policy" if spec.model == "tiny" else self.job.folder / spec.model
+        if spec.model == "tiny":
+            await asyncio.to_thread(_make_tiny, model, spec.seed)
+        if not (model / "config.json").exists():
+            raise SettingsError(f"[policy] model = {spec.model!r}: {model} holds no config.json of a transformers model")
+        self.model_dir = model
+        port = free_port()
+        self.server_url = f"http://127.0.0.1:{port}"
+        arguments = ("--model", str(model), "--port", str(port), "--record", str(self.record), "--seed", str(spec.seed))
+        self._server = Process.python_module(
+            "model server", "agl_otel.algorithms.grpo.server", *arguments, log=self.folder / "logs" / "model_server.log"
+        )
+        await self._run(self._server, grace_seconds=5.0)
+        await self._server.ready(self._server_is_well, timeout_seconds=MODEL_SERVER_START_SECONDS)
+
+    async def _server_is_well(self) -> bool:
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session,
+                session.get(f"{self.server_url}/health") as answer,
+            ):
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    def _ended(self, process: Process) -> type[AglError]:
+        return ModelServerError if process is self._server else super()._ended(process)
+
+    async def fit(self, tasks: Sequence[Any], *, on_step: Callable[[StepReport], None] | None = None) -> Report:
+        """Train until the algorithm is content; every step is also written to metrics.jsonl."""
+        report = Report()
+        metrics = (self.folder / METRICS).open("a")
+
+        def note(step: StepReport) -> None:
+            report.steps.append(step)
+            metrics.write(json.dumps(asdict(step)) + "\n")
+            metrics.flush()
+            if on_step:
+                on_step(step)
+
+        algorithm = self.algorithm(on_step=note)
+        with metrics:
+            await unless(self.failed, algorithm.run(self.store, tasks))
+        report.stopped_because = "the target score is reached" if len(report.steps) < algorithm.max_steps else "max_steps are done"
+        return report
+
+    async def publish_policy(self) -> None:
+        """Publish where the policy is served, for rollouts before the training; the algorithm publishes its own versions."""
+        algorithm = self.algorithm()
+        sampling = {"temperature": algorithm.temperature, "max_tokens": algorithm.max_tokens}
+        await self.store.publish({RESOURCE_NAME: LLM(endpoint=f"{self.server_url}/v1", model=MODEL_NAME, sampling_parameters=sampling)})
+
+    def algorithm(self, *, on_step: Callable[[StepReport], None] | None = None) -> GRPO:
+        """The job's algorithm over this run's policy and model server."""
+        options: dict[str, Any] = {"seed": self.job.policy.seed, **self.job.options}
+        config = RolloutConfig(timeout_seconds=self.job.agent.timeout_seconds)
+        weights = self.folder / "weights"
+        return GRPO(
+            model_dir=self.model_dir,
+            model_server_url=self.server_url,
+            weights_dir=weights,
+            rollout_config=config,
+            on_step=on_step,
+            **options,
+        )
+
+
+def _make_tiny(folder: Path, seed: int) -> None:
+    torch.set_num_threads(1)  # for so small a model a second thread costs ten times what it does
+    make_policy(folder, seed=seed)
