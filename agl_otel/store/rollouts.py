@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Literal
 
 from agl_otel.queue.client import KEEP, AttemptUpdate, FilterLogic, RolloutUpdate, SortOrder
@@ -145,7 +145,9 @@ class Rollouts(Connected):
         done = {rollout.rollout_id: rollout async for rollout in self.watch(rollout_ids, timeout_seconds=timeout_seconds)}
         return [done[rollout_id] for rollout_id in rollout_ids if rollout_id in done]
 
-    async def watch(self, rollout_ids: Sequence[str], *, timeout_seconds: float | None = None) -> AsyncIterator[Rollout | AttemptedRollout]:
+    async def watch(
+        self, rollout_ids: Sequence[str], *, timeout_seconds: float | None = None
+    ) -> AsyncGenerator[Rollout | AttemptedRollout, None]:
         """Each of them as it finishes; ends when all have, or the time is up. Unknown ids are left out."""
         async for finished in (await self._open()).queue.wait(rollout_ids, timeout_seconds=timeout_seconds):
             for rollout in finished:

@@ -7,6 +7,7 @@ may train on is decided by the adapter (adapters/trajectories.py), how by object
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import shutil
 import time
@@ -22,8 +23,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from agl_otel.adapters.lengths import pick
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
-from agl_otel.algorithms.grpo.learner import Learner, Update
+from agl_otel.algorithms.grpo.groups import Group, GroupStore, UnderWay
+from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
 from agl_otel.algorithms.grpo.objective import Average, Objective, group_advantages
 from agl_otel.algorithms.grpo.policy import load_policy, push_weights, save_weights
 from agl_otel.columns import Traces
@@ -32,22 +35,15 @@ from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, NamedRe
 
 RESOURCE_NAME: Final = "main_llm"
 MODEL_NAME: Final = "policy"
+_logger = logging.getLogger(__name__)
 KEPT_WEIGHTS: Final = 2  # the server reads the newest while it is pushed; the one before is for a person to look at
 
 
-class RolloutStore(Protocol):
+class RolloutStore(GroupStore, Protocol):
     """What GRPO needs of a store; `agl_otel.store.Store` is one."""
 
     async def publish(self, resources: NamedResources, *, resources_id: str | None = None) -> ResourcesUpdate:
         """Publish resources as the next version of `resources_id`."""
-        ...
-
-    async def enqueue(self, tasks: Sequence[Any]) -> list[Rollout]:
-        """Queue rollouts, in order."""
-        ...
-
-    async def wait(self, rollout_ids: Sequence[str], *, timeout_seconds: float | None = None) -> list[Rollout | AttemptedRollout]:
-        """The ones that have finished."""
         ...
 
     async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
@@ -83,6 +79,12 @@ class StepReport:
     """Trajectories that other weights than `weights_version` sampled, by what the model server said."""
     flat_groups: int
     """Groups whose rewards were all equal: they teach nothing."""
+    resampled: int
+    """Groups that were replaced because they were flat (resample_rounds)."""
+    carried: int
+    """Groups left running for the next step (groups_under_way)."""
+    oldest: int
+    """How many steps ago the oldest group trained on was enqueued."""
     loss: float
     gradient_norm: float
     max_ratio_error: float
@@ -108,6 +110,14 @@ class GRPO:
     prompts_per_step: int = 16
     group_size: int = 8
     """Rollouts of each task in a step."""
+    resample_rounds: int = 0
+    """Dynamic sampling (DAPO, arXiv:2503.14476, §3.2): so often a step's groups whose rewards are all equal are replaced by other tasks'.
+    What is still flat then is left out of the update. Costs rollouts, and keeps the batch full of groups that teach."""
+    groups_under_way: int | None = None
+    """Asynchronous mode: so many groups run at a time, more than prompts_per_step; a step takes the first that are whole and carries the
+    others over (AReaL, arXiv:2505.24298, §4). Use importance_cap with it. None: every step waits for all of its own."""
+    max_staleness: int = 2
+    """In asynchronous mode: a group that was enqueued so many steps ago is waited for."""
     updates_per_step: int = 3
     """Optimizer steps on each batch (mu in the paper's algorithm 1): rollouts are dearer than updates."""
     learning_rate: float = 1e-3
@@ -152,6 +162,11 @@ class GRPO:
     def __post_init__(self) -> None:
         if self.group_size < 2:
             raise UsageError(f"group_size is {self.group_size}: a group of one has no other to be better than; use at least 2")
+        if self.groups_under_way is not None and self.groups_under_way <= self.prompts_per_step:
+            raise UsageError(
+                f"groups_under_way is {self.groups_under_way}: it must be more than prompts_per_step ({self.prompts_per_step}), "
+                "or nothing is left to carry over"
+            )
         self._objective = Objective(**{each.name: getattr(self, each.name) for each in fields(Objective)})
         self._weights_dir = Path(self.weights_dir or Path(self.model_dir) / "weights").absolute()
         self._random = random.Random(self.seed)
@@ -167,70 +182,98 @@ class GRPO:
         """
         if not tasks:
             raise UsageError("GRPO needs at least one task to train on")
-        batches = task_batches(len(tasks), self.prompts_per_step, self._random)
+        order = (tasks[place] for place in task_order(len(tasks), self._random))
         with ThreadPoolExecutor(1, thread_name_prefix="learner", initializer=torch.set_num_threads, initargs=(self.threads,)) as worker:
             async with aiohttp.ClientSession() as session:
                 self._worker, self._session = worker, session
+                self._under_way = UnderWay(store)
                 await self._in_worker(self._load)
                 await self._publish(store)
                 while len(self.reports) < self.max_steps and not self._reached_target():
-                    report = await self.step(store, [tasks[place] for place in next(batches)])
+                    report = await self.step(store, order)
                     self.reports.append(report)
                     if self.on_step is not None:
                         self.on_step(report)
+                await self._under_way.cancel()
         return self.reports
 
-    async def step(self, store: RolloutStore, tasks: Sequence[Any]) -> StepReport:
+    async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> StepReport:
         """The loop: enqueue, wait, adapt, learn, publish."""
         clock = _Clock()
-        rollouts = await store.enqueue(self._requests(tasks))
-        rollout_ids = [rollout.rollout_id for rollout in rollouts]
-        finished = await store.wait(rollout_ids, timeout_seconds=self.step_timeout_seconds)
-        clock.lap("rollout")
-        traces = await store.traces(finished)
-        batch = to_trajectories(traces, fill_reward=self.fill_reward, agent_match=self.agent_match)
-        batch.refused.update({"not_finished": len(rollouts) - len(finished)} if len(finished) < len(rollouts) else {})
-        clock.lap("read")
-        scored = self._score(batch, rollout_ids)
-        update = await self._in_worker(self._learner.update, batch, scored.advantages)
+        groups: list[Group] = []
+        resampled = 0
+        for rounds_left in range(self.resample_rounds, -1, -1):
+            groups += await self._next_groups(self.prompts_per_step - len(groups), tasks)
+            clock.lap("rollout")
+            read = await self._read(store, groups)
+            clock.lap("read")
+            if len(read.telling) == len(groups) or not rounds_left:
+                break
+            resampled += len(groups) - len(read.telling)
+            groups = read.telling
+        batch, advantages = read.trained_on(only_telling=self.resample_rounds > 0)
         sampled_by = str(self._published.version)
-        await self._publish(store)
+        if advantages.any():
+            update = await self._in_worker(self._learner.update, batch, advantages)
+            await self._publish(store)
+        else:
+            _logger.warning("step %d teaches nothing: the rewards are equal in each of its %d groups", self._number, len(groups))
+            update = NO_UPDATE
         clock.lap("update")
-        return self._report(sampled_by, rollout_ids, traces, batch, scored, update, clock.seconds)
+        return self._report(sampled_by, groups, read, batch, update, clock.seconds, resampled)
 
     # --- the parts, in the order of the loop
 
-    def _requests(self, tasks: Sequence[Any]) -> list[EnqueueRolloutRequest]:
-        """`group_size` rollouts of each task, groups one after another, pinned to the published resources."""
-        step = len(self.reports) + 1
-        return [
-            EnqueueRolloutRequest(
-                input=task,
-                mode="train",
-                resources_id=self._published.resources_id,
-                config=self.rollout_config,
-                metadata={"step": step, "group": group},
-            )
-            for group, task in enumerate(tasks)
-            for _ in range(self.group_size)
-        ]
+    @property
+    def _number(self) -> int:
+        """Of the step at work: 1, 2, …"""
+        return len(self.reports) + 1
 
-    def _score(self, batch: TrajectoryBatch, rollout_ids: Sequence[str]) -> _Scored:
+    async def _next_groups(self, count: int, tasks: Iterator[Any]) -> list[Group]:
+        """Enqueue what is missing, and take `count` groups."""
+        new = count if self.groups_under_way is None else max(0, self.groups_under_way - len(self._under_way.groups))
+        await self._under_way.enqueue([self._requests(next(tasks), place) for place in range(new)], step=self._number)
+        oldest = self._number - self.max_staleness if self.groups_under_way is not None else self._number
+        return await self._under_way.take(count, oldest_step=oldest, timeout_seconds=self.step_timeout_seconds)
+
+    def _requests(self, task: Any, place: int) -> list[EnqueueRolloutRequest]:
+        """The rollouts of one group, pinned to the published resources."""
+        metadata = {"step": self._number, "group": place}
+        request = EnqueueRolloutRequest(
+            input=task, mode="train", resources_id=self._published.resources_id, config=self.rollout_config, metadata=metadata
+        )
+        return [request] * self.group_size
+
+    async def _read(self, store: RolloutStore, groups: Sequence[Group]) -> _Read:
+        """What was observed of these groups, and what it is worth."""
+        finished = [group.finished[rollout_id] for group in groups for rollout_id in group.rollout_ids if rollout_id in group.finished]
+        traces = await store.traces(finished)
+        batch = to_trajectories(traces, fill_reward=self.fill_reward, agent_match=self.agent_match)
+        count = sum(len(group.rollout_ids) for group in groups)
+        batch.refused.update({"not_finished": count - len(finished)} if len(finished) < count else {})
+        return self._score(traces, batch, groups)
+
+    def _score(self, traces: Traces, batch: TrajectoryBatch, groups: Sequence[Group]) -> _Read:
         """Advantages of each trajectory: computed once for each rollout within its group, shared by its trajectories."""
+        group_of = {rollout_id: place for place, group in enumerate(groups) for rollout_id in group.rollout_ids}
         if not len(batch):
             raise DataError(
-                f"step {len(self.reports) + 1} has nothing to train on: of {len(rollout_ids)} rollouts, refused {dict(batch.refused)}. "
+                f"step {self._number} has nothing to train on: of {len(group_of)} rollouts, refused {dict(batch.refused)}. "
                 "The reasons are explained in agl_otel.adapters.trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS)"
             )
-        place = {rollout_id: number for number, rollout_id in enumerate(rollout_ids)}
+        place = {rollout_id: number for number, rollout_id in enumerate(group_of)}
         places = np.array([place[rollout_id] for rollout_id in batch.rollout_id])
-        taken, first, back = np.unique(places, return_index=True, return_inverse=True)
+        _, first, back = np.unique(places, return_index=True, return_inverse=True)
         rewards = batch.reward[first]
         learnt = rewards[self._random.sample(range(len(rewards)), len(rewards))] if self.shuffle_rewards else rewards
-        groups = np.unique(taken // self.group_size, return_inverse=True)[1]
-        advantages = group_advantages(torch.from_numpy(learnt), torch.from_numpy(groups), scaled=self.scale_advantages).numpy()
-        flat = len(np.unique(groups)) - len(np.unique(groups[advantages != 0]))
-        return _Scored(advantages[back], float(rewards.mean()), flat)
+        of_group = np.array([group_of[batch.rollout_id[row]] for row in first])
+        dense = np.unique(of_group, return_inverse=True)[1]
+        advantages = group_advantages(torch.from_numpy(learnt), torch.from_numpy(dense), scaled=self.scale_advantages).numpy()
+        telling = set(of_group[advantages != 0].tolist())
+        rows = np.array([group_of[rollout_id] in telling for rollout_id in batch.rollout_id])
+        chosen = [group for number, group in enumerate(groups) if number in telling]
+        flat = len(np.unique(of_group)) - len(telling)
+        return _Read(traces, batch, advantages[back], chosen, rows, float(rewards.mean()), flat)
 
     async def _publish(self, store: RolloutStore) -> None:
         """A new version of the resources, and the weights of that version on the server: what the next rollouts use."""
@@ -277,28 +320,32 @@ class GRPO:
     def _report(
         self,
         version: str,
-        rollout_ids: list[str],
-        traces: Traces,
+        groups: Sequence[Group],
+        read: _Read,
         batch: TrajectoryBatch,
-        scored: _Scored,
         update: Update,
         seconds: dict[str, float],
+        resampled: int,
     ) -> StepReport:
+        rollout_ids = [rollout_id for group in groups for rollout_id in group.rollout_ids]
         return StepReport(
-            step=len(self.reports) + 1,
+            step=self._number,
             weights_version=version,
-            reward_mean=scored.reward_mean,
+            reward_mean=read.reward_mean,
             rollouts=len(rollout_ids),
-            model_calls=len(traces.calls),
-            spans=traces.spans,
-            verdicts=dict(Counter(verdict.kind for verdict in traces.verdicts.values())),
-            alarms=len(traces.alarms),
+            model_calls=len(read.traces.calls),
+            spans=read.traces.spans,
+            verdicts=dict(Counter(verdict.kind for verdict in read.traces.verdicts.values())),
+            alarms=len(read.traces.alarms),
             refused=dict(batch.refused),
             breaks=dict(batch.breaks),
             trajectories=len(batch),
             tokens=update.tokens,
             off_policy=sum(sampled_by != version for sampled_by in batch.model_version),
-            flat_groups=scored.flat_groups,
+            flat_groups=read.flat_groups,
+            resampled=resampled,
+            carried=len(self._under_way.groups),
+            oldest=max(self._number - group.step for group in groups),
             loss=update.loss,
             gradient_norm=update.gradient_norm,
             max_ratio_error=update.max_ratio_error,
@@ -306,19 +353,35 @@ class GRPO:
             read_seconds=seconds["read"],
             update_seconds=seconds["update"],
             rollout_ids=rollout_ids,
-            digest=traces.digest,
+            digest=read.traces.digest,
         )
 
 
 @dataclass(frozen=True)
-class _Scored:
+class _Read:
+    """What a step's groups were read as."""
+
+    traces: Traces
+    batch: TrajectoryBatch
     advantages: NDArray[np.float32]
+    """Of each trajectory."""
+    telling: list[Group]
+    """Those whose rewards differ."""
+    of_telling: NDArray[np.bool_]
+    """Of each trajectory: whether its group is one of them."""
     reward_mean: float
     flat_groups: int
 
+    def trained_on(self, *, only_telling: bool) -> tuple[TrajectoryBatch, NDArray[np.float32]]:
+        """The trajectories and their advantages; those of flat groups are left out where they would only fill the mean."""
+        if not only_telling or self.of_telling.all() or not self.of_telling.any():
+            return self.batch, self.advantages
+        index = np.flatnonzero(self.of_telling)
+        return pick(self.batch, index), self.advantages[index]
+
 
 class _Clock:
-    """Seconds between laps."""
+    """Seconds of each kind of lap."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -326,14 +389,10 @@ class _Clock:
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
-        self.seconds[name], self._last = now - self._last, now
+        self.seconds[name], self._last = self.seconds.get(name, 0.0) + now - self._last, now
 
 
-def task_batches(tasks: int, size: int, source: random.Random) -> Iterator[list[int]]:
-    """Endless batches of `size` task numbers: every task once, shuffled, before any comes again."""
-    waiting: list[int] = []
+def task_order(tasks: int, source: random.Random) -> Iterator[int]:
+    """Task numbers without end: every task once, shuffled, before any comes again."""
     while True:
-        while len(waiting) < size:
-            waiting += source.sample(range(tasks), tasks)
-        yield waiting[:size]
-        waiting = waiting[size:]
+        yield from source.sample(range(tasks), tasks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -37,6 +37,10 @@ class Update:
     """Model-written tokens trained on."""
     kl: float = 0.0
     """Mean over those tokens of the KL term, before the last update; 0 without one."""
+
+
+NO_UPDATE: Final = Update(0.0, 0.0, 0.0, 0)
+"""A batch that teaches nothing changes nothing: the optimizer's momentum would move the weights all the same."""
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -156,15 +157,21 @@ async def test_pushed_weights_answer_under_their_version_and_wrong_ones_are_refu
 
 @dataclass
 class CallingStore:
-    """A store whose rollouts are run on the spot: one call of the model server each, graded, and kept as columns."""
+    """A store whose rollouts are run as they are enqueued: one call of the model server each, graded, and kept as columns.
+
+    With `order` they finish in a random one.
+    """
 
     session: aiohttp.ClientSession
     target: int
     lose_logprobs: bool = False
+    order: random.Random | None = None
     version: int = 0
     endpoint: str = ""
     requests: list[EnqueueRolloutRequest] = field(default_factory=list[EnqueueRolloutRequest])
     published: list[NamedResources] = field(default_factory=list[NamedResources])
+    calls: list[asyncio.Task[tuple[str, Any]]] = field(default_factory=list[asyncio.Task[tuple[str, Any]]])
+    cancelled: list[str] = field(default_factory=list[str])
 
     async def publish(self, resources: NamedResources, *, resources_id: str | None = None) -> ResourcesUpdate:
         self.version += 1
@@ -175,20 +182,26 @@ class CallingStore:
     async def enqueue(self, tasks: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
         start = len(self.requests)
         self.requests += tasks
+        self.calls += [asyncio.create_task(self.ask(task.input)) for task in tasks]
         return [Rollout(rollout_id=f"ro-{start + i:06}", input=task.input, start_time=1) for i, task in enumerate(tasks)]
 
-    async def wait(self, rollout_ids: Sequence[str], *, timeout_seconds: float | None = None) -> list[Rollout | AttemptedRollout]:
+    async def watch(
+        self, rollout_ids: Sequence[str], *, timeout_seconds: float | None = None
+    ) -> AsyncGenerator[Rollout | AttemptedRollout, None]:
         attempt: dict[str, Any] = {"attempt_id": "at-1", "sequence_id": 1, "start_time": 1, "status": "succeeded"}
-        return [
-            AttemptedRollout(rollout_id=r, input={}, start_time=1, status="succeeded", attempt=Attempt(rollout_id=r, **attempt))
-            for r in rollout_ids
-        ]
+        for r in self.order.sample(list(rollout_ids), len(rollout_ids)) if self.order else rollout_ids:
+            await self.calls[int(r[3:])]
+            yield AttemptedRollout(rollout_id=r, input={}, start_time=1, status="succeeded", attempt=Attempt(rollout_id=r, **attempt))
+
+    async def update_rollout(self, rollout_id: str, *, status: Any) -> Rollout:
+        self.cancelled.append(rollout_id)
+        return Rollout(rollout_id=rollout_id, input={}, start_time=1, status=status)
 
     async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
         finished = [rollout for rollout in rollouts if not isinstance(rollout, str)]
         ids = [rollout.rollout_id for rollout in finished]
         numbers: list[int] = [self.requests[int(rollout_id[3:])].input for rollout_id in ids]
-        answers = await asyncio.gather(*(self.ask(number) for number in numbers))
+        answers = await asyncio.gather(*(self.calls[int(rollout_id[3:])] for rollout_id in ids))
         choices = [body["choices"][0] for _, body in answers]
         right = [str(tiny.BEHAVIOURS[self.target](number % 10)) for number in numbers]
         values = [float(c["message"]["content"] == wanted) for c, wanted in zip(choices, right, strict=True)]
@@ -239,6 +252,38 @@ async def test_grpo_learns_the_rewarded_behaviour_on_policy(server: Server, tmp_
     assert names_in(tmp_path) == ["15", "16"]
     assert {request.resources_id for request in store.requests} == {"rs-1"}
     assert store.requests[8].metadata == {"step": 1, "group": 1}
+
+
+async def test_grpo_learns_from_groups_that_it_carries_over(server: Server, tmp_path: Path) -> None:
+    async with aiohttp.ClientSession() as session:
+        store = CallingStore(session, target=1, order=random.Random(0))
+        grpo = GRPO(
+            model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=20, prompts_per_step=12, group_size=8,
+            groups_under_way=20, max_staleness=2, importance_cap=2.0, clip_high=0.28, average="rollout", resample_rounds=1, kl=0.001,
+        )  # fmt: skip
+        reports = await grpo.run(store, tiny.TRAIN_NUMBERS)
+    assert sum(report.reward_mean for report in reports[-3:]) / 3 > sum(report.reward_mean for report in reports[:3]) / 3 + 0.2
+    assert all(0 < report.carried < 20 and report.oldest <= 2 for report in reports)
+    assert max(report.oldest for report in reports) > 0 < sum(report.off_policy for report in reports)
+    assert sum(report.resampled for report in reports) > 0
+    trained = [rollout_id for report in reports for rollout_id in report.rollout_ids]
+    assert len(trained) == len(set(trained)) == sum(report.rollouts for report in reports)
+    assert set(store.cancelled).isdisjoint(trained)
+
+
+async def test_a_batch_that_teaches_nothing_leaves_the_weights_alone(server: Server, tmp_path: Path) -> None:
+    class Flat(CallingStore):
+        async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
+            traces = await super().traces(rollouts)
+            rewards = {key: [replace(each, value=1.0) for each in found] for key, found in traces.rewards.items()}
+            return replace(traces, rewards=rewards)
+
+    async with aiohttp.ClientSession() as session:
+        store = Flat(session, target=0)
+        grpo = GRPO(model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=2, prompts_per_step=2)
+        reports = await grpo.run(store, tiny.TRAIN_NUMBERS)
+    assert [(report.flat_groups, report.tokens, report.weights_version) for report in reports] == [(2, 0, "1")] * 2
+    assert store.version == 1
 
 
 async def test_step_without_anything_to_train_on_is_an_error_with_the_counts(server: Server, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from agl_otel.adapters.trajectories import TrajectoryBatch
-from agl_otel.algorithms.grpo.algorithm import task_batches
+from agl_otel.algorithms.grpo.algorithm import task_order
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.objective import Average, Objective, token_logprobs
 from agl_otel.algorithms.grpo.policy import Policy, load_weights, save_weights
@@ -144,8 +146,5 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(policy: Policy, 
 
 
 def test_every_task_comes_once_before_any_comes_again() -> None:
-    import random
-
-    batches = task_batches(5, 3, random.Random(0))
-    drawn = [place for _ in range(10) for place in next(batches)]
+    drawn = list(islice(task_order(5, random.Random(0)), 30))
     assert all(sorted(drawn[start : start + 5]) == list(range(5)) for start in range(0, 30, 5))

@@ -1,0 +1,97 @@
+"""Rollouts of one task, enqueued together and judged against each other; those that are late are carried into the next step.
+
+Waiting for the slowest of all rollouts leaves runners idle. With more groups under way than a step needs, a step takes the first ones
+that are whole and leaves the others running; how old they may grow is bounded, because what older weights sampled teaches less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest, Rollout
+
+
+class GroupStore(Protocol):
+    """What groups need of a store; `agl_otel.store.Store` is one."""
+
+    async def enqueue(self, tasks: Sequence[Any]) -> list[Rollout]:
+        """Queue rollouts, in order."""
+        ...
+
+    def watch(
+        self, rollout_ids: Sequence[str], *, timeout_seconds: float | None = None
+    ) -> AsyncGenerator[Rollout | AttemptedRollout, None]:
+        """Each of them as it finishes; ends when all have, or the time is up."""
+        ...
+
+    async def update_rollout(self, rollout_id: str, *, status: Any) -> Rollout:
+        """Change the status of a rollout."""
+        ...
+
+
+@dataclass(eq=False)
+class Group:
+    """The rollouts of one task in one step."""
+
+    number: int
+    """0, 1, … in the order of their enqueueing, over the whole run."""
+    step: int
+    """The step that enqueued it."""
+    rollout_ids: Sequence[str]
+    finished: dict[str, Rollout | AttemptedRollout] = field(default_factory=dict[str, Rollout | AttemptedRollout])
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of them have finished, well or not."""
+        return len(self.finished) == len(self.rollout_ids)
+
+
+class UnderWay:
+    """The groups that are enqueued and not yet taken."""
+
+    def __init__(self, store: GroupStore) -> None:
+        self._store = store
+        self._count = 0
+        self.groups: list[Group] = []
+
+    async def enqueue(self, groups: Sequence[Sequence[EnqueueRolloutRequest]], *, step: int) -> None:
+        """Queue the rollouts of these groups, in one call."""
+        if not groups:
+            return
+        rollouts = iter(await self._store.enqueue([request for group in groups for request in group]))
+        for group in groups:
+            self.groups.append(Group(self._count, step, [next(rollouts).rollout_id for _ in group]))
+            self._count += 1
+
+    async def take(self, count: int, *, oldest_step: int, timeout_seconds: float) -> list[Group]:
+        """The first `count` groups that are whole, and all that were enqueued in `oldest_step` or before; in the order of their numbers.
+
+        After `timeout_seconds` groups that are not whole fill up what is missing, with what has finished of them.
+        """
+        of = {rollout_id: group for group in self.groups for rollout_id in group.rollout_ids if rollout_id not in group.finished}
+        if of and not self._ready(count, oldest_step):
+            async with aclosing(self._store.watch(list(of), timeout_seconds=timeout_seconds)) as finished:
+                async for rollout in finished:
+                    of[rollout.rollout_id].finished[rollout.rollout_id] = rollout
+                    if self._ready(count, oldest_step):
+                        break
+        overdue = [group for group in self.groups if group.step <= oldest_step]
+        others = sorted((group for group in self.groups if group.step > oldest_step), key=lambda group: (not group.whole, group.number))
+        taken = sorted(overdue + others[: max(0, count - len(overdue))], key=lambda group: group.number)
+        self.groups = [group for group in self.groups if group not in taken]
+        return taken
+
+    async def cancel(self) -> int:
+        """Cancel what has not finished of all groups, and forget them; how many rollouts that were."""
+        left = [rollout_id for group in self.groups for rollout_id in group.rollout_ids if rollout_id not in group.finished]
+        self.groups = []
+        await asyncio.gather(*(self._store.update_rollout(rollout_id, status="cancelled") for rollout_id in left))
+        return len(left)
+
+    def _ready(self, count: int, oldest_step: int) -> bool:
+        overdue = all(group.whole for group in self.groups if group.step <= oldest_step)
+        return overdue and sum(group.whole for group in self.groups) >= min(count, len(self.groups))

@@ -1,0 +1,68 @@
+"""Groups of rollouts, over a real queue: which ones a step takes, and what becomes of the others."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agl_otel.algorithms.grpo.groups import Group, UnderWay
+from agl_otel.store import Store
+from agl_otel.types import EnqueueRolloutRequest
+
+HANG_SECONDS = 120.0
+NONE_OVERDUE = 0
+
+
+async def under_way(store: Store, groups: int, step: int = 1) -> UnderWay:
+    made = UnderWay(store)
+    await made.enqueue([[EnqueueRolloutRequest(input={"task": number})] * 2 for number in range(groups)], step=step)
+    return made
+
+
+async def finish(store: Store, group: Group) -> None:
+    for rollout_id, status in zip(group.rollout_ids, ("succeeded", "failed"), strict=True):
+        await store.update_rollout(rollout_id, status=status)
+
+
+async def test_a_step_takes_the_first_whole_groups_and_leaves_the_others_running(store: Store) -> None:
+    running = await under_way(store, 3)
+    first, middle, last = running.groups
+    await finish(store, last)
+    await store.update_rollout(middle.rollout_ids[0], status="succeeded")
+    assert await running.take(1, oldest_step=NONE_OVERDUE, timeout_seconds=HANG_SECONDS) == [last]
+    assert list(last.finished) == last.rollout_ids and [r.status for r in last.finished.values()] == ["succeeded", "failed"]
+    assert running.groups == [first, middle]
+    await finish(store, first)
+    await store.update_rollout(middle.rollout_ids[1], status="succeeded")
+    assert await running.take(2, oldest_step=NONE_OVERDUE, timeout_seconds=HANG_SECONDS) == [first, middle]
+    assert running.groups == []
+
+
+async def test_a_group_that_has_grown_too_old_is_waited_for(store: Store) -> None:
+    running = await under_way(store, 1, step=1)
+    await running.enqueue([[EnqueueRolloutRequest(input={"task": "young"})] * 2], step=2)
+    old, young = running.groups
+    await finish(store, young)
+    taking = asyncio.create_task(running.take(1, oldest_step=1, timeout_seconds=HANG_SECONDS))
+    await store.update_rollout(old.rollout_ids[1], status="failed")
+    assert not taking.done()
+    await store.update_rollout(old.rollout_ids[0], status="succeeded")
+    assert await taking == [old]
+    assert running.groups == [young]
+
+
+async def test_when_the_time_is_up_groups_that_are_not_whole_fill_up(store: Store) -> None:
+    running = await under_way(store, 3)
+    first, middle, last = running.groups
+    await finish(store, last)
+    await store.update_rollout(first.rollout_ids[1], status="succeeded")
+    assert await running.take(2, oldest_step=NONE_OVERDUE, timeout_seconds=0.5) == [first, last]
+    assert (list(first.finished), last.whole) == ([first.rollout_ids[1]], True)
+    assert running.groups == [middle]
+
+
+async def test_what_nobody_will_take_is_cancelled(store: Store) -> None:
+    running = await under_way(store, 2)
+    rollout_ids = [rollout_id for group in running.groups for rollout_id in group.rollout_ids]
+    assert await running.cancel() == 4
+    assert {rollout.status for rollout in await store.query_rollouts(rollout_id_in=rollout_ids)} == {"cancelled"}
+    assert running.groups == []
