@@ -2,7 +2,8 @@
 
 On one machine (role `both`) the runners are forks of this process, made before it opens anything, so that agents may be closures and
 live in `__main__`. With AGL_CURRENT_ROLE the same script is the algorithm on one machine and a runner on others: AGL_SERVER_HOST and
-AGL_SERVER_PORT say where the algorithm's machine serves the store. Those runners stay when the algorithm ends.
+AGL_SERVER_PORT say where the algorithm's machine serves the store, and AGL_TLS_CA (or AGL_TLS_CERT) that it speaks TLS. Those runners
+stay when the algorithm ends.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from agl_otel.errors import AgentError, SettingsError, UsageError
 from agl_otel.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle, resolve_managed_store_flag
 from agl_otel.execution.events import ExecutionEvent, MultiprocessingEvent
 from agl_otel.store import LightningStoreClient, Store
+from agl_otel.tls import ambient
 from agl_otel.tracer.process import shut_down
 
 Role = Literal["algorithm", "runner", "both"]
@@ -109,8 +111,11 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         return LightningStoreClient(address)
 
     def _client(self, store: Store) -> Store:
+        if not self.managed_store:
+            return store
         port = 4747 if self.server_port is None else self.server_port
-        return LightningStoreClient(f"http://{self.server_host}:{port}") if self.managed_store else store
+        scheme = "https" if ambient().by_default else "http"
+        return LightningStoreClient(f"{scheme}://{self.server_host}:{port}")
 
     # --- who runs where
 
