@@ -18,7 +18,16 @@ from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import Settings
-from agl_otel.types import Attempt, AttemptedRollout, EnqueueRolloutRequest, Rollout, RolloutConfig, RolloutMode, RolloutStatus
+from agl_otel.types import (
+    Attempt,
+    AttemptedRollout,
+    EnqueueRolloutRequest,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+    RolloutStatus,
+    parse_labels,
+)
 
 FIELDS: Final = frozenset(EnqueueRolloutRequest.model_fields)
 Statuses = tuple[RolloutStatus, ...]
@@ -323,11 +332,8 @@ def enqueue(
     config = RolloutConfig(max_attempts=max_attempts, timeout_seconds=timeout_seconds)
     if max_attempts > 1:
         config.retry_condition = ["failed", "timeout", "unresponsive"]
-    wrong = [label for label in labels if "=" not in label]
-    if wrong:
-        raise UsageError(f"--label takes NAME=VALUE, not {wrong[0]!r}")
     defaults: dict[str, Any] = {"mode": mode, "resources_id": resources_id, "config": config, "priority": priority}
-    defaults["labels"] = dict(label.split("=", 1) for label in labels) or None
+    defaults["labels"] = parse_labels(labels) or None
     requests = [request_of(line, f"{file.name}:{number}", defaults) for number, line in enumerate(file, 1) if line.strip()]
 
     async def main() -> None:

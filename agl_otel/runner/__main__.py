@@ -22,7 +22,7 @@ from agl_otel.runner.limits import parse_size
 from agl_otel.runner.process import run_runner
 from agl_otel.runner.running import RunnerEvent
 from agl_otel.settings import Settings
-from agl_otel.types import RolloutMode
+from agl_otel.types import RolloutMode, parse_labels
 
 PROGRESS_EVERY: Final = 10  # attempts
 
@@ -94,7 +94,7 @@ def line_of(event: RunnerEvent) -> str:
 
 @click.command("runner")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.option("--function", help="Agent: path/to/file.py:function or package.module:function.")
+@click.option("--function", "--agent", "function", help="Agent: path/to/file.py:function or package.module:function.")
 @click.option("--url", help="Agent: an HTTP endpoint that gets each task by POST.")
 @click.option("--image", help="Agent: a container image, run by docker or podman with COMMAND as its arguments.")
 @click.option("--grader", help="Grader of the answers: path/to/file.py:function, called with (task, answer).")
@@ -103,6 +103,7 @@ def line_of(event: RunnerEvent) -> str:
 @click.option(
     "--mode", "modes", multiple=True, type=click.Choice(["train", "val", "test"]), help="Only rollouts of this mode; may be repeated."
 )
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only rollouts with this label; may be repeated.")
 @click.option("--store", default="", help="Address of the stack (host:port); default AGL_STORE, else the local queue.")
 @click.option("--worker-id", help="Name of this runner; default made of host and process.")
 @click.option(
@@ -118,7 +119,7 @@ def line_of(event: RunnerEvent) -> str:
 @click.option("--memory-limit", metavar="SIZE", help="Resident memory of one attempt's processes, e.g. 2GiB.")
 @click.option("--output-limit", metavar="SIZE", help="What one attempt may print, e.g. 10MiB.")
 @click.option("--timeout", "timeout_seconds", type=click.FloatRange(min=0, min_open=True), help="Seconds that one attempt may take.")
-def runner(modes: tuple[RolloutMode, ...], **options: Any) -> None:
+def runner(modes: tuple[RolloutMode, ...], labels: tuple[str, ...], **options: Any) -> None:
     """Claim rollouts and run an agent for each: a Python function, an HTTP endpoint, a container, or a COMMAND after `--`.
 
     In COMMAND `{question}` is filled from the task; what it prints is the answer that the grader gets.
@@ -126,7 +127,7 @@ def runner(modes: tuple[RolloutMode, ...], **options: Any) -> None:
     logging.basicConfig(level=Settings.load().log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     about_agent = {field.name: options.pop(field.name) for field in fields(AgentOptions)}
     agent = AgentOptions(**about_agent).build()
-    counts = asyncio.run(run_runner(agent, modes=modes, on_event=Progress().show, **options))
+    counts = asyncio.run(run_runner(agent, modes=modes, labels=parse_labels(labels), on_event=Progress().show, **options))
     click.echo(", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "nothing was claimed")
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn
 
 from agl_otel.errors import UnavailableError, UsageError
@@ -40,6 +40,7 @@ async def run_runner(
     concurrency: int = 8,
     max_rollouts: int | None = None,
     modes: Sequence[RolloutMode] = (),
+    labels: Mapping[str, str] | None = None,
     worker_id: str | None = None,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
     grace_seconds: float = GRACE_SECONDS,
@@ -66,13 +67,13 @@ async def run_runner(
         if not isinstance(agent, Agent):
             os.environ.update(shared_environment(os.environ, addresses, token=token))
             agent = agent()
-        await check_waiting_tasks(agent, connected.queue, modes)
+        await check_waiting_tasks(agent, connected.queue, modes, labels)
         telemetry = Telemetry.start(
             otlp_endpoint=addresses.collector_grpc, token=token, service_name=SERVICE_NAME, instrument=agent.instrument
         )
         runner = Runner(
             connected.queue, telemetry, agent, concurrency=concurrency, worker_id=worker_id, heartbeat_seconds=heartbeat_seconds,
-            modes=modes, max_rollouts=max_rollouts, on_event=on_event, token=token, grace_seconds=grace_seconds,
+            modes=modes, labels=labels, max_rollouts=max_rollouts, on_event=on_event, token=token, grace_seconds=grace_seconds,
             timeout_seconds=timeout_seconds,
         )  # fmt: skip
         _log.info("runner %s: %d places, store %s", runner.worker_id, concurrency, address)
@@ -82,11 +83,14 @@ async def run_runner(
             await asyncio.to_thread(telemetry.shutdown)
 
 
-async def check_waiting_tasks(agent: Agent, queue: QueueClient, modes: Sequence[RolloutMode]) -> None:
+async def check_waiting_tasks(
+    agent: Agent, queue: QueueClient, modes: Sequence[RolloutMode], labels: Mapping[str, str] | None = None
+) -> None:
     """Before anything is claimed: raise UsageError where rollouts wait and this agent can run none of them."""
     waiting = await queue.query_rollouts(status_in=["queuing", "requeuing"], mode_in=list(modes) or None, limit=_CHECKED_TASKS)
     problem: UsageError | None = None
-    for rollout in waiting:
+    wanted = (labels or {}).items()
+    for rollout in (rollout for rollout in waiting if wanted <= (rollout.labels or {}).items()):
         try:
             return agent.check(rollout.input)
         except UsageError as error:

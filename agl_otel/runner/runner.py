@@ -17,7 +17,7 @@ import os
 import socket
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from agl_otel.errors import AgentError, AglError, UnavailableError, UsageError
@@ -59,6 +59,7 @@ class Runner:
         snapshot: of the machine, told with each heartbeat; None makes one.
         snapshot_in_thread: whether the snapshot is taken beside the event loop.
         modes: only rollouts of these modes; empty: all.
+        labels: only rollouts that carry all of these.
         max_rollouts: stop after so many were claimed; None: never.
         on_event: called in the event loop when an attempt starts and when it is done with.
         token: what collector and proxy ask for.
@@ -81,6 +82,7 @@ class Runner:
         snapshot: SystemSnapshot | None = None,
         snapshot_in_thread: bool = True,
         modes: Sequence[RolloutMode] = (),
+        labels: Mapping[str, str] | None = None,
         max_rollouts: int | None = None,
         on_event: Callable[[RunnerEvent], None] | None = None,
         token: str = "",
@@ -95,7 +97,8 @@ class Runner:
         self.counts: Counter[str] = Counter()
         """claimed; succeeded, failed, timeout, cancelled; fenced, abandoned, and the errors of each step."""
         self._queue, self._telemetry, self._agent = queue, telemetry, agent
-        self._concurrency, self._modes, self._max_rollouts = concurrency, list(modes), max_rollouts
+        self._concurrency, self._max_rollouts = concurrency, max_rollouts
+        self._modes, self._labels = list(modes), dict(labels or {})
         self._heartbeat_seconds, self._heartbeat_jitter_seconds = heartbeat_seconds, heartbeat_jitter_seconds
         self._snapshot, self._snapshot_in_thread = snapshot or SystemSnapshot(), snapshot_in_thread
         self._grace_seconds = grace_seconds
@@ -169,7 +172,9 @@ class Runner:
         return 0
 
     async def _claim_next(self, limit: int) -> list[AttemptedRollout]:
-        return await self._queue.claim(limit, worker_id=self.worker_id, wait_seconds=CLAIM_WAIT_SECONDS, modes=self._modes)
+        return await self._queue.claim(
+            limit, worker_id=self.worker_id, wait_seconds=CLAIM_WAIT_SECONDS, modes=self._modes, labels=self._labels
+        )
 
     async def _claim(self, limit: int, stopping: asyncio.Task[bool]) -> list[AttemptedRollout]:
         claim = asyncio.ensure_future(self._claim_with(limit))

@@ -34,6 +34,7 @@ from agl_otel.types.rollouts import (
     VerdictKind,
     Worker,
     WorkerStatus,
+    parse_labels,
 )
 from agl_otel.types.spans import (
     Attributes,
@@ -105,5 +106,6 @@ __all__ = [
     "check_id",
     "convert_timestamp",
     "new_id",
+    "parse_labels",
     "routed_base_url",
 ]

@@ -5,10 +5,12 @@ Rules (who may go from which state to which) do not belong here: they live in qu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from agl_otel.errors import UsageError
 from agl_otel.types.base import Model
 
 TaskInput = Any
@@ -21,6 +23,14 @@ WorkerStatus = Literal["idle", "busy", "unknown"]
 VerdictKind = Literal["complete", "incomplete", "unproven", "empty"]
 
 TERMINAL_STATUSES: frozenset[RolloutStatus] = frozenset({"failed", "succeeded", "cancelled"})
+
+
+def parse_labels(texts: Iterable[str]) -> dict[str, str]:
+    """Labels as people type them, each as NAME=VALUE. Raises UsageError."""
+    texts = [*texts]
+    if wrong := [text for text in texts if "=" not in text]:
+        raise UsageError(f"a label is NAME=VALUE, not {wrong[0]!r}")
+    return dict(text.split("=", 1) for text in texts)
 
 
 class RolloutConfig(Model):

@@ -128,6 +128,17 @@ async def test_a_watcher_that_raises_stops_nothing(stack: Stack) -> None:
     await stack.finished(rollout)
 
 
+async def test_a_runner_serves_only_rollouts_with_its_labels(stack: Stack) -> None:
+    requests = [
+        EnqueueRolloutRequest(input=n, labels=labels) for n, labels in enumerate(({}, {"gpu": "yes"}, {"gpu": "yes", "team": "blue"}))
+    ]
+    await stack.queue.enqueue(requests)
+    seen: list[int] = []
+    await stack.run(FunctionAgent(lambda task: seen.append(task)), max_rollouts=1, labels={"gpu": "yes", "team": "blue"})
+    assert ([r.status for r in await stack.queue.query_rollouts()], seen) == (["queuing", "queuing", "succeeded"], [2])
+    await check_waiting_tasks(FunctionAgent(lambda nothing_of_the_kind: 1.0), stack.queue, [], {"gpu": "no"})
+
+
 async def test_the_queue_knows_what_a_worker_does(stack: Stack) -> None:
     await stack.enqueue("t")
     await stack.run(FunctionAgent(lambda task: 1.0), max_rollouts=1, worker_id="w-1")
