@@ -20,7 +20,7 @@ from agl_otel.errors import UnavailableError
 
 TAIL_BYTES: Final = 4000
 HEALTH_POLL_SECONDS: Final = 0.05
-SAME_SECONDS: Final = 0.3  # signals within it are one: the kernel sends one for each thread of a parent that was killed
+SAME_SECONDS: Final = 0.3  # SIGTERMs within it are one: the kernel sends one for each thread of a parent that was killed
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _live: set[Process] = set()
 
@@ -145,7 +145,10 @@ def kill_all() -> None:
 def on_stop_signals(
     first: Callable[[signal.Signals], None], again: Callable[[signal.Signals], None], *, same_seconds: float = SAME_SECONDS
 ) -> None:
-    """Have the running loop call `first` on the first SIGTERM or SIGINT, and `again` on any that comes more than `same_seconds` later."""
+    """Have the running loop call `first` on the first SIGTERM or SIGINT, and `again` on any later one.
+
+    A SIGTERM within `same_seconds` of the first signal is no later one; a second Ctrl+C always is.
+    """
     loop = asyncio.get_running_loop()
     began: float | None = None
 
@@ -154,7 +157,7 @@ def on_stop_signals(
         if began is None:
             began = loop.time()
             first(number)
-        elif loop.time() - began > same_seconds:
+        elif number == signal.SIGINT or loop.time() - began > same_seconds:
             again(number)
 
     for number in STOP_SIGNALS:

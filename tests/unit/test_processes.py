@@ -33,5 +33,9 @@ async def test_signals_of_one_moment_are_one() -> None:
     assert await heard(*[signal.SIGTERM] * 5, same_seconds=3600) == ["first SIGTERM"]
 
 
+async def test_a_second_ctrl_c_is_one_however_soon_it_comes() -> None:
+    assert await heard(signal.SIGINT, signal.SIGTERM, signal.SIGINT, same_seconds=3600) == ["first SIGINT", "again SIGINT"]
+
+
 async def test_a_later_signal_is_a_second_one() -> None:
     assert await heard(signal.SIGINT, signal.SIGTERM, same_seconds=0) == ["first SIGINT", "again SIGTERM"]
