@@ -42,9 +42,12 @@ class Stand:
         return self._receiver.spans(semconv.SPAN_LLM)
 
     async def close(self) -> dict[str, Any]:
-        async with aiohttp.ClientSession() as session, session.post(f"{self.url}/rollout/ro-1/attempt/at-1/close") as answer:
-            assert answer.status == 200, await answer.text()
-            return await answer.json()
+        async with aiohttp.ClientSession() as session:
+            while True:
+                async with session.post(f"{self.url}/rollout/ro-1/attempt/at-1/close") as answer:
+                    if answer.status != 503:  # it has not stored all spans yet: a busy machine
+                        assert answer.status == 200, await answer.text()
+                        return await answer.json()
 
     async def post(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
         """Status, JSON and headers of the answer."""
