@@ -1,7 +1,7 @@
 """Two OpenAI-compatible models in one small server: `words` (words.py), and a scripted editor that stands for a large model.
 
-The editor reads nothing but the text it is sent, and the same text gives the same answer. `critic` says which tasks went wrong and what was
-wanted; any other name writes a prompt. HABITS says how well; `shut` answers an error to every call.
+The editor reads nothing but the text it is sent, and the same prompts, rewards and critique give the same answer. `critic` says which tasks
+went wrong and what was wanted; any other name writes a prompt. HABITS says how well; `shut` answers an error to every call.
 
     python server.py --port 8000 [--habit reads]
 """
@@ -21,6 +21,7 @@ from aiohttp import web
 from words import FILLERS, OPERATIONS, WORDS, Model
 
 ROLLOUT = re.compile(r'reward (\S+)\.\s+Task: \{"digit": (\d), "wanted": "(\d)"')
+PROMPT = re.compile(r"# The (?:other )?prompt\n\n(.*?)(?=\n\n#)", re.DOTALL)
 WRONG = re.compile(r"(\d) asks for (\d)")
 
 
@@ -58,12 +59,16 @@ class Server:
         if self.shut:
             return web.json_response({"error": {"message": "the editor is down", "type": "server_error"}}, status=503)
         text = said["user"]
-        source = random.Random(f"{self.seed} {zlib.crc32(text.encode())}")
+        source = random.Random(f"{self.seed} {_essence(text)}")  # not the whole text: traces have times and ids in them
         return _reply(body["model"], _critique(text) if body["model"] == "critic" else self._prompt(text, source), said)
 
     def _prompt(self, text: str, source: random.Random) -> str:
         answer = HABITS[self.habit](text, source)
         return f"{source.choice(FILLERS)} {answer}" if self.habit in ("reads", "guesses") else answer
+
+
+def _essence(text: str) -> list[object]:
+    return [PROMPT.findall(text), ROLLOUT.findall(text), WRONG.findall(text)]
 
 
 def _critique(text: str) -> str:
