@@ -92,7 +92,7 @@ class Evaluator:
         """What happened in some of the rollouts, as texts for a prompt file: number, status, reward, task, messages, spans."""
         ids = [evaluation.rollout_ids[place] for place in places]
         spans: dict[str, list[Span]] = {rollout_id: [] for rollout_id in ids}
-        for span in await self.store.spans(ids):
+        for span in await self.store.spans(ids) if ids else []:
             spans[span.rollout_id].append(span)
         return [
             {

@@ -1,0 +1,41 @@
+"""What the rollouts of a candidate come to. No store is asked."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import numpy as np
+import pytest
+
+from agl_otel.algorithms.prompts.evaluate import Evaluation, final_rewards
+from agl_otel.columns import CallColumns, Ragged, Reward, Traces
+
+NONE = np.zeros(0, np.int64)
+ROWS = Ragged.from_rows([], np.int32)
+NO_CALLS = CallColumns([], [], [], [], [], NONE, NONE, NONE.astype(np.uint64), NONE, NONE, ROWS, ROWS, ROWS, [], [], [])
+
+
+def traces(rewards: dict[tuple[str, str], list[tuple[int, int, float]]]) -> Traces:
+    made = {key: [Reward(sequence, "s", index, "r", value) for sequence, index, value in found] for key, found in rewards.items()}
+    return Traces(rollouts=[], calls=NO_CALLS, rewards=made, verdicts={})
+
+
+def test_the_last_primary_reward_of_all_attempts_counts() -> None:
+    found = final_rewards(
+        traces({("a", "1"): [(1, 0, 0.1), (3, 0, 0.3), (4, 1, 9.0)], ("a", "2"): [(7, 0, 0.7), (7, 1, 9.0)], ("b", "1"): [(2, 1, 9.0)]})
+    )
+    assert found == {"a": 0.7}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_no_number_counts_as_none_and_is_named(value: float, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert final_rewards(traces({("a", "1"): [(1, 0, value)], ("b", "1"): [(1, 0, 0.5)]})) == {"b": 0.5}
+    assert "the reward of rollout a is" in caplog.text
+
+
+def test_what_did_not_finish_in_time_is_left_out_and_what_has_no_reward_counts_zero() -> None:
+    evaluation = Evaluation(["a", "b", "c"], ["succeeded", "failed", None], [1.0, None, None])
+    assert evaluation.score == 0.5 and evaluation.per_task == [1.0, 0.0, 0.0]
+    assert Evaluation(["a"], [None], [None]).score == 0.0
