@@ -114,7 +114,7 @@ class Runner:
         self._endings: Endings | None = None
 
     async def run(self, stop: asyncio.Event) -> Counter[str]:
-        """Run until `stop` is set or `max_rollouts` are done; what is running then is finished, within the grace. Returns the counts.
+        """Run until `max_rollouts` are done or `stop` is set; what runs then is finished within the grace. Returns the counts.
 
         Cancelling this ends every agent at once. Raises UnavailableError where no stack is found.
         """
@@ -127,6 +127,7 @@ class Runner:
             background.append(asyncio.create_task(self._heartbeats()))
         try:
             await self._claim_until(stop)
+            await self._until_ended(stop)
             await self._finish()
         finally:
             for run in self._runs.values():
@@ -318,6 +319,15 @@ class Runner:
 
     def _proxies(self) -> Sequence[str]:
         return self._description.proxies if self._description else ()
+
+    async def _until_ended(self, stop: asyncio.Event) -> None:
+        """Enough was claimed: what runs may take its time, unless somebody says stop."""
+        waits = {asyncio.create_task(self._all_ended()), asyncio.create_task(stop.wait())}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     async def _finish(self) -> None:
         """Let what runs finish within the grace, end the rest, and bring all of it to its end."""

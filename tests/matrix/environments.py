@@ -17,7 +17,7 @@ from tests.matrix.frameworks import Framework
 ROOT: Final = Path(__file__).parents[2]
 PLACE: Final = ROOT / "build" / "matrix"
 INSTALL_SECONDS: Final = 900.0  # the first time downloads
-_NODE: Final = ("--require", "@opentelemetry/auto-instrumentations-node/register")
+_NODE_HOOK: Final = "node_modules/@opentelemetry/auto-instrumentations-node/build/src/register.js"
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,7 @@ def _node(framework: Framework, folder: Path, stamp: Path) -> Environment:
         _run("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--silent", cwd=folder)
         stamp.touch()
     package = json.loads((folder / "node_modules" / framework.package / "package.json").read_text())
-    hook = str(folder / "node_modules" / _NODE[1])
-    return Environment(("node", _NODE[0], hook, str(folder / framework.program)), package["version"])
+    return Environment(("node", "--require", str(folder / _NODE_HOOK), str(folder / framework.program)), package["version"])
 
 
 def _run(*command: str, cwd: Path | None = None) -> str:

@@ -84,7 +84,7 @@ async def _enqueue(on: Ground, play: Play) -> list[tuple[Rollout, tuple[str, str
 async def _run(store: Store, framework: Framework, environment: Environment, count: int) -> None:
     """A runner of its own, in the folder of the agent, to its end."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-    arguments = ("--grader", f"{AGENTS / 'grade.py'}:grade", "--max-rollouts", str(count), "--concurrency", "2")
+    arguments = ("--grader", f"{AGENTS / 'shared' / 'grade.py'}:grade", "--max-rollouts", str(count), "--concurrency", "2")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agl_otel.runner", *arguments, "--timeout", str(ATTEMPT_SECONDS)),
         *("--", *environment.command, "{mode}", "{question}"),

@@ -33,7 +33,7 @@ def question(first: str, second: str) -> str:
 
 
 def people(city: str) -> int:
-    """What the tool knows: agents/population.py says the same."""
+    """What the tool knows: agents/shared/population.py says the same."""
     return sum(map(ord, city)) * 10
 
 

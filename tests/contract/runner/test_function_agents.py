@@ -54,6 +54,17 @@ async def test_the_root_span_is_acked_before_the_agent_starts(stack: Stack) -> N
     assert seen == [1]
 
 
+async def test_the_last_attempts_of_max_rollouts_take_longer_than_the_grace_of_a_stop(stack: Stack) -> None:
+    async def agent(task: str) -> float:
+        await asyncio.sleep(0.2)
+        return 1.0
+
+    rollouts = await stack.enqueue("a", "b")
+    counts = await stack.run(FunctionAgent(agent), max_rollouts=2, grace_seconds=0.01)
+    assert counts["succeeded"] == 2
+    assert [attempt.status for attempt in await stack.finished(*rollouts)] == ["succeeded", "succeeded"]
+
+
 async def test_an_answer_is_graded_and_a_reward_of_several_dimensions_keeps_its_order(stack: Stack) -> None:
     def grade(task: str, answer: str) -> dict[str, float]:
         return {"right": float(answer == task.upper()), "length": len(answer)}

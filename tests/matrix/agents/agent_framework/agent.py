@@ -7,7 +7,7 @@ import sys
 from agent_framework import Agent
 from agent_framework.openai import OpenAIChatClient, OpenAIChatCompletionClient
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "shared"))
 from population import population
 
 CLIENTS = {"chat": OpenAIChatCompletionClient, "chat-stream": OpenAIChatCompletionClient, "responses": OpenAIChatClient}

@@ -6,7 +6,7 @@ import sys
 from crewai import LLM, Agent, Crew, Task
 from crewai.tools import tool
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "shared"))
 from population import population
 
 if __name__ == "__main__":

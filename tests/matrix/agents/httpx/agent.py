@@ -8,7 +8,7 @@ import sys
 
 import httpx
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "shared"))
 from population import population
 
 URL = os.environ["OPENAI_BASE_URL"] + "/chat/completions"

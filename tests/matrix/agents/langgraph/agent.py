@@ -11,11 +11,11 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "shared"))
 from population import population
 
 SYSTEM = "Answer questions about cities."
-SERVER = str(pathlib.Path(__file__).parent.parent / "mcp_server.py")
+SERVER = str(pathlib.Path(__file__).parent.parent / "shared" / "mcp_server.py")
 
 
 def agent(tools=(population,), **options):

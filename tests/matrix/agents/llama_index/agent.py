@@ -8,7 +8,7 @@ import sys
 from llama_index.core.agent.workflow import FunctionAgent, ReActAgent
 from llama_index.llms.openai import OpenAI, OpenAIResponses
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "shared"))
 from population import population
 
 KINDS = {"function": FunctionAgent, "function-whole": FunctionAgent, "react": ReActAgent, "responses": FunctionAgent}

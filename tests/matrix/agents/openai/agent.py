@@ -7,7 +7,7 @@ import sys
 
 from openai import AsyncOpenAI, OpenAI
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "shared"))
 from population import population
 
 MODEL = "gpt-4.1"

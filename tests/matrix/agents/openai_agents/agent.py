@@ -8,10 +8,10 @@ from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool
 from agents.mcp import MCPServerStdio
 from openai import AsyncOpenAI
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "shared"))
 from population import population
 
-SERVER = str(pathlib.Path(__file__).parent.parent / "mcp_server.py")
+SERVER = str(pathlib.Path(__file__).parent.parent / "shared" / "mcp_server.py")
 SYSTEM = "Answer questions about cities."
 
 

@@ -6,7 +6,7 @@ import sys
 
 from smolagents import CodeAgent, OpenAIServerModel, ToolCallingAgent, tool
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "shared"))
 from population import population
 
 KINDS = {"tools": ToolCallingAgent, "tools-stream": ToolCallingAgent, "code": CodeAgent, "code-stream": CodeAgent}
