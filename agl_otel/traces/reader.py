@@ -56,6 +56,8 @@ NAMES: Final[Mapping[str, str]] = {
     "asked": "gen_ai.input.messages",
     "answered": "gen_ai.output.messages",
     "tools": "gen_ai.tool.definitions",
+    "messages_call": semconv.LLM_MESSAGES_CALL,
+    "messages_before": semconv.LLM_MESSAGES_BEFORE,
 }
 """What the parameters of sql/traces.sql and sql/texts.sql stand for."""
 

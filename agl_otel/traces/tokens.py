@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from agl_otel.columns import CallColumns, CallTexts, Ragged
+from agl_otel.traces.told import in_full
 
 Table = Any
 """A pyarrow.Table (pyarrow ships no types)."""
@@ -93,7 +94,12 @@ def call_texts(table: Table, calls: CallColumns) -> CallTexts:
     place = {key: row for row, key in enumerate(zip(*(strings(table, n) for n in ("RolloutId", "AttemptId", "SpanId")), strict=True))}
     rows = [place.get(key, -1) for key in zip(calls.rollout_id, calls.attempt_id, calls.span_id, strict=True)]
     read = [[*strings(table, name), ""] for name in ("Instructions", "Asked", "Answered", "Tools")]
-    return CallTexts(*([column[row] for row in rows] for column in read))
+    instructions, asked, answered, tools = ([column[row] for row in rows] for column in read)
+    bases = [np.append(_numbers(table, name, np.int64), 0)[rows].tolist() for name in ("MessagesCall", "MessagesBefore")]
+    if any(bases[0]):
+        places = zip(calls.rollout_id, calls.attempt_id, calls.process, calls.call.tolist(), strict=True)
+        asked = in_full(list(places), asked, *bases)
+    return CallTexts(instructions, asked, answered, tools)
 
 
 def _incomplete(table: Table, rollouts: list[str], attempts: list[str]) -> list[str]:

@@ -43,8 +43,8 @@ class Framework:
     package: str
     """The one whose version is shown."""
     plays: tuple[Play, ...]
-    spans_by: str
-    """What makes the agent's own spans."""
+    instrumented_by: str
+    """What is installed for the agent's own spans."""
     remark: str = ""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """Variables that its users set too."""
@@ -66,6 +66,8 @@ FRAMEWORKS: Final = (
             Play("chat-stream", streamed=True),
             Play("chat-async"),
             Play("chat-async-stream", streamed=True),
+            # Other messages are sent back than the model's: no call goes on from another.
+            Play("chat-edited", trajectories=3, breaks=("history_edited",)),
             Play("responses", "responses"),
             Play("responses-stream", "responses", streamed=True),
             Play("responses-async", "responses"),
@@ -124,8 +126,12 @@ FRAMEWORKS: Final = (
         "smolagents",
         "smolagents",
         "smolagents",
-        (Play("tools"), Play("tools-stream", streamed=True), Play("code"), Play("code-stream", streamed=True)),
+        tuple(
+            Play(mode, streamed="stream" in mode, trajectories=3, breaks=("history_edited",))
+            for mode in ("tools", "tools-stream", "code", "code-stream")
+        ),
         "openinference-instrumentation-smolagents, opentelemetry-instrumentation-openai",
+        "it sends the model's message back with `Calling tools: …` written into it, so no call goes on from another: each is a trajectory.",
     ),
     Framework(
         "autogen",
@@ -133,6 +139,8 @@ FRAMEWORKS: Final = (
         "autogen-agentchat",
         (Play("run"), Play("stream", streamed=True)),
         "itself, opentelemetry-instrumentation-openai",
+        "autogen-core asks for protobuf below 5.30 and this package for 6.31 or newer; both work with 6.x: "
+        "`uv pip install --overrides` with [overrides.txt](../tests/matrix/agents/autogen/overrides.txt).",
     ),
     Framework(
         "agent_framework",
@@ -148,6 +156,8 @@ FRAMEWORKS: Final = (
         "crewai",
         (Play("run"), Play("stream", streamed=True)),
         "opentelemetry-instrumentation-crewai, -openai",
+        "crewai asks for opentelemetry-sdk 1.45.1 or newer and this package for 1.45.0 exactly: installed by "
+        "`uv pip install --overrides` with [overrides.txt](../tests/matrix/agents/crewai/overrides.txt).",
     ),
     Framework(
         "llama_index",
@@ -156,10 +166,11 @@ FRAMEWORKS: Final = (
         (
             Play("function", streamed=True),
             Play("function-whole"),
-            Play("react", streamed=True),
+            Play("react", streamed=True, trajectories=3, breaks=("history_edited",)),
             Play("responses", "responses", streamed=True),
         ),
         "opentelemetry-instrumentation-llamaindex, -openai",
+        "`react` writes the model's thoughts out anew (`{'city'` for `{\"city\"`), so no call goes on from another: each is a trajectory.",
     ),
     Framework(
         "node",
@@ -167,6 +178,7 @@ FRAMEWORKS: Final = (
         "openai",
         (Play("chat"), Play("chat-stream", streamed=True), Play("responses", "responses")),
         "@opentelemetry/auto-instrumentations-node",
+        "nothing of ours is in the process: ids come by `OTEL_RESOURCE_ATTRIBUTES`; calls are counted (by the proxy), own spans are not.",
         program="agent.js",
     ),
 )

@@ -25,6 +25,7 @@ Every agent answers a riddle that takes three model calls: its tool is called tw
 chat completions with token ids and log-probs as vLLM does; for Responses and Messages, which have no such fields, its answers carry
 `prompt_token_ids`, `token_ids` and `logprobs` where the proxy asks for them: what a hosted model does not give, no framework brings back.
 
+- **instrumented by**: what is installed for it beside `opentelemetry-instrumentation-httpx`; *itself*: it uses OpenTelemetry's API.
 - **own spans**: spans of the agent's own process, all of them under the right rollout and attempt; *joined*: model calls that
   came below one of them (`traceparent` reached the proxy).
 - **exact**: calls of which prompt ids, response ids and log-probs, as an algorithm gets them, equal what the model sampled; and the whole
@@ -43,7 +44,7 @@ def recorded(framework: Framework, version: str, plays: Sequence[tuple[Play, Res
 def page(results: Mapping[str, Json]) -> str:
     """The page."""
     lines = [
-        "| framework | version | own spans by | protocol | modes | own spans | joined | exact | trajectories | verdict | as expected |",
+        "| framework | version | instrumented by | protocol | modes | own spans | joined | exact | trajectories | verdict | as expected |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for framework in FRAMEWORKS:
@@ -55,7 +56,7 @@ def page(results: Mapping[str, Json]) -> str:
 def _lines(framework: Framework, kept: Json | None) -> list[str]:
     if kept is None:
         return [f"| {framework.title} | – | | | | | | | | | not played |"]
-    head = [framework.title, kept.get("version", "–"), framework.spans_by]
+    head = [framework.title, kept.get("version", "–"), framework.instrumented_by]
     if "failure" in kept:
         return [_row([*head, "", "", "", "", "", "", "", f"no: {_plain(kept['failure'])}"])]
     outcomes: dict[tuple[str, ...], list[Json]] = {}

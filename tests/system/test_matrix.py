@@ -19,13 +19,13 @@ pytestmark = pytest.mark.system
 
 async def test_an_agent_of_the_sdk_is_trained_on_as_sampled_and_what_differs_is_told(tmp_path: Path) -> None:
     framework = BY_NAME["openai"]
-    plays = [play for play in framework.plays if play.mode in ("chat-async-stream", "responses")]
+    plays = [play for play in framework.plays if play.mode in ("chat-async-stream", "chat-edited", "responses")]
     installed = Environment((sys.executable, str(framework.folder / framework.program)), "")
     async with matrix.ground(tmp_path, rollouts=1) as on:
         found = await matrix.played(on, framework, plays, installed)
-        assert [each.problems for each in found] == [[], []]
+        assert [each.problems for each in found] == [[], [], []]
         assert all(each.exact == each.joined == 3 and each.own_spans >= 3 for each in found)
-        await _what_differs_is_told(on, plays[1])
+        await _what_differs_is_told(on, plays[-1])
 
 
 async def _what_differs_is_told(on: matrix.Ground, play: Play) -> None:

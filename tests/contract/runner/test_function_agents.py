@@ -57,6 +57,8 @@ async def test_the_root_span_is_acked_before_the_agent_starts(stack: Stack) -> N
 async def test_the_last_attempts_of_max_rollouts_take_longer_than_the_grace_of_a_stop(stack: Stack) -> None:
     async def agent(task: str) -> float:
         await asyncio.sleep(0.2)
+        assert stack.runner is not None
+        stack.runner._grace_seconds = 60.0  # pyright: ignore[reportPrivateUsage] - for their results, which have the same time
         return 1.0
 
     rollouts = await stack.enqueue("a", "b")

@@ -35,6 +35,16 @@ def chat(question):
         messages += [said, *answers(said.tool_calls)]
 
 
+def chat_edited(question):
+    """An agent that does not send back what the model said, but its own words for it."""
+    client, messages = OpenAI(), begin(question)
+    while True:
+        said = client.chat.completions.create(model=MODEL, messages=messages, tools=CHAT_TOOLS).choices[0].message
+        if not said.tool_calls:
+            return said.content
+        messages += [{**said.model_dump(exclude_none=True), "content": "I look it up."}, *answers(said.tool_calls)]
+
+
 def chat_stream(question):
     client, messages = OpenAI(), begin(question)
     while True:
