@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -24,7 +24,7 @@ from agl_otel.adapters.messages import image_urls
 from agl_otel.adapters.ragged import concatenate, count_per_row, take
 from agl_otel.adapters.texts import conversation_at, messages_at
 from agl_otel.columns import AttemptKey, CallColumns, Ragged, Reward, Traces
-from agl_otel.types import AttemptedRollout, VerdictKind
+from agl_otel.types import AttemptedRollout, Rollout, VerdictKind
 
 ATTEMPT_REFUSALS: Final = {
     "not_latest_attempt": "an earlier attempt of its rollout",
@@ -127,26 +127,37 @@ def taken_attempts(
     """{attempt to train on: its reward}; the rest is counted."""
     taken: dict[AttemptKey, float] = {}
     latest = 0
-    for rollout in traces.rollouts:
-        if not isinstance(rollout, AttemptedRollout):
-            refused["no_attempt"] += 1
-            continue
-        key = (rollout.rollout_id, rollout.attempt.attempt_id)
-        verdict = traces.verdicts.get(key)
-        latest += verdict is not None
-        if rollout.status != "succeeded":
-            refused["not_succeeded"] += 1
-        elif verdict is None:
-            refused["no_verdict"] += 1
-        elif verdict.kind not in take:
-            refused[f"verdict_{verdict.kind}"] += 1
-        elif (reward := _final_reward(traces.rewards.get(key, ()), fill, reward_name)) is None:
-            refused["no_reward"] += 1
-        else:
+    for _, key, reason, reward in judged(traces, take, fill, reward_name):
+        latest += key is not None and key in traces.verdicts
+        if reason:
+            refused[reason] += 1
+        elif key is not None and reward is not None:
             taken[key] = reward
     if len(traces.verdicts) > latest:
         refused["not_latest_attempt"] += len(traces.verdicts) - latest
     return taken
+
+
+def judged(
+    traces: Traces, take: Collection[VerdictKind], fill: float | None, reward_name: str | None = None
+) -> Iterator[tuple[Rollout, AttemptKey | None, str, float | None]]:
+    """For each rollout: (it, its latest attempt, why that is refused or "", its reward or None)."""
+    for rollout in traces.rollouts:
+        if not isinstance(rollout, AttemptedRollout):
+            yield rollout, None, "no_attempt", None
+            continue
+        key = (rollout.rollout_id, rollout.attempt.attempt_id)
+        verdict = traces.verdicts.get(key)
+        reward = _final_reward(traces.rewards.get(key, ()), fill, reward_name)
+        if rollout.status != "succeeded":
+            reason = "not_succeeded"
+        elif verdict is None:
+            reason = "no_verdict"
+        elif verdict.kind not in take:
+            reason = f"verdict_{verdict.kind}"
+        else:
+            reason = "no_reward" if reward is None else ""
+        yield rollout, key, reason, reward
 
 
 def _final_reward(rewards: Sequence[Reward], fill: float | None, name: str | None) -> float | None:

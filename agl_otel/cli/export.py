@@ -11,6 +11,7 @@ from typing import Any, Final, cast, get_args
 
 import click
 
+from agl_otel.adapters.bias import bias_of
 from agl_otel.adapters.masking import MaskRule, masked, parse_rules
 from agl_otel.adapters.pins import Pin, differences, line_of
 from agl_otel.adapters.records import FORMS, Reading, Row, Rows, needs_spans, rows_of
@@ -23,6 +24,7 @@ from agl_otel.store import Store
 from agl_otel.types import RolloutMode, RolloutStatus, Span, VerdictKind
 
 PAGE: Final = 500  # rollouts in one question to the queue
+TASKS_SHOWN: Final = 5
 _GIVEN: Final = tuple(each.name for each in fields(Reading))
 """Options that are fields of a Reading."""
 
@@ -132,7 +134,9 @@ async def _write(
     pin_file = target.with_name(f"{target.name}.pin.json")
     pin_file.write_text(made.dumps())
     report = {"file": str(target), "pin": str(pin_file), "form": reading.form, "rows": len(found.rows), "rollouts": len(traces.rollouts)}
-    return {**report, "refused": dict(found.refused), "breaks": dict(found.breaks), "sha256": made.content}
+    bias = bias_of(traces, take=reading.take, fill_reward=reading.fill_reward, agent_match=reading.agent_match, reward_name=reading.reward)
+    told = {"refused": dict(found.refused), "refused_share": bias.shares(), "breaks": dict(found.breaks), "sha256": made.content}
+    return {**report, **told}
 
 
 async def _compare(store: Store, pin: Pin, changes: dict[str, Any]) -> dict[str, Any]:
@@ -177,7 +181,12 @@ WRITERS: Final = {".jsonl": _jsonl, ".parquet": _parquet}
 def _lines(report: dict[str, Any]) -> list[str]:
     if "file" in report:
         refused = ", ".join(f"{count} {why}" for why, count in sorted(report["refused"].items())) or "none"
-        return [f"wrote {report['rows']} rows of {report['rollouts']} rollouts to {report['file']}", f"refused: {refused}"]
+        return [
+            f"wrote {report['rows']} rows of {report['rollouts']} rollouts to {report['file']}",
+            f"refused: {refused}",
+            *(f"refused of reward {name}: {_percent(shares)}" for name, shares in sorted(report["refused_share"]["reward"].items())),
+            *(f"refused of task {name}: {_percent(shares)}" for name, shares in _most_refused(report["refused_share"]["task"])),
+        ]
     changed = ", ".join(f"{name} in {count}" for name, count in report["changed"].items()) or "nothing"
     old, new = report["reward_mean"]
     return [
@@ -186,3 +195,11 @@ def _lines(report: dict[str, Any]) -> list[str]:
         f"mean reward: {old} before, {new} now",
         *(f"since the pin: {change}" for change in report["since_the_pin"]),
     ]
+
+
+def _most_refused(tasks: dict[str, dict[str, float]]) -> list[tuple[str, dict[str, float]]]:
+    return sorted(tasks.items(), key=lambda each: -sum(each[1].values()))[:TASKS_SHOWN]
+
+
+def _percent(shares: dict[str, float]) -> str:
+    return ", ".join(f"{100 * share:.0f} % {why}" for why, share in sorted(shares.items()))

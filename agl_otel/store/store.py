@@ -16,6 +16,7 @@ from agl_otel.settings import is_free, port_beside
 from agl_otel.store.address import Address
 from agl_otel.store.base import Connected, Connection, LightningStoreCapabilities, LightningStoreStatistics, Source
 from agl_otel.store.embedded import EmbeddedStack
+from agl_otel.store.figures import Figures
 from agl_otel.store.resources import Resources, Workers
 from agl_otel.store.rollouts import Rollouts
 from agl_otel.store.spans import Spans
@@ -27,7 +28,7 @@ DEFAULT_PORT: Final = 4747
 SERVED: Final = ("queue", "collector", "proxy", "web")
 
 
-class Store(Rollouts, Spans, Resources, Workers):
+class Store(Rollouts, Spans, Resources, Workers, Figures):
     """One store over one stack. `Store(address)` connects at its first use, `await Store.connect(address)` at once.
 
     It may be used from several event loops and threads, and pickled: a copy speaks to the same stack.

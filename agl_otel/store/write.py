@@ -1,4 +1,4 @@
-"""The store's way of adding spans: one OTLP request to a collector, acked when they can be read."""
+"""The store's way of adding spans and figures: one OTLP request to a collector, acked when they can be read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Final
 import aiohttp
 from google.protobuf.message import DecodeError
 from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
 from agl_otel import semconv
@@ -18,6 +19,7 @@ from agl_otel.queue.client import QueueClient
 from agl_otel.tls import connector
 
 TRACES_PATH: Final = "/v1/traces"
+METRICS_PATH: Final = "/v1/metrics"
 CALL_SECONDS: Final = 60.0  # an insert that waits behind others takes seconds
 RETRY_SECONDS: Final = 10.0  # a collector that is restarted is back by then
 LONGEST_PAUSE_SECONDS: Final = 1.0
@@ -45,19 +47,27 @@ class SpanWriter:
 
         Raises DataError where the collector refuses spans (the others are stored), UnavailableError where no collector takes them.
         """
-        body = request.SerializeToString()
+        refused = ExportTraceServiceResponse.FromString(await self._sent(TRACES_PATH, request.SerializeToString())).partial_success
+        if refused.rejected_spans:
+            raise DataError(f"the collector refused {refused.rejected_spans} spans: {refused.error_message}")
+
+    async def write_metrics(self, request: ExportMetricsServiceRequest) -> None:
+        """The same for metrics; points that the collector refuses are left out."""
+        await self._sent(METRICS_PATH, request.SerializeToString())
+
+    async def _sent(self, path: str, body: bytes) -> bytes:
         until = time.monotonic() + RETRY_SECONDS
         pause = 0.05
         while True:
             try:
-                return await self._post(body)
+                return await self._post(path, body)
             except UnavailableError:
                 if time.monotonic() + pause > until:
                     raise
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    async def _post(self, body: bytes) -> None:
+    async def _post(self, path: str, body: bytes) -> bytes:
         url = self._url or (await self._queue.describe()).collector_http
         if url is None:
             raise UnavailableError("the stack has no collector (yet): is `agl-otel up` running?")
@@ -66,17 +76,14 @@ class SpanWriter:
                 headers=self._headers, timeout=aiohttp.ClientTimeout(total=CALL_SECONDS), connector=connector()
             )
         try:
-            async with self._session.post(url + TRACES_PATH, data=body) as response:
+            async with self._session.post(url + path, data=body) as response:
                 code, answer = response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             self._url = None
             raise UnavailableError(f"the collector at {url} does not answer: {error!r}") from None
         self._url = url  # as long as it answers
         if code == 200:
-            refused = ExportTraceServiceResponse.FromString(answer).partial_success
-            if refused.rejected_spans:
-                raise DataError(f"the collector refused {refused.rejected_spans} spans: {refused.error_message}")
-            return
+            return answer
         kind = UnavailableError if code in (429, 502, 503, 504) else DataError
         raise kind(f"the collector at {url} answers {code}: {_message(answer)}")
 

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from agl_otel.errors import UnavailableError
 from agl_otel.tls import connector
+from agl_otel.web.alarms import Alarms
 from agl_otel.web.rest import STORE
 
 OTLP_PATHS: Final = ("/v1/traces", "/v1/logs", "/v1/metrics")
@@ -29,6 +30,7 @@ _REQUEST_HEADERS: Final = (
 )
 _ANSWER_HEADERS: Final = ("Content-Type", "Content-Encoding", "Retry-After")
 SESSION: Final = web.AppKey("session", aiohttp.ClientSession)
+ALARMS: Final = web.AppKey("alarms", Alarms)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -46,7 +48,7 @@ async def otlp(request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """GET /metrics: the collector's page, and the queue's counts before it."""
+    """GET /metrics: the collector's page; before it the queue's counts, and what is refused for training (alarms.py)."""
     counts = await request.app[STORE].queue.statistics()
     lines = ["# HELP agl_rollouts Rollouts by status.", "# TYPE agl_rollouts gauge"]
     lines += [f'agl_rollouts{{status="{status}"}} {count}' for status, count in sorted(counts["rollouts_by_status"].items())]
@@ -59,7 +61,8 @@ async def metrics(request: web.Request) -> web.Response:
     answer = await _passed("GET", await _collector(request) + "/metrics", request, headers, None)
     if answer.status != 200 or not isinstance(answer.body, bytes):
         return answer
-    return web.Response(body="\n".join([*lines, ""]).encode() + answer.body, content_type="text/plain")
+    alarms = await request.app[ALARMS].page()
+    return web.Response(body="\n".join([*lines, alarms]).encode() + answer.body, content_type="text/plain")
 
 
 async def _passed(method: str, url: str, request: web.Request, headers: dict[str, str], body: bytes | None) -> web.Response:
@@ -81,6 +84,7 @@ async def _session(app: web.Application):
 def add_routes(app: web.Application) -> None:
     """Put the routes into `app`, which holds the store under STORE."""
     app.cleanup_ctx.append(_session)
+    app[ALARMS] = Alarms(app[STORE])
     for path in OTLP_PATHS:
         app.router.add_post(path, otlp)
     for path in METRICS_PATHS:

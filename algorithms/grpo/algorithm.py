@@ -12,7 +12,7 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -30,7 +30,7 @@ from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
 from agl_otel.algorithms.grpo.objective import Average, Objective, group_advantages
 from agl_otel.algorithms.grpo.policy import load_policy, push_weights, save_weights
 from agl_otel.columns import Traces
-from agl_otel.errors import DataError, UsageError
+from agl_otel.errors import AglError, DataError, UsageError
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, NamedResources, ResourcesUpdate, Rollout, RolloutConfig
 
 RESOURCE_NAME: Final = "main_llm"
@@ -48,6 +48,10 @@ class RolloutStore(GroupStore, Protocol):
 
     async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
         """All that was observed of them."""
+        ...
+
+    async def record_figures(self, figures: Mapping[str, float], *, algorithm: str) -> None:
+        """Show them in the stack's metrics."""
         ...
 
 
@@ -97,6 +101,20 @@ class StepReport:
     """All that were enqueued for the step, group after group."""
     digest: str
     """columns.Traces.digest of what was read."""
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What tells of silent bias: drift of log-probs, and shares of stale, refused and broken-off trajectories."""
+        made = max(1, self.trajectories)
+        return {
+            "step": self.step,
+            "reward_mean": self.reward_mean,
+            "logprob_drift": self.max_ratio_error,
+            "stale_share": self.off_policy / made,
+            "break_share": sum(self.breaks.values()) / made,
+            "refused": sum(self.refused.values()),
+            "alarms": self.alarms,
+        }
 
 
 @dataclass(kw_only=True)
@@ -192,10 +210,18 @@ class GRPO:
                 while len(self.reports) < self.max_steps and not self._reached_target():
                     report = await self.step(store, order)
                     self.reports.append(report)
+                    await self._record(store, report)
                     if self.on_step is not None:
                         self.on_step(report)
                 await self._under_way.cancel()
         return self.reports
+
+    async def _record(self, store: RolloutStore, report: StepReport) -> None:
+        """Have the alarms of the step in the stack's metrics; a run does not end because nobody takes them."""
+        try:
+            await store.record_figures(report.figures, algorithm="grpo")
+        except AglError as error:
+            _logger.warning("the figures of step %d are in no metrics: %s", report.step, error)
 
     async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> StepReport:
         """The loop: enqueue, wait, adapt, learn, publish."""

@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -172,6 +172,10 @@ class CallingStore:
     published: list[NamedResources] = field(default_factory=list[NamedResources])
     calls: list[asyncio.Task[tuple[str, Any]]] = field(default_factory=list[asyncio.Task[tuple[str, Any]]])
     cancelled: list[str] = field(default_factory=list[str])
+    figures: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
+
+    async def record_figures(self, figures: Mapping[str, float], *, algorithm: str) -> None:
+        self.figures.append(figures)
 
     async def publish(self, resources: NamedResources, *, resources_id: str | None = None) -> ResourcesUpdate:
         self.version += 1
@@ -249,6 +253,8 @@ async def test_grpo_learns_the_rewarded_behaviour_on_policy(server: Server, tmp_
     assert all(report.off_policy == 0 and report.trajectories == 128 for report in reports)
     assert [report.weights_version for report in reports] == [str(version) for version in range(1, 16)]
     assert store.version == 16
+    assert [int(each["step"]) for each in store.figures] == list(range(1, 16))
+    assert all(each["stale_share"] == 0 and each["logprob_drift"] < 1e-4 for each in store.figures)
     assert names_in(tmp_path) == ["15", "16"]
     assert {request.resources_id for request in store.requests} == {"rs-1"}
     assert store.requests[8].metadata == {"step": 1, "group": 1}

@@ -1,0 +1,105 @@
+"""What is left out of training, and whether that is the same for all: silent bias shows as a reason that meets some tasks or rewards more.
+
+Pure: columns in, counters out, which add up over any number of readings. Everything is counted as `to_trajectories` decides it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, cast
+
+from agl_otel.adapters.trajectories import CALL_REFUSALS, judged, to_trajectories
+from agl_otel.columns import Traces
+from agl_otel.types import Rollout, VerdictKind
+
+TAKEN: Final = "taken"
+NO_REWARD: Final = "none"
+TASK_LENGTH: Final = 60
+TASK_KEYS: Final = ("task", "task_id", "id", "name")
+"""Fields of a rollout's metadata, or of its input, that name its task; the first that is there counts."""
+
+
+@dataclass
+class Bias:
+    """Counts over the latest attempts of rollouts that have ended."""
+
+    attempts: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    """(mode, TAKEN or a key of ATTEMPT_REFUSALS)."""
+    rewards: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    """(range of the reward, the same)."""
+    tasks: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    """(task, the same)."""
+    verdicts: Counter[str] = field(default_factory=Counter[str])
+    alarms: int = 0
+    """Unproven, though their agents ran under the hook."""
+    calls: Counter[str] = field(default_factory=Counter[str])
+    """TAKEN or a key of CALL_REFUSALS: (call, choice) of attempts that were taken."""
+    trajectories: int = 0
+    breaks: Counter[str] = field(default_factory=Counter[str])
+    versions: Counter[str] = field(default_factory=Counter[str])
+    """`same` or `mixed`: whether the calls of an attempt were answered by one version of the weights."""
+
+    def add(self, other: Bias) -> None:
+        """Count what `other` counted, too."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+    def shares(self) -> dict[str, Any]:
+        """{by: {group: {reason: share of the group's attempts that were refused}}} for tasks and rewards, groups with none left out."""
+        return {"task": _shares(self.tasks), "reward": _shares(self.rewards)}
+
+
+def bias_of(traces: Traces, *, take: Collection[str] = ("complete", "unproven"), **options: Any) -> Bias:
+    """Count what was read; `take` and `options` are those of `to_trajectories`."""
+    verdicts = cast("Collection[VerdictKind]", take)  # one that is no verdict takes nothing
+    found = Bias()
+    for rollout, key, reason, reward in judged(traces, verdicts, options.get("fill_reward"), options.get("reward_name")):
+        outcome = reason or TAKEN
+        found.attempts[rollout.mode or "", outcome] += 1
+        found.rewards[reward_range(reward), outcome] += 1
+        found.tasks[task_of(rollout), outcome] += 1
+        if key is not None and (verdict := traces.verdicts.get(key)) is not None:
+            found.verdicts[verdict.kind] += 1
+            found.alarms += verdict.alarm
+    batch = to_trajectories(traces, take=verdicts, **options)
+    found.calls.update({why: count for why, count in batch.refused.items() if why in CALL_REFUSALS} | {TAKEN: int(batch.calls.sum())})
+    found.trajectories = len(batch)
+    found.breaks = batch.breaks
+    versions: dict[tuple[str, str], set[str]] = {}
+    for rollout_id, attempt_id, version in zip(traces.calls.rollout_id, traces.calls.attempt_id, traces.calls.model_version, strict=True):
+        versions.setdefault((rollout_id, attempt_id), set()).add(version)
+    found.versions.update("same" if len(seen) == 1 else "mixed" for seen in versions.values())
+    return found
+
+
+def reward_range(reward: float | None) -> str:
+    """Which of few ranges a reward is in, so that they can be compared."""
+    if reward is None or not math.isfinite(reward):
+        return NO_REWARD
+    return "below 0" if reward < 0 else "0" if reward == 0 else "0 to 1" if reward < 1 else "1 and more"
+
+
+def task_of(rollout: Rollout) -> str:
+    """A short name of what was to be done: what TASK_KEYS hold, else the beginning of the input."""
+    for holder in (rollout.metadata, rollout.input):
+        if isinstance(holder, dict):
+            named = next((holder[key] for key in TASK_KEYS if isinstance(holder.get(key), (str, int))), None)
+            if named is not None:
+                return str(named)[:TASK_LENGTH]
+    text = rollout.input if isinstance(rollout.input, str) else json.dumps(rollout.input, ensure_ascii=False, sort_keys=True, default=str)
+    return text[:TASK_LENGTH]
+
+
+def _shares(counts: Counter[tuple[str, str]]) -> dict[str, dict[str, float]]:
+    totals: Counter[str] = Counter()
+    for (group, _), count in counts.items():
+        totals[group] += count
+    found: dict[str, dict[str, float]] = {}
+    for (group, outcome), count in counts.items():
+        if outcome != TAKEN:
+            found.setdefault(group, {})[outcome] = round(count / totals[group], 4)
+    return found
