@@ -1,24 +1,45 @@
-"""Log records of model calls, put back onto their spans: in OpenTelemetry up to 1.36 messages may travel as logs. Pure."""
+"""Log records of model calls, put back onto their spans: messages may travel as logs. Pure.
+
+Up to OpenTelemetry 1.36 each message is a record; from 1.37 on one record may hold all of them, as the attributes that a span would have.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+from agl_otel import semconv
 from agl_otel.types import Event, Span
+
+DETAILS: Final = "gen_ai.client.inference.operation.details"
+"""The event that says all of a call; its attributes are those of the span, and its messages."""
+_MESSAGES: Final = ("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.prompt", "gen_ai.completion", semconv.LLM_CALL)
+
+
+def may_have_records(span: Span) -> bool:
+    """Whether it is a model call by OpenTelemetry's conventions that does not say what was said: log records may."""
+    said = span.attributes
+    return "gen_ai.operation.name" in said and not span.events and not any(key in said for key in _MESSAGES)
 
 
 def with_records(spans: Sequence[Span], records: Iterable[Mapping[str, Any]]) -> list[Span]:
-    """The spans, with the log records of theirs that have an event name as events.
+    """The spans, with the log records of theirs that have an event name: as events, or as attributes that the span lacks (DETAILS).
 
     A record is a mapping with `trace_id`, `span_id`, `event_name`, `body` (any JSON value) and `attributes`.
     """
     found: dict[tuple[str, str], list[Event]] = {}
+    details: dict[tuple[str, str], dict[str, Any]] = {}
     for record in records:
-        if name := record.get("event_name"):
-            event = Event(name=name, attributes={**(record.get("attributes") or {}), "body": record.get("body")})
-            found.setdefault((record["trace_id"], record["span_id"]), []).append(event)
-    return [
-        span.model_copy(update={"events": [*span.events, *found[key]]}) if (key := (span.trace_id, span.span_id)) in found else span
-        for span in spans
-    ]
+        key, name, attributes = (record["trace_id"], record["span_id"]), record.get("event_name"), record.get("attributes") or {}
+        if name == DETAILS:
+            body = record.get("body")
+            details.setdefault(key, {}).update({**(body if isinstance(body, Mapping) else {}), **attributes})
+        elif name:
+            found.setdefault(key, []).append(Event(name=name, attributes={**attributes, "body": record.get("body")}))
+    return [_with(span, found.get(key, ()), details.get(key, {})) for span in spans for key in [(span.trace_id, span.span_id)]]
+
+
+def _with(span: Span, events: Sequence[Event], details: Mapping[str, Any]) -> Span:
+    if not events and not details:
+        return span
+    return span.model_copy(update={"events": [*span.events, *events], "attributes": {**details, **span.attributes}})

@@ -1,7 +1,7 @@
 """OpenTelemetry's semantic conventions for generative AI.
 
-Until 1.36 messages are events (of the span, or log records), from 1.37 on JSON attributes. OpenLLMetry writes the latter since 0.50,
-and so do openai-agents under it and most newer libraries.
+Until 1.36 messages are events (of the span, or log records), from 1.37 on JSON attributes (of the span, or of one event: events.py).
+OpenLLMetry writes attributes since 0.50, and so do openai-agents under it and most newer libraries.
 """
 
 from __future__ import annotations

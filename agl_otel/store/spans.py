@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
+from agl_otel.adapters.dialects.events import may_have_records, with_records
 from agl_otel.columns import Traces
 from agl_otel.errors import NotFoundError
 from agl_otel.queue.client import FilterLogic, Observation, SortOrder
@@ -128,14 +129,18 @@ class Spans(Connected):
             offset=offset,
         )
         await connection.reader.barrier()
-        return await connection.reader.query_spans(query)
+        page = await connection.reader.query_spans(query)
+        return PaginatedResult(await _with_messages(connection, page), page.limit, page.offset, page.total)
 
     async def spans(self, rollout_ids: str | Sequence[str], *, attempt_id: str | None = None) -> list[Span]:
-        """The spans of the rollouts, ordered by rollout, sequence and time, behind a barrier."""
+        """The spans of the rollouts, ordered by rollout, sequence and time, behind a barrier.
+
+        A model call whose messages its instrumentation sent as log records has them as events or attributes.
+        """
         ids = [rollout_ids] if isinstance(rollout_ids, str) else list(rollout_ids)
-        reader = (await self._open()).reader
-        await reader.barrier()
-        return await reader.spans(ids, attempt_id=attempt_id)
+        connection = await self._open()
+        await connection.reader.barrier()
+        return await _with_messages(connection, await connection.reader.spans(ids, attempt_id=attempt_id))
 
     async def traces(
         self, rollouts: Sequence[Rollout | AttemptedRollout | str], *, deadline_seconds: float = 5.0, texts: bool = False
@@ -150,6 +155,11 @@ class Spans(Connected):
         by_id = {rollout.rollout_id: rollout for rollout in found}
         in_order = [by_id[rollout_id] for rollout_id in ids if rollout_id in by_id]
         return await connection.reader.traces(in_order, list(attempts), deadline_seconds=deadline_seconds, texts=texts)
+
+
+async def _with_messages(connection: Connection, spans: Sequence[Span]) -> list[Span]:
+    rollouts = {span.rollout_id for span in spans if may_have_records(span)}
+    return with_records(spans, await connection.reader.events(sorted(rollouts))) if rollouts else list(spans)
 
 
 async def _check_attempts(connection: Connection, keys: set[tuple[str, str]]) -> None:

@@ -24,7 +24,7 @@ from agl_otel.errors import UnavailableError
 from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.http import ClickHouseHttp
 from agl_otel.traces.migrate import named_query
-from agl_otel.traces.rows import rewards_of, span_of
+from agl_otel.traces.rows import event_of, rewards_of, span_of
 from agl_otel.traces.span_query import SpanQuery
 from agl_otel.traces.tokens import Table, call_columns, call_texts, reward_rows, rollouts_to_read
 from agl_otel.traces.verdict import decide
@@ -138,6 +138,12 @@ class TraceReader:
             return []
         params = {"rollouts": list(rollout_ids), "attempt": attempt_id or ""}
         return [span_of(row) for row in await self.query(named_query("spans"), params=params)]
+
+    async def events(self, rollout_ids: Sequence[str]) -> list[dict[str, Any]]:
+        """The gen_ai events of some rollouts that came as log records, in order of time: what adapters.dialects.with_records takes."""
+        if not rollout_ids:
+            return []
+        return [event_of(row) for row in await self.query(named_query("events"), params={"rollouts": list(rollout_ids)})]
 
     async def by_trace(self, trace_ids: Sequence[str]) -> list[Span]:
         """All spans of some traces (hex ids), by (trace, time), one for each (trace id, span id): the one with ids where there is one."""

@@ -1,4 +1,4 @@
-"""JSON rows of the named queries → Span and Reward."""
+"""JSON rows of the named queries → Span, Reward and events."""
 
 from __future__ import annotations
 
@@ -63,6 +63,14 @@ def span_of(row: Mapping[str, Any]) -> Span:
             "scope": {"name": row["ScopeName"], "version": row["ScopeVersion"]},
         }
     )
+
+
+def event_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """One row of sql/events.sql, typed: {trace_id, span_id, event_name, body, attributes}."""
+    types: Mapping[str, str] = row["AttrTypes"]
+    body = typed({"": row["Body"]}, {"": types["body:"]} if "body:" in types else {})[""]
+    ids = {"trace_id": row["TraceId"], "span_id": row["SpanId"]}
+    return {**ids, "event_name": row["Event"], "body": body, "attributes": typed(row["LogAttributes"], types)}
 
 
 def _context(trace_id: str, span_id: str, trace_state: str = "") -> SpanContext:

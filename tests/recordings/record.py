@@ -43,6 +43,15 @@ RECORDINGS: Final[dict[str, tuple[str, tuple[str, ...], dict[str, str]]]] = {
         ("openai<2", "opentelemetry-instrumentation-openai-v2==2.1b0", "opentelemetry-sdk<1.37"),
         {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true"},
     ),
+    "gen_ai_details": (
+        "gen_ai",
+        ("openai<2", "opentelemetry-instrumentation-openai-v2==2.4b0", "opentelemetry-util-genai<1", "opentelemetry-sdk"),
+        {
+            "OTEL_SEMCONV_STABILITY_OPT_IN": "gen_ai_latest_experimental",
+            "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "EVENT_ONLY",
+            "OTEL_INSTRUMENTATION_GENAI_EMIT_EVENT": "true",
+        },
+    ),
     "openinference": ("openinference_agent", ("openai==3.52.0", "openinference-instrumentation-openai==0.1.66"), {}),
     "langsmith": (
         "langsmith_agent",

@@ -45,8 +45,8 @@ async def test_ended_rollouts_are_judged_once_and_figures_of_trainers_shown(stor
         assert (more("agl_trajectories_total"), more('agl_calls_total{outcome="taken"}')) == (1, 1)
         assert sample(page, 'agl_training_logprob_drift{algorithm="grpo"}') == 0.25
         assert "agl_training_lost" not in page
+        assert good.rollout_id not in page
         clock.now += REFRESH_SECONDS
-    assert good.rollout_id not in page
 
 
 async def test_a_rollout_that_has_just_ended_is_left_for_the_next_reading(store: Store) -> None:

@@ -62,6 +62,8 @@ EXPECTED = {
     # It keeps no streamed reply.
     "agent_lightning_weave": Expected("agent_lightning_weave", [*BY_HAND[:2], [*PICTURE, {"role": "assistant", "content": ""}]], tokens=2),
     "gen_ai_events": Expected("gen_ai_events", BY_HAND, tools=False),
+    # It keeps no tools, and no images.
+    "gen_ai_details": Expected("gen_ai", [*BY_HAND[:2], [{"role": "user", "content": ""}, SUNNY]], tools=False),
 }
 
 
