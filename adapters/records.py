@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from agl_otel.adapters.messages import image_urls, to_messages
 from agl_otel.adapters.texts import conversation_at
 from agl_otel.adapters.trajectories import TrajectoryBatch, taken_attempts, to_trajectories
 from agl_otel.adapters.triplets import TracerTraceToTriplet
-from agl_otel.columns import AttemptKey, Traces
-from agl_otel.errors import UsageError
+from agl_otel.columns import AttemptKey, Reward, Traces
+from agl_otel.errors import AgentError, UsageError
 from agl_otel.types import Span
 
 Row = dict[str, Any]
@@ -45,10 +45,25 @@ class Reading:
     """Rows with less are left out, and counted as `low_reward`."""
     max_prompt_tokens: int | None = None
     max_response_tokens: int | None = None
+    adapter: str = ""
+    """Names a function of the user's (module:function), as the next two; whoever reads hands them over as Functions."""
+    reward_function: str = ""
+    filter: str = ""
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
             raise UsageError(f"there is no form {self.form!r}: use one of {', '.join(FORMS)}")
+
+
+class Functions(NamedTuple):
+    """The user's own ways to read; None is ours."""
+
+    adapter: Callable[[list[Span]], Iterable[Any]] | None = None
+    """Of the spans of an attempt: the rows, as dicts or pydantic models. Instead of the form."""
+    reward: Callable[[list[Span]], float | None] | None = None
+    """Of the same: the attempt's reward; None is none."""
+    keep: Callable[[Row], Any] | None = None
+    """Whether a row is taken; others are counted as `filtered`."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +72,65 @@ class Rows:
 
     rows: list[Row]
     refused: Counter[str] = field(default_factory=Counter[str])
-    """{why: how many}; see adapters/trajectories.py, adapters/lengths.py, and `low_reward`, `no_pair`."""
+    """{why: how many}; see adapters/trajectories.py, adapters/lengths.py, and `low_reward`, `no_pair`, `filtered`."""
     breaks: Counter[str] = field(default_factory=Counter[str])
 
 
-def rows_of(reading: Reading, traces: Traces, spans: Sequence[Span] = ()) -> Rows:
-    """The rows; `spans` of the same rollouts are needed where `needs_spans` says so."""
-    return FORMS[reading.form](reading, traces, spans)
+def rows_of(reading: Reading, traces: Traces, spans: Sequence[Span] = (), functions: Functions = Functions()) -> Rows:  # noqa: B008 - a tuple
+    """The rows; `spans` of the same rollouts are needed where `needs_spans` says so.
+
+    Raises AgentError that names a function of the user's which fails.
+    """
+    if functions.reward is not None:
+        traces = replace(traces, rewards=_rewards(functions.reward, spans))
+    if functions.adapter is not None:
+        own = functions.adapter
+        found = _of_spans(reading, traces, spans, lambda some: [_as_row(row) for row in _called(own, reading.adapter, some)])
+    else:
+        found = FORMS[reading.form](reading, traces, spans)
+    if functions.keep is None:
+        return found
+    kept = [row for row in found.rows if _called(functions.keep, reading.filter, row)]
+    found.refused.update({"filtered": len(found.rows) - len(kept)} if len(kept) < len(found.rows) else {})
+    return replace(found, rows=kept)
+
+
+def _rewards(function: Callable[[list[Span]], float | None], spans: Sequence[Span]) -> dict[AttemptKey, list[Reward]]:
+    rewards: dict[AttemptKey, list[Reward]] = {}
+    for key, own in _by_attempt(spans).items():
+        value = _called(function, "reward function", own)
+        if value is not None:
+            rewards[key] = [Reward(own[-1].sequence_id, own[-1].span_id, 0, "primary", float(value))]
+    return rewards
+
+
+def _called(function: Callable[[Any], Any], name: str, given: Any) -> Any:
+    try:
+        return function(given)
+    except Exception as error:  # the user's code: whatever it raises becomes a message that names it
+        raise AgentError(f"{name or function!r} failed: {type(error).__name__}: {error}") from error
+
+
+def _as_row(found: Any) -> Row:
+    row = found.model_dump() if hasattr(found, "model_dump") else found
+    if not isinstance(row, dict):
+        raise UsageError(f"an adapter answers dicts or pydantic models, one for each row, not {type(found).__name__}")
+    return {key if key not in _OURS else f"own_{key}": value for key, value in cast("Row", row).items()}
+
+
+_OURS: Final = frozenset({"rollout_id", "attempt_id", "reward"})
+
+
+def _by_attempt(spans: Sequence[Span]) -> dict[AttemptKey, list[Span]]:
+    attempts: dict[AttemptKey, list[Span]] = {}
+    for span in spans:
+        attempts.setdefault((span.rollout_id, span.attempt_id), []).append(span)
+    return attempts
 
 
 def needs_spans(reading: Reading) -> bool:
-    """Whether the form is read from spans."""
-    return reading.form in ("messages", "triplets")
+    """Whether it is read from spans."""
+    return reading.form in ("messages", "triplets") or bool(reading.adapter or reading.reward_function)
 
 
 def to_transitions(traces: Traces, **options: Any) -> TrajectoryBatch:
@@ -168,12 +230,10 @@ def _dpo(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
 def _of_spans(reading: Reading, traces: Traces, spans: Sequence[Span], adapt: Callable[[list[Span]], Iterable[Row]]) -> Rows:
     refused: Counter[str] = Counter()
     rewards = taken_attempts(traces, reading.take, reading.fill_reward, refused, reading.reward)  # pyright: ignore[reportArgumentType]
-    attempts: dict[AttemptKey, list[Span]] = {}
-    for span in spans:
-        if (key := (span.rollout_id, span.attempt_id)) in rewards:
-            attempts.setdefault(key, []).append(span)
     rows: list[Row] = []
-    for key, own in attempts.items():
+    for key, own in _by_attempt(spans).items():
+        if key not in rewards:
+            continue
         if reading.min_reward is not None and rewards[key] < reading.min_reward:
             refused["low_reward"] += 1
             continue

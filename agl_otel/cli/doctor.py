@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -16,24 +18,17 @@ from agl_otel.cli.common import data_dir_option, json_option, print_json, run_as
 from agl_otel.cli.once import Once, run_once
 from agl_otel.cli.render import plain
 from agl_otel.cli.run import parse_task
+from agl_otel.cli.surroundings import Finding, judge, look
+from agl_otel.errors import AglError, UsageError
 from agl_otel.settings import Settings
 
 FOUND_SOMETHING_MISSING: Final = 3
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that training needs, and whether it is there."""
-
-    what: str
-    good: bool
-    detail: str
-    remedy: str = ""
-
-
 def examine(once: Once) -> list[Finding]:
     """What one attempt shows. Pure: from the attempt and its spans to findings, in the order in which things can go wrong."""
-    return [check(once) for check in _CHECKS]
+    found = [check(once) for check in _CHECKS]
+    return [replace(finding, remedy="") if finding.good else finding for finding in found]
 
 
 def _ended_well(once: Once) -> Finding:
@@ -100,15 +95,25 @@ def doctor(command: tuple[str, ...], task: str, timeout_seconds: float, data_dir
     \b
       agl-otel doctor -- python my_agent.py "What is 2 + 2?"
 
-    Runs COMMAND once, like `agl-otel run`, and checks spans, ids, model calls, token ids, log-probs and the verdict. Exits with 3
-    where something is missing.
+    First it looks at what is around: variables that switch telemetry off, versions, frameworks with a telemetry of their own, ports,
+    tokens. Then it runs COMMAND once, like `agl-otel run`, and checks spans, ids, model calls, token ids, log-probs and the verdict.
+    Exits with 3 where something is missing.
     """
     setup_logging()
     settings = Settings.load(data_dir=data_dir, store=store)
 
     async def main() -> list[Finding]:
-        async with run_once(settings, command, task=parse_task(task), timeout_seconds=timeout_seconds) as (_, once):
-            return examine(once)
+        around = judge(await asyncio.to_thread(look, command, os.environ, settings))
+        try:
+            async with run_once(settings, command, task=parse_task(task), timeout_seconds=timeout_seconds) as (_, once):
+                return [*around, *examine(once)]
+        except UsageError:
+            raise
+        except AglError as error:
+            return [
+                *around,
+                Finding("the stack answers", False, str(error), "is it up (`agl-otel up`), is AGL_STORE right, and AGL_TOKEN?"),
+            ]
 
     findings = run_async(main)
     if as_json:
@@ -121,10 +126,10 @@ def doctor(command: tuple[str, ...], task: str, timeout_seconds: float, data_dir
 def _print(findings: Sequence[Finding], command: Sequence[str]) -> None:
     console = Console(highlight=False)
     for finding in findings:
-        mark = "[green]✓[/]" if finding.good else "[red]✗[/]"
+        mark = ("[yellow]![/]" if finding.remedy else "[green]✓[/]") if finding.good else "[red]✗[/]"
         console.print(f"{mark} {finding.what}: ", end="")
         console.print(plain(finding.detail, 200), markup=False)
-        if not finding.good and finding.remedy:
+        if finding.remedy:
             console.print(f"    {finding.remedy}", style="yellow", markup=False)
     if Path(command[0]).name.startswith("python") and not shutil.which(
         "opentelemetry-instrument", path=str(Path(shutil.which(command[0]) or command[0]).parent)

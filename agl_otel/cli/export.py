@@ -14,16 +14,17 @@ import click
 from agl_otel.adapters.bias import bias_of
 from agl_otel.adapters.masking import MaskRule, masked, parse_rules
 from agl_otel.adapters.pins import Pin, differences, line_of
-from agl_otel.adapters.records import FORMS, Reading, Row, Rows, needs_spans, rows_of
+from agl_otel.adapters.records import FORMS, Functions, Reading, Row, Rows, needs_spans, rows_of
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.queue import rollout_ids_of
 from agl_otel.columns import Traces
 from agl_otel.errors import ConflictError, UsageError
+from agl_otel.runner.loading import load_function
 from agl_otel.settings import Settings
 from agl_otel.stack import open_store
 from agl_otel.store import Store
-from agl_otel.types import RolloutMode, RolloutStatus, Span, VerdictKind
+from agl_otel.types import RolloutMode, Span, VerdictKind
 
-PAGE: Final = 500  # rollouts in one question to the queue
 TASKS_SHOWN: Final = 5
 _GIVEN: Final = tuple(each.name for each in fields(Reading))
 """Options that are fields of a Reading."""
@@ -41,6 +42,9 @@ _GIVEN: Final = tuple(each.name for each in fields(Reading))
 @click.option("--min-reward", type=float, help="Leave out rows with less.")
 @click.option("--max-prompt-tokens", type=click.IntRange(1), help="Refuse longer prompts.")
 @click.option("--max-response-tokens", type=click.IntRange(1), help="Cut longer responses.")
+@click.option("--adapter", metavar="FUNCTION", help="Instead of --as: a function of an attempt's spans that answers rows.")
+@click.option("--reward-function", metavar="FUNCTION", help="A function of an attempt's spans that answers its reward, or None.")
+@click.option("--filter", "filter", metavar="FUNCTION", help="A function of a row that says whether it is taken.")
 @click.option("--mask", "mask_file", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Masking rules (TOML).")
 @click.option(
     "--rebuild", "rebuild_pin", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Make the batch of this pin again."
@@ -73,6 +77,8 @@ def export(
     messages      chat messages, from any instrumentation               triplets     Agent Lightning 0.3's
     sft           input ids and labels                                  dpo          chosen and rejected, same prompt
 
+    A FUNCTION is path/to/file.py:name or package.module:name. With --diff they show what another adapter, reward or filter would change.
+
     Masking rules are tables [[rule]] with action (drop_text, hash_text, drop_ids) and any of role, text, agent (regular expressions), salt.
     """
     setup_logging()
@@ -90,7 +96,7 @@ def export(
     async def main() -> dict[str, Any]:
         async with open_store(settings) as opened:
             if pin is None:
-                ids = list(rollout_ids) or await _ids(opened, modes)
+                ids = list(rollout_ids) or await rollout_ids_of(opened.queue, ["succeeded"], modes)
                 return await _write(opened, cast("Path", target), Reading(**changes), rules, ids, None)
             if diff_pin is not None:
                 return await _compare(opened, pin, changes)
@@ -103,21 +109,21 @@ def export(
 async def read(store: Store, reading: Reading, rules: Sequence[MaskRule], ids: Sequence[str]) -> tuple[Traces, Rows]:
     """What was observed of the rollouts, and the rows it makes."""
     traces, spans = await _observed(store, ids, with_spans=needs_spans(reading))
-    found = rows_of(reading, traces, spans)
+    found = rows_of(reading, traces, spans, functions_of(reading))
     return traces, replace(found, rows=[masked(row, rules) for row in found.rows]) if rules else found
+
+
+def functions_of(reading: Reading) -> Functions:
+    """The user's functions that it names. Raises UsageError."""
+    named = (reading.adapter, reading.reward_function, reading.filter)
+    loaded = [load_function(name) if name else None for name in named]
+    adapter = loaded[0]
+    return Functions(adapter() if isinstance(adapter, type) else adapter, *loaded[1:])  # a class is one of Agent Lightning's adapters
 
 
 async def _observed(store: Store, ids: Sequence[str], *, with_spans: bool) -> tuple[Traces, Sequence[Span]]:
     traces = await store.traces(ids, deadline_seconds=0, texts=True)
     return traces, await store.spans([r.rollout_id for r in traces.rollouts]) if with_spans and traces.rollouts else []
-
-
-async def _ids(store: Store, modes: Sequence[RolloutMode]) -> list[str]:
-    ids: list[str] = []
-    status: list[RolloutStatus] = ["succeeded"]
-    while page := await store.queue.query_rollouts(status_in=status, mode_in=list(modes) or None, limit=PAGE, offset=len(ids)):
-        ids += [item.rollout_id for item in page]
-    return ids
 
 
 async def _write(
@@ -142,7 +148,7 @@ async def _write(
 async def _compare(store: Store, pin: Pin, changes: dict[str, Any]) -> dict[str, Any]:
     readings = pin.reading, replace(pin.reading, **changes)
     traces, spans = await _observed(store, list(pin.rollouts), with_spans=any(map(needs_spans, readings)))
-    old, new = (rows_of(reading, traces, spans) for reading in readings)
+    old, new = (rows_of(reading, traces, spans, functions_of(reading)) for reading in readings)
     return {
         **differences(old.rows, new.rows),
         "refused": {"old": dict(old.refused), "new": dict(new.refused)},

@@ -76,6 +76,15 @@ def span_of_time(text: str) -> float:
     raise UsageError(f"{text!r} is no span of time: write a number and s, m, h, d or w, as in 30d")
 
 
+async def rollout_ids_of(queue: QueueClient, statuses: Sequence[RolloutStatus], modes: Sequence[RolloutMode]) -> list[str]:
+    """The ids of all rollouts of these statuses and modes (none named: all), asked for in pages."""
+    found: list[str] = []
+    asked: dict[str, Any] = {"status_in": list(statuses) or None, "mode_in": list(modes) or None, "limit": CHUNK}
+    while page := await queue.query_rollouts(**asked, offset=len(found)):
+        found += [item.rollout_id for item in page]
+    return found
+
+
 @click.group()
 def queue() -> None:
     """Look into the queue: how much waits, what failed for good; remove what is old."""

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, store_option
 from agl_otel.cli.erase import eraser, keep_spans_option
-from agl_otel.cli.queue import BOTH_STORES, CHUNK, clock, open_queue, progress, prune, table_of
+from agl_otel.cli.queue import BOTH_STORES, CHUNK, clock, open_queue, progress, prune, rollout_ids_of, table_of
 from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.lifecycle import FINISHED
@@ -189,10 +189,7 @@ def _open() -> Statuses:
 async def _selected(queue: QueueClient, ids: Sequence[str], statuses: Statuses, modes: Modes) -> list[str]:
     """The ids that were named, all of which must exist; without any, those that the filters match. Raises NotFoundError."""
     if not ids:
-        found: list[str] = []
-        while page := await queue.query_rollouts(status_in=statuses or None, mode_in=modes or None, limit=CHUNK, offset=len(found)):
-            found += [item.rollout_id for item in page]
-        return found
+        return await rollout_ids_of(queue, statuses, modes)
     for start in range(0, len(ids), CHUNK):
         part = ids[start : start + CHUNK]
         known = {item.rollout_id for item in await queue.query_rollouts(rollout_id_in=part)}

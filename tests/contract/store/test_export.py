@@ -112,3 +112,33 @@ def test_wrong_use_is_worded(store: Store, tmp_path: Path, capsys: pytest.Captur
     assert "action = 'burn'" in cli.run(str(tmp_path / "x.jsonl"), "--mask", str(tmp_path / "rules.toml"), code=2)
     (tmp_path / "pin").write_text("{}")
     assert "is no pin" in cli.run("--diff", str(tmp_path / "pin"), code=1)
+
+
+def test_old_rollouts_are_read_with_an_adapter_a_reward_and_a_filter_of_the_users_own(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, poor = (asyncio.run(fill(store, value)) for value in (1.0, 0.25))
+    cli, target = Cli(store, capsys), tmp_path / "batch.jsonl"
+    cli.run(str(target), "--rollout", good.rollout_id, "--rollout", poor.rollout_id)
+    pin = str(tmp_path / "batch.jsonl.pin.json")
+    (tmp_path / "mine.py").write_text(
+        "def adapt(spans):\n    return [{'names': [span.name for span in spans], 'reward': 'their own'}]\n"
+        "def judge(spans):\n    return 0.5\n"
+        "def best(row):\n    return row['reward'] >= 1\n"
+        "def broken(row):\n    return row['no such field']\n"
+    )
+    mine = str(tmp_path / "mine.py")
+    rewarded = json.loads(cli.run("--diff", pin, "--reward-function", f"{mine}:judge", "--json"))
+    assert (rewarded["changed"], rewarded["reward_mean"]) == ({"reward": 2}, [0.625, 0.5])
+    kept = json.loads(cli.run("--diff", pin, "--filter", f"{mine}:best", "--json"))
+    assert (kept["only_old"], kept["same"], kept["refused"]["new"]) == (1, 1, {"filtered": 1})
+    adapted = tmp_path / "adapted.jsonl"
+    cli.run(str(adapted), "--rollout", good.rollout_id, "--adapter", f"{mine}:adapt")
+    (row,) = map(json.loads, adapted.read_text().splitlines())
+    assert (row["rollout_id"], row["reward"], row["own_reward"]) == (good.rollout_id, 1.0, "their own")
+    assert row["names"] == [semconv.SPAN_LLM, semconv.SPAN_ANNOTATION]
+    cli.run(str(tmp_path / "again.jsonl"), "--rebuild", f"{adapted}.pin.json")
+    assert (tmp_path / "again.jsonl").read_bytes() == adapted.read_bytes()
+    cli.run(str(tmp_path / "old.jsonl"), "--rollout", good.rollout_id, "--adapter", "agl_otel.adapters:TraceToMessages")
+    assert "KeyError: 'no such field'" in cli.run("--diff", pin, "--filter", f"{mine}:broken", code=1)
+    assert "has no 'nothing'" in cli.run("--diff", pin, "--filter", f"{mine}:nothing", code=2)

@@ -1,0 +1,329 @@
+"""What around an agent keeps telemetry from arriving: variables, versions, frameworks with a telemetry of their own, ports, tokens.
+
+Tables, and one function that reads them: a variable or a framework more is a row more. Looking (at the environment, at the packages of the
+agent's interpreter, at ports) is apart from judging, which is pure. A runner puts right much of it for its agents; that is said, too,
+because the same agent run by itself would still be silent.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from agl_otel.settings import PORTS, Settings, is_free
+
+LIST_SECONDS: Final = 60.0
+_LIST: Final = (
+    "import json, importlib.metadata as m; print(json.dumps({d.name.lower().replace('_', '-'): d.version for d in m.distributions()}))"
+)
+LOCAL: Final = ("127.0.0.1", "localhost", "*")
+INSTRUMENTATION_MINOR: Final = 21  # opentelemetry-sdk 1.N goes with opentelemetry-instrumentation 0.(N + 21)b
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that training needs, and whether it is there. A good one with a remedy is advice."""
+
+    what: str
+    good: bool
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What was seen."""
+
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    packages: Mapping[str, str] | None = None
+    """{name: version} in the agent's interpreter; None where the command is no Python program."""
+    own: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The same of this interpreter."""
+    taken: tuple[tuple[str, int], ...] = ()
+    """(setting, port) of the stack that somebody else listens on."""
+    store: str = ""
+    """The address of a running stack that is to be used; empty: one is started."""
+    token: bool = False
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable that switches telemetry off, or sends it elsewhere."""
+
+    pattern: str
+    """A regular expression for its whole name."""
+    bad: Callable[[str], bool]
+    what: str
+    """What it does."""
+    remedy: str
+    blocks: bool = False
+    """Whether it does so under our runner, too."""
+
+
+def _set(value: str) -> bool:
+    return bool(value)
+
+
+def _true(value: str) -> bool:
+    return value.strip().lower() in ("true", "1", "yes")
+
+
+def _off(value: str) -> bool:
+    return value.strip().lower() in ("false", "0", "no", "none", "no_content")
+
+
+def _names(*names: str) -> Callable[[str], bool]:
+    return lambda value: any(part.strip().lower() in names for part in value.split(","))
+
+
+_BY_ITSELF: Final = "runners of this stack undo it; for an agent that is run by itself, unset it"
+VARIABLES: Final = (
+    Variable("OTEL_SDK_DISABLED", _true, "switches OpenTelemetry off", _BY_ITSELF),
+    Variable("OTEL_(TRACES|LOGS)_EXPORTER", _names("none", "console"), "sends to no collector", _BY_ITSELF),
+    Variable("OTEL_TRACES_SAMPLER", lambda v: bool(v) and "always_on" not in v, "drops some or all traces", _BY_ITSELF),
+    Variable(
+        "OTEL_EXPORTER_OTLP_((TRACES|LOGS)_)?ENDPOINT",
+        _set,
+        "sends telemetry to another place",
+        "attempts send to this stack instead; it passes a copy on where AGL_FORWARD_OTLP names that place",
+    ),
+    Variable(
+        "OTEL_EXPORTER_OTLP_((TRACES|LOGS)_)?HEADERS",
+        _set,
+        "holds headers (a key) for another place",
+        "attempts do not get them; put them into AGL_FORWARD_HEADERS for the copy",
+    ),
+    Variable(
+        "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS",
+        _names("*"),
+        "switches every instrumentation off",
+        "unset it, or name only those that are to be off",
+        blocks=True,
+    ),
+    Variable(
+        "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS",
+        _names("openai", "openai_v2", "anthropic", "langchain", "httpx", "threading"),
+        "switches instrumentations off that tell of model calls, or carry ids on",
+        "take them out of it: openai, anthropic, langchain tell of calls; httpx and threading carry the ids of a rollout",
+    ),
+    Variable(
+        "OTEL_(SPAN_)?ATTRIBUTE_VALUE_LENGTH_LIMIT|OTEL_(SPAN_)?ATTRIBUTE_COUNT_LIMIT",
+        _set,
+        "cuts messages, or leaves attributes out",
+        "unset it: half a conversation is worse than none",
+        blocks=True,
+    ),
+    Variable(
+        "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT|TRACELOOP_TRACE_CONTENT",
+        _off,
+        "keeps messages out of the agent's spans",
+        "set it to true where adapters shall read messages from them; calls through the proxy have them anyway",
+    ),
+    Variable(
+        "OPENINFERENCE_HIDE_(INPUTS|OUTPUTS|INPUT_MESSAGES|OUTPUT_MESSAGES)",
+        _true,
+        "keeps messages out of the agent's spans",
+        "unset it where adapters shall read messages from them; calls through the proxy have them anyway",
+    ),
+    Variable("OPENAI_AGENTS_DISABLE_TRACING", _true, "switches the tracing of openai-agents off", "unset it", blocks=True),
+)
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A framework whose telemetry does not come by itself."""
+
+    packages: tuple[str, ...]
+    does: str
+    remedy: str
+    good_with: tuple[str, ...] = ()
+    """Packages that bring its spans."""
+    good_if: tuple[str, ...] = ()
+    """Variables that do, where they are true."""
+
+
+FRAMEWORKS: Final = (
+    Framework(
+        ("crewai",),
+        "sets up a telemetry of its own and sends it to its makers",
+        "set CREWAI_DISABLE_TELEMETRY=true and pip install opentelemetry-instrumentation-crewai (or openinference-instrumentation-crewai)",
+        good_if=("CREWAI_DISABLE_TELEMETRY", "CREWAI_DISABLE_TRACKING"),
+    ),
+    Framework(
+        ("langsmith",),
+        "sends traces to LangSmith, not by OpenTelemetry",
+        "set LANGSMITH_OTEL_ENABLED=true and LANGSMITH_TRACING=true, or use opentelemetry-instrumentation-langchain",
+        ("opentelemetry-instrumentation-langchain", "openinference-instrumentation-langchain"),
+        ("LANGSMITH_OTEL_ENABLED",),
+    ),
+    Framework(
+        ("openai-agents",),
+        "sends its tracing to OpenAI",
+        "pip install opentelemetry-instrumentation-openai-agents (or openinference-instrumentation-openai-agents)",
+        ("opentelemetry-instrumentation-openai-agents", "openinference-instrumentation-openai-agents"),
+    ),
+    Framework(
+        ("traceloop-sdk",),
+        "Traceloop.init() sets up an exporter of its own, to TRACELOOP_BASE_URL",
+        "leave Traceloop.init() out: its instrumentations are loaded without it",
+    ),
+    Framework(("agentops",), "agentops.init() sets up an exporter of its own", "leave agentops.init() out: it is not needed here"),
+    Framework(
+        ("logfire",),
+        "logfire.configure() sets up a provider of its own",
+        "call logfire.configure(send_to_logfire=False), or Agent.instrument_all() of pydantic-ai without it",
+    ),
+    Framework(
+        ("agent-framework", "agent-framework-core"),
+        "makes spans only when told to",
+        "set ENABLE_INSTRUMENTATION=true (older: ENABLE_OTEL=true) and ENABLE_SENSITIVE_DATA=true for messages",
+        good_if=("ENABLE_INSTRUMENTATION", "ENABLE_OTEL"),
+    ),
+    Framework(
+        ("smolagents",),
+        "makes no spans by itself",
+        "pip install openinference-instrumentation-smolagents",
+        ("openinference-instrumentation-smolagents",),
+    ),
+    Framework(
+        ("llama-index-core",),
+        "makes no spans by itself",
+        "pip install openinference-instrumentation-llama-index (or opentelemetry-instrumentation-llamaindex)",
+        ("openinference-instrumentation-llama-index", "opentelemetry-instrumentation-llamaindex"),
+    ),
+    Framework(
+        ("pydantic-ai", "pydantic-ai-slim"),
+        "makes spans only when told to",
+        "call Agent.instrument_all() in the program",
+    ),
+    Framework(
+        ("langfuse", "weave", "arize-phoenix-otel"),
+        "sets up an exporter of its own when it is started",
+        "start it after OpenTelemetry is set up, with the global provider, or leave it out; AGL_FORWARD_OTLP sends it a copy",
+    ),
+)
+
+
+def look(command: Sequence[str], environment: Mapping[str, str], settings: Settings) -> Surroundings:
+    """See what is there."""
+    taken = () if settings.store or (settings.data_dir / "stack.json").exists() else _taken(settings)
+    own = {each.name.lower().replace("_", "-"): each.version for each in metadata.distributions()}
+    token = bool(settings.token.get_secret_value())
+    return Surroundings(environment, packages_of(command, environment), own, taken, settings.store, token)
+
+
+def _taken(settings: Settings) -> tuple[tuple[str, int], ...]:
+    wanted = [(name, int(getattr(settings, name))) for name in PORTS]
+    return tuple((name, port) for name, port in wanted if port and not is_free(settings.host, port))
+
+
+def packages_of(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, str] | None:
+    """{name: version} of what is installed for the interpreter that `command` runs in; None where that is none."""
+    python = _interpreter(command[0], environment)
+    if python is None:
+        return None
+    try:
+        done = subprocess.run([*python, "-c", _LIST], capture_output=True, timeout=LIST_SECONDS, check=True, env=dict(environment))
+        return json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def _interpreter(program: str, environment: Mapping[str, str]) -> list[str] | None:
+    """The interpreter itself, or the one that a script names in its first line."""
+    path = shutil.which(program, path=environment.get("PATH"))
+    if path is None:
+        return None
+    if Path(path).name.startswith("python"):
+        return [path]
+    with Path(path).open("rb") as file:
+        first = file.readline(300)
+    words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
+    return words if words and "python" in words[-1] else None
+
+
+def judge(seen: Surroundings) -> list[Finding]:
+    """What of it helps or hinders. Pure."""
+    return [*_variables(seen), _loopback(seen), *_versions(seen), *_frameworks(seen), *_stack(seen)]
+
+
+def _variables(seen: Surroundings) -> list[Finding]:
+    found: list[Finding] = []
+    for variable in VARIABLES:
+        for name, value in seen.environment.items():
+            if re.fullmatch(variable.pattern, name) and variable.bad(value):
+                shown = "…" if "HEADERS" in name else value
+                found.append(Finding(f"{name}={shown}", not variable.blocks, variable.what, variable.remedy))
+    return found or [Finding("no variable switches telemetry off", True, "none of those that are known")]
+
+
+def _loopback(seen: Surroundings) -> Finding:
+    proxies = [
+        name for name in ("http_proxy", "https_proxy", "all_proxy") if seen.environment.get(name) or seen.environment.get(name.upper())
+    ]
+    excepted = f"{seen.environment.get('no_proxy', '')},{seen.environment.get('NO_PROXY', '')}".split(",")
+    good = not proxies or any(host.strip() in LOCAL for host in excepted)
+    detail = "no HTTP proxy is in the way" if good else f"{', '.join(proxies)} is set, and NO_PROXY does not name 127.0.0.1"
+    return Finding("the agent reaches the stack directly", good, detail, "" if good else "set NO_PROXY=127.0.0.1,localhost")
+
+
+def _versions(seen: Surroundings) -> list[Finding]:
+    if seen.packages is None:
+        return [Finding("versions", True, "the command is no Python program: its own SDK must send OTLP")]
+    packages = seen.packages
+    what = "agl-otel and OpenTelemetry are installed for the agent"
+    if missing := [name for name in ("agl-otel", "opentelemetry-sdk", "opentelemetry-instrumentation") if name not in packages]:
+        return [Finding(what, False, f"missing: {', '.join(missing)}", "pip install agl-otel into the agent's own environment")]
+    sdk, instrumentation = packages["opentelemetry-sdk"], packages["opentelemetry-instrumentation"]
+    detail = f"opentelemetry-sdk {sdk}, opentelemetry-instrumentation {instrumentation}"
+    found = [Finding(what, True, detail)]
+    if (pair := _minor(sdk) + INSTRUMENTATION_MINOR) != _minor(instrumentation):
+        remedy = (
+            f"pip install 'opentelemetry-sdk=={sdk}' 'opentelemetry-instrumentation==0.{pair}b0', and other instrumentations of 0.{pair}b0"
+        )
+        found.append(Finding("their versions go together", False, detail, remedy))
+    wanted = seen.own.get("opentelemetry-sdk", sdk)
+    if _minor(sdk) < _minor(wanted):
+        remedy = f"it is tried with {wanted}: pip install -U 'opentelemetry-sdk=={wanted}'"
+        found.append(Finding("the SDK is as new as ours", True, detail, remedy))
+    return found
+
+
+def _minor(version: str) -> int:
+    part = version.split(".")[1] if "." in version else ""
+    return int(re.match(r"\d*", part)[0] or 0)  # pyright: ignore[reportOptionalSubscript] - matches any text
+
+
+def _frameworks(seen: Surroundings) -> list[Finding]:
+    packages = seen.packages or {}
+    found: list[Finding] = []
+    for each in FRAMEWORKS:
+        name = next((package for package in each.packages if package in packages), None)
+        if name is None:
+            continue
+        good = any(package in packages for package in each.good_with) or any(_true(seen.environment.get(key, "")) for key in each.good_if)
+        found.append(Finding(f"{name} {packages[name]}", True, "its spans come" if good else each.does, "" if good else each.remedy))
+    return found
+
+
+def _stack(seen: Surroundings) -> list[Finding]:
+    found = [
+        Finding(
+            f"port {port} is taken",
+            True,
+            f"somebody else listens there, and `agl-otel up` could not ({name})",
+            f"stop what runs there, or set AGL_{name.upper()} to another one (0: any)",
+        )
+        for name, port in seen.taken
+    ]
+    if seen.store and not seen.token:
+        remedy = "where it asks for a token, set AGL_TOKEN to the stack's"
+        found.append(Finding("a token is set", True, f"none, for the stack at {seen.store}", remedy))
+    return found or [Finding("ports and token", True, f"the stack at {seen.store}" if seen.store else "all ports are free")]
