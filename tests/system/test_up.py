@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from agl_otel.queue.postgres_server import Postgres
 from agl_otel.settings import PORTS
+from tests.contract.queue.conftest import postgres  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a fixture
 from tests.system.stack_process import Command, alive, naming, run, until
 
 FREE_PORTS = [argument for port in PORTS for argument in (f"--{port.replace('_', '-')}", "0")]
@@ -56,6 +58,20 @@ def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
         command.process.send_signal(signal.SIGINT)
         assert command.wait(10) == 130
     until(lambda: naming(data) == [], "nothing is left", 10)
+
+
+def test_the_queue_may_be_in_postgresql(tmp_path: Path, postgres: Postgres) -> None:  # noqa: F811 - the fixture
+    data, tasks, url = tmp_path / "data", tmp_path / "tasks.jsonl", postgres.new_schema()
+    tasks.write_text("1\n2\n")
+    for total in (2, 4):  # what the second stack finds was kept by the first
+        with up(tmp_path, data, "--queue", url):
+            until((data / "stack.json").exists, "stack.json is written")
+            store = ("--store", stack_file(data)["web"]["address"])
+            added = run("rollouts", "enqueue", "--file", str(tasks), *store, cwd=tmp_path)
+            assert added.returncode == 0, added.stderr
+            found = json.loads(run("queue", "stats", "--json", *store, cwd=tmp_path).stdout)
+            assert (found["name"], found["total_rollouts"]) == ("postgresql", total)
+    assert not (data / "queue.db").exists()
 
 
 def test_kill_9_of_the_supervisor_leaves_nothing_behind(tmp_path: Path) -> None:
