@@ -180,6 +180,9 @@ class GRPO:
     def __post_init__(self) -> None:
         if self.group_size < 2:
             raise UsageError(f"group_size is {self.group_size}: a group of one has no other to be better than; use at least 2")
+        for name in ("resample_rounds", "max_staleness"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} is {getattr(self, name)}: it must not be negative")
         if self.groups_under_way is not None and self.groups_under_way <= self.prompts_per_step:
             raise UsageError(
                 f"groups_under_way is {self.groups_under_way}: it must be more than prompts_per_step ({self.prompts_per_step}), "

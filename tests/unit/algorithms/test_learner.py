@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from agl_otel.adapters.trajectories import TrajectoryBatch
-from agl_otel.algorithms.grpo.algorithm import task_order
+from agl_otel.algorithms.grpo.algorithm import GRPO, task_order
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.objective import Average, Objective, token_logprobs
 from agl_otel.algorithms.grpo.policy import Policy, load_weights, save_weights
@@ -148,3 +149,18 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(policy: Policy, 
 def test_every_task_comes_once_before_any_comes_again() -> None:
     drawn = list(islice(task_order(5, random.Random(0)), 30))
     assert all(sorted(drawn[start : start + 5]) == list(range(5)) for start in range(0, 30, 5))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"group_size": 1}, "group of one"),
+        ({"resample_rounds": -1}, "resample_rounds is -1"),
+        ({"max_staleness": -1}, "max_staleness is -1"),
+        ({"groups_under_way": 16}, "more than prompts_per_step"),
+        ({"average": "constant"}, "constant_tokens"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        GRPO(model_dir="policy", model_server_url="http://127.0.0.1:1", **wrong)
