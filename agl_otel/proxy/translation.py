@@ -20,6 +20,7 @@ import aiohttp
 from aiohttp import web
 
 from agl_otel.errors import RefusedError
+from agl_otel.listen import body_in_time, make_runner
 from agl_otel.proxy.answer import error_response, pass_on
 from agl_otel.proxy.dialects import CHAT
 from agl_otel.proxy.litellm import PREFIX, PROVIDER, Litellm
@@ -72,7 +73,7 @@ class Translation:
         """Listen, and start litellm."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/v1/chat/completions", self._capture)
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        self._runner = make_runner(app, handler_cancellation=True)
         await self._runner.setup()
         await web.TCPSite(self._runner, HOST, 0).start()
         self._session = aiohttp.ClientSession(
@@ -120,7 +121,8 @@ class Translation:
 
     async def _capture(self, request: web.Request) -> web.StreamResponse:
         """litellm asks for chat/completions."""
-        raw = await request.read()
+        with body_in_time(request):
+            raw = await request.read()
         given = parse_object(raw)
         held = self._held.get(str(given.get("model"))) if given is not None else None
         task = asyncio.current_task()

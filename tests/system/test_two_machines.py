@@ -20,6 +20,7 @@ from tests.system.two_machines import Machine, two_machines
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 SCRIPT = """
 import os
+import signal
 import agl_otel as agl
 
 @agl.algo
@@ -38,6 +39,7 @@ def agent(task: str) -> float:
     return float(len(task))
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it puts into the background
     agl.setup_logging()
     agl.Trainer(algorithm=algorithm, n_runners=2, strategy="cs").fit(agent, ["a", "bb", "ccc"])
 """
