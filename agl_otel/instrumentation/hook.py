@@ -13,6 +13,7 @@ import atexit
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Final, Literal, NoReturn
@@ -35,6 +36,8 @@ from agl_otel.instrumentation.seal import Sealer
 
 FINISH_SECONDS: Final = 10.0
 """The longest that sealing and flushing may delay the end of the process."""
+SETTLE_SECONDS: Final = 1.0
+"""How long spans that other threads end meanwhile are still sealed."""
 MAX_ATTRIBUTES: Final = "4096"
 """The SDK's 128 would drop the oldest attributes of a span, which are the ids, in long conversations."""
 _ATTRIBUTE_LIMIT: Final = "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"
@@ -78,11 +81,10 @@ class Hook:
         from opentelemetry.sdk._configuration import _OTelSDKConfigurator  # pyright: ignore[reportPrivateUsage]  # what distributions subclass
 
         os.environ.setdefault(_ATTRIBUTE_LIMIT, MAX_ATTRIBUTES)
-        _OTelSDKConfigurator().configure(
-            auto_instrumentation_version=__version__, span_processors=[self.processor], export_span_processor=self._export_processor
-        )
+        _OTelSDKConfigurator().configure(auto_instrumentation_version=__version__, export_span_processor=self._export_processor)
         provider = trace.get_tracer_provider()
         assert isinstance(provider, TracerProvider), "the SDK's configurator sets the SDK's provider"
+        provider.add_span_processor(self.processor)
         self.configured(provider)
 
     def install_at_end(self) -> None:
@@ -100,12 +102,23 @@ class Hook:
         if threading.current_thread() is threading.main_thread() and previous is not signal.SIG_IGN and previous is not None:
             self._previous_sigterm = previous
             signal.signal(signal.SIGTERM, self._on_sigterm)
+            keep_sigterm_for_forked_children()
 
     @never_raises
     def finish(self) -> None:
-        """Seal and flush."""
-        if self._sealer is not None and not self._sealer.seal_all(FINISH_SECONDS):
-            note_failure("the last flush", "not every span was exported")
+        """Seal and flush. A span that ends meanwhile arrives with a seal that counts it, or does not arrive and is not counted."""
+        if self._sealer is None:
+            return
+        started = time.monotonic()
+        while True:
+            while self.processor.ending() and time.monotonic() - started < SETTLE_SECONDS:
+                time.sleep(0.001)
+            if not self._sealer.seal_all(started + FINISH_SECONDS - time.monotonic()):
+                note_failure("the last flush", "not every span was exported")
+                return
+            settled = not self.processor.ending() and not self.ledger.unsealed()
+            if settled or time.monotonic() - started > SETTLE_SECONDS:
+                return
 
     def _finish_aside(self) -> None:
         """Finish in another thread, so that a lock that this one holds cannot keep the process from ending."""
@@ -167,6 +180,19 @@ class Hook:
 
     def _dropped(self, spans: Sequence[ReadableSpan]) -> None:
         count_dropped(self.ledger, [span for span in spans if not self.stored_elsewhere(span)])
+
+
+def keep_sigterm_for_forked_children() -> None:
+    """Have a SIGTERM wait for a forked child until it can handle it: Python forgets those that arrive while a child is being made."""
+    before = threading.local()
+
+    def hold() -> None:
+        before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def let_go() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
+
+    os.register_at_fork(before=hold, after_in_parent=let_go, after_in_child=let_go)
 
 
 def is_own(ledger: Ledger, span: ReadableSpan) -> bool:

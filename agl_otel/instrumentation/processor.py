@@ -5,6 +5,7 @@ A span that no attempt is known for is left exactly as it is.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 from opentelemetry.context import Context
@@ -22,18 +23,23 @@ UNCOUNTED = frozenset({semconv.SPAN_SEAL, semconv.SPAN_ATTEMPT})
 class AttemptProcessor(SpanProcessor):
     """Writes the ids (from baggage, else `fallback`) and the marker onto spans as they start, and counts them as they end.
 
-    `on_idle` is called with the attempt when its last open span has ended.
+    `on_idle` is called with the attempt when its last open span has ended. Where it is a provider's last processor, a span that it has
+    counted is with the exporters already.
     """
 
     def __init__(self, ledger: Ledger, *, fallback: Key | None = None, on_idle: Callable[[Key], None] | None = None) -> None:
         self._ledger = ledger
         self._fallback = fallback
         self._on_idle = on_idle
-        self._open: dict[int, Key] = {}
+        self._open: dict[int, tuple[Key, weakref.ref[Span]]] = {}
 
     def after_fork(self) -> None:
         """Forget the spans that the parent process has open."""
         self._open.clear()
+
+    def ending(self) -> bool:
+        """Whether a span has ended that is not counted yet: it may be with the exporters or not."""
+        return any((span := weak()) is not None and span.end_time is not None for _, weak in list(self._open.values()))
 
     @never_raises
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
@@ -44,7 +50,7 @@ class AttemptProcessor(SpanProcessor):
         if key is None:
             return
         context = span.get_span_context()
-        self._open[context.span_id] = key
+        self._open[context.span_id] = key, weakref.ref(span)
         place = (context.trace_id, (span.parent or context).span_id)
         ids = {semconv.ROLLOUT_ID: key[0], semconv.PROCESS: self._ledger.started(key, context.span_id, place)}
         if key[1]:
@@ -55,9 +61,10 @@ class AttemptProcessor(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         """Count the span (OpenTelemetry calls this)."""
         context = span.get_span_context()
-        key = self._open.pop(context.span_id, None) if context is not None else None
-        if key is None or context is None:
+        known = self._open.pop(context.span_id, None) if context is not None else None
+        if known is None or context is None:
             return
+        key = known[0]
         # As stored: a span that lost its marker to a limit on attributes is not counted by a reader either.
         marker = marker_of(span) if context.trace_flags.sampled and key_of_attributes(span) == key else None
         if self._ledger.ended(key, context.span_id, marker=marker) and self._on_idle is not None:

@@ -1,8 +1,9 @@
 """Find the prompt that makes the agent answer as the tasks want it: APO in one script, with no key and no network.
 
-    python optimise.py [TARGET] [--run-dir FOLDER]
+    python optimise.py [TARGET] [--run-dir FOLDER --data-dir FOLDER --port PORT]
 
-Started again on the same folder it goes on where it was stopped, and pays for nothing twice.
+Started again on the same folders it goes on where it was stopped, and pays for nothing twice. Rollouts that were queued then look for the
+model where it was: a run that is to be gone on with needs a port of its own.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from words import WORDS
 import agl_otel as agl
 
 
-def background(server: Server) -> str:
-    """Serve it from a thread for as long as this process lives; its address."""
+def background(server: Server, port: int) -> str:
+    """Serve it from a thread for as long as this process lives; its address. Port 0: any."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
-    return asyncio.run_coroutine_threadsafe(serve(server), loop).result()[1]
+    return asyncio.run_coroutine_threadsafe(serve(server, port), loop).result()[1]
 
 
 def main() -> None:
@@ -32,8 +33,9 @@ def main() -> None:
     parser.add_argument("target", nargs="?", choices=WORDS, default="next")
     parser.add_argument("--run-dir")
     parser.add_argument("--data-dir", help="where the store is kept; without it nothing is")
+    parser.add_argument("--port", type=int, default=0, help="where the model is served; without it anywhere")
     options = parser.parse_args()
-    url = background(Server())
+    url = background(Server(), options.port)
     apo = agl.APO(
         AsyncOpenAI(base_url=url, api_key="none"),
         gradient_model="critic",

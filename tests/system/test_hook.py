@@ -141,6 +141,38 @@ ENDS = {
 }
 
 
+def test_a_child_that_is_terminated_as_soon_as_it_is_forked_ends(receiver: OtlpReceiver, agent: Agent) -> None:
+    code = """
+    for _ in range(20):
+        child = os.fork()
+        if child == 0:
+            time.sleep(120)
+            os._exit(7)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    """
+    status, _, err = agent.run(code)
+    assert status == 0, err
+
+
+def test_a_span_that_ends_while_the_process_ends_is_counted_and_exported(receiver: OtlpReceiver, agent: Agent) -> None:
+    code = """
+    from agl_otel.instrumentation.export import ExportProcessor
+    reached, export = threading.Event(), ExportProcessor.on_end
+    def late(processor, span):
+        if span.name == 'late':
+            reached.set()
+            time.sleep(0.2)
+        export(processor, span)
+    ExportProcessor.on_end = late
+    threading.Thread(target=lambda: tracer.start_span('late').end(), daemon=True).start()
+    reached.wait()
+    """
+    status, _, err = agent.run(code)
+    assert (status, err) == (0, "")
+    assert receiver.spans("late") and sealed_completely(receiver)
+
+
 @pytest.mark.parametrize("end", ENDS)
 def test_nothing_is_lost_however_the_process_ends(receiver: OtlpReceiver, agent: Agent, end: str) -> None:
     code, expected = ENDS[end]

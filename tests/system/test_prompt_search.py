@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,12 +22,18 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "apo"
 BEST = re.compile(r"^best prompt \(1\.00\): \w* ?flip$", re.MULTILINE)
 
 
-def started(folder: Path, log: Path) -> subprocess.Popen[bytes]:
-    arguments = ["optimise.py", "flip", "--run-dir", str(folder / "run"), "--data-dir", str(folder / "data")]
+def started(folder: Path, log: Path, port: int = 0) -> subprocess.Popen[bytes]:
+    folders = ["--run-dir", str(folder / "run"), "--data-dir", str(folder / "data")]
+    arguments = ["optimise.py", "flip", *folders, "--port", str(port)]
     with log.open("wb") as out:
         return subprocess.Popen(
             [sys.executable, "-u", *arguments], cwd=EXAMPLE, stdout=out, stderr=subprocess.STDOUT, env=ENVIRONMENT, start_new_session=True
         )
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
 
 
 def ended(process: subprocess.Popen[bytes], log: Path) -> str:
@@ -61,7 +68,8 @@ def test_a_run_that_is_killed_goes_on_and_pays_for_nothing_twice(tmp_path: Path)
 
     killed = tmp_path / "killed"
     journal = killed / "run" / "journal.jsonl"
-    process = started(killed, tmp_path / "first.log")
+    port = free_port()
+    process = started(killed, tmp_path / "first.log", port)
     try:
         until(lambda: process.poll() is not None or (journal.exists() and journal.read_bytes().count(b"\n") >= 7), "some steps are done")
         assert process.poll() is None, (tmp_path / "first.log").read_text()
@@ -70,7 +78,7 @@ def test_a_run_that_is_killed_goes_on_and_pays_for_nothing_twice(tmp_path: Path)
             os.kill(process.pid, signal.SIGKILL)
         process.wait()
     until(lambda: naming(killed) == [], "the killed run's services have ended")
-    again = ended(started(killed, tmp_path / "second.log"), tmp_path / "second.log")
+    again = ended(started(killed, tmp_path / "second.log", port), tmp_path / "second.log")
     assert [line for line in again.splitlines() if line.startswith(("{'round'", "best prompt"))] == results
     assert (
         paid(killed) == paid(tmp_path / "whole") == json.loads((killed / "run" / "metrics.jsonl").read_text().splitlines()[-1])["rollouts"]
