@@ -56,15 +56,7 @@ class Bias:
 def bias_of(traces: Traces, *, take: Collection[str] = ("complete", "unproven"), **options: Any) -> Bias:
     """Count what was read; `take` and `options` are those of `to_trajectories`."""
     verdicts = cast("Collection[VerdictKind]", take)  # one that is no verdict takes nothing
-    found = Bias()
-    for rollout, key, reason, reward in judged(traces, verdicts, options.get("fill_reward"), options.get("reward_name")):
-        outcome = reason or TAKEN
-        found.attempts[rollout.mode or "", outcome] += 1
-        found.rewards[reward_range(reward), outcome] += 1
-        found.tasks[task_of(rollout), outcome] += 1
-        if key is not None and (verdict := traces.verdicts.get(key)) is not None:
-            found.verdicts[verdict.kind] += 1
-            found.alarms += verdict.alarm
+    found = bias_of_attempts(traces, take=verdicts, fill_reward=options.get("fill_reward"), reward_name=options.get("reward_name"))
     batch = to_trajectories(traces, take=verdicts, **options)
     found.calls.update({why: count for why, count in batch.refused.items() if why in CALL_REFUSALS} | {TAKEN: int(batch.calls.sum())})
     found.trajectories = len(batch)
@@ -73,6 +65,22 @@ def bias_of(traces: Traces, *, take: Collection[str] = ("complete", "unproven"),
     for rollout_id, attempt_id, version in zip(traces.calls.rollout_id, traces.calls.attempt_id, traces.calls.model_version, strict=True):
         versions.setdefault((rollout_id, attempt_id), set()).add(version)
     found.versions.update("same" if len(seen) == 1 else "mixed" for seen in versions.values())
+    return found
+
+
+def bias_of_attempts(
+    traces: Traces, *, take: Collection[VerdictKind], fill_reward: float | None = None, reward_name: str | None = None
+) -> Bias:
+    """What `bias_of` counts of attempts and verdicts; no sample is made for it."""
+    found = Bias()
+    for rollout, key, reason, reward in judged(traces, take, fill_reward, reward_name):
+        outcome = reason or TAKEN
+        found.attempts[rollout.mode or "", outcome] += 1
+        found.rewards[reward_range(reward), outcome] += 1
+        found.tasks[task_of(rollout), outcome] += 1
+        if key is not None and (verdict := traces.verdicts.get(key)) is not None:
+            found.verdicts[verdict.kind] += 1
+            found.alarms += verdict.alarm
     return found
 
 

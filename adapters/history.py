@@ -6,17 +6,15 @@ come first; `gen_ai.input.messages` holds what follows them. The chain of calls 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar, cast
 
 from agl_otel import semconv
+from agl_otel.traces.told import Place, messages_in, whole_messages
 from agl_otel.types import Span
 
 INPUT: Final = "gen_ai.input.messages"
 OUTPUT: Final = "gen_ai.output.messages"
-Call = tuple[str, str, str, int]
-"""(rollout, attempt, process marker, call)."""
 AnySpan = TypeVar("AnySpan")
 
 
@@ -28,16 +26,14 @@ def in_full(spans: Sequence[AnySpan]) -> Sequence[AnySpan]:
     told = [span for span in spans if isinstance(span, Span) and semconv.LLM_CALL in span.attributes]
     if not any(semconv.LLM_MESSAGES_CALL in span.attributes for span in told):
         return spans
-    wholes: dict[Call, list[Any] | None] = {}
-    full: dict[int, Span] = {}
-    for span in sorted(told, key=lambda span: (_number(span, semconv.LLM_CALL), _number(span, semconv.LLM_CHOICE))):
-        whole = _messages(span)
-        if semconv.LLM_MESSAGES_CALL in span.attributes:
-            earlier = wholes.get(_call(span, semconv.LLM_MESSAGES_CALL))
-            count = _number(span, semconv.LLM_MESSAGES_BEFORE)
-            whole = [*earlier[:count], *whole] if earlier is not None and whole is not None and len(earlier) >= count else None
-            full[id(span)] = _with(span, whole)
-        wholes.setdefault(_call(span, semconv.LLM_CALL), whole)  # the first choice's
+    told.sort(key=lambda span: (_number(span, semconv.LLM_CALL), _number(span, semconv.LLM_CHOICE)))
+    wholes = whole_messages(
+        [_place(span) for span in told],
+        [messages_in(span.attributes.get(INPUT)) for span in told],
+        [_number(span, semconv.LLM_MESSAGES_CALL) for span in told],
+        [_number(span, semconv.LLM_MESSAGES_BEFORE) for span in told],
+    )
+    full = {id(span): _with(span, whole) for span, whole in zip(told, wholes, strict=True) if semconv.LLM_MESSAGES_CALL in span.attributes}
     return [cast("AnySpan", full.get(id(span), span)) for span in spans]
 
 
@@ -47,18 +43,9 @@ def _with(span: Span, messages: list[Any] | None) -> Span:
     return span.model_copy(update={"attributes": held if messages is None else {**held, INPUT: messages}})
 
 
-def _messages(span: Span) -> list[Any] | None:
-    value: Any = span.attributes.get(INPUT)
-    try:
-        found = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return None
-    return cast("list[Any]", found) if isinstance(found, list) else None
-
-
 def _number(span: Span, key: str) -> int:
     return int(span.attributes.get(key, 0))
 
 
-def _call(span: Span, key: str) -> Call:
-    return span.rollout_id, span.attempt_id, str(span.attributes.get(semconv.PROCESS, "")), _number(span, key)
+def _place(span: Span) -> Place:
+    return span.rollout_id, span.attempt_id, str(span.attributes.get(semconv.PROCESS, "")), _number(span, semconv.LLM_CALL)

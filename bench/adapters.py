@@ -35,7 +35,8 @@ from agl_otel.types import Attempt, AttemptedRollout
 from bench.agentlightning_triplets import as_03
 from bench.harness import Contest, Turn, report, report_absent, report_against_bar, take_turns
 from bench.otlp import request_of
-from bench.peers import AbsentError, agentlightning_python, ours
+from bench.peers import agentlightning_python, ours
+from tests.environments import AbsentError
 
 SECONDS_BAR: Final = 0.5
 RATIO_BAR: Final = 20.0

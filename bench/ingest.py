@@ -26,7 +26,8 @@ from bench import peers
 from bench.harness import Turn, cpu_seconds, report, report_absent, report_against_bar, resident_bytes, take_turns
 from bench.load import Address, drive
 from bench.otlp import requests
-from bench.peers import AbsentError, Peer
+from bench.peers import Peer
+from tests.environments import AbsentError
 
 Made = Callable[[Path], contextlib.AbstractAsyncContextManager[Peer]]
 IDLE_PROBES: Final = 20

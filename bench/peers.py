@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -28,19 +27,15 @@ from agl_otel.traces.server import ServerEngine
 from bench.harness import free_port, process
 from bench.load import Address
 from tests.clickhouse_server import ClickHouseServer
+from tests.environments import AbsentError, installed
 
 ROOT: Final = Path(__file__).parents[1]
-LITELLM: Final = ("litellm[proxy]==1.106.2",)
 AGENTLIGHTNING: Final = ("agentlightning==0.3.0", "opentelemetry-sdk==1.38.0", "opentelemetry-exporter-otlp==1.38.0", "openai<2")
 ROTEL: Final = ("rotel==0.0.1a15",)
 VISIBLE_SECONDS: Final = 300.0
 # The default table of the OpenTelemetry Collector's ClickHouse exporter.
 DEFAULT_TABLE: Final = (Path(__file__).parent / "otel_default_table.sql").read_text()
 Ids = Sequence[tuple[str, str]]
-
-
-class AbsentError(Exception):
-    """A peer that cannot run here, and why."""
 
 
 @dataclass
@@ -174,19 +169,3 @@ def _counted(engine: ServerEngine) -> Callable[[int], Awaitable[None]]:
             await asyncio.sleep(0.02)
 
     return visible
-
-
-def installed(name: str, packages: Sequence[str]) -> Path:
-    """The virtual environment `name` of the cache, made where it is missing."""
-    place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agl-otel" / "peers" / name
-    mark = place / "complete"
-    if not mark.exists():
-        for command in (
-            [sys.executable, "-m", "venv", "--clear", str(place)],
-            [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages],
-        ):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise AbsentError(f"{packages[0]} cannot be installed: {done.stderr.strip()[-300:]}")
-        mark.touch()
-    return place

@@ -32,7 +32,7 @@ from agl_otel.settings import Settings
 from agl_otel.traces.reader import TraceReader
 from agl_otel.types import LLM, EnqueueRolloutRequest
 from bench.harness import Turn, cpu_seconds, free_port, process, report, report_absent, report_against_bar, take_turns
-from bench.peers import LITELLM, AbsentError, installed
+from tests.environments import LITELLM, AbsentError, installed
 
 ADDED_MS, CHUNK_US, GROWTH = 0.6, 60.0, 1.3
 SHORT, LONG = 20, 200

@@ -30,8 +30,8 @@ from bench import peers
 from bench.harness import Contest, Turn, report, report_absent, report_against_bar, take_turns
 from bench.load import Address, drive
 from bench.otlp import SPANS_PER_ATTEMPT, requests
-from bench.peers import AbsentError
 from bench.read_data import SPANS_PER_ROLLOUT, fill
+from tests.environments import AbsentError
 
 BATCH: Final = 256
 SINGLE: Final = 200

@@ -7,28 +7,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from agl_otel import semconv
+from agl_otel.adapters.joined import SpanKey, prompts_in_full
 from agl_otel.types import Span
 
 PROMPT_TOKENS: Final = "prompt tokens"
 """View-only attribute of a call: how many tokens its whole prompt has."""
-_Call = tuple[str, str, str, int, int]
-"""(rollout, attempt, process marker, call, choice)."""
 
 
 def with_prompt_tokens(spans: Sequence[Span]) -> list[Span]:
     """The spans, those of calls with the length of their whole prompt; without it where the call that they go on from is not there."""
-    ends: dict[_Call, int] = {}
-    lengths: dict[int, int] = {}
-    calls = [span for span in spans if semconv.LLM_CALL in span.attributes or semconv.LLM_PROMPT_TOKEN_IDS in span.attributes]
-    for span in sorted(calls, key=lambda span: _place(span, semconv.LLM_CALL, semconv.LLM_CHOICE)):
-        before = 0
-        if span.attributes.get(semconv.LLM_PREFIX_CALL):
-            before = ends.get(_place(span, semconv.LLM_PREFIX_CALL, semconv.LLM_PREFIX_CHOICE), -1)
-        prompt, reply = (span.attributes.get(name) for name in (semconv.LLM_PROMPT_TOKEN_IDS, semconv.LLM_RESPONSE_TOKEN_IDS))
-        if before >= 0 and prompt is not None:
-            lengths[id(span)] = before + len(prompt)
-            ends[_place(span, semconv.LLM_CALL, semconv.LLM_CHOICE)] = lengths[id(span)] + len(reply or ())
-    return [_with(span, lengths[id(span)]) if id(span) in lengths else span for span in spans]
+    whole = prompts_in_full(spans)
+    return [_with_length(span, whole) for span in spans]
+
+
+def _with_length(span: Span, whole: Mapping[SpanKey, Sequence[int]]) -> Span:
+    own = span.attributes.get(semconv.LLM_PROMPT_TOKEN_IDS)
+    prompt = whole.get((span.trace_id, span.span_id), own)
+    if own is None or prompt is None or (span.attributes.get(semconv.LLM_PREFIX_CALL) and not prompt):
+        return span
+    return span.model_copy(update={"attributes": {**span.attributes, PROMPT_TOKENS: len(prompt)}})
 
 
 def said(attributes: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -67,13 +64,3 @@ def _part(part: Any) -> str:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
-
-
-def _place(span: Span, call: str, choice: str) -> _Call:
-    held = span.attributes
-    marker = str(held.get(semconv.PROCESS, ""))
-    return span.rollout_id, span.attempt_id, marker, int(held.get(call, 0)), int(held.get(choice, 0))
-
-
-def _with(span: Span, prompt_tokens: int) -> Span:
-    return span.model_copy(update={"attributes": {**span.attributes, PROMPT_TOKENS: prompt_tokens}})

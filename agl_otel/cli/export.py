@@ -11,7 +11,7 @@ from typing import Any, Final, cast, get_args
 
 import click
 
-from agl_otel.adapters.bias import bias_of
+from agl_otel.adapters.bias import bias_of_attempts
 from agl_otel.adapters.masking import MaskRule, masked, parse_rules
 from agl_otel.adapters.pins import Pin, differences, line_of
 from agl_otel.adapters.records import FORMS, Functions, Reading, Row, Rows, needs_spans, rows_of
@@ -140,7 +140,8 @@ async def _write(
     pin_file = target.with_name(f"{target.name}.pin.json")
     pin_file.write_text(made.dumps())
     report = {"file": str(target), "pin": str(pin_file), "form": reading.form, "rows": len(found.rows), "rollouts": len(traces.rollouts)}
-    bias = bias_of(traces, take=reading.take, fill_reward=reading.fill_reward, agent_match=reading.agent_match, reward_name=reading.reward)
+    take: Any = reading.take
+    bias = bias_of_attempts(traces, take=take, fill_reward=reading.fill_reward, reward_name=reading.reward)
     told = {"refused": dict(found.refused), "refused_share": bias.shares(), "breaks": dict(found.breaks), "sha256": made.content}
     return {**report, **told}
 

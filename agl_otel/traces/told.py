@@ -1,6 +1,6 @@
 """Conversations in full, from the columns of texts: our proxy stores of a call's messages only what no earlier call of it has. Pure.
 
-The same rule on spans is adapters/history.py, which stands above this room.
+On spans the same is adapters/history.py, by the same rule.
 """
 
 from __future__ import annotations
@@ -24,22 +24,32 @@ def in_full(places: Sequence[Place], asked: Sequence[str], base: Sequence[int], 
 
     One whose base is not there, or cannot be read, is empty: half a conversation would be taken for one.
     """
-    wholes: dict[Place, list[Any] | None] = {}
-    full: list[str] = []
-    for place, text, earlier, count in zip(places, asked, base, before, strict=True):
-        messages = _messages(text)
+    wholes = whole_messages(places, [messages_in(text) for text in asked], base, before)
+    return [
+        text if not earlier else json.dumps(whole) if whole is not None else ""
+        for text, earlier, whole in zip(asked, base, wholes, strict=True)
+    ]
+
+
+def whole_messages(
+    places: Sequence[Place], told: Sequence[list[Any] | None], base: Sequence[int], before: Sequence[int]
+) -> list[list[Any] | None]:
+    """The messages of every call, whole; the arguments are those of `in_full`, `told` its messages read. None where they cannot be had."""
+    of: dict[Place, list[Any] | None] = {}
+    wholes: list[list[Any] | None] = []
+    for place, messages, earlier, count in zip(places, told, base, before, strict=True):
         if earlier:
-            first = wholes.get((*place[:3], earlier))
+            first = of.get((*place[:3], earlier))
             messages = [*first[:count], *messages] if first is not None and messages is not None and len(first) >= count else None
-            text = json.dumps(messages) if messages is not None else ""
-        wholes.setdefault(place, messages)  # the first choice's
-        full.append(text)
-    return full
+        of.setdefault(place, messages)  # the first choice's
+        wholes.append(messages)
+    return wholes
 
 
-def _messages(text: str) -> list[Any] | None:
+def messages_in(value: Any) -> list[Any] | None:
+    """A list of messages, which may be JSON; None where it is none."""
     try:
-        found = json.loads(text)
+        found = json.loads(value) if isinstance(value, str) else value
     except ValueError:
         return None
     return cast("list[Any]", found) if isinstance(found, list) else None

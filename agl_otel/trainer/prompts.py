@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from agl_otel.adapters import TraceToMessages
 from agl_otel.algorithms.prompts import APO, GEPA, PromptSearch, RandomSearch
-from agl_otel.algorithms.prompts.search import survives_its_runner
+from agl_otel.algorithms.prompts.search import default_client, survives_its_runner
 from agl_otel.errors import SettingsError
 from agl_otel.trainer.run import JobRun, unless
 
@@ -72,8 +72,4 @@ class PromptSearching(JobRun):
             raise SettingsError(
                 f"[editor] api_key_env: the environment variable {spec.api_key_env} is not set (any value, where no key is needed)"
             )
-        try:
-            from openai import AsyncOpenAI
-        except ModuleNotFoundError:
-            raise SettingsError("the editor needs the [apo] extra (openai is missing): pip install 'agl-otel[apo]'") from None
-        return AsyncOpenAI(api_key=key, base_url=spec.base_url, timeout=spec.timeout_seconds)
+        return default_client(api_key=key, base_url=spec.base_url, timeout=spec.timeout_seconds)

@@ -21,6 +21,7 @@ from agl_otel.errors import AglError
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.store import Store
 from agl_otel.store.figures import PREFIX
+from agl_otel.web.exposition import Sample, metric_lines
 
 REFRESH_SECONDS: Final = 15.0
 SETTLE_SECONDS: Final = 5.0  # after the end of a rollout; its last spans may be on their way
@@ -32,7 +33,6 @@ TRAINING: Final = f"""
 SELECT MetricName AS name, Attributes['algorithm'] AS algorithm, argMax(Value, TimeUnix) AS value FROM otel_metrics_gauge
 WHERE startsWith(MetricName, '{PREFIX}') AND TimeUnix > now() - INTERVAL 1 DAY GROUP BY name, algorithm ORDER BY name, algorithm
 """
-Sample = tuple[Mapping[str, str], float]
 _log = logging.getLogger(__name__)
 
 
@@ -91,14 +91,16 @@ class Alarms:
                     self._read_at = self._clock()
                 except AglError as error:
                     _log.warning("what is refused for training cannot be counted now: %s", error)
-        lines = [line for name, about, read in METRICS for line in _metric(f"agl_{name}_total", "counter", about, read(self.bias))]
+        lines = [line for name, about, read in METRICS for line in metric_lines(f"agl_{name}_total", "counter", about, read(self.bias))]
         figures: dict[str, list[Sample]] = {}
         for row in self._training:
             name = "agl_training_" + row["name"].removeprefix(PREFIX)
             figures.setdefault(name, []).append(({"algorithm": row["algorithm"]}, row["value"]))
-        lines += [line for name, samples in figures.items() for line in _metric(name, "gauge", "As the trainer recorded it last.", samples)]
+        lines += [
+            line for name, samples in figures.items() for line in metric_lines(name, "gauge", "As the trainer recorded it last.", samples)
+        ]
         age = self._clock() - self._read_at if self._read_at else float("nan")
-        lines += _metric("agl_alarms_age_seconds", "gauge", "How old these figures are.", [({}, round(age, 3))])
+        lines += metric_lines("agl_alarms_age_seconds", "gauge", "How old these figures are.", [({}, round(age, 3))])
         return "\n".join([*lines, ""])
 
     async def _refresh(self) -> None:
@@ -116,16 +118,3 @@ class Alarms:
         while len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
         self._training = await self._store.reader.query(TRAINING)
-
-
-def _metric(name: str, kind: str, about: str, samples: Iterable[Sample]) -> list[str]:
-    return [f"# HELP {name} {about}", f"# TYPE {name} {kind}", *(f"{name}{_labels(labels)} {value}" for labels, value in samples)]
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    told = ",".join(f'{key}="{_escaped(value)}"' for key, value in labels.items())
-    return f"{{{told}}}" if told else ""
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

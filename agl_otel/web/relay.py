@@ -14,6 +14,7 @@ from aiohttp import web
 from agl_otel.errors import UnavailableError
 from agl_otel.tls import connector
 from agl_otel.web.alarms import Alarms
+from agl_otel.web.exposition import metric_lines
 from agl_otel.web.rest import STORE
 
 OTLP_PATHS: Final = ("/v1/traces", "/v1/logs", "/v1/metrics")
@@ -50,13 +51,9 @@ async def otlp(request: web.Request) -> web.Response:
 async def metrics(request: web.Request) -> web.Response:
     """GET /metrics: the collector's page; before it the queue's counts, and what is refused for training (alarms.py)."""
     counts = await request.app[STORE].queue.statistics()
-    lines = ["# HELP agl_rollouts Rollouts by status.", "# TYPE agl_rollouts gauge"]
-    lines += [f'agl_rollouts{{status="{status}"}} {count}' for status, count in sorted(counts["rollouts_by_status"].items())]
-    lines += [
-        "# HELP agl_claimable Rollouts that wait to be claimed.",
-        "# TYPE agl_claimable gauge",
-        f"agl_claimable {counts['claimable']}",
-    ]
+    by_status = [({"status": status}, count) for status, count in sorted(counts["rollouts_by_status"].items())]
+    lines = metric_lines("agl_rollouts", "gauge", "Rollouts by status.", by_status)
+    lines += metric_lines("agl_claimable", "gauge", "Rollouts that wait to be claimed.", [({}, counts["claimable"])])
     headers = {name: request.headers[name] for name in ("Authorization",) if name in request.headers}
     answer = await _passed("GET", await _collector(request) + "/metrics", request, headers, None)
     if answer.status != 200 or not isinstance(answer.body, bytes):

@@ -7,7 +7,7 @@ plain forward pass over each row.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from agl_otel.adapters.ragged import take
 from agl_otel.adapters.trajectories import TrajectoryBatch
-from agl_otel.algorithms.grpo.objective import Objective, max_ratio_error, policy_loss, token_logprobs, token_weights
+from agl_otel.algorithms.grpo.objective import Objective, kl_terms, max_ratio_error, policy_loss, token_logprobs, token_weights
 from agl_otel.columns import Ragged
 from agl_otel.errors import DataError
 
@@ -92,7 +92,7 @@ class Learner:
                 f"{int((~np.isfinite(advantages)).sum())} of {len(advantages)} advantages are no finite numbers: look at the rewards"
             )
         parts = [_dense(batch, advantages, index, self.model.device) for index in self._micro_batches(batch)]
-        weights = _split(self._weights(batch, parts), parts)
+        weights = self._weights(batch, parts)
         old = [part.behaviour_logprobs for part in parts]
         reference = [self._reference_logprobs(part) for part in parts]
         loss = ratio_error = first_norm = kl = 0.0
@@ -117,18 +117,20 @@ class Learner:
                 )
                 share.backward()  # pyright: ignore[reportUnknownMemberType]  # torch annotates it in part only
                 loss += share.item()
-                kl += _drift(reference[place], logprobs.detach())
+                if (before := reference[place]) is not None:
+                    kl += float(kl_terms(logprobs.detach(), before).sum())
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm).item()
             first_norm = norm if number == 0 else first_norm
             self._optimizer.step()
         tokens = sum(len(part.advantages) for part in parts)
         return Update(loss, first_norm, ratio_error, tokens, kl / max(1, tokens))
 
-    def _weights(self, batch: TrajectoryBatch, parts: list[_Rows]) -> Tensor:
-        """objective.token_weights of all tokens, part after part."""
+    def _weights(self, batch: TrajectoryBatch, parts: list[_Rows]) -> Sequence[Tensor]:
+        """objective.token_weights of the tokens of each part."""
         rollout = np.unique(batch.rollout_id, return_inverse=True)[1]
         sequence = torch.cat([part.sequence for part in parts])
-        return token_weights(sequence, torch.from_numpy(rollout).to(sequence.device), self.objective)
+        weights = token_weights(sequence, torch.from_numpy(rollout).to(sequence.device), self.objective)
+        return weights.split([len(part.sequence) for part in parts])
 
     def _reference_logprobs(self, part: _Rows) -> Tensor | None:
         if self._reference is None:
@@ -178,14 +180,3 @@ def _dense(batch: TrajectoryBatch, advantages: NDArray[np.float32], index: NDArr
     source: Any = take(Ragged(np.arange(offsets[-1]), offsets), row.reshape(-1)).values
     arrays = (tokens[distinct], trained[distinct], source, captured, spread, sequence)
     return _Rows(*(torch.from_numpy(array).to(device) for array in arrays))
-
-
-def _split(values: Tensor, parts: list[_Rows]) -> list[Tensor]:
-    return list(values.split([len(part.advantages) for part in parts]))
-
-
-def _drift(reference: Tensor | None, logprobs: Tensor) -> float:
-    if reference is None:
-        return 0.0
-    away = reference - logprobs
-    return float((torch.exp(away) - away - 1.0).sum())

@@ -139,9 +139,14 @@ def policy_loss(
     if options.kl:
         if reference_logprobs is None:
             raise UsageError("kl needs the log-probs of the reference model")
-        drift = reference_logprobs - logprobs
-        terms = terms + options.kl * (torch.exp(drift) - drift - 1.0)
+        terms = terms + options.kl * kl_terms(logprobs, reference_logprobs)
     return (terms * weights).sum()
+
+
+def kl_terms(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """An estimate of the KL divergence from the reference at each token, never negative (DeepSeekMath, eq. 4). All [tokens]."""
+    drift = reference_logprobs - logprobs
+    return torch.exp(drift) - drift - 1.0
 
 
 def _mean_of_sequence(values: Tensor, sequence: Tensor) -> Tensor:

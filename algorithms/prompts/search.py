@@ -222,13 +222,13 @@ def items(dataset: Dataset[Any] | None) -> list[Any]:
     return [] if dataset is None else [dataset[index] for index in range(len(dataset))]
 
 
-def default_client() -> Any:
-    """An AsyncOpenAI as the environment describes it. Raises SettingsError where the openai package or a key are missing."""
+def default_client(**options: Any) -> Any:
+    """An AsyncOpenAI as `options`, else the environment, say. Raises SettingsError where the openai package or a key are missing."""
     try:
         from openai import AsyncOpenAI, OpenAIError
     except ModuleNotFoundError:
         raise SettingsError("the editor needs the [apo] extra (openai is missing): pip install 'agl-otel[apo]'") from None
     try:
-        return AsyncOpenAI()
+        return AsyncOpenAI(**options)
     except OpenAIError as error:
         raise SettingsError(f"the editor cannot be asked: {error}") from error
