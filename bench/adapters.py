@@ -131,21 +131,15 @@ async def filled(attempts: list[list[Call]], *, full: bool) -> AsyncGenerator[Tr
                 yield reader
 
 
-def our_turn(reader: TraceReader, attempts: list[list[Call]], seconds: dict[str, list[float]]) -> Turn:
-    """Read, adapt, pad; answers trained tokens a second and notes the parts."""
-    rollouts = [
-        AttemptedRollout(
-            rollout_id=calls[0].rollout_id,
-            input=None,
-            start_time=0.0,
-            status="succeeded",
-            attempt=Attempt(
-                rollout_id=calls[0].rollout_id, attempt_id="at-1", sequence_id=1, start_time=0.0, seals={MARKER: len(calls) + 1}
-            ),
-        )
-        for calls in attempts
-    ]
-    expected = sum(len(call.response) for calls in attempts for call in calls)
+def rollout_of(calls: list[Call]) -> AttemptedRollout:
+    """What the queue says of an attempt with these calls."""
+    rollout_id = calls[0].rollout_id
+    attempt = Attempt(rollout_id=rollout_id, attempt_id="at-1", sequence_id=1, start_time=0.0, seals={MARKER: len(calls) + 1})
+    return AttemptedRollout(rollout_id=rollout_id, input=None, start_time=0.0, status="succeeded", attempt=attempt)
+
+
+def our_turn(reader: TraceReader, rollouts: list[AttemptedRollout], expected: int, seconds: dict[str, list[float]]) -> Turn:
+    """Read, adapt, pad; answers trained tokens a second (there are `expected`) and notes the parts."""
 
     async def turn() -> float:
         start = time.perf_counter()
@@ -218,9 +212,11 @@ async def compare(options: argparse.Namespace) -> None:
     what = f"{options.tokens} trained tokens, {len(attempts)} attempts of {turns} calls"
     seconds: dict[str, list[float]] = {}
     async with filled(attempts, full=options.full) as reader:
-        turn = our_turn(reader, attempts, seconds)
+        rollouts, expected = [rollout_of(calls) for calls in attempts], sum(len(call.response) for calls in attempts for call in calls)
+        turn = our_turn(reader, rollouts, expected, seconds)
         try:
             with their_turn(attempts) as theirs:
+                attempts.clear()  # a million numbers that no trainer would keep are not to be walked through in every turn
                 contest: Contest | None = await take_turns(turn, theirs, rounds=options.rounds)
         except AbsentError as reason:
             report_absent("adapters", what, "tokens/s", str(reason))

@@ -30,6 +30,7 @@ class ReadFacts:
     @classmethod
     def of(cls, table: Table) -> ReadFacts:
         """Count the rows of sql/traces.sql: for each (attempt, marker) once, in columns."""
+        table = table.select(_READ)  # without the tokens, which are nearly all of it
         facts = cls(spans=int(column(table, "IsSpan").sum()))
         facts.digest = f"{int(np.bitwise_xor.reduce(column(table, 'Identity'))):016x}-{facts.spans}"
         highest = table.group_by("RolloutId").aggregate([("SequenceId", "max")])
@@ -60,6 +61,7 @@ _COUNTS: Final = [
     *((name, "sum") for name in ("IsSpan", "IsAnnotation")),
     *((name, "max") for name in ("IsSeal", "SealSpans", "Dropped", "Hooked")),
 ]
+_READ: Final = [*_GROUP, "Identity", "SequenceId", "IsCall", "Call", *(name for name, _ in _COUNTS)]
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -17,12 +17,13 @@ Table = Any
 """A pyarrow.Table (pyarrow ships no types)."""
 SpanKey = tuple[str, str, str]
 """(rollout id, attempt id, span id)."""
+_TOKEN_COLUMNS: Final = ["PromptTokenIds", "ResponseTokenIds", "ResponseLogprobs"]
 _REWARD_COLUMNS: Final = ["RolloutId", "AttemptId", "SequenceId", "SpanId", "Rewards"]
 
 
 def reward_rows(table: Table) -> list[dict[str, Any]]:
     """The rows of sql/traces.sql that carry rewards, `Rewards` as a dict, by (rollout, attempt, sequence)."""
-    found = table.filter(column(table, "IsReward").astype(bool)).select(_REWARD_COLUMNS)
+    found = table.select(_REWARD_COLUMNS).filter(column(table, "IsReward").astype(bool))
     rows = [{**row, "Rewards": dict(row["Rewards"])} for row in found.to_pylist()]
     return sorted(rows, key=lambda row: (row["RolloutId"], row["AttemptId"], row["SequenceId"], row["SpanId"]))
 
@@ -55,7 +56,8 @@ def _span_keys(table: Table, name: str) -> list[SpanKey]:
 
 def call_columns(table: Table) -> CallColumns:
     """The model calls of the table of sql/traces.sql as columns."""
-    calls = table.filter(column(table, "IsCall").astype(bool))
+    is_call = column(table, "IsCall").astype(bool)
+    calls = table.drop_columns([*_TOKEN_COLUMNS, "Rewards"]).filter(is_call)
     rollouts, attempts = strings(calls, "RolloutId"), strings(calls, "AttemptId")
     return CallColumns(
         rollout_id=rollouts,
@@ -68,9 +70,9 @@ def call_columns(table: Table) -> CallColumns:
         sequence=_numbers(calls, "SequenceId", np.uint64),
         prefix_call=_numbers(calls, "PrefixCall", np.int64),
         prefix_choice=_numbers(calls, "PrefixChoice", np.int64),
-        prompt=_ragged(calls, "PromptTokenIds", np.int32),
-        response=_ragged(calls, "ResponseTokenIds", np.int32),
-        logprobs=_ragged(calls, "ResponseLogprobs", np.float32),
+        prompt=_ragged(table, "PromptTokenIds", is_call, np.int32),
+        response=_ragged(table, "ResponseTokenIds", is_call, np.int32),
+        logprobs=_ragged(table, "ResponseLogprobs", is_call, np.float32),
         model_version=strings(calls, "ModelVersion"),
         agent=_agents(table, calls),
         incomplete=_incomplete(calls, rollouts, attempts),
@@ -132,9 +134,17 @@ def _numbers(table: Table, name: str, dtype: type[Any]) -> NDArray[Any]:
     return column(table, name).astype(dtype, copy=False)
 
 
-def _ragged(table: Table, name: str, dtype: type[np.generic]) -> Ragged:
+def _ragged(table: Table, name: str, taken: NDArray[np.bool_], dtype: type[np.generic]) -> Ragged:
+    """The arrays of the rows that are taken; as the other rows are mostly empty, what is left lies side by side already."""
     lists = _chunk(table, name)
+    if not taken.any():
+        return Ragged(np.zeros(0, dtype=dtype), np.zeros(1, dtype=np.int64))
     offsets = lists.offsets.to_numpy().astype(np.int64)
-    values = lists.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]] if len(lists) else np.zeros(0, dtype=dtype)
+    starts, ends = offsets[:-1][taken], offsets[1:][taken]
+    if not np.array_equal(starts[1:], ends[:-1]):
+        lists = lists.filter(pa.array(taken))
+        offsets = lists.offsets.to_numpy().astype(np.int64)
+        starts, ends = offsets[:-1], offsets[1:]
+    values = lists.values.to_numpy(zero_copy_only=False)[starts[0] : ends[-1]]
     # Token ids are stored as UInt32 and are below 2**31: the same bytes are their int32.
-    return Ragged(values.view(dtype), offsets - offsets[0] if len(lists) else np.zeros(1, dtype=np.int64))
+    return Ragged(values.view(dtype), np.append(starts, ends[-1]) - starts[0])
