@@ -85,7 +85,7 @@ class OtlpReceiver(TraceServiceServicer):
         if self.refuse:
             context.abort(grpc.StatusCode.UNAVAILABLE, "told to refuse")
         self.metadata = {pair[0]: pair[1] for pair in context.invocation_metadata()}
-        self._take(request)
+        self.take(request)
         return ExportTraceServiceResponse()
 
     def spans(self, name: str | None = None) -> list[Received]:
@@ -109,7 +109,8 @@ class OtlpReceiver(TraceServiceServicer):
             met = self._changed.wait_for(lambda: condition(self._spans), timeout_seconds)
         assert met, f"not received in time; there are {[span.name for span in self._spans]}"
 
-    def _take(self, request: ExportTraceServiceRequest) -> None:
+    def take(self, request: ExportTraceServiceRequest) -> None:
+        """Keep the spans of a request."""
         with self._changed:
             self.exports += 1
             for resource_spans in request.resource_spans:
@@ -133,7 +134,7 @@ class OtlpReceiver(TraceServiceServicer):
                 receiver.go.wait(300)
                 status = 503 if receiver.refuse else receiver.status
                 if self.path == "/v1/traces" and status == 200:
-                    receiver._take(ExportTraceServiceRequest.FromString(body))  # pyright: ignore[reportPrivateUsage]  # the same object
+                    receiver.take(ExportTraceServiceRequest.FromString(body))
                 self.send_response(status)
                 self.send_header("content-length", "0")
                 self.end_headers()

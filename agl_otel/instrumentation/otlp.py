@@ -28,7 +28,7 @@ METHOD: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 CALL_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 60.0  # a collector that is restarted and replays its log is back by then
 MAX_BACKOFF_SECONDS: Final = 2.0
-_RETRYABLE: Final = frozenset(
+RETRYABLE: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}
 )
 
@@ -78,7 +78,7 @@ class OtlpExporter(SpanExporter):
             except grpc.RpcError as error:
                 code = error.code()  # pyright: ignore[reportAttributeAccessIssue]  # a failed call is also a grpc.Call
                 note_failure(f"export to {self._endpoint}", f"{code}: {error.details()}")  # pyright: ignore[reportAttributeAccessIssue]  # as above
-                if code not in _RETRYABLE or time.monotonic() + backoff > deadline:
+                if code not in RETRYABLE or time.monotonic() + backoff > deadline:
                     return SpanExportResult.FAILURE
                 self._closed.wait(backoff * random.uniform(0.8, 1.2))
                 backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)

@@ -121,6 +121,11 @@ class Telemetry:
         """The marker that an attempt gets which this process sees for the first time now."""
         return self._ledger.marker
 
+    @property
+    def resource(self) -> Resource:
+        """What this process's spans say of it."""
+        return self._provider.resource
+
     def tracer(self, name: str) -> Tracer:
         """A tracer of this process's provider."""
         return self._provider.get_tracer(name)

@@ -1,7 +1,7 @@
 """The runner: claims rollouts, has an agent run each, brings them to their end.
 
     claimed = queue.claim(free places)           # long poll
-    telemetry.attempt_spans(claimed)             # one export, acked: every trace is known before its agent starts
+    roots.export(claimed)                        # one export, acked: every trace is known before its agent starts
     agent.run(job) for each, at once
     endings: close, seal, complete               # ending.py, in batches
 
@@ -23,11 +23,12 @@ from typing import Any, Final
 from agl_otel.errors import AgentError, AglError, UnavailableError, UsageError
 from agl_otel.instrumentation import Telemetry
 from agl_otel.queue.client import QueueClient
-from agl_otel.runner.certificates import certificates
+from agl_otel.runner.certificates import Certificates, certificates
 from agl_otel.runner.ending import Ended, Endings, persist
 from agl_otel.runner.environment import Addresses
 from agl_otel.runner.job import Agent, ClosingAgent, HookedAgent, Job
 from agl_otel.runner.output import LogExporter, Printed
+from agl_otel.runner.roots import RootSpans
 from agl_otel.runner.running import Run, RunnerEvent, outcome_of
 from agl_otel.runner.snapshot import SystemSnapshot, pause_seconds
 from agl_otel.tls import ambient
@@ -105,11 +106,13 @@ class Runner:
         self._on_event, self._token, self._claim_with = on_event, token, claim or self._claim_next
         self._output_seconds, self._timeout_seconds = output_seconds, timeout_seconds
         self._logs: LogExporter | None = None
+        self._roots: RootSpans | None = None
         self._runs: dict[str, Run] = {}  # by attempt id, from the claim to the end of the agent
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._resources: dict[tuple[str, int | None], NamedResources] = {}
         self._description: Describe | None = None
+        self._certificates: Certificates | None = None
         self._addresses: Addresses | None = None
         self._endings: Endings | None = None
 
@@ -121,6 +124,7 @@ class Runner:
         addresses = await persist(self._find_stack, seconds=FIND_STACK_SECONDS)
         self._prepare(addresses)
         logs = self._logs = LogExporter(addresses.collector_grpc, token=self._token)
+        roots = self._roots = RootSpans(addresses.collector_grpc, self._telemetry.resource, token=self._token)
         self._endings = Endings(self._queue, self._telemetry, logs, self._proxies, self.counts, self._ended, token=self._token)
         background = [asyncio.create_task(self._endings.run())]
         if self._heartbeat_seconds > 0:
@@ -138,6 +142,7 @@ class Runner:
             if isinstance(self._agent, ClosingAgent):
                 await self._agent.close()
             await logs.close()
+            await roots.close()
         return self.counts
 
     # --- claiming
@@ -194,15 +199,14 @@ class Runner:
 
     async def _start(self, claimed: Sequence[AttemptedRollout]) -> None:
         """Give each claimed attempt its resources and its root span, then its agent. What fails here fails the attempts."""
+        assert self._roots is not None
         keys = [(r.rollout_id, r.attempt.attempt_id) for r in claimed]
         hooked = isinstance(self._agent, HookedAgent) and self._agent.hooked
         try:
             addresses = await persist(self._find_stack, seconds=START_RETRY_SECONDS)
             self._prepare(addresses)
-            resources = await asyncio.gather(*(self._resources_of(rollout) for rollout in claimed), return_exceptions=True)
-            parents = await persist(
-                lambda: asyncio.to_thread(self._telemetry.attempt_spans, keys, hooked=hooked), seconds=START_RETRY_SECONDS
-            )
+            resources = await self._resources_of_all(claimed)
+            parents = await self._roots.export(keys, hooked=hooked, seconds=START_RETRY_SECONDS)
         except AglError as error:
             for rollout in claimed:
                 self._not_started(Job(rollout, {}, Addresses("", ""), ""), error)
@@ -271,6 +275,12 @@ class Runner:
         self._changed.set()
         self._event(RunnerEvent("ended", *ended.job.key, outcome_of(ended), ended.error, ended.seconds, ended.spans, ended.reward))
 
+    async def _resources_of_all(self, claimed: Sequence[AttemptedRollout]) -> list[NamedResources | BaseException]:
+        """The resources of each, or why there are none. Where all are at hand this neither waits nor makes a task."""
+        if all(r.resources_id is None or (r.resources_id, r.resources_version) in self._resources for r in claimed):
+            return [await self._resources_of(rollout) for rollout in claimed]
+        return await asyncio.gather(*map(self._resources_of, claimed), return_exceptions=True)
+
     async def _resources_of(self, rollout: AttemptedRollout) -> NamedResources:
         if rollout.resources_id is None:
             return {}
@@ -312,7 +322,9 @@ class Runner:
         """Where the stack is. Raises UnavailableError while there is no collector."""
         if self._description is None or self._description.collector_grpc is None:
             self._description = await self._queue.describe()
-        addresses = Addresses.of(self._description, certificates(ambient()))
+        if self._certificates is None:  # once: the settings are read from the environment and a file, which every start would wait for
+            self._certificates = certificates(ambient())
+        addresses = Addresses.of(self._description, self._certificates)
         if addresses is None:
             raise UnavailableError(f"the queue at {self._description.queue} knows no collector: start the stack with `agl-otel up`")
         return addresses

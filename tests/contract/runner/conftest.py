@@ -10,12 +10,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import grpc.aio
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import LogsServiceServicer, add_LogsServiceServicer_to_server
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceServicer, add_TraceServiceServicer_to_server
 
 from agl_otel import semconv
 from agl_otel.instrumentation import Telemetry
@@ -60,6 +63,22 @@ class Logs(LogsServiceServicer):
         return ExportLogsServiceResponse()
 
 
+class Traces(TraceServiceServicer):
+    """Takes spans on the same port as the logs, for the receiver."""
+
+    def __init__(self, receiver: OtlpReceiver) -> None:
+        self._receiver = receiver
+        self.refused = 0
+
+    async def Export(self, request: ExportTraceServiceRequest, context: Any) -> ExportTraceServiceResponse:  # type: ignore[override]  # noqa: N802  # async
+        await asyncio.to_thread(self._receiver.go.wait, 300)
+        if self._receiver.refuse:
+            self.refused += 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "told to refuse")
+        self._receiver.take(request)
+        return ExportTraceServiceResponse()
+
+
 class Proxy:
     """The proxy's close call: says that each attempt made `spans` model calls."""
 
@@ -92,6 +111,7 @@ class Stack:
     proxy: Proxy
     server: QueueServer
     directory: Path
+    traces: Traces
     events: list[RunnerEvent] = field(default_factory=list[RunnerEvent])
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     runner: Runner | None = None
@@ -158,16 +178,17 @@ class Stack:
 async def stack(tmp_path: Path, receiver: OtlpReceiver, telemetry: Telemetry) -> AsyncIterator[Stack]:
     server = QueueServer(open_engine(f"sqlite:///{tmp_path / 'queue.db'}"), sweep_seconds=0.05)
     address = await server.start("127.0.0.1", 0)
-    logs, proxy = Logs(), Proxy()
+    logs, proxy, traces = Logs(), Proxy(), Traces(receiver)
     await proxy.server.start_server()
     log_server = grpc.aio.server()
     add_LogsServiceServicer_to_server(logs, log_server)
+    add_TraceServiceServicer_to_server(traces, log_server)
     logs_address = f"127.0.0.1:{log_server.add_insecure_port('127.0.0.1:0')}"
     await log_server.start()
     async with QueueClient(address) as queue:
         await queue.announce("collector", "c", {"collector_grpc": logs_address, "collector_http": receiver.http_url})
         await queue.announce("proxy", "p", {"proxy": str(proxy.server.make_url("")).rstrip("/")})
-        stack = Stack(queue, receiver, telemetry, logs, proxy, server, tmp_path)
+        stack = Stack(queue, receiver, telemetry, logs, proxy, server, tmp_path, traces)
         yield stack
     await log_server.stop(None)
     await proxy.server.close()

@@ -268,3 +268,20 @@ async def test_waiting_tasks_that_the_agent_cannot_run_are_told_before_anything_
 def test_a_runner_without_places_is_refused(stack: Stack) -> None:
     with pytest.raises(UsageError, match="concurrency is 0"):
         Runner(stack.queue, stack.telemetry, FunctionAgent(lambda task: 1.0), concurrency=0)
+
+
+async def test_a_refused_attempt_span_is_sent_again_as_it_was_and_the_agent_waits_for_its_ack(stack: Stack) -> None:
+    started: list[str] = []
+    [rollout] = await stack.enqueue("task")
+    stack.receiver.refuse = True
+    try:
+        async with stack.running(FunctionAgent(lambda task: started.append(task) or 1.0), max_rollouts=1) as running:
+            await stack.until(lambda: stack.traces.refused >= 2)
+            assert started == []
+            stack.receiver.refuse = False
+            await running
+    finally:
+        stack.receiver.refuse = False
+    [attempt] = await stack.finished(rollout)
+    assert (attempt.status, started) == ("succeeded", ["task"])
+    assert len(stack.spans(rollout, semconv.SPAN_ATTEMPT)) == 1
