@@ -120,12 +120,18 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
     # --- who runs where
 
     def _only_runners(self, runner: RunnerBundle, store: Store, stop: ExecutionEvent) -> None:
+        """Until they have ended, or Ctrl+C: that is how runners of another machine are ended, and no error."""
         if self.n_runners == 1:
-            return _run(runner(store, 0, stop))
+            try:
+                return _run(runner(store, 0, stop))
+            except KeyboardInterrupt:
+                return _log.warning("interrupted: stopped")
         processes = [_forked(f"runner-{n}", _runner_process, runner, store, n, stop, self.graceful_timeout) for n in range(self.n_runners)]
         try:
             for process in processes:
                 process.join()
+        except KeyboardInterrupt:
+            _log.warning("interrupted: stopping")
         finally:
             self._stop(processes, stop)
         return self._check(processes)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.stack_process import ENVIRONMENT, alive
+from tests.system.stack_process import ENVIRONMENT, alive, until
 
 HEAD = """
 import asyncio, logging, multiprocessing, os, signal, sys, threading
@@ -83,6 +85,40 @@ def test_a_runner_that_ends_at_a_step_is_asked_no_further(tmp_path: Path, starte
         ),
     )
     assert [line.rpartition(" ")[2] for line in said.splitlines() if "has not ended" in line] == ["SIGINT"]
+
+
+@pytest.mark.parametrize("whole_group", [True, False], ids=["of a terminal", "sent to the parent"])
+@pytest.mark.parametrize("runners", [1, 2])
+def test_ctrl_c_ends_a_machine_of_runners_quietly_and_completely(tmp_path: Path, runners: int, whole_group: bool) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        HEAD
+        + textwrap.dedent(
+            f"""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        async def runner(store, number, stop):
+            print("pid", os.getpid(), flush=True)
+            while not stop.is_set():
+                await asyncio.sleep(0.05)
+        strategy = ClientServerExecutionStrategy(role="runner", n_runners={runners}, managed_store=False, graceful_timeout=90.0)
+        strategy.execute(algorithm, runner, store)
+        print("returned")
+        """
+        )
+    )
+    log = tmp_path / "log"
+    with log.open("wb") as out:
+        started = subprocess.Popen([sys.executable, str(script)], stdout=out, stderr=out, env=ENVIRONMENT, start_new_session=True)
+        try:
+            until(lambda: log.read_text().count("pid ") == runners or started.poll() is not None, "the runners run")
+            (os.killpg if whole_group else os.kill)(started.pid, signal.SIGINT)
+            assert started.wait(300) == 0, log.read_text()
+        finally:
+            started.kill()
+            started.wait()
+    said = log.read_text()
+    assert "Traceback" not in said and said.splitlines()[-1] == "returned", said
+    assert alive([int(pid) for pid in re.findall(r"pid (\d+)", said)]) == []
 
 
 def test_an_algorithm_does_not_wait_for_runners_that_are_gone(tmp_path: Path) -> None:
