@@ -96,7 +96,7 @@ def text_of(message: dict[str, Any]) -> str:
 
 def _silenced(message: dict[str, Any], rule: MaskRule) -> dict[str, Any]:
     said = None if rule.action == "drop_text" else rule.silence(text_of(message))
-    return {**{key: message[key] for key in ("role", "tool_call_id") if key in message}, "content": said}
+    return {**{key: message[key] for key in ("role", "tool_call_id", "weight") if key in message}, "content": said}
 
 
 def _without_ids(out: dict[str, Any], row: dict[str, Any], rule: MaskRule) -> dict[str, Any]:

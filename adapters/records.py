@@ -1,20 +1,24 @@
 """Traces in, rows out: what a file of training data holds, in each of FORMS. Pure; pins, masks and files are others' business.
 
-Every row names its rollout and attempt and carries its reward. Token forms (`trajectories`, `transitions`, `sft`, `dpo`) read columns;
-`messages` and `triplets` read spans in any dialect, so they need no proxy.
+Every row names its rollout and attempt and carries its reward. Token forms (`trajectories`, `transitions`, `sft`, `dpo`, `tinker`) read
+columns; the others read spans in any dialect, so they need no proxy. How a trainer wants a row written is formats.py's business.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
+from agl_otel.adapters.chats import conversations
 from agl_otel.adapters.lengths import limit_lengths, pick
 from agl_otel.adapters.messages import image_urls, to_messages
+from agl_otel.adapters.selection import check_selection, left_out, task_key
 from agl_otel.adapters.texts import conversation_at
 from agl_otel.adapters.trajectories import TrajectoryBatch, taken_attempts, to_trajectories
 from agl_otel.adapters.triplets import TracerTraceToTriplet
@@ -42,7 +46,15 @@ class Reading:
     fill_reward: float | None = None
     """The reward of an attempt without one; None refuses it."""
     min_reward: float | None = None
-    """Rows with less are left out, and counted as `low_reward`."""
+    """Attempts with less are left out, and their rows counted as `low_reward`."""
+    top_fraction: float | None = None
+    """Keep this share of the attempts, those with the highest rewards; the rest is counted as `not_in_top`."""
+    best_of_group: int | None = None
+    """Keep so many attempts of each task, the best; the rest is counted as `not_best_of_group`."""
+    by_call: bool = False
+    """A row for each call, with the reward of its attempt; `transitions` always are."""
+    discount: float | None = None
+    """With it, a call's reward is its attempt's times this, once for each call of the attempt that came later."""
     max_prompt_tokens: int | None = None
     max_response_tokens: int | None = None
     adapter: str = ""
@@ -53,6 +65,14 @@ class Reading:
     def __post_init__(self) -> None:
         if self.form not in FORMS:
             raise UsageError(f"there is no form {self.form!r}: use one of {', '.join(FORMS)}")
+        check_selection(self.top_fraction, self.best_of_group)
+        if self.discount is not None and not (self.calls_alone and self.form in TOKEN_FORMS):
+            raise UsageError("a discount is for the calls of an attempt: add by_call (--by-call), in a form of token ids")
+
+    @property
+    def calls_alone(self) -> bool:
+        """Whether each call is a row."""
+        return self.by_call or self.form == "transitions"
 
 
 class Functions(NamedTuple):
@@ -72,7 +92,7 @@ class Rows:
 
     rows: list[Row]
     refused: Counter[str] = field(default_factory=Counter[str])
-    """{why: how many}; see adapters/trajectories.py, adapters/lengths.py, and `low_reward`, `no_pair`, `filtered`."""
+    """{why: how many}; see adapters/trajectories.py, lengths.py, selection.py, chats.py, and `no_pair`, `filtered`."""
     breaks: Counter[str] = field(default_factory=Counter[str])
 
 
@@ -130,7 +150,7 @@ def _by_attempt(spans: Sequence[Span]) -> dict[AttemptKey, list[Span]]:
 
 def needs_spans(reading: Reading) -> bool:
     """Whether it is read from spans."""
-    return reading.form in ("messages", "triplets") or bool(reading.adapter or reading.reward_function)
+    return reading.form not in TOKEN_FORMS or bool(reading.adapter or reading.reward_function)
 
 
 def to_transitions(traces: Traces, **options: Any) -> TrajectoryBatch:
@@ -145,15 +165,36 @@ def _batch(reading: Reading, traces: Traces) -> TrajectoryBatch:
         fill_reward=reading.fill_reward,
         agent_match=reading.agent_match,
         reward_name=reading.reward,
-        by_call=reading.form == "transitions",
+        by_call=reading.calls_alone,
     )
     batch = limit_lengths(batch, max_prompt_tokens=reading.max_prompt_tokens, max_response_tokens=reading.max_response_tokens)
-    if reading.min_reward is None:
-        return batch
-    keep = batch.reward >= reading.min_reward
-    if low := int(np.count_nonzero(~keep)):
-        batch.refused["low_reward"] += low
-    return pick(batch, np.flatnonzero(keep))
+    if (reading.min_reward, reading.top_fraction, reading.best_of_group) != (None, None, None):
+        batch = _selected(reading, traces, batch)
+    return batch if reading.discount is None else replace(batch, reward=_discounted(batch, reading.discount))
+
+
+def _selected(reading: Reading, traces: Traces, batch: TrajectoryBatch) -> TrajectoryBatch:
+    """Without the rows of attempts that are left out."""
+    keys = list(zip(batch.rollout_id, batch.attempt_id, strict=True))
+    out = _left_out(reading, traces, dict(zip(keys, batch.reward.tolist(), strict=True)))
+    batch.refused.update(out[key] for key in keys if key in out)
+    return pick(batch, np.flatnonzero([key not in out for key in keys])) if out else batch
+
+
+def _left_out(reading: Reading, traces: Traces, rewards: Mapping[AttemptKey, float]) -> dict[AttemptKey, str]:
+    tasks = {} if reading.best_of_group is None else {rollout.rollout_id: task_key(rollout) for rollout in traces.rollouts}
+    return left_out(rewards, tasks, min_reward=reading.min_reward, top_fraction=reading.top_fraction, best_of_group=reading.best_of_group)
+
+
+def _discounted(batch: TrajectoryBatch, discount: float) -> NDArray[np.float32]:
+    """The rewards, carried back from the last call of each attempt to its first; rows are in the order of the calls."""
+    later: Counter[AttemptKey] = Counter()
+    factors = np.ones(len(batch), np.float32)
+    for place in range(len(batch) - 1, -1, -1):
+        key = (batch.rollout_id[place], batch.attempt_id[place])
+        factors[place] = discount ** later[key]
+        later[key] += 1
+    return batch.reward * factors
 
 
 def _row(traces: Traces, batch: TrajectoryBatch, place: int) -> Row:
@@ -194,48 +235,54 @@ def _sft(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
 
 
 def _dpo(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
-    """Of trajectories that begin with the same prompt, token for token: the best and the worst, where their rewards differ."""
+    """Of one task's trajectories that begin with the same prompt, token for token: the best and the worst, where their rewards differ."""
     found = _trajectories(reading, traces, _)
-    groups: dict[tuple[str, tuple[int, ...]], list[Row]] = {}
-    for row in found.rows:
-        groups.setdefault((row["agent"], tuple(row["prompt_ids"])), []).append(row)
     pairs: list[Row] = []
+    for best, worst in _pairs(found, traces, lambda row: (row["agent"], tuple(row["prompt_ids"]))):
+        sides = (("chosen", best), ("rejected", worst))
+        ids = {f"{name}_{field}": row[f"response_{field}"] for name, row in sides for field in ("ids", "mask")}
+        pairs.append({"agent": best["agent"], **_pair(best, worst), "prompt_ids": best["prompt_ids"], **ids})
+    return Rows(pairs, found.refused, found.breaks)
+
+
+def _pairs(found: Rows, traces: Traces, prompt_of: Callable[[Row], Any]) -> Iterable[tuple[Row, Row]]:
+    """(best, worst) of the rows of each task and prompt; rows of a group without a difference are counted."""
+    tasks = {rollout.rollout_id: task_key(rollout) for rollout in traces.rollouts}
+    groups: dict[Any, list[Row]] = {}
+    for row in found.rows:
+        groups.setdefault((tasks[row["rollout_id"]], prompt_of(row)), []).append(row)
     for group in groups.values():
         best, worst = max(group, key=lambda row: row["reward"]), min(group, key=lambda row: row["reward"])
         if best["reward"] == worst["reward"]:
             found.refused["no_pair"] += len(group)
-            continue
-        pairs.append(
-            {
-                "rollout_id": best["rollout_id"],
-                "attempt_id": best["attempt_id"],
-                "agent": best["agent"],
-                "reward": best["reward"],
-                "rejected_rollout_id": worst["rollout_id"],
-                "rejected_attempt_id": worst["attempt_id"],
-                "rejected_reward": worst["reward"],
-                "prompt_ids": best["prompt_ids"],
-                **{
-                    f"{name}_{field}": row[f"response_{field}"]
-                    for name, row in (("chosen", best), ("rejected", worst))
-                    for field in ("ids", "mask")
-                },
-                "messages": best["messages"],
-                "rejected_messages": worst["messages"],
-            }
-        )
-    return Rows(pairs, found.refused, found.breaks)
+        else:
+            yield best, worst
+
+
+def _pair(best: Row, worst: Row) -> Row:
+    return {
+        "rollout_id": best["rollout_id"],
+        "attempt_id": best["attempt_id"],
+        "reward": best["reward"],
+        "rejected_rollout_id": worst["rollout_id"],
+        "rejected_attempt_id": worst["attempt_id"],
+        "rejected_reward": worst["reward"],
+        "messages": best["messages"],
+        "rejected_messages": worst["messages"],
+        "tools": best["tools"],
+    }
 
 
 def _of_spans(reading: Reading, traces: Traces, spans: Sequence[Span], adapt: Callable[[list[Span]], Iterable[Row]]) -> Rows:
     refused: Counter[str] = Counter()
     rewards = taken_attempts(traces, reading.take, reading.fill_reward, refused, reading.reward)  # pyright: ignore[reportArgumentType]
     rows: list[Row] = []
+    out = _left_out(reading, traces, rewards)
     for key, own in _by_attempt(spans).items():
         if key not in rewards:
             continue
-        if reading.min_reward is not None and rewards[key] < reading.min_reward:
-            refused["low_reward"] += 1
+        if key in out:
+            refused[out[key]] += 1
             continue
         rows += [{"rollout_id": key[0], "attempt_id": key[1], "reward": rewards[key], **row} for row in adapt(own)]
     return Rows(rows, refused)
@@ -255,6 +302,28 @@ def _triplets(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
     )
 
 
+def _openai(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
+    """Whole conversations as OpenAI's fine-tuning takes them; see chats.py."""
+    refused: Counter[str] = Counter()
+
+    def adapt(own: list[Span]) -> Iterable[Row]:
+        return conversations(to_messages(own, agent_match=reading.agent_match), refused, by_call=reading.by_call)
+
+    found = _of_spans(reading, traces, spans, adapt)
+    found.refused.update(refused)
+    return found
+
+
+def _openai_dpo(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
+    """Of calls for one task with the same messages and tools: the replies of the best and of the worst attempt, where they differ."""
+    found = _openai(replace(reading, by_call=True), traces, spans)
+    pairs = _pairs(found, traces, lambda row: json.dumps([row["messages"][:-1], row["tools"]], sort_keys=True))
+    return Rows([_pair(*pair) for pair in pairs], found.refused)
+
+
+TOKEN_FORMS: Final = frozenset({"trajectories", "transitions", "sft", "dpo", "tinker"})
+"""Those that are read from columns of token ids."""
+
 FORMS: Final[dict[str, Callable[[Reading, Traces, Sequence[Span]], Rows]]] = {
     "trajectories": _trajectories,
     "transitions": _trajectories,
@@ -262,5 +331,8 @@ FORMS: Final[dict[str, Callable[[Reading, Traces, Sequence[Span]], Rows]]] = {
     "triplets": _triplets,
     "sft": _sft,
     "dpo": _dpo,
+    "tinker": _sft,
+    "openai": _openai,
+    "openai_dpo": _openai_dpo,
 }
 """{name: how traces become rows}."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,11 +10,13 @@ from typing import Any, Final, cast, get_args
 import click
 
 from agl_otel.adapters.bias import bias_of_attempts
+from agl_otel.adapters.formats import as_written
 from agl_otel.adapters.masking import MaskRule, masked, parse_rules
 from agl_otel.adapters.pins import Pin, differences, line_of
-from agl_otel.adapters.records import FORMS, Functions, Reading, Row, Rows, needs_spans, rows_of
+from agl_otel.adapters.records import FORMS, Functions, Reading, Rows, needs_spans, rows_of
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.queue import rollout_ids_of
+from agl_otel.cli.training_files import WRITERS
 from agl_otel.columns import Traces
 from agl_otel.errors import ConflictError, UsageError
 from agl_otel.runner.loading import load_function
@@ -31,7 +31,7 @@ _GIVEN: Final = tuple(each.name for each in fields(Reading))
 
 
 @click.command()
-@click.argument("target", required=False, type=click.Path(path_type=Path, dir_okay=False), metavar="[FILE]")
+@click.argument("target", required=False, type=click.Path(path_type=Path), metavar="[FILE]")
 @click.option("--as", "form", type=click.Choice(list(FORMS)), help="What a row is.  [default: trajectories]")
 @click.option("--rollout", "rollout_ids", multiple=True, metavar="ID", help="Only these (repeatable).  [default: all that succeeded]")
 @click.option("--mode", "modes", multiple=True, type=click.Choice(get_args(RolloutMode)), help="Only these modes (repeatable).")
@@ -39,7 +39,11 @@ _GIVEN: Final = tuple(each.name for each in fields(Reading))
 @click.option("--agent-match", metavar="REGEX", help="Only the calls of agents whose names match.")
 @click.option("--reward", metavar="NAME", help="The dimension that is the reward.  [default: the primary one]")
 @click.option("--fill-reward", type=float, help="The reward of attempts without one.  [default: they are refused]")
-@click.option("--min-reward", type=float, help="Leave out rows with less.")
+@click.option("--min-reward", type=float, help="Leave out attempts with less.")
+@click.option("--top-fraction", type=click.FloatRange(0, 1, min_open=True), help="Keep this share of the attempts, the best.")
+@click.option("--best-of-group", type=click.IntRange(1), metavar="N", help="Keep the N best attempts of each task.")
+@click.option("--by-call", is_flag=True, default=None, help="A row for each model call, with the reward of its attempt.")
+@click.option("--discount", type=float, help="With --by-call: times this for each later call of the attempt.  [default: 1]")
 @click.option("--max-prompt-tokens", type=click.IntRange(1), help="Refuse longer prompts.")
 @click.option("--max-response-tokens", type=click.IntRange(1), help="Cut longer responses.")
 @click.option("--adapter", metavar="FUNCTION", help="Instead of --as: a function of an attempt's spans that answers rows.")
@@ -70,12 +74,14 @@ def export(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Write training data to FILE (.jsonl or .parquet), with FILE.pin.json beside it.
+    """Write training data to FILE (.jsonl, .parquet, or a folder for Hugging Face's datasets), with FILE.pin.json beside it.
 
     \b
     trajectories  conversations with token ids, mask and log-probs      transitions  the same, each call a row
     messages      chat messages, from any instrumentation               triplets     Agent Lightning 0.3's
-    sft           input ids and labels                                  dpo          chosen and rejected, same prompt
+    sft           input_ids, labels, attention_mask                     dpo          chosen and rejected, same task and prompt
+    openai        messages and tools, whole conversations               openai_dpo   preferred and not, same task and messages
+    tinker        model_input, target_tokens, weights
 
     A FUNCTION is path/to/file.py:name or package.module:name. With --diff they show what another adapter, reward or filter would change.
 
@@ -85,7 +91,9 @@ def export(
     if sum((target is None, diff_pin is None)) != 1 or (rebuild_pin is not None and diff_pin is not None):
         raise UsageError("name a FILE to write (also with --rebuild), or a pin with --diff, not both")
     if target is not None and target.suffix not in WRITERS:
-        raise UsageError(f"{target.name} is neither .jsonl nor .parquet: its ending says how it is written")
+        raise UsageError(
+            f"{target.name} is neither .jsonl nor .parquet, nor a folder (a name without an ending): it says how it is written"
+        )
     changes = {name: given[name] for name in _GIVEN if given[name] not in (None, ())}
     pin = _pin(rebuild_pin or diff_pin)
     if rebuild_pin is not None and (changes or rollout_ids or modes):
@@ -136,7 +144,7 @@ async def _write(
         raise ConflictError(f"the batch cannot be made again, {len(changes)} things have changed: {'; '.join(changes[:5])}")
     if pin is not None and made.content != pin.content:
         raise ConflictError("the same spans were read, and other rows came out: another version of agl-otel wrote the pin, or other rules")
-    WRITERS[target.suffix](target, found.rows, lines)
+    WRITERS[target.suffix](target, found.rows if reading.adapter else [as_written(reading.form, row) for row in found.rows])
     pin_file = target.with_name(f"{target.name}.pin.json")
     pin_file.write_text(made.dumps())
     report = {"file": str(target), "pin": str(pin_file), "form": reading.form, "rows": len(found.rows), "rollouts": len(traces.rollouts)}
@@ -159,30 +167,6 @@ async def _compare(store: Store, pin: Pin, changes: dict[str, Any]) -> dict[str,
 
 def _pin(path: Path | None) -> Pin | None:
     return Pin.loads(path.read_text(), str(path)) if path is not None else None
-
-
-def _jsonl(target: Path, rows: Sequence[Row], lines: Sequence[str]) -> None:
-    with target.open("w", encoding="utf-8") as file:
-        file.writelines(lines)
-
-
-def _parquet(target: Path, rows: Sequence[Row], lines: Sequence[str]) -> None:
-    """Columns of numbers and lists of them; what is nested (messages, tools, metadata) is JSON text."""
-    pyarrow: Any = importlib.import_module("pyarrow")
-    parquet: Any = importlib.import_module("pyarrow.parquet")
-    kinds = {"ids": pyarrow.list_(pyarrow.int32()), "mask": pyarrow.list_(pyarrow.int8()), "labels": pyarrow.list_(pyarrow.int32())}
-    kinds |= {"logprobs": pyarrow.list_(pyarrow.float32()), "images": pyarrow.list_(pyarrow.string())}
-    columns: dict[str, Any] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = [row.get(name) for row in rows]
-        kind = kinds.get(name) or kinds.get(name.rpartition("_")[2])
-        nested = kind is None and any(isinstance(value, (list, dict)) for value in values)
-        texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values] if nested else values
-        columns[name] = pyarrow.array(texts, type=kind)
-    parquet.write_table(pyarrow.table(columns), target)
-
-
-WRITERS: Final = {".jsonl": _jsonl, ".parquet": _parquet}
 
 
 def _lines(report: dict[str, Any]) -> list[str]:

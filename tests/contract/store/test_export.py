@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs] - as below
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs] - pyarrow ships no types
 import pytest
 
@@ -92,11 +93,19 @@ def test_export_is_pinned_rebuilt_compared_and_masked(store: Store, tmp_path: Pa
     table = pq.read_table(tmp_path / "masked.parquet").to_pydict()
     assert table["input_ids"] == [[1, 2, 3, 4]] * 2
     assert table["labels"] == [[-100, -100, 3, 4]] * 2
-    assert "42" not in "".join(table["messages"])
-    for form in ("messages", "triplets", "dpo", "transitions"):
+    assert "42" not in str(table["messages"])
+    for form in ("messages", "triplets", "dpo", "transitions", "openai", "openai_dpo", "tinker"):
         cli.run(str(tmp_path / f"{form}.jsonl"), *which, "--as", form)
     (pair,) = map(json.loads, (tmp_path / "dpo.jsonl").read_text().splitlines())
     assert (pair["rollout_id"], pair["rejected_rollout_id"]) == (good.rollout_id, poor.rollout_id)
+    best = json.loads(cli.run(str(tmp_path / "best"), *which, "--as", "openai", "--top-fraction", "0.5", "--json"))
+    assert (best["rows"], best["refused"]) == (1, {"not_in_top": 1})
+    with pa.OSFile(str(tmp_path / "best" / "data-00000-of-00001.arrow")) as file:
+        (chat,) = pa.ipc.open_stream(file).read_all().to_pylist()
+    assert [message["content"] for message in chat["messages"]] == ["my number is 42", "noted"]
+    cli.run(str(tmp_path / "best"), *which, "--as", "sft", "--by-call", "--discount", "0.5")
+    said = cli.run(str(tmp_path), *which, "--as", "sft", code=2)
+    assert "is there already and holds no data set" in said
 
     asyncio.run(store.add_span(reward_of(good.rollout_id, good.attempt.attempt_id, 3, 0.0)))
     said = cli.run(str(tmp_path / "never.jsonl"), "--rebuild", pin, code=1)

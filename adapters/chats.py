@@ -1,0 +1,91 @@
+"""Chat messages for fine-tuning behind an API, where text is all there is: whole conversations, and pairs of replies. Pure.
+
+OpenAI's fine-tuning reads them (https://platform.openai.com/docs/guides/supervised-fine-tuning), and so do TRL and Axolotl as
+conversational data. Only what the model wrote is learnt: other messages of the assistant's (examples in a prompt) get weight 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from agl_otel.adapters.dialects import Message
+from agl_otel.adapters.texts import SHORTENED
+
+Row = dict[str, Any]
+CHAT_REFUSALS: Final = {
+    "no_reply": "no reply was captured with the call",
+    "shortened": "messages of the prompt were left out when it was stored, because they were too long",
+}
+"""Why the conversation of a call is refused; counted once for each call."""
+_KEPT: Final = ("name", "tool_calls", "tool_call_id")
+
+
+def conversations(calls: Iterable[Row], refused: Counter[str], *, by_call: bool = False) -> list[Row]:
+    """{messages, tools} for each conversation of an attempt; `calls` are rows of `to_messages`, in order.
+
+    A call whose messages all come again at the beginning of a later call's is part of that one. With `by_call` every call is a row of its
+    own, which teaches its reply alone. `refused` counts by CHAT_REFUSALS.
+    """
+    rows: list[Row] = []
+    for call in calls:
+        messages = [_message(each) for each in call["messages"]]
+        why = _unfit(messages)
+        if why:
+            refused[why] += 1
+        else:
+            rows.append({**call, "messages": messages})
+    if by_call:
+        return [_weighted(row, {len(row["messages"])}) for row in rows]
+    said = [[_same(message) for message in row["messages"]] for row in rows]
+    ends: list[set[int]] = [{len(each)} for each in said]
+    whole: list[Row] = []
+    for place, row in enumerate(rows):
+        later = next((n for n in range(place + 1, len(said)) if said[n][: len(said[place])] == said[place]), None)
+        if later is None:
+            whole.append(_weighted(row, ends[place]))
+        else:
+            ends[later] |= ends[place]
+    return whole
+
+
+def split_pair(chosen: Sequence[Message], rejected: Sequence[Message]) -> tuple[list[Message], list[Message], list[Message]]:
+    """(prompt, chosen, rejected): what both conversations begin with, and how each goes on; both go on with one message at least."""
+    most = min(len(chosen), len(rejected)) - 1
+    common = next((n for n in range(most) if _same(chosen[n]) != _same(rejected[n])), max(0, most))
+    return list(chosen[:common]), list(chosen[common:]), list(rejected[common:])
+
+
+def _unfit(messages: Sequence[Message]) -> str:
+    if not messages or messages[-1]["role"] != "assistant":
+        return "no_reply"
+    return "shortened" if SHORTENED.fullmatch(str(messages[0]["content"])) else ""
+
+
+def _message(message: Message) -> Message:
+    kept = {key: message[key] for key in _KEPT if message.get(key)}
+    return {"role": message["role"], "content": message.get("content"), **kept}
+
+
+def _weighted(row: Row, ends: set[int]) -> Row:
+    """Weight 0 for messages of the assistant's that end no call: the model did not write them here."""
+    messages = [
+        {**message, "weight": 0} if message["role"] == "assistant" and number not in ends else message
+        for number, message in enumerate(row["messages"], start=1)
+    ]
+    return {**row, "messages": messages}
+
+
+def _same(message: Message) -> str:
+    """A text that is equal for equal messages, however a client spells them."""
+    calls = [(call["function"].get("name"), _parsed(call["function"].get("arguments"))) for call in message.get("tool_calls") or ()]
+    return json.dumps([message["role"], message.get("content") or "", calls, message.get("tool_call_id")], sort_keys=True)
+
+
+def _parsed(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments)
+    except (TypeError, ValueError):
+        return arguments
