@@ -39,6 +39,9 @@ search: setup ## draw new examples for the property tests, where `make test` pla
 chaos: setup ## fault tests with real processes: kill -9 everywhere, full disks, garbage (ARGS="--quick", "SCENARIO", "--seed N")
 	$(RUN) python -m tests.chaos $(ARGS)
 
+chaos-queue: setup ## kill -9 of queue, PostgreSQL, runners and agents under 64 workers (CHAOS_ROLLOUTS=100000: hours)
+	CHAOS_ROLLOUTS=$(or $(CHAOS_ROLLOUTS),100000) $(RUN) pytest tests/system/test_queue_faults.py tests/system/test_runner_faults.py $(ARGS)
+
 matrix: setup ## play unmodified agents of many frameworks, write docs/frameworks.md (ARGS="langgraph smolagents": some)
 	$(RUN) python -m tests.matrix $(ARGS)
 
@@ -60,7 +63,7 @@ wheel: setup ## build sdist and wheel into dist/, and try the wheel in an enviro
 	build/wheel/bin/python -I tests/try_wheel.py .
 	rm -rf build/wheel
 
-.PHONY: proto test search chaos matrix lint format wheel
+.PHONY: proto test search chaos chaos-queue matrix lint format wheel
 
 demo: setup ## train an unmodified agent from its own traces (ARGS="--target 2", …)
 	$(RUN) agl-otel demo $(ARGS)

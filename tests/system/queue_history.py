@@ -21,7 +21,8 @@ def complaints(
 ) -> list[str]:
     """What is wrong with a history, in words; an empty list where nothing is.
 
-    `enqueued`: ids that the queue acknowledged; `events`: the journals of the workers (queue_load.py); `told_finished`: {id: status} as
+    `enqueued`: ids that the queue acknowledged; `events`: the journals of the workers (queue_load.py; agents, which know no number of
+    their attempt, leave it out); `told_finished`: {id: status} as
     `wait` said it; `rollouts`, `attempts`: all, when every rollout had ended.
     """
     found = {rollout.rollout_id: rollout for rollout in rollouts}
@@ -79,7 +80,7 @@ def _nobody_shares_an_attempt(events: Sequence[Mapping[str, Any]], attempts: Seq
         holders[attempt] = worker
         if attempt not in known:
             wrong.append(f"attempt {attempt} was given to {worker} and is lost")
-        elif (known[attempt].rollout_id, known[attempt].sequence_id) != (event["rollout"], event["number"]):
+        elif (known[attempt].rollout_id, known[attempt].sequence_id) != (event["rollout"], event.get("number", known[attempt].sequence_id)):
             wrong.append(f"attempt {attempt} is another one than {worker} was given")
     return wrong
 

@@ -51,11 +51,11 @@ async def ended(*children: Child) -> AsyncGenerator[None]:
             await child.end()
 
 
-async def enqueue_all(client: QueueClient, count: int) -> list[str]:
+async def enqueue_all(client: QueueClient, count: int, config: RolloutConfig = CONFIG) -> list[str]:
     """Enqueue while others claim; a batch that is not answered is sent again under its key."""
     ids: list[str] = []
     for start in range(0, count, 250):
-        requests = [EnqueueRolloutRequest(input=start + i, config=CONFIG) for i in range(min(250, count - start))]
+        requests = [EnqueueRolloutRequest(input=start + i, config=config) for i in range(min(250, count - start))]
         ids += [rollout.rollout_id for rollout in await client.enqueue(requests, idempotency_key=f"batch-{start}")]
     return ids
 
