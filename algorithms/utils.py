@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from agl_otel.types import Dataset
+from agl_otel.types import AttemptedRollout, Dataset, Rollout, RolloutConfig
+
+UNRESPONSIVE_SECONDS: Final = 60.0  # twelve heartbeats of a runner
+MAX_ATTEMPTS: Final = 3
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -80,3 +84,25 @@ def batch_iter_over_dataset(dataset: Dataset[T], batch_size: int, source: random
             left = [index for index in fresh if index not in taken]
             batch += taken
         yield [dataset[index] for index in batch]
+
+
+def survives_its_runner(timeout_seconds: float | None = None) -> RolloutConfig:
+    """How rollouts are run so that one whose runner was killed, perhaps together with the algorithm, is run again and not waited for."""
+    return RolloutConfig(
+        timeout_seconds=timeout_seconds,
+        unresponsive_seconds=UNRESPONSIVE_SECONDS,
+        max_attempts=MAX_ATTEMPTS,
+        retry_condition=["unresponsive"],
+    )
+
+
+def may_be_tried_again(rollout: Rollout) -> bool:
+    """Whether a rollout that did not succeed has attempts left, or was cancelled."""
+    if rollout.status != "failed":
+        return rollout.status == "cancelled"
+    return isinstance(rollout, AttemptedRollout) and rollout.attempt.sequence_id < rollout.config.max_attempts
+
+
+def sampling_seed(*names: object) -> int:
+    """48 bits that stand for these names: the seed of what a rollout samples."""
+    return int.from_bytes(hashlib.blake2b("/".join(map(str, names)).encode(), digest_size=6).digest())

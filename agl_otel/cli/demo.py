@@ -135,10 +135,10 @@ class _Demo:
         say("[bold]3.[/] The agent before training, unmodified, as a command under opentelemetry-instrument:")
         await self._commands()
         async with training.runners(mode=None):
-            before = await self._evaluate("before")
+            before = await self._evaluate("before", "before")
             say("[bold]4.[/] GRPO trains it from its traces:")
             report = await self._train()
-            after = await self._evaluate("after")
+            after = await self._evaluate("after", f"after-{len(report.steps)}")
         say("[bold]5.[/] The unmodified command once more:")
         await self._commands()
         return await self._result(before, report, after)
@@ -153,9 +153,9 @@ class _Demo:
             self.console.print(f"   {mark} {task['question']!r} expects {task['expected']}: reward {reward}")
         await show_rollout(self.store, done.rollout_ids[0], console=self.console)
 
-    async def _evaluate(self, when: str) -> Any:
+    async def _evaluate(self, when: str, name: str) -> Any:
         with self.console.status(f"scoring {len(self.tasks)} held-out tasks …"):
-            done = await self.training.evaluate(self.tasks)
+            done = await self.training.evaluate_once(self.tasks, name=name)
         self._count(done)
         self.console.print(f"   score {when} training, on {len(self.tasks)} held-out tasks: [bold]{done.score:.2f}[/]")
         return done

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from agl_otel.algorithms.grpo.algorithm import StepReport
+    from agl_otel.algorithms.grpo.report import StepReport
 
 ROWS_ON_SCREEN: Final = 12
 PLAIN_EVERY_STEPS: Final = 10  # where there is no terminal: a line now and then

@@ -28,10 +28,11 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
     """Train what JOB.toml describes: score, train, score again.
 
     Uses the stack at --store or AGL_STORE; without one it starts a stack on --data-dir for as long as it trains. The run is kept
-    in a folder: the policy, metrics.jsonl, logs. examples/first_light/job.toml is a job to start from.
+    in a folder: the policy, checkpoints, metrics.jsonl, logs. examples/first_light/job.toml and examples/apo/job.toml are jobs to
+    start from.
 
-    A search for prompts (examples/apo/job.toml) that is started again with its --run-dir goes on where it was stopped, and pays for
-    nothing twice.
+    A run that is started again with its --run-dir, and the data directory or store it was begun with, goes on where it was stopped,
+    and pays for nothing twice.
     """
     setup_logging()
     settings = Settings.load(data_dir=data_dir, store=store)
@@ -81,11 +82,11 @@ async def _fit(job: Job, settings: Settings, folder: Path, console: Console) -> 
     async with stack_for(settings) as (store, failed), Training(job, store, folder, stack_failed=failed) as training:
         await training.publish_policy()
         async with training.runners():
-            before = await training.evaluate(val_tasks)
+            before = await training.evaluate_once(val_tasks, name="before")
             console.print(f"score before: {before.score:.3f} on {len(val_tasks)} tasks")
             with LiveSteps(console) as live:
                 report = await training.fit(train_tasks, on_step=live.add)
-            after = await training.evaluate(val_tasks)
+            after = await training.evaluate_once(val_tasks, name=f"after-{len(report.steps)}")
     console.print(
         f"score after: {after.score:.3f}  ({len(report.steps)} steps: {report.stopped_because})\nkept in {folder}", soft_wrap=True
     )

@@ -31,7 +31,7 @@ from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
 from agl_otel.proxy.reply import Json, parse_object, with_fields
 from agl_otel.proxy.translation import AGENT, Translation
-from agl_otel.proxy.upstream import Budget, Upstream, Upstreams
+from agl_otel.proxy.upstream import SEED, Budget, Upstream, Upstreams, call_seed
 
 CONNECT_SECONDS: Final = 10.0
 SILENCE_SECONDS: Final = 600.0  # the longest that a model server may say nothing: a long prompt behind a full batch
@@ -145,7 +145,7 @@ class Forwarder:
                 self._admit(key, route.budget or self._limits.budget)
             direct = all(each.provider == "openai" for each in route.pool)
             pool = route.pool if direct else [await self._located(each) for each in route.pool]
-            return await self._recorded(request, key, dialect, raw, asked, pool)
+            return await self._recorded(request, key, dialect, raw, asked, pool, route.seed)
         finally:
             self._gate.leave()
 
@@ -204,7 +204,7 @@ class Forwarder:
                 )
 
     async def _recorded(
-        self, request: web.Request, key: Key | None, dialect: Dialect, raw: bytes, asked: Json, pool: Sequence[Upstream]
+        self, request: web.Request, key: Key | None, dialect: Dialect, raw: bytes, asked: Json, pool: Sequence[Upstream], seed: int | None
     ) -> web.StreamResponse:
         traceparent = request.headers.get("traceparent")
         shown = {**pool[0].sampling, **asked} if pool[0].sampling else asked
@@ -212,6 +212,10 @@ class Forwarder:
         if retry:
             self.settle()  # whether the first try failed
         call = self._recorder.start(key, dialect, shown, traceparent, retry=retry, fingerprint=fingerprint)
+        if seed is not None and dialect.samples:
+            drawn = {SEED: call_seed(seed, call.number)}
+            pool = [replace(each, sampling={**each.sampling, **drawn}) for each in pool]
+            call.body = {**drawn, **shown}
         try:
             ordered = self.health.order(pool, key[0] if key is not None else None)
             if not self._needs_translation(dialect, ordered[0]):

@@ -10,6 +10,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any, Final, Literal, Protocol
 
 from agl_otel.errors import NotFoundError, RefusedError
@@ -26,6 +27,8 @@ from agl_otel.types import (
 
 MAX_CACHED: Final = 50_000
 MAX_ROUTES: Final = 32  # names of models that one attempt asks for
+SEED: Final = "seed"
+"""The sampling parameter, as OpenAI's protocol names it."""
 LITELLM: Final = "litellm:"
 """The endpoint of an LLM resource that litellm knows where to find (its model is `provider/name`)."""
 _ATTEMPT_OVER: Final = frozenset({"failed", "succeeded", "timeout"})
@@ -65,6 +68,8 @@ class Route:
     """At least one."""
     budget: Budget | None = None
     """The rollout's own; None: the proxy's."""
+    seed: int | None = None
+    """Of all that the rollout samples; None: the model server draws as it likes."""
 
 
 class Upstreams(Protocol):
@@ -135,6 +140,7 @@ class _Known:
     llms: Mapping[str, LLM | ProxyLLM]
     version: str
     budget: Budget | None
+    seed: int | None = None
     routes: dict[str | None, Route] = field(default_factory=dict[str | None, Route])
     """{model asked for: where its calls go}, as far as the resources alone decide."""
 
@@ -170,7 +176,7 @@ class QueueUpstreams:
         known = await self._look_up(key)
         route = known.routes.get(asked)
         if route is None:
-            route = Route(self._pool(known, asked), known.budget)
+            route = Route(self._pool(known, asked), known.budget, known.seed)
             if not any(self._is_own(llm) for llm in known.llms.values()) and len(known.routes) < MAX_ROUTES:
                 known.routes[asked] = route
         return route
@@ -208,7 +214,7 @@ class QueueUpstreams:
             if len(self._by_version) > MAX_CACHED:
                 self._by_version.clear()
             self._by_version[pinned] = update
-        return _Known(llms, str(update.version), budget_of(rollout))
+        return _Known(llms, str(update.version), budget_of(rollout), seed_of(rollout))
 
     async def _check(self, key: Key, rollout: Rollout) -> None:
         """Raise where the attempt is over or unknown. A call without an attempt id is taken as the rollout's latest."""
@@ -274,3 +280,14 @@ def budget_of(rollout: Rollout) -> Budget | None:
         return None
     numbers = [given.get(name) for name in ("calls", "tokens")]
     return Budget(*(number if isinstance(number, int) and number > 0 else 0 for number in numbers))
+
+
+def seed_of(rollout: Rollout) -> int | None:
+    """The seed in the rollout's metadata ({"sampling_seed": 7}); None where there is none."""
+    given: Any = (rollout.metadata or {}).get("sampling_seed")
+    return given if isinstance(given, int) and not isinstance(given, bool) else None
+
+
+def call_seed(seed: int, call: int) -> int:
+    """The seed of an attempt's call with this number, 48 bits: calls that ask the same are answered each by its own draw."""
+    return int.from_bytes(blake2b(f"{seed}/{call}".encode(), digest_size=6).digest())

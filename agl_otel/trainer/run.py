@@ -16,11 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from agl_otel.algorithms.utils import may_be_tried_again, sampling_seed, survives_its_runner
 from agl_otel.errors import AgentError, AglError, ModelServerError, SettingsError, UnavailableError
 from agl_otel.processes import Process
 from agl_otel.store import Store
 from agl_otel.trainer.job import Job
-from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, RolloutMode
+from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest, RolloutMode
 
 NOTICE_SECONDS: Final = 5.0  # until the end of a process is noticed, on a busy machine
 RUNNER_STOP_SECONDS: Final = 10.0
@@ -106,12 +107,28 @@ class JobRun:
         """Runner processes for the job's function agent, or its command; they live as long as the `async with` block."""
         return Runners(self, command=command, mode=mode)
 
-    async def evaluate(self, tasks: Sequence[Any], *, mode: RolloutMode = "val") -> Evaluation:
-        """Run the agent once on each task and read the rewards back from the traces."""
+    async def evaluate(self, tasks: Sequence[Any], *, mode: RolloutMode = "val", key: str | None = None, seed: int = 0) -> Evaluation:
+        """Run the agent once on each task and read the rewards back from the traces.
+
+        With a `key`, what was run under it before is read again, and rollouts sample by seeds made of `key` and `seed`. Raises
+        ConflictError where other tasks were run under it.
+        """
         clock = asyncio.get_running_loop().time
         started = clock()
-        config = RolloutConfig(timeout_seconds=self.job.agent.timeout_seconds)
-        rollouts = await self.store.enqueue([EnqueueRolloutRequest(input=task, mode=mode, config=config) for task in tasks])
+        config = survives_its_runner(self.job.agent.timeout_seconds)
+        name = key.rpartition("/")[2] if key is not None else ""
+        requests = [
+            EnqueueRolloutRequest(
+                input=task,
+                mode=mode,
+                config=config,
+                metadata={"evaluation": name, "sampling_seed": sampling_seed(seed, name, place)} if key is not None else None,
+            )
+            for place, task in enumerate(tasks)
+        ]
+        rollouts = await self.store.enqueue(requests, idempotency_key=key)
+        for rollout in filter(may_be_tried_again, rollouts):
+            await self.store.update_rollout(rollout.rollout_id, status="requeuing")
         finished = await self.until_done([rollout.rollout_id for rollout in rollouts])
         traces = await self.store.traces(finished)
         rewards = {rollout_id: found[-1] for (rollout_id, _), found in traces.rewards.items() if found}

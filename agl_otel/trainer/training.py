@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_type_hints
 
@@ -14,19 +15,26 @@ import torch
 from pydantic import BaseModel, ConfigDict, create_model
 from transformers.utils import logging as transformers_logging
 
-from agl_otel.algorithms.grpo.algorithm import GRPO, MODEL_NAME, RESOURCE_NAME, StepReport
+from agl_otel.algorithms.grpo.algorithm import GRPO, MODEL_NAME, RESOURCE_NAME
+from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
+from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.tiny import make_policy
-from agl_otel.errors import AglError, ModelServerError, SettingsError
-from agl_otel.processes import Process
-from agl_otel.settings import free_port
+from agl_otel.algorithms.run_folder import RunFolder, digest_of, write_json
+from agl_otel.algorithms.utils import survives_its_runner
+from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
+from agl_otel.processes import HEALTH_POLL_SECONDS, Process
+from agl_otel.settings import free_port, is_free
 from agl_otel.store import Store
 from agl_otel.trainer.job import Job
-from agl_otel.trainer.run import JobRun, unless
-from agl_otel.types import LLM, RolloutConfig
+from agl_otel.trainer.run import Evaluation, JobRun, unless
+from agl_otel.types import LLM
 
 MODEL_SERVER_START_SECONDS: Final = 120.0  # importing torch on a busy machine takes most of it
-METRICS: Final = "metrics.jsonl"
-_SET_BY_TRAINING: Final = frozenset({"model_dir", "model_server_url", "on_step", "reports", "weights_dir", "rollout_config"})
+PORT_SECONDS: Final = 20.0  # the model server of a run that was killed ends a moment after it
+SERVER: Final = "model_server.json"
+_AGENT: Final = {"function", "command", "grader"}
+"""What of [agent] decides a run's course; how many run at a time may change."""
+_SET_BY_TRAINING: Final = frozenset({"model_dir", "model_server_url", "on_step", "reports", "weights_dir", "rollout_config", "run_dir"})
 
 
 def options_model(name: str) -> type[BaseModel]:
@@ -49,12 +57,12 @@ class Report:
 
 
 class Training(JobRun):
-    """The processes of one training run over a store. Use `async with`.
+    """The processes of one training run over a store. Use `async with`; a folder that holds the run already goes on with it.
 
     Args:
         job: what to train.
         store: a connected store.
-        folder: where the run is kept: policy, checkpoints, the model server's record, logs, metrics.jsonl.
+        folder: where the run is kept: run.json, policy, checkpoints, metrics.jsonl, the model server's record and port, logs.
         stack_failed: fails when the stack is gone; the run then ends with that error.
     """
 
@@ -66,17 +74,23 @@ class Training(JobRun):
         self.server_url = ""
 
     async def _start(self) -> None:
-        if (self.folder / METRICS).exists():
-            raise SettingsError(f"{self.folder} holds a run already, and grpo cannot go on with one yet: choose a new folder")
         transformers_logging.disable_progress_bar()
         spec = self.job.policy
         model = self.folder / "policy" if spec.model == "tiny" else self.job.folder / spec.model
-        if spec.model == "tiny":
+        if spec.model == "tiny" and not (model / WEIGHTS_FILE).exists():  # the weights are written last
             await asyncio.to_thread(_make_tiny, model, spec.seed)
         if not (model / "config.json").exists():
             raise SettingsError(f"[policy] model = {spec.model!r}: {model} holds no config.json of a transformers model")
         self.model_dir = model
-        port = free_port()
+        algorithm = self.algorithm()
+        options = {
+            **algorithm.course(self.job.tasks("train")),
+            "val": digest_of(self.job.tasks("val")),
+            "agent": self.job.agent.model_dump(include=set(_AGENT)),
+        }
+        self.run = RunFolder(self.folder, algorithm="grpo", options=options, seed=algorithm.seed)
+        self._exit.callback(self.run.close)
+        port = await self._port()
         self.server_url = f"http://127.0.0.1:{port}"
         arguments = ("--model", str(model), "--port", str(port), "--record", str(self.record), "--seed", str(spec.seed))
         self._server = Process.python_module(
@@ -84,6 +98,22 @@ class Training(JobRun):
         )
         await self._run(self._server, grace_seconds=5.0)
         await self._server.ready(self._server_is_well, timeout_seconds=MODEL_SERVER_START_SECONDS)
+
+    async def _port(self) -> int:
+        """The run's own: rollouts that wait when it is stopped look for their model there when it goes on. Raises InUseError."""
+        kept = self.folder / SERVER
+        if not kept.exists():
+            write_json(kept, {"port": free_port()})
+        port: int = json.loads(kept.read_text())["port"]
+        deadline = time.monotonic() + PORT_SECONDS
+        while not is_free("127.0.0.1", port):
+            if time.monotonic() > deadline:
+                raise InUseError(
+                    f"port {port}, where the rollouts of the run in {self.folder} look for their model, is taken: "
+                    "end the process that holds it"
+                )
+            await asyncio.sleep(HEALTH_POLL_SECONDS)
+        return port
 
     async def _server_is_well(self) -> bool:
         try:
@@ -99,22 +129,14 @@ class Training(JobRun):
         return ModelServerError if process is self._server else super()._ended(process)
 
     async def fit(self, tasks: Sequence[Any], *, on_step: Callable[[StepReport], None] | None = None) -> Report:
-        """Train until the algorithm is content; every step is also written to metrics.jsonl."""
-        report = Report()
-        metrics = (self.folder / METRICS).open("a")
+        """Train until the algorithm is content; `on_step` gets every step that is done now, the report those before, too."""
+        algorithm = self.algorithm(run=self.run, on_step=on_step)
+        steps = await unless(self.failed, algorithm.run(self.store, tasks))
+        return Report(steps, "the target score is reached" if len(steps) < algorithm.max_steps else "max_steps are done")
 
-        def note(step: StepReport) -> None:
-            report.steps.append(step)
-            metrics.write(json.dumps(asdict(step)) + "\n")
-            metrics.flush()
-            if on_step:
-                on_step(step)
-
-        algorithm = self.algorithm(on_step=note)
-        with metrics:
-            await unless(self.failed, algorithm.run(self.store, tasks))
-        report.stopped_because = "the target score is reached" if len(report.steps) < algorithm.max_steps else "max_steps are done"
-        return report
+    async def evaluate_once(self, tasks: Sequence[Any], *, name: str) -> Evaluation:
+        """`evaluate`, and what the run has evaluated under this name before is read again."""
+        return await self.evaluate(tasks, key=f"{self.run.run_id}/{name}", seed=self.run.seed)
 
     async def publish_policy(self) -> None:
         """Publish where the policy is served, for rollouts before the training; the algorithm publishes its own versions."""
@@ -122,16 +144,15 @@ class Training(JobRun):
         sampling = {"temperature": algorithm.temperature, "max_tokens": algorithm.max_tokens}
         await self.store.publish({RESOURCE_NAME: LLM(endpoint=f"{self.server_url}/v1", model=MODEL_NAME, sampling_parameters=sampling)})
 
-    def algorithm(self, *, on_step: Callable[[StepReport], None] | None = None) -> GRPO:
+    def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[StepReport], None] | None = None) -> GRPO:
         """The job's algorithm over this run's policy and model server."""
         options: dict[str, Any] = {"seed": self.job.policy.seed, **self.job.options}
-        config = RolloutConfig(timeout_seconds=self.job.agent.timeout_seconds)
-        weights = self.folder / "weights"
         return GRPO(
             model_dir=self.model_dir,
             model_server_url=self.server_url,
-            weights_dir=weights,
-            rollout_config=config,
+            weights_dir=self.folder / "weights",
+            rollout_config=survives_its_runner(self.job.agent.timeout_seconds),
+            run_dir=run,
             on_step=on_step,
             **options,
         )

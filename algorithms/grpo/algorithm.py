@@ -10,11 +10,11 @@ import asyncio
 import logging
 import random
 import shutil
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -25,16 +25,27 @@ from numpy.typing import NDArray
 
 from agl_otel.adapters.lengths import pick
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
-from agl_otel.algorithms.grpo.groups import Group, GroupStore, UnderWay
+from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State, as_random_state
+from agl_otel.algorithms.grpo.groups import Group, GroupStore, TaskOrder, UnderWay
 from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
 from agl_otel.algorithms.grpo.objective import Average, Objective, group_advantages
-from agl_otel.algorithms.grpo.policy import load_policy, push_weights, save_weights
+from agl_otel.algorithms.grpo.policy import fingerprint, load_policy, push_weights, save_weights
+from agl_otel.algorithms.grpo.report import Clock, StepReport
+from agl_otel.algorithms.run_folder import RunFolder, digest_of
+from agl_otel.algorithms.utils import sampling_seed, survives_its_runner
 from agl_otel.columns import Traces
 from agl_otel.errors import AglError, DataError, UsageError
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, NamedResources, ResourcesUpdate, Rollout, RolloutConfig
 
 RESOURCE_NAME: Final = "main_llm"
 MODEL_NAME: Final = "policy"
+_NO_COURSE: Final = frozenset(
+    {
+        *("model_dir", "model_server_url", "max_steps", "target_score", "score_window", "device", "threads", "on_step", "seed"),
+        *("step_timeout_seconds", "weights_dir", "run_dir", "checkpoint_every_steps", "keep_checkpoints", "reports"),
+    }
+)
+"""Fields that may be others when a run is gone on with: where things are, and when it ends."""
 _logger = logging.getLogger(__name__)
 KEPT_WEIGHTS: Final = 2  # the server reads the newest while it is pushed; the one before is for a person to look at
 
@@ -50,71 +61,13 @@ class RolloutStore(GroupStore, Protocol):
         """All that was observed of them."""
         ...
 
+    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
+        """The current version of a set; None where there is none."""
+        ...
+
     async def record_figures(self, figures: Mapping[str, float], *, algorithm: str) -> None:
         """Show them in the stack's metrics."""
         ...
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What happened in one step."""
-
-    step: int
-    """1, 2, …"""
-    weights_version: str
-    """The version that sampled this step."""
-    reward_mean: float
-    """Over the rollouts trained on, before any shuffling."""
-    rollouts: int
-    model_calls: int
-    """(call, choice) rows read."""
-    spans: int
-    verdicts: dict[str, int]
-    alarms: int
-    """Attempts that are unproven though their agents ran under the hook."""
-    refused: dict[str, int]
-    """Keys of adapters' ATTEMPT_REFUSALS and CALL_REFUSALS, and `not_finished`."""
-    breaks: dict[str, int]
-    """Keys of adapters' BREAKS."""
-    trajectories: int
-    tokens: int
-    """Model-written tokens trained on."""
-    off_policy: int
-    """Trajectories that other weights than `weights_version` sampled, by what the model server said."""
-    flat_groups: int
-    """Groups whose rewards were all equal: they teach nothing."""
-    resampled: int
-    """Groups that were replaced because they were flat (resample_rounds)."""
-    carried: int
-    """Groups left running for the next step (groups_under_way)."""
-    oldest: int
-    """How many steps ago the oldest group trained on was enqueued."""
-    loss: float
-    gradient_norm: float
-    max_ratio_error: float
-    """The greatest |exp(trainer's log-prob - captured log-prob) - 1| before the first update; rounding only, if all is right."""
-    rollout_seconds: float
-    read_seconds: float
-    update_seconds: float
-    """With the push of the new weights."""
-    rollout_ids: list[str]
-    """All that were enqueued for the step, group after group."""
-    digest: str
-    """columns.Traces.digest of what was read."""
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """What tells of silent bias: drift of log-probs, and shares of stale, refused and broken-off trajectories."""
-        made = max(1, self.trajectories)
-        return {
-            "step": self.step,
-            "reward_mean": self.reward_mean,
-            "logprob_drift": self.max_ratio_error,
-            "stale_share": self.off_policy / made,
-            "break_share": sum(self.breaks.values()) / made,
-            "refused": sum(self.refused.values()),
-            "alarms": self.alarms,
-        }
 
 
 @dataclass(kw_only=True)
@@ -171,10 +124,20 @@ class GRPO:
     agent_match: str | None = None
     """Train only on the calls of agents whose name matches this regular expression."""
     rollout_config: RolloutConfig | None = None
+    """None: survives_its_runner() where the run is kept."""
+    seed_sampling: bool = True
+    """Give every rollout a seed of its own, which the proxy hands on with each of its calls: with a model server that honours it, as ours
+    for tiny models does bit for bit, a run can be repeated. False leaves sampling to the server."""
     step_timeout_seconds: float = 600.0
     """Rollouts that have not finished by then are left out of their step, and counted."""
     weights_dir: str | Path | None = None
     """Where weights are written for the server; default: `weights` in `model_dir`."""
+    run_dir: str | Path | RunFolder | None = None
+    """Where the run is kept; a run that is there already is gone on with at its last checkpoint, and no rollout is paid for twice. None: in
+    memory."""
+    checkpoint_every_steps: int = 1
+    """Steps after the last checkpoint are done again from the rollouts that the store still has."""
+    keep_checkpoints: int = 2
     reports: list[StepReport] = field(default_factory=list[StepReport], init=False)
 
     def __post_init__(self) -> None:
@@ -183,6 +146,9 @@ class GRPO:
         for name in ("resample_rounds", "max_staleness"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} is {getattr(self, name)}: it must not be negative")
+        for name in ("checkpoint_every_steps", "keep_checkpoints"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}: it must be at least 1")
         if self.groups_under_way is not None and self.groups_under_way <= self.prompts_per_step:
             raise UsageError(
                 f"groups_under_way is {self.groups_under_way}: it must be more than prompts_per_step ({self.prompts_per_step}), "
@@ -190,34 +156,105 @@ class GRPO:
             )
         self._objective = Objective(**{each.name: getattr(self, each.name) for each in fields(Objective)})
         self._weights_dir = Path(self.weights_dir or Path(self.model_dir) / "weights").absolute()
-        self._random = random.Random(self.seed)
+        self._shuffle = random.Random(f"{self.seed}/shuffle")
         self._resources: ResourcesUpdate | None = None
+        self._in_store: ResourcesUpdate | None = None
+        """What the store had of the run when this process began."""
+        self._run: RunFolder | None = None
+
+    def course(self, tasks: Sequence[Any]) -> dict[str, Any]:
+        """What decides the course of a run beside its seed, as JSON: the options of its run.json."""
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _NO_COURSE}
+        config = self.rollout_config.model_dump() if self.rollout_config is not None else None
+        return {**given, "rollout_config": config, "tasks": digest_of(list(tasks)), "model": fingerprint(self.model_dir)}
 
     async def run(self, store: RolloutStore, tasks: Sequence[Any]) -> list[StepReport]:
         """Train until `max_steps` or `target_score`; returns the reports. The server ends up with the last weights.
 
         Raises:
-            UsageError: no tasks, or `model_dir` holds no model.
-            DataError: a step had nothing to train on.
+            UsageError: no tasks, `model_dir` holds no model, or `run_dir` holds a run of other options, another model or another store.
+            InUseError: another process works on the run.
+            DataError: a step had nothing to train on, or the last checkpoint is damaged.
             ModelServerError: the model server did not take the weights.
         """
         if not tasks:
             raise UsageError("GRPO needs at least one task to train on")
-        order = (tasks[place] for place in task_order(len(tasks), self._random))
-        with ThreadPoolExecutor(1, thread_name_prefix="learner", initializer=torch.set_num_threads, initargs=(self.threads,)) as worker:
+        order = TaskOrder(len(tasks), random.Random(self.seed))
+        with (
+            self._opened(tasks),
+            ThreadPoolExecutor(1, thread_name_prefix="learner", initializer=torch.set_num_threads, initargs=(self.threads,)) as worker,
+        ):
             async with aiohttp.ClientSession() as session:
                 self._worker, self._session = worker, session
                 self._under_way = UnderWay(store)
                 await self._in_worker(self._load)
-                await self._publish(store)
+                if not await self._go_on(store, order):
+                    await self._publish(store)
                 while len(self.reports) < self.max_steps and not self._reached_target():
-                    report = await self.step(store, order)
+                    report = await self.step(store, (tasks[place] for place in order))
                     self.reports.append(report)
+                    await self._keep(report, order)
                     await self._record(store, report)
                     if self.on_step is not None:
                         self.on_step(report)
                 await self._under_way.cancel()
         return self.reports
+
+    # --- a run that is kept
+
+    def _opened(self, tasks: Sequence[Any]) -> Any:
+        if self.run_dir is None or isinstance(self.run_dir, RunFolder):
+            self._run = self.run_dir
+            return nullcontext()
+        self._run = RunFolder(Path(self.run_dir), algorithm="grpo", options=self.course(tasks), seed=self.seed)
+        return closing(self._run)
+
+    async def _go_on(self, store: RolloutStore, order: TaskOrder) -> bool:
+        """Take the run up where its last checkpoint left it; whether there is one."""
+        if self._run is None:
+            return False
+        known = self._in_store = await store.get_resources_by_id(self._run.run_id)
+        self._checkpoints = Checkpoints(self._run.folder, keep=self.keep_checkpoints)
+        place = self._checkpoints.latest()
+        if place is None:
+            self._run.metrics(0)
+            return False
+        state: State = await self._in_worker(self._checkpoints.load, place, self._run.run_id, self.policy.model, self._learner.optimizer)
+        if known is None or known.version < state.version:
+            raise UsageError(
+                f"the store does not know what run {self._run.run_id} published: go on with the store (or data directory) that it was "
+                f"begun with, or choose another folder than {self._run.folder}"
+            )
+        self.reports += [StepReport(**row) for row in self._run.metrics(state.step)]
+        order.restore(state.tasks)
+        self._shuffle.setstate(as_random_state(state.shuffle))
+        await self._under_way.restore(state.next_group, state.groups)
+        moved = known.resources != self._to_publish
+        published = await store.publish(self._to_publish, resources_id=known.resources_id) if moved else None
+        self._resources = published or known.model_copy(update={"version": state.version})
+        await self._push(self._resources.version)
+        _logger.info("run %s goes on after step %d", self._run.run_id, state.step)
+        return True
+
+    async def _keep(self, report: StepReport, order: TaskOrder) -> None:
+        """Have the step on disk: its line, then its checkpoint. A line without its checkpoint is cut off when the run goes on."""
+        if self._run is None:
+            return
+        self._run.metric(asdict(report))
+        if report.step % self.checkpoint_every_steps and report.step < self.max_steps and not self._reached_target():
+            return
+        groups = [{"number": group.number, "step": group.step, "rollout_ids": list(group.rollout_ids)} for group in self._under_way.groups]
+        state = State(
+            run_id=self._run.run_id,
+            step=report.step,
+            resources_id=self._published.resources_id,
+            version=self._published.version,
+            tasks=order.state,
+            next_group=self._under_way.count,
+            shuffle=list(self._shuffle.getstate()),
+            groups=groups,
+        )
+        await self._in_worker(self._checkpoints.save, state, self.policy.model, self._learner.optimizer)
 
     async def _record(self, store: RolloutStore, report: StepReport) -> None:
         """Have the alarms of the step in the stack's metrics; a run does not end because nobody takes them."""
@@ -228,7 +265,7 @@ class GRPO:
 
     async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> StepReport:
         """The loop: enqueue, wait, adapt, learn, publish."""
-        clock = _Clock()
+        clock = Clock()
         groups: list[Group] = []
         resampled = 0
         for rounds_left in range(self.resample_rounds, -1, -1):
@@ -261,17 +298,29 @@ class GRPO:
     async def _next_groups(self, count: int, tasks: Iterator[Any]) -> list[Group]:
         """Enqueue what is missing, and take `count` groups."""
         new = count if self.groups_under_way is None else max(0, self.groups_under_way - len(self._under_way.groups))
-        await self._under_way.enqueue([self._requests(next(tasks), place) for place in range(new)], step=self._number)
+        first = self._under_way.count
+        await self._under_way.enqueue([self._requests(next(tasks), place, first + place) for place in range(new)], step=self._number)
         oldest = self._number - self.max_staleness if self.groups_under_way is not None else self._number
         return await self._under_way.take(count, oldest_step=oldest, timeout_seconds=self.step_timeout_seconds)
 
-    def _requests(self, task: Any, place: int) -> list[EnqueueRolloutRequest]:
-        """The rollouts of one group, pinned to the published resources."""
+    def _requests(self, task: Any, place: int, number: int) -> list[EnqueueRolloutRequest]:
+        """The rollouts of one group, pinned to the published resources. `number`: of the group in the run.
+
+        In a run that is kept they have ids made of run, group and place: enqueued again they are what is there already.
+        """
         metadata = {"step": self._number, "group": place}
-        request = EnqueueRolloutRequest(
-            input=task, mode="train", resources_id=self._published.resources_id, config=self.rollout_config, metadata=metadata
-        )
-        return [request] * self.group_size
+        config = self.rollout_config if self.rollout_config is not None or self._run is None else survives_its_runner()
+        return [
+            EnqueueRolloutRequest(
+                input=task,
+                mode="train",
+                resources_id=self._published.resources_id,
+                config=config,
+                rollout_id=f"ro-{self._run.run_id}-{number:06d}-{member:03d}" if self._run is not None else None,
+                metadata=metadata | ({"sampling_seed": sampling_seed(self.seed, number, member)} if self.seed_sampling else {}),
+            )
+            for member in range(self.group_size)
+        ]
 
     async def _read(self, store: RolloutStore, groups: Sequence[Group]) -> _Read:
         """What was observed of these groups, and what it is worth."""
@@ -292,9 +341,10 @@ class GRPO:
             )
         place = {rollout_id: number for number, rollout_id in enumerate(group_of)}
         places = np.array([place[rollout_id] for rollout_id in batch.rollout_id])
+        batch, places = pick(batch, np.argsort(places, kind="stable")), np.sort(places)
         _, first, back = np.unique(places, return_index=True, return_inverse=True)
         rewards = batch.reward[first]
-        learnt = rewards[self._random.sample(range(len(rewards)), len(rewards))] if self.shuffle_rewards else rewards
+        learnt = rewards[self._shuffle.sample(range(len(rewards)), len(rewards))] if self.shuffle_rewards else rewards
         of_group = np.array([group_of[batch.rollout_id[row]] for row in first])
         dense = np.unique(of_group, return_inverse=True)[1]
         advantages = group_advantages(torch.from_numpy(learnt), torch.from_numpy(dense), scaled=self.scale_advantages).numpy()
@@ -306,14 +356,25 @@ class GRPO:
 
     async def _publish(self, store: RolloutStore) -> None:
         """A new version of the resources, and the weights of that version on the server: what the next rollouts use."""
+        current, stored = self._resources, self._in_store
+        wanted = current.version + 1 if current else 1
+        resources_id = self._run.run_id if self._run is not None else current.resources_id if current else None
+        if stored is not None and stored.version >= wanted and stored.resources == self._to_publish:
+            self._resources = stored.model_copy(update={"version": wanted})  # published already, by the run before it was stopped
+        else:
+            self._resources = await store.publish(self._to_publish, resources_id=resources_id)
+        await self._push(self._resources.version)
+
+    @property
+    def _to_publish(self) -> NamedResources:
         sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        llm = LLM(endpoint=f"{self.model_server_url.rstrip('/')}/v1", model=MODEL_NAME, sampling_parameters=sampling)
-        current = self._resources
-        self._resources = await store.publish({RESOURCE_NAME: llm}, resources_id=current.resources_id if current else None)
-        version = str(self._resources.version)
-        folder = await self._in_worker(save_weights, self.policy.model, self._weights_dir / version)
-        await push_weights(self._session, self.model_server_url, folder, version)
-        await self._in_worker(self._forget_weights, self._resources.version)
+        return {RESOURCE_NAME: LLM(endpoint=f"{self.model_server_url.rstrip('/')}/v1", model=MODEL_NAME, sampling_parameters=sampling)}
+
+    async def _push(self, version: int) -> None:
+        """Have the server sample with the weights as they are, under this version."""
+        folder = await self._in_worker(save_weights, self.policy.model, self._weights_dir / str(version))
+        await push_weights(self._session, self.model_server_url, folder, str(version))
+        await self._in_worker(self._forget_weights, version)
 
     @property
     def _published(self) -> ResourcesUpdate:
@@ -407,21 +468,3 @@ class _Read:
             return self.batch, self.advantages
         index = np.flatnonzero(self.of_telling)
         return pick(self.batch, index), self.advantages[index]
-
-
-class _Clock:
-    """Seconds of each kind of lap."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.seconds[name], self._last = self.seconds.get(name, 0.0) + now - self._last, now
-
-
-def task_order(tasks: int, source: random.Random) -> Iterator[int]:
-    """Task numbers without end: every task once, shuffled, before any comes again."""
-    while True:
-        yield from source.sample(range(tasks), tasks)

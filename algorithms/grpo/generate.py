@@ -11,11 +11,13 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
 
+SHAPE_ROWS: Final = 16
+"""Of a batch of seeded rows."""
 FinishReason = Literal["stop", "length"]
 
 
@@ -36,6 +38,8 @@ class Row:
     sampling: Sampling
     random: random.Random
     """Its own source of randomness, so that a seeded reply does not depend on what else is in the batch."""
+    seeded: bool = False
+    """It is to be the same, bit for bit, whenever it is asked for with its seed and these weights."""
     want_top: int = 0
     """How many of the likeliest tokens to report at each position."""
     tokens: list[int] = field(default_factory=list[int])
@@ -46,10 +50,14 @@ class Row:
 
 
 def by_prompt_length(rows: Sequence[Row], limit: int) -> Iterator[list[Row]]:
-    """Batches of rows with prompts of equal length, at most `limit` each."""
-    for _, same in groupby(sorted(rows, key=lambda row: len(row.prompt)), key=lambda row: len(row.prompt)):
-        batch = list(same)
-        yield from (batch[start : start + limit] for start in range(0, len(batch), limit))
+    """Batches of rows with prompts of equal length, at most `limit` each (SHAPE_ROWS where they are seeded)."""
+
+    def kind(row: Row) -> tuple[bool, int]:
+        return row.seeded, len(row.prompt)
+
+    for (seeded, _), same in groupby(sorted(rows, key=kind), key=kind):
+        batch, most = list(same), min(limit, SHAPE_ROWS) if seeded else limit
+        yield from (batch[start : start + most] for start in range(0, len(batch), most))
 
 
 @torch.inference_mode()
@@ -62,16 +70,17 @@ def generate(model: Any, rows: Sequence[Row], stop_ids: frozenset[int], on_token
         stop_ids: tokens that end a reply; they are part of `tokens`, because the model wrote them.
         on_tokens: called after each step with the rows that got a token (streaming).
     """
-    active = list(rows)
-    inputs, cache = torch.tensor([row.prompt for row in rows]), None
-    while active:
+    active, fixed = list(rows), rows[0].seeded
+    fillers = [Row(rows[0].prompt, Sampling(1, 0.0), random.Random(0)) for _ in range(SHAPE_ROWS - len(rows))] if fixed else []
+    inputs, cache = torch.tensor([row.prompt for row in [*rows, *fillers]]), None
+    while any(row.finish_reason is None for row in rows):
         output = model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache = output.past_key_values
-        drawn, logprobs, distribution = _draw(output.logits[:, -1].float(), active)
-        _append(active, drawn.tolist(), logprobs.tolist(), distribution, stop_ids)
+        drawn, logprobs, distribution = _draw(output.logits[:, -1].float(), [*active, *fillers])
+        got = _append(active, drawn.tolist(), logprobs.tolist(), distribution, stop_ids)
         if on_tokens is not None:
-            on_tokens(active)
-        keep = [place for place, row in enumerate(active) if row.finish_reason is None]
+            on_tokens(got)
+        keep = [place for place, row in enumerate(active) if fixed or row.finish_reason is None]
         if len(keep) < len(active) and keep:
             cache.batch_select_indices(torch.tensor(keep))
             drawn = drawn[keep]
@@ -79,8 +88,13 @@ def generate(model: Any, rows: Sequence[Row], stop_ids: frozenset[int], on_token
         inputs = drawn[:, None]
 
 
-def _append(rows: Sequence[Row], tokens: list[int], logprobs: list[float], distribution: Tensor, stop_ids: frozenset[int]) -> None:
+def _append(rows: Sequence[Row], tokens: list[int], logprobs: list[float], distribution: Tensor, stop_ids: frozenset[int]) -> list[Row]:
+    """Give each row that is not finished its token; those rows."""
+    got: list[Row] = []
     for place, row in enumerate(rows):
+        if row.finish_reason is not None:
+            continue
+        got.append(row)
         row.tokens.append(tokens[place])
         row.logprobs.append(logprobs[place])
         if row.want_top:
@@ -90,6 +104,7 @@ def _append(rows: Sequence[Row], tokens: list[int], logprobs: list[float], distr
             row.finish_reason = "stop"
         elif len(row.tokens) >= row.sampling.max_tokens:
             row.finish_reason = "length"
+    return got
 
 
 def _draw(logits: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,11 +7,13 @@ that are whole and leaves the others running; how old they may grow is bounded, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import random
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from agl_otel.algorithms.utils import may_be_tried_again
 from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest, Rollout
 
 
@@ -55,17 +57,34 @@ class UnderWay:
 
     def __init__(self, store: GroupStore) -> None:
         self._store = store
-        self._count = 0
+        self.count = 0
+        """How many groups the run has enqueued."""
         self.groups: list[Group] = []
 
+    async def restore(self, count: int, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Take up the groups of a run that was stopped."""
+        self.count = count
+        self.groups = [Group(group["number"], group["step"], group["rollout_ids"]) for group in groups]
+        ids = [rollout_id for group in self.groups for rollout_id in group.rollout_ids]
+        if ids:
+            async with aclosing(self._store.watch(ids, timeout_seconds=0)) as finished:
+                await self._try_again([rollout async for rollout in finished])
+
     async def enqueue(self, groups: Sequence[Sequence[EnqueueRolloutRequest]], *, step: int) -> None:
-        """Queue the rollouts of these groups, in one call."""
+        """Queue the rollouts of these groups, in one call. Those of a run that was stopped are there already."""
         if not groups:
             return
-        rollouts = iter(await self._store.enqueue([request for group in groups for request in group]))
+        rollouts = await self._store.enqueue([request for group in groups for request in group])
+        await self._try_again(rollouts)
+        ids = iter([rollout.rollout_id for rollout in rollouts])
         for group in groups:
-            self.groups.append(Group(self._count, step, [next(rollouts).rollout_id for _ in group]))
-            self._count += 1
+            self.groups.append(Group(self.count, step, [next(ids) for _ in group]))
+            self.count += 1
+
+    async def _try_again(self, rollouts: Sequence[Rollout]) -> None:
+        """What failed or was cancelled before this process began may have failed because the run was stopped."""
+        again = [rollout.rollout_id for rollout in rollouts if may_be_tried_again(rollout)]
+        await asyncio.gather(*(self._store.update_rollout(rollout_id, status="requeuing") for rollout_id in again))
 
     async def take(self, count: int, *, oldest_step: int, timeout_seconds: float) -> list[Group]:
         """The first `count` groups that are whole, and all that were enqueued in `oldest_step` or before; in the order of their numbers.
@@ -95,3 +114,31 @@ class UnderWay:
     def _ready(self, count: int, oldest_step: int) -> bool:
         overdue = all(group.whole for group in self.groups if group.step <= oldest_step)
         return overdue and sum(group.whole for group in self.groups) >= min(count, len(self.groups))
+
+
+class TaskOrder:
+    """Task numbers without end: every task once, shuffled, before any comes again. What comes next can be kept and restored."""
+
+    def __init__(self, tasks: int, source: random.Random) -> None:
+        self._tasks = tasks
+        self._source = source
+        self._left: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        if not self._left:
+            self._left = self._source.sample(range(self._tasks), self._tasks)[::-1]
+        return self._left.pop()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What `restore` takes, as JSON."""
+        return {"left": list(self._left), "source": list(self._source.getstate())}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._left = list(state["left"])
+        version, internal, gauss = state["source"]
+        self._source.setstate((version, tuple(internal), gauss))

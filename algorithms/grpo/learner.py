@@ -79,7 +79,7 @@ class Learner:
 
     def __post_init__(self) -> None:
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self._optimizer = torch.optim.AdamW(trained, lr=self.learning_rate, weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(trained, lr=self.learning_rate, weight_decay=0.0)
         self._reference = copy.deepcopy(self.model).requires_grad_(False) if self.objective.kl else None
 
     def update(self, batch: TrajectoryBatch, advantages: NDArray[np.float32]) -> Update:
@@ -97,7 +97,7 @@ class Learner:
         reference = [self._reference_logprobs(part) for part in parts]
         loss = ratio_error = first_norm = kl = 0.0
         for number in range(self.updates):
-            self._optimizer.zero_grad()
+            self.optimizer.zero_grad()
             loss = kl = 0.0
             for place, part in enumerate(parts):
                 logprobs = self.logprobs(part.token_ids, part.trained)[part.source]
@@ -121,7 +121,7 @@ class Learner:
                     kl += float(kl_terms(logprobs.detach(), before).sum())
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm).item()
             first_norm = norm if number == 0 else first_norm
-            self._optimizer.step()
+            self.optimizer.step()
         tokens = sum(len(part.advantages) for part in parts)
         return Update(loss, first_norm, ratio_error, tokens, kl / max(1, tokens))
 

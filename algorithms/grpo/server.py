@@ -96,7 +96,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
         raise UsageError(f"the prompt has {len(prompt)} tokens; the model's context is {engine.policy.context_tokens}, reply included")
     sampling = chat.sampling(room if chat.max_tokens else min(room, MAX_REPLY_TOKENS))
     top = chat.top_logprobs if chat.logprobs else 0
-    rows = [Row(prompt, sampling, engine.row_random(chat.seed, choice), top) for choice in range(chat.n)]
+    rows = [Row(prompt, sampling, engine.row_random(chat.seed, choice), chat.seed is not None, top) for choice in range(chat.n)]
     reply = Reply(chat, rows, request.app[MODEL_NAME], engine.policy.decode)
     job = Job(reply.id, rows, asyncio.get_running_loop().create_future())
     if chat.stream:

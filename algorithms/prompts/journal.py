@@ -3,36 +3,28 @@
 A run that is started again on its folder goes through the same program; what the journal knows is not done a second time. So a search
 needs no state of its own on disk: it is a function of its options, its seed and these answers.
 
-    run.json        the run's id, its algorithm, its options, its seed
-    journal.jsonl   {"name", "digest", "value"}, appended and fsynced; {"forget": [names]} takes some back
-    metrics.jsonl   a line for each step, written anew by every start
-    best.json       the best candidate so far
+    run.json, metrics.jsonl   run_folder.py; the metrics are written anew by every start
+    journal.jsonl             {"name", "digest", "value"}, appended and fsynced; {"forget": [names]} takes some back
+    best.json                 the best candidate so far
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import logging
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
-from agl_otel.errors import DataError, InUseError, SettingsError, UsageError
+from agl_otel.algorithms.run_folder import RunFolder, digest_of, new_run_id, new_seed, write_json
+from agl_otel.errors import DataError
 
-RUN: Final = "run.json"
+__all__ = ["BEST", "JOURNAL", "Journal", "digest_of"]
+
 JOURNAL: Final = "journal.jsonl"
-METRICS: Final = "metrics.jsonl"
 BEST: Final = "best.json"
 _log = logging.getLogger(__name__)
-
-
-def digest_of(*values: Any) -> str:
-    """16 hex characters that stand for these values; equal JSON, equal digest."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 class Journal:
@@ -49,20 +41,20 @@ class Journal:
 
     def __init__(self, folder: Path | None, *, algorithm: str, options: Mapping[str, Any], seed: int | None = None) -> None:
         self.folder = folder
-        self.run_id = f"{algorithm}-{uuid.uuid4().hex[:8]}"
-        self.seed = seed if seed is not None else uuid.uuid4().int % 2**32
         self.known: dict[str, tuple[str, Any]] = {}
-        self._files: list[IO[str]] = []
-        if folder is not None:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                self._lock(folder)
-                self._begin(folder, algorithm, json.loads(json.dumps(options, default=str)), seed)
-            except OSError as error:
-                raise SettingsError(f"the run's folder {folder} cannot be written: {error.strerror}") from error
-            except BaseException:
-                self.close()
-                raise
+        self._file: IO[str] | None = None
+        self._run = RunFolder(folder, algorithm=algorithm, options=options, seed=seed) if folder is not None else None
+        if self._run is None or folder is None:
+            self.run_id, self.seed = new_run_id(algorithm), seed if seed is not None else new_seed()
+            return
+        self.run_id, self.seed = self._run.run_id, self._run.seed
+        try:
+            self._run.metrics(0)
+            self._read(folder / JOURNAL)
+            self._file = (folder / JOURNAL).open("a")
+        except BaseException:
+            self.close()
+            raise
 
     # --- what was done
 
@@ -86,48 +78,23 @@ class Journal:
 
     def metric(self, row: Mapping[str, Any]) -> None:
         """A line for metrics.jsonl."""
-        if self.folder is not None:
-            self._metrics.write(json.dumps(row, ensure_ascii=False) + "\n")
-            self._metrics.flush()
+        if self._run is not None:
+            self._run.metric(row)
 
     def best(self, value: Mapping[str, Any]) -> None:
         """The best so far, for best.json; a reader sees the old one or the new one."""
         if self.folder is not None:
-            _write(self.folder / BEST, value)
+            write_json(self.folder / BEST, value)
 
     def close(self) -> None:
         """Let go of the folder."""
-        for file in self._files:
-            file.close()
-        self._files.clear()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._run is not None:
+            self._run.close()
 
     # --- the folder
-
-    def _lock(self, folder: Path) -> None:
-        lock = (folder / "lock").open("w")
-        self._files.append(lock)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InUseError(f"another process works on the run in {folder}: wait for its end, or choose another folder") from None
-
-    def _begin(self, folder: Path, algorithm: str, options: dict[str, Any], seed: int | None) -> None:
-        if (folder / RUN).exists():
-            begun: dict[str, Any] = json.loads((folder / RUN).read_text())
-            other = [name for name in {*options, *begun["options"]} if options.get(name) != begun["options"].get(name)]
-            other += ["algorithm"] if begun["algorithm"] != algorithm else []
-            other += ["seed"] if seed is not None and begun["seed"] != seed else []
-            if other:
-                raise UsageError(
-                    f"the run in {folder} was begun with another {', '.join(sorted(other))}: give what run.json says, or a new folder"
-                )
-            self.run_id, self.seed = begun["run_id"], begun["seed"]
-        else:
-            _write(folder / RUN, {"run_id": self.run_id, "algorithm": algorithm, "seed": self.seed, "options": options})
-        self._read(folder / JOURNAL)
-        self._journal = (folder / JOURNAL).open("a")
-        self._metrics = (folder / METRICS).open("w")
-        self._files += [self._journal, self._metrics]
 
     def _read(self, path: Path) -> None:
         whole, lines = 0, path.read_bytes().splitlines(keepends=True) if path.exists() else []
@@ -152,16 +119,7 @@ class Journal:
             self.known[row["name"]] = (row["digest"], row["value"])
 
     def _append(self, row: Mapping[str, Any]) -> None:
-        if self.folder is not None:
-            self._journal.write(json.dumps(row, ensure_ascii=False) + "\n")
-            self._journal.flush()
-            os.fsync(self._journal.fileno())
-
-
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    beside = path.with_name(f".{path.name}.new")
-    with beside.open("w") as file:
-        file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+        if self._file is not None:
+            self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())

@@ -10,7 +10,7 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from agl_otel.adapters import TraceAdapter, TraceToMessages
 from agl_otel.algorithms.base import Algorithm
@@ -18,22 +18,11 @@ from agl_otel.algorithms.prompts.candidates import Candidate, cleaned, prompts_i
 from agl_otel.algorithms.prompts.editor import Editor, SearchOverError, Spend
 from agl_otel.algorithms.prompts.evaluate import Evaluation, Evaluator
 from agl_otel.algorithms.prompts.journal import Journal, digest_of
+from agl_otel.algorithms.utils import survives_its_runner
 from agl_otel.errors import SettingsError
 from agl_otel.types import Dataset, NamedResources, PromptTemplate, RolloutConfig
 
-UNRESPONSIVE_SECONDS: Final = 60.0  # six heartbeats of a runner
-MAX_ATTEMPTS: Final = 3
 _log = logging.getLogger(__name__)
-
-
-def survives_its_runner(timeout_seconds: float | None = None) -> RolloutConfig:
-    """How rollouts are run so that one whose runner was killed, perhaps together with the search, is run again and not waited for."""
-    return RolloutConfig(
-        timeout_seconds=timeout_seconds,
-        unresponsive_seconds=UNRESPONSIVE_SECONDS,
-        max_attempts=MAX_ATTEMPTS,
-        retry_condition=["unresponsive"],
-    )
 
 
 class PromptSearch(Algorithm):

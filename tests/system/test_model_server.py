@@ -174,6 +174,9 @@ class CallingStore:
     cancelled: list[str] = field(default_factory=list[str])
     figures: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
 
+    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
+        return None
+
     async def record_figures(self, figures: Mapping[str, float], *, algorithm: str) -> None:
         self.figures.append(figures)
 
@@ -186,7 +189,7 @@ class CallingStore:
     async def enqueue(self, tasks: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
         start = len(self.requests)
         self.requests += tasks
-        self.calls += [asyncio.create_task(self.ask(task.input)) for task in tasks]
+        self.calls += [asyncio.create_task(self.ask(task)) for task in tasks]
         return [Rollout(rollout_id=f"ro-{start + i:06}", input=task.input, start_time=1) for i, task in enumerate(tasks)]
 
     async def watch(
@@ -233,8 +236,13 @@ class CallingStore:
         verdicts = {key: Verdict(rollout_id=key[0], attempt_id=key[1], kind="complete") for key in rewards}
         return Traces(list(finished), calls, rewards, verdicts, spans=3 * len(ids), digest="d")
 
-    async def ask(self, number: int) -> tuple[str, Any]:
-        body = {"messages": [{"role": "user", "content": tiny.question(number)}], "logprobs": True, "return_token_ids": True}
+    async def ask(self, task: EnqueueRolloutRequest) -> tuple[str, Any]:
+        body = {
+            "messages": [{"role": "user", "content": tiny.question(task.input)}],
+            "logprobs": True,
+            "return_token_ids": True,
+            "seed": (task.metadata or {})["sampling_seed"],
+        }
         async with self.session.post(f"{self.endpoint}/chat/completions", json=body) as answer:
             return answer.headers[HEADER_MODEL_VERSION], await answer.json()
 
@@ -257,7 +265,9 @@ async def test_grpo_learns_the_rewarded_behaviour_on_policy(server: Server, tmp_
     assert all(each["stale_share"] == 0 and each["logprob_drift"] < 1e-4 for each in store.figures)
     assert names_in(tmp_path) == ["15", "16"]
     assert {request.resources_id for request in store.requests} == {"rs-1"}
-    assert store.requests[8].metadata == {"step": 1, "group": 1}
+    metadata = [request.metadata or {} for request in store.requests]
+    assert (metadata[8]["step"], metadata[8]["group"]) == (1, 1)
+    assert len({each["sampling_seed"] for each in metadata}) == len(metadata)
 
 
 async def test_grpo_learns_from_groups_that_it_carries_over(server: Server, tmp_path: Path) -> None:

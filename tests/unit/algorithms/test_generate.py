@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from agl_otel.algorithms.grpo.generate import Row, Sampling, by_prompt_length, generate
+from agl_otel.algorithms.grpo.generate import SHAPE_ROWS, Row, Sampling, by_prompt_length, generate
 from agl_otel.algorithms.grpo.policy import Policy
 
 
@@ -81,3 +81,20 @@ def test_stop_token_ends_a_reply_and_is_part_of_it(policy: Policy) -> None:
 def test_batches_hold_prompts_of_one_length() -> None:
     rows = [Row([0] * length, Sampling(1), random.Random(0)) for length in (3, 5, 3, 3, 5)]
     assert [[len(r.prompt) for r in batch] for batch in by_prompt_length(rows, 2)] == [[3, 3], [3], [5, 5]]
+
+
+def test_a_seeded_reply_is_the_same_to_the_last_bit_in_any_company(policy: Policy) -> None:
+    def seeded(seed: int, max_tokens: int = 6) -> Row:
+        return Row([1, 4, 20, 30, 2, seed % 40 + 5], Sampling(max_tokens), random.Random(seed), seeded=True)
+
+    alone = seeded(7)
+    generate(policy.model, [alone], policy.stop_ids)
+    for company in (1, 9, 25):
+        rows = [seeded(seed, max_tokens=1 + seed % 6) for seed in range(100, 100 + company)] + [seeded(7)]
+        random.Random(company).shuffle(rows)
+        for batch in by_prompt_length(rows, 256):
+            assert len(batch) <= SHAPE_ROWS
+            generate(policy.model, batch, policy.stop_ids)
+        same = next(each for each in rows if each.prompt == alone.prompt and each.sampling.max_tokens == 6)
+        assert (same.tokens, same.logprobs) == (alone.tokens, alone.logprobs)
+        assert all(each.finish_reason and len(each.tokens) == len(each.logprobs) <= each.sampling.max_tokens for each in rows)

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from agl_otel.adapters.trajectories import TrajectoryBatch
-from agl_otel.algorithms.grpo.algorithm import GRPO, task_order
+from agl_otel.algorithms.grpo.algorithm import GRPO
+from agl_otel.algorithms.grpo.groups import TaskOrder
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.objective import Average, Objective, token_logprobs
 from agl_otel.algorithms.grpo.policy import Policy, load_weights, save_weights
@@ -147,7 +148,7 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(policy: Policy, 
 
 
 def test_every_task_comes_once_before_any_comes_again() -> None:
-    drawn = list(islice(task_order(5, random.Random(0)), 30))
+    drawn = list(islice(TaskOrder(5, random.Random(0)), 30))
     assert all(sorted(drawn[start : start + 5]) == list(range(5)) for start in range(0, 30, 5))
 
 
@@ -157,6 +158,8 @@ def test_every_task_comes_once_before_any_comes_again() -> None:
         ({"group_size": 1}, "group of one"),
         ({"resample_rounds": -1}, "resample_rounds is -1"),
         ({"max_staleness": -1}, "max_staleness is -1"),
+        ({"checkpoint_every_steps": 0}, "checkpoint_every_steps is 0"),
+        ({"keep_checkpoints": 0}, "keep_checkpoints is 0"),
         ({"groups_under_way": 16}, "more than prompts_per_step"),
         ({"average": "constant"}, "constant_tokens"),
     ],

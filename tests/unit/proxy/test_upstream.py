@@ -7,7 +7,7 @@ import pytest
 
 from agl_otel.errors import NotFoundError, RefusedError, UsageError
 from agl_otel.proxy.models import ModelList
-from agl_otel.proxy.upstream import Budget, QueueUpstreams, Upstream
+from agl_otel.proxy.upstream import Budget, QueueUpstreams, Upstream, call_seed
 from agl_otel.types import LLM, Attempt, AttemptedRollout, AttemptStatus, NamedResources, PaginatedResult, ResourcesUpdate, Rollout
 
 KEY = ("ro-1", "at-1")
@@ -130,6 +130,15 @@ async def test_a_rollout_may_have_a_budget_of_its_own() -> None:
     for metadata, budget in ((None, None), ({"budget": {"calls": 5}}, Budget(5, 0)), ({"budget": {"tokens": "many"}}, Budget(0, 0))):
         queue.metadata = metadata
         assert (await QueueUpstreams(queue).resolve(KEY, None)).budget == budget
+
+
+async def test_a_rollout_may_have_a_seed_of_its_own() -> None:
+    queue = OneRollout({"m": LLM(endpoint="http://a/v1", model="x")})
+    for metadata, seed in ((None, None), ({"sampling_seed": 5}, 5), ({"sampling_seed": "five"}, None), ({"sampling_seed": True}, None)):
+        queue.metadata = metadata
+        assert (await QueueUpstreams(queue).resolve(KEY, None)).seed == seed
+    seeds = {call_seed(seed, call) for seed in range(50) for call in range(1, 50)}
+    assert len(seeds) == 50 * 49 and max(seeds) < 2**53 and call_seed(1, 2) == call_seed(1, 2)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,156 @@
+"""What a training run goes on from: weights, optimizer, sources of randomness, and where it stood; a folder for each kept step.
+
+    checkpoints/step-000012/
+        model.safetensors   the weights
+        trainer.pt          the optimizer's state and torch's random states
+        state.json          all else, and the digests of the two files above
+
+A checkpoint is written beside its place, flushed to disk and renamed, so that it is there whole or not at all. Knows no store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_weights, save_weights
+from agl_otel.algorithms.run_folder import sync_folder, write_json
+from agl_otel.errors import DataError, UsageError
+
+FOLDER: Final = "checkpoints"
+TRAINER_FILE: Final = "trainer.pt"
+STATE_FILE: Final = "state.json"
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands after a step, as JSON."""
+
+    run_id: str
+    step: int
+    resources_id: str
+    version: int
+    """Of the resources: of the weights."""
+    tasks: dict[str, Any]
+    """TaskOrder.state."""
+    next_group: int
+    shuffle: list[Any] = field(default_factory=list[Any])
+    """Of the source that shuffles rewards (the control): random.Random.getstate."""
+    groups: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Groups under way: {"number", "step", "rollout_ids"}."""
+    python: list[Any] = field(default_factory=list[Any])
+    """random.getstate."""
+    numpy: list[Any] = field(default_factory=list[Any])
+    """numpy.random.get_state."""
+    format: int = FORMAT
+
+
+class Checkpoints:
+    """The checkpoints of one run; the `keep` latest stay."""
+
+    def __init__(self, run_folder: Path, *, keep: int) -> None:
+        self.folder = run_folder / FOLDER
+        self._keep = keep
+
+    def latest(self) -> Path | None:
+        """The checkpoint of the latest step; None where there is none. What a killed process left half written is removed."""
+        for torn in self.folder.glob(".step-*"):
+            shutil.rmtree(torn)
+        return max(self.folder.glob("step-*"), default=None)
+
+    def save(self, state: State, model: Any, optimizer: torch.optim.Optimizer) -> Path:
+        """Write one; it is on disk when this returns. Older ones beyond `keep` are removed."""
+        place = self.folder / f"step-{state.step:06d}"
+        beside = place.with_name(f".{place.name}")
+        shutil.rmtree(beside, ignore_errors=True)
+        save_weights(model, beside)
+        torch.save({"optimizer": optimizer.state_dict(), **_torch_random()}, beside / TRAINER_FILE)
+        for name in (WEIGHTS_FILE, TRAINER_FILE):
+            _sync(beside / name)
+        files = {name: _digest(beside / name) for name in (WEIGHTS_FILE, TRAINER_FILE)}
+        write_json(beside / STATE_FILE, {**asdict(state), "python": _listed(random.getstate()), "numpy": _numpy_state(), "files": files})
+        shutil.rmtree(place, ignore_errors=True)
+        beside.replace(place)
+        sync_folder(self.folder)
+        for old in sorted(self.folder.glob("step-*"))[: -self._keep]:
+            shutil.rmtree(old)
+        return place
+
+    def load(self, place: Path, run_id: str, model: Any, optimizer: torch.optim.Optimizer) -> State:
+        """Put weights, optimizer and sources of randomness where they were.
+
+        Raises DataError for a damaged checkpoint, UsageError for one of another run or model; both name it and say what to do.
+        """
+        state = self._checked(place, run_id)
+        try:
+            load_weights(model, place)
+        except UsageError as error:
+            raise UsageError(f"the checkpoint {place} is of another model: {error}. Give the run its own model, or a new folder") from error
+        held = torch.load(place / TRAINER_FILE, map_location="cpu", weights_only=True)
+        optimizer.load_state_dict(held["optimizer"])
+        torch.set_rng_state(held["torch"])
+        if held["cuda"] and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(held["cuda"])
+        random.setstate(as_random_state(state.python))
+        np.random.set_state((state.numpy[0], np.array(state.numpy[1], np.uint32), *state.numpy[2:]))
+        return state
+
+    def _checked(self, place: Path, run_id: str) -> State:
+        others = sorted(path.name for path in self.folder.glob("step-*") if path != place)
+        remedy = f"remove it to go on from {others[-1]}" if others else "remove it to begin the run anew"
+        try:
+            content: dict[str, Any] = json.loads((place / STATE_FILE).read_text())
+            files: dict[str, str] = content.pop("files")
+            if content["format"] != FORMAT:
+                raise UsageError(
+                    f"the checkpoint {place} has format {content['format']}, this release reads {FORMAT}: use the release it is of"
+                )
+            state = State(**content)
+            torn = [name for name, digest in files.items() if _digest(place / name) != digest]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, UsageError):
+                raise
+            raise DataError(f"the checkpoint {place} is damaged ({error!r}): {remedy}") from error
+        if torn:
+            raise DataError(f"the checkpoint {place} is damaged ({', '.join(torn)} is not what was written): {remedy}")
+        if state.run_id != run_id:
+            raise UsageError(f"the checkpoint {place} is of run {state.run_id}, and this is {run_id}: bring the run's own, or {remedy}")
+        return state
+
+
+def as_random_state(state: list[Any]) -> tuple[Any, ...]:
+    """What random.Random.setstate takes, from JSON."""
+    return (state[0], tuple(state[1]), state[2])
+
+
+def _listed(state: tuple[Any, ...]) -> list[Any]:
+    return [state[0], list(state[1]), state[2]]
+
+
+def _numpy_state() -> list[Any]:
+    name, keys, *rest = np.random.get_state()
+    return [name, np.asarray(keys).tolist(), *rest]
+
+
+def _torch_random() -> dict[str, Any]:
+    return {"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

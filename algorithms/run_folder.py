@@ -1,0 +1,149 @@
+"""The folder of one run: which run it is, that one process works on it, and a line for each of its steps.
+
+    run.json        the run's id, its algorithm, its options, its seed
+    lock            held while a process works on the run
+    metrics.jsonl   a line for each step
+
+What else a run keeps to go on with is its algorithm's business: a journal (prompts/journal.py), checkpoints (grpo/checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, Final
+
+from agl_otel.errors import DataError, InUseError, SettingsError, UsageError
+
+RUN: Final = "run.json"
+METRICS: Final = "metrics.jsonl"
+
+
+def digest_of(*values: Any) -> str:
+    """16 hex characters that stand for these values; equal JSON, equal digest."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def new_run_id(algorithm: str) -> str:
+    """An id for a new run."""
+    return f"{algorithm}-{uuid.uuid4().hex[:8]}"
+
+
+def new_seed() -> int:
+    """A seed for a run that was given none: 32 bits."""
+    return uuid.uuid4().int % 2**32
+
+
+class RunFolder:
+    """The folder of a run, held until `close`.
+
+    Args:
+        folder: made where it is missing; a run that is there is gone on with.
+        algorithm: its name.
+        options: what decides the course of the run, as JSON. A run that was begun with others is refused.
+        seed: None goes on with the run's own, and draws one for a new run.
+
+    Raises UsageError for a folder of another run, InUseError where one works in it, DataError for a damaged run.json, SettingsError
+    where the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, *, algorithm: str, options: Mapping[str, Any], seed: int | None = None) -> None:
+        self.folder = folder
+        self.run_id = new_run_id(algorithm)
+        self.seed = seed if seed is not None else new_seed()
+        self._files: list[IO[str]] = []
+        self._metrics: IO[str] | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._take(folder)
+            self._begin(folder / RUN, algorithm, json.loads(json.dumps(options, default=str)), seed)
+        except OSError as error:
+            self.close()
+            raise SettingsError(f"the run's folder {folder} cannot be written: {error.strerror}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        for file in self._files:
+            file.close()
+        self._files.clear()
+
+    # --- a line for each step
+
+    def metric(self, row: Mapping[str, Any]) -> None:
+        """Add a line to metrics.jsonl; it is on disk when this returns."""
+        if self._metrics is None:
+            self._metrics = (self.folder / METRICS).open("a")
+            self._files.append(self._metrics)
+        self._metrics.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self._metrics.flush()
+        os.fsync(self._metrics.fileno())
+
+    def metrics(self, count: int) -> list[dict[str, Any]]:
+        """The first `count` lines of metrics.jsonl; what follows is cut off. Raises DataError where some are missing or damaged."""
+        path = self.folder / METRICS
+        lines = path.read_bytes().splitlines(keepends=True)[:count] if path.exists() else []
+        try:
+            rows = [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise DataError(f"{path} is damaged ({error}): mend it, or choose a new folder") from error
+        if len(rows) < count or not all(line.endswith(b"\n") for line in lines):
+            raise DataError(f"{path} has {len(rows)} of the {count} steps that the run has done: bring it back, or choose a new folder")
+        if path.exists():
+            os.truncate(path, sum(map(len, lines)))
+        return rows
+
+    # --- the folder
+
+    def _take(self, folder: Path) -> None:
+        lock = (folder / "lock").open("w")
+        self._files.append(lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InUseError(f"another process works on the run in {folder}: wait for its end, or choose another folder") from None
+
+    def _begin(self, path: Path, algorithm: str, options: dict[str, Any], seed: int | None) -> None:
+        if not path.exists():
+            write_json(path, {"run_id": self.run_id, "algorithm": algorithm, "seed": self.seed, "options": options})
+            return
+        try:
+            begun: dict[str, Any] = json.loads(path.read_text())
+            before: dict[str, Any] = begun["options"]
+            self.run_id, self.seed = begun["run_id"], begun["seed"]
+            other = [name for name in {*options, *before} if options.get(name) != before.get(name)]
+            other += ["algorithm"] if begun["algorithm"] != algorithm else []
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} is damaged ({error!r}): mend it, or choose a new folder") from error
+        other += ["seed"] if seed is not None and self.seed != seed else []
+        if other:
+            raise UsageError(
+                f"the run in {path.parent} was begun with another {', '.join(sorted(other))}: give what run.json says, or a new folder"
+            )
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a file whole; a reader, also one after a power cut, sees the old one or the new one."""
+    beside = path.with_name(f".{path.name}.new")
+    with beside.open("w") as file:
+        file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import copy
+import json
+import random
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agl_otel.algorithms.grpo import tiny
+from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State
+from agl_otel.algorithms.grpo.groups import TaskOrder
+from agl_otel.algorithms.grpo.learner import Learner
+from agl_otel.algorithms.grpo.objective import Objective
+from agl_otel.algorithms.grpo.policy import Policy, fingerprint, save_weights
+from agl_otel.algorithms.run_folder import METRICS, RUN, RunFolder
+from agl_otel.errors import DataError, UsageError
+from tests.unit.algorithms.test_learner import ROWS, make_batch
+
+ADVANTAGES = np.array([1.0, -0.5, 2.0, -3.0], np.float32)
+
+
+def learner(policy: Policy) -> Learner:
+    return Learner(copy.deepcopy(policy.model), learning_rate=1e-2, objective=Objective(kl=0.1), updates=2)
+
+
+def state(step: int, **given: Any) -> State:
+    whole: dict[str, Any] = {"run_id": "grpo-1", "resources_id": "r", "version": step + 1, "tasks": {}, "next_group": 3, **given}
+    return State(step=step, **whole)
+
+
+def saved(folder: Path, policy: Policy, *steps: int, keep: int = 2) -> Checkpoints:
+    checkpoints, trained = Checkpoints(folder, keep=keep), learner(policy)
+    for step in steps:
+        checkpoints.save(state(step), trained.model, trained.optimizer)
+    return checkpoints
+
+
+def draws() -> list[Any]:
+    return [random.random(), np.random.random(3).tolist(), torch.rand(3).tolist()]
+
+
+def test_what_is_loaded_goes_on_bit_for_bit_as_what_was_saved(policy: Policy, tmp_path: Path) -> None:
+    batch, first = make_batch(policy), learner(policy)
+    first.update(batch, ADVANTAGES)
+    order = TaskOrder(5, random.Random(1))
+    list(islice(order, 7))
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    groups = [{"number": 1, "step": 2, "rollout_ids": ["ro-a", "ro-b"]}]
+    checkpoints.save(state(2, tasks=order.state, groups=groups), first.model, first.optimizer)
+    drawn, update = draws(), first.update(batch, ADVANTAGES)
+
+    second = learner(policy)
+    place = checkpoints.latest()
+    assert place is not None
+    found = checkpoints.load(place, "grpo-1", second.model, second.optimizer)
+    assert (found.step, found.version, found.next_group, found.groups) == (2, 3, 3, groups)
+    assert draws() == drawn
+    again = TaskOrder(5, random.Random(9))
+    again.restore(found.tasks)
+    assert list(islice(again, 20)) == list(islice(order, 20))
+    assert second.update(batch, ADVANTAGES) == update
+    assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True))
+    ours, theirs = first.optimizer.state_dict()["state"], second.optimizer.state_dict()["state"]
+    assert all(torch.equal(ours[i][name], theirs[i][name]) for i in ours for name in ours[i])
+
+
+def test_the_latest_are_kept_and_what_was_half_written_is_removed(policy: Policy, tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, policy, 9, 10, 11)
+    torn = checkpoints.folder / ".step-000012"
+    torn.mkdir()
+    (torn / "model.safetensors").write_bytes(b"half")
+    latest = checkpoints.latest()
+    assert latest is not None and latest.name == "step-000011"
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step-000010", "step-000011"]
+    assert Checkpoints(tmp_path / "new", keep=1).latest() is None
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "trainer.pt", "state.json"])
+@pytest.mark.parametrize("how", ["cut", "changed", "gone"])
+def test_a_damaged_checkpoint_is_named_with_the_one_before_it(policy: Policy, tmp_path: Path, file: str, how: str) -> None:
+    checkpoints = saved(tmp_path, policy, 1, 2)
+    place = checkpoints.folder / "step-000002"
+    content = (place / file).read_bytes()
+    (place / file).write_bytes(content[:-9] if how == "cut" else content[:-9] + b"\x00" * 9)
+    if how == "gone":
+        (place / file).unlink()
+    target = learner(policy)
+    with pytest.raises(DataError, match=r"step-000002 is damaged .* remove it to go on from step-000001"):
+        checkpoints.load(place, "grpo-1", target.model, target.optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(target.model.parameters(), policy.model.parameters(), strict=True))
+
+
+def test_a_checkpoint_of_another_run_model_or_release_is_refused(policy: Policy, tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, policy, 1)
+    place = checkpoints.folder / "step-000001"
+    target = learner(policy)
+    with pytest.raises(UsageError, match=r"step-000001 is of run grpo-1, and this is grpo-2"):
+        checkpoints.load(place, "grpo-2", target.model, target.optimizer)
+    other = torch.nn.Linear(2, 2)
+    with pytest.raises(UsageError, match=r"step-000001 is of another model: .* or a new folder"):
+        checkpoints.load(place, "grpo-1", other, torch.optim.AdamW(other.parameters()))
+    content = json.loads((place / "state.json").read_text())
+    (place / "state.json").write_text(json.dumps({**content, "format": 99}))
+    with pytest.raises(UsageError, match="has format 99, this release reads 1"):
+        checkpoints.load(place, "grpo-1", target.model, target.optimizer)
+
+
+def test_lines_without_their_checkpoint_are_cut_off(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path, algorithm="grpo", options={}, seed=1)
+    for step in (1, 2, 3):
+        run.metric({"step": step})
+    run.close()
+    with (tmp_path / METRICS).open("a") as file:
+        file.write('{"st')
+    again = RunFolder(tmp_path, algorithm="grpo", options={})
+    assert (again.run_id, again.seed) == (run.run_id, 1)
+    assert again.metrics(2) == [{"step": 1}, {"step": 2}]
+    again.metric({"step": 3})
+    with pytest.raises(DataError, match=r"has 3 of the 4 steps"):
+        again.metrics(4)
+    again.close()
+    (tmp_path / RUN).write_text('{"run_id"')
+    with pytest.raises(DataError, match=r"run\.json is damaged"):
+        RunFolder(tmp_path, algorithm="grpo", options={})
+
+
+def test_models_are_told_apart_without_reading_them_whole(policy: Policy, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "same", "other")]
+    for folder, seed in zip(folders, (1, 1, 2), strict=True):
+        model = tiny.make_model(policy.tokenizer, seed=seed)
+        model.config.save_pretrained(folder)
+        save_weights(model, folder)
+    one, same, other = map(fingerprint, folders)
+    assert one == same != other
+    with pytest.raises(UsageError, match="holds no model"):
+        fingerprint(tmp_path)
+    assert len(ROWS) == len(ADVANTAGES)
