@@ -50,7 +50,8 @@ async def _train(job_file: Path, settings: Settings, run_dir: Path | None, conso
     except ModuleNotFoundError as error:
         raise SettingsError(f"training needs the [train] extra ({error.name} is missing): pip install 'agl-otel[train]'") from error
     folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).absolute()
-    return await (_search if job.searches_prompts else _fit)(job, settings, folder, console)
+    run = _search if job.searches_prompts else _tune if job.algorithm.get("name") == "sft" else _fit
+    return await run(job, settings, folder, console)
 
 
 async def _search(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
@@ -70,6 +71,28 @@ async def _search(job: Job, settings: Settings, folder: Path, console: Console) 
         "best": best,
         "stopped_because": found.stopped_because,
         **found.spend.described(),
+        "folder": str(folder),
+    }
+
+
+async def _tune(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
+    from agl_otel.stack import stack_for
+    from agl_otel.trainer import Tuning
+
+    train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
+    async with stack_for(settings) as (store, failed), Tuning(job, store, folder, stack_failed=failed) as tuning, tuning.runners():
+        before = await tuning.evaluate(val_tasks)
+        console.print(f"score before: {before.score:.3f} on {len(val_tasks)} tasks")
+        rounds = await tuning.fit(
+            train_tasks, on_step=lambda done: console.print(f"round {done.step}: reward {done.reward_mean:.3f}, {done.kept} kept")
+        )
+        after = await tuning.evaluate(val_tasks)
+    console.print(f"score after: {after.score:.3f}  ({len(rounds)} rounds)\nkept in {folder}", soft_wrap=True)
+    return {
+        "score_before": before.score,
+        "score_after": after.score,
+        "steps": len(rounds),
+        "trajectories": sum(done.trajectories for done in rounds),
         "folder": str(folder),
     }
 

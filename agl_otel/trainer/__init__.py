@@ -1,7 +1,7 @@
 """Algorithm, runners and store in one call: Trainer (trainer.py) for Python programs, job files (job.py) for the command line.
 
-A job trains weights (training.py) or searches for prompts (prompts.py). Names are loaded when they are first used: only training needs
-torch.
+A job trains weights (training.py, tuning.py) or searches for prompts (prompts.py). Names are loaded when they are first used: only
+training needs torch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from agl_otel.trainer.run import Evaluation, JobRun, Runners
     from agl_otel.trainer.trainer import Trainer
     from agl_otel.trainer.training import AlgorithmSpec, Report, Training
+    from agl_otel.trainer.tuning import Tuning
 
 __all__ = [
     "AlgorithmSpec",
@@ -27,6 +28,7 @@ __all__ = [
     "Runners",
     "Trainer",
     "Training",
+    "Tuning",
     "build_component",
 ]
 _MODULE_OF: Final = {
@@ -39,6 +41,7 @@ _MODULE_OF: Final = {
     "Runners": "run",
     "Trainer": "trainer",
     "Training": "training",
+    "Tuning": "tuning",
     "build_component": "registry",
 }
 

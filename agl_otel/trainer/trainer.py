@@ -30,6 +30,7 @@ ALGORITHMS: Final = {
     "gepa": "agl_otel.algorithms.GEPA",
     "random_search": "agl_otel.algorithms.RandomSearch",
     "baseline": "agl_otel.algorithms.Baseline",
+    "sft": "agl_otel.algorithms.sft.algorithm.SFT",
 }
 EVENT_POLL_SECONDS: Final = 0.1
 _OLD: Final = {"n_workers": "n_runners", "max_tasks": "max_rollouts", "triplet_exporter": "adapter"}
@@ -51,7 +52,8 @@ class Trainer:
         runner: default LitAgentRunner.
         strategy: "cs" (processes, default), "shm" (threads), or any ExecutionStrategy.
         port: where a store that the trainer serves answers.
-        algorithm: also by name: "apo", "gepa", "random_search", "baseline". None only runs what others enqueue, until it is interrupted.
+        algorithm: also by name: "apo", "gepa", "random_search", "baseline", "sft". None only runs what others enqueue, until it is
+            interrupted.
         llm_proxy: handed to the algorithm.
         hooks: one, or several.
     """

@@ -1,0 +1,134 @@
+"""One round's training in a process of its own: rows in, weights out. `python -m agl_otel.algorithms.sft.train FOLDER`.
+
+The memory of the optimizer and of the gradients is free again when it ends, so that a model server has the accelerator for itself while
+agents run. FOLDER holds `spec.json` (a Spec) and `rows.jsonl` ({input_ids, labels}); `trained.json` (a Trained) is written last.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
+from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
+
+from agl_otel.adapters.records import IGNORED
+from agl_otel.algorithms.grpo.policy import load_policy, load_weights, save_weights
+from agl_otel.errors import DataError
+
+SPEC: Final = "spec.json"
+ROWS: Final = "rows.jsonl"
+TRAINED: Final = "trained.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One sample."""
+
+    input_ids: list[int]
+    labels: list[int]
+    """As long: the id where there is a loss, IGNORED elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What to train, and how."""
+
+    model_dir: str
+    """Model and tokenizer in transformers' format."""
+    weights: str
+    """A folder with the weights to begin with."""
+    out: str
+    """Where the new ones go."""
+    learning_rate: float
+    epochs: int
+    batch_rows: int
+    """Rows of one optimizer step."""
+    max_grad_norm: float
+    seed: int
+    device: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of it."""
+
+    loss_before: float
+    """Of the first batch, before any step; nats a token."""
+    loss: float
+    """Mean over the last epoch."""
+    tokens: int
+    """With a loss, in one epoch."""
+    updates: int
+
+
+def cross_entropy(model: Any, rows: Sequence[Row]) -> tuple[Tensor, int]:
+    """(the sum of -log p over the tokens that labels name, how many those are). The first token of a row has no loss.
+
+    Rows are padded on the right, which under causal attention changes nothing for the tokens before.
+    """
+    width = max(len(row.input_ids) for row in rows)
+    ids = torch.tensor([row.input_ids + [0] * (width - len(row.input_ids)) for row in rows], device=model.device)
+    labels = torch.tensor([row.labels + [IGNORED] * (width - len(row.labels)) for row in rows], device=model.device)[:, 1:]
+    where = labels != IGNORED
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1][where]
+    return F.cross_entropy(logits, labels[where], reduction="sum"), int(where.sum())
+
+
+def fit(model: Any, rows: Sequence[Row], spec: Spec) -> Trained:
+    """Update `model` in place: AdamW without weight decay on the mean over the tokens of each batch, `epochs` times over all rows.
+
+    Raises DataError where no row has a token to learn.
+    """
+    learnt = sum(label != IGNORED for row in rows for label in row.labels[1:])
+    if not learnt:
+        raise DataError(f"none of the {len(rows)} rows has a token to learn: labels are all {IGNORED}")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, weight_decay=0.0)
+    source = random.Random(spec.seed)
+    before, total, updates = 0.0, 0.0, 0
+    for _ in range(spec.epochs):
+        total = 0.0
+        for batch in _batches(rows, spec.batch_rows, source):
+            optimizer.zero_grad()
+            loss, tokens = cross_entropy(model, batch)
+            if not tokens:
+                continue
+            (loss / tokens).backward()  # pyright: ignore[reportUnknownMemberType]  # torch annotates it in part only
+            torch.nn.utils.clip_grad_norm_(model.parameters(), spec.max_grad_norm)
+            optimizer.step()
+            before = loss.item() / tokens if not updates else before
+            total += loss.item()
+            updates += 1
+    return Trained(before, total / learnt, learnt, updates)
+
+
+def _batches(rows: Sequence[Row], size: int, source: random.Random) -> Iterator[list[Row]]:
+    order = source.sample(range(len(rows)), len(rows))
+    for start in range(0, len(order), size):
+        yield [rows[place] for place in order[start : start + size]]
+
+
+def main(folder: Path) -> None:
+    """Do what FOLDER/spec.json says."""
+    disable_progress_bar()
+    spec = Spec(**json.loads((folder / SPEC).read_text()))
+    rows = [Row(**json.loads(line)) for line in (folder / ROWS).read_text().splitlines()]
+    torch.set_num_threads(spec.threads)
+    torch.manual_seed(spec.seed)
+    model = load_policy(spec.model_dir, device=spec.device).model
+    load_weights(model, Path(spec.weights))
+    trained = fit(model, rows, spec)
+    save_weights(model, spec.out)
+    (folder / TRAINED).write_text(json.dumps(asdict(trained)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,79 @@
+"""SFT with its real parts: a model server and training processes, over rollouts that are run as they are enqueued."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agl_otel.algorithms.grpo import tiny
+from agl_otel.algorithms.sft.algorithm import SFT
+from agl_otel.algorithms.sft.report import RoundReport
+from agl_otel.columns import Traces
+from agl_otel.errors import DataError, UnavailableError
+from agl_otel.types import AttemptedRollout, Rollout
+from tests.system.test_model_server import CallingStore, Server, server
+
+__all__ = ["server"]  # the fixture
+pytestmark = pytest.mark.system
+
+
+async def trained(server: Server, folder: Path, store: type[CallingStore] = CallingStore, **options: Any) -> list[RoundReport]:
+    target = options.pop("target", 1)
+    async with aiohttp.ClientSession() as session:
+        algorithm = SFT(model_dir=server.folder, model_server_url=server.url, run_dir=folder, **options)
+        return await algorithm.train(store(session, target=target), tiny.TRAIN_NUMBERS)
+
+
+@pytest.mark.parametrize(("seed", "target"), [(0, 1), (1, 2)])
+async def test_the_rewarded_behaviour_is_learnt_from_the_best_rollouts(server: Server, tmp_path: Path, seed: int, target: int) -> None:
+    reports = await trained(server, tmp_path, target=target, seed=seed, prompts_per_step=48, max_steps=2)
+    first, second = reports
+    assert first.reward_mean < 0.45
+    assert second.reward_mean > first.reward_mean + 0.3
+    assert all(report.kept == 96 and report.kept_reward_mean > 0.7 and report.refused == {"not_in_top": 288} for report in reports)
+    assert all(report.loss < report.loss_before and report.off_policy == 0 for report in reports)
+    assert [report.weights_version for report in reports] == ["1", "2"]
+
+
+async def test_nothing_is_learnt_from_shuffled_rewards(server: Server, tmp_path: Path) -> None:
+    first, second = await trained(server, tmp_path, shuffle_rewards=True, prompts_per_step=48, max_steps=2)
+    assert second.reward_mean < first.reward_mean + 0.2
+    assert first.kept_reward_mean == pytest.approx(first.reward_mean, abs=0.2)
+
+
+async def test_a_round_that_teaches_nothing_leaves_the_weights_alone(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Equal(CallingStore):
+        async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
+            traces = await super().traces(rollouts)
+            return replace(traces, rewards={key: [replace(each, value=1.0) for each in found] for key, found in traces.rewards.items()})
+
+    with caplog.at_level(logging.WARNING):
+        reports = await trained(server, tmp_path, Equal, prompts_per_step=2, group_size=4, max_steps=2)
+    assert [(report.kept, report.tokens, report.weights_version, report.refused) for report in reports] == [
+        (0, 0, "1", {"flat_rewards": 8})
+    ] * 2
+    assert "the rewards are all equal" in caplog.text
+    reports = await trained(server, tmp_path / "high", prompts_per_step=2, group_size=4, max_steps=1, min_reward=2.0)
+    assert reports[0].refused == {"low_reward": 8}
+
+
+async def test_a_round_without_anything_to_choose_from_is_an_error_with_the_counts(server: Server, tmp_path: Path) -> None:
+    class Lost(CallingStore):
+        async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
+            return replace(await super().traces(rollouts), rewards={})
+
+    with pytest.raises(DataError, match=r"round 1 has nothing to choose from: refused \{'no_reward': 8\}"):
+        await trained(server, tmp_path, Lost, prompts_per_step=2, group_size=4)
+
+
+async def test_a_training_process_that_ends_badly_is_an_error_with_its_last_words(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match=r"(?s)training of round 1 ended with exit code 1; its log is .*no-such-device"):
+        await trained(server, tmp_path, prompts_per_step=8, device="no-such-device")

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import copy
+import json
+import random
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agl_otel.adapters.records import IGNORED
+from agl_otel.algorithms.grpo.policy import Policy
+from agl_otel.algorithms.sft.algorithm import SFT, rows_of
+from agl_otel.algorithms.sft.train import Row, Spec, cross_entropy, fit
+from agl_otel.errors import DataError, UsageError
+from tests.unit.algorithms.test_learner import ROWS, make_batch
+
+SPEC = Spec(
+    model_dir="", weights="", out="", learning_rate=1e-3, epochs=2, batch_rows=3, max_grad_norm=1e9, seed=0, device="cpu", threads=1
+)
+
+
+def odd_rows(source: random.Random) -> list[Row]:
+    """Rows of random lengths with odd masks: all, none, one place, the first token of a row."""
+    rows: list[Row] = []
+    for _ in range(source.randrange(1, 6)):
+        ids = [source.randrange(8, 90) for _ in range(source.randrange(1, 9))]
+        share = source.choice([0.0, 0.3, 1.0])
+        rows.append(Row(input_ids=ids, labels=[token if source.random() < share else IGNORED for token in ids]))
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_gradient_is_that_of_the_plain_sum_over_the_tokens_of_labels(policy: Policy, seed: int) -> None:
+    rows = odd_rows(random.Random(seed))
+    ours, plain = copy.deepcopy(policy.model).double(), copy.deepcopy(policy.model).double()
+    loss, tokens = cross_entropy(ours, rows)
+    terms = [
+        -torch.log_softmax(plain(input_ids=torch.tensor([row.input_ids])).logits[0, place - 1], -1)[label]
+        for row in rows
+        for place, label in enumerate(row.labels)
+        if place and label != IGNORED
+    ]
+    assert tokens == len(terms)
+    if not terms:
+        assert loss.item() == 0.0
+        return
+    expected = torch.stack(terms).sum()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    loss.backward()
+    expected.backward()
+    for (name, one), (_, other) in zip(ours.named_parameters(), plain.named_parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, atol=1e-4), name  # the model's norms and rotations are float32 in any case
+
+
+def test_rows_are_the_trajectories_with_a_loss_on_what_the_model_wrote(policy: Policy) -> None:
+    rows = rows_of(make_batch(policy))
+    assert [row.input_ids for row in rows] == [prompt + response for prompt, response, _ in ROWS]
+    assert rows[1].labels == [IGNORED, IGNORED, 40, IGNORED, IGNORED, 43, 44]
+    assert json.loads(json.dumps(asdict(rows[0])))["labels"] == [IGNORED] * 3 + [30, 31, 9]
+
+
+def test_the_same_seed_gives_the_same_weights_and_a_lower_loss(policy: Policy) -> None:
+    models = [copy.deepcopy(policy.model) for _ in range(2)]
+    first, second = (fit(model, rows_of(make_batch(policy)), SPEC) for model in models)
+    assert first == second
+    assert (first.tokens, first.updates) == (10, 4)
+    assert first.loss < first.loss_before
+    assert all(torch.equal(one, other) for one, other in zip(*(m.state_dict().values() for m in models), strict=True))
+
+
+def test_rows_that_teach_nothing_are_refused(policy: Policy) -> None:
+    with pytest.raises(DataError, match="none of the 1 rows has a token to learn"):
+        fit(policy.model, [Row(input_ids=[1, 2], labels=[1, IGNORED])], SPEC)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"top_fraction": 2.0}, "top_fraction is 2.0"),
+        ({"top_fraction": None}, "all that its own model wrote"),
+        ({"group_size": 0}, "group_size is 0"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        SFT(model_dir=tmp_path, model_server_url="http://127.0.0.1:1", **options)
