@@ -30,6 +30,7 @@ from agl_otel.algorithms.grpo.algorithm import MODEL_NAME, RESOURCE_NAME, Rollou
 from agl_otel.algorithms.grpo.policy import load_policy, push_weights, save_weights
 from agl_otel.algorithms.sft.report import Clock, RoundReport
 from agl_otel.algorithms.sft.train import ROWS, SPEC, TRAINED, Row, Spec, Trained
+from agl_otel.algorithms.utils import sampling_seed
 from agl_otel.columns import AttemptKey, Traces
 from agl_otel.errors import AglError, DataError, UnavailableError, UsageError
 from agl_otel.processes import Process
@@ -167,10 +168,10 @@ class SFT(Algorithm):
                 mode="train",
                 resources_id=self._published.resources_id,
                 config=self.rollout_config,
-                metadata={"step": self._number, "group": place},
+                metadata={"step": self._number, "group": place, "sampling_seed": sampling_seed(self.seed, self._number, place, number)},
             )
             for place, task in enumerate(tasks)
-            for _ in range(self.group_size)
+            for number in range(self.group_size)
         ]
         ids = [rollout.rollout_id for rollout in await store.enqueue(requests)]
         finished = {rollout.rollout_id: rollout async for rollout in store.watch(ids, timeout_seconds=self.step_timeout_seconds)}
