@@ -77,7 +77,10 @@ class Pin:
 
 def _reading(held: dict[str, Any]) -> Reading:
     known = {each.name for each in fields(Reading)}
-    return Reading(**{name: tuple(value) if name == "take" else value for name, value in held.items() if name in known})
+    given: dict[str, Any] = {name: value for name, value in held.items() if name in known}
+    if "take" in given:
+        given["take"] = tuple(given["take"])
+    return Reading(**given)
 
 
 def read_of(traces: Traces) -> dict[str, tuple[str, int]]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -100,7 +100,7 @@ class TraceTree:
         return list(self._walk())
 
     def _walk(self) -> Iterator[TraceTree]:
-        stack = [self]
+        stack: list[TraceTree] = [self]
         while stack:
             node = stack.pop()
             yield node
@@ -205,7 +205,7 @@ def _as_span(span: Span | ReadableSpan, place: int) -> Span:
 
 def _around(span_id: str, children: Sequence[TraceTree]) -> Span:
     """A made-up span over the time of its children; of the trace of the first one."""
-    first = cast("Span", children[0].span)
+    first = children[0].span
     return Span.from_attributes(
         attributes={},
         rollout_id=first.rollout_id,

@@ -60,7 +60,8 @@ class Baseline(FastAlgorithm):
         resources_id = None
         if (resources := self.get_initial_resources()) is not None:
             resources_id = (await store.add_resources(resources)).resources_id
-        work: list[tuple[Any, RolloutMode]] = [(task, "train") for task in train] + [(task, "val") for task in val]
+        modes: tuple[tuple[RolloutMode, Sequence[Any]], ...] = (("train", train), ("val", val))
+        work: list[tuple[Any, RolloutMode]] = [(task, mode) for mode, tasks in modes for task in tasks]
         for epoch in range(self.n_epochs):
             _log.info("epoch %d of %d: %d tasks", epoch + 1, self.n_epochs, len(work))
             for start in range(0, len(work), self.max_queue_length):

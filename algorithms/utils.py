@@ -42,14 +42,13 @@ def with_llm_proxy(required: bool = False, auto_start: bool = True) -> Callable[
             proxy = self.get_llm_proxy()
             if proxy is None and required:
                 raise ValueError(f"{function.__qualname__} needs a proxy: give Trainer(llm_proxy=…) or call set_llm_proxy")
-            started = proxy is not None and auto_start and not proxy.is_running()
-            if started:
-                await _awaited(proxy.start())
+            if proxy is None or not auto_start or proxy.is_running():
+                return await function(self, proxy, *args, **kwargs)
+            await _awaited(proxy.start())
             try:
                 return await function(self, proxy, *args, **kwargs)
             finally:
-                if started:
-                    await _awaited(proxy.stop())
+                await _awaited(proxy.stop())
 
         return given
 

@@ -130,8 +130,8 @@ def _json_string(text: str) -> str:
     return f'"{_ESCAPED.sub(lambda match: _ESCAPES[match[0]], text)}"'
 
 
-_ESCAPES = {chr(code): f"\\u{code:04X}" for code in (*range(0x20), 0x2028, 0x2029)}
-_ESCAPES |= {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
+_CONTROL = {chr(code): f"\\u{code:04X}" for code in (*range(0x20), 0x2028, 0x2029)}
+_ESCAPES = _CONTROL | {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
 _ESCAPED = re.compile(f"[{re.escape(''.join(_ESCAPES))}]")
 
 

@@ -268,13 +268,15 @@ class GRPO:
         clock = Clock()
         groups: list[Group] = []
         resampled = 0
-        for rounds_left in range(self.resample_rounds, -1, -1):
+        rounds_left = self.resample_rounds
+        while True:
             groups += await self._next_groups(self.prompts_per_step - len(groups), tasks)
             clock.lap("rollout")
             read = await self._read(store, groups)
             clock.lap("read")
             if len(read.telling) == len(groups) or not rounds_left:
                 break
+            rounds_left -= 1
             resampled += len(groups) - len(read.telling)
             groups = read.telling
         batch, advantages = read.trained_on(only_telling=self.resample_rounds > 0)

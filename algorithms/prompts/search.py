@@ -199,9 +199,9 @@ class PromptSearch(Algorithm):
 
     def _note_step(self, **row: Any) -> None:
         """One line of history and metrics.jsonl."""
-        best = {"best_version": self._best.version if self._best else "", "best_score": self.best_score, **self.spend.described()}
-        best["best_score"] = None if self.best_score == float("-inf") else self.best_score
-        self.history.append({**row, **best})
+        score = None if self.best_score == float("-inf") else self.best_score
+        best = {"best_version": self._best.version if self._best else "", "best_score": score}
+        self.history.append({**row, **best, **self.spend.described()})
         self._journal.metric(self.history[-1])
         _log.info("%s: %s", self.name, self.history[-1])
 
