@@ -26,6 +26,7 @@ setup: $(STAMP) ## install everything into .venv (uv too, where it is missing)
 
 proto: setup ## regenerate the gRPC code from the .proto
 	$(RUN) python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. agl_otel/queue/proto/queue.proto
+	$(RUN) python -m grpc_tools.protoc -I. --python_out=. --mypy_out=quiet:. agl_otel/web/jaeger/proto/storage.proto
 
 # More workers than cores: most tests wait for processes. A file stays with one worker, for what its tests share.
 WORKERS ?= 3
@@ -79,4 +80,4 @@ docs: setup ## write docs/cli.md and docs/settings.md from the code
 
 .PHONY: demo demo-matrix bench docs
 
-include collector/otelcol/otelcol.mk
+include collector/otelcol/otelcol.mk deploy/jaeger/jaeger.mk

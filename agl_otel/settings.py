@@ -44,6 +44,8 @@ class Settings(BaseSettings):
     """The model proxy (OpenAI-compatible)."""
     web_port: int = Field(default=4748, ge=0, le=65535)
     """REST, OTLP over HTTP and metrics, on one port."""
+    jaeger_port: int = Field(default=0, ge=0, le=65535)
+    """gRPC for a Jaeger that reads its traces from here (remote storage v2, for which Jaeger itself takes 17271); 0: not served."""
     cors_origins: str = ""
     """Origins (scheme://host:port, or *) whose pages may call the web service, separated by commas; empty means none."""
     queue_url: str = ""

@@ -41,6 +41,9 @@ def port_options(command: Callable[..., Any]) -> Callable[..., Any]:
         command = click.option(
             flag, type=click.IntRange(0, 65535), help=f"0 takes a free one.  [default: {Settings.model_fields[port].default}]"
         )(command)
+    command = click.option("--jaeger-port", type=click.IntRange(1, 65535), help="For a Jaeger that reads from here.  [default: none]")(
+        command
+    )
     command = click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False))(command)
     return click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")(command)
 

@@ -39,8 +39,14 @@ def _resource_spans(span: Span, now_nano: int) -> ResourceSpans:
     scope_spans = found.scope_spans.add()
     scope_spans.scope.name = str(span.scope.get("name") or "")
     scope_spans.scope.version = str(span.scope.get("version") or "")
+    scope_spans.spans.append(span_of(span, {**span.attributes, **own}, now_nano))
+    return found
+
+
+def span_of(span: Span, attributes: Mapping[str, Any], now_nano: int) -> OtlpSpan:
+    """The span itself, with these attributes. Raises UsageError for an id that OTLP cannot carry."""
     start = _nano(span.start_time, span.start_time_unix_nano) or now_nano
-    otlp = scope_spans.spans.add(
+    otlp = OtlpSpan(
         trace_id=_id(span.trace_id, 16, f"trace id of span {span.span_id}"),
         span_id=_id(span.span_id, 8, "span id"),
         parent_span_id=_id(span.parent_id, 8, f"parent id of span {span.span_id}") if span.parent_id else b"",
@@ -49,7 +55,7 @@ def _resource_spans(span: Span, now_nano: int) -> ResourceSpans:
         kind=OtlpSpan.SpanKind.ValueType(_KINDS.get(span.kind, 1)),
         start_time_unix_nano=start,
         end_time_unix_nano=_nano(span.end_time, span.end_time_unix_nano) or start,
-        attributes=key_values({**span.attributes, **own}),
+        attributes=key_values(attributes),
         status=Status(code=_STATUS[span.status.status_code], message=span.status.description or ""),
     )
     for event in span.events:
@@ -61,7 +67,7 @@ def _resource_spans(span: Span, now_nano: int) -> ResourceSpans:
             trace_state=_trace_state(link.context),
             attributes=key_values(link.attributes or {}),
         )
-    return found
+    return otlp
 
 
 def key_values(attributes: Mapping[str, Any]) -> list[KeyValue]:

@@ -15,7 +15,9 @@ from agl_otel.errors import NotFoundError
 from agl_otel.queue.client import FilterLogic, Observation, SortOrder
 from agl_otel.store.base import Connected, Connection
 from agl_otel.store.otlp import request_of
+from agl_otel.traces.reader import FoundTrace
 from agl_otel.traces.span_query import SpanQuery
+from agl_otel.traces.trace_query import TraceQuery
 from agl_otel.types import AttemptedRollout, PaginatedResult, Rollout, Span
 
 if TYPE_CHECKING:
@@ -142,19 +144,49 @@ class Spans(Connected):
         await connection.reader.barrier()
         return await _with_messages(connection, await connection.reader.spans(ids, attempt_id=attempt_id))
 
+    # --- looking, as viewers do: no barrier, so what has just arrived may not be there yet
+
+    async def find_traces(self, query: TraceQuery) -> list[FoundTrace]:
+        """The traces that `query` asks for, the latest first."""
+        return await (await self._open()).reader.find_traces(query)
+
+    async def spans_of_traces(self, trace_ids: Sequence[str]) -> list[Span]:
+        """All spans of some traces (32 hex digits), by trace and time."""
+        return await (await self._open()).reader.by_trace(trace_ids)
+
+    async def services(self) -> list[str]:
+        """Every service that spans came from."""
+        return await (await self._open()).reader.services()
+
+    async def operations(self, service: str, kind: str = "") -> list[tuple[str, str]]:
+        """(span name, kind) of all that a service did; `kind` (Internal, Server, …) selects one, where it is not empty."""
+        return await (await self._open()).reader.operations(service, kind)
+
+    async def dependencies(self, start_nano: int, end_nano: int) -> list[tuple[str, str, int]]:
+        """(calling service, called service, calls) of the spans that began between two times (Unix nanoseconds)."""
+        return await (await self._open()).reader.dependencies(start_nano, end_nano)
+
+    # --- what training reads
+
     async def traces(
-        self, rollouts: Sequence[Rollout | AttemptedRollout | str], *, deadline_seconds: float = 5.0, texts: bool = False
+        self,
+        rollouts: Sequence[Rollout | AttemptedRollout | str],
+        *,
+        deadline_seconds: float = 5.0,
+        texts: bool = False,
+        barrier: bool = True,
     ) -> Traces:
         """All that was observed of the rollouts, as columns, read once behind a barrier, with a verdict for every attempt.
 
         What is not complete yet is asked again until `deadline_seconds` have passed. `texts`: with what was said in every call.
+        Without `barrier` what has just arrived may not be there yet.
         """
         connection = await self._open()
         ids = [rollout if isinstance(rollout, str) else rollout.rollout_id for rollout in rollouts]
         found, attempts = await asyncio.gather(connection.queue.query_rollouts(rollout_id_in=ids), connection.queue.query_attempts(ids))
         by_id = {rollout.rollout_id: rollout for rollout in found}
         in_order = [by_id[rollout_id] for rollout_id in ids if rollout_id in by_id]
-        return await connection.reader.traces(in_order, list(attempts), deadline_seconds=deadline_seconds, texts=texts)
+        return await connection.reader.traces(in_order, list(attempts), barrier=barrier, deadline_seconds=deadline_seconds, texts=texts)
 
 
 async def _with_messages(connection: Connection, spans: Sequence[Span]) -> list[Span]:

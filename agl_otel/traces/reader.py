@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 import pyarrow as pa
@@ -27,6 +27,7 @@ from agl_otel.traces.migrate import named_query
 from agl_otel.traces.rows import event_of, rewards_of, span_of
 from agl_otel.traces.span_query import SpanQuery
 from agl_otel.traces.tokens import Table, call_columns, call_texts, reward_rows, rollouts_to_read
+from agl_otel.traces.trace_query import TraceQuery
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, AttemptedRollout, Describe, PaginatedResult, Rollout, Span, Verdict
 
@@ -60,6 +61,14 @@ NAMES: Final[Mapping[str, str]] = {
     "messages_before": semconv.LLM_MESSAGES_BEFORE,
 }
 """What the parameters of sql/traces.sql and sql/texts.sql stand for."""
+
+
+class FoundTrace(NamedTuple):
+    """A trace that was searched for. Times are those of the first and the last of the spans that fit, in Unix nanoseconds."""
+
+    trace_id: str
+    start_nano: int
+    end_nano: int
 
 
 class TraceReader:
@@ -150,6 +159,27 @@ class TraceReader:
         if not trace_ids:
             return []
         return [span_of(row) for row in await self.query(named_query("by_trace"), params={"traces": list(trace_ids)})]
+
+    async def find_traces(self, query: TraceQuery) -> list[FoundTrace]:
+        """The traces that `query` asks for, the latest first."""
+        return [
+            FoundTrace(row["TraceId"], int(row["StartNano"]), int(row["EndNano"]))
+            for row in await self.query(query.sql, params=query.params)
+        ]
+
+    async def services(self) -> list[str]:
+        """Every service that spans came from."""
+        return [row["ServiceName"] for row in await self.query(named_query("services"))]
+
+    async def operations(self, service: str, kind: str = "") -> list[tuple[str, str]]:
+        """(span name, kind) of all that a service did; `kind` (Internal, Server, …) selects one, where it is not empty."""
+        rows = await self.query(named_query("operations"), params={"service": service, "kind": kind})
+        return [(row["SpanName"], row["SpanKind"]) for row in rows]
+
+    async def dependencies(self, start_nano: int, end_nano: int) -> list[tuple[str, str, int]]:
+        """(calling service, called service, calls) of the spans that began between two times (Unix nanoseconds)."""
+        rows = await self.query(named_query("dependencies"), params={"first": start_nano, "last": end_nano})
+        return [(row["Caller"], row["Callee"], int(row["Calls"])) for row in rows]
 
     async def query_spans(self, query: SpanQuery) -> PaginatedResult[Span]:
         """One page of what `query` asks for."""

@@ -1,4 +1,7 @@
-"""The aiohttp application: who may call, from where, and where the services are. Routes live in rest.py and relay.py, no SQL anywhere."""
+"""The aiohttp application: who may call, from where, and where the services are.
+
+Routes live in rest.py, relay.py and jaeger/rest.py; there is no SQL in this room.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from agl_otel.settings import Settings
 from agl_otel.store import DESCRIBE_PATH, Store
 from agl_otel.tls import Tls
 from agl_otel.web import relay, rest
+from agl_otel.web.jaeger import rest as jaeger_rest
+from agl_otel.web.jaeger.service import JaegerServer
 from agl_otel.web.rest import STORE
 
 TOKEN = web.AppKey("token", str)
@@ -86,6 +91,7 @@ def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = ()) -
     app.router.add_get("/health", health)
     app.router.add_get(DESCRIBE_PATH, describe)
     rest.add_routes(app)
+    jaeger_rest.add_routes(app)
     relay.add_routes(app)
     return app
 
@@ -101,6 +107,9 @@ async def serve(settings: Settings) -> None:
         app = build_app(store, token, settings.cors_origins.split(","))
         if tls is not None and tls.client_authority is not None:
             app.middlewares.append(require_certificate(OPEN_PATHS))
+        jaeger = JaegerServer(store, token)
+        if settings.jaeger_port:
+            await jaeger.start(settings.host, settings.jaeger_port, tls)
         runner = make_runner(app, auto_decompress=False)  # relay.py passes bodies on as they are
         await runner.setup()
         try:
@@ -113,6 +122,7 @@ async def serve(settings: Settings) -> None:
         presence.start()
         await stop.wait()
         await presence.leave()
+        await jaeger.stop()
         await runner.cleanup()
 
 

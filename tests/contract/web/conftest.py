@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from agl_otel.settings import free_port
 from tests.system.stack_process import Command, naming, until
 
 ORIGIN = "http://page.example"
@@ -35,12 +36,16 @@ class Answer:
 class Web:
     """An HTTP client of one address."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, jaeger: str = "", token: str = "") -> None:
         self.url = url
+        self.token = token
+        self.jaeger = jaeger
+        """host:port of Jaeger's remote storage."""
 
     def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Answer:
         """One request; an error status is an answer too."""
-        request = urllib.request.Request(self.url + path, data=body, headers=dict(headers or {}), method=method)
+        own = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        request = urllib.request.Request(self.url + path, data=body, headers={**own, **(headers or {})}, method=method)
         try:
             with urllib.request.urlopen(request, timeout=CALL_SECONDS) as answer:
                 return Answer(answer.status, answer.headers, answer.read())
@@ -60,9 +65,10 @@ class Web:
 def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
     folder = tmp_path_factory.mktemp("store")
     arguments = ["--port", "0", "--queue-port", "0", "--data-dir", str(folder / "data"), "--cors-origin", ORIGIN, "--json"]
-    with Command("store", *arguments, log=folder / "store.log", cwd=folder) as command:
+    jaeger = free_port()
+    with Command("store", *arguments, log=folder / "store.log", cwd=folder, env={"AGL_JAEGER_PORT": str(jaeger)}) as command:
         until(lambda: '"url"' in command.output or command.process.poll() is not None, "it says where it is")
         assert command.process.poll() is None, command.output
         said = next(line for line in command.output.splitlines() if line.startswith("{"))
-        yield Web(json.loads(said)["url"])
+        yield Web(json.loads(said)["url"], f"127.0.0.1:{jaeger}")
     assert naming(folder) == []

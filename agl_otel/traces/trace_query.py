@@ -1,0 +1,108 @@
+"""What may be asked about traces of any rollout, as a value: a service, an operation, tags, times, durations. Pure; SQL is in sql/.
+
+A trace is found where one of its spans meets every condition, as in Jaeger. Values travel as ClickHouse parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from agl_otel import semconv
+from agl_otel.errors import UsageError
+from agl_otel.traces.migrate import named_query
+
+DEFAULT_LIMIT: Final = 20
+MAX_LIMIT: Final = 1500
+"""Traces in one answer."""
+_EARLIEST_NANO: Final = 0
+_LATEST_NANO: Final = (1 << 63) - 1
+_COLUMNS: Final = {
+    semconv.ROLLOUT_ID: "RolloutId",
+    semconv.ATTEMPT_ID: "AttemptId",
+    semconv.SEQUENCE_ID: "toString(SequenceId)",
+    "otel.status_code": "upper(StatusCode)",
+    "otel.status_description": "StatusMessage",
+    "otel.scope.name": "ScopeName",
+    "otel.scope.version": "ScopeVersion",
+    "span.kind": "lower(SpanKind)",
+    "error": "if(StatusCode = 'Error', 'true', 'false')",
+}
+"""Tags that are columns, as SQL. The names are those under which Jaeger shows them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceQuery:
+    """Traces of any rollout. What is empty, None or 0 does not count.
+
+    Times are Unix nanoseconds, of the start of a span; durations are nanoseconds. Raises UsageError for what cannot be.
+    """
+
+    service: str = ""
+    operation: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Attributes of the span or its resource, as texts."""
+    start_nano: int = _EARLIEST_NANO
+    end_nano: int = _LATEST_NANO
+    min_duration: int = 0
+    max_duration: int = 0
+    limit: int = DEFAULT_LIMIT
+
+    def __post_init__(self) -> None:
+        if not 0 < self.limit <= MAX_LIMIT:
+            raise UsageError(f"the limit is {self.limit}: ask for 1 to {MAX_LIMIT} traces")
+        if self.start_nano > self.end_nano:
+            raise UsageError("the time range ends before it begins")
+        if self.max_duration and self.min_duration > self.max_duration:
+            raise UsageError("the shortest duration is longer than the longest")
+        if not all(_EARLIEST_NANO <= number <= _LATEST_NANO for number in (self.start_nano, self.end_nano)):
+            raise UsageError("times are Unix nanoseconds, not before 1970")
+
+    @property
+    def sql(self) -> str:
+        """The query."""
+        lines = [line for line in named_query("find_traces").splitlines() if not line.startswith("--")]
+        return "\n".join(lines).replace("$where", " AND ".join(self._conditions()) or "1")
+
+    @property
+    def params(self) -> dict[str, object]:
+        """Its values."""
+        names = {
+            f"{name}_{place}": text for place, pair in enumerate(self.tags.items()) for name, text in zip(("key", "tag"), pair, strict=True)
+        }
+        return {
+            name: value
+            for name, value in {
+                "service": self.service,
+                "operation": self.operation,
+                "first": self.start_nano,
+                "last": self.end_nano,
+                "shortest": self.min_duration,
+                "longest": self.max_duration,
+                "limit": self.limit,
+                **names,
+            }.items()
+            if f"{{{name}:" in self.sql
+        }
+
+    def _conditions(self) -> list[str]:
+        """The first ones are those by which ClickHouse skips most."""
+        found = [self._tag(place, key) for place, key in enumerate(self.tags)]
+        found.sort(key=lambda condition: not condition.startswith("RolloutId"))
+        if self.start_nano > _EARLIEST_NANO or self.end_nano < _LATEST_NANO:
+            found.append("Timestamp BETWEEN fromUnixTimestamp64Nano({first:Int64}) AND fromUnixTimestamp64Nano({last:Int64})")
+        chosen = {
+            "ServiceName = {service:String}": self.service,
+            "SpanName = {operation:String}": self.operation,
+            "Duration >= {shortest:UInt64}": self.min_duration,
+            "Duration <= {longest:UInt64}": self.max_duration,
+        }
+        return [*found, *(condition for condition, given in chosen.items() if given)]
+
+    def _tag(self, place: int, key: str) -> str:
+        value = f"{{tag_{place}:String}}"
+        if key in _COLUMNS:
+            return f"{_COLUMNS[key]} = {value}"
+        name = f"{{key_{place}:String}}"
+        return f"(SpanAttributes[{name}] = {value} OR ResourceAttributes[{name}] = {value})"

@@ -1,0 +1,250 @@
+"""Jaeger's HTTP query API: /api/v3 (OTLP as JSON) and the older /api/… whose JSON its pages and many scripts read.
+
+Times are microseconds in /api (and in its `start`, `end`), RFC 3339 in /api/v3; durations are written like 1.5s, 200ms, 30us. Bad
+queries answer 400, an unknown trace 404, both with `errors` in Jaeger's shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from aiohttp import web
+from google.protobuf.json_format import MessageToDict
+
+from agl_otel.errors import AglError, NotFoundError, UsageError, http_status
+from agl_otel.store import Store
+from agl_otel.traces.trace_query import DEFAULT_LIMIT, TraceQuery
+from agl_otel.types import Span
+from agl_otel.web.jaeger.legacy import trace_json
+from agl_otel.web.jaeger.spans import Attempts, traces_data
+from agl_otel.web.rest import STORE
+
+Handler = Callable[[web.Request, Store], Awaitable[Any]]
+TRACE_ID: Final = re.compile(r"[0-9a-fA-F]{1,32}")
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+_UNITS: Final = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
+_IDS: Final = frozenset({"traceId", "spanId", "parentSpanId"})
+
+
+def add_routes(app: web.Application) -> None:
+    """Add them all."""
+    for path, handler in {
+        "/api/services": _services,
+        "/api/services/{service}/operations": _operation_names,
+        "/api/operations": _operations,
+        "/api/traces": _search,
+        "/api/traces/{trace_id}": _trace,
+        "/api/dependencies": _dependencies,
+        "/api/v3/services": _services_v3,
+        "/api/v3/operations": _operations_v3,
+        "/api/v3/traces": _search_v3,
+        "/api/v3/traces/{trace_id}": _trace_v3,
+    }.items():
+        app.router.add_get(path, _answering(handler))
+
+
+def _answering(handler: Handler) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(request: web.Request) -> web.Response:
+        try:
+            body, status = await handler(request, request.app[STORE]), 200
+        except AglError as error:
+            status = http_status(error)
+            body = {"data": None, "errors": [{"code": status, "msg": str(error)}]}
+        text = await asyncio.to_thread(json.dumps, body, ensure_ascii=False)  # a large trace takes a while
+        return web.Response(text=text, content_type="application/json", status=status)
+
+    return answer
+
+
+# --- /api
+
+
+async def _services(_: web.Request, store: Store) -> Any:
+    return _data(await store.services())
+
+
+async def _operation_names(request: web.Request, store: Store) -> Any:
+    return _data(sorted({name for name, _ in await store.operations(request.match_info["service"])}))
+
+
+async def _operations(request: web.Request, store: Store) -> Any:
+    service, kind = _needed(request.query, "service"), request.query.get("spanKind", "")
+    return _data([{"name": name, "spanKind": kind.lower()} for name, kind in await store.operations(service, kind.capitalize())])
+
+
+async def _trace(request: web.Request, store: Store) -> Any:
+    spans = await _spans_of(store, request.match_info["trace_id"])
+    return _data([await asyncio.to_thread(trace_json, spans, await Attempts.of(store, spans))])
+
+
+async def _search(request: web.Request, store: Store) -> Any:
+    asked = request.query
+    if asked.getall("traceID", []):
+        found = [_trace_id(each) for each in asked.getall("traceID")]
+    else:
+        query = TraceQuery(
+            service=_needed(asked, "service"),
+            operation=asked.get("operation", ""),
+            tags=_tags(asked),
+            start_nano=_number(asked, "start", 0) * 1000,
+            end_nano=_number(asked, "end", TraceQuery().end_nano // 1000) * 1000,
+            min_duration=_duration(asked, "minDuration"),
+            max_duration=_duration(asked, "maxDuration"),
+            limit=_number(asked, "limit", DEFAULT_LIMIT),
+        )
+        found = [each.trace_id for each in await store.find_traces(query)]
+    spans = {trace_id: await store.spans_of_traces([trace_id]) for trace_id in found}
+    attempts = await Attempts.of(store, [span for each in spans.values() for span in each])
+    return _data([await asyncio.to_thread(trace_json, each, attempts) for each in spans.values() if each])
+
+
+async def _dependencies(request: web.Request, store: Store) -> Any:
+    end, before = _number(request.query, "endTs"), _number(request.query, "lookback", 24 * 3600 * 1000)
+    found = await store.dependencies((end - before) * 10**6, end * 10**6)
+    return _data([{"parent": caller, "child": called, "callCount": count} for caller, called, count in found])
+
+
+def _data(items: Sequence[Any]) -> dict[str, Any]:
+    return {"data": items, "total": len(items), "limit": 0, "offset": 0, "errors": None}
+
+
+def _tags(asked: Mapping[str, str]) -> dict[str, str]:
+    """`tags` is JSON ({"name": "text"}), `tag` is name:text."""
+    found: dict[str, str] = {}
+    pairs: list[str] = asked.getall("tag", []) if hasattr(asked, "getall") else []  # pyright: ignore  # a MultiDict
+    for pair in pairs:
+        name, colon, text = pair.partition(":")
+        if not colon:
+            raise UsageError(f"tag={pair!r} is not name:value")
+        found[name] = text
+    return found | _json_tags(asked.get("tags", ""), "tags")
+
+
+def _json_tags(text: str, name: str) -> dict[str, str]:
+    try:
+        given = json.loads(text) if text else {}
+    except json.JSONDecodeError as error:
+        raise UsageError(f'{name} is not JSON ({error.msg}): write {{"name": "value"}}') from None
+    if not isinstance(given, dict):
+        raise UsageError(f'{name} is no JSON object: write {{"name": "value"}}')
+    return {str(key): value if isinstance(value, str) else json.dumps(value) for key, value in given.items()}  # pyright: ignore[reportUnknownVariableType]  # any JSON
+
+
+# --- /api/v3
+
+
+async def _services_v3(_: web.Request, store: Store) -> Any:
+    return {"services": await store.services()}
+
+
+async def _operations_v3(request: web.Request, store: Store) -> Any:
+    service, kind = _needed(request.query, "service"), request.query.get("span_kind", "")
+    return {"operations": [{"name": name, "spanKind": kind.lower()} for name, kind in await store.operations(service, kind.capitalize())]}
+
+
+async def _trace_v3(request: web.Request, store: Store) -> Any:
+    return await _otlp(store, [await _spans_of(store, request.match_info["trace_id"])])
+
+
+async def _search_v3(request: web.Request, store: Store) -> Any:
+    asked = {name.removeprefix("query."): value for name, value in request.query.items()}
+    query = TraceQuery(
+        service=asked.get("service_name", ""),
+        operation=asked.get("operation_name", ""),
+        tags=_json_tags(asked.get("attributes", ""), "query.attributes"),
+        start_nano=_time(asked, "start_time_min", 0),
+        end_nano=_time(asked, "start_time_max", TraceQuery().end_nano),
+        min_duration=_duration(asked, "duration_min"),
+        max_duration=_duration(asked, "duration_max"),
+        limit=_number(asked, "search_depth", _number(asked, "num_traces", DEFAULT_LIMIT)),
+    )
+    found = [await store.spans_of_traces([each.trace_id]) for each in await store.find_traces(query)]
+    if not found:
+        raise NotFoundError("no traces found")
+    return await _otlp(store, found)
+
+
+async def _otlp(store: Store, traces: Sequence[Sequence[Span]]) -> Any:
+    spans = [span for trace in traces for span in trace]
+    attempts = await Attempts.of(store, spans)
+    return await asyncio.to_thread(_otlp_json, spans, attempts)
+
+
+def _otlp_json(spans: Sequence[Span], attempts: Attempts) -> dict[str, Any]:
+    found = [_with_hex(each) for data in traces_data(spans, attempts) for each in MessageToDict(data).get("resourceSpans", [])]
+    return {"result": {"resourceSpans": found}}
+
+
+def _with_hex(value: Any) -> Any:
+    """Protobuf's JSON has ids in base64, OTLP's in hex digits."""
+    if isinstance(value, dict):
+        held: dict[str, Any] = value
+        return {key: base64.b64decode(each).hex() if key in _IDS else _with_hex(each) for key, each in held.items()}
+    if isinstance(value, list):
+        items: list[Any] = value
+        return [_with_hex(each) for each in items]
+    return value
+
+
+# --- what was asked
+
+
+async def _spans_of(store: Store, text: str) -> list[Span]:
+    trace_id = _trace_id(text)
+    spans = await store.spans_of_traces([trace_id])
+    if not spans:
+        raise NotFoundError(f"trace not found: {trace_id}")
+    return spans
+
+
+def _trace_id(text: str) -> str:
+    if not TRACE_ID.fullmatch(text):
+        raise UsageError(f"{text[:64]!r} is no trace id: 32 hex digits")
+    return text.lower().zfill(32)
+
+
+def _needed(asked: Mapping[str, str], name: str) -> str:
+    if not asked.get(name):
+        raise UsageError(f"parameter '{name}' is required")
+    return asked[name]
+
+
+def _number(asked: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = asked.get(name, "")
+    if not text and default is not None:
+        return default
+    if not text.isdecimal() or len(text) > 19:
+        raise UsageError(f"parameter {name!r} must be a whole number, not {text[:64]!r}")
+    return int(text)
+
+
+def _duration(asked: Mapping[str, str], name: str) -> int:
+    """Nanoseconds; 0 where there is none."""
+    text = asked.get(name, "")
+    parts = _DURATION.findall(text)
+    if "".join(number + unit for number, unit in parts) != text:
+        raise UsageError(f"parameter {name!r} must be a duration like 1.5s, 200ms or 1m30s, not {text[:64]!r}")
+    return round(sum(float(number) * _UNITS[unit] for number, unit in parts))
+
+
+def _time(asked: Mapping[str, str], name: str, default: int) -> int:
+    """Unix nanoseconds of an RFC 3339 time."""
+    text = asked.get(name, "")
+    if not text:
+        return default
+    try:
+        whole, dot, rest = text.upper().replace("Z", "+00:00").partition(".")
+        digits = re.match(r"\d*", rest)
+        part = digits.group() if digits is not None else ""
+        moment = datetime.fromisoformat(whole + rest[len(part) :] if dot else whole)
+    except ValueError:
+        raise UsageError(f"parameter {name!r} must be a time like 2026-01-31T12:00:00Z, not {text[:64]!r}") from None
+    if moment.tzinfo is None:
+        raise UsageError(f"parameter {name!r} must say its time zone: end it with Z")
+    return int(moment.timestamp()) * 10**9 + int(part[:9].ljust(9, "0"))

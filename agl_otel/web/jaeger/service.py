@@ -1,0 +1,195 @@
+"""Jaeger's remote storage v2 on gRPC: what a Jaeger that is configured with `jaeger_storage.backends.NAME.grpc` reads from.
+
+It only reads: a Jaeger's own writes are refused, spans come in through the collector. Methods that Jaeger can do without
+(FindTraceSummaries, FindSpans) answer UNIMPLEMENTED, and Jaeger falls back to the others.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.timestamp_pb2 import Timestamp
+from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+
+from agl_otel.errors import AglError, InUseError, UsageError, grpc_status
+from agl_otel.store import Store
+from agl_otel.tls import Tls
+from agl_otel.traces.trace_query import DEFAULT_LIMIT, TraceQuery
+from agl_otel.web.jaeger.proto import storage_pb2 as pb
+from agl_otel.web.jaeger.spans import Attempts, traces_data
+
+MAX_MESSAGE_BYTES: Final = 64 << 20
+READER: Final = "jaeger.storage.v2.TraceReader"
+DEPENDENCIES: Final = "jaeger.storage.v2.DependencyReader"
+Context = grpc.aio.ServicerContext[Any, Any]
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),  # or a second service would share the port silently
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+_log = logging.getLogger(__name__)
+
+
+class JaegerStorage:
+    """The two services, over an open store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def get_services(self, _: object) -> pb.GetServicesResponse:
+        """All services."""
+        return pb.GetServicesResponse(services=await self._store.services())
+
+    async def get_operations(self, request: pb.GetOperationsRequest) -> pb.GetOperationsResponse:
+        """What a service did."""
+        found = await self._store.operations(request.service, request.span_kind.capitalize())
+        return pb.GetOperationsResponse(operations=[pb.Operation(name=name, span_kind=kind.lower()) for name, kind in found])
+
+    async def find_trace_ids(self, request: pb.FindTracesRequest) -> pb.FindTraceIDsResponse:
+        """The ids of traces that fit, the latest first."""
+        found = await self._store.find_traces(query_of(request.query))
+        ids = [
+            pb.FoundTraceID(trace_id=bytes.fromhex(each.trace_id), start=_time(each.start_nano), end=_time(each.end_nano)) for each in found
+        ]
+        return pb.FindTraceIDsResponse(trace_ids=ids)
+
+    async def get_traces(self, request: pb.GetTracesRequest) -> AsyncIterator[TracesData]:
+        """The traces with these ids; unknown ones are left out."""
+        for each in request.query:
+            async for data in self._trace(each.trace_id.hex()):
+                yield data
+
+    async def find_traces(self, request: pb.FindTracesRequest) -> AsyncIterator[TracesData]:
+        """Traces that fit, the latest first, one read at a time: a page of them may be large."""
+        for each in await self._store.find_traces(query_of(request.query)):
+            async for data in self._trace(each.trace_id):
+                yield data
+
+    async def get_dependencies(self, request: pb.GetDependenciesRequest) -> pb.GetDependenciesResponse:
+        """Which service called which."""
+        found = await self._store.dependencies(request.start_time.ToNanoseconds(), request.end_time.ToNanoseconds())
+        return pb.GetDependenciesResponse(
+            dependencies=[pb.Dependency(parent=caller, child=called, call_count=count) for caller, called, count in found]
+        )
+
+    async def _trace(self, trace_id: str) -> AsyncIterator[TracesData]:
+        spans = await self._store.spans_of_traces([trace_id])
+        for data in traces_data(spans, await Attempts.of(self._store, spans)):
+            yield data
+
+
+def query_of(asked: pb.TraceQueryParameters) -> TraceQuery:
+    """A search as it came over the wire. Raises UsageError for what cannot be searched for."""
+    if asked.filter or asked.pagination:
+        raise UsageError("structured filters and pages are not served: search by service, operation, tags, times and durations")
+    return TraceQuery(
+        service=asked.service_name,
+        operation=asked.operation_name,
+        tags={pair.key: text_of(pair.value) for pair in asked.attributes},
+        min_duration=asked.duration_min.ToNanoseconds(),
+        max_duration=asked.duration_max.ToNanoseconds(),
+        limit=asked.search_depth or DEFAULT_LIMIT,
+        start_nano=asked.start_time_min.ToNanoseconds(),
+        end_nano=asked.start_time_max.ToNanoseconds() or TraceQuery.end_nano,
+    )
+
+
+def text_of(value: pb.AnyValue) -> str:
+    """A tag's value as attributes are stored: as text."""
+    kind = value.WhichOneof("value")
+    if kind == "bool_value":
+        return "true" if value.bool_value else "false"
+    if kind in ("string_value", "int_value"):
+        return str(getattr(value, kind))
+    if kind == "double_value":
+        return repr(value.double_value).removesuffix(".0")
+    raise UsageError("a tag is searched for by a text, a number or a boolean")
+
+
+def _time(nano: int) -> Timestamp:
+    stamp = Timestamp()
+    stamp.FromNanoseconds(nano)
+    return stamp
+
+
+class JaegerServer:
+    """A gRPC port with both services. Use `start`, then `stop`."""
+
+    def __init__(self, store: Store, token: str = "") -> None:
+        self._token = token
+        self._storage = JaegerStorage(store)
+        self._server: grpc.aio.Server | None = None
+        self.port = 0
+
+    async def start(self, host: str, port: int, tls: Tls | None = None) -> None:
+        """Listen on host:port (0: a free one). Raises InUseError where it is taken."""
+        server = grpc.aio.server(options=_OPTIONS)
+        server.add_generic_rpc_handlers(
+            tuple(grpc.method_handlers_generic_handler(name, self._handlers(name)) for name in (READER, DEPENDENCIES))
+        )
+        try:
+            where = f"{host}:{port}"
+            self.port = server.add_secure_port(where, tls.grpc_credentials()) if tls else server.add_insecure_port(where)
+        except RuntimeError:
+            raise InUseError(f"port {port} on {host} is in use: choose another with AGL_JAEGER_PORT or --jaeger-port") from None
+        await server.start()
+        self._server = server
+
+    async def stop(self, grace_seconds: float = 2.0) -> None:
+        """Refuse new calls, and let running ones end."""
+        if self._server is not None:
+            await self._server.stop(grace_seconds)
+
+    def _handlers(self, service: str) -> dict[str, Any]:
+        storage = self._storage
+        if service == DEPENDENCIES:
+            return {"GetDependencies": self._unary(storage.get_dependencies, pb.GetDependenciesRequest)}
+        return {
+            "GetServices": self._unary(storage.get_services, pb.GetOperationsRequest),  # its request has no fields
+            "GetOperations": self._unary(storage.get_operations, pb.GetOperationsRequest),
+            "FindTraceIDs": self._unary(storage.find_trace_ids, pb.FindTracesRequest),
+            "GetTraces": self._stream(storage.get_traces, pb.GetTracesRequest),
+            "FindTraces": self._stream(storage.find_traces, pb.FindTracesRequest),
+        }
+
+    def _unary(self, method: Callable[[Any], Any], request_type: Any) -> Any:
+        async def call(request: Any, context: Context) -> Any:
+            await self._check(context)
+            try:
+                return await method(request)
+            except AglError as error:
+                await _abort(context, error)
+
+        return grpc.unary_unary_rpc_method_handler(call, request_type.FromString, _serialised)
+
+    def _stream(self, method: Callable[[Any], AsyncIterator[TracesData]], request_type: Any) -> Any:
+        async def call(request: Any, context: Context) -> AsyncIterator[TracesData]:
+            await self._check(context)
+            try:
+                async for data in method(request):
+                    yield data
+            except AglError as error:
+                await _abort(context, error)
+
+        return grpc.unary_stream_rpc_method_handler(call, request_type.FromString, _serialised)
+
+    async def _check(self, context: Context) -> None:
+        given = dict(context.invocation_metadata() or ()).get("authorization", "")
+        if self._token and not hmac.compare_digest(str(given).encode(), f"Bearer {self._token}".encode()):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this port wants the header `authorization: Bearer TOKEN` (AGL_TOKEN)")
+
+
+def _serialised(message: Any) -> bytes:
+    return message.SerializeToString()
+
+
+async def _abort(context: Context, error: AglError) -> NoReturn:
+    await context.abort(grpc.StatusCode[grpc_status(error)], str(error))
+    raise AssertionError("abort raises")

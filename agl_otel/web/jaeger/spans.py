@@ -1,0 +1,100 @@
+"""Stored spans as Jaeger shows them: OTLP, with rollout, attempt, sequence, rewards, tokens and verdict as tags.
+
+Token ids and log-probs are left out, and said how many there were: they are most of a trace, and nobody reads them as tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Final
+
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, TracesData
+
+from agl_otel import semconv
+from agl_otel.store import Store
+from agl_otel.store.otlp import key_values, span_of
+from agl_otel.types import Span
+
+VERDICT: Final = "agentlightning.verdict"
+VERDICT_REASON: Final = "agentlightning.verdict.reason"
+REWARDS: Final = f"{semconv.REWARD}.final"
+_COUNTED: Final = {
+    semconv.LLM_PROMPT_TOKEN_IDS: "agentlightning.llm.prompt_tokens",
+    semconv.LLM_RESPONSE_TOKEN_IDS: "agentlightning.llm.response_tokens",
+    semconv.LLM_RESPONSE_LOGPROBS: "agentlightning.llm.logprobs",
+}
+"""{attribute with a long array: the tag that says how long}."""
+SERVICE_NAME: Final = "service.name"
+NO_SERVICE: Final = "unknown_service"
+CHUNK_BYTES: Final = 1 << 20
+"""A message holds about so much, and at least one span: gRPC clients take 4 MiB."""
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """What is known of whole attempts: the tags of their first spans."""
+
+    tags: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict[tuple[str, str], Mapping[str, Any]])
+
+    @classmethod
+    async def of(cls, store: Store, spans: Iterable[Span]) -> Attempts:
+        """Verdicts and final rewards of all attempts that the spans belong to; those that the queue does not know have none."""
+        ids = sorted({span.rollout_id for span in spans if span.rollout_id})
+        if not ids:
+            return cls()
+        traces = await store.traces(ids, deadline_seconds=0.0, barrier=False)
+        tags: dict[tuple[str, str], dict[str, Any]] = {}
+        for key, verdict in traces.verdicts.items():
+            tags[key] = {VERDICT: verdict.kind, **({VERDICT_REASON: "; ".join(verdict.reasons)} if verdict.reasons else {})}
+        for key, rewards in traces.rewards.items():
+            primary = [reward.value for reward in rewards if reward.index == 0]
+            if primary:
+                tags.setdefault(key, {})[REWARDS] = primary[-1]
+        return cls(tags)
+
+
+def traces_data(spans: Sequence[Span], attempts: Attempts) -> Iterator[TracesData]:
+    """The spans, sorted by trace, in messages of one trace each, none of them empty; a large trace takes several."""
+    told: set[tuple[str, str]] = set()
+    heads = {(span.rollout_id, span.attempt_id) for span in spans if span.name == semconv.SPAN_ATTEMPT}
+    for _, of_trace in groupby(spans, lambda span: span.trace_id):
+        chunk, size = TracesData(), 0
+        groups: dict[tuple[str, str], ScopeSpans] = {}
+        for span in of_trace:
+            key = (span.rollout_id, span.attempt_id)
+            is_head = span.name == semconv.SPAN_ATTEMPT if key in heads else key not in told
+            tags = attempts.tags.get(key, {}) if is_head else {}
+            told.add(key)
+            made = span_of(span, {**_shown(span), **tags}, 0)
+            if groups and size + made.ByteSize() > CHUNK_BYTES:
+                yield chunk
+                chunk, size, groups = TracesData(), 0, {}
+            place = (repr(sorted(span.resource.attributes.items(), key=str)), repr(span.scope))
+            if place not in groups:
+                groups[place] = _group(chunk.resource_spans.add(), span)
+            groups[place].spans.append(made)
+            size += made.ByteSize()
+        if groups:
+            yield chunk
+
+
+def _group(resource_spans: ResourceSpans, span: Span) -> ScopeSpans:
+    attributes = dict(span.resource.attributes)
+    for key in (semconv.ROLLOUT_ID, semconv.ATTEMPT_ID, semconv.SEQUENCE_ID):
+        attributes.pop(key, None)  # they are tags of the span
+    attributes[SERVICE_NAME] = attributes.get(SERVICE_NAME) or NO_SERVICE
+    resource_spans.resource.attributes.extend(key_values(attributes))
+    scope_spans = resource_spans.scope_spans.add()
+    scope_spans.scope.name = str(span.scope.get("name") or "")
+    scope_spans.scope.version = str(span.scope.get("version") or "")
+    return scope_spans
+
+
+def _shown(span: Span) -> dict[str, Any]:
+    shown = {key: value for key, value in span.attributes.items() if key not in _COUNTED}
+    shown |= {name: len(span.attributes[key]) for key, name in _COUNTED.items() if isinstance(span.attributes.get(key), list)}
+    if span.rollout_id:
+        shown |= {semconv.ROLLOUT_ID: span.rollout_id, semconv.ATTEMPT_ID: span.attempt_id, semconv.SEQUENCE_ID: span.sequence_id}
+    return shown
