@@ -97,6 +97,17 @@ LLM_TRIES: Final = "agentlightning.llm.tries"
 LLM_FIRST_BYTE: Final = "agentlightning.llm.first_byte_seconds"
 """From the start of the call to the first byte of the answer."""
 
+# --- shown to viewers, never stored ------------------------------------------------------------------------------
+SHOWN_VERDICT: Final = "agentlightning.verdict"
+"""Of an attempt, on its first span."""
+SHOWN_VERDICT_REASON: Final = "agentlightning.verdict.reason"
+SHOWN_REWARD: Final = "agentlightning.reward.final"
+"""The last primary reward of an attempt, on its first span."""
+SHOWN_PROMPT_TOKENS: Final = "agentlightning.llm.prompt_tokens"
+"""How many there are: the arrays themselves are not shown. The same of the two below."""
+SHOWN_RESPONSE_TOKENS: Final = "agentlightning.llm.response_tokens"
+SHOWN_LOGPROBS: Final = "agentlightning.llm.logprobs"
+
 # --- rewards, links, tags, messages, objects, operations ---------------------------------------------------------
 REWARD: Final = "agentlightning.reward"
 """Prefix: `agentlightning.reward.{i}.name` and `.value`; index 0 is the primary reward."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import signal
 from pathlib import Path
@@ -94,7 +93,7 @@ def test_a_training_that_is_killed_ends_as_one_that_was_left_alone(tmp_path: Pat
             until(lambda: len(steps_of(killed)) >= kill_after or first.process.poll() is not None, "some steps are done")
             wanted = sampled(killed) + more
             until(lambda: sampled(killed) >= wanted or first.process.poll() is not None, "some more replies are sampled")
-            os.kill(first.process.pid, signal.SIGKILL)
+            first.process.send_signal(signal.SIGKILL)
             first.process.wait()
         until(lambda: naming(killed) == [], "the killed run's processes have ended")
         before = asyncio.run(attempts(address))

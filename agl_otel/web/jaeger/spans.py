@@ -17,13 +17,10 @@ from agl_otel.store import Store
 from agl_otel.store.otlp import key_values, span_of
 from agl_otel.types import Span
 
-VERDICT: Final = "agentlightning.verdict"
-VERDICT_REASON: Final = "agentlightning.verdict.reason"
-REWARDS: Final = f"{semconv.REWARD}.final"
 _COUNTED: Final = {
-    semconv.LLM_PROMPT_TOKEN_IDS: "agentlightning.llm.prompt_tokens",
-    semconv.LLM_RESPONSE_TOKEN_IDS: "agentlightning.llm.response_tokens",
-    semconv.LLM_RESPONSE_LOGPROBS: "agentlightning.llm.logprobs",
+    semconv.LLM_PROMPT_TOKEN_IDS: semconv.SHOWN_PROMPT_TOKENS,
+    semconv.LLM_RESPONSE_TOKEN_IDS: semconv.SHOWN_RESPONSE_TOKENS,
+    semconv.LLM_RESPONSE_LOGPROBS: semconv.SHOWN_LOGPROBS,
 }
 """{attribute with a long array: the tag that says how long}."""
 SERVICE_NAME: Final = "service.name"
@@ -47,11 +44,13 @@ class Attempts:
         traces = await store.traces(ids, deadline_seconds=0.0, barrier=False)
         tags: dict[tuple[str, str], dict[str, Any]] = {}
         for key, verdict in traces.verdicts.items():
-            tags[key] = {VERDICT: verdict.kind, **({VERDICT_REASON: "; ".join(verdict.reasons)} if verdict.reasons else {})}
+            tags[key] = {semconv.SHOWN_VERDICT: verdict.kind}
+            if verdict.reasons:
+                tags[key][semconv.SHOWN_VERDICT_REASON] = "; ".join(verdict.reasons)
         for key, rewards in traces.rewards.items():
             primary = [reward.value for reward in rewards if reward.index == 0]
             if primary:
-                tags.setdefault(key, {})[REWARDS] = primary[-1]
+                tags.setdefault(key, {})[semconv.SHOWN_REWARD] = primary[-1]
         return cls(tags)
 
 
