@@ -7,29 +7,20 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, Final, Literal, get_type_hints
 
-import aiohttp
-import torch
 from pydantic import BaseModel, ConfigDict, create_model
-from transformers.utils import logging as transformers_logging
 
-from agl_otel.algorithms.grpo.algorithm import GRPO, MODEL_NAME, RESOURCE_NAME
-from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
+from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.report import StepReport
-from agl_otel.algorithms.grpo.tiny import make_policy
 from agl_otel.algorithms.run_folder import RunFolder, digest_of, write_json
 from agl_otel.algorithms.utils import survives_its_runner
-from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
-from agl_otel.processes import HEALTH_POLL_SECONDS, Process
+from agl_otel.errors import InUseError
+from agl_otel.processes import HEALTH_POLL_SECONDS
 from agl_otel.settings import free_port, is_free
-from agl_otel.store import Store
-from agl_otel.trainer.job import Job
-from agl_otel.trainer.run import Evaluation, JobRun, unless
-from agl_otel.types import LLM
+from agl_otel.trainer.run import Evaluation, unless
+from agl_otel.trainer.served import ServedRun
 
-MODEL_SERVER_START_SECONDS: Final = 120.0  # importing torch on a busy machine takes most of it
 PORT_SECONDS: Final = 20.0  # the model server of a run that was killed ends a moment after it
 SERVER: Final = "model_server.json"
 _AGENT: Final = {"function", "command", "grader"}
@@ -56,7 +47,7 @@ class Report:
     stopped_because: str = ""
 
 
-class Training(JobRun):
+class Training(ServedRun):
     """The processes of one training run over a store. Use `async with`; a folder that holds the run already goes on with it.
 
     Args:
@@ -66,22 +57,8 @@ class Training(JobRun):
         stack_failed: fails when the stack is gone; the run then ends with that error.
     """
 
-    def __init__(self, job: Job, store: Store, folder: Path, *, stack_failed: asyncio.Future[None] | None = None) -> None:
-        super().__init__(job, store, folder, stack_failed=stack_failed)
-        self.record = folder / "model_server.jsonl"
-        """The model server's own record of what it sampled, one line for each choice."""
-        self._server: Process | None = None
-        self.server_url = ""
-
     async def _start(self) -> None:
-        transformers_logging.disable_progress_bar()
-        spec = self.job.policy
-        model = self.folder / "policy" if spec.model == "tiny" else self.job.folder / spec.model
-        if spec.model == "tiny" and not (model / WEIGHTS_FILE).exists():  # the weights are written last
-            await asyncio.to_thread(_make_tiny, model, spec.seed)
-        if not (model / "config.json").exists():
-            raise SettingsError(f"[policy] model = {spec.model!r}: {model} holds no config.json of a transformers model")
-        self.model_dir = model
+        await self._make_policy(again=False)
         algorithm = self.algorithm()
         options = {
             **algorithm.course(self.job.tasks("train")),
@@ -90,14 +67,7 @@ class Training(JobRun):
         }
         self.run = RunFolder(self.folder, algorithm="grpo", options=options, seed=algorithm.seed)
         self._exit.callback(self.run.close)
-        port = await self._port()
-        self.server_url = f"http://127.0.0.1:{port}"
-        arguments = ("--model", str(model), "--port", str(port), "--record", str(self.record), "--seed", str(spec.seed))
-        self._server = Process.python_module(
-            "model server", "agl_otel.algorithms.grpo.server", *arguments, log=self.folder / "logs" / "model_server.log"
-        )
-        await self._run(self._server, grace_seconds=5.0)
-        await self._server.ready(self._server_is_well, timeout_seconds=MODEL_SERVER_START_SECONDS)
+        await self._serve(await self._port())
 
     async def _port(self) -> int:
         """The run's own: rollouts that wait when it is stopped look for their model there when it goes on. Raises InUseError."""
@@ -115,19 +85,6 @@ class Training(JobRun):
             await asyncio.sleep(HEALTH_POLL_SECONDS)
         return port
 
-    async def _server_is_well(self) -> bool:
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session,
-                session.get(f"{self.server_url}/health") as answer,
-            ):
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
-
-    def _ended(self, process: Process) -> type[AglError]:
-        return ModelServerError if process is self._server else super()._ended(process)
-
     async def fit(self, tasks: Sequence[Any], *, on_step: Callable[[StepReport], None] | None = None) -> Report:
         """Train until the algorithm is content; `on_step` gets every step that is done now, the report those before, too."""
         algorithm = self.algorithm(run=self.run, on_step=on_step)
@@ -137,12 +94,6 @@ class Training(JobRun):
     async def evaluate_once(self, tasks: Sequence[Any], *, name: str) -> Evaluation:
         """`evaluate`, and what the run has evaluated under this name before is read again."""
         return await self.evaluate(tasks, key=f"{self.run.run_id}/{name}", seed=self.run.seed)
-
-    async def publish_policy(self) -> None:
-        """Publish where the policy is served, for rollouts before the training; the algorithm publishes its own versions."""
-        algorithm = self.algorithm()
-        sampling = {"temperature": algorithm.temperature, "max_tokens": algorithm.max_tokens}
-        await self.store.publish({RESOURCE_NAME: LLM(endpoint=f"{self.server_url}/v1", model=MODEL_NAME, sampling_parameters=sampling)})
 
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[StepReport], None] | None = None) -> GRPO:
         """The job's algorithm over this run's policy and model server."""
@@ -156,8 +107,3 @@ class Training(JobRun):
             on_step=on_step,
             **options,
         )
-
-
-def _make_tiny(folder: Path, seed: int) -> None:
-    torch.set_num_threads(1)  # for so small a model a second thread costs ten times what it does
-    make_policy(folder, seed=seed)

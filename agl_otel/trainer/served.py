@@ -1,0 +1,93 @@
+"""A run whose policy a model server of ours serves for as long as the run lasts: what training.py and tuning.py have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import torch
+from transformers.utils import logging as transformers_logging
+
+from agl_otel.algorithms.grpo.algorithm import MODEL_NAME, RESOURCE_NAME
+from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
+from agl_otel.algorithms.grpo.tiny import make_policy
+from agl_otel.errors import AglError, ModelServerError, SettingsError
+from agl_otel.processes import Process
+from agl_otel.store import Store
+from agl_otel.trainer.job import Job
+from agl_otel.trainer.run import JobRun
+from agl_otel.types import LLM
+
+MODEL_SERVER_START_SECONDS: Final = 120.0  # importing torch on a busy machine takes most of it
+
+
+class ServedRun(JobRun):
+    """A subclass's `_start` calls `_make_policy`, then `_serve`.
+
+    Args:
+        job: what to train.
+        store: a connected store.
+        folder: where the run is kept: policy, the model server's record, logs.
+        stack_failed: fails when the stack is gone; the run then ends with that error.
+    """
+
+    def __init__(self, job: Job, store: Store, folder: Path, *, stack_failed: asyncio.Future[None] | None = None) -> None:
+        super().__init__(job, store, folder, stack_failed=stack_failed)
+        self.record = folder / "model_server.jsonl"
+        """The model server's own record of what it sampled, one line for each choice."""
+        self._server: Process | None = None
+        self.server_url = ""
+
+    async def _make_policy(self, *, again: bool) -> None:
+        """Find the job's policy, or make the tiny one; `again` also where it is there. Raises SettingsError."""
+        transformers_logging.disable_progress_bar()
+        spec = self.job.policy
+        self.model_dir = self.folder / "policy" if spec.model == "tiny" else self.job.folder / spec.model
+        if spec.model == "tiny" and (again or not (self.model_dir / WEIGHTS_FILE).exists()):  # the weights are written last
+            await asyncio.to_thread(_make_tiny, self.model_dir, spec.seed)
+        if not (self.model_dir / "config.json").exists():
+            raise SettingsError(f"[policy] model = {spec.model!r}: {self.model_dir} holds no config.json of a transformers model")
+
+    async def _serve(self, port: int) -> None:
+        """Start the model server there, and wait until it is well."""
+        self.server_url = f"http://127.0.0.1:{port}"
+        arguments = ("--model", str(self.model_dir), "--port", str(port), "--record", str(self.record))
+        self._server = Process.python_module(
+            "model server",
+            "agl_otel.algorithms.grpo.server",
+            *arguments,
+            *("--seed", str(self.job.policy.seed)),
+            log=self.folder / "logs" / "model_server.log",
+        )
+        await self._run(self._server, grace_seconds=5.0)
+        await self._server.ready(self._server_is_well, timeout_seconds=MODEL_SERVER_START_SECONDS)
+
+    async def _server_is_well(self) -> bool:
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session,
+                session.get(f"{self.server_url}/health") as answer,
+            ):
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    def _ended(self, process: Process) -> type[AglError]:
+        return ModelServerError if process is self._server else super()._ended(process)
+
+    async def publish_policy(self) -> None:
+        """Publish where the policy is served, for rollouts before the training; the algorithm publishes its own versions."""
+        algorithm = self.algorithm()
+        sampling = {"temperature": algorithm.temperature, "max_tokens": algorithm.max_tokens}
+        await self.store.publish({RESOURCE_NAME: LLM(endpoint=f"{self.server_url}/v1", model=MODEL_NAME, sampling_parameters=sampling)})
+
+    def algorithm(self) -> Any:
+        """The job's algorithm over this run's policy and model server."""
+        raise NotImplementedError
+
+
+def _make_tiny(folder: Path, seed: int) -> None:
+    torch.set_num_threads(1)  # for so small a model a second thread costs ten times what it does
+    make_policy(folder, seed=seed)
