@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Status
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Status
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
 from agl_otel import semconv
@@ -36,11 +36,16 @@ def _resource_spans(span: Span, now_nano: int) -> ResourceSpans:
     own = ids if ids.keys() & span.attributes.keys() else {}
     found = ResourceSpans()
     found.resource.attributes.extend(key_values({**span.resource.attributes, **ids}))
-    scope_spans = found.scope_spans.add()
+    add_scope(found, span).spans.append(span_of(span, {**span.attributes, **own}, now_nano))
+    return found
+
+
+def add_scope(resource_spans: ResourceSpans, span: Span) -> ScopeSpans:
+    """A new scope of these, for spans of the instrumentation that made `span`."""
+    scope_spans = resource_spans.scope_spans.add()
     scope_spans.scope.name = str(span.scope.get("name") or "")
     scope_spans.scope.version = str(span.scope.get("version") or "")
-    scope_spans.spans.append(span_of(span, {**span.attributes, **own}, now_nano))
-    return found
+    return scope_spans
 
 
 def span_of(span: Span, attributes: Mapping[str, Any], now_nano: int) -> OtlpSpan:

@@ -68,6 +68,7 @@ class TraceQuery:
     @property
     def params(self) -> dict[str, object]:
         """Its values."""
+        sql = self.sql
         names = {
             f"{name}_{place}": text for place, pair in enumerate(self.tags.items()) for name, text in zip(("key", "tag"), pair, strict=True)
         }
@@ -83,7 +84,7 @@ class TraceQuery:
                 "limit": self.limit,
                 **names,
             }.items()
-            if f"{{{name}:" in self.sql
+            if f"{{{name}:" in sql
         }
 
     def _conditions(self) -> list[str]:

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from agl_otel.adapters import TraceToMessages
 from agl_otel.algorithms.prompts import APO, GEPA, PromptSearch, RandomSearch
-from agl_otel.algorithms.prompts.search import default_client, survives_its_runner
+from agl_otel.algorithms.prompts.search import default_client
+from agl_otel.algorithms.utils import survives_its_runner
 from agl_otel.errors import SettingsError
 from agl_otel.trainer.run import JobRun, unless
 

@@ -28,7 +28,8 @@ from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.algorithm import MODEL_NAME, RESOURCE_NAME, RolloutStore
 from agl_otel.algorithms.grpo.policy import load_policy, push_weights, save_weights
-from agl_otel.algorithms.sft.report import Clock, RoundReport
+from agl_otel.algorithms.grpo.report import Clock
+from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import ROWS, SPEC, TRAINED, Row, Spec, Trained
 from agl_otel.algorithms.utils import sampling_seed
 from agl_otel.columns import AttemptKey, Traces

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -103,19 +102,6 @@ class RoundReport:
             "refused": sum(self.refused.values()),
             "alarms": self.alarms,
         }
-
-
-class Clock:
-    """Seconds of each lap."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        """The time since the last lap was spent on this."""
-        now = time.perf_counter()
-        self.seconds[name], self._last = now - self._last, now
 
 
 def _mean_of_attempts(batch: TrajectoryBatch) -> float:

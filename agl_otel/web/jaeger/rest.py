@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from aiohttp import web
 from google.protobuf.json_format import MessageToDict
+from multidict import MultiMapping
 
 from agl_otel.errors import AglError, NotFoundError, UsageError, http_status
 from agl_otel.store import Store
@@ -114,11 +115,10 @@ def _data(items: Sequence[Any]) -> dict[str, Any]:
     return {"data": items, "total": len(items), "limit": 0, "offset": 0, "errors": None}
 
 
-def _tags(asked: Mapping[str, str]) -> dict[str, str]:
+def _tags(asked: MultiMapping[str]) -> dict[str, str]:
     """`tags` is JSON ({"name": "text"}), `tag` is name:text."""
     found: dict[str, str] = {}
-    pairs: list[str] = asked.getall("tag", []) if hasattr(asked, "getall") else []  # pyright: ignore  # a MultiDict
-    for pair in pairs:
+    for pair in asked.getall("tag", []):
         name, colon, text = pair.partition(":")
         if not colon:
             raise UsageError(f"tag={pair!r} is not name:value")

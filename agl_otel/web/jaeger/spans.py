@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Tr
 
 from agl_otel import semconv
 from agl_otel.store import Store
-from agl_otel.store.otlp import key_values, span_of
+from agl_otel.store.otlp import add_scope, key_values, span_of
 from agl_otel.types import Span
 
 _COUNTED: Final = {
@@ -85,10 +85,7 @@ def _group(resource_spans: ResourceSpans, span: Span) -> ScopeSpans:
         attributes.pop(key, None)  # they are tags of the span
     attributes[SERVICE_NAME] = attributes.get(SERVICE_NAME) or NO_SERVICE
     resource_spans.resource.attributes.extend(key_values(attributes))
-    scope_spans = resource_spans.scope_spans.add()
-    scope_spans.scope.name = str(span.scope.get("name") or "")
-    scope_spans.scope.version = str(span.scope.get("version") or "")
-    return scope_spans
+    return add_scope(resource_spans, span)
 
 
 def _shown(span: Span) -> dict[str, Any]:
