@@ -17,6 +17,7 @@ class Mark(NamedTuple):
     where: Mapping[str, str] = {}
 
 
+_TASK: Final = "traceloop.association.properties"
 AGENTS: Final = (
     Mark("Agent Lightning 0.3, OpenInference", "agent.name"),
     Mark("AgentOps", "operation.name", {"agentops.span.kind": "agent"}),
@@ -27,9 +28,11 @@ AGENTS: Final = (
     Mark("LangChain under AgentOps", "lc_name", {"span.name": "langchain.Chain."}),
     Mark("OpenTelemetry's conventions", "gen_ai.agent.name"),
     Mark("OpenLLMetry", "traceloop.entity.name", {"traceloop.span.kind": "agent"}),
+    Mark("LangGraph under OpenLLMetry", f"{_TASK}.langgraph_node", {"span.name": "execute_task ", f"{_TASK}.ls_integration": "langgraph"}),
     Mark("Vercel AI SDK", "ai.telemetry.functionId"),
 )
-"""The first that holds names the agent. The order of the first seven is Agent Lightning 0.3's."""
+"""The first that holds names the agent. The order of the first seven is Agent Lightning 0.3's. A LangGraph task is one of the graph's
+own nodes; those inside of create_agent are the agent's (`langchain_create_agent` in ls_integration)."""
 
 
 def agent_name(span: SpanLike) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from agl_otel import semconv
-from tests.matrix.script import Message, Request, Sampled, sample
+from tests.matrix.script import Message, Reply, Request, Sampled, riddle, sample
 from tests.matrix.wire import PROTOCOLS, Json, Protocol
 
 VERSION = "3"
@@ -32,7 +32,10 @@ class Served:
 class ScriptedModel:
     """Serves all protocols at `url` (ends in /v1). `async with` it."""
 
-    def __init__(self) -> None:
+    def __init__(self, reply: Reply = riddle) -> None:
+        self._reply = reply
+        self.asked: list[Json] = []
+        """The bodies of requests, in the order of `served`."""
         self.served: list[Served] = []
         self.url = ""
         self._said: dict[str, tuple[Message, ...]] = {}
@@ -64,7 +67,8 @@ class ScriptedModel:
         earlier = self._said.get(body.get("previous_response_id") or "", ())
         asked = Request((*earlier, *asked.messages), asked.tools)
         number = len(self.served)
-        sampled = sample(asked, number)
+        self.asked.append(body)
+        sampled = sample(asked, number, self._reply)
         answer_id = f"{protocol.path.partition('/')[0]}-{number}"
         self._said[answer_id] = (*asked.messages, sampled.reply)
         parts = request.headers.get("traceparent", "").split("-")

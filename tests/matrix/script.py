@@ -1,7 +1,7 @@
 """What the scripted model says, and the tokens it says it in. Pure.
 
-Every conversation is the same riddle: "How many people live in A1 and B1 together?", a tool that knows one city, two calls of it, one
-answer. The names of the cities are the rollout's own, so every prompt says whose it is, whatever the telemetry claims.
+The riddle, which all frameworks are played with: "How many people live in A1 and B1 together?", a tool that knows one city, two calls of
+it, one answer. The names of the cities are the rollout's own, so every prompt says whose it is, whatever the telemetry claims.
 
 Tokens: a chat template over code points. A reply that the agent sends back as it was sampled starts the next prompt token for token;
 how the arguments of a tool call are spelled is not part of it, as in the templates of real models, which print them from the parsed value.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -83,6 +83,10 @@ class Sampled:
     logprobs: list[float]
 
 
+Reply = Callable[[Request, str], Message]
+"""(what is asked, id for a tool call) → what is said."""
+
+
 def spelled(arguments: Any) -> str:
     """Arguments of a tool call, parsed or not, in the spelling of the template."""
     if isinstance(arguments, str):
@@ -93,14 +97,14 @@ def spelled(arguments: Any) -> str:
     return json.dumps(arguments, sort_keys=True)
 
 
-def sample(request: Request, number: int) -> Sampled:
-    """Answer `request`, the server's `number`-th."""
-    reply = _reply(request, f"call_{number}")
+def sample(request: Request, number: int, reply: Reply) -> Sampled:
+    """Answer `request`, the server's `number`-th, with what `reply` says."""
+    said = reply(request, f"call_{number}")
     prompt = [_TOOLS, *_characters(",".join(request.tools))] if request.tools else []
     for message in request.messages:
         prompt += [_ROLES.get(message.role, 2), *_said(message)]
-    response = _said(reply)
-    return Sampled(reply, [*prompt, _ROLES["assistant"]], response, [-(1 + (number + place) % 9) / 8 for place in range(len(response))])
+    response = _said(said)
+    return Sampled(said, [*prompt, _ROLES["assistant"]], response, [-(1 + (number + place) % 9) / 8 for place in range(len(response))])
 
 
 def _said(message: Message) -> list[int]:
@@ -114,7 +118,8 @@ def _characters(text: str) -> list[int]:
     return [ord(character) + _FIRST_CHARACTER for character in text]
 
 
-def _reply(request: Request, call_id: str) -> Message:
+def riddle(request: Request, call_id: str) -> Message:
+    """What the model of the riddle says next."""
     cities = request.cities
     known = dict(found for message in request.messages for found in _KNOWN.findall(message.text))
     if cities is None:
@@ -128,14 +133,14 @@ def _reply(request: Request, call_id: str) -> Message:
 
 def _last(request: Request, answer: str, call_id: str) -> Message:
     if FINAL_TOOL in request.tools:
-        return _calling(FINAL_TOOL, {"answer": answer}, call_id)
+        return calling(FINAL_TOOL, {"answer": answer}, call_id)
     return Message("assistant", next((said.format(answer) for mark, _, said in _STYLES if _marked(request, mark)), answer))
 
 
 def _ask(request: Request, city: str, call_id: str) -> Message:
     tool = next((name for name in request.tools if name.endswith(TOOL)), None)
     if tool is not None:
-        return _calling(tool, {"city": city}, call_id)
+        return calling(tool, {"city": city}, call_id)
     return Message("assistant", next((asked.format(city) for mark, asked, _ in _STYLES if _marked(request, mark)), "I have no tool."))
 
 
@@ -150,7 +155,8 @@ def _marked(request: Request, mark: str) -> bool:
     return any(mark in message.text for message in request.messages if message.role != "assistant")
 
 
-def _calling(name: str, arguments: dict[str, Any], call_id: str) -> Message:
+def calling(name: str, arguments: dict[str, Any], call_id: str) -> Message:
+    """A message that calls a tool."""
     return Message("assistant", calls=(ToolCall(call_id, name, spelled(arguments)),))
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = ROOT / "examples"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(EXAMPLES.rglob("README.md"))]
 
 
 @pytest.mark.parametrize("page", ["cli.md", "settings.md"])
@@ -17,14 +18,14 @@ def test_a_page_written_from_the_code_is_up_to_date(page: str) -> None:
     assert (ROOT / "docs" / page).read_text() == generate["PAGES"][page](), "run `make docs`"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+?)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_make_verbs_and_commands_named_in_docs_exist(page: Path) -> None:
     from agl_otel.cli import COMMANDS
 
@@ -33,6 +34,11 @@ def test_make_verbs_and_commands_named_in_docs_exist(page: Path) -> None:
     text = page.read_text()
     assert set(re.findall(r"(?:`|\$ )make ([a-z-]+)", text)) <= verbs
     assert set(re.findall(r"(?:`|\$ )agl-otel ([a-z]+)", text)) <= set(COMMANDS)
+
+
+def test_every_example_is_in_the_table_of_examples() -> None:
+    listed = set(re.findall(r"^\| \[(\w+)\]", (EXAMPLES / "README.md").read_text(), flags=re.MULTILINE))
+    assert listed == {path.name for path in EXAMPLES.iterdir() if path.is_dir() and not path.name.startswith(("_", "."))}
 
 
 def test_every_dependency_has_its_line() -> None:

@@ -109,6 +109,27 @@ async def test_a_call_is_named_after_the_nearest_agent_above_it(engine: TraceSto
     assert traces.calls.agent == ["helper", "boss", "", "self"]
 
 
+async def test_nodes_of_a_langgraph_graph_and_runs_of_our_langchain_handler_are_agents(engine: TraceStore, reader: TraceReader) -> None:
+    def task(number: int, node: str, integration: str, parent: str) -> dict[str, Any]:
+        told = {"langgraph_node": node, "ls_integration": integration}
+        attributes = {f"traceloop.association.properties.{key}": value for key, value in told.items()}
+        return row(number, f"execute_task {node}", attributes, ParentSpanId=parent)
+
+    insert(
+        engine,
+        row(1, attributes={AGENT_NAME: "LangGraph"}),
+        task(2, "write", "langgraph", "s1"),
+        row(3, attributes={AGENT_NAME: "inner"}, ParentSpanId="s2"),
+        task(4, "model", "langchain_create_agent", "s3"),
+        row(5, "langchain.Chain.check", {"agent.name": "check"}, ParentSpanId="s1"),
+        call(6, 1, ParentSpanId="s2"),
+        call(7, 2, ParentSpanId="s4"),
+        call(8, 3, ParentSpanId="s5"),
+    )
+    traces = await reader.traces([rollout()], [attempt({"x": 3})])
+    assert traces.calls.agent == ["write", "inner", "check"]
+
+
 async def test_rewards_are_ordered_and_counted_once(engine: TraceStore, reader: TraceReader) -> None:
     two = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": "0.5", "agentlightning.reward.1.name": "style"}
     insert(

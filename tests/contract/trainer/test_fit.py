@@ -52,6 +52,32 @@ def test_dev_runs_a_plain_function_on_each_task(store: Store) -> None:
     assert (found["a"], found["bb"]) == ([1.0], [2.0])
 
 
+def test_baseline_goes_through_both_data_sets_and_tells_what_came_of_each(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[tuple[str, str | None]] = []
+
+    @agl.rollout
+    def agent(task: str, prompt_template: agl.PromptTemplate, rollout: agl.AttemptedRollout) -> float:
+        seen.append((task, rollout.mode))
+        if task == "broken":
+            raise RuntimeError("no answer")
+        return float(prompt_template.format(q=task) == f"<{task}>")
+
+    baseline = agl.Baseline(n_epochs=2, max_queue_length=0, polling_interval=0.2, span_verbosity="key_values")
+    template = agl.PromptTemplate(template="<{q}>", engine="f-string")
+    with caplog.at_level(logging.INFO, logger="agl_otel.algorithms.fast"):
+        trained(store, algorithm=baseline, n_runners=2, initial_resources={"p": template}).dev(agent, ["t1", "broken"], val_dataset=["v1"])
+    assert sorted(seen) == sorted([("t1", "train"), ("broken", "train"), ("v1", "val")] * 2)
+    told = [record.getMessage() for record in caplog.records if record.name == "agl_otel.algorithms.fast"]
+    assert sum("succeeded, mode train" in line and "final reward: 1.0" in line for line in told) == 2
+    assert sum("succeeded, mode val" in line for line in told) == 2
+    assert sum("attempt 1: failed (RuntimeError: no answer)" in line for line in told) == 2, told
+    assert any("agentlightning.reward.0.value': 1.0" in line for line in told) and any("adapted: " in line for line in told)
+    resources = asyncio.run(store.get_resources_by_id("default"))
+    assert resources is not None and resources.resources == {"p": template}
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        agl.Baseline(train_split=1.0)
+
+
 def test_a_reward_that_is_returned_and_emitted_counts_once(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     def agent(task: str) -> float:
         agl.emit_reward(0.5)

@@ -29,8 +29,6 @@ def test_log_records_are_told_apart_by_the_same_expression_everywhere() -> None:
 
 
 def test_what_is_read_of_facts_is_what_they_hold() -> None:
-    (column,) = [
-        statement for _, _, statements in migrations() for statement in statements if "ADD COLUMN IF NOT EXISTS Facts" in statement
-    ]
+    column = [statement for _, _, statements in migrations() for statement in statements if "COLUMN Facts " in statement][-1]
     asked = re.findall(r"Facts\[\{(\w+):String\}\]|mapContains\(Facts, \{(\w+):String\}\)", named_query("traces"))
     assert {f"'{NAMES[one or other]}'" for one, other in asked} == set(re.findall(r"'[a-z_.]+'", column)) - {f"'{NAMES['prefix']}'"}

@@ -1,0 +1,9 @@
+"""1.0 where the last line says `Answer: ` and the number that is expected."""
+
+import re
+from typing import Any
+
+
+def grade(task: dict[str, Any], answer: str) -> float:
+    found = re.search(r"Answer: *(-?[\d.]+)\s*$", answer)
+    return float(found is not None and float(found[1].rstrip(".") or "nan") == float(task["expected"]))

@@ -1,0 +1,144 @@
+"""What tests of examples/ share: one stack, scripted models, and an example's own job file played on them."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from agl_otel.adapters import to_transitions
+from agl_otel.columns import Traces
+from agl_otel.settings import Settings
+from agl_otel.stack import Stack
+from agl_otel.store import Store
+from agl_otel.types import LLM, AttemptedRollout, NamedResources, Rollout
+from tests.matrix.environments import PLACE, CannotInstallError, environment
+from tests.matrix.frameworks import BY_NAME
+from tests.matrix.model import ScriptedModel
+
+EXAMPLES: Final = Path(__file__).parents[2] / "examples"
+PORTS: Final = ("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port")
+WAIT_SECONDS: Final = 300.0
+_FOREIGN: Final = ("OTEL_", "OPENAI_", "ANTHROPIC_", "AGL_", "VIRTUAL_ENV", "PYTHON")
+
+
+def python_of(name: str) -> str:
+    """The interpreter of a framework's environment (tests/matrix), made where it is missing; skips where it cannot be.
+
+    The example must ask for no other versions than that environment has.
+    """
+    PLACE.mkdir(parents=True, exist_ok=True)
+    with (PLACE / f"{name}.lock").open("w") as lock:  # test files run side by side
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            return environment(BY_NAME[name]).command[0]
+        except CannotInstallError as error:
+            pytest.skip(f"the environment of {name} cannot be installed: {error}")
+
+
+def asks_for(example: str, name: str) -> bool:
+    """Whether what an example requires is part of what the framework's environment has."""
+    pinned = (BY_NAME[name].folder / "requirements.txt").read_text().splitlines()
+    return set((EXAMPLES / example / "requirements.txt").read_text().splitlines()) <= set(pinned)
+
+
+def free_environment(**more: str) -> dict[str, str]:
+    """This process's environment without what would steer an agent."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)} | more
+
+
+@dataclass
+class Stage:
+    """A running stack."""
+
+    store: Store
+
+    async def play(
+        self, folder: Path, command: Sequence[str], tasks: Sequence[Any], model: ScriptedModel, *, grader: str = "", **more: Any
+    ) -> Traces:
+        """Run a command agent once for each task, by a runner of its own in the agent's folder; what came of it."""
+        return await self.run(folder, tasks, {"main_llm": _llm(model)}, grader=grader, agent=("--", *command), **more)
+
+    async def run(
+        self,
+        folder: Path,
+        tasks: Sequence[Any],
+        resources: NamedResources,
+        *,
+        agent: Sequence[str],
+        grader: str = "",
+        env: dict[str, str] | None = None,
+        runner: str = sys.executable,
+    ) -> Traces:
+        """The same for any agent and resources. `runner` is the interpreter of the runner."""
+        published = await self.store.publish(resources)
+        rollouts = await self.store.enqueue(list(tasks), resources_id=published.resources_id)
+        graded = ("--grader", grader) if grader else ()
+        options = ("--max-rollouts", str(len(rollouts)), "--concurrency", "2", "--timeout", str(WAIT_SECONDS))
+        process = await asyncio.create_subprocess_exec(
+            *(runner, "-m", "agl_otel.runner", *graded, *options, *agent),
+            env=free_environment(AGL_STORE=str(self.store.description.queue), **(env or {})),
+            cwd=folder,
+        )
+        try:
+            await asyncio.wait_for(process.wait(), WAIT_SECONDS)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return await self.store.traces([rollout.rollout_id for rollout in rollouts], deadline_seconds=30.0)
+
+
+def _llm(model: ScriptedModel) -> LLM:
+    return LLM(endpoint=model.url, model="scripted", api_key="sk-secret")
+
+
+@asynccontextmanager
+async def stage(data_dir: Path) -> AsyncGenerator[Stage]:
+    """A stack on free ports, without runners."""
+    settings = Settings.load(data_dir=data_dir, **dict.fromkeys(PORTS, 0))
+    async with Stack(settings, only=("queue", "collector", "proxy")) as stack, await Store.connect(stack.address) as store:
+        yield Stage(store)
+
+
+def rewards(traces: Traces) -> dict[str, float]:
+    """{rollout id: its last primary reward}, in the order of the rollouts."""
+    found = {rollout_id: given[-1].value for (rollout_id, _), given in traces.rewards.items() if given}
+    return {rollout.rollout_id: found[rollout.rollout_id] for rollout in traces.rollouts if rollout.rollout_id in found}
+
+
+def error_of(rollout: Rollout) -> str:
+    """Why a rollout failed."""
+    return (rollout.attempt.error or "") if isinstance(rollout, AttemptedRollout) else rollout.status
+
+
+def assert_whole(traces: Traces, model: ScriptedModel, *, calls: int | None = None) -> None:
+    """Every rollout succeeded and is complete, and every call of the model is there, token for token as it was sampled.
+
+    Args:
+        traces: of all rollouts that used the model.
+        model: what it was.
+        calls: how many of its calls there must be; None: any number but 0.
+    """
+    assert [(rollout.status, error_of(rollout)) for rollout in traces.rollouts] == [("succeeded", "")] * len(traces.rollouts)
+    kinds = [(verdict.kind, verdict.reasons) for verdict in traces.verdicts.values()]
+    assert kinds == [("complete", [])] * len(traces.rollouts), kinds
+    assert len(model.served) == (len(traces.calls) if calls is None else calls) > 0
+    samples = to_transitions(traces)
+    assert len(samples) == len(model.served), dict(samples.refused)
+    sampled = {answer.span_id: answer.sampled for answer in model.served}
+    for place in range(len(samples)):
+        [row] = samples.rows[place].tolist()
+        wanted = sampled[traces.calls.span_id[row]]
+        assert samples.prompt[place].tolist() == wanted.prompt_ids
+        assert samples.response[place].tolist() == wanted.response_ids
+        assert np.array_equal(samples.logprobs[place], np.array(wanted.logprobs, np.float32))
