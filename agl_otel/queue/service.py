@@ -28,9 +28,9 @@ from agl_otel.queue.waiting import ALL, ClaimWaiter, Waiting
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 CHUNK_ITEMS: Final = 256  # in one message of a stream
+HANDED_OVER: Final = 16  # claims that one enqueue serves in its own transaction; more are woken after it
 CHUNK_BYTES: Final = 8 << 20  # in one message of a stream, after its first item: others are served between two
 WRITES: Final[dict[str, Callable[[Transaction, Any, float], Any]]] = {
-    "Enqueue": enqueue.enqueue,
     "Start": enqueue.start,
     "StartAttempt": enqueue.start_attempt,
     "Release": claims.release,
@@ -78,6 +78,11 @@ class QueueService:
         """How many claims wait for a rollout."""
         return self._waiting.claims_parked
 
+    @property
+    def claims_idle(self) -> int:
+        """How many of them do nothing but wait: they were tried, and nobody serves them now."""
+        return self._waiting.claims_idle
+
     async def sweep(self) -> int:
         """One round of the watchdog; wakes parked claims for whatever has become claimable. Answers how many attempts it gave up."""
         given_up = await self._engine.write(lambda tx: watchdog.sweep(tx, self._clock()))
@@ -96,6 +101,18 @@ class QueueService:
         await asyncio.gather(*self._abandoned)
 
     # --- calls that wait
+
+    async def Enqueue(self, request: pb.EnqueueRequest, context: Context) -> pb.Rollouts:  # noqa: N802 - the wire's name
+        """New rollouts. Claims that wait get theirs in the same transaction: they are on the disk, and out again, with one sync."""
+        waiters = self._waiting.idle_claims(len(request.rollouts), HANDED_OVER)
+        if waiters:
+            writing = self._engine.write(partial(_enqueue_and_claim, request=request, claims_of=waiters, clock=self._clock))
+            writing.add_done_callback(partial(_hand_over, waiters))  # even where the caller goes away
+            try:
+                return (await asyncio.shield(writing))[0]
+            except Exception as error:  # noqa: BLE001 - a claim may be why: below, each has its own outcome
+                _log.debug("an enqueue is tried again without the claims that wait", exc_info=error)
+        return await self._write(enqueue.enqueue, request, context)
 
     async def Claim(self, request: pb.ClaimRequest, context: Context) -> pb.Rollouts:  # noqa: N802 - the wire's name
         """The next rollouts, or after `wait_seconds` none."""
@@ -162,20 +179,47 @@ class QueueService:
     async def _claim(self, request: pb.ClaimRequest) -> pb.Rollouts:
         deadline = asyncio.get_running_loop().time() + request.wait_seconds
         request.request_id = request.request_id or uuid.uuid4().hex  # a claim must be known by name to be put back
-        waiter = ClaimWaiter(request.limit, filtered=bool(request.modes or request.labels))
+        waiter = ClaimWaiter(request)
         if request.wait_seconds > 0:
             self._waiting.park(waiter)
         try:
-            while not (found := await self._try_claim(request)).rollouts and request.limit > 0:
+            found = await self._try_claim(request)
+            while not found.rollouts and request.limit > 0:
                 patience = deadline - asyncio.get_running_loop().time()
-                if patience <= 0 or self._stopping.is_set() or not await _happens(waiter.event, patience):
+                if patience <= 0 or self._stopping.is_set():
                     break
-                waiter.event.clear()
+                happened = await self._wait_for_work(waiter, patience)
+                if waiter.handed is not None:
+                    found = await self._take_handed(waiter.handed, request)
+                    waiter.handed = None
+                elif not happened:
+                    break
+                if not found.rollouts:
+                    found = await self._try_claim(request)
         finally:
             self._waiting.leave(waiter)
         if not found.rollouts and request.HasField("worker_id"):
             await self._engine.write(lambda tx: claims.found_nothing(tx, request.worker_id, self._clock()))
         return found
+
+    async def _wait_for_work(self, waiter: ClaimWaiter, patience: float) -> bool:
+        waiter.idle = True
+        try:
+            return await _happens(waiter.event, patience)
+        except asyncio.CancelledError:
+            if waiter.handed is not None:
+                self._take_back(waiter.handed, waiter.request.request_id)
+            raise
+        finally:
+            waiter.idle = False
+            waiter.event.clear()
+
+    async def _take_handed(self, handed: asyncio.Future[pb.Rollouts], request: pb.ClaimRequest) -> pb.Rollouts:
+        try:
+            return await asyncio.shield(handed)
+        except asyncio.CancelledError:
+            self._take_back(handed, request.request_id)
+            raise
 
     async def _try_claim(self, request: pb.ClaimRequest) -> pb.Rollouts:
         """One claim; where the caller goes away meanwhile, what it took or may still take is put back."""
@@ -183,10 +227,13 @@ class QueueService:
         try:
             return await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            put_back = asyncio.ensure_future(self._put_back(claiming, request.request_id))
-            self._abandoned.add(put_back)
-            put_back.add_done_callback(self._abandoned.discard)
+            self._take_back(claiming, request.request_id)
             raise
+
+    def _take_back(self, claiming: asyncio.Future[pb.Rollouts], request_id: str) -> None:
+        put_back = asyncio.ensure_future(self._put_back(claiming, request_id))
+        self._abandoned.add(put_back)
+        put_back.add_done_callback(self._abandoned.discard)
 
     async def _put_back(self, claiming: asyncio.Future[pb.Rollouts], request_id: str) -> None:
         await asyncio.wait([claiming])  # whatever became of it
@@ -238,6 +285,25 @@ class QueueService:
         finally:
             listening.cancel()
             stopping.cancel()
+
+
+def _enqueue_and_claim(
+    tx: Transaction, request: pb.EnqueueRequest, claims_of: Sequence[ClaimWaiter], clock: Callable[[], float]
+) -> tuple[pb.Rollouts, list[pb.Rollouts]]:
+    """New rollouts, and what claims that wait get of them (or of what was there before), in order."""
+    answer = enqueue.enqueue(tx, request, clock())
+    handed = [claims.claim(tx, waiter.request, clock()) for waiter in claims_of]
+    tx.signals.claimable = max(0, tx.signals.claimable - sum(len(found.rollouts) for found in handed))
+    return answer, handed
+
+
+def _hand_over(waiters: Sequence[ClaimWaiter], writing: asyncio.Future[tuple[pb.Rollouts, list[pb.Rollouts]]]) -> None:
+    """Tell claims what they got: nothing, where the transaction failed; then each tries for itself."""
+    failed = writing.cancelled() or writing.exception() is not None
+    for waiter, found in zip(waiters, [pb.Rollouts()] * len(waiters) if failed else writing.result()[1], strict=True):
+        if waiter.handed is not None:
+            waiter.handed.set_result(found)
+        waiter.event.set()
 
 
 async def _happens(event: asyncio.Event, patience: float) -> bool:

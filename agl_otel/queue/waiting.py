@@ -2,7 +2,8 @@
 
 A claim that found nothing parks here and is woken by the commit that makes a rollout claimable: as many of the longest-waiting as
 there is work for, and every one with a filter, because only its own query knows whether it matches. A wake-up that its claimer could
-not use is handed on.
+not use is handed on. Who enqueues may take idle claims along and serve them in its own transaction (`idle_claims`, `ClaimWaiter.handed`):
+one sync then, and not two.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from agl_otel.queue.engine import Signals
+from agl_otel.queue.proto import queue_pb2 as pb
 
 ALL: Final = 1 << 62
 
@@ -20,10 +22,15 @@ ALL: Final = 1 << 62
 class ClaimWaiter:
     """One parked claim."""
 
-    def __init__(self, limit: int, *, filtered: bool) -> None:
-        self.limit = max(limit, 1)
-        self.filtered = filtered
+    def __init__(self, request: pb.ClaimRequest) -> None:
+        self.request = request
+        self.limit = max(request.limit, 1)
+        self.filtered = bool(request.modes or request.labels)
         self.event = asyncio.Event()
+        self.idle = False
+        """Whether it waits for `event`, and not for a claim of its own."""
+        self.handed: asyncio.Future[pb.Rollouts] | None = None
+        """What another call's transaction claims for it; empty where that came to nothing. `event` is set when it is there."""
 
 
 class Waiting:
@@ -47,6 +54,11 @@ class Waiting:
         """How many claims wait."""
         return len(self._claims)
 
+    @property
+    def claims_idle(self) -> int:
+        """How many of them do nothing but wait."""
+        return sum(waiter.idle and waiter.handed is None for waiter in self._claims)
+
     def park(self, waiter: ClaimWaiter) -> None:
         """Add a claim; before its first try, so that no commit falls between."""
         self._claims[waiter] = None
@@ -64,9 +76,21 @@ class Waiting:
         for waiter in self._claims:
             if waiter.filtered:
                 waiter.event.set()
-            elif claimable > 0 and not waiter.event.is_set():
+            elif claimable > 0 and waiter.handed is None and not waiter.event.is_set():
                 waiter.event.set()
                 claimable -= waiter.limit
+
+    def idle_claims(self, work: int, at_most: int) -> list[ClaimWaiter]:
+        """The longest-waiting claims without a filter that take so many rollouts; each now expects its `handed`."""
+        taken: list[ClaimWaiter] = []
+        for waiter in self._claims:
+            if work <= 0 or len(taken) >= at_most:
+                break
+            if waiter.idle and not waiter.filtered and waiter.handed is None and not waiter.event.is_set():
+                waiter.handed = asyncio.get_running_loop().create_future()
+                taken.append(waiter)
+                work -= waiter.limit
+        return taken
 
     # --- finished rollouts
 

@@ -10,7 +10,7 @@ import pytest
 from agl_otel.errors import ConflictError, InvalidIdError, NotFoundError, UsageError
 from agl_otel.queue.calls import Calls, new_request_id
 from agl_otel.queue.client import Observation, QueueClient, RolloutUpdate
-from agl_otel.queue.engine import Transaction
+from agl_otel.queue.engine import Signals, Transaction
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.testing import LocalQueue
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig
@@ -23,6 +23,13 @@ def tasks(*inputs: object) -> list[EnqueueRolloutRequest]:
 async def until_parked(queue: LocalQueue, claims: int) -> None:
     async with asyncio.timeout(300):
         while queue.server.service.claims_parked != claims:  # noqa: ASYNC110 - in one loop with the service: a turn each
+            await asyncio.sleep(0)
+
+
+async def until_idle(queue: LocalQueue, claims: int) -> None:
+    """Wait for claims that were tried, found nothing, and wait."""
+    async with asyncio.timeout(300):
+        while queue.server.service.claims_idle != claims:  # noqa: ASYNC110 - in one loop with the service: a turn each
             await asyncio.sleep(0)
 
 
@@ -86,6 +93,61 @@ async def test_a_waiting_claim_gets_a_rollout_at_once(queue: LocalQueue) -> None
     await queue.client.enqueue(tasks("x"))
     async with asyncio.timeout(2):
         assert [c.input for c in await claim] == ["x"]
+
+
+async def test_claims_that_wait_get_theirs_in_the_transaction_of_the_enqueue(queue: LocalQueue) -> None:
+    heard: list[Signals] = []
+    waiting = [asyncio.create_task(queue.client.claim(2, worker_id=f"w-{n}", wait_seconds=30)) for n in range(3)]
+    await until_idle(queue, 3)
+    queue.engine.subscribe(heard.append)
+    enqueued = await queue.client.enqueue(tasks(1, 2, 3))
+    assert heard == [], "nothing is left that could be claimed: nobody else is woken"
+    assert [r.status for r in enqueued] == ["queuing"] * 3, "the answer tells what was enqueued"
+    assert [r.status for r in await queue.client.query_rollouts()] == ["preparing"] * 3
+    await until_parked(queue, 1)
+    await queue.client.enqueue(tasks(4))
+    assert sorted([c.input for c in claimed] for claimed in await asyncio.gather(*waiting)) == [[1, 2], [3], [4]]
+
+
+async def test_a_claim_that_its_database_refuses_spoils_no_enqueue(queue: LocalQueue) -> None:
+    calls = Calls(queue.client.address, token="", timeout_seconds=5, retry_seconds=0)
+    spoiled = asyncio.create_task(calls.call("Claim", pb.ClaimRequest(limit=1, worker_id="a\0b", wait_seconds=5), pb.Rollouts))
+    await until_idle(queue, 1)
+    [rollout] = await queue.client.enqueue(tasks("x"))  # PostgreSQL takes no such text
+    [result] = await asyncio.gather(spoiled, return_exceptions=True)
+    claimed = result.rollouts if isinstance(result, pb.Rollouts) else await queue.client.claim(wait_seconds=5)
+    assert [c.rollout_id for c in claimed] == [rollout.rollout_id]
+    await calls.close()
+
+
+async def test_a_waiting_claimer_that_goes_away_while_it_is_served_strands_nothing(queue: LocalQueue) -> None:
+    begun, over = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def hold(_: object) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        over.wait()
+        raise UsageError("nothing has happened")
+
+    client = QueueClient(queue.client.address)
+    gone = asyncio.create_task(client.claim(wait_seconds=30))
+    await until_idle(queue, 1)
+    first = queue.engine.write(hold)  # until this ends SQLite commits nothing else
+    await begun.wait()
+    enqueuing = asyncio.create_task(queue.client.enqueue(tasks("x")))
+    async with asyncio.timeout(10):
+        while queue.server.service.claims_idle:  # noqa: ASYNC110 - in one loop with the service: a turn each
+            await asyncio.sleep(0)
+    gone.cancel()
+    await until_parked(queue, 0)
+    over.set()
+    with pytest.raises(UsageError, match="nothing has happened"):
+        await first
+    await enqueuing
+    await asyncio.gather(gone, return_exceptions=True)
+    await client.close()
+    await queue.server.service.drain()
+    assert [(c.input, c.attempt.sequence_id) for c in await queue.client.claim(wait_seconds=5)] == [("x", 1)]
 
 
 async def test_a_waiting_claim_gets_a_rollout_that_was_requeued_or_has_become_due(queue: LocalQueue) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from agl_otel.queue.engine import Signals
+from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.waiting import ClaimWaiter, Waiting
 
 
 def parked(waiting: Waiting, *limits: int, filtered: bool = False) -> list[ClaimWaiter]:
-    waiters = [ClaimWaiter(limit, filtered=filtered) for limit in limits]
+    waiters = [ClaimWaiter(pb.ClaimRequest(limit=limit, modes=["train"] if filtered else [])) for limit in limits]
     for waiter in waiters:
         waiting.park(waiter)
     return waiters
@@ -62,6 +63,25 @@ def test_a_claim_that_leaves_asleep_wakes_nobody() -> None:
     gone, stays = parked(waiting, 1, 1)
     waiting.leave(gone)
     assert not stays.event.is_set()
+
+
+async def test_an_enqueue_takes_idle_claims_along_as_many_as_it_has_work_for() -> None:
+    waiting = Waiting()
+    [trying], [filtered], [first, second, third] = parked(waiting, 1), parked(waiting, 1, filtered=True), parked(waiting, 2, 2, 2)
+    for waiter in (filtered, first, second, third):
+        waiter.idle = True
+    assert waiting.idle_claims(3, at_most=16) == [first, second]
+    assert waiting.idle_claims(1, at_most=16) == [third]  # the others are spoken for
+    assert trying.handed is filtered.handed is None
+
+
+async def test_who_is_served_by_another_call_is_not_woken_beside() -> None:
+    waiting = Waiting()
+    served, other = parked(waiting, 1, 1)
+    served.idle = True
+    assert waiting.idle_claims(5, at_most=1) == [served]
+    waiting.on_signals(Signals(claimable=1))
+    assert woken([served, other]) == [False, True]
 
 
 def test_settled_rollouts_reach_those_who_listen_for_them_until_they_stop() -> None:
