@@ -31,6 +31,8 @@ from agl_otel.types import (
     Rollout,
     RolloutMode,
     RolloutStatus,
+    Run,
+    RunMembers,
     Worker,
     WorkerStatus,
 )
@@ -170,6 +172,7 @@ class QueueClient:
         rollout_id_contains: str | None = None,
         mode_in: Sequence[RolloutMode] | None = None,
         ended_before: float | None = None,
+        run: str | None = None,
         filter_logic: FilterLogic = "and",
         sort_by: str | None = None,
         sort_order: SortOrder = "asc",
@@ -185,6 +188,8 @@ class QueueClient:
             return PaginatedResult([], limit, offset, 0)
         if ended_before is not None:
             asked.ended_before = ended_before
+        if run is not None:
+            asked.run = run
         request = pb.QueryRolloutsRequest(filter=asked, page=_page(sort_by, sort_order, limit, offset))
         found, total = await self._query("Rollouts", request, pb.Rollouts, convert.rollout_from_pb)
         return PaginatedResult(found, limit, offset, total)
@@ -204,6 +209,19 @@ class QueueClient:
         request = pb.QueryAttemptsRequest(rollout_ids=rollout_ids, latest_only=latest_only, page=page)
         found, total = await self._query("Attempts", request, pb.Attempts, convert.attempt_from_pb)
         return PaginatedResult(found, limit, offset, total)
+
+    async def query_runs(self, run: str | None = None) -> list[Run]:
+        """Runs with how many rollouts they have, the latest first; one run where it is named (none for an unknown one).
+
+        A rollout's run is what `metadata["run"]` names, else the set of resources that it runs with.
+        """
+        answer = await self._calls.call("QueryRuns", pb.QueryRunsRequest(run=run), pb.Runs)
+        return convert.runs_from_pb(answer)
+
+    async def query_run_members(self, run: str) -> RunMembers:
+        """The rollouts of a run, in the order of their creation, with the step that made each."""
+        answer = await self._calls.call("QueryRunMembers", pb.QueryRunsRequest(run=run), pb.RunMembers)
+        return RunMembers(list(answer.rollout_ids), list(answer.steps), list(answer.statuses), list(answer.modes))
 
     async def wait(self, rollout_ids: Sequence[str], *, timeout_seconds: float | None = None) -> AsyncIterator[list[Rollout]]:
         """Finished rollouts, as they finish; ends when all have, or after `timeout_seconds` (0: one look). Unknown ids are left out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any, Final, cast
@@ -17,6 +18,7 @@ from agl_otel.types import (
     ResourcesUpdate,
     Rollout,
     RolloutConfig,
+    Run,
     Worker,
 )
 
@@ -260,3 +262,31 @@ def reachable(address: str, dialled: str) -> str:
 def addresses_reachable(addresses: Mapping[str, str], dialled: str) -> dict[str, str]:
     """All of `addresses`, see `reachable`."""
     return {name: reachable(address, dialled) for name, address in addresses.items()}
+
+
+def runs_from_pb(answer: pb.Runs) -> list[Run]:
+    """Runs, the one that began last first."""
+    parts: dict[str, list[pb.RunPart]] = {}
+    for part in answer.parts:
+        parts.setdefault(part.run, []).append(part)
+    return sorted((_run(run, own) for run, own in parts.items()), key=lambda run: run.start_time, reverse=True)
+
+
+def _run(run_id: str, parts: list[pb.RunPart]) -> Run:
+    by_status: Counter[str] = Counter()
+    by_mode: Counter[str] = Counter()
+    for part in parts:
+        by_status[part.status] += part.rollouts
+        by_mode[part.mode] += part.rollouts
+    return Run.model_validate(
+        {
+            "run_id": run_id,
+            "rollouts": by_status.total(),
+            "by_status": dict(by_status),
+            "by_mode": dict(by_mode),
+            "attempts": sum(part.attempts for part in parts),
+            "start_time": min(part.first_start for part in parts),
+            "end_time": max((part.last_end for part in parts if part.HasField("last_end")), default=None),
+            "last_step": max((part.last_step for part in parts if part.HasField("last_step")), default=None),
+        }
+    )

@@ -51,6 +51,11 @@ READS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
     "Workers": queries.query_workers,
 }
 """Calls that are one reading operation: Query… answers in one message, Stream… in parts. What is asked for is the field of both."""
+SUMS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
+    "QueryRuns": queries.query_runs,
+    "QueryRunMembers": queries.query_run_members,
+}
+"""Calls that are one reading operation with one answer."""
 _log = logging.getLogger(__name__)
 
 
@@ -68,6 +73,8 @@ class QueueService:
         self.address = ""
         for name, operation in WRITES.items():
             setattr(self, name, partial(self._write, operation))
+        for name, operation in SUMS.items():
+            setattr(self, name, partial(self._read, operation))
         for name, operation in READS.items():
             setattr(self, f"Query{name}", partial(self._read, operation))
             setattr(self, f"Stream{name}", partial(self._read_in_parts, operation, name.lower()))

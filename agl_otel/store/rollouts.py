@@ -97,15 +97,19 @@ class Rollouts(Connected):
         limit: int = -1,
         offset: int = 0,
         status: Sequence[RolloutStatus] | None = None,
+        mode_in: Sequence[RolloutMode] | None = None,
+        run: str | None = None,
     ) -> PaginatedResult[Rollout | AttemptedRollout]:
         """Rollouts that match, with their latest attempts; all where nothing is asked for. `limit` below 0 means all.
 
-        `status` and `rollout_ids` are older names of `status_in` and `rollout_id_in`.
+        `status` and `rollout_ids` are older names of `status_in` and `rollout_id_in`; `run` names a run (see QueueClient.query_runs).
         """
         return await (await self._open()).queue.query_rollouts(
             status_in=status_in if status_in is not None else status,
             rollout_id_in=rollout_id_in if rollout_id_in is not None else rollout_ids,
             rollout_id_contains=rollout_id_contains,
+            mode_in=mode_in,
+            run=run,
             filter_logic=filter_logic,
             sort_by=sort_by,
             sort_order=sort_order,

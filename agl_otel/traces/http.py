@@ -36,14 +36,26 @@ class ClickHouseHttp:
             await self._session.close()
             self._session = None
 
-    async def fetch(self, sql: str, format_name: str, params: Mapping[str, object] | None = None) -> bytes:
-        """The answer in `format_name`. Raises QueryError where it is refused, UnavailableError where nobody answers."""
+    async def fetch(
+        self,
+        sql: str,
+        format_name: str,
+        params: Mapping[str, object] | None = None,
+        *,
+        settings: Mapping[str, object] | None = None,
+    ) -> bytes:
+        """The answer in `format_name`; of `settings` (ClickHouse's) the endpoint takes some.
+
+        Raises QueryError where it is refused, UnavailableError where nobody answers.
+        """
         with aiohttp.MultipartWriter("form-data") as form:
             form.append(f"{sql.strip().rstrip(';')}\nFORMAT {format_name}").set_content_disposition("form-data", name="query")
             for name, value in (params or {}).items():
                 form.append(parameter(value)).set_content_disposition("form-data", name=f"param_{name}")
         try:
-            async with self.session.post(f"{self.url}/", data=form) as response:
+            async with self.session.post(
+                f"{self.url}/", params={name: str(value) for name, value in (settings or {}).items()}, data=form
+            ) as response:
                 body = await response.read()
         except (aiohttp.ClientConnectionError, TimeoutError) as error:
             raise UnavailableError(f"ClickHouse does not answer at {self.url}: {error}") from None

@@ -22,6 +22,7 @@ from agl_otel import semconv
 from agl_otel.columns import Traces
 from agl_otel.errors import UnavailableError
 from agl_otel.traces.facts import ReadFacts, attempt_facts
+from agl_otel.traces.figures import AttemptFigures, OutlineSpan, attempt_figures, outline_span
 from agl_otel.traces.http import ClickHouseHttp
 from agl_otel.traces.migrate import named_query
 from agl_otel.traces.rows import event_of, rewards_of, span_of
@@ -32,6 +33,7 @@ from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, AttemptedRollout, Describe, PaginatedResult, Rollout, Span, Verdict
 
 AGENT_NAME: Final = "gen_ai.agent.name"
+LISTED: Final = 5_000  # ids in one condition; more are read as a range, which ClickHouse has in one piece
 SpanKey = tuple[str, str, str, str]
 """(rollout id, attempt id, trace id, span id)."""
 ASK_AGAIN_SECONDS: Final = 0.2  # an attempt that is not yet complete is looked at again this often
@@ -63,8 +65,10 @@ NAMES: Final[Mapping[str, str]] = {
     "tools": "gen_ai.tool.definitions",
     "messages_call": semconv.LLM_MESSAGES_CALL,
     "messages_before": semconv.LLM_MESSAGES_BEFORE,
+    "model": "gen_ai.request.model",
+    "tool": "gen_ai.tool.name",
 }
-"""What the parameters of sql/traces.sql and sql/texts.sql stand for."""
+"""What the parameters of the named queries stand for."""
 
 
 class FoundTrace(NamedTuple):
@@ -193,6 +197,32 @@ class TraceReader:
             total = int((await self.query(query.count_sql, params=query.params))[0]["Total"])
         return PaginatedResult([span_of(row) for row in rows], query.limit, query.offset, total)
 
+    async def figures(self, attempts: Sequence[Attempt]) -> list[AttemptFigures]:
+        """Verdict, reward and sizes of these attempts, in their order, without reading tokens or texts."""
+        ids = sorted({attempt.rollout_id for attempt in attempts})
+        if not ids:
+            return []
+        return attempt_figures(await self.arrow(named_query("figures"), params=_params("figures", ids)), attempts)
+
+    async def run_figures(self, rollout_ids: Sequence[str]) -> Table:
+        """One row for each of these rollouts that has spans (sql/run_figures.sql); where they are many, rows of others among them, too."""
+        given = {"first": min(rollout_ids), "last": max(rollout_ids), "reward": semconv.reward_value_key(0)}
+        listed = list(rollout_ids) if len(rollout_ids) <= LISTED else []
+        return await self.arrow(named_query("run_figures"), params={**given, "rollouts": listed})
+
+    async def outline(self, rollout_id: str, *, attempt_id: str = "", limit: int) -> tuple[list[OutlineSpan], int]:
+        """The first `limit` spans of a rollout, or of one attempt, in order of time, and how many there are."""
+        given = {**_params("outline", [rollout_id]), "attempt_id": attempt_id, "limit": limit}
+        rows = await self.query(named_query("outline"), params=given)
+        return [outline_span(row) for row in rows], int(rows[0]["Total"]) if rows else 0
+
+    async def sql(self, query: str, *, limit: int) -> dict[str, Any]:
+        """What somebody's query answers, in ClickHouse's JSONCompact: `meta` (name and type of each column) and `data`, `limit` rows of it.
+
+        Raises QueryError where the endpoint refuses it: it decides what may run, and what that may cost.
+        """
+        return json.loads(await self._http.fetch(query, "JSONCompact", settings={"limit": limit}))
+
     async def stored(self, keys: Collection[SpanKey]) -> set[SpanKey]:
         """Which of these spans are stored already."""
         names = [sorted({key[place] for key in keys}) for place in (0, 1, 3)]
@@ -264,4 +294,4 @@ def _names_in(name: str) -> tuple[str, ...]:
 
 
 def _params(name: str, ids: Sequence[str]) -> dict[str, object]:
-    return {"rollouts": list(ids), **{key: NAMES[key] for key in _names_in(name)}}
+    return {"rollouts": list(ids), **{key: NAMES[key] for key in _names_in(name) if key in NAMES}}

@@ -7,7 +7,7 @@ One module for each kind of thing; import from here.
 from __future__ import annotations
 
 from agl_otel.types.agents import Dataset, Hook, ParallelWorkerBase, RolloutRawResult, Triplet
-from agl_otel.types.base import check_id, new_id
+from agl_otel.types.base import Model, check_id, new_id
 from agl_otel.types.queries import FilterField, FilterOptions, PaginatedResult, SortOptions
 from agl_otel.types.resources import (
     LLM,
@@ -29,6 +29,8 @@ from agl_otel.types.rollouts import (
     RolloutConfig,
     RolloutMode,
     RolloutStatus,
+    Run,
+    RunMembers,
     TaskInput,
     Verdict,
     VerdictKind,
@@ -72,6 +74,7 @@ __all__ = [
     "FilterOptions",
     "Hook",
     "Link",
+    "Model",
     "NamedResources",
     "OtelResource",
     "PaginatedResult",
@@ -86,6 +89,8 @@ __all__ = [
     "RolloutMode",
     "RolloutRawResult",
     "RolloutStatus",
+    "Run",
+    "RunMembers",
     "SortOptions",
     "Span",
     "SpanAttributeNames",

@@ -6,7 +6,7 @@ Rules (who may go from which state to which) do not belong here: they live in qu
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -141,3 +141,32 @@ class Verdict(Model):
     reasons: list[str] = Field(default_factory=list[str])
     alarm: bool = False
     """Unproven though the runner reported a hooked agent: something keeps its spans from being counted."""
+
+
+class Run(Model):
+    """Rollouts that belong together: those whose metadata names one `run`, or that share a set of resources."""
+
+    run_id: str
+    """Empty: those that have neither."""
+    rollouts: int
+    by_status: dict[RolloutStatus, int]
+    by_mode: dict[str, int]
+    """Under the empty name those without a mode."""
+    attempts: int
+    start_time: float
+    """Of the first rollout."""
+    end_time: float | None = None
+    """Of the last one that ended."""
+    last_step: int | None = None
+    """The highest step that a rollout's metadata names."""
+
+
+class RunMembers(NamedTuple):
+    """The rollouts of a run as columns of one length, in the order of their creation."""
+
+    rollout_ids: list[str]
+    steps: list[int]
+    """The step that made it; where nobody said, the version of its resources, and -1 where there are none."""
+    statuses: list[str]
+    modes: list[str]
+    """Empty: none."""

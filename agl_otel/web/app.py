@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from importlib.metadata import distribution
 from typing import Final
 
 from aiohttp import web
@@ -20,10 +21,14 @@ from agl_otel.queue.presence import Presence
 from agl_otel.settings import Settings
 from agl_otel.store import DESCRIBE_PATH, Store
 from agl_otel.tls import Tls
-from agl_otel.web import relay, rest
+from agl_otel.web import relay
+from agl_otel.web.curves import Curves
 from agl_otel.web.jaeger import rest as jaeger_rest
 from agl_otel.web.jaeger.service import JaegerServer
-from agl_otel.web.rest import STORE
+from agl_otel.web.openapi import document
+from agl_otel.web.rest import ROUTES
+from agl_otel.web.routes import PREFIX, STORE, add_table
+from agl_otel.web.views import CURVES, VIEWS
 
 TOKEN = web.AppKey("token", str)
 ORIGINS = web.AppKey("origins", frozenset[str])
@@ -49,6 +54,11 @@ async def describe(request: web.Request) -> web.Response:
     host = request.url.host or ""
     host = f"[{host}]" if ":" in host else host
     return web.json_response({name: _seen(value, host) for name, value in found.items()})
+
+
+async def openapi(_: web.Request) -> web.Response:
+    """GET /v1/agl/openapi.json."""
+    return web.json_response(document((*VIEWS, *ROUTES), distribution("agl-otel").version))
 
 
 def _seen(address: object, host: str) -> object:
@@ -90,7 +100,9 @@ def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = ()) -
     app[ORIGINS] = frozenset(origin.strip() for origin in cors_origins if origin.strip())
     app.router.add_get("/health", health)
     app.router.add_get(DESCRIBE_PATH, describe)
-    rest.add_routes(app)
+    app[CURVES] = Curves(store)
+    app.router.add_get(PREFIX + "/openapi.json", openapi)
+    add_table(app, (*VIEWS, *ROUTES))
     jaeger_rest.add_routes(app)
     relay.add_routes(app)
     return app

@@ -15,7 +15,7 @@ from agl_otel.errors import UnavailableError
 from agl_otel.tls import connector
 from agl_otel.web.alarms import Alarms
 from agl_otel.web.exposition import metric_lines
-from agl_otel.web.rest import STORE
+from agl_otel.web.routes import STORE
 
 OTLP_PATHS: Final = ("/v1/traces", "/v1/logs", "/v1/metrics")
 METRICS_PATHS: Final = ("/metrics", "/v1/prometheus", "/v1/prometheus/")

@@ -61,6 +61,9 @@ def _conditions(kind: str, asked: pb.Filter) -> tuple[list[str], dict[str, Any]]
     if asked.HasField("id_contains"):
         where.append(f"where_{kind}_id_contains")
         params["id_contains"] = asked.id_contains
+    if asked.HasField("run"):
+        where.append("where_rollout_run")
+        params["run"] = asked.run
     return where, params
 
 
@@ -99,14 +102,14 @@ def query_rollouts(tx: Transaction, request: pb.QueryRolloutsRequest) -> pb.Roll
 def _is_dead(request: pb.QueryRolloutsRequest) -> bool:
     """Whether it asks for a page of dead letters, by the time of their end; they have one, all of them."""
     asked = request.filter
-    others = asked.has_id_in or asked.HasField("id_contains") or (asked.any and bool(asked.mode_in))
+    others = asked.has_id_in or asked.HasField("id_contains") or asked.HasField("run") or (asked.any and bool(asked.mode_in))
     return list(asked.status_in) == ["failed"] and request.page.sort_by == "end_time" and _is_cut(request.page) and not others
 
 
 def _is_tallied(asked: pb.Filter) -> bool:
     """Whether the counters know how many rollouts match, so that none has to be counted."""
     either = asked.any and bool(asked.status_in) and bool(asked.mode_in)
-    return not (either or asked.has_id_in or asked.HasField("id_contains") or asked.HasField("ended_before"))
+    return not (either or asked.has_id_in or asked.HasField("id_contains") or asked.HasField("run") or asked.HasField("ended_before"))
 
 
 def query_attempts(tx: Transaction, request: pb.QueryAttemptsRequest) -> pb.Attempts:
@@ -147,3 +150,31 @@ def query_workers(tx: Transaction, request: pb.QueryWorkersRequest) -> pb.Worker
     rows = tx.rows_of(tx.statements.paged("workers_page", where, page, **options), params)
     total = _total(tx, "workers_total", where, params, request.page, len(rows), **options)
     return pb.Workers(workers=[worker_pb(WorkerRow._make(row)) for row in rows], total=total)
+
+
+def query_runs(tx: Transaction, request: pb.QueryRunsRequest) -> pb.Runs:
+    """How many rollouts each run has, by status and mode; of one run where it is named."""
+    answer = pb.Runs()
+    for run, status, mode, rollouts, attempts, first_start, last_end, last_step in tx.rows("runs_parts", {"run": _run(request)}):
+        answer.parts.add(
+            run=str(run),
+            status=status,
+            mode=mode,
+            rollouts=rollouts,
+            attempts=attempts,
+            first_start=first_start,
+            last_end=last_end,
+            last_step=last_step,
+        )
+    return answer
+
+
+def query_run_members(tx: Transaction, request: pb.QueryRunsRequest) -> pb.RunMembers:
+    """The rollouts of one run, as columns."""
+    rows = tx.rows("run_members", {"run": _run(request)})
+    ids, steps, statuses, modes = zip(*rows, strict=True) if rows else ((), (), (), ())
+    return pb.RunMembers(rollout_ids=ids, steps=steps, statuses=statuses, modes=modes)
+
+
+def _run(request: pb.QueryRunsRequest) -> str | None:
+    return request.run if request.HasField("run") else None

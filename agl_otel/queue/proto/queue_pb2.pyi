@@ -875,6 +875,7 @@ class Filter(_message.Message):
     MODE_IN_FIELD_NUMBER: _builtins.int
     ANY_FIELD_NUMBER: _builtins.int
     ENDED_BEFORE_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     has_id_in: _builtins.bool
     """an empty id_in matches nothing"""
     id_contains: _builtins.str
@@ -882,6 +883,8 @@ class Filter(_message.Message):
     """filter_logic "or" """
     ended_before: _builtins.float
     """rollouts: finished, and before this time (always ANDed)"""
+    run: _builtins.str
+    """rollouts: of this run (see QueryRuns)"""
     @_builtins.property
     def status_in(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -898,19 +901,24 @@ class Filter(_message.Message):
         mode_in: _abc.Iterable[_builtins.str] | None = ...,
         any: _builtins.bool = ...,
         ended_before: _builtins.float | None = ...,
+        run: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ended_before", b"_ended_before", "_id_contains", b"_id_contains", "ended_before", b"ended_before", "id_contains", b"id_contains"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ended_before", b"_ended_before", "_id_contains", b"_id_contains", "_run", b"_run", "ended_before", b"ended_before", "id_contains", b"id_contains", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ended_before", b"_ended_before", "_id_contains", b"_id_contains", "any", b"any", "ended_before", b"ended_before", "has_id_in", b"has_id_in", "id_contains", b"id_contains", "id_in", b"id_in", "mode_in", b"mode_in", "status_in", b"status_in"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ended_before", b"_ended_before", "_id_contains", b"_id_contains", "_run", b"_run", "any", b"any", "ended_before", b"ended_before", "has_id_in", b"has_id_in", "id_contains", b"id_contains", "id_in", b"id_in", "mode_in", b"mode_in", "run", b"run", "status_in", b"status_in"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ended_before: _TypeAlias = _typing.Literal["ended_before"]  # noqa: Y015
     _WhichOneofArgType__ended_before: _TypeAlias = _typing.Literal["_ended_before", b"_ended_before"]  # noqa: Y015
     _WhichOneofReturnType__id_contains: _TypeAlias = _typing.Literal["id_contains"]  # noqa: Y015
     _WhichOneofArgType__id_contains: _TypeAlias = _typing.Literal["_id_contains", b"_id_contains"]  # noqa: Y015
+    _WhichOneofReturnType__run: _TypeAlias = _typing.Literal["run"]  # noqa: Y015
+    _WhichOneofArgType__run: _TypeAlias = _typing.Literal["_run", b"_run"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ended_before) -> _WhichOneofReturnType__ended_before | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__id_contains) -> _WhichOneofReturnType__id_contains | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__run) -> _WhichOneofReturnType__run | None: ...
 
 Global___Filter: _TypeAlias = Filter  # noqa: Y015
 
@@ -1620,6 +1628,138 @@ class AnnounceRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds) -> _WhichOneofReturnType__seconds | None: ...
 
 Global___AnnounceRequest: _TypeAlias = AnnounceRequest  # noqa: Y015
+
+@_typing.final
+class QueryRunsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    def __init__(
+        self,
+        *,
+        run: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_run", b"_run", "run", b"run"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_run", b"_run", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__run: _TypeAlias = _typing.Literal["run"]  # noqa: Y015
+    _WhichOneofArgType__run: _TypeAlias = _typing.Literal["_run", b"_run"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__run) -> _WhichOneofReturnType__run | None: ...
+
+Global___QueryRunsRequest: _TypeAlias = QueryRunsRequest  # noqa: Y015
+
+@_typing.final
+class Runs(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunPart]: ...
+    def __init__(
+        self,
+        *,
+        parts: _abc.Iterable[Global___RunPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Runs: _TypeAlias = Runs  # noqa: Y015
+
+@_typing.final
+class RunPart(_message.Message):
+    """the rollouts of a run that have one status and one mode"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    ROLLOUTS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    FIRST_START_FIELD_NUMBER: _builtins.int
+    LAST_END_FIELD_NUMBER: _builtins.int
+    LAST_STEP_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    status: _builtins.str
+    mode: _builtins.str
+    rollouts: _builtins.int
+    attempts: _builtins.int
+    first_start: _builtins.float
+    last_end: _builtins.float
+    last_step: _builtins.int
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        status: _builtins.str = ...,
+        mode: _builtins.str | None = ...,
+        rollouts: _builtins.int = ...,
+        attempts: _builtins.int = ...,
+        first_start: _builtins.float = ...,
+        last_end: _builtins.float | None = ...,
+        last_step: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_end", b"_last_end", "_last_step", b"_last_step", "_mode", b"_mode", "last_end", b"last_end", "last_step", b"last_step", "mode", b"mode"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_end", b"_last_end", "_last_step", b"_last_step", "_mode", b"_mode", "attempts", b"attempts", "first_start", b"first_start", "last_end", b"last_end", "last_step", b"last_step", "mode", b"mode", "rollouts", b"rollouts", "run", b"run", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__last_end: _TypeAlias = _typing.Literal["last_end"]  # noqa: Y015
+    _WhichOneofArgType__last_end: _TypeAlias = _typing.Literal["_last_end", b"_last_end"]  # noqa: Y015
+    _WhichOneofReturnType__last_step: _TypeAlias = _typing.Literal["last_step"]  # noqa: Y015
+    _WhichOneofArgType__last_step: _TypeAlias = _typing.Literal["_last_step", b"_last_step"]  # noqa: Y015
+    _WhichOneofReturnType__mode: _TypeAlias = _typing.Literal["mode"]  # noqa: Y015
+    _WhichOneofArgType__mode: _TypeAlias = _typing.Literal["_mode", b"_mode"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_end) -> _WhichOneofReturnType__last_end | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_step) -> _WhichOneofReturnType__last_step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mode) -> _WhichOneofReturnType__mode | None: ...
+
+Global___RunPart: _TypeAlias = RunPart  # noqa: Y015
+
+@_typing.final
+class RunMembers(_message.Message):
+    """columns of one length"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLLOUT_IDS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    STATUSES_FIELD_NUMBER: _builtins.int
+    MODES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def rollout_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """`metadata.step`; without it the version of the resources, -1 where there is neither"""
+
+    @_builtins.property
+    def statuses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def modes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """empty: none"""
+
+    def __init__(
+        self,
+        *,
+        rollout_ids: _abc.Iterable[_builtins.str] | None = ...,
+        steps: _abc.Iterable[_builtins.int] | None = ...,
+        statuses: _abc.Iterable[_builtins.str] | None = ...,
+        modes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["modes", b"modes", "rollout_ids", b"rollout_ids", "statuses", b"statuses", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunMembers: _TypeAlias = RunMembers  # noqa: Y015
 
 @_typing.final
 class StatisticsRequest(_message.Message):

@@ -89,6 +89,16 @@ class QueueStub:
                 request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.DeleteRequest.SerializeToString,
                 response_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.DeleteResponse.FromString,
                 _registered_method=True)
+        self.QueryRuns = channel.unary_unary(
+                '/agl.queue.v1.Queue/QueryRuns',
+                request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryRunsRequest.SerializeToString,
+                response_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.Runs.FromString,
+                _registered_method=True)
+        self.QueryRunMembers = channel.unary_unary(
+                '/agl.queue.v1.Queue/QueryRunMembers',
+                request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryRunsRequest.SerializeToString,
+                response_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.RunMembers.FromString,
+                _registered_method=True)
         self.StreamRollouts = channel.unary_stream(
                 '/agl.queue.v1.Queue/StreamRollouts',
                 request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryRolloutsRequest.SerializeToString,
@@ -233,6 +243,20 @@ class QueueServicer:
 
     def Delete(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def QueryRuns(self, request, context):
+        """Rollouts by run: what `metadata.run` names, else the set of resources that they run with.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def QueryRunMembers(self, request, context):
+        """The members of one run in columns, in the order of their creation: large runs are read whole.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -386,6 +410,16 @@ def add_QueueServicer_to_server(servicer, server):
                     servicer.Delete,
                     request_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.DeleteRequest.FromString,
                     response_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.DeleteResponse.SerializeToString,
+            ),
+            'QueryRuns': grpc.unary_unary_rpc_method_handler(
+                    servicer.QueryRuns,
+                    request_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryRunsRequest.FromString,
+                    response_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.Runs.SerializeToString,
+            ),
+            'QueryRunMembers': grpc.unary_unary_rpc_method_handler(
+                    servicer.QueryRunMembers,
+                    request_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryRunsRequest.FromString,
+                    response_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.RunMembers.SerializeToString,
             ),
             'StreamRollouts': grpc.unary_stream_rpc_method_handler(
                     servicer.StreamRollouts,
@@ -755,6 +789,60 @@ class Queue:
             '/agl.queue.v1.Queue/Delete',
             agl__otel_dot_queue_dot_proto_dot_queue__pb2.DeleteRequest.SerializeToString,
             agl__otel_dot_queue_dot_proto_dot_queue__pb2.DeleteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def QueryRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/agl.queue.v1.Queue/QueryRuns',
+            agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryRunsRequest.SerializeToString,
+            agl__otel_dot_queue_dot_proto_dot_queue__pb2.Runs.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def QueryRunMembers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/agl.queue.v1.Queue/QueryRunMembers',
+            agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryRunsRequest.SerializeToString,
+            agl__otel_dot_queue_dot_proto_dot_queue__pb2.RunMembers.FromString,
             options,
             channel_credentials,
             insecure,

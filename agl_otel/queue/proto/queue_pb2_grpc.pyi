@@ -55,6 +55,10 @@ class QueueStub:
     Wait: _grpc.UnaryStreamMultiCallable[_queue_pb2.WaitRequest, _queue_pb2.Rollouts]
     """Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out."""
     Delete: _grpc.UnaryUnaryMultiCallable[_queue_pb2.DeleteRequest, _queue_pb2.DeleteResponse]
+    QueryRuns: _grpc.UnaryUnaryMultiCallable[_queue_pb2.QueryRunsRequest, _queue_pb2.Runs]
+    """Rollouts by run: what `metadata.run` names, else the set of resources that they run with."""
+    QueryRunMembers: _grpc.UnaryUnaryMultiCallable[_queue_pb2.QueryRunsRequest, _queue_pb2.RunMembers]
+    """The members of one run in columns, in the order of their creation: large runs are read whole."""
     StreamRollouts: _grpc.UnaryStreamMultiCallable[_queue_pb2.QueryRolloutsRequest, _queue_pb2.Rollouts]
     """The queries of rollouts, attempts, resources and workers (Query…) with answers of any size: in parts, all of one state of the queue.
     Each part names the `total`; there is at least one.
@@ -100,6 +104,10 @@ class QueueAsyncStub(QueueStub):
     Wait: _aio.UnaryStreamMultiCallable[_queue_pb2.WaitRequest, _queue_pb2.Rollouts]  # type: ignore[assignment]
     """Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out."""
     Delete: _aio.UnaryUnaryMultiCallable[_queue_pb2.DeleteRequest, _queue_pb2.DeleteResponse]  # type: ignore[assignment]
+    QueryRuns: _aio.UnaryUnaryMultiCallable[_queue_pb2.QueryRunsRequest, _queue_pb2.Runs]  # type: ignore[assignment]
+    """Rollouts by run: what `metadata.run` names, else the set of resources that they run with."""
+    QueryRunMembers: _aio.UnaryUnaryMultiCallable[_queue_pb2.QueryRunsRequest, _queue_pb2.RunMembers]  # type: ignore[assignment]
+    """The members of one run in columns, in the order of their creation: large runs are read whole."""
     StreamRollouts: _aio.UnaryStreamMultiCallable[_queue_pb2.QueryRolloutsRequest, _queue_pb2.Rollouts]  # type: ignore[assignment]
     """The queries of rollouts, attempts, resources and workers (Query…) with answers of any size: in parts, all of one state of the queue.
     Each part names the `total`; there is at least one.
@@ -208,6 +216,22 @@ class QueueServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.DeleteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.DeleteResponse, _abc.Awaitable[_queue_pb2.DeleteResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def QueryRuns(
+        self,
+        request: _queue_pb2.QueryRunsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_queue_pb2.Runs, _abc.Awaitable[_queue_pb2.Runs]]:
+        """Rollouts by run: what `metadata.run` names, else the set of resources that they run with."""
+
+    @_abc_1.abstractmethod
+    def QueryRunMembers(
+        self,
+        request: _queue_pb2.QueryRunsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_queue_pb2.RunMembers, _abc.Awaitable[_queue_pb2.RunMembers]]:
+        """The members of one run in columns, in the order of their creation: large runs are read whole."""
 
     @_abc_1.abstractmethod
     def StreamRollouts(

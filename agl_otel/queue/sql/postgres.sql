@@ -51,6 +51,22 @@ WHERE r.status IN ('preparing', 'running') AND (r.timeout_seconds IS NOT NULL OR
   AND (a.start_time + r.timeout_seconds < :now OR coalesce(a.last_heartbeat_time, a.start_time) + r.unresponsive_seconds < :now)
 ORDER BY r.ordinal FOR UPDATE OF r, a SKIP LOCKED;
 
+-- name: where_rollout_run
+-- Fragment. Metadata may hold NaN, which is no JSON here: what is asked for is looked up in its text.
+coalesce(substring(r.metadata from '"run": ?"([^"\\]*)"'), r.resources_id, '') = :run
+
+-- name: runs_parts
+-- Rollouts by run, status and mode; :run null means all runs.
+SELECT coalesce(substring(r.metadata from '"run": ?"([^"\\]*)"'), r.resources_id, '') AS run, r.status, r.mode,
+    count(*), sum(r.attempt_count)::bigint, min(r.start_time), max(r.end_time), max(substring(r.metadata from '"step": ?([0-9]{1,9})[,}]')::bigint)
+FROM rollouts r WHERE (:run::text IS NULL OR coalesce(substring(r.metadata from '"run": ?"([^"\\]*)"'), r.resources_id, '') = :run::text)
+GROUP BY 1, 2, 3;
+
+-- name: run_members
+-- The rollouts of one run, and which step made them.
+SELECT r.rollout_id, coalesce(substring(r.metadata from '"step": ?([0-9]{1,9})[,}]')::bigint, r.resources_version, -1), r.status, coalesce(r.mode, '')
+FROM rollouts r WHERE coalesce(substring(r.metadata from '"run": ?"([^"\\]*)"'), r.resources_id, '') = :run ORDER BY r.ordinal;
+
 -- name: sequence_take
 -- Raise a rollout's counter to at_least, then by count; answers the last number taken.
 INSERT INTO sequences (rollout_id, last) VALUES (:rollout_id, greatest(:at_least::bigint, 0) + :count::bigint)

@@ -159,6 +159,26 @@ instr(r.rollout_id, :id_contains) > 0
 -- Fragment.
 r.mode IN (SELECT value FROM json_each(:mode_in))
 
+-- name: where_rollout_run
+-- Fragment; the run of a rollout is the same in the two queries below.
+coalesce(CASE WHEN json_valid(r.metadata) THEN json_extract(r.metadata, '$.run') END, r.resources_id, '') = :run
+
+-- name: runs_parts
+-- Rollouts by run, status and mode; :run null means all runs.
+SELECT coalesce(CASE WHEN json_valid(r.metadata) THEN json_extract(r.metadata, '$.run') END, r.resources_id, '') AS run, r.status, r.mode,
+    count(*), sum(r.attempt_count), min(r.start_time), max(r.end_time),
+    max(CASE WHEN json_valid(r.metadata) AND json_type(r.metadata, '$.step') = 'integer' THEN json_extract(r.metadata, '$.step') END)
+FROM rollouts r WHERE (:run IS NULL OR coalesce(CASE WHEN json_valid(r.metadata) THEN json_extract(r.metadata, '$.run') END, r.resources_id, '') = :run)
+GROUP BY 1, 2, 3;
+
+-- name: run_members
+-- The rollouts of one run, and which step made them.
+SELECT r.rollout_id,
+    coalesce(CASE WHEN json_valid(r.metadata) AND json_type(r.metadata, '$.step') = 'integer' THEN json_extract(r.metadata, '$.step') END, r.resources_version, -1),
+    r.status, coalesce(r.mode, '')
+FROM rollouts r
+WHERE coalesce(CASE WHEN json_valid(r.metadata) THEN json_extract(r.metadata, '$.run') END, r.resources_id, '') = :run ORDER BY r.ordinal;
+
 -- name: delete_inputs
 -- Deletion of rollouts by id, table by table.
 DELETE FROM inputs WHERE ordinal IN (SELECT r.ordinal FROM rollouts r WHERE r.rollout_id IN (SELECT value FROM json_each(:rollout_ids)));

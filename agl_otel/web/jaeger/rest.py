@@ -24,7 +24,7 @@ from agl_otel.traces.trace_query import DEFAULT_LIMIT, TraceQuery
 from agl_otel.types import Span
 from agl_otel.web.jaeger.legacy import trace_json
 from agl_otel.web.jaeger.spans import Attempts, traces_data
-from agl_otel.web.rest import STORE
+from agl_otel.web.routes import STORE
 
 Handler = Callable[[web.Request, Store], Awaitable[Any]]
 TRACE_ID: Final = re.compile(r"[0-9a-fA-F]{1,32}")

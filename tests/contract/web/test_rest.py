@@ -182,10 +182,10 @@ CASES: dict[tuple[str, str], tuple[Given, Check]] = {
 
 
 def test_every_route_has_a_case() -> None:
-    assert set(CASES) == {(method, path) for method, path, _, _ in ROUTES} and len(ROUTES) == 28
+    assert set(CASES) == {(route.method, route.path) for route in ROUTES} and len(ROUTES) == 28
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [(method, path, status) for method, path, _, status in ROUTES])
+@pytest.mark.parametrize(("method", "path", "status"), [(route.method, route.path, route.status) for route in ROUTES])
 def test_a_route_answers_as_in_0_3(web: Web, method: str, path: str, status: int) -> None:
     given, check = CASES[method, path]
     world = World(web)

@@ -1,0 +1,207 @@
+"""What people look at: figures of attempts and of whole runs, and the outline of one rollout's spans. Pure: tables and rows in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute
+from pydantic import Field
+
+from agl_otel.columns import AttemptKey
+from agl_otel.traces.facts import ReadFacts, attempt_facts
+from agl_otel.traces.rows import rewards_of
+from agl_otel.traces.tokens import Table, reward_rows
+from agl_otel.traces.verdict import decide
+from agl_otel.types import Attempt, Model, RunMembers, Verdict
+
+pc: Any = compute  # makes its functions when it is imported
+BUCKETS: Final = 100
+"""Points of a curve whose rollouts name no steps."""
+
+
+class AttemptFigures(Model):
+    """One attempt in figures. Token counts are those of model calls that our proxy recorded."""
+
+    rollout_id: str
+    attempt_id: str
+    verdict: Verdict
+    reward: float | None = None
+    """The last primary one."""
+    rewards: dict[str, float] = Field(default_factory=dict[str, float])
+    """The last value of each named dimension."""
+    spans: int = 0
+    errors: int = 0
+    calls: int = 0
+    prompt_tokens: int = 0
+    """Those that were new in each call: what a call repeats of an earlier one is not counted."""
+    response_tokens: int = 0
+
+
+class CurvePoint(Model):
+    """The rollouts of one step and mode."""
+
+    step: int
+    mode: str
+    rollouts: int
+    ended: int
+    rewarded: int
+    reward_mean: float | None
+    reward_std: float | None
+    reward_min: float | None
+    reward_max: float | None
+    spans: int
+    errors: int
+    prompt_tokens: int
+    response_tokens: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run over its steps."""
+
+    by: str
+    """`step`, or `order` where the rollouts name no steps: then a point is a hundredth of them, in the order of their creation."""
+    points: list[CurvePoint]
+
+
+def attempt_figures(table: Table, attempts: Sequence[Attempt]) -> list[AttemptFigures]:
+    """The table of sql/figures.sql as figures of these attempts."""
+    facts = ReadFacts.of(table)
+    rewards = rewards_of(reward_rows(table))
+    sums = table.group_by(["RolloutId", "AttemptId"]).aggregate(
+        [("IsSpan", "sum"), ("IsError", "sum"), ("IsCall", "sum"), ("PromptTokens", "sum"), ("ResponseTokens", "sum")]
+    )
+    counts: dict[AttemptKey, Mapping[str, Any]] = {(row["RolloutId"], row["AttemptId"]): row for row in sums.to_pylist()}
+    found: list[AttemptFigures] = []
+    for attempt in attempts:
+        key = (attempt.rollout_id, attempt.attempt_id)
+        own, row = rewards.get(key, []), counts.get(key, {})
+        primary = [reward.value for reward in own if reward.index == 0 and math.isfinite(reward.value)]
+        figures = AttemptFigures(
+            rollout_id=attempt.rollout_id,
+            attempt_id=attempt.attempt_id,
+            verdict=decide(attempt_facts(facts, attempt)),
+            reward=primary[-1] if primary else None,
+            rewards={reward.name or str(reward.index): reward.value for reward in own if math.isfinite(reward.value)},
+            spans=row.get("IsSpan_sum", 0),
+            errors=row.get("IsError_sum", 0),
+            calls=row.get("IsCall_sum", 0),
+            prompt_tokens=row.get("PromptTokens_sum", 0),
+            response_tokens=row.get("ResponseTokens_sum", 0),
+        )
+        found.append(figures)
+    return found
+
+
+def curve_of(members: RunMembers, table: Table, finished: frozenset[str]) -> Curve:
+    """The members of a run with the table of sql/run_figures.sql, which may hold others' rows, too."""
+    count = len(members.rollout_ids)
+    steps = np.asarray(members.steps, np.int64)
+    by = "step" if count and steps.min() != steps.max() else "order"
+    if by == "order":
+        steps = np.arange(count) * min(BUCKETS, count) // max(count, 1)
+    place = pc.index_in(pa.array(members.rollout_ids, pa.string()), value_set=table.column("RolloutId").cast(pa.string()).combine_chunks())
+    figures = table.drop_columns(["RolloutId"]).take(place)
+    rewards = pc.cast(figures.column("Reward"), pa.float64())
+    rewards = pc.if_else(pc.is_finite(rewards), rewards, pa.scalar(None, pa.float64()))
+    ended = pc.is_in(pa.array(members.statuses, pa.string()), value_set=pa.array(sorted(finished)))
+    columns = {
+        "step": pa.array(steps),
+        "mode": pa.array(members.modes, pa.string()),
+        "ended": pc.cast(ended, pa.int64()),
+        "reward": rewards,
+        **{name: pc.fill_null(pc.cast(figures.column(name), pa.int64()), 0) for name in _SUMS},
+    }
+    grouped = pa.table(columns).group_by(["step", "mode"]).aggregate([
+        ("mode", "count"), ("ended", "sum"), *(("reward", how) for how in ("count", "mean", "stddev", "min", "max")),
+        *((name, "sum") for name in _SUMS),
+    ]).sort_by([("step", "ascending"), ("mode", "ascending")])  # fmt: skip
+    return Curve(by, [_point(row) for row in grouped.to_pylist()])
+
+
+_SUMS: Final = ("Spans", "Errors", "PromptTokens", "ResponseTokens")
+
+
+def _point(row: Mapping[str, Any]) -> CurvePoint:
+    return CurvePoint(
+        step=row["step"],
+        mode=row["mode"],
+        rollouts=row["mode_count"],
+        ended=row["ended_sum"],
+        rewarded=row["reward_count"],
+        reward_mean=row["reward_mean"],
+        reward_std=row["reward_stddev"],
+        reward_min=row["reward_min"],
+        reward_max=row["reward_max"],
+        spans=row["Spans_sum"],
+        errors=row["Errors_sum"],
+        prompt_tokens=row["PromptTokens_sum"],
+        response_tokens=row["ResponseTokens_sum"],
+    )
+
+
+class OutlineSpan(Model):
+    """A span as a waterfall or a tree draws it. Times are Unix nanoseconds and nanoseconds, as text: JavaScript's numbers end before."""
+
+    attempt_id: str
+    sequence_id: int
+    trace_id: str
+    span_id: str
+    parent_id: str
+    name: str
+    kind: str
+    service: str
+    status: str
+    message: str
+    start_nano: str
+    duration_nano: str
+    process: str
+    is_call: bool
+    call: int
+    choice: int
+    model: str
+    model_version: str
+    agent: str
+    tool: str
+    incomplete: str
+    prompt_tokens: int
+    response_tokens: int
+    rewards: dict[str, float]
+    events: int
+
+
+def outline_span(row: Mapping[str, Any]) -> OutlineSpan:
+    """One row of sql/outline.sql."""
+    rewards = rewards_of([{**row, "RolloutId": ""}]).get(("", row["AttemptId"]), [])
+    return OutlineSpan(
+        attempt_id=row["AttemptId"],
+        sequence_id=row["SequenceId"],
+        trace_id=row["TraceId"],
+        span_id=row["SpanId"],
+        parent_id=row["ParentSpanId"],
+        name=row["SpanName"],
+        kind=row["SpanKind"],
+        service=row["ServiceName"],
+        status=row["StatusCode"],
+        message=row["StatusMessage"],
+        start_nano=str(row["StartNano"]),
+        duration_nano=str(row["Duration"]),
+        process=row["Process"],
+        is_call=bool(row["IsCall"]),
+        call=row["Call"],
+        choice=row["Choice"],
+        model=row["Model"],
+        model_version=row["ModelVersion"],
+        agent=row["Agent"],
+        tool=row["Tool"],
+        incomplete=row["Incomplete"],
+        prompt_tokens=row["PromptTokens"],
+        response_tokens=row["ResponseTokens"],
+        rewards={reward.name or str(reward.index): reward.value for reward in rewards if math.isfinite(reward.value)},
+        events=row["EventCount"],
+    )

@@ -1,0 +1,22 @@
+-- What people look at of some rollouts: the rows of traces.sql without tokens and texts, which are nearly all of it.
+SELECT RolloutId, AttemptId, SpanId, SequenceId, sipHash64(RolloutId, AttemptId, TraceId, SpanId) AS Identity,
+  Facts[{process:String}] AS Process,
+  SpanName != {seal:String} AND SpanName != {attempt:String} AS IsSpan,
+  SpanName = {annotation:String} AS IsAnnotation,
+  SpanName = {seal:String} AS IsSeal,
+  if(IsSeal, toUInt64OrZero(Facts[{seal_spans:String}]), 0) AS SealSpans,
+  if(IsSeal, toUInt64OrZero(Facts[{seal_dropped:String}]), 0) AS Dropped,
+  SpanName = {attempt:String} AND Facts[{hooked:String}] = 'true' AS Hooked,
+  mapContains(Facts, {call:String}) AS IsCall,
+  toInt64OrZero(Facts[{call:String}]) AS Call,
+  mapFilter((key, value) -> startsWith(key, {prefix:String}), Facts) AS Rewards,
+  notEmpty(Rewards) AS IsReward,
+  StatusCode = 'Error' AS IsError, PromptTokens, ResponseTokens
+FROM (
+  SELECT RolloutId, AttemptId, TraceId, SpanId, SpanName, SequenceId, Facts, StatusCode,
+    length(PromptTokenIds) AS PromptTokens, length(ResponseTokenIds) AS ResponseTokens
+  FROM otel.otel_traces
+  PREWHERE RolloutId IN {rollouts:Array(String)}
+  ORDER BY RolloutId, AttemptId, TraceId, SpanId, SequenceId
+  LIMIT 1 BY RolloutId, AttemptId, TraceId, SpanId
+)

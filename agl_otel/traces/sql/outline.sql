@@ -1,0 +1,15 @@
+-- The spans of one rollout (or one of its attempts) as a picture needs them, in order of time; what was said and tokens stay where they are.
+SELECT *, count() OVER () AS Total FROM (
+  SELECT AttemptId, SequenceId, TraceId, SpanId, ParentSpanId, SpanName, SpanKind, ServiceName, StatusCode, left(StatusMessage, 500) AS StatusMessage,
+    toUnixTimestamp64Nano(Timestamp) AS StartNano, Duration, Facts[{process:String}] AS Process,
+    mapContains(Facts, {call:String}) AS IsCall, toInt64OrZero(Facts[{call:String}]) AS Call, toInt64OrZero(Facts[{choice:String}]) AS Choice,
+    Facts[{model_version:String}] AS ModelVersion, Facts[{agent:String}] AS Agent, Facts[{incomplete:String}] AS Incomplete,
+    length(PromptTokenIds) AS PromptTokens, length(ResponseTokenIds) AS ResponseTokens,
+    mapFilter((key, value) -> startsWith(key, {prefix:String}), Facts) AS Rewards,
+    SpanAttributes[{model:String}] AS Model, SpanAttributes[{tool:String}] AS Tool, length(Events.Name) AS EventCount
+  FROM otel.otel_traces
+  PREWHERE RolloutId IN {rollouts:Array(String)} AND ({attempt_id:String} = '' OR AttemptId = {attempt_id:String})
+  ORDER BY AttemptId, TraceId, SpanId, SequenceId
+  LIMIT 1 BY AttemptId, TraceId, SpanId
+)
+ORDER BY AttemptId, StartNano, SequenceId, SpanId LIMIT {limit:UInt64}

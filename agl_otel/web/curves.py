@@ -1,0 +1,73 @@
+"""Curves of runs, kept for a while: a run of 100,000 rollouts takes half a second to read.
+
+A curve that is at hand is answered at once; where it may have changed, a new one is read meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+from agl_otel.errors import AglError
+from agl_otel.queue.lifecycle import FINISHED
+from agl_otel.store import Store
+from agl_otel.traces.figures import Curve, curve_of
+from agl_otel.types import Run
+
+KEPT: Final = 64
+FRESH_SECONDS: Final = 2.0
+SETTLED_SECONDS: Final = 30.0  # after the last end; late spans and rewards may still come
+_log = logging.getLogger(__name__)
+
+
+class _Read(NamedTuple):
+    curve: Curve
+    run: Run
+    at: float
+
+
+class Curves:
+    """The curves of the runs that were asked for last. Use it in one event loop."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._read: OrderedDict[str, _Read] = OrderedDict()
+        self._reading: dict[str, asyncio.Task[_Read]] = {}
+
+    async def of(self, run: Run) -> tuple[Curve, float]:
+        """The curve and how many seconds ago it was read. Raises UnavailableError, QueryError."""
+        known = self._read.get(run.run_id)
+        if known is None:
+            known = await asyncio.shield(self._begin(run))
+        elif self._may_differ(known, run):
+            self._begin(run)
+        return known.curve, time.time() - known.at
+
+    def _may_differ(self, known: _Read, run: Run) -> bool:
+        settled = known.run == run and known.at > (run.end_time or run.start_time) + SETTLED_SECONDS
+        return not settled and time.time() - known.at > FRESH_SECONDS
+
+    def _begin(self, run: Run) -> asyncio.Task[_Read]:
+        if run.run_id not in self._reading:
+            task = self._reading[run.run_id] = asyncio.create_task(self._now(run))
+            task.add_done_callback(lambda done: self._ended(run.run_id, done))
+        return self._reading[run.run_id]
+
+    def _ended(self, run_id: str, task: asyncio.Task[_Read]) -> None:
+        del self._reading[run_id]
+        if not task.cancelled() and isinstance(error := task.exception(), AglError):
+            _log.warning("the curve of run %r cannot be read now: %s", run_id, error)
+
+    async def _now(self, run: Run) -> _Read:
+        began = time.time()
+        members = await self._store.queue.query_run_members(run.run_id)
+        table = await self._store.reader.run_figures(members.rollout_ids)
+        read = _Read(await asyncio.to_thread(curve_of, members, table, frozenset(FINISHED)), run, began)
+        self._read[run.run_id] = read
+        self._read.move_to_end(run.run_id)
+        while len(self._read) > KEPT:
+            self._read.popitem(last=False)
+        return read

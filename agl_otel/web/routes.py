@@ -1,0 +1,145 @@
+"""What every route stands on: a table of them, what is asked as pydantic models, what is answered as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agl_otel.errors import NotFoundError, UsageError
+from agl_otel.store import Store
+from agl_otel.types import PaginatedResult
+
+PREFIX: Final = "/v1/agl"
+STORE: Final = web.AppKey("store", Store)
+LARGEST: Final = (1 << 62) - 1
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Route(NamedTuple):
+    """One route below PREFIX."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    ask: Callable[[Store, web.Request], Awaitable[Any]]
+    about: str
+    given: type[BaseModel] | None
+    """The query of a GET, the body of a POST; None: nothing."""
+    answer: Any
+    """Its type, for the OpenAPI document."""
+    status: int = 200
+    """Of a success."""
+
+
+class PageOf(BaseModel, Generic[T]):
+    """One page of what was asked for."""
+
+    items: list[T]
+    limit: int
+    offset: int
+    total: int
+    """How many match, before paging."""
+
+
+class Strict(BaseModel):
+    """What is asked for; unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Page(Strict):
+    """A page of something, sorted."""
+
+    limit: int = Field(default=-1, le=LARGEST, ge=-LARGEST)
+    offset: int = Field(default=0, ge=0, le=LARGEST)
+    sort_by: str | None = None
+    sort_order: Literal["asc", "desc"] = "asc"
+    filter_logic: Literal["and", "or"] = "and"
+
+    def checked(self, model: type[BaseModel]) -> dict[str, Any]:
+        """What was asked for, as arguments. Raises UsageError for a page or an order that there cannot be."""
+        if self.limit == 0 or self.limit < -1:
+            raise UsageError(f"limit is {self.limit}: -1 (all) or more than 0")
+        if self.sort_by is not None and self.sort_by not in model.model_fields:
+            raise UsageError(f"sort_by {self.sort_by!r} is no field: {', '.join(model.model_fields)}")
+        return self.model_dump(exclude_none=True)
+
+
+async def body_of(request: web.Request, model: type[M]) -> M:
+    """The JSON body. Raises UsageError that names what is wrong in it."""
+    try:
+        return model.model_validate_json(await request.read() or b"{}")
+    except ValidationError as error:
+        raise UsageError(f"the body is no {model.__name__.lstrip('_')}: {words(error)}") from None
+
+
+async def asked_of(request: web.Request, model: type[M]) -> M:
+    """The query of a GET, or the body of a POST. Raises UsageError."""
+    if request.method == "POST":
+        return await body_of(request, model)
+    lists = {name for name in model.model_fields if name.endswith("_in")}
+    given: dict[str, Any] = {name: request.query.getall(name) if name in lists else request.query[name] for name in request.query}
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise UsageError(f"the query is wrong: {words(error)}") from None
+
+
+def words(error: ValidationError) -> str:
+    """What is wrong, for a person."""
+    return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+
+
+def plain(value: Any) -> Any:
+    """A result as JSON holds it; the fencing token of a claim is its claimer's alone."""
+    if isinstance(value, PaginatedResult):
+        return {"items": plain(list(value)), "limit": value.limit, "offset": value.offset, "total": value.total}
+    if isinstance(value, list):
+        return [plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]  # of anything
+    return value.model_dump(mode="json", exclude={"token"}) if isinstance(value, BaseModel) else value
+
+
+def known(value: Any, what: str) -> Any:
+    """`value`. Raises NotFoundError that names `what` where it is None."""
+    if value is None:
+        raise NotFoundError(f"there is no {what}")
+    return value
+
+
+def given_in(model: BaseModel) -> dict[str, Any]:
+    """What was sent, null included; what was not is left as it is."""
+    return {name: getattr(model, name) for name in model.model_fields_set}
+
+
+def add_table(app: web.Application, routes: Iterable[Route]) -> None:
+    """Put routes into `app`, which holds the store under STORE."""
+    for route in routes:
+        app.router.add_route(route.method, PREFIX + route.path, _handler(route.ask, route.status))
+
+
+def _handler(ask: Callable[[Store, web.Request], Awaitable[Any]], status: int) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        return web.json_response(plain(await ask(request.app[STORE], request)), status=status, dumps=_dumps)
+
+    return handle
+
+
+def _dumps(value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:  # a number that JSON has not: users' metadata and attributes may hold one
+        return json.dumps(_finite(value))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value

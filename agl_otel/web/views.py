@@ -1,0 +1,323 @@
+"""REST under /v1/agl beyond Agent Lightning 0.3's: what the dashboard's pages ask. SQL runs behind the collector's guard."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter
+from typing import Any, Final
+
+from aiohttp import web
+from pydantic import Field
+
+from agl_otel.adapters.dialects import ModelCall
+from agl_otel.adapters.history import in_full
+from agl_otel.adapters.joined import JoinedCall, prompts_in_full
+from agl_otel.adapters.messages import conversation_of
+from agl_otel.adapters.tree import TraceTree
+from agl_otel.errors import NotFoundError, SpanShapeError, UsageError
+from agl_otel.queue.lifecycle import FINISHED
+from agl_otel.store import Store
+from agl_otel.traces.figures import AttemptFigures, CurvePoint, OutlineSpan
+from agl_otel.types import Model, PaginatedResult, ResourcesUpdate, Run, Span
+from agl_otel.web.curves import Curves
+from agl_otel.web.routes import Page, PageOf, Route, Strict, asked_of, known
+
+CURVES: Final = web.AppKey("curves", Curves)
+FIGURES: Final = 1_000
+"""Rollouts in one request."""
+OUTLINE_SPANS: Final = 5_000
+READ_SPANS: Final = 20_000
+"""A conversation is read whole: attempts with more spans are for SQL and for export."""
+JUDGED: Final = 256
+SQL_ROWS: Final = 1_000
+_PROCESS: Final = re.compile(r"^process [^\s:]+")
+
+
+class Curve(Model):
+    """A run over its steps."""
+
+    run: Run
+    by: str
+    """`step`, or `order` where rollouts name no steps: then points are hundredths of them, in the order of their creation."""
+    points: list[CurvePoint]
+    seconds_old: float
+
+
+class Verdicts(Model):
+    """Verdicts of the latest attempts of the rollouts of a run that ended last."""
+
+    of: int
+    counts: dict[str, int]
+    alarms: int
+    missing: int
+    reasons: dict[str, int]
+    """The most frequent ones of attempts that are not complete."""
+
+
+class Outline(Model):
+    """The spans of a rollout, or of one attempt."""
+
+    spans: list[OutlineSpan]
+    total: int
+    """More than `spans` where the rollout has more than fit."""
+
+
+class Call(Model):
+    """A model call as its spans tell of it, with what was said."""
+
+    span_id: str
+    trace_id: str
+    attempt_id: str
+    name: str
+    agent: str
+    model: str
+    start_time: float
+    end_time: float
+    messages: list[Any]
+    """OpenAI's chat messages, the prompt's."""
+    repeated: int
+    """How many of them, the first ones, the call before had already, its reply included."""
+    reply: list[Any]
+    tools: list[Any]
+    prompt_tokens: int | None
+    response_tokens: int | None
+    token_span_id: str
+    """The span that has token ids; empty where none has."""
+    error: str
+    """Why it cannot be shown, or how it failed."""
+
+
+class Conversation(Model):
+    """The model calls of an attempt, in order of time."""
+
+    calls: list[Call]
+    total: int
+
+
+class Tokens(Model):
+    """Of one model call."""
+
+    prompt_token_ids: list[int]
+    """The whole prompt; empty where the call that it goes on from is not stored."""
+    response_token_ids: list[int]
+    logprobs: list[float] | None
+
+
+class Answer(Model):
+    """What a query answered."""
+
+    columns: list[str]
+    types: list[str]
+    rows: list[list[Any]]
+    truncated: bool
+    """There are more rows."""
+
+
+class _RunQuery(Strict):
+    run: str
+
+
+class _Figures(Strict):
+    rollout_ids: list[str] = Field(max_length=FIGURES)
+
+
+class _OfAttempt(Strict):
+    attempt_id: str | None = None
+    limit: int = Field(default=OUTLINE_SPANS, ge=1, le=READ_SPANS)
+
+
+class _Calls(Strict):
+    attempt_id: str | None = None
+    limit: int = Field(default=100, ge=1, le=1000)
+    offset: int = Field(default=0, ge=0, le=1 << 31)
+
+
+class _Tokens(Strict):
+    attempt_id: str
+    span_id: str
+
+
+class _Sql(Strict):
+    query: str = Field(max_length=100_000)
+    limit: int = Field(default=SQL_ROWS, ge=1, le=10_000)
+
+
+async def _runs(store: Store, request: web.Request) -> Any:
+    await store.open()
+    return await store.queue.query_runs()
+
+
+async def _curve(store: Store, request: web.Request) -> Any:
+    asked = await asked_of(request, _RunQuery)
+    await store.open()
+    run = known(next(iter(await store.queue.query_runs(asked.run)), None), f"run {asked.run!r}")
+    curve, seconds_old = await request.app[CURVES].of(run)
+    return Curve(run=run, by=curve.by, points=curve.points, seconds_old=round(seconds_old, 1))
+
+
+async def _verdicts(store: Store, request: web.Request) -> Any:
+    asked = await asked_of(request, _RunQuery)
+    await store.open()
+    ended = await store.queue.query_rollouts(run=asked.run, status_in=sorted(FINISHED), sort_order="desc", limit=JUDGED)
+    figures = await _figures_of(store, [rollout.rollout_id for rollout in ended])
+    verdicts = [each.verdict for each in figures]
+    reasons = Counter(_PROCESS.sub("a process", reason) for verdict in verdicts for reason in verdict.reasons)
+    return Verdicts(
+        of=len(verdicts),
+        counts=dict(Counter(verdict.kind for verdict in verdicts)),
+        alarms=sum(verdict.alarm for verdict in verdicts),
+        missing=sum(verdict.missing for verdict in verdicts),
+        reasons=dict(reasons.most_common(5)),
+    )
+
+
+async def _figures(store: Store, request: web.Request) -> Any:
+    await store.open()
+    return await _figures_of(store, (await asked_of(request, _Figures)).rollout_ids)
+
+
+async def _figures_of(store: Store, rollout_ids: list[str]) -> list[AttemptFigures]:
+    attempts = await store.queue.query_attempts(rollout_ids, latest_only=True) if rollout_ids else []
+    return await store.reader.figures(list(attempts))
+
+
+async def _attempt_figures(store: Store, request: web.Request) -> Any:
+    await store.open()
+    return await store.reader.figures(list(await store.queue.query_attempts([request.match_info["rollout_id"]])))
+
+
+async def _outline(store: Store, request: web.Request) -> Any:
+    asked = await asked_of(request, _OfAttempt)
+    await store.open()
+    rollout_id = request.match_info["rollout_id"]
+    spans, total = await store.reader.outline(rollout_id, attempt_id=asked.attempt_id or "", limit=asked.limit)
+    return Outline(spans=spans, total=total)
+
+
+async def _read(store: Store, rollout_id: str, attempt_id: str | None) -> list[Span]:
+    """All spans. Raises UsageError where they are too many to be read at once."""
+    await store.open()
+    _, total = await store.reader.outline(rollout_id, attempt_id=attempt_id or "", limit=1)
+    if total > READ_SPANS:
+        raise UsageError(f"this has {total} spans, and a conversation is read of up to {READ_SPANS}: use SQL, or `agl-otel export`")
+    return await store.spans(rollout_id, attempt_id=attempt_id)
+
+
+async def _conversation(store: Store, request: web.Request) -> Any:
+    asked = await asked_of(request, _Calls)
+    spans = await _read(store, request.match_info["rollout_id"], asked.attempt_id)
+    return await asyncio.to_thread(_told, spans, asked.offset, asked.limit)
+
+
+def _told(spans: list[Span], offset: int, limit: int) -> Conversation:
+    if not spans:
+        return Conversation(calls=[], total=0)
+    joined = TraceTree.from_spans(in_full(spans)).find_llm_calls(exclude_llm_call_in_reward=False)
+    joined.sort(key=lambda call: (call.span.attempt_id, call.span.start_time or 0.0, call.span.sequence_id))
+    prompts = prompts_in_full(spans)
+    calls: list[Call] = []
+    before: list[str] = []
+    for each in joined[: offset + limit]:
+        call = _call(each, prompts)
+        said = [json.dumps(message, sort_keys=True, default=str) for message in call.messages]
+        call.repeated = next((place for place, (a, b) in enumerate(zip(said, before, strict=False)) if a != b), min(len(said), len(before)))
+        before = [*said, *(json.dumps(message, sort_keys=True, default=str) for message in call.reply)]
+        calls.append(call)
+    return Conversation(calls=calls[offset:], total=len(joined))
+
+
+def _call(call: JoinedCall, prompts: dict[tuple[str, str], list[int]]) -> Call:
+    span, tokens = call.span, call.tokens
+    error = (span.status.description or "it failed") if span.status.status_code == "ERROR" else ""
+    try:
+        said = conversation_of(call)
+    except SpanShapeError as unreadable:
+        said, error = None, str(unreadable)
+    prompt, response = _counts(call, tokens, prompts)
+    return Call(
+        span_id=span.span_id,
+        trace_id=span.trace_id,
+        attempt_id=span.attempt_id,
+        name=span.name,
+        agent=call.agent,
+        model=next((each.model for each in call.calls if each.model), ""),
+        start_time=span.start_time or 0.0,
+        end_time=span.end_time or span.start_time or 0.0,
+        messages=list(said.prompt) if said else [],
+        repeated=0,
+        reply=list(said.reply) if said else [],
+        tools=list(said.tools or []) if said else [],
+        prompt_tokens=prompt,
+        response_tokens=response,
+        token_span_id=str(getattr(tokens.span, "span_id", "")) if tokens else "",
+        error=error,
+    )
+
+
+def _counts(call: JoinedCall, tokens: ModelCall | None, prompts: dict[tuple[str, str], list[int]]) -> tuple[int | None, int | None]:
+    """(prompt, response) tokens, as they are recorded, else as the provider counted them."""
+    if tokens is not None and isinstance(tokens.span, Span):
+        whole = prompts.get((tokens.span.trace_id, tokens.span.span_id), tokens.prompt_token_ids)
+        return len(whole) or None, len(tokens.response_token_ids)
+    return next((each.usage for each in call.calls if any(each.usage)), (None, None))
+
+
+async def _tokens(store: Store, request: web.Request) -> Any:
+    asked = await asked_of(request, _Tokens)
+    rollout_id = request.match_info["rollout_id"]
+    spans = await _read(store, rollout_id, asked.attempt_id)
+    tree = TraceTree.from_spans(spans).find_llm_calls(exclude_llm_call_in_reward=False) if spans else []
+    of_span = (call for joined in tree for call in joined.calls if getattr(call.span, "span_id", "") == asked.span_id)
+    call: ModelCall = known(next(of_span, None), f"model call {asked.span_id!r} in rollout {rollout_id!r}")
+    key = (str(getattr(call.span, "trace_id", "")), asked.span_id)
+    prompt = prompts_in_full(spans).get(key, call.prompt_token_ids)
+    return Tokens(prompt_token_ids=prompt, response_token_ids=call.response_token_ids, logprobs=call.logprobs)
+
+
+async def _versions(store: Store, request: web.Request) -> Any:
+    asked: dict[str, Any] = {"sort_by": "version", **(await asked_of(request, Page)).checked(ResourcesUpdate)}
+    resources_id = request.match_info["resources_id"]
+    await store.open()
+    page: PaginatedResult[ResourcesUpdate] = await store.queue.query_resources(resources_id_in=[resources_id], all_versions=True, **asked)
+    if not page.total:
+        raise NotFoundError(f"there is no set of resources {resources_id!r}")
+    return page
+
+
+async def _version(store: Store, request: web.Request) -> Any:
+    resources_id, version = request.match_info["resources_id"], request.match_info["version"]
+    await store.open()
+    if not version.isdecimal() or int(version) >= 1 << 31:
+        raise UsageError(f"version {version[:40]!r} is no number of a version")
+    return known(await store.queue.get_resources(resources_id, version=int(version)), f"version {version} of {resources_id!r}")
+
+
+async def _sql(store: Store, request: web.Request) -> Any:
+    asked = await asked_of(request, _Sql)
+    await store.open()
+    answer = await store.reader.sql(asked.query, limit=asked.limit + 1)
+    columns = answer["meta"]
+    return Answer(
+        columns=[column["name"] for column in columns],
+        types=[column["type"] for column in columns],
+        rows=answer["data"][: asked.limit],
+        truncated=len(answer["data"]) > asked.limit,
+    )
+
+
+VIEWS: Final = (
+    Route("GET", "/runs", _runs, "Runs, the latest first, with how many rollouts they have.", None, list[Run]),
+    Route("GET", "/runs/curve", _curve, "Rewards and costs of a run, step by step.", _RunQuery, Curve),
+    Route("GET", "/runs/verdicts", _verdicts, "Verdicts of the rollouts of a run that ended last.", _RunQuery, Verdicts),
+    Route("POST", "/rollouts/figures", _figures, "Verdict, reward and sizes of latest attempts.", _Figures, list[AttemptFigures]),
+    Route("GET", "/rollouts/{rollout_id}/figures", _attempt_figures, "The same of all attempts of a rollout.", None, list[AttemptFigures]),
+    Route("GET", "/rollouts/{rollout_id}/outline", _outline, "Spans without what was said, in order of time.", _OfAttempt, Outline),
+    Route("GET", "/rollouts/{rollout_id}/conversation", _conversation, "Model calls with what was said.", _Calls, Conversation),
+    Route("GET", "/rollouts/{rollout_id}/tokens", _tokens, "Token ids and log-probs of a model call.", _Tokens, Tokens),
+    Route("GET", "/resources/{resources_id}/versions", _versions, "All versions of a set.", Page, PageOf[ResourcesUpdate]),
+    Route("GET", "/resources/{resources_id}/versions/{version}", _version, "One version of a set.", None, ResourcesUpdate),
+    Route("POST", "/sql", _sql, "Rows of a read-only ClickHouse query.", _Sql, Answer),
+)
+"""The routes."""

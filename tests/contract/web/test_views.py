@@ -1,0 +1,157 @@
+"""What the dashboard asks beyond 0.3's routes, of a running `agl-otel store`; and the OpenAPI document, held against the service."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agl_otel import semconv
+from agl_otel.web.rest import ROUTES
+from agl_otel.web.views import VIEWS
+from tests.contract.web.conftest import Web
+from tests.environments import AbsentError, installed
+
+SCHEMATHESIS = ("schemathesis==4.32.5",)
+TRACE = "0af7651916cd43dd8448eb211c8031{:02x}"
+PROMPT = {"resource_type": "prompt_template", "template": "{q}", "engine": "f-string"}
+RUN = "search/1 <b>"
+
+
+def span(begun: dict[str, Any], number: int, name: str, **attributes: Any) -> dict[str, Any]:
+    ids = {"rollout_id": begun["rollout_id"], "attempt_id": begun["attempt"]["attempt_id"], "sequence_id": number}
+    trace = {"trace_id": TRACE.format(number), "span_id": f"b7ad6b71692033{number:02x}", "parent_id": None}
+    times = {"start_time": 1_790_000_000.0 + number, "end_time": 1_790_000_000.5 + number, "context": None, "parent": None}
+    rest = {"events": [], "links": [], "resource": {"attributes": {}, "schema_url": ""}, "status": {"status_code": "OK"}}
+    return {**ids, **trace, **times, **rest, "name": name, "attributes": attributes}
+
+
+def call(begun: dict[str, Any], number: int, said: list[dict[str, Any]], reply: str, **more: Any) -> dict[str, Any]:
+    tokens = {semconv.LLM_PROMPT_TOKEN_IDS: [1, 2, 3], semconv.LLM_RESPONSE_TOKEN_IDS: [4, 5], semconv.LLM_RESPONSE_LOGPROBS: [-0.5, -2.0]}
+    messages = {"gen_ai.input.messages": json.dumps(said), "gen_ai.output.messages": json.dumps([message("assistant", reply)])}
+    place = {semconv.LLM_CALL: number, semconv.LLM_CHOICE: 0, semconv.PROCESS: "proxy-1", "gen_ai.request.model": "m", **more}
+    return span(begun, number, semconv.SPAN_LLM, **tokens, **messages, **place)
+
+
+def message(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "parts": [{"type": "text", "content": text}]}
+
+
+@pytest.fixture(scope="module")
+def begun(web: Web) -> dict[str, Any]:
+    """A rollout of a run, with two model calls, a reward and an end."""
+    web.rest("POST", "/resources/rs-views", {"resources": {"p": PROMPT}})
+    web.rest("POST", "/resources/rs-views", {"resources": {"p": {**PROMPT, "template": "{q}!"}}})
+    metadata = {"run": RUN, "step": 4, "loss": 0.5}
+    made = web.rest("POST", "/rollouts", {"input": 1, "mode": "train", "metadata": metadata, "resources_id": "rs-views"}).json
+    asked = message("user", "2+2?")
+    spans = [
+        call(made, 1, [asked], "four"),
+        call(made, 2, [asked, message("assistant", "four"), message("user", "sure?")], "yes", **{semconv.LLM_PREFIX_CALL: 1}),
+        span(made, 3, semconv.SPAN_ANNOTATION, **{semconv.reward_name_key(0): "exact", semconv.reward_value_key(0): 0.75}),
+    ]
+    for each in spans:
+        assert web.rest("POST", "/spans", each).status == 201
+    web.rest("POST", f"/rollouts/{made['rollout_id']}/attempts/latest", {"status": "succeeded"})
+    return made
+
+
+def test_a_run_has_counts_a_curve_and_verdicts(web: Web, begun: dict[str, Any]) -> None:
+    [run] = [run for run in web.rest("GET", "/runs").json if run["run_id"] == RUN]
+    assert (run["rollouts"], run["by_status"], run["by_mode"], run["last_step"]) == (1, {"succeeded": 1}, {"train": 1}, 4)
+    curve = web.rest("GET", "/runs/curve", {"run": RUN}).json
+    [point] = curve["points"]
+    assert curve["run"] == run and (point["mode"], point["rollouts"], point["ended"], point["rewarded"]) == ("train", 1, 1, 1)
+    assert (point["reward_mean"], point["spans"], point["prompt_tokens"], point["response_tokens"]) == (0.75, 3, 6, 4)
+    verdicts = web.rest("GET", "/runs/verdicts", {"run": RUN}).json
+    assert (verdicts["of"], verdicts["counts"]) == (1, {"incomplete": 1}) and "sent no seal" in next(iter(verdicts["reasons"]))
+    assert web.rest("GET", "/runs/curve", {"run": "none"}).status == 404
+    assert web.rest("GET", "/rollouts", {"run": RUN, "mode_in": ["train"]}).json["total"] == 1
+    assert web.rest("GET", "/rollouts", {"run": RUN, "mode_in": ["val"]}).json["total"] == 0
+
+
+def test_rollouts_have_figures(web: Web, begun: dict[str, Any]) -> None:
+    [figures] = web.rest("POST", "/rollouts/figures", {"rollout_ids": [begun["rollout_id"], "ro-none"]}).json
+    assert (figures["reward"], figures["rewards"], figures["spans"], figures["calls"]) == (0.75, {"exact": 0.75}, 3, 2)
+    assert (figures["verdict"]["kind"], figures["prompt_tokens"], figures["response_tokens"]) == ("incomplete", 6, 4)
+    assert web.rest("GET", f"/rollouts/{begun['rollout_id']}/figures").json == [figures]
+
+
+def test_an_outline_leaves_out_what_is_large(web: Web, begun: dict[str, Any]) -> None:
+    outline = web.rest("GET", f"/rollouts/{begun['rollout_id']}/outline", {"limit": 2}).json
+    assert outline["total"] == 3 and [(s["name"], s["call"], s["response_tokens"]) for s in outline["spans"]] == [
+        (semconv.SPAN_LLM, 1, 2),
+        (semconv.SPAN_LLM, 2, 2),
+    ]
+    assert outline["spans"][0]["start_nano"] == "1790000001000000000" and outline["spans"][0]["duration_nano"] == "500000000"
+    whole = web.rest("GET", f"/rollouts/{begun['rollout_id']}/outline", {"attempt_id": begun["attempt"]["attempt_id"]}).json
+    assert whole["spans"][-1]["rewards"] == {"exact": 0.75}
+
+
+def test_a_conversation_says_what_is_new_and_tokens_are_whole(web: Web, begun: dict[str, Any]) -> None:
+    path = f"/rollouts/{begun['rollout_id']}"
+    answer = web.rest("GET", f"{path}/conversation").json
+    first, second = answer["calls"]
+    assert [m["content"] for m in second["messages"]] == ["2+2?", "four", "sure?"] and second["reply"][0]["content"] == "yes"
+    assert (answer["total"], first["repeated"], second["repeated"], second["model"]) == (2, 0, 2, "m")
+    assert (first["prompt_tokens"], second["prompt_tokens"], second["response_tokens"]) == (3, 8, 2)
+    asked = {"attempt_id": begun["attempt"]["attempt_id"], "span_id": second["token_span_id"]}
+    tokens = web.rest("GET", f"{path}/tokens", asked).json
+    assert tokens == {"prompt_token_ids": [1, 2, 3, 4, 5, 1, 2, 3], "response_token_ids": [4, 5], "logprobs": [-0.5, -2.0]}
+    assert web.rest("GET", f"{path}/tokens", {**asked, "span_id": "none"}).status == 404
+    assert web.rest("GET", "/rollouts/ro-none/conversation").json == {"calls": [], "total": 0}
+
+
+def test_resources_have_versions(web: Web, begun: dict[str, Any]) -> None:
+    page = web.rest("GET", "/resources/rs-views/versions", {"sort_order": "desc", "limit": 1}).json
+    assert (page["total"], page["items"][0]["version"]) == (2, 2)
+    assert web.rest("GET", "/resources/rs-views/versions/1").json["resources"] == {"p": PROMPT}
+    for path, status in (("rs-none/versions", 404), ("rs-views/versions/9", 404), ("rs-views/versions/x", 400)):
+        assert web.rest("GET", f"/resources/{path}").status == status
+
+
+def test_sql_reads_and_only_reads(web: Web, begun: dict[str, Any]) -> None:
+    answer = web.rest("POST", "/sql", {"query": "SELECT number AS n, 'a' AS t FROM numbers(5);", "limit": 2}).json
+    assert answer == {"columns": ["n", "t"], "types": ["UInt64", "String"], "rows": [[0, "a"], [1, "a"]], "truncated": True}
+    for query in ("DROP TABLE otel.otel_traces", "SELECT 1 INTO OUTFILE '/tmp/x'", "SELECT * FROM file('/etc/passwd')", "SELEC 1"):
+        refused = web.rest("POST", "/sql", {"query": query})
+        assert refused.status in (400, 403) and refused.json["detail"], (query, refused)
+
+
+def test_a_number_that_json_has_not_is_null(web: Web) -> None:
+    made = web.call("POST", "/v1/agl/rollouts", b'{"input": 1, "metadata": {"loss": NaN}}', {"Content-Type": "application/json"}).json
+    assert b"NaN" not in web.rest("GET", f"/rollouts/{made['rollout_id']}").body
+
+
+def test_the_document_has_every_route(web: Web) -> None:
+    document = web.call("GET", "/v1/agl/openapi.json").json
+    said = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert said == {(route.method, "/v1/agl" + route.path) for route in (*ROUTES, *VIEWS)}
+    assert len({op["operationId"] for methods in document["paths"].values() for op in methods.values()}) == len(said)
+
+
+def test_the_service_is_as_its_document_says(web: Web, begun: dict[str, Any], tmp_path: Path) -> None:
+    """Schemathesis: drawn requests, right and wrong ones; no route may fail, or answer what the document does not say."""
+    try:
+        tool = installed("schemathesis", SCHEMATHESIS) / "bin" / "schemathesis"
+    except AbsentError as reason:
+        pytest.skip(str(reason))
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    options = [
+        "--phases",
+        "examples,coverage,fuzzing",
+        "--max-examples",
+        "4",
+        "--seed",
+        "7",
+        "--generation-deterministic",
+        "--checks",
+        checks,
+    ]
+    wait = ["--exclude-path", "/v1/agl/waits/rollouts"]  # its time is up after what is asked for
+    command = [str(tool), "run", f"{web.url}/v1/agl/openapi.json", "--no-color", *options, *wait]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
