@@ -18,8 +18,8 @@ _NAMES: Final = {
         AttemptStatus Attempt AttemptedRollout AttributeValue Attributes Dataset EnqueueRolloutRequest Event FilterField FilterOptions
         Hook LLM Link NamedResources OtelResource PaginatedResult ParallelWorkerBase PromptTemplate ProxyLLM Resource ResourceUnion
         ResourcesUpdate Rollout RolloutConfig RolloutMode RolloutRawResult RolloutStatus SortOptions Span SpanAttributeNames SpanContext
-        SpanCoreFields SpanLike SpanNames SpanRecordingContext StatusCode TaskInput TraceState TraceStatus Triplet Worker WorkerStatus
-        Verdict""",
+        SpanCoreFields SpanLike SpanNames SpanRecordingContext StatusCode TaskInput TraceState TraceStatus TrainingRun TrainingStep
+        Triplet Worker WorkerStatus Verdict""",
     "agl_otel.store": """
         Store LightningStore LightningStoreCapabilities LightningStoreStatistics LightningStoreClient LightningStoreServer
         InMemoryLightningStore CollectionBasedLightningStore LightningStoreThreaded UNSET""",

@@ -162,7 +162,13 @@ class LatePass:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-_NAMES: Final = {"attempt": semconv.SPAN_ATTEMPT, "sequence": semconv.SEQUENCE_ID, "invalid": semconv.INVALID, "adopted": ADOPTED}
+_NAMES: Final = {
+    "attempt": semconv.SPAN_ATTEMPT,
+    "sequence": semconv.SEQUENCE_ID,
+    "invalid": semconv.INVALID,
+    "adopted": ADOPTED,
+    "train": semconv.SPAN_TRAIN_STEP,
+}
 
 
 def names_in(name: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from agl_otel.cli.common import data_dir_option, json_option, print_json, run_as
 from agl_otel.cli.data import move
 from agl_otel.cli.render import attempt_tree, plain
 from agl_otel.cli.rollouts import one_rollout
+from agl_otel.cli.steps import steps
 from agl_otel.settings import Settings
 from agl_otel.stack import open_store
 from agl_otel.store import Store
@@ -21,10 +22,11 @@ from agl_otel.store import Store
 
 @click.group()
 def traces() -> None:
-    """Look at what agents emitted: one rollout as a tree, or SQL."""
+    """Look at what agents emitted: one rollout as a tree, the steps of a training run, or SQL."""
 
 
 traces.add_command(move)
+traces.add_command(steps)
 
 
 @traces.command()

@@ -6,7 +6,7 @@
     traces = await store.traces(rollouts)          # what was observed, with a verdict for every attempt
 
 It holds no state of its own and no SQL: queue/client.py speaks to the queue, traces/reader.py to ClickHouse, write.py to the
-collector. store.py puts the parts together: rollouts.py, spans.py, resources.py over base.py (connections).
+collector. store.py puts the parts together: rollouts.py, spans.py, steps.py, resources.py over base.py (connections).
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ from agl_otel.store.otlp import key_values
 
 PREFIX: Final = "agl.training."
 """Of the metrics' names."""
+TRAINER: Final = {"service.name": "agl-otel-trainer"}
+"""The resource of what trainers tell."""
 
 
 class Figures(Connected):
@@ -33,7 +35,7 @@ def figures_request(figures: Mapping[str, float], algorithm: str, now_nano: int)
     """The OTLP request that carries them."""
     request = ExportMetricsServiceRequest()
     group = request.resource_metrics.add()
-    group.resource.attributes.extend(key_values({"service.name": "agl-otel-trainer"}))
+    group.resource.attributes.extend(key_values(TRAINER))
     metrics = group.scope_metrics.add().metrics
     for name, value in figures.items():
         if math.isfinite(value):

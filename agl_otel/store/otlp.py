@@ -50,7 +50,7 @@ def add_scope(resource_spans: ResourceSpans, span: Span) -> ScopeSpans:
 
 def span_of(span: Span, attributes: Mapping[str, Any], now_nano: int) -> OtlpSpan:
     """The span itself, with these attributes. Raises UsageError for an id that OTLP cannot carry."""
-    start = _nano(span.start_time, span.start_time_unix_nano) or now_nano
+    start = unix_nano(span.start_time, span.start_time_unix_nano) or now_nano
     otlp = OtlpSpan(
         trace_id=_id(span.trace_id, 16, f"trace id of span {span.span_id}"),
         span_id=_id(span.span_id, 8, "span id"),
@@ -59,12 +59,12 @@ def span_of(span: Span, attributes: Mapping[str, Any], now_nano: int) -> OtlpSpa
         name=span.name,
         kind=OtlpSpan.SpanKind.ValueType(_KINDS.get(span.kind, 1)),
         start_time_unix_nano=start,
-        end_time_unix_nano=_nano(span.end_time, span.end_time_unix_nano) or start,
+        end_time_unix_nano=unix_nano(span.end_time, span.end_time_unix_nano) or start,
         attributes=key_values(attributes),
         status=Status(code=_STATUS[span.status.status_code], message=span.status.description or ""),
     )
     for event in span.events:
-        otlp.events.add(name=event.name, time_unix_nano=_nano(event.timestamp, None) or start, attributes=key_values(event.attributes))
+        otlp.events.add(name=event.name, time_unix_nano=unix_nano(event.timestamp) or start, attributes=key_values(event.attributes))
     for link in span.links:
         otlp.links.add(
             trace_id=_id(link.context.trace_id, 16, f"a link's trace id of span {span.span_id}"),
@@ -110,7 +110,7 @@ def _id(text: str, length: int, what: str) -> bytes:
     return found
 
 
-def _nano(seconds: float | None, nanoseconds: int | None) -> int:
+def unix_nano(seconds: float | None, nanoseconds: int | None = None) -> int:
     """Nanoseconds; the exact ones where they say the same as the seconds. 0 where there is no time."""
     if nanoseconds is not None and (seconds is None or nanoseconds / 10**9 == seconds):
         return nanoseconds

@@ -20,6 +20,7 @@ from agl_otel.store.figures import Figures
 from agl_otel.store.resources import Resources, Workers
 from agl_otel.store.rollouts import Rollouts
 from agl_otel.store.spans import Spans
+from agl_otel.store.steps import Steps
 from agl_otel.store.write import TRACES_PATH
 from agl_otel.traces.reader import TraceReader
 from agl_otel.types import Describe
@@ -28,7 +29,7 @@ DEFAULT_PORT: Final = 4747
 SERVED: Final = ("queue", "collector", "proxy", "web")
 
 
-class Store(Rollouts, Spans, Resources, Workers, Figures):
+class Store(Rollouts, Spans, Resources, Workers, Figures, Steps):
     """One store over one stack. `Store(address)` connects at its first use, `await Store.connect(address)` at once.
 
     It may be used from several event loops and threads, and pickled: a copy speaks to the same stack.

@@ -19,7 +19,7 @@ import aiohttp
 import pyarrow as pa
 
 from agl_otel import semconv
-from agl_otel.columns import Traces
+from agl_otel.columns import AttemptKey, Traces
 from agl_otel.errors import UnavailableError
 from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.figures import AttemptFigures, OutlineSpan, attempt_figures, outline_span
@@ -27,16 +27,19 @@ from agl_otel.traces.http import ClickHouseHttp
 from agl_otel.traces.migrate import named_query
 from agl_otel.traces.rows import event_of, rewards_of, span_of
 from agl_otel.traces.span_query import SpanQuery
+from agl_otel.traces.steps import NAMES as STEP_NAMES
+from agl_otel.traces.steps import run_of, steps_of, trace_id_of
 from agl_otel.traces.tokens import Table, call_columns, call_texts, reward_rows, rollouts_to_read
 from agl_otel.traces.trace_query import TraceQuery
 from agl_otel.traces.verdict import decide
-from agl_otel.types import Attempt, AttemptedRollout, Describe, PaginatedResult, Rollout, Span, Verdict
+from agl_otel.types import Attempt, AttemptedRollout, Describe, PaginatedResult, Rollout, Span, TrainingRun, TrainingStep, Verdict
 
 AGENT_NAME: Final = "gen_ai.agent.name"
 LISTED: Final = 5_000  # ids in one condition; more are read as a range, which ClickHouse has in one piece
 SpanKey = tuple[str, str, str, str]
 """(rollout id, attempt id, trace id, span id)."""
 ASK_AGAIN_SECONDS: Final = 0.2  # an attempt that is not yet complete is looked at again this often
+ROOTS_TOGETHER: Final = 2000  # rollouts in one query
 _log = logging.getLogger(__name__)
 NAMES: Final[Mapping[str, str]] = {
     "process": semconv.PROCESS,
@@ -230,6 +233,29 @@ class TraceReader:
         found = {(row["RolloutId"], row["AttemptId"], row["TraceId"], row["SpanId"]) for row in rows}
         return found.intersection(keys)
 
+    async def roots(self, rollout_ids: Sequence[str]) -> dict[AttemptKey, tuple[str, str]]:
+        """{(rollout id, attempt id): (trace id, span id)} of the root span of every attempt of these rollouts that has a span."""
+        rows: list[dict[str, Any]] = []
+        for start in range(0, len(rollout_ids), ROOTS_TOGETHER):
+            some = list(rollout_ids[start : start + ROOTS_TOGETHER])
+            rows += await self.query(named_query("roots"), params={"rollouts": some, "attempt": semconv.SPAN_ATTEMPT})
+        return {(row["RolloutId"], row["AttemptId"]): (row["TraceId"], row["SpanId"]) for row in rows}
+
+    async def known_steps(self, trace_id: str, span_ids: Sequence[str]) -> dict[str, str]:
+        """{span id: digest} of those of a training run's spans that are stored."""
+        params = {"trace": trace_id, "spans": list(span_ids), **_named("known_steps", STEP_NAMES)}
+        return {row["SpanId"]: row["Digest"] for row in await self.query(named_query("known_steps"), params=params)}
+
+    async def steps(self, run_id: str, *, version: str = "") -> list[TrainingStep]:
+        """The steps of a training run, in order; those that made `version` alone, where it is not empty."""
+        given = {"trace": trace_id_of(run_id), "version": version}
+        return steps_of(run_id, await self.query(named_query("steps"), params={**given, **_named("steps", STEP_NAMES)}))
+
+    async def runs(self, limit: int) -> list[TrainingRun]:
+        """The training runs with the latest steps, the latest first."""
+        rows = await self.query(named_query("runs"), params={"limit": limit, **_named("runs", STEP_NAMES)})
+        return [run_of(row) for row in rows]
+
     async def count(self) -> int:
         """How many spans are stored, of all rollouts and of none."""
         return int((await self.query(named_query("totals")))[0]["Spans"])
@@ -294,4 +320,9 @@ def _names_in(name: str) -> tuple[str, ...]:
 
 
 def _params(name: str, ids: Sequence[str]) -> dict[str, object]:
-    return {"rollouts": list(ids), **{key: NAMES[key] for key in _names_in(name) if key in NAMES}}
+    return {"rollouts": list(ids), **_named(name, NAMES)}
+
+
+def _named(name: str, names: Mapping[str, str]) -> dict[str, str]:
+    """The parameters of a named query that stand for names of the wire."""
+    return {key: names[key] for key in _names_in(name) if key in names}

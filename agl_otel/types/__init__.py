@@ -57,6 +57,7 @@ from agl_otel.types.spans import (
     convert_timestamp,
 )
 from agl_otel.types.stack import Describe
+from agl_otel.types.steps import TrainingRun, TrainingStep
 
 __all__ = [
     "LLM",
@@ -103,6 +104,8 @@ __all__ = [
     "TaskInput",
     "TraceState",
     "TraceStatus",
+    "TrainingRun",
+    "TrainingStep",
     "Triplet",
     "Verdict",
     "VerdictKind",

@@ -10,8 +10,9 @@ import asyncio
 import logging
 import random
 import shutil
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, fields
@@ -31,11 +32,21 @@ from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
 from agl_otel.algorithms.grpo.objective import Average, Objective, group_advantages
 from agl_otel.algorithms.grpo.policy import fingerprint, load_policy, push_weights, save_weights
 from agl_otel.algorithms.grpo.report import Clock, StepReport
-from agl_otel.algorithms.run_folder import RunFolder, digest_of
+from agl_otel.algorithms.run_folder import RunFolder, digest_of, new_run_id
+from agl_otel.algorithms.run_log import RunLog, StepStore, step_of
 from agl_otel.algorithms.utils import sampling_seed, survives_its_runner
 from agl_otel.columns import Traces
-from agl_otel.errors import AglError, DataError, UsageError
-from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, NamedResources, ResourcesUpdate, Rollout, RolloutConfig
+from agl_otel.errors import DataError, UsageError
+from agl_otel.types import (
+    LLM,
+    AttemptedRollout,
+    EnqueueRolloutRequest,
+    NamedResources,
+    ResourcesUpdate,
+    Rollout,
+    RolloutConfig,
+    TrainingStep,
+)
 
 RESOURCE_NAME: Final = "main_llm"
 MODEL_NAME: Final = "policy"
@@ -50,7 +61,7 @@ _logger = logging.getLogger(__name__)
 KEPT_WEIGHTS: Final = 2  # the server reads the newest while it is pushed; the one before is for a person to look at
 
 
-class RolloutStore(GroupStore, Protocol):
+class RolloutStore(GroupStore, StepStore, Protocol):
     """What GRPO needs of a store; `agl_otel.store.Store` is one."""
 
     async def publish(self, resources: NamedResources, *, resources_id: str | None = None) -> ResourcesUpdate:
@@ -63,10 +74,6 @@ class RolloutStore(GroupStore, Protocol):
 
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
         """The current version of a set; None where there is none."""
-        ...
-
-    async def record_figures(self, figures: Mapping[str, float], *, algorithm: str) -> None:
-        """Show them in the stack's metrics."""
         ...
 
 
@@ -188,16 +195,19 @@ class GRPO:
                 self._worker, self._session = worker, session
                 self._under_way = UnderWay(store)
                 await self._in_worker(self._load)
+                self._log = RunLog(store, run_id=self._run.run_id if self._run is not None else new_run_id("grpo"), algorithm="grpo")
                 if not await self._go_on(store, order):
                     await self._publish(store)
+                await self._log.begin([self._told(report) for report in self.reports])
                 while len(self.reports) < self.max_steps and not self._reached_target():
                     report = await self.step(store, (tasks[place] for place in order))
                     self.reports.append(report)
                     await self._keep(report, order)
-                    await self._record(store, report)
+                    await self._log.note(self._told(report), report.figures)
                     if self.on_step is not None:
                         self.on_step(report)
                 await self._under_way.cancel()
+                await self._log.end()
         return self.reports
 
     # --- a run that is kept
@@ -256,12 +266,8 @@ class GRPO:
         )
         await self._in_worker(self._checkpoints.save, state, self.policy.model, self._learner.optimizer)
 
-    async def _record(self, store: RolloutStore, report: StepReport) -> None:
-        """Have the alarms of the step in the stack's metrics; a run does not end because nobody takes them."""
-        try:
-            await store.record_figures(report.figures, algorithm="grpo")
-        except AglError as error:
-            _logger.warning("the figures of step %d are in no metrics: %s", report.step, error)
+    def _told(self, report: StepReport) -> TrainingStep:
+        return step_of(report, self._log, resources_id=self._published.resources_id)
 
     async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> StepReport:
         """The loop: enqueue, wait, adapt, learn, publish."""
@@ -288,7 +294,7 @@ class GRPO:
             _logger.warning("step %d teaches nothing: the rewards are equal in each of its %d groups", self._number, len(groups))
             update = NO_UPDATE
         clock.lap("update")
-        return self._report(sampled_by, groups, read, batch, update, clock.seconds, resampled)
+        return self._report(sampled_by, groups, read, batch, update, clock, resampled)
 
     # --- the parts, in the order of the loop
 
@@ -360,11 +366,10 @@ class GRPO:
         """A new version of the resources, and the weights of that version on the server: what the next rollouts use."""
         current, stored = self._resources, self._in_store
         wanted = current.version + 1 if current else 1
-        resources_id = self._run.run_id if self._run is not None else current.resources_id if current else None
         if stored is not None and stored.version >= wanted and stored.resources == self._to_publish:
             self._resources = stored.model_copy(update={"version": wanted})  # published already, by the run before it was stopped
         else:
-            self._resources = await store.publish(self._to_publish, resources_id=resources_id)
+            self._resources = await store.publish(self._to_publish, resources_id=self._log.run_id)
         await self._push(self._resources.version)
 
     @property
@@ -416,13 +421,14 @@ class GRPO:
         read: _Read,
         batch: TrajectoryBatch,
         update: Update,
-        seconds: dict[str, float],
+        clock: Clock,
         resampled: int,
     ) -> StepReport:
         rollout_ids = [rollout_id for group in groups for rollout_id in group.rollout_ids]
         return StepReport(
             step=self._number,
             weights_version=version,
+            next_version=str(self._published.version),
             reward_mean=read.reward_mean,
             rollouts=len(rollout_ids),
             model_calls=len(read.traces.calls),
@@ -441,10 +447,13 @@ class GRPO:
             loss=update.loss,
             gradient_norm=update.gradient_norm,
             max_ratio_error=update.max_ratio_error,
-            rollout_seconds=seconds["rollout"],
-            read_seconds=seconds["read"],
-            update_seconds=seconds["update"],
+            rollout_seconds=clock.seconds["rollout"],
+            read_seconds=clock.seconds["read"],
+            update_seconds=clock.seconds["update"],
             rollout_ids=rollout_ids,
+            attempts=list(dict.fromkeys(zip(batch.rollout_id, batch.attempt_id, strict=True))),
+            started_at=clock.started_at,
+            ended_at=time.time(),
             digest=read.traces.digest,
         )
 

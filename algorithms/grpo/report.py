@@ -14,6 +14,8 @@ class StepReport:
     """1, 2, …"""
     weights_version: str
     """The version that sampled this step."""
+    next_version: str
+    """The version that it made; the same where it taught nothing."""
     reward_mean: float
     """Over the rollouts trained on, before any shuffling."""
     rollouts: int
@@ -50,6 +52,11 @@ class StepReport:
     """With the push of the new weights."""
     rollout_ids: list[str]
     """All that were enqueued for the step, group after group."""
+    attempts: list[tuple[str, str]]
+    """(rollout id, attempt id) of those trained on."""
+    started_at: float
+    ended_at: float
+    """Unix seconds."""
     digest: str
     """columns.Traces.digest of what was read."""
 
@@ -72,6 +79,8 @@ class Clock:
     """Seconds of each kind of lap."""
 
     def __init__(self) -> None:
+        self.started_at = time.time()
+        """Unix seconds."""
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
 

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from agl_otel.adapters import TraceAdapter
@@ -58,6 +58,8 @@ class Evaluator:
     timeout_seconds: float
     max_rollouts: int | None = None
     config: RolloutConfig | None = None
+    since_step: list[Evaluation] = field(default_factory=list[Evaluation])
+    """What was evaluated in the step at work."""
 
     async def evaluate(self, step: str, candidate: Candidate, tasks: Sequence[Any], mode: RolloutMode) -> Evaluation:
         """Run the candidate on each task; `step` names it in the journal, beside the candidate's version.
@@ -68,7 +70,8 @@ class Evaluator:
         self.spend.rollouts += len(tasks)
         name, digest = f"{step}/{candidate.version}", digest_of(dict(candidate.templates), list(tasks), mode)
         if (known := self.journal.find(name, digest)) is not None:
-            return Evaluation(**known)
+            self.since_step.append(Evaluation(**known))
+            return self.since_step[-1]
         resources_id = await self._publish(candidate)
         metadata = {"run": self.journal.run_id, "step": step, "candidate": candidate.version}
         requests = [
@@ -77,6 +80,7 @@ class Evaluator:
         rollouts = await self.store.enqueue(requests, idempotency_key=f"{self.journal.run_id}/{name}/{digest}")
         evaluation = await self._result([rollout.rollout_id for rollout in rollouts])
         self.journal.note(name, digest, asdict(evaluation))
+        self.since_step.append(evaluation)
         return evaluation
 
     def require(self, rollouts: int) -> None:
@@ -86,7 +90,7 @@ class Evaluator:
 
     async def publish(self, candidate: Candidate) -> None:
         """Make the candidate what rollouts use that name no resources."""
-        await self.store.publish(self._resources_of(candidate), resources_id=self._resources_id(candidate))
+        await self.store.publish(self._resources_of(candidate), resources_id=self.resources_id(candidate))
 
     async def samples(self, evaluation: Evaluation, tasks: Sequence[Any], places: Sequence[int]) -> list[dict[str, Any]]:
         """What happened in some of the rollouts, as texts for a prompt file: number, status, reward, task, messages, spans."""
@@ -108,7 +112,8 @@ class Evaluator:
 
     # --- the parts
 
-    def _resources_id(self, candidate: Candidate) -> str:
+    def resources_id(self, candidate: Candidate) -> str:
+        """What its rollouts run with."""
         return f"{self.journal.run_id}-{candidate.version}"
 
     def _resources_of(self, candidate: Candidate) -> NamedResources:
@@ -118,7 +123,7 @@ class Evaluator:
 
     async def _publish(self, candidate: Candidate) -> str:
         """Once for each candidate of the run: rollouts of a run that was stopped may still read them."""
-        resources_id, wanted = self._resources_id(candidate), self._resources_of(candidate)
+        resources_id, wanted = self.resources_id(candidate), self._resources_of(candidate)
         known = await self.store.get_resources_by_id(resources_id)
         if known is None or known.resources != wanted:
             await self.store.update_resources(resources_id, wanted)

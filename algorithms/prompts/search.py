@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from agl_otel.adapters import TraceAdapter, TraceToMessages
 from agl_otel.algorithms.base import Algorithm
+from agl_otel.algorithms.prompts.beam import score_of
 from agl_otel.algorithms.prompts.candidates import Candidate, cleaned, prompts_in, why_unfit
 from agl_otel.algorithms.prompts.editor import Editor, SearchOverError, Spend
 from agl_otel.algorithms.prompts.evaluate import Evaluation, Evaluator
 from agl_otel.algorithms.prompts.journal import Journal, digest_of
+from agl_otel.algorithms.run_log import RunLog, flat
 from agl_otel.algorithms.utils import survives_its_runner
 from agl_otel.errors import SettingsError
-from agl_otel.types import Dataset, NamedResources, PromptTemplate, RolloutConfig
+from agl_otel.types import Dataset, NamedResources, PromptTemplate, RolloutConfig, TrainingStep
 
 _log = logging.getLogger(__name__)
 
@@ -122,7 +125,8 @@ class PromptSearch(Algorithm):
         try:
             self._prepare_run(journal, resources, adapter)
             seed = self._made(begin)
-            self._best = seed
+            self._best = self._best_before = seed
+            self._step_began = time.time()
             try:
                 self.stopped_because = await self._search(seed, train, val)
             except SearchOverError as over:
@@ -130,6 +134,7 @@ class PromptSearch(Algorithm):
             _log.info("%s ends: %s. Best: %s with %.3f", self.name, self.stopped_because, self._best.version, self.best_score)
             await self.evaluator.publish(self._best)
             self._note_best(journal)
+            await self._run_log.end()
         finally:
             journal.close()
             if self._own_client is not None:
@@ -151,6 +156,7 @@ class PromptSearch(Algorithm):
     def _prepare_run(self, journal: Journal, resources: NamedResources, adapter: TraceAdapter[Any]) -> None:
         self.spend, self.history, self.best_score = Spend(), [], float("-inf")
         self._journal, self._seed, self._versions = journal, journal.seed, 0
+        self._run_log = RunLog(self.get_store(), run_id=journal.run_id, algorithm=self.name)
         self._engines = {name: prompt.engine for name, prompt in prompts_in(resources).items()}
         self.editor = Editor(
             self.client if self.client is not None else self._own_client,
@@ -197,13 +203,41 @@ class PromptSearch(Algorithm):
         score = None if self.best_score == float("-inf") else self.best_score
         journal.best({**self._best.described(), "score": score, "stopped_because": self.stopped_because})
 
-    def _note_step(self, **row: Any) -> None:
-        """One line of history and metrics.jsonl."""
+    async def _note_step(self, number: int, **row: Any) -> None:
+        """Step `number` is done: one line of history and metrics.jsonl, and what the store is told of it."""
+        assert self._best is not None
         score = None if self.best_score == float("-inf") else self.best_score
-        best = {"best_version": self._best.version if self._best else "", "best_score": score}
+        best = {"best_version": self._best.version, "best_score": score}
         self.history.append({**row, **best, **self.spend.described()})
         self._journal.metric(self.history[-1])
         _log.info("%s: %s", self.name, self.history[-1])
+        told = self._told(number)
+        numbers = {name: value for name, value in told.metrics.items() if isinstance(value, int | float)}
+        await self._run_log.note(told, {"step": number, **numbers})
+
+    def _told(self, number: int) -> TrainingStep:
+        """What the store is told of a step."""
+        assert self._best is not None
+        done, self.evaluator.since_step[:] = [*self.evaluator.since_step], []
+        rewards = [reward for each in done for reward in each.rewards]
+        known = [reward for reward in rewards if reward is not None]
+        began, self._step_began = self._step_began, time.time()
+        before, self._best_before = self._best_before, self._best
+        metrics: dict[str, Any] = {"rollouts": len(rewards), "reward_mean": score_of(known), **self.spend.described()}
+        return TrainingStep(
+            run_id=self._run_log.run_id,
+            algorithm=self.name,
+            step=number,
+            resources_id=self.evaluator.resources_id(self._best),
+            version_before=before.version,
+            version_after=self._best.version,
+            samples=len(known),
+            refused=len(rewards) - len(known),
+            start_time=began,
+            end_time=self._step_began,
+            metrics=flat(metrics | ({"best_score": self.best_score} if self.best_score != float("-inf") else {})),
+            attempts=[(rollout_id, "") for each in done for rollout_id in each.rollout_ids],
+        )
 
 
 def items(dataset: Dataset[Any] | None) -> list[Any]:

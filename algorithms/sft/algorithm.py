@@ -29,11 +29,13 @@ from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.algorithm import MODEL_NAME, RESOURCE_NAME, RolloutStore
 from agl_otel.algorithms.grpo.policy import load_policy, push_weights, save_weights
 from agl_otel.algorithms.grpo.report import Clock
+from agl_otel.algorithms.run_folder import new_run_id
+from agl_otel.algorithms.run_log import RunLog, step_of
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import ROWS, SPEC, TRAINED, Row, Spec, Trained
 from agl_otel.algorithms.utils import sampling_seed
 from agl_otel.columns import AttemptKey, Traces
-from agl_otel.errors import AglError, DataError, UnavailableError, UsageError
+from agl_otel.errors import DataError, UnavailableError, UsageError
 from agl_otel.processes import Process
 from agl_otel.types import LLM, AttemptedRollout, Dataset, EnqueueRolloutRequest, ResourcesUpdate, Rollout, RolloutConfig
 
@@ -122,14 +124,16 @@ class SFT(Algorithm):
         order = self._in_order(tasks)
         async with aiohttp.ClientSession() as session:
             self._session = session
+            self._log = RunLog(store, run_id=new_run_id("sft"), algorithm="sft")
             self._first = self._weights = await asyncio.to_thread(self._copied)
             await self._publish(store)
             while len(self.reports) < self.max_steps and not self._reached_target():
                 report = await self.step(store, order)
                 self.reports.append(report)
-                await self._record(store, report)
+                await self._log.note(step_of(report, self._log, resources_id=self._published.resources_id), report.figures)
                 if self.on_step is not None:
                     self.on_step(report)
+            await self._log.end()
         return self.reports
 
     async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> RoundReport:
@@ -147,7 +151,8 @@ class SFT(Algorithm):
         if trained is not None:
             await self._publish(store)
         clock.lap("update")
-        return RoundReport.of(self._number, version, ids, traces, batch, chosen, trained, clock.seconds)
+        versions = version, str(self._published.version)
+        return RoundReport.of(self._number, versions, ids, traces, batch, chosen, trained, clock)
 
     # --- the parts, in the order of the loop
 
@@ -233,8 +238,7 @@ class SFT(Algorithm):
         """A new version of the resources, and the weights of that version on the server: what the next rollouts use."""
         sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         llm = LLM(endpoint=f"{self.model_server_url.rstrip('/')}/v1", model=MODEL_NAME, sampling_parameters=sampling)
-        current = self._resources
-        self._resources = await store.publish({RESOURCE_NAME: llm}, resources_id=current.resources_id if current else None)
+        self._resources = await store.publish({RESOURCE_NAME: llm}, resources_id=self._log.run_id)
         await push_weights(self._session, self.model_server_url, self._weights, str(self._resources.version))
 
     @property
@@ -246,13 +250,6 @@ class SFT(Algorithm):
     def _copied(self) -> Path:
         """The first weights, in a folder as the server reads them."""
         return save_weights(load_policy(self.model_dir).model, self._folder / "weights" / "0")
-
-    async def _record(self, store: RolloutStore, report: RoundReport) -> None:
-        """Have the round in the stack's metrics; a run does not end because nobody takes it."""
-        try:
-            await store.record_figures(report.figures, algorithm="sft")
-        except AglError as error:
-            _logger.warning("the figures of round %d are in no metrics: %s", report.step, error)
 
     def _reached_target(self) -> bool:
         return self.target_score is not None and bool(self.reports) and self.reports[-1].reward_mean >= self.target_score

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agl_otel.adapters.trajectories import TrajectoryBatch
+from agl_otel.algorithms.grpo.report import Clock
 from agl_otel.algorithms.sft.train import Trained
 from agl_otel.columns import Traces
 
@@ -19,6 +21,8 @@ class RoundReport:
     """1, 2, …"""
     weights_version: str
     """The version that sampled this round."""
+    next_version: str
+    """The version that it made; the same where it taught nothing."""
     reward_mean: float
     """Over the attempts to choose from, before any shuffling."""
     kept_reward_mean: float
@@ -49,6 +53,11 @@ class RoundReport:
     update_seconds: float
     """With the start of the process and the push of the new weights."""
     rollout_ids: list[str]
+    attempts: list[tuple[str, str]]
+    """(rollout id, attempt id) of those trained on."""
+    started_at: float
+    ended_at: float
+    """Unix seconds."""
     digest: str
     """columns.Traces.digest of what was read."""
 
@@ -56,18 +65,22 @@ class RoundReport:
     def of(
         cls,
         step: int,
-        version: str,
+        versions: tuple[str, str],
         rollout_ids: Sequence[str],
         traces: Traces,
         batch: TrajectoryBatch,
         chosen: TrajectoryBatch,
         trained: Trained | None,
-        seconds: dict[str, float],
+        clock: Clock,
     ) -> RoundReport:
-        """The report of a round that chose `chosen` from `batch`; `trained` is None where that taught nothing."""
+        """The report of a round that chose `chosen` from `batch`; `trained` is None where that taught nothing.
+
+        `versions` sampled it, and came of it.
+        """
         return cls(
             step=step,
-            weights_version=version,
+            weights_version=versions[0],
+            next_version=versions[1],
             reward_mean=_mean_of_attempts(batch),
             kept_reward_mean=_mean_of_attempts(chosen),
             rollouts=len(rollout_ids),
@@ -80,13 +93,16 @@ class RoundReport:
             breaks=dict(batch.breaks),
             trajectories=len(chosen),
             tokens=trained.tokens if trained else 0,
-            off_policy=sum(sampled_by != version for sampled_by in batch.model_version),
+            off_policy=sum(sampled_by != versions[0] for sampled_by in batch.model_version),
             loss_before=trained.loss_before if trained else 0.0,
             loss=trained.loss if trained else 0.0,
-            rollout_seconds=seconds["rollout"],
-            read_seconds=seconds["read"],
-            update_seconds=seconds["update"],
+            rollout_seconds=clock.seconds["rollout"],
+            read_seconds=clock.seconds["read"],
+            update_seconds=clock.seconds["update"],
             rollout_ids=list(rollout_ids),
+            attempts=list(dict.fromkeys(zip(chosen.rollout_id, chosen.attempt_id, strict=True))),
+            started_at=clock.started_at,
+            ended_at=time.time(),
             digest=traces.digest,
         )
 

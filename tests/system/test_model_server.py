@@ -26,7 +26,7 @@ from agl_otel.algorithms.grpo.policy import Policy, load_policy, save_weights
 from agl_otel.columns import CallColumns, Ragged, Reward, Traces
 from agl_otel.errors import DataError, ModelServerError
 from agl_otel.semconv import HEADER_MODEL_VERSION
-from agl_otel.types import Attempt, AttemptedRollout, EnqueueRolloutRequest, NamedResources, ResourcesUpdate, Rollout, Verdict
+from agl_otel.types import Attempt, AttemptedRollout, EnqueueRolloutRequest, NamedResources, ResourcesUpdate, Rollout, TrainingStep, Verdict
 
 pytestmark = pytest.mark.system
 QUESTION: list[Any] = [{"role": "user", "content": tiny.question(437)}]
@@ -173,12 +173,17 @@ class CallingStore:
     calls: list[asyncio.Task[tuple[str, Any]]] = field(default_factory=list[asyncio.Task[tuple[str, Any]]])
     cancelled: list[str] = field(default_factory=list[str])
     figures: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
+    steps: list[TrainingStep] = field(default_factory=list[TrainingStep])
 
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
         return None
 
     async def record_figures(self, figures: Mapping[str, float], *, algorithm: str) -> None:
         self.figures.append(figures)
+
+    async def record_steps(self, steps: Sequence[TrainingStep]) -> int:
+        self.steps += steps
+        return len(steps)
 
     async def publish(self, resources: NamedResources, *, resources_id: str | None = None) -> ResourcesUpdate:
         self.version += 1
@@ -263,6 +268,9 @@ async def test_grpo_learns_the_rewarded_behaviour_on_policy(server: Server, tmp_
     assert store.version == 16
     assert [int(each["step"]) for each in store.figures] == list(range(1, 16))
     assert all(each["stale_share"] == 0 and each["logprob_drift"] < 1e-4 for each in store.figures)
+    assert [(step.step, step.version_before, step.version_after) for step in store.steps] == [(n, str(n), str(n + 1)) for n in range(1, 16)]
+    assert all(len(step.attempts) == step.samples == 128 and step.refused == 0 for step in store.steps)
+    assert all(step.metrics["tokens"] == report.tokens for step, report in zip(store.steps, reports, strict=True))
     assert names_in(tmp_path) == ["15", "16"]
     assert {request.resources_id for request in store.requests} == {"rs-1"}
     metadata = [request.metadata or {} for request in store.requests]

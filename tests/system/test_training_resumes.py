@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from agl_otel.store import Store
+from agl_otel.traces.steps import trace_id_of
+from agl_otel.types import TrainingStep
 from tests.system.stack_process import Command, naming, run, until
 
 pytest.importorskip("torch", reason="needs the [train] extra")
@@ -66,12 +68,30 @@ async def attempts(address: str) -> dict[str, tuple[str, int]]:
     return {rollout.rollout_id: (str(rollout.status), count[rollout.rollout_id]) for rollout in found}
 
 
+async def evidence(address: str, folder: Path) -> list[TrainingStep]:
+    """What the store tells of the run's steps, each of which it has once."""
+    run_id = json.loads((folder / "run.json").read_text())["run_id"]
+    async with await Store.connect(address) as store:
+        found = await store.training_steps(run_id)
+        rows = await store.reader.query(f"SELECT count() AS n FROM otel_traces WHERE TraceId = '{trace_id_of(run_id)}'")
+        assert int(rows[0]["n"]) == len(found)
+        assert await store.training_steps(run_id, version=STEPS + 1) == found[-1:]
+    return found
+
+
+def as_told(folder: Path) -> list[tuple[Any, ...]]:
+    """The same of metrics.jsonl."""
+    return [
+        (each["step"], each["weights_version"], each["next_version"], [tuple(key) for key in each["attempts"]]) for each in steps_of(folder)
+    ]
+
+
 def test_a_training_that_is_killed_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(TASKS)
     (tmp_path / "job.toml").write_text(JOB)
     source = random.Random()
     kill_after, more = source.randrange(STEPS), source.randrange(PROMPTS * MEMBERS)
-    told = f"killed after {kill_after} steps and {more} more replies"
+    words = f"killed after {kill_after} steps and {more} more replies"
     ports = {f"AGL_{name}_PORT": "0" for name in ("QUEUE", "OTLP_GRPC", "OTLP_HTTP", "CLICKHOUSE", "PROXY", "WEB")}
     stack_file = tmp_path / "data" / "stack.json"
     with Command("up", "--data-dir", str(tmp_path / "data"), log=tmp_path / "up.log", cwd=tmp_path, env=ports):
@@ -98,15 +118,21 @@ def test_a_training_that_is_killed_ends_as_one_that_was_left_alone(tmp_path: Pat
         until(lambda: naming(killed) == [], "the killed run's processes have ended")
         before = asyncio.run(attempts(address))
         again = run(*arguments(killed), cwd=tmp_path)
-        assert again.returncode == 0, told + again.stderr[-4000:]
+        assert again.returncode == 0, words + again.stderr[-4000:]
         after = asyncio.run(attempts(address))
+        for folder in (whole, killed):
+            told = asyncio.run(evidence(address, folder))
+            assert [(each.step, each.version_before, each.version_after, each.attempts) for each in told] == as_told(folder), words
+            assert all(each.unlinked == 0 and len(each.attempts) == each.samples for each in told), words
+        listed = run("traces", "steps", str(killed), "--version", str(STEPS + 1), "--store", address, "--json", cwd=tmp_path)
+        assert [each["step"] for each in json.loads(listed.stdout)] == [STEPS], listed.stderr
         result = json.loads(again.stdout)
     same = [name for name in expected if name != "folder"]
-    assert {name: result[name] for name in same} == {name: expected[name] for name in same}, told
+    assert {name: result[name] for name in same} == {name: expected[name] for name in same}, words
     assert [{name: step[name] for name in SAME} for step in steps_of(killed)] == [
         {name: step[name] for name in SAME} for step in steps_of(whole)
-    ], told
+    ], words
     last = Path("checkpoints") / f"step-{STEPS:06d}" / "model.safetensors"
-    assert (killed / last).read_bytes() == (whole / last).read_bytes(), told
-    assert len(after) == 2 * paid, told
-    assert all(after[rollout_id] == (status, tries) for rollout_id, (status, tries) in before.items() if status == "succeeded"), told
+    assert (killed / last).read_bytes() == (whole / last).read_bytes(), words
+    assert len(after) == 2 * paid, words
+    assert all(after[rollout_id] == (status, tries) for rollout_id, (status, tries) in before.items() if status == "succeeded"), words

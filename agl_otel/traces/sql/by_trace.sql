@@ -1,4 +1,5 @@
--- All spans of some traces, one row for each (TraceId, SpanId): the identified one first, else the one without ids. In order of time.
+-- All spans of some traces, one row for each (TraceId, SpanId): the identified one first, else the one without ids, of these the latest
+-- (a training step that was done again). In order of time.
 SELECT RolloutId, AttemptId, SequenceId, TraceId, SpanId, ParentSpanId, SpanName, SpanKind, StatusCode, StatusMessage, ServiceName,
   ScopeName, ScopeVersion, TraceState, toUnixTimestamp64Nano(Timestamp) AS StartNano, Duration, SpanAttributes, ResourceAttributes,
   AttrTypes, PromptTokenIds, ResponseTokenIds, ResponseLogprobs, arrayMap(t -> toUnixTimestamp64Nano(t), Events.Timestamp) AS EventNanos,
@@ -7,7 +8,7 @@ SELECT RolloutId, AttemptId, SequenceId, TraceId, SpanId, ParentSpanId, SpanName
 FROM (
   SELECT * FROM otel.otel_traces
   WHERE TraceId IN {traces:Array(String)}
-  ORDER BY TraceId, SpanId, RolloutId = '', SequenceId, RolloutId, AttemptId
+  ORDER BY TraceId, SpanId, RolloutId = '', SequenceId, RolloutId, AttemptId, ReceivedAt DESC, BatchId DESC
   LIMIT 1 BY TraceId, SpanId
 )
 ORDER BY TraceId, Timestamp, SequenceId, SpanId

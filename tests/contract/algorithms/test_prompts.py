@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,16 @@ def rollouts_of(store: Store) -> int:
 
 async def _count(store: Store) -> int:
     return (await store.statistics()).get("total_rollouts", 0)
+
+
+def steps_of(store: Store, algorithm: str) -> list[agl.TrainingStep]:
+    """What the store was told of the latest run of an algorithm."""
+
+    async def found() -> list[agl.TrainingStep]:
+        run = next(run for run in await store.training_runs() if run.algorithm == algorithm)
+        return await store.training_steps(run.run_id)
+
+    return asyncio.run(found())
 
 
 @pytest.mark.parametrize(("target", "seed"), [("next", 0), ("flip", 1)])
@@ -119,12 +130,15 @@ def test_an_editor_that_is_down_ends_the_search_with_the_best_and_is_asked_again
     fit(again, models, store, "next")
     assert true_score(models, again.get_best_prompt().template, "next") == 1.0
     assert rollouts_of(store) - paid < again.spend.rollouts, "what was paid for is not paid for again"
+    told = steps_of(store, "apo")
+    assert [(step.step, step.version_after) for step in told] == [(row["round"], row["best_version"]) for row in again.history]
 
     with caplog.at_level(logging.ERROR):
         once_more = agl.APO[Any](models.as_editor("reads", shut=True), **options)
         before = rollouts_of(store)
         fit(once_more, models, store, "next")
     assert once_more.history == again.history and models.server.calls == 0 and rollouts_of(store) == before
+    assert steps_of(store, "apo") == told
 
 
 @pytest.mark.parametrize(
@@ -195,6 +209,12 @@ def test_random_search_tries_all_and_keeps_the_best(models: Models, store: Store
     assert search.get_best_prompt().template == "please back" and search.best_score == 1.0
     assert [row["version"] for row in search.history] == ["v0", "v1", "v2", "v3"]
     assert search.spend.rollouts == 20 and search.spend.editor_calls == 0
+    steps = steps_of(store, "random_search")
+    assert [(step.step, step.version_before, step.version_after) for step in steps[1:]] == [
+        (number, before["best_version"], after["best_version"]) for number, (before, after) in enumerate(pairwise(search.history), 1)
+    ]
+    assert all(len(step.attempts) == step.samples == 5 and step.unlinked == 0 for step in steps)
+    assert max(step.metrics["reward_mean"] for step in steps) == steps[-1].metrics["best_score"] == 1.0
 
 
 def test_what_a_search_cannot_work_with_is_named(models: Models, store: Store, tmp_path: Path) -> None:

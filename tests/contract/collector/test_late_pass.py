@@ -201,6 +201,12 @@ async def test_an_adopted_rollout_says_where_it_comes_from(keeper: Keeper, queue
     assert rollout.metadata["last_time"] - rollout.metadata["first_time"] == pytest.approx(10)
 
 
+async def test_steps_of_training_runs_are_not_adopted(keeper: Keeper, queue: LocalQueue) -> None:
+    await keeper.store([span(1, 0, age=80, name="agentlightning.train.step"), span(2, 1, age=80, name="agentlightning.train.evidence")])
+    assert (await keeper.run())["adopted"] == 0
+    assert not (await queue.client.query_rollouts()).items
+
+
 async def test_a_trace_whose_root_failed_becomes_a_failed_rollout(keeper: Keeper, queue: LocalQueue) -> None:
     await keeper.store([span(1, 0, age=70, columns={"StatusCode": "Error", "StatusMessage": "no model"})])
     await keeper.run()

@@ -1,0 +1,129 @@
+"""The store's part for training steps: each a span, linked to the root spans of the attempts that it consumed.
+
+So a trace view leads from a version of the weights to its evidence, and `training_steps` does so in Python. OpenTelemetry's SDKs and
+many backends keep 128 links of a span: what a step consumed beyond that is linked from spans of its own, children of the step's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
+
+from agl_otel import semconv
+from agl_otel.columns import AttemptKey
+from agl_otel.store.base import Connected
+from agl_otel.store.figures import TRAINER
+from agl_otel.store.otlp import key_values, unix_nano
+from agl_otel.traces.steps import METRIC, digest_of, span_id_of, trace_id_of
+from agl_otel.types import TrainingRun, TrainingStep, check_id
+
+LINKS: Final = 128  # of one span: the limit that OpenTelemetry's specification has as default
+REQUEST_SPANS: Final = 1000  # in one request: some 20 MB of links, of 64 MiB
+Root = tuple[str, str]
+"""(trace id, span id)."""
+
+
+class Steps(Connected):
+    """What training runs did."""
+
+    async def record_step(self, step: TrainingStep) -> bool:
+        """`record_steps` of one; whether it was new."""
+        return await self.record_steps([step]) == 1
+
+    async def record_steps(self, steps: Sequence[TrainingStep]) -> int:
+        """Store steps of training runs; they can be read when this returns. How many were new.
+
+        A step that is stored already stays as it is, unless it was done again with another outcome: then the latest counts.
+
+        Raises InvalidIdError, UnavailableError where no collector takes them, DataError where they are refused.
+        """
+        if not steps:
+            return 0
+        for step in steps:
+            check_id(step.run_id, "run id")
+        connection = await self._open()
+        await connection.reader.barrier()
+        known: dict[str, str] = {}
+        for run_id in {step.run_id for step in steps}:
+            known |= await connection.reader.known_steps(trace_id_of(run_id), [span_id_of(run_id, step.step) for step in steps])
+        new = [step for step in steps if known.get(span_id_of(step.run_id, step.step)) != digest_of(step)]
+        roots = await connection.reader.roots(sorted({rollout_id for step in new for rollout_id, _ in step.attempts}))
+        for step in new:
+            for request in step_requests(step, roots):
+                await connection.writer.write(request)
+        return len(new)
+
+    async def training_steps(self, run_id: str, *, version: str | int | None = None) -> list[TrainingStep]:
+        """The steps of a training run, in order, each with the attempts that it consumed; with a `version` those that made it."""
+        connection = await self._open()
+        await connection.reader.barrier()
+        return await connection.reader.steps(run_id, version="" if version is None else str(version))
+
+    async def training_runs(self, *, limit: int = 100) -> list[TrainingRun]:
+        """The training runs with the latest steps, the latest first."""
+        connection = await self._open()
+        await connection.reader.barrier()
+        return await connection.reader.runs(limit)
+
+
+def step_requests(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> list[ExportTraceServiceRequest]:
+    """The step as OTLP; its own span comes last, so that it is there only with all of its links."""
+    linked, unlinked = _links(step, roots)
+    chunks = [linked[start : start + LINKS] for start in range(0, len(linked), LINKS)] or [[]]
+    ids: dict[str, Any] = {
+        semconv.TRAIN_RUN: step.run_id,
+        semconv.TRAIN_ALGORITHM: step.algorithm,
+        semconv.TRAIN_STEP_NUMBER: step.step,
+        semconv.TRAIN_RESOURCES: step.resources_id,
+        semconv.TRAIN_VERSION_BEFORE: step.version_before,
+        semconv.TRAIN_VERSION_AFTER: step.version_after,
+        semconv.TRAIN_DIGEST: digest_of(step),
+    }
+    counts = {semconv.TRAIN_SAMPLES: step.samples, semconv.TRAIN_REFUSED: step.refused, semconv.TRAIN_ATTEMPTS: len(linked) + unlinked}
+    told = {METRIC + name: value for name, value in step.metrics.items() if not isinstance(value, float) or math.isfinite(value)}
+    spans = [_span(step, place, {**ids, semconv.TRAIN_EVIDENCE_PLACE: place}, chunk) for place, chunk in enumerate(chunks) if place]
+    spans.append(_span(step, 0, {**ids, **counts, **told}, chunks[0]))
+    return [_request(spans[start : start + REQUEST_SPANS]) for start in range(0, len(spans), REQUEST_SPANS)]
+
+
+def _links(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> tuple[list[tuple[AttemptKey, Root]], int]:
+    """What is linked, and how many attempts have no span to link to."""
+    of_rollout: dict[str, list[AttemptKey]] = {}
+    for key in roots:
+        of_rollout.setdefault(key[0], []).append(key)
+    wanted: dict[AttemptKey, None] = {}
+    for rollout_id, attempt_id in step.attempts:
+        keys = [(rollout_id, attempt_id)] if attempt_id else of_rollout.get(rollout_id, [(rollout_id, "")])
+        wanted.update(dict.fromkeys(keys))
+    linked = [(key, roots[key]) for key in wanted if key in roots]
+    return linked, len(wanted) - len(linked)
+
+
+def _span(step: TrainingStep, place: int, attributes: Mapping[str, Any], links: Sequence[tuple[AttemptKey, Root]]) -> OtlpSpan:
+    start = unix_nano(step.start_time)
+    span = OtlpSpan(
+        trace_id=bytes.fromhex(trace_id_of(step.run_id)),
+        span_id=bytes.fromhex(span_id_of(step.run_id, step.step, place)),
+        parent_span_id=bytes.fromhex(span_id_of(step.run_id, step.step)) if place else b"",
+        name=semconv.SPAN_TRAIN_EVIDENCE if place else semconv.SPAN_TRAIN_STEP,
+        kind=OtlpSpan.SPAN_KIND_INTERNAL,
+        start_time_unix_nano=start,
+        end_time_unix_nano=max(start, unix_nano(step.end_time)),
+        attributes=key_values(attributes),
+    )
+    for (rollout_id, attempt_id), (trace_id, span_id) in links:
+        ids = key_values({semconv.ROLLOUT_ID: rollout_id, semconv.ATTEMPT_ID: attempt_id})
+        span.links.add(trace_id=bytes.fromhex(trace_id), span_id=bytes.fromhex(span_id), attributes=ids)
+    return span
+
+
+def _request(spans: Sequence[OtlpSpan]) -> ExportTraceServiceRequest:
+    request = ExportTraceServiceRequest()
+    group = request.resource_spans.add()
+    group.resource.attributes.extend(key_values(TRAINER))
+    group.scope_spans.add(spans=spans)
+    return request

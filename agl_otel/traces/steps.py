@@ -1,0 +1,99 @@
+"""Rows of sql/steps.sql and sql/runs.sql → training steps and runs; and the ids of their spans. Pure.
+
+All steps of a run are one trace. Trace and span ids are made of run and step, so that a step is the same span whoever records it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from agl_otel import semconv
+from agl_otel.traces.attributes import typed
+from agl_otel.types import TrainingRun, TrainingStep
+
+NAMES: Final[Mapping[str, str]] = {
+    "step": semconv.SPAN_TRAIN_STEP,
+    "evidence": semconv.SPAN_TRAIN_EVIDENCE,
+    "run": semconv.TRAIN_RUN,
+    "algorithm": semconv.TRAIN_ALGORITHM,
+    "number": semconv.TRAIN_STEP_NUMBER,
+    "place": semconv.TRAIN_EVIDENCE_PLACE,
+    "digest": semconv.TRAIN_DIGEST,
+    "before": semconv.TRAIN_VERSION_BEFORE,
+    "after": semconv.TRAIN_VERSION_AFTER,
+    "rollout_id": semconv.ROLLOUT_ID,
+    "attempt_id": semconv.ATTEMPT_ID,
+}
+"""What the parameters of the queries stand for."""
+METRIC: Final = f"{semconv.TRAIN_METRIC}."
+
+
+def trace_id_of(run_id: str) -> str:
+    """The trace of a run, 32 hex digits."""
+    return _hash(run_id, size=16)
+
+
+def span_id_of(run_id: str, step: int, place: int = 0) -> str:
+    """A step's span, 16 hex digits; `place` 1, 2, … are its spans of further links."""
+    return _hash(run_id, str(step), str(place), size=8)
+
+
+def digest_of(step: TrainingStep) -> str:
+    """What tells a step that was done again with another outcome from one that is told again: versions, counts and attempts (in whatever
+    order), no times.
+    """
+    counts = [step.resources_id, step.version_before, step.version_after, str(step.samples), str(step.refused)]
+    return _hash(*counts, *("/".join(key) for key in sorted(step.attempts)), size=8)
+
+
+def steps_of(run_id: str, rows: Iterable[Mapping[str, Any]]) -> list[TrainingStep]:
+    """The steps that the rows tell of, in order, with all of their attempts."""
+    steps: dict[str, TrainingStep] = {}
+    attempts: dict[str, list[tuple[str, str]]] = {}
+    for row in rows:
+        told = typed(row["SpanAttributes"], row["AttrTypes"])
+        key = f"{told[semconv.TRAIN_STEP_NUMBER]}/{told[semconv.TRAIN_DIGEST]}"  # links of an older telling may be there still
+        attempts.setdefault(key, []).extend((rollout_id, attempt_id) for rollout_id, attempt_id in row["Attempts"])
+        if row["SpanName"] == semconv.SPAN_TRAIN_STEP:
+            steps[key] = _step(run_id, told, int(row["StartNano"]), int(row["Duration"]))
+    found = [
+        step.model_copy(update={"attempts": attempts[key], "unlinked": step.unlinked - len(attempts[key])}) for key, step in steps.items()
+    ]
+    return sorted(found, key=lambda step: step.step)
+
+
+def run_of(row: Mapping[str, Any]) -> TrainingRun:
+    """One row of sql/runs.sql."""
+    return TrainingRun(
+        run_id=row["Run"],
+        algorithm=row["Algorithm"],
+        steps=int(row["Steps"]),
+        last_step=int(row["LastStep"]),
+        last_version=row["LastVersion"],
+        start_time=int(row["StartNano"]) / 10**9,
+        end_time=int(row["EndNano"]) / 10**9,
+    )
+
+
+def _step(run_id: str, told: Mapping[str, Any], start_nano: int, duration_nano: int) -> TrainingStep:
+    """Until its links are counted, `unlinked` is how many attempts it consumed."""
+    return TrainingStep(
+        run_id=run_id,
+        algorithm=told[semconv.TRAIN_ALGORITHM],
+        step=int(told[semconv.TRAIN_STEP_NUMBER]),
+        resources_id=told[semconv.TRAIN_RESOURCES],
+        version_before=told[semconv.TRAIN_VERSION_BEFORE],
+        version_after=told[semconv.TRAIN_VERSION_AFTER],
+        samples=int(told[semconv.TRAIN_SAMPLES]),
+        refused=int(told[semconv.TRAIN_REFUSED]),
+        start_time=start_nano / 10**9,
+        end_time=(start_nano + duration_nano) / 10**9,
+        metrics={key.removeprefix(METRIC): value for key, value in told.items() if key.startswith(METRIC)},
+        unlinked=int(told[semconv.TRAIN_ATTEMPTS]),
+    )
+
+
+def _hash(*names: str, size: int) -> str:
+    return hashlib.blake2b("\0".join(names).encode(), digest_size=size, person=b"agl-train-step").hexdigest()

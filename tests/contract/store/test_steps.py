@@ -1,0 +1,152 @@
+"""Training steps as spans on a real stack: from a version of the weights to the attempts that made it, and nothing twice or lost."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import pytest
+
+from agl_otel import semconv
+from agl_otel.errors import InvalidIdError
+from agl_otel.store import Store
+from agl_otel.store.steps import LINKS, step_requests
+from agl_otel.traces.steps import trace_id_of
+from agl_otel.types import AttemptedRollout, Span, TrainingStep
+
+
+async def attempted(store: Store, *, root: bool = True) -> AttemptedRollout:
+    """A rollout whose attempt has a root span, made later than the agent's first one, or none at all."""
+    begun = await store.start_rollout({"question": 1})
+    ids: dict[str, Any] = {"rollout_id": begun.rollout_id, "attempt_id": begun.attempt.attempt_id}
+    trace = uuid.uuid4().hex
+    names = [("agent", "1" * 16, "2" * 16), *([(semconv.SPAN_ATTEMPT, "2" * 16, None)] if root else [])]
+    await store.add_many_spans(
+        [
+            Span.from_attributes(**ids, sequence_id=n + 1, name=name, trace_id=trace, span_id=span_id, parent_id=parent, attributes={})
+            for n, (name, span_id, parent) in enumerate(names)
+        ]
+    )
+    return begun
+
+
+def a_step(attempts: list[tuple[str, str]], run_id: str | None = None, step: int = 1, **more: Any) -> TrainingStep:
+    return TrainingStep(
+        run_id=run_id or f"grpo-{uuid.uuid4().hex[:8]}",
+        algorithm="grpo",
+        step=step,
+        resources_id="rs-1",
+        version_before=str(step),
+        version_after=str(step + 1),
+        samples=len(attempts),
+        refused=2,
+        start_time=1_700_000_000.25 + step,
+        end_time=1_700_000_001.5 + step,
+        attempts=attempts,
+        **more,
+    )
+
+
+async def send(store: Store, step: TrainingStep, roots: dict[tuple[str, str], tuple[str, str]]) -> None:
+    """Record a step of attempts that were never run."""
+    for request in step_requests(step, roots):
+        await (await store._open()).writer.write(request)  # pyright: ignore[reportPrivateUsage]  # below what users call
+
+
+def key(begun: AttemptedRollout) -> tuple[str, str]:
+    return begun.rollout_id, begun.attempt.attempt_id
+
+
+async def test_a_version_leads_to_its_step_and_the_step_to_its_attempts(store: Store) -> None:
+    first, second = await attempted(store), await attempted(store)
+    metrics = {"reward_mean": 0.5, "rollouts": 8, "weights_version": "1", "lost": float("nan")}
+    step = a_step([key(first)], metrics=metrics)
+    other = a_step([key(first), key(second)], step.run_id, step=2)
+    still = a_step([key(second)], step.run_id, step=3).model_copy(update={"version_before": "3", "version_after": "3"})
+    assert [await store.record_step(each) for each in (step, other, still)] == [True, True, True]
+    told = step.model_copy(update={"metrics": {name: value for name, value in metrics.items() if name != "lost"}})
+    assert await store.training_steps(step.run_id) == [told, other, still]
+    assert await store.training_steps(step.run_id, version=3) == [other]
+    assert await store.training_steps(step.run_id, version=9) == []
+    (run,) = [run for run in await store.training_runs() if run.run_id == step.run_id]
+    assert (run.algorithm, run.steps, run.last_step, run.last_version) == ("grpo", 3, 3, "3")
+
+
+async def test_links_name_the_root_spans_of_attempts_as_viewers_follow_them(store: Store) -> None:
+    rooted, bare = await attempted(store), await attempted(store, root=False)
+    step = a_step([key(rooted), key(bare), ("ro-unknown", "at-unknown")])
+    await store.record_step(step)
+    (span,) = await store.spans_of_traces([trace_id_of(step.run_id)])
+    assert (span.name, span.rollout_id, span.resource.attributes["service.name"]) == (semconv.SPAN_TRAIN_STEP, "", "agl-otel-trainer")
+    roots = [(await store.spans(begun.rollout_id))[-1] for begun in (rooted, bare)]
+    assert roots[0].name == semconv.SPAN_ATTEMPT
+    assert [(link.context.trace_id, link.context.span_id) for link in span.links] == [(root.trace_id, root.span_id) for root in roots]
+    assert [link.attributes for link in span.links] == [
+        {semconv.ROLLOUT_ID: begun.rollout_id, semconv.ATTEMPT_ID: begun.attempt.attempt_id} for begun in (rooted, bare)
+    ]
+    (found,) = await store.training_steps(step.run_id)
+    assert (found.attempts, found.unlinked) == ([key(rooted), key(bare)], 1)
+
+
+async def test_a_rollout_without_a_chosen_attempt_stands_for_all_of_its_attempts(store: Store) -> None:
+    begun = await attempted(store)
+    again = await store.start_attempt(begun.rollout_id)
+    more: dict[str, Any] = {"rollout_id": begun.rollout_id, "attempt_id": again.attempt.attempt_id, "sequence_id": 9}
+    await store.add_span(Span.from_attributes(**more, name="agent", attributes={}))
+    step = a_step([(begun.rollout_id, ""), ("ro-unknown", "")])
+    await store.record_step(step)
+    (found,) = await store.training_steps(step.run_id)
+    assert (sorted(found.attempts), found.unlinked) == (sorted([key(begun), key(again)]), 1)
+
+
+async def test_a_step_that_is_told_again_is_stored_once_as_it_was(store: Store) -> None:
+    begun = await attempted(store)
+    step = a_step([key(begun)])
+    assert await store.record_step(step)
+    assert not await store.record_step(step.model_copy(update={"end_time": step.end_time + 9, "metrics": {"seconds": 9.0}}))
+    assert await store.record_steps([step, a_step([], step.run_id, step=2)]) == 1
+    assert (await store.training_steps(step.run_id))[0] == step
+    count = f"SELECT count() AS n FROM otel_traces WHERE TraceId = '{trace_id_of(step.run_id)}'"
+    assert int((await store.reader.query(count))[0]["n"]) == 2
+
+
+async def test_of_a_step_that_was_done_again_with_another_outcome_the_latest_counts(store: Store) -> None:
+    one, other = await attempted(store), await attempted(store)
+    root = (await store.reader.roots([one.rollout_id]))[key(one)]
+    many = [(f"ro-many-{n:04d}", f"at-{n}") for n in range(LINKS + 1)]
+    first = a_step(many)
+    await send(store, first, dict.fromkeys(many, root))
+    again = a_step([key(other)], first.run_id)
+    assert await store.record_step(again)
+    assert not await store.record_step(again)
+    assert await store.training_steps(first.run_id) == [again]
+    assert await store.training_steps(first.run_id, version=2) == [again]
+    spans = await store.spans_of_traces([trace_id_of(first.run_id)])
+    (shown,) = [span for span in spans if span.name == semconv.SPAN_TRAIN_STEP]
+    assert len(shown.links) == 1
+
+
+async def test_no_link_is_lost_where_a_step_has_more_than_a_span_may_have(store: Store) -> None:
+    begun = await attempted(store)
+    root = (await store.reader.roots([begun.rollout_id]))[key(begun)]
+    many = [(f"ro-many-{n:04d}", f"at-{n}") for n in range(2 * LINKS + 1)]
+    step = a_step(many)
+    await send(store, step, dict.fromkeys(many, root))
+    (found,) = await store.training_steps(step.run_id)
+    assert (found.attempts, found.unlinked) == (many, 0)
+    spans = await store.spans_of_traces([trace_id_of(step.run_id)])
+    assert sorted(len(span.links) for span in spans) == [1, LINKS, LINKS]
+    parent = next(span for span in spans if span.name == semconv.SPAN_TRAIN_STEP)
+    assert {span.parent_id for span in spans if span is not parent} == {parent.span_id}
+    assert (await store.training_steps(step.run_id, version=2))[0].attempts == many
+
+
+async def test_a_run_id_that_breaks_the_rule_is_named(store: Store) -> None:
+    with pytest.raises(InvalidIdError, match="run id"):
+        await store.record_step(a_step([], run_id="no spaces"))
+
+
+async def test_steps_are_json_both_ways(store: Store) -> None:
+    step = a_step([("ro-1", "at-1")])
+    assert TrainingStep.model_validate(json.loads(step.model_dump_json())) == step
