@@ -54,6 +54,8 @@ async def metrics(request: web.Request) -> web.Response:
     by_status = [({"status": status}, count) for status, count in sorted(counts["rollouts_by_status"].items())]
     lines = metric_lines("agl_rollouts", "gauge", "Rollouts by status.", by_status)
     lines += metric_lines("agl_claimable", "gauge", "Rollouts that wait to be claimed.", [({}, counts["claimable"])])
+    waiting = counts["oldest_claimable_age_seconds"] or 0.0
+    lines += metric_lines("agl_oldest_claimable_age_seconds", "gauge", "How long the first of them waits; 0 without one.", [({}, waiting)])
     headers = {name: request.headers[name] for name in ("Authorization",) if name in request.headers}
     answer = await _passed("GET", await _collector(request) + "/metrics", request, headers, None)
     if answer.status != 200 or not isinstance(answer.body, bytes):

@@ -1,0 +1,124 @@
+"""Every panel's query of deploy/grafana returns rows, on both engines, through the read-only endpoint that Grafana asks."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from agl_otel import semconv
+from agl_otel.traces.opened import TraceStore
+from agl_otel.traces.reader import TraceReader
+
+DEPLOY: Final = Path(__file__).parents[3] / "deploy"
+GENERATED: Final = runpy.run_path(str(DEPLOY / "grafana" / "generate.py"))
+DASHBOARDS: Final = {path.stem: json.loads(path.read_text()) for path in sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))}
+NOW: Final = "2026-01-02 03:04:05"
+CHOSEN: Final = {"metric": "reward_mean", "rollout": "ro-1"}
+TARGETS: Final = [
+    pytest.param(panel["targets"][0], id=f"{name}: {panel['title']}")
+    for name, dashboard in DASHBOARDS.items()
+    for panel in dashboard["panels"]
+]
+
+
+def asked(sql: str) -> str:
+    """What the plugin sends for a query: macros and variables filled in."""
+    sql = re.sub(r"\$__timeFilter\((\w+)\)", rf"\1 >= toDateTime('{NOW}') - 3600 AND \1 <= toDateTime('{NOW}') + 3600", sql)
+    sql = re.sub(r"\$__timeInterval\((\w+)\)", r"toStartOfInterval(toDateTime(\1), INTERVAL 60 second)", sql)
+    sql = sql.replace("$__interval_s", "60")
+    return re.sub(r"\$\{(\w+)\}", lambda found: CHOSEN[found[1]], sql)
+
+
+def span(number: int, name: str, attributes: dict[str, str], **other: Any) -> dict[str, Any]:
+    return {
+        "Timestamp": f"{NOW}.{number:09d}",
+        "ReceivedAt": f"{NOW}.500",
+        "Duration": 1_000_000,
+        "TraceId": "t",
+        "SpanId": f"s{number}",
+        "ParentSpanId": "",
+        "ServiceName": "agent",
+        "SpanName": name,
+        "StatusCode": "Unset",
+        "SpanAttributes": attributes,
+        "ResourceAttributes": {"service.name": "agent"},
+        "RolloutId": "ro-1",
+        "AttemptId": "at-1",
+        "SequenceId": number,
+        **other,
+    }
+
+
+def put(engine: TraceStore, table: str, rows: list[dict[str, Any]]) -> None:
+    engine.insert(f"otel.{table}", [*rows[0]], "\n".join(json.dumps(row) for row in rows).encode())
+
+
+@pytest.fixture
+def filled(engine: TraceStore) -> TraceStore:
+    """A rollout with a call, a reward, an error and a line of output; a step that was trained on it."""
+    process = {semconv.PROCESS: "p"}
+    step = {
+        semconv.TRAIN_RUN: "grpo-1",
+        semconv.TRAIN_ALGORITHM: "grpo",
+        semconv.TRAIN_STEP_NUMBER: "1",
+        semconv.TRAIN_VERSION_AFTER: "1",
+        semconv.TRAIN_ATTEMPTS: "1",
+        semconv.TRAIN_SAMPLES: "1",
+        semconv.TRAIN_REFUSED: "0",
+        f"{semconv.TRAIN_METRIC}.reward_mean": "0.5",
+        f"{semconv.TRAIN_METRIC}.loss": "0.1",
+    }
+    call = {**process, semconv.LLM_CALL: "1", semconv.LLM_MODEL_VERSION: "1", "gen_ai.usage.input_tokens": "3"}
+    put(
+        engine,
+        "otel_traces",
+        [
+            span(1, semconv.SPAN_ATTEMPT, {}),
+            span(2, semconv.SPAN_LLM, call, ParentSpanId="s1"),
+            span(3, semconv.SPAN_REWARD, {**process, semconv.reward_value_key(0): "0.5"}, ParentSpanId="s1"),
+            span(4, "tool", process, StatusCode="Error", ParentSpanId="s1"),
+            span(5, semconv.SPAN_TRAIN_STEP, step, TraceId="run", RolloutId="", AttemptId="", SequenceId=0),
+        ],
+    )
+    record = {
+        "Timestamp": f"{NOW}.1",
+        "SeverityText": "INFO",
+        "Body": "hello",
+        "ServiceName": "agent",
+        "RolloutId": "ro-1",
+        "AttemptId": "at-1",
+    }
+    put(engine, "otel_logs", [record])
+    return engine
+
+
+def test_the_files_are_what_the_panels_say() -> None:
+    assert {f"{name}.json": dashboard for name, dashboard in DASHBOARDS.items()} == {
+        name: json.loads(text) for name, text in GENERATED["texts"]().items()
+    }
+
+
+async def test_every_panel_and_variable_of_clickhouse_returns_rows(filled: TraceStore, reader: TraceReader) -> None:
+    assert len(TARGETS) >= 20
+    for param in TARGETS:
+        [target] = param.values
+        assert isinstance(target, dict)
+        if "rawSql" in target:
+            assert await reader.query(asked(target["rawSql"])), f"{param.id} returns nothing"
+    for name, dashboard in DASHBOARDS.items():
+        for variable in dashboard["templating"]["list"]:
+            if variable["type"] == "query":
+                values = [next(iter(row.values())) for row in await reader.query(asked(variable["query"]))]
+                assert values[0] == CHOSEN[variable["name"]], f"{variable['name']} of {name}"
+
+
+async def test_what_hyperdx_selects_is_there(filled: TraceStore, reader: TraceReader) -> None:
+    for source in json.loads((DEPLOY / "hyperdx" / "sources.json").read_text()):
+        told = [value for key, value in source.items() if key.endswith("Expression")]
+        [row, *_] = await reader.query(f"SELECT {', '.join(told)} FROM {source['from']['tableName']} LIMIT 1")
+        assert row
