@@ -1,0 +1,232 @@
+"""Configs as verl's users write them: keys of its 0.5 days put in their places of 0.9.1, and those that have none named. Pure.
+
+`translate` knows the old names; `overlay` checks every key against verl's own config, so that a typing error is no silent default.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from agl_otel.errors import UsageError
+
+Tree = dict[str, Any]
+OLD_SECTION: Final = "agentlightning"
+_ACTOR: Final = "actor_rollout_ref.actor"
+_ROLLOUT: Final = "actor_rollout_ref.rollout"
+
+MOVED: Final[Mapping[str, str]] = {
+    "ray_init.timeline_json_file": "ray_kwargs.timeline_json_file",
+    "ray_init": "ray_kwargs.ray_init",
+    f"{_ACTOR}.checkpoint.contents": f"{_ACTOR}.checkpoint.save_contents",
+    "critic.checkpoint.contents": "critic.checkpoint.save_contents",
+    f"{_ACTOR}.optim.warmup_style": f"{_ACTOR}.optim.lr_scheduler_type",
+    "critic.optim.warmup_style": "critic.optim.lr_scheduler_type",
+    "critic.model.fsdp_config": "critic.fsdp",
+    f"{_ROLLOUT}.engine_kwargs.swap_space": f"{_ROLLOUT}.engine_kwargs.vllm.swap_space",
+    f"{_ROLLOUT}.update_weights_bucket_megabytes": f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
+    "trainer.profile_steps": "global_profiler.steps",
+    "trainer.controller_nsight_options": "global_profiler.global_tool_config.nsys.controller_nsight_options",
+    "trainer.worker_nsight_options": "global_profiler.global_tool_config.nsys.worker_nsight_options",
+    f"{_ACTOR}.profiler.discrete": f"{_ACTOR}.profiler.tool_config.nsys.discrete",
+    f"{OLD_SECTION}.trace_aggregator.trajectory_max_prompt_length": "data.max_prompt_length",
+    f"{OLD_SECTION}.trace_aggregator.trajectory_max_response_length": "data.max_response_length",
+}
+"""{key of old: its place in verl 0.9.1}; a longer key goes before a section that holds it."""
+
+VALUES: Final[Mapping[str, Mapping[Any, Any]]] = {
+    f"{_ROLLOUT}.mode": {"sync": "async"},
+    f"{_ROLLOUT}.load_format": {"dummy_dtensor": "dummy", "dummy_hf": "dummy", "dummy_megatron": "dummy"},
+}
+"""{key: {value of old: value of today}}."""
+
+NO_EFFECT: Final[Mapping[str, Any]] = {
+    "reward_model.enable": False,
+    "reward_model.launch_reward_fn_async": False,
+    "custom_reward_function.path": None,
+    f"{_ROLLOUT}.chat_scheduler": None,
+    f"{_ROLLOUT}.use_fire_sampling": False,
+    f"{_ROLLOUT}.skip_rollout": False,
+    f"{_ROLLOUT}.multi_turn.max_turns": None,
+    f"{_ROLLOUT}.multi_turn.interaction_config_path": None,
+    f"{_ROLLOUT}.multi_turn.completion_callback": None,
+    "actor_rollout_ref.model.return_last_hidden_state": False,
+    "actor_rollout_ref.model.use_fused_loss": False,
+    f"{OLD_SECTION}.trace_aggregator.debug": False,
+}
+"""{key that is gone: the value that asked for nothing}; with that value it is left out, with any other it is refused."""
+
+_FROM_FIT: Final = "the data come from fit(agent, train, val), or [data] of a job file"
+_FROM_SPANS: Final = "rewards are emitted by the agent or its grader and read from the traces"
+_BY_AGENT: Final = "the agent runs outside and makes its own turns"
+_BY_US: Final = "it is set by this algorithm"
+NO_PLACE: Final[Mapping[str, str]] = {
+    "data.train_files": _FROM_FIT,
+    "data.val_files": _FROM_FIT,
+    "data.custom_cls": _FROM_FIT,
+    "data.datagen": _FROM_FIT,
+    "data.sampler": "verl 0.9.1 has no samplers of the user's own; data.shuffle and data.seed are left",
+    "data.format_prompt": "the agent makes its own prompts",
+    "data.need_tools_kwargs": _BY_AGENT,
+    "reward_model": _FROM_SPANS,
+    "custom_reward_function": _FROM_SPANS,
+    "reward.reward_model.enable": _FROM_SPANS,
+    "reward.custom_reward_function": _FROM_SPANS,
+    f"{_ROLLOUT}.chat_scheduler": _BY_AGENT,
+    f"{_ROLLOUT}.multi_turn.max_turns": _BY_AGENT,
+    f"{_ROLLOUT}.multi_turn.interaction_config_path": _BY_AGENT,
+    f"{_ROLLOUT}.multi_turn.completion_callback": _BY_AGENT,
+    f"{_ROLLOUT}.agent.default_agent_loop": _BY_US,
+    f"{_ROLLOUT}.agent.agent_loop_config_path": _BY_US,
+    "trainer.default_local_dir": "checkpoints lie in the run's folder: choose that (run_dir, or --run-dir)",
+    "trainer.resume_from_path": "a run goes on from its own folder: choose that (run_dir, or --run-dir)",
+    "trainer.use_v1": "only verl's v1 trainer takes several samples for a rollout",
+    f"{OLD_SECTION}.port": "the proxy is a service of the stack: set AGL_PROXY_PORT",
+    f"{OLD_SECTION}.trace_aggregator.mismatch_log_dir": "calls that do not join are counted by reason in the metrics (agl/breaks/…)",
+}
+"""{key that has no place: why, and what to do}."""
+
+LEVELS: Final[Mapping[str, bool]] = {"transition": True, "trajectory": False}
+"""{0.3's trace_aggregator.level: whether every call is a sample of its own}."""
+
+
+@dataclass
+class Translated:
+    """What a user's config says."""
+
+    config: Tree = field(default_factory=Tree)
+    """Of verl 0.9.1, nested; only what was given."""
+    options: Tree = field(default_factory=Tree)
+    """Options of VERL that the config spells as 0.3 did."""
+
+
+def translate(config: Mapping[str, Any]) -> Translated:
+    """The user's config, keys and values of verl 0.5 and of Agent Lightning 0.3 in their places.
+
+    Dotted keys (`{"data.train_batch_size": 32}`) and nested ones mean the same. Raises UsageError that names a key without a place.
+    """
+    given: Tree = {}
+    for path, value in leaves(config):
+        put(given, path, copy.deepcopy(value))
+    told = Translated()
+    for path, nothing in NO_EFFECT.items():
+        if has(given, path) and get(given, path) in (nothing, None):
+            remove(given, path)
+    for path, why in NO_PLACE.items():
+        if has(given, path) and get(given, path) != {}:
+            raise UsageError(f"the key {path} has no place here: {why}")
+    level = f"{OLD_SECTION}.trace_aggregator.level"
+    if has(given, level):
+        word = remove(given, level)
+        if word not in LEVELS:
+            raise UsageError(f"{level} is {word!r}: write transition (a sample for each call) or trajectory (calls that go on are joined)")
+        told.options["by_call"] = LEVELS[word]
+    for old, new in MOVED.items():
+        if has(given, old):
+            for path, value in leaves(remove(given, old), new):
+                if has(given, path) and get(given, path) != value:
+                    raise UsageError(f"the keys {old} and {path} are the same one, and say {value!r} and {get(given, path)!r}: give one")
+                put(given, path, value)
+    for path, values in VALUES.items():
+        if has(given, path) and get(given, path) in values:
+            put(given, path, values[get(given, path)])
+    if left := dict(leaves(given.get(OLD_SECTION, {}))):
+        raise UsageError(f"the key {OLD_SECTION}.{min(left)} has no place here: options of VERL are its keyword arguments")
+    told.config = given
+    return told
+
+
+def overlay(base: Mapping[str, Any], given: Mapping[str, Any], *, fields_of: Callable[[str], frozenset[str]] | None = None) -> Tree:
+    """verl's config with what was given put over it.
+
+    A key must be there already, or be a field of the class that its section's `_target_` names (`fields_of` knows them), or stand in a
+    section that verl leaves empty for others to fill. Raises UsageError that names an unknown key.
+    """
+    result: Tree = copy.deepcopy(dict(base))
+    _lay(result, given, "", fields_of or (lambda _: frozenset()))
+    return result
+
+
+OPEN: Final = frozenset({"ray_kwargs.ray_init", "ray_kwargs.ray_init.runtime_env", "actor_rollout_ref.model.override_config"})
+"""Sections that take any key."""
+
+
+def _lay(base: Tree, given: Mapping[str, Any], where: str, fields_of: Callable[[str], frozenset[str]]) -> None:
+    for key, value in given.items():
+        path = f"{where}.{key}" if where else key
+        known = key in base
+        if not known and where not in OPEN and key not in fields_of(str(base.get("_target_", ""))):
+            close = f"; {where or 'the config'} has {', '.join(sorted(map(str, base)))}" if len(base) <= 40 else ""
+            raise UsageError(f"the key {path} has no place in verl 0.9.1's config{close}")
+        below = base.get(key)
+        if isinstance(value, Mapping) and isinstance(below, dict) and below and path not in OPEN - {"ray_kwargs.ray_init"}:
+            _lay(cast("Tree", below), cast("Mapping[str, Any]", value), path, fields_of)
+        elif isinstance(below, dict) and below and not isinstance(value, Mapping) and value is not None:
+            raise UsageError(f"{path} is {value!r}, and verl 0.9.1 has a section there: {', '.join(sorted(map(str, cast('Tree', below))))}")
+        else:
+            base[key] = value
+
+
+def merged(*trees: Mapping[str, Any]) -> Tree:
+    """One tree over the other, the last on top."""
+    result: Tree = {}
+    for tree in trees:
+        for path, value in leaves(tree):
+            put(result, path, copy.deepcopy(value))
+    return result
+
+
+# --- trees by dotted path
+
+
+def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of all that is no section; an empty section counts as a value."""
+    if isinstance(tree, Mapping) and tree:
+        for key, value in cast("Mapping[str, Any]", tree).items():
+            yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
+    elif prefix:
+        yield prefix, {} if isinstance(tree, Mapping) else tree
+
+
+def has(tree: Mapping[str, Any], path: str) -> bool:
+    """Whether there is something at a path."""
+    held: Any = tree
+    for part in path.split("."):
+        if not isinstance(held, Mapping) or part not in held:
+            return False
+        held = cast("Mapping[str, Any]", held)[part]
+    return True
+
+
+def get(tree: Mapping[str, Any], path: str, default: Any = None) -> Any:
+    """What is there, or the default."""
+    held: Any = tree
+    for part in path.split("."):
+        if not isinstance(held, Mapping) or part not in held:
+            return default
+        held = cast("Mapping[str, Any]", held)[part]
+    return held
+
+
+def put(tree: Tree, path: str, value: Any) -> None:
+    """Have a value there; sections are made as needed. Raises UsageError where a value stands in the way."""
+    *sections, last = path.split(".")
+    held = tree
+    for section in sections:
+        held = held.setdefault(section, {})
+        if not isinstance(held, dict):
+            raise UsageError(f"the key {path} is given, and {section} before it is no section")
+    held[last] = value
+
+
+def remove(tree: Tree, path: str) -> Any:
+    """Take what is there out, with the sections that are empty then."""
+    first, _, rest = path.partition(".")
+    if not rest:
+        return tree.pop(first)
+    taken = remove(tree[first], rest)
+    if not tree[first]:
+        del tree[first]
+    return taken

@@ -1,0 +1,126 @@
+"""Trajectories as verl takes them: for each rollout its samples, within verl's length limits. Pure; numpy only.
+
+A rollout may have several samples: calls that do not go on from each other are samples of their own, and all of a rollout's samples have
+its reward (verl computes its advantage once and gives it to each of them). A rollout without a sample is not trained on, and counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from agl_otel.adapters.lengths import limit_lengths
+from agl_otel.adapters.trajectories import to_trajectories
+from agl_otel.columns import Traces
+from agl_otel.types import VerdictKind
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What becomes a sample; the same names as in `to_trajectories` and `limit_lengths`."""
+
+    take: Collection[VerdictKind] = ("complete", "unproven")
+    fill_reward: float | None = None
+    agent_match: str | None = None
+    reward_name: str | None = None
+    by_call: bool = False
+    max_prompt_tokens: int | None = None
+    max_response_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One of a rollout's samples."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    response_mask: list[int]
+    """1 = the model wrote it; as long as the response."""
+    logprobs: list[float]
+    """As captured when sampled; 0.0 where the mask is 0. As long as the response."""
+    reward: float
+    calls: int
+    """How many model calls were merged."""
+    model_version: str
+    """Of the weights that sampled it, as the proxy recorded it."""
+    images: list[str]
+
+
+@dataclass
+class Counts:
+    """What became of some rollouts; adds up."""
+
+    rollouts: int = 0
+    sampled: int = 0
+    """Of the rollouts: those that have a sample."""
+    samples: int = 0
+    calls: int = 0
+    """Model calls read."""
+    cut: int = 0
+    alarms: int = 0
+    reward_sum: float = 0.0
+    """Over the rollouts that have a sample."""
+    refused: Counter[str] = field(default_factory=Counter[str])
+    breaks: Counter[str] = field(default_factory=Counter[str])
+    verdicts: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, other: Counts) -> None:
+        """Take the other's counts, too."""
+        for name in ("rollouts", "sampled", "samples", "calls", "cut", "alarms", "reward_sum"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("refused", "breaks", "verdicts"):
+            getattr(self, name).update(getattr(other, name))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """As metrics of a step, all below `agl/`."""
+        flat: dict[str, float] = {
+            "agl/rollouts": self.rollouts,
+            "agl/rollouts_without_sample": self.rollouts - self.sampled,
+            "agl/samples": self.samples,
+            "agl/model_calls": self.calls,
+            "agl/cut": self.cut,
+            "agl/alarms": self.alarms,
+        }
+        if self.sampled:
+            flat["agl/reward_mean"] = self.reward_sum / self.sampled
+        for group in ("refused", "breaks", "verdicts"):
+            flat |= {f"agl/{group}/{reason}": count for reason, count in getattr(self, group).items()}
+        return flat
+
+
+def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], Counts]:
+    """{rollout id: its samples, in the order of their calls} for every rollout of `traces`, and what was counted on the way."""
+    batch = to_trajectories(
+        traces,
+        take=rules.take,
+        fill_reward=rules.fill_reward,
+        agent_match=rules.agent_match,
+        reward_name=rules.reward_name,
+        by_call=rules.by_call,
+    )
+    batch = limit_lengths(batch, max_prompt_tokens=rules.max_prompt_tokens, max_response_tokens=rules.max_response_tokens)
+    found: dict[str, list[Sample]] = {rollout.rollout_id: [] for rollout in traces.rollouts}
+    columns: Any = (batch.prompt, batch.response, batch.response_mask, batch.logprobs)
+    for row, rollout_id in enumerate(batch.rollout_id):
+        prompt, response, mask, logprobs = (column[row].tolist() for column in columns)
+        while mask and not mask[-1]:  # a cut response may end between two calls: what follows the model's last token teaches nothing
+            del response[-1], mask[-1], logprobs[-1]
+        reward, calls = float(batch.reward[row]), int(batch.calls[row])
+        found[rollout_id].append(Sample(prompt, response, mask, logprobs, reward, calls, batch.model_version[row], batch.images[row]))
+    sampled = [samples for samples in found.values() if samples]
+    counts = Counts(
+        rollouts=len(found),
+        sampled=len(sampled),
+        samples=len(batch),
+        calls=len(traces.calls),
+        cut=batch.cut,
+        alarms=len(traces.alarms),
+        reward_sum=sum(samples[-1].reward for samples in sampled),
+        refused=Counter(batch.refused),
+        breaks=Counter(batch.breaks),
+        verdicts=Counter(str(verdict.kind) for verdict in traces.verdicts.values()),
+    )
+    return found, counts

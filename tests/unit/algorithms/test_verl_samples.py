@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from agl_otel.algorithms.verl.samples import Counts, Rules, to_samples
+from tests.unit.adapters.conftest import CallRow, TracesBuilder, reward
+
+LEFT, RIGHT = CallRow(call=1, prompt=[1, 2], response=[3]), CallRow(call=2, prompt=[9], response=[4, 5])
+
+
+def test_calls_that_do_not_go_on_from_each_other_are_samples_of_one_rollout_with_its_reward() -> None:
+    found, counts = to_samples(TracesBuilder().build(LEFT, RIGHT), Rules())
+    first, second = found["ro-1"]
+    assert (first.prompt_ids, first.response_ids, first.response_mask, first.calls) == ([1, 2], [3], [1], 1)
+    assert (second.prompt_ids, second.response_ids, second.response_mask) == ([9], [4, 5], [1, 1])
+    assert {first.reward, second.reward} == {1.0}
+    assert (counts.rollouts, counts.sampled, counts.samples, counts.calls) == (1, 1, 2, 2)
+    assert counts.metrics["agl/reward_mean"] == 1.0
+    assert sum(counts.breaks.values()) == 1
+
+
+def test_a_conversation_is_one_sample_whose_mask_leaves_out_what_came_between() -> None:
+    rows = CallRow(call=1, prompt=[1, 2], response=[3], logprobs=[-0.25]), CallRow(call=2, prompt=[1, 2, 3, 8, 8], response=[4, 5])
+    (sample,) = to_samples(TracesBuilder().build(*rows), Rules())[0]["ro-1"]
+    assert sample.response_ids == [3, 8, 8, 4, 5]
+    assert sample.response_mask == [1, 0, 0, 1, 1]
+    assert sample.logprobs == [-0.25, 0.0, 0.0, -0.5, -0.5]
+    assert len(to_samples(TracesBuilder().build(*rows), Rules(by_call=True))[0]["ro-1"]) == 2
+
+
+def test_what_is_refused_is_counted_and_leaves_its_rollout_without_a_sample() -> None:
+    rows = [CallRow(rollout=f"ro-{n}", logprobs=[math.nan, -1.0] if n == 2 else None) for n in range(4)]
+    built = TracesBuilder(status={"ro-1": "failed"}, rewards={("ro-3", "at-1"): []}).build(*rows)
+    found, counts = to_samples(built, Rules())
+    assert [len(found[f"ro-{n}"]) for n in range(4)] == [1, 0, 0, 0]
+    assert counts.refused == {"not_succeeded": 1, "logprobs_not_finite": 1, "no_reward": 1}
+    assert counts.metrics["agl/rollouts_without_sample"] == 3
+    assert counts.metrics["agl/refused/no_reward"] == 1
+
+
+def test_a_fill_value_stands_for_a_missing_reward_only_where_it_is_asked_for() -> None:
+    built = TracesBuilder(rewards={("ro-1", "at-1"): []}).build(LEFT)
+    assert to_samples(built, Rules(fill_reward=-1.0))[0]["ro-1"][0].reward == -1.0
+
+
+def test_prompts_that_are_too_long_are_refused_and_responses_cut_with_mask_and_logprobs() -> None:
+    rows = CallRow(call=1, prompt=[1] * 9, response=[3]), CallRow(call=2, prompt=[2], response=[4, 5, 6], logprobs=[-0.1, -0.2, -0.3])
+    found, counts = to_samples(TracesBuilder().build(*rows), Rules(max_prompt_tokens=8, max_response_tokens=2))
+    (sample,) = found["ro-1"]
+    assert sample.response_ids == [4, 5]
+    assert sample.logprobs == pytest.approx([-0.1, -0.2])
+    assert (counts.refused, counts.cut) == ({"prompt_too_long": 1}, 1)
+
+
+def test_a_response_that_is_cut_between_two_calls_ends_with_the_models_last_token() -> None:
+    rows = CallRow(call=1, prompt=[1], response=[3]), CallRow(call=2, prompt=[1, 3, 8, 8], response=[4])
+    (sample,) = to_samples(TracesBuilder().build(*rows), Rules(max_response_tokens=2))[0]["ro-1"]
+    assert (sample.response_ids, sample.response_mask, sample.logprobs) == ([3], [1], [-0.5])
+
+
+def test_only_agents_that_match_are_trained_on() -> None:
+    rows = CallRow(call=1, prompt=[1], agent="writer"), CallRow(call=2, prompt=[2], agent="checker")
+    found, counts = to_samples(TracesBuilder().build(*rows), Rules(agent_match="write"))
+    assert [sample.prompt_ids for sample in found["ro-1"]] == [[1]]
+    assert counts.refused == {"other_agent": 1}
+
+
+def test_the_reward_may_be_a_dimension_by_name() -> None:
+    built = TracesBuilder(rewards={("ro-1", "at-1"): [reward(0.0), reward(0.5)]}).build(LEFT)
+    assert to_samples(built, Rules())[0]["ro-1"][0].reward == 0.5
+
+
+def test_counts_add_up() -> None:
+    total = Counts()
+    for rollout in ("ro-1", "ro-2"):
+        total.add(to_samples(TracesBuilder().build(CallRow(rollout=rollout)), Rules())[1])
+    assert (total.rollouts, total.sampled, total.reward_sum, total.verdicts) == (2, 2, 2.0, {"complete": 2})
+    assert Counts().metrics == dict.fromkeys(Counts().metrics, 0)
