@@ -10,7 +10,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import torch
 
 from agl_otel.algorithms.grpo.generate import Row, by_prompt_length, generate
-from agl_otel.algorithms.grpo.policy import Policy, load_weights
+from agl_otel.algorithms.grpo.policy import Policy, copy_weights, load_weights
 
 GATHER_SECONDS = 0.002  # how long the first request of a batch waits for company; costs no CPU and halves the forward passes
 MAX_BATCH_ROWS = 256
@@ -77,8 +77,16 @@ class Engine:
         """Load `folder`'s weights between two batches. Raises UsageError, and keeps the old ones, where they do not fit."""
         await asyncio.get_running_loop().run_in_executor(self._worker, self._load, folder, version)
 
+    async def take_weights(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
+        """The same with weights that are in memory, by name."""
+        await asyncio.get_running_loop().run_in_executor(self._worker, self._take, weights, version)
+
     def _load(self, folder: str, version: str) -> None:
         load_weights(self.policy.model, Path(folder))
+        self.version = version
+
+    def _take(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
+        copy_weights(self.policy.model, weights, f"weights version {version}")
         self.version = version
 
     async def _run(self) -> None:

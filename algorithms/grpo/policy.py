@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -102,14 +102,19 @@ def load_weights(model: Any, folder: Path) -> None:
         new = load_file(file)
     except (OSError, SafetensorError) as error:
         raise UsageError(f"cannot read weights from {file}: {error}") from error
+    copy_weights(model, new, str(file))
+
+
+def copy_weights(model: Any, new: Mapping[str, torch.Tensor], source: str) -> None:
+    """Copy weights by name into `model`, all or none. Raises UsageError that names `source` and the first thing that does not fit."""
     current: dict[str, torch.Tensor] = model.state_dict()
     if missing := sorted(current.keys() - new.keys()):
-        raise UsageError(f"{file} lacks {len(missing)} weights of the model, first {missing[0]!r}")
+        raise UsageError(f"{source} lacks {len(missing)} weights of the model, first {missing[0]!r}")
     if extra := sorted(new.keys() - current.keys()):
-        raise UsageError(f"{file} has {len(extra)} weights that the model lacks, first {extra[0]!r}")
+        raise UsageError(f"{source} has {len(extra)} weights that the model lacks, first {extra[0]!r}")
     for name, tensor in new.items():
         if tensor.shape != current[name].shape:
-            raise UsageError(f"{file}: {name!r} has shape {list(tensor.shape)}, the model's has {list(current[name].shape)}")
+            raise UsageError(f"{source}: {name!r} has shape {list(tensor.shape)}, the model's has {list(current[name].shape)}")
     with torch.no_grad():
         for name, tensor in new.items():
             current[name].copy_(tensor)

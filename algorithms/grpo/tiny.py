@@ -83,6 +83,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0) -> LlamaFor
     """An untrained Llama of 0.2 M parameters for `tokenizer`'s vocabulary; `seed` decides the weights."""
     torch.manual_seed(seed)
     config = LlamaConfig(
+        architectures=[LlamaForCausalLM.__name__],  # what else than transformers reads the folder asks for it
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=256,
