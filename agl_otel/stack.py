@@ -295,11 +295,15 @@ def check_port_free(host: str, port: int, setting: str) -> None:
 
 
 def read_stack_file(data_dir: Path) -> dict[str, dict[str, Any]]:
-    """The content of a running stack's stack.json ({service: {pid, address}}); empty where none runs."""
+    """The content of a running stack's stack.json ({service: {pid, address}}); empty where none runs.
+
+    One that was killed leaves its file: where none of its processes is there any more, it does not run.
+    """
     try:
-        return json.loads((data_dir / STACK_FILE).read_text())
+        told: dict[str, dict[str, Any]] = json.loads((data_dir / STACK_FILE).read_text())
     except (FileNotFoundError, NotADirectoryError):
         return {}
+    return told if any(Path(f"/proc/{service['pid']}").exists() for service in told.values()) else {}
 
 
 @contextlib.asynccontextmanager
