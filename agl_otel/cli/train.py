@@ -50,7 +50,7 @@ async def _train(job_file: Path, settings: Settings, run_dir: Path | None, conso
     except ModuleNotFoundError as error:
         raise SettingsError(f"training needs the [train] extra ({error.name} is missing): pip install 'agl-otel[train]'") from error
     folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).absolute()
-    run = _search if job.searches_prompts else _tune if job.algorithm.get("name") == "sft" else _fit
+    run = _search if job.searches_prompts else {"sft": _tune, "verl": _on_verl}.get(job.algorithm.get("name", ""), _fit)
     return await run(job, settings, folder, console)
 
 
@@ -93,6 +93,30 @@ async def _tune(job: Job, settings: Settings, folder: Path, console: Console) ->
         "score_after": after.score,
         "steps": len(rounds),
         "trajectories": sum(done.trajectories for done in rounds),
+        "folder": str(folder),
+    }
+
+
+async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
+    from agl_otel.algorithms.verl.algorithm import require_extra, scores
+    from agl_otel.stack import stack_for
+    from agl_otel.trainer import VerlRun
+
+    require_extra()
+    train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
+
+    def show(line: dict[str, Any]) -> None:
+        console.print("  ".join([f"step {line['step']}:", *(f"{name} {value:.3f}" for name, value in scores(line).items())]))
+
+    async with stack_for(settings) as (store, failed), VerlRun(job, store, folder, stack_failed=failed) as run, run.runners():
+        algorithm = await run.fit(train_tasks, val_tasks, on_step=show)
+    validated = [scores(line)["validation"] for line in algorithm.metrics if "validation" in scores(line)]
+    console.print(f"kept in {folder}", soft_wrap=True)
+    return {
+        "score_before": validated[0] if validated else None,
+        "score_after": validated[-1] if validated else None,
+        "steps": max((line["step"] for line in algorithm.metrics), default=0),
+        "samples": sum(int(line.get("agl/samples", 0)) for line in algorithm.metrics),
         "folder": str(folder),
     }
 

@@ -1,6 +1,6 @@
 """Algorithm, runners and store in one call: Trainer (trainer.py) for Python programs, job files (job.py) for the command line.
 
-A job trains weights (training.py, tuning.py) or searches for prompts (prompts.py). Names are loaded when they are first used: only
+A job trains weights (training.py, tuning.py, verl.py) or searches for prompts (prompts.py). Names are loaded when they are first used: only
 training needs torch.
 """
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from agl_otel.trainer.trainer import Trainer
     from agl_otel.trainer.training import AlgorithmSpec, Report, Training
     from agl_otel.trainer.tuning import Tuning
+    from agl_otel.trainer.verl import VerlRun
 
 __all__ = [
     "AlgorithmSpec",
@@ -29,6 +30,7 @@ __all__ = [
     "Trainer",
     "Training",
     "Tuning",
+    "VerlRun",
     "build_component",
 ]
 _MODULE_OF: Final = {
@@ -42,6 +44,7 @@ _MODULE_OF: Final = {
     "Trainer": "trainer",
     "Training": "training",
     "Tuning": "tuning",
+    "VerlRun": "verl",
     "build_component": "registry",
 }
 

@@ -1,7 +1,7 @@
 """A job file: which agent, which tasks, which algorithm, and what it begins with. `agl-otel train JOB.toml` runs it.
 
-What runs it is in other modules, chosen by the algorithm's name: training.py and tuning.py train weights (torch), prompts.py searches
-for prompts.
+What runs it is in other modules, chosen by the algorithm's name: training.py, tuning.py and verl.py train weights (torch), prompts.py
+searches for prompts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from agl_otel.types import NamedResources, PromptTemplate
 OPTIONS_OF: Final = {
     "grpo": "agl_otel.trainer.training",
     "sft": "agl_otel.trainer.tuning",
+    "verl": "agl_otel.trainer.verl",
     "apo": "agl_otel.trainer.prompts",
     "gepa": "agl_otel.trainer.prompts",
     "random_search": "agl_otel.trainer.prompts",
@@ -83,7 +84,7 @@ class EditorSpec(_Strict):
 
 
 class _Named(BaseModel):
-    name: Literal["grpo", "sft", "apo", "gepa", "random_search"] = "grpo"
+    name: Literal["grpo", "sft", "verl", "apo", "gepa", "random_search"] = "grpo"
 
 
 class Job(_Strict):

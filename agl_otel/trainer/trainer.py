@@ -31,6 +31,7 @@ ALGORITHMS: Final = {
     "random_search": "agl_otel.algorithms.RandomSearch",
     "baseline": "agl_otel.algorithms.Baseline",
     "sft": "agl_otel.algorithms.sft.algorithm.SFT",
+    "verl": "agl_otel.algorithms.VERL",
 }
 EVENT_POLL_SECONDS: Final = 0.1
 _OLD: Final = {"n_workers": "n_runners", "max_tasks": "max_rollouts", "triplet_exporter": "adapter"}
@@ -52,7 +53,7 @@ class Trainer:
         runner: default LitAgentRunner.
         strategy: "cs" (processes, default), "shm" (threads), or any ExecutionStrategy.
         port: where a store that the trainer serves answers.
-        algorithm: also by name: "apo", "gepa", "random_search", "baseline", "sft". None only runs what others enqueue, until it is
+        algorithm: also by name: "apo", "gepa", "random_search", "baseline", "sft", "verl". None only runs what others enqueue, until it is
             interrupted.
         llm_proxy: handed to the algorithm.
         hooks: one, or several.

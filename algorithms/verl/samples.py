@@ -2,12 +2,13 @@
 
 A rollout may have several samples: calls that do not go on from each other are samples of their own, and all of a rollout's samples have
 its reward (verl computes its advantage once and gives it to each of them). A rollout without a sample is not trained on, and counted.
+Samples with images are refused as `images`: what verl's vision models need beside token ids is not in the traces.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,13 +63,15 @@ class Counts:
     alarms: int = 0
     reward_sum: float = 0.0
     """Over the rollouts that have a sample."""
+    cpu_seconds: float = 0.0
+    """Of turning columns into samples."""
     refused: Counter[str] = field(default_factory=Counter[str])
     breaks: Counter[str] = field(default_factory=Counter[str])
     verdicts: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, other: Counts) -> None:
         """Take the other's counts, too."""
-        for name in ("rollouts", "sampled", "samples", "calls", "cut", "alarms", "reward_sum"):
+        for name in ("rollouts", "sampled", "samples", "calls", "cut", "alarms", "reward_sum", "cpu_seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("refused", "breaks", "verdicts"):
             getattr(self, name).update(getattr(other, name))
@@ -83,6 +86,7 @@ class Counts:
             "agl/model_calls": self.calls,
             "agl/cut": self.cut,
             "agl/alarms": self.alarms,
+            "agl/adapter_cpu_seconds": self.cpu_seconds,
         }
         if self.sampled:
             flat["agl/reward_mean"] = self.reward_sum / self.sampled
@@ -108,13 +112,16 @@ def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], C
         prompt, response, mask, logprobs = (column[row].tolist() for column in columns)
         while mask and not mask[-1]:  # a cut response may end between two calls: what follows the model's last token teaches nothing
             del response[-1], mask[-1], logprobs[-1]
+        if batch.images[row]:
+            batch.refused["images"] += 1
+            continue
         reward, calls = float(batch.reward[row]), int(batch.calls[row])
         found[rollout_id].append(Sample(prompt, response, mask, logprobs, reward, calls, batch.model_version[row], batch.images[row]))
     sampled = [samples for samples in found.values() if samples]
     counts = Counts(
         rollouts=len(found),
         sampled=len(sampled),
-        samples=len(batch),
+        samples=sum(map(len, sampled)),
         calls=len(traces.calls),
         cut=batch.cut,
         alarms=len(traces.alarms),
@@ -124,3 +131,20 @@ def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], C
         verdicts=Counter(str(verdict.kind) for verdict in traces.verdicts.values()),
     )
     return found, counts
+
+
+def figures_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """What of a step's metrics tells of silent bias, under the names that other trainers' figures have."""
+
+    def total(group: str) -> float:
+        return float(sum(value for name, value in metrics.items() if name.startswith(f"agl/{group}/")))
+
+    found = {
+        "refused": total("refused"),
+        "break_share": total("breaks") / max(1.0, metrics["agl/samples"]),
+        "alarms": metrics["agl/alarms"],
+    }
+    for name, theirs in (("reward_mean", "agl/reward_mean"), ("logprob_drift", "training/rollout_probs_diff_max")):
+        if theirs in metrics:
+            found[name] = float(metrics[theirs])
+    return found

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from agl_otel.algorithms.verl.samples import Counts, Rules, to_samples
+from agl_otel.algorithms.verl.samples import Counts, Rules, figures_of, to_samples
 from tests.unit.adapters.conftest import CallRow, TracesBuilder, reward
 
 LEFT, RIGHT = CallRow(call=1, prompt=[1, 2], response=[3]), CallRow(call=2, prompt=[9], response=[4, 5])
@@ -78,3 +78,9 @@ def test_counts_add_up() -> None:
         total.add(to_samples(TracesBuilder().build(CallRow(rollout=rollout)), Rules())[1])
     assert (total.rollouts, total.sampled, total.reward_sum, total.verdicts) == (2, 2, 2.0, {"complete": 2})
     assert Counts().metrics == dict.fromkeys(Counts().metrics, 0)
+
+
+def test_figures_tell_of_what_was_left_out() -> None:
+    counts = to_samples(TracesBuilder(rewards={("ro-2", "at-1"): []}).build(LEFT, RIGHT, CallRow(rollout="ro-2")), Rules())[1]
+    told = figures_of({**counts.metrics, "training/rollout_probs_diff_max": 0.5})
+    assert told == {"refused": 1.0, "break_share": 0.5, "alarms": 0, "reward_mean": 1.0, "logprob_drift": 0.5}

@@ -1,0 +1,113 @@
+"""What a run sets in verl's config: defaults that the user's keys lie over, and what is fixed because this package stands on it. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from agl_otel.algorithms.verl.keys import Tree, get, merged, translate
+from agl_otel.algorithms.verl.spec import SECTION
+
+COMMON: Final[Mapping[str, Any]] = {
+    "algorithm.adv_estimator": "grpo",
+    "trainer.logger": ["console"],
+    "trainer.project_name": "agl-otel",
+    "trainer.save_freq": 1,
+    "trainer.test_freq": 1_000_000,  # after the last step
+    "trainer.max_actor_ckpt_to_keep": 2,
+    "trainer.max_critic_ckpt_to_keep": 2,
+    "ray_kwargs.ray_init.include_dashboard": False,
+}
+CPU: Final[Mapping[str, Any]] = {
+    "actor_rollout_ref.rollout.name": "agl_otel_cpu",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+    "actor_rollout_ref.rollout.agent.num_workers": 1,
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 128,
+    "actor_rollout_ref.model.use_remove_padding": False,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+    "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+    "actor_rollout_ref.actor.strategy": "fsdp2",
+    "actor_rollout_ref.actor.fsdp_config.model_dtype": "fp32",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype": "fp32",
+    "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
+    "actor_rollout_ref.actor.use_torch_compile": False,
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 128,
+    "reward.num_workers": 1,
+    "data.dataloader_num_workers": 0,
+    "trainer.n_gpus_per_node": 1,
+    "trainer.nnodes": 1,
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+    "ray_kwargs.ray_init.num_cpus": 8,  # places for actors that mostly wait, on machines of fewer cores, too
+    "ray_kwargs.ray_init.num_gpus": 1,  # what Ray is told of the CPU (cpu.py)
+}
+"""With `trainer.device: cpu`: small models without a GPU. Of verl's strategies only fsdp2 runs there."""
+ONE_GPU: Final[Mapping[str, Any]] = {"actor_rollout_ref.rollout.name": "vllm"}
+LOOP_FILE: Final = "agent_loop.yaml"
+PLUGIN: Final = "agl_otel.algorithms.verl.plugin"
+CARRIED: Final = ("WANDB_API_KEY", "HF_TOKEN", "AGL_TOKEN", "AGL_TLS_CA", "AGL_TLS_CERT", "AGL_TLS_KEY")
+"""Variables that verl's processes on other machines get."""
+
+SMALL_MACHINE: Final[Mapping[str, str]] = {
+    "OMP_NUM_THREADS": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_enable_worker_prestart": "0",  # a process for each of `num_cpus` that nothing would use
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",  # 15: with other work on the machine they hardly get to run
+    "RAY_agent_register_timeout_ms": "180000",  # imports take their time on busy cores, and Ray gives up after 30 s
+    "RAY_raylet_start_wait_time_s": "180",
+    "RAY_worker_register_timeout_seconds": "180",
+}
+"""For Ray on machines of few cores."""
+
+
+def on_cpu(config: Mapping[str, Any]) -> bool:
+    """Whether a translated config asks for the CPU."""
+    return get(config, "trainer.device") == "cpu"
+
+
+def with_defaults(config: Mapping[str, Any], *, model_dir: str | None = None) -> Tree:
+    """A translated config over the defaults."""
+    more = {"actor_rollout_ref.model.path": model_dir} if model_dir else {}
+    device = CPU if on_cpu(config) else ONE_GPU
+    return merged(*(translate(part).config for part in (COMMON, device, more)), config)
+
+
+def fixed(folder: Path, spec: Mapping[str, Any], config: Mapping[str, Any], *, validate: bool) -> Tree:
+    """What is not the user's to choose. `folder`: of the run's verl files; `config`: with defaults."""
+    loggers: Any = get(config, "trainer.logger", [])
+    loggers = [loggers] if isinstance(loggers, str) else list(loggers)
+    told: Tree = {}
+    for path, value in {
+        "data.train_files": str(folder / "train.jsonl"),
+        "data.val_files": str(folder / "val.jsonl"),
+        "data.custom_cls.path": "pkg://agl_otel.algorithms.verl.data",
+        "data.custom_cls.name": "Tasks",
+        "actor_rollout_ref.rollout.calculate_log_probs": True,
+        "actor_rollout_ref.rollout.agent.default_agent_loop": "agl_otel",
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path": str(folder / LOOP_FILE),
+        "trainer.default_local_dir": str(folder / "checkpoints"),
+        "trainer.resume_mode": "auto",
+        "trainer.logger": [*(name for name in loggers if name != "file"), "file"],
+        "trainer.v1.trainer_mode": f"agl_otel_{spec['trainer_mode']}",
+        **({} if validate else {"trainer.val_before_train": False, "trainer.test_freq": -1}),
+    }.items():
+        told = merged(told, _nested(path, value))
+    return merged(told, {SECTION: dict(spec)})
+
+
+def _nested(path: str, value: Any) -> Tree:
+    first, _, rest = path.partition(".")
+    return {first: _nested(rest, value) if rest else value}
+
+
+def environment(config: Mapping[str, Any], metrics: Path) -> dict[str, str]:
+    """Variables of the process that runs verl; on this machine all of verl's processes inherit them."""
+    told = {"VERL_USE_EXTERNAL_MODULES": PLUGIN, "VERL_FILE_LOGGER_PATH": str(metrics), "HYDRA_FULL_ERROR": "1"}
+    usual = {"RAY_USAGE_STATS_ENABLED": "0", "TOKENIZERS_PARALLELISM": "false"}
+    if on_cpu(config):
+        told |= {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda"}  # the engines that verl registers for CUDA are plain torch
+        usual |= SMALL_MACHINE
+    return {**{name: value for name, value in usual.items() if name not in os.environ}, **told}

@@ -1,0 +1,82 @@
+"""The agent loop that verl calls for each session: the agent is somebody else's and runs anywhere; its traces come back as samples.
+
+Names of verl that are used here are those of its manual on agent loops: AgentLoopBase, AgentLoopOutput, register.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any, Final
+
+import ray  # pyright: ignore[reportMissingImports] - of the extra [verl], as the next ones
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register  # pyright: ignore[reportMissingImports]
+
+from agl_otel.algorithms.verl.rollouts import Rollouts, Wanted
+from agl_otel.algorithms.verl.samples import Counts, Sample
+from agl_otel.algorithms.verl.spec import SECTION, Spec
+from agl_otel.algorithms.verl.tally import find_tally
+from agl_otel.store import Store
+from agl_otel.types import RolloutMode
+
+NAME: Final = "agl_otel"
+
+
+@register(NAME)  # pyright: ignore[reportUntypedClassDecorator] - it is not in our own environment
+class TracedAgentLoop(AgentLoopBase):
+    """A session: a rollout in the queue, and the samples that its traces give."""
+
+    def __init__(self, trainer_config: Any, **_: Any) -> None:
+        # the base's would make what turns messages into tokens, for each session; nothing is tokenised here
+        self.config = trainer_config.config
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[Any]:
+        """The samples of one rollout; none where it was refused, which verl leaves out and the tally counts.
+
+        How to sample is in the resources (`main_llm`), which the trainer publishes for training and for validation.
+        """
+        rollouts = _rollouts(json.dumps(_plain(self.config[SECTION])))
+        read = await rollouts.run(
+            Wanted(
+                task=json.loads(row["task"]),
+                mode=row["mode"],
+                step=int(row["global_steps"]),
+                index=int(row["index"]),
+                session=int(row["session_id"]),
+            )
+        )
+        return [output_of(sample, read.rollout_id) for sample in read.samples]
+
+
+def output_of(sample: Sample, rollout_id: str) -> Any:
+    """The sample in verl's form."""
+    version = int(sample.model_version) if sample.model_version.isdigit() else None
+    versions = {"global_steps": version, "min_global_steps": version, "max_global_steps": version} if version is not None else {}
+    return AgentLoopOutput(
+        prompt_ids=sample.prompt_ids,
+        response_ids=sample.response_ids,
+        response_mask=sample.response_mask,
+        response_logprobs=sample.logprobs,
+        reward_score=sample.reward,
+        num_turns=2 * sample.calls,
+        metrics={},
+        extra_fields={**versions, "turn_scores": [], "tool_rewards": [], "reward_extra_info": {}, "rollout_id": rollout_id},
+    )
+
+
+@functools.cache
+def _rollouts(spec: str) -> Rollouts:
+    """One for each process: a worker of verl's has one event loop."""
+    told = Spec.of(json.loads(spec))
+    tally = find_tally(ray)
+
+    async def count(mode: RolloutMode, counts: Counts) -> None:
+        await tally.add.remote(mode, counts)
+
+    return Rollouts(Store(told.store), told, count)
+
+
+def _plain(section: Any) -> Any:
+    from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports] - of the extra [verl]
+
+    return OmegaConf.to_container(section, resolve=True)

@@ -1,0 +1,81 @@
+"""Says where the model is served and which weights it has: as resources for the next rollouts, and to the proxies. Knows no verl."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+
+from agl_otel.algorithms.verl.spec import RESOURCE_NAME, Spec
+from agl_otel.errors import ModelServerError, UnavailableError
+from agl_otel.store import Store
+from agl_otel.tls import connector
+from agl_otel.types import LLM, NamedResources, RolloutMode
+
+TIMEOUT_SECONDS: Final = 30.0
+
+
+@dataclass
+class Publisher:
+    """Publishes for one run."""
+
+    store: Store
+    spec: Spec
+    sampling: dict[RolloutMode, dict[str, Any]]
+
+    async def publish(self, addresses: Sequence[str], step: int) -> None:
+        """The servers at `addresses` (host:port) have the weights after `step` updates from now on.
+
+        Raises ModelServerError where a server does not answer, UnavailableError.
+        """
+        await self.store.open()
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), connector=connector()) as session:
+            model = await _served_model(session, addresses[0])
+            for mode, sampling in self.sampling.items():
+                await self.store.publish(resources(addresses, model, sampling), resources_id=self.spec.resources_id(mode))
+            if not self.spec.says_version:
+                known = self.store.description
+                for proxy in known.proxies or ([known.proxy] if known.proxy else []):
+                    await _announce(session, proxy, str(step), self.store.token)
+
+
+def resources(addresses: Sequence[str], model: str, sampling: dict[str, Any]) -> NamedResources:
+    """`main_llm`, and the other replicas beside it: the proxy takes LLMs that serve the same model as one pool."""
+    names = [RESOURCE_NAME, *(f"{RESOURCE_NAME}_{number}" for number in range(2, len(addresses) + 1))]
+    return {
+        name: LLM(endpoint=f"http://{address}/v1", model=model, sampling_parameters=sampling)
+        for name, address in zip(names, addresses, strict=True)
+    }
+
+
+def sampling_of(rollout: Any) -> dict[RolloutMode, dict[str, Any]]:
+    """How agents are asked to sample, from verl's `actor_rollout_ref.rollout`: as verl itself would."""
+    limit = {"max_tokens": int(rollout.response_length)}
+
+    def told(temperature: float, top_p: float, top_k: int) -> dict[str, Any]:
+        more: dict[str, Any] = {"top_p": float(top_p)} if top_p < 1 else {}
+        return {"temperature": float(temperature), **limit, **more, **({"top_k": int(top_k)} if top_k > 0 else {})}
+
+    val = rollout.val_kwargs
+    return {"train": told(rollout.temperature, rollout.top_p, rollout.top_k), "val": told(val.temperature, val.top_p, val.top_k)}
+
+
+async def _served_model(session: aiohttp.ClientSession, address: str) -> str:
+    url = f"http://{address}/v1/models"
+    try:
+        async with session.get(url) as answer:
+            return (await answer.json())["data"][0]["id"]
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError, TypeError) as error:
+        raise ModelServerError(f"verl's model server does not say at {url} what it serves: {error!r}") from error
+
+
+async def _announce(session: aiohttp.ClientSession, proxy: str, version: str, token: str) -> None:
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    try:
+        async with session.post(f"{proxy.rstrip('/')}/resume", json={"version": version}, headers=headers) as answer:
+            if answer.status != 200:
+                raise ModelServerError(f"the proxy {proxy} did not take weights version {version}: HTTP {answer.status}")
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise UnavailableError(f"the proxy {proxy} cannot be told weights version {version}: {error!r}") from error

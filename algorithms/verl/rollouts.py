@@ -1,0 +1,199 @@
+"""Rollouts for verl's sessions: each asks for one, and all that wait are enqueued, watched and read together. Knows no verl.
+
+A rollout's id is made of run, mode, step, task and session. So a step that is done again after a stop finds what was run before: what
+succeeded is read again. What had not may wait for a model server that is gone, so it is cancelled and run under the id of this start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from agl_otel.algorithms.utils import sampling_seed
+from agl_otel.algorithms.verl.samples import Counts, Sample, to_samples
+from agl_otel.algorithms.verl.spec import Spec
+from agl_otel.store import Store
+from agl_otel.types import TERMINAL_STATUSES, AttemptedRollout, EnqueueRolloutRequest, Rollout, RolloutMode
+
+GATHER_SECONDS: Final = 0.01  # sessions of a step come within it
+READ_GATHER_SECONDS: Final = 2.0  # a read costs tens of milliseconds, however many rollouts it reads; the last one waits for nothing
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What one of verl's sessions asks for."""
+
+    task: Any
+    """Any JSON."""
+    mode: RolloutMode
+    step: int
+    index: int
+    """Of the task in its data set."""
+    session: int
+    """0, 1, …: of the rollouts of this task."""
+
+    @property
+    def name(self) -> str:
+        """Unique in a run."""
+        return f"{self.mode}-{self.step:06d}-{self.index:06d}-{self.session:03d}"
+
+
+@dataclass
+class Read:
+    """What one rollout came to."""
+
+    rollout_id: str
+    samples: list[Sample]
+
+
+@dataclass(eq=False)
+class _Session:
+    wanted: Wanted
+    done: asyncio.Future[Read]
+    rollout_id: str = ""
+
+
+@dataclass
+class Rollouts:
+    """The rollouts of one process, in one event loop."""
+
+    store: Store
+    spec: Spec
+    on_counts: Callable[[RolloutMode, Counts], Any] = lambda mode, counts: None
+    """Told what was counted, before the sessions go on; may be async."""
+    _waiting: list[_Session] = field(default_factory=list["_Session"])
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set["asyncio.Task[None]"])
+
+    async def run(self, wanted: Wanted) -> Read:
+        """Have it run, and read what came of it. Raises what the store raises."""
+        session = _Session(wanted, asyncio.get_running_loop().create_future())
+        self._waiting.append(session)
+        if len(self._waiting) == 1:
+            task = asyncio.create_task(self._serve())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return await session.done
+
+    async def _serve(self) -> None:
+        await asyncio.sleep(GATHER_SECONDS)
+        sessions, self._waiting = self._waiting, []
+        modes = {session.wanted.mode for session in sessions}
+        await asyncio.gather(*(self._serve_mode([each for each in sessions if each.wanted.mode == mode]) for mode in modes))
+
+    async def _serve_mode(self, sessions: Sequence[_Session]) -> None:
+        try:
+            await self._enqueue(sessions)
+            await self._read_all(sessions)
+        except Exception as error:  # noqa: BLE001 - carried over to the sessions, of which verl counts each
+            for session in sessions:
+                if not session.done.done():
+                    session.done.set_exception(error)
+
+    # --- enqueue
+
+    async def _enqueue(self, sessions: Sequence[_Session]) -> None:
+        """Give every session its rollout: one that succeeded before, or one that this start runs."""
+        left = list(sessions)
+        for start in range(1, self.spec.start + 1):
+            rollouts = await self.store.enqueue([self._request(session.wanted, start) for session in left])
+            stale: list[_Session] = []
+            for session, rollout in zip(left, rollouts, strict=True):
+                session.rollout_id = rollout.rollout_id
+                if rollout.status != "succeeded" and (rollout.metadata or {}).get("start") != self.spec.start:
+                    stale.append(session)
+                    if rollout.status not in TERMINAL_STATUSES:
+                        await self.store.update_rollout(rollout.rollout_id, status="cancelled")
+            left = stale
+            if not left:
+                return
+
+    def _request(self, wanted: Wanted, start: int) -> EnqueueRolloutRequest:
+        metadata: dict[str, Any] = {"step": wanted.step, "group": wanted.index, "start": self.spec.start}
+        if self.spec.seed is not None:
+            metadata["sampling_seed"] = sampling_seed(self.spec.seed, wanted.name)
+        again = f"-{start}" if start > 1 else ""
+        return EnqueueRolloutRequest(
+            input=wanted.task,
+            mode=wanted.mode,
+            resources_id=self.spec.resources_id(wanted.mode),
+            config=self.spec.config,
+            rollout_id=f"ro-{self.spec.run_id}-{wanted.name}{again}",
+            metadata=metadata,
+        )
+
+    # --- wait and read
+
+    async def _read_all(self, sessions: Sequence[_Session]) -> None:
+        by_id: dict[str, list[_Session]] = {}
+        for session in sessions:
+            by_id.setdefault(session.rollout_id, []).append(session)
+        finished: asyncio.Queue[Rollout | AttemptedRollout | None] = asyncio.Queue()
+
+        async def watch() -> None:
+            try:
+                async for rollout in self.store.watch(list(by_id), timeout_seconds=self.spec.step_seconds):
+                    finished.put_nowait(rollout)
+            finally:
+                finished.put_nowait(None)
+
+        watching = asyncio.create_task(watch())
+        try:
+            while batch := await _batch(finished):
+                await self._read(batch, by_id)
+            await watching
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(watching, return_exceptions=True)
+        await self._give_up([rollout_id for rollout_id, waiting in by_id.items() if not waiting[0].done.done()], by_id)
+
+    async def _read(self, batch: Sequence[Rollout | AttemptedRollout], by_id: dict[str, list[_Session]]) -> None:
+        traces = await self.store.traces(batch)
+        began = time.thread_time()
+        found, counts = to_samples(traces, self.spec.sample_rules)
+        counts.cpu_seconds = time.thread_time() - began
+        for rollout in batch:
+            found.setdefault(rollout.rollout_id, [])  # deleted in the meantime
+        await self._tell(by_id[batch[0].rollout_id][0].wanted.mode, counts)
+        for rollout_id, samples in found.items():
+            for session in by_id[rollout_id]:
+                if not session.done.done():
+                    session.done.set_result(Read(rollout_id, samples))
+
+    async def _give_up(self, rollout_ids: Sequence[str], by_id: dict[str, list[_Session]]) -> None:
+        """End rollouts whose time is up, or that were deleted."""
+        for rollout_id in rollout_ids:
+            with contextlib.suppress(ValueError):  # NotFoundError: deleted
+                await self.store.update_rollout(rollout_id, status="cancelled")
+            mode = by_id[rollout_id][0].wanted.mode
+            await self._tell(mode, Counts(rollouts=1, refused=Counter(not_finished=1)))
+            for session in by_id[rollout_id]:
+                session.done.set_result(Read(rollout_id, []))
+        if rollout_ids:
+            _log.warning("%d rollouts had not finished after %s s and were cancelled", len(rollout_ids), self.spec.step_seconds)
+
+    async def _tell(self, mode: RolloutMode, counts: Counts) -> None:
+        told = self.on_counts(mode, counts)
+        if asyncio.iscoroutine(told) or isinstance(told, asyncio.Future):
+            await told
+
+
+async def _batch(queue: asyncio.Queue[Rollout | AttemptedRollout | None]) -> list[Rollout | AttemptedRollout]:
+    """What has finished within a moment, or until all has been told; none after that."""
+    batch: list[Rollout | AttemptedRollout] = []
+    rollout = await queue.get()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(READ_GATHER_SECONDS):
+            while rollout is not None:
+                batch.append(rollout)
+                rollout = await queue.get()
+    if rollout is None:
+        queue.put_nowait(None)  # for the next call
+    return batch

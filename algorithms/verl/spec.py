@@ -1,0 +1,56 @@
+"""What a run's processes must know, as JSON: the section `agl_otel` of verl's config. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from agl_otel.algorithms.utils import survives_its_runner
+from agl_otel.algorithms.verl.samples import Rules
+from agl_otel.types import RolloutConfig, RolloutMode
+
+SECTION: Final = "agl_otel"
+RESOURCE_NAME: Final = "main_llm"
+ROLLOUT_SECONDS: Final = 1200.0
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One start of one run. No secrets: verl prints its config."""
+
+    store: str
+    """The address of the stack."""
+    run_id: str
+    start: int
+    """1, 2, …: how often the run was begun or gone on with."""
+    trainer_mode: str = "sync"
+    """verl's own name of the trainer that is watched (trainer.py)."""
+    says_version: bool = False
+    """Whether the model server says in its answers which weights sampled them; else the proxies are told."""
+    seed: int | None = None
+    """Of what rollouts sample, handed to the model server; None: it draws as it likes."""
+    rollout_config: dict[str, Any] = field(default_factory=lambda: survives_its_runner(ROLLOUT_SECONDS).model_dump())
+    step_seconds: float | None = None
+    """Rollouts that have not finished by then are cancelled, left out, and counted."""
+    rules: dict[str, Any] = field(default_factory=lambda: asdict(Rules()))
+
+    @classmethod
+    def of(cls, section: Mapping[str, Any]) -> Spec:
+        """Read it from verl's config."""
+        return cls(**dict(section))
+
+    @property
+    def sample_rules(self) -> Rules:
+        """What becomes a sample."""
+        given: dict[str, Any] = {**self.rules, "take": tuple(self.rules["take"])}
+        return Rules(**given)
+
+    @property
+    def config(self) -> RolloutConfig:
+        """How rollouts are run."""
+        return RolloutConfig(**self.rollout_config)
+
+    def resources_id(self, mode: RolloutMode) -> str:
+        """The resources of the run's rollouts: training and validation sample differently."""
+        return f"{self.run_id}-{mode}"

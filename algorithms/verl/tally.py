@@ -1,0 +1,34 @@
+"""What the agent loops of all machines counted, in one Ray actor, until the trainer takes it for a step's metrics."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from agl_otel.algorithms.verl.samples import Counts
+
+NAME: Final = "agl_otel_tally"
+
+
+class Tally:
+    """Counts by mode; runs as a Ray actor."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Counts] = {}
+
+    def add(self, mode: str, counts: Counts) -> None:
+        """Count these, too."""
+        self._counts.setdefault(mode, Counts()).add(counts)
+
+    def take(self, mode: str) -> Counts:
+        """What was counted since it was taken last."""
+        return self._counts.pop(mode, Counts())
+
+
+def make_tally(ray: Any) -> Any:
+    """The run's tally; it lives as long as this handle."""
+    return ray.remote(Tally).options(name=NAME, num_cpus=0, get_if_exists=True).remote()
+
+
+def find_tally(ray: Any) -> Any:
+    """The run's tally, which its trainer made."""
+    return ray.get_actor(NAME)

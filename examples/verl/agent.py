@@ -1,0 +1,24 @@
+"""An agent of two calls that do not go on from each other: the second one asks about what the first one answered."""
+
+import functools
+import os
+from typing import Any
+
+from openai import AsyncOpenAI
+
+MODEL = os.environ.get("OPENAI_MODEL", "policy")
+
+
+@functools.cache
+def client() -> AsyncOpenAI:
+    return AsyncOpenAI()
+
+
+async def ask(number: str) -> str:
+    reply = await client().chat.completions.create(model=MODEL, messages=[{"role": "user", "content": f"digit {number}"}])
+    return (reply.choices[0].message.content or "").strip()
+
+
+async def answer(task: dict[str, Any]) -> list[str]:
+    first = await ask(str(task["number"]))
+    return [first, await ask(f"{task['tens']}{first}")] if first.isdigit() and len(first) == 1 else [first]

@@ -1,0 +1,108 @@
+"""verl's own trainer on Ray and the CPU, in an environment of its own, with an outside agent of two calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agl_otel.algorithms.verl.defaults import COMMON, CPU, ONE_GPU
+from agl_otel.algorithms.verl.keys import MOVED, put
+from tests.environments import AbsentError, over_ours
+from tests.system.stack_process import ENVIRONMENT
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "verl"
+STEPS, TASKS, MEMBERS = 2, 4, 4
+JOB = f"""
+[agent]
+function = "{EXAMPLE}/agent.py:answer"
+grader = "{EXAMPLE}/grade.py:grade"
+[data]
+train = "{EXAMPLE}/tasks.py:train"
+val = "{EXAMPLE}/tasks.py:val"
+options = {{ size = 16 }}
+[algorithm]
+name = "verl"
+seed = 5
+[algorithm.config]
+"trainer.device" = "cpu"
+"trainer.total_training_steps" = {STEPS}
+"data.train_batch_size" = {TASKS}
+"data.max_prompt_length" = 64
+"data.max_response_length" = 8
+"actor_rollout_ref.rollout.n" = {MEMBERS}
+"actor_rollout_ref.actor.ppo_mini_batch_size" = {TASKS}
+"actor_rollout_ref.actor.optim.lr" = 1e-3
+"""
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    """The environment's."""
+    try:
+        return over_ours("verl", ROOT / "tests" / "verl.txt")
+    except AbsentError as error:
+        pytest.skip(str(error))
+
+
+def environment(python: Path) -> dict[str, str]:
+    return {**ENVIRONMENT, "PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]])}
+
+
+COMPOSE = """
+import json, sys
+from agl_otel.algorithms.verl.__main__ import composed
+for given in json.load(sys.stdin):
+    try:
+        composed({"agl_otel": {}, **given})
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_what_we_set_and_translate_to_has_a_place_in_verls_own_config(python: Path) -> None:
+    places = {**COMMON, **CPU, **ONE_GPU, **{new: value_at(new) for new in MOVED.values()}}
+    asked: list[dict[str, Any]] = []
+    for path, value in [*places.items(), ("trainer.n_gpus_per_nod", 1)]:
+        asked.append({})
+        put(asked[-1], path, value)
+    done = subprocess.run(
+        [python, "-c", COMPOSE], input=json.dumps(asked), capture_output=True, text=True, check=True, env=environment(python), timeout=600
+    )
+    refused = [line for line in done.stdout.splitlines() if "no place" in line or "has a section there" in line]
+    assert [line.split(" has no place")[0] for line in refused] == ["the key trainer.n_gpus_per_nod"]
+
+
+def value_at(path: str) -> Any:
+    """Anything that may stand there: a section where verl has one."""
+    return {} if path in ("ray_kwargs.ray_init", "critic.fsdp") or path.endswith("nsight_options") else 1
+
+
+def test_a_run_trains_on_what_the_agents_traces_say(python: Path, tmp_path: Path) -> None:
+    """One start, because it takes a minute; `python -m bench.verl` kills one and goes on."""
+    (tmp_path / "job.toml").write_text(JOB)
+    command = [python, "-m", "agl_otel", "train", "job.toml", "--data-dir", "data", "--run-dir", "run", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment(python), timeout=1200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "agl/rollouts" in line]
+    assert [line["step"] for line in steps] == [1, 2]
+    assert told["steps"] == STEPS
+    assert told["samples"] == sum(line["agl/samples"] for line in steps)
+    assert 0 <= told["score_before"] <= 1
+    assert 0 <= told["score_after"] <= 1
+    for line in steps:
+        assert line["agl/rollouts"] == TASKS * MEMBERS
+        assert line["agl/samples"] > line["agl/rollouts"] - line["agl/rollouts_without_sample"] > 0  # two of most rollouts
+        # what verl computes for the sampled tokens is what was captured when they were sampled, with the weights of this step
+        assert line["training/rollout_probs_diff_max"] < 1e-4
+    kept = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert kept["algorithm"] == "verl"
+    assert (tmp_path / "run" / "verl" / "checkpoints" / f"global_step_{STEPS}").is_dir()

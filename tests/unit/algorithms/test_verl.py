@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agl_otel.algorithms import VERL
+from agl_otel.algorithms.verl.algorithm import scores
+from agl_otel.algorithms.verl.defaults import environment, fixed, with_defaults
+from agl_otel.algorithms.verl.keys import get
+from agl_otel.algorithms.verl.publish import resources, sampling_of
+from agl_otel.algorithms.verl.samples import Rules
+from agl_otel.algorithms.verl.spec import Spec
+from agl_otel.cli import main
+from agl_otel.errors import SettingsError, UsageError
+from agl_otel.trainer import Job
+
+SPEC = asdict(Spec(store="host:4747", run_id="verl-1", start=2, rules=asdict(Rules())))
+JOB = """
+[agent]
+function = "agent.py:answer"
+[data]
+train = "train.jsonl"
+val = "val.jsonl"
+[algorithm]
+name = "verl"
+"""
+
+
+def test_what_is_given_lies_over_the_defaults_of_its_device() -> None:
+    cpu = with_defaults({"trainer": {"device": "cpu", "save_freq": 7}}, model_dir="/models/a")
+    assert (get(cpu, "trainer.save_freq"), get(cpu, "actor_rollout_ref.actor.strategy")) == (7, "fsdp2")
+    assert get(cpu, "actor_rollout_ref.model.path") == "/models/a"
+    gpu = with_defaults({"actor_rollout_ref": {"model": {"path": "Qwen/a"}}}, model_dir=None)
+    assert (get(gpu, "actor_rollout_ref.rollout.name"), get(gpu, "actor_rollout_ref.model.path")) == ("vllm", "Qwen/a")
+    assert get(gpu, "actor_rollout_ref.actor.strategy") is None
+
+
+def test_what_this_package_stands_on_is_fixed(tmp_path: Path) -> None:
+    told = fixed(tmp_path, SPEC, {"trainer": {"logger": "console"}}, validate=False)
+    assert get(told, "trainer.logger") == ["console", "file"]
+    assert get(told, "trainer.v1.trainer_mode") == "agl_otel_sync"
+    assert get(told, "trainer.default_local_dir") == str(tmp_path / "checkpoints")
+    assert (get(told, "trainer.val_before_train"), get(told, "trainer.test_freq")) == (False, -1)
+    assert get(told, "actor_rollout_ref.rollout.calculate_log_probs") is True
+    arrived = Spec.of(json.loads(json.dumps(told["agl_otel"])))
+    assert (arrived.sample_rules, arrived.config, arrived.start) == (Rules(), Spec.of(SPEC).config, 2)
+
+
+def test_only_a_run_on_the_cpu_gets_the_platform_of_the_cpu(tmp_path: Path) -> None:
+    assert environment({"trainer": {"device": "cpu"}}, tmp_path)["VERL_PLATFORM"] == "cpu"
+    assert "VERL_PLATFORM" not in environment({}, tmp_path)
+
+
+def test_replicas_are_one_pool_that_samples_as_verl_would() -> None:
+    val = SimpleNamespace(temperature=0, top_p=1.0, top_k=-1)
+    rollout: Any = SimpleNamespace(response_length=64, temperature=0.7, top_p=0.9, top_k=20, val_kwargs=val)
+    told = sampling_of(rollout)
+    assert told["train"] == {"temperature": 0.7, "max_tokens": 64, "top_p": 0.9, "top_k": 20}
+    assert told["val"] == {"temperature": 0.0, "max_tokens": 64}
+    made: Any = resources(["a:1", "b:2"], "policy", told["val"])
+    assert {name: llm.endpoint for name, llm in made.items()} == {"main_llm": "http://a:1/v1", "main_llm_2": "http://b:2/v1"}
+    assert {llm.model for llm in made.values()} == {"policy"}
+
+
+def test_a_line_of_metrics_says_what_was_scored() -> None:
+    assert scores({"step": 0, "val-core/agl_otel/reward/mean@1": 0.25}) == {"validation": 0.25}
+    assert scores({"step": 1, "agl/reward_mean": 0.5, "val-aux/x/reward/mean@1": 1}) == {"reward": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"config": {"data.train_files": "a.parquet"}}, "data.train_files has no place here: the data come from fit"),
+        ({"config": {"trainer.v1.trainer_mode": "fast"}}, "trainer.v1.trainer_mode is 'fast': use one of sync, colocate_async"),
+        ({"config": {}, "daemon_cls": object}, "VERL takes no daemon_cls here"),
+    ],
+)
+def test_what_has_no_place_is_named(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        VERL(**given)
+    assert says in str(refused.value)
+
+
+def test_the_level_of_old_and_the_option_mean_the_same() -> None:
+    assert VERL({"agentlightning.trace_aggregator.level": "transition"}).rules.by_call
+    assert not VERL({"agentlightning.trace_aggregator.level": "transition"}, by_call=False).rules.by_call
+    assert VERL({"data.max_prompt_length": 9}).rules.max_prompt_tokens == 9
+
+
+@pytest.mark.skipif(find_spec("verl") is not None, reason="verl is here")
+def test_without_the_extra_the_error_says_what_to_install() -> None:
+    with pytest.raises(SettingsError, match=r"pip install 'agl-otel\[verl\]'"):
+        asyncio.run(VERL({}).run(["task"]))
+
+
+@pytest.mark.skipif(find_spec("verl") is not None, reason="verl is here")
+def test_a_job_for_a_missing_extra_says_what_to_install_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.toml").write_text(JOB + "[algorithm.config]\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(tmp_path / "job.toml"), "--data-dir", str(tmp_path / "data")])
+    assert ended.value.code == 2
+    assert "pip install 'agl-otel[verl]'" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_job_names_options_that_verl_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB + "nonsense = 1\n[algorithm.config]\n")
+    with pytest.raises(SettingsError, match=r"unknown key 'algorithm\.nonsense'"):
+        Job.load(tmp_path / "job.toml")
