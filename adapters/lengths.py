@@ -20,6 +20,7 @@ from agl_otel.errors import UsageError
 
 LENGTH_REFUSALS: Final = {
     "prompt_too_long": "the prompt is longer than max_prompt_tokens",
+    "beyond_context": "prompt and response are longer than the model's context",
     "nothing_left": "after max_response_tokens no token of the model's is left",
 }
 """Why a trajectory is refused; counted once for each trajectory."""
@@ -54,6 +55,16 @@ def limit_lengths(
     cut = (response.lengths != batch.response.lengths) | (prompt.lengths != batch.prompt.lengths)
     limited = replace(batch, prompt=prompt, response=response, response_mask=mask, logprobs=logprobs, refused=refused)
     return replace(pick(limited, np.flatnonzero(keep)), cut=int(np.count_nonzero(cut & keep)))
+
+
+def within_context(batch: TrajectoryBatch, context_tokens: int) -> TrajectoryBatch:
+    """The trajectories that the model can read as a whole; the others are counted in `refused` as `beyond_context`."""
+    fits = batch.prompt.lengths + batch.response.lengths <= context_tokens
+    if fits.all():
+        return batch
+    refused = Counter(batch.refused)
+    refused["beyond_context"] += int(np.count_nonzero(~fits))
+    return pick(replace(batch, refused=refused), np.flatnonzero(fits))
 
 
 def clipped(rows: Ragged, limit: int | None, *, from_end: bool = False) -> Ragged:

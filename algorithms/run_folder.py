@@ -86,10 +86,15 @@ class RunFolder:
         self._metrics.flush()
         os.fsync(self._metrics.fileno())
 
-    def metrics(self, count: int) -> list[dict[str, Any]]:
-        """The first `count` lines of metrics.jsonl; what follows is cut off. Raises DataError where some are missing or damaged."""
+    def metrics(self, count: int | None) -> list[dict[str, Any]]:
+        """The first `count` lines of metrics.jsonl, None for all whole ones; what follows is cut off.
+
+        Raises DataError where some are missing or damaged.
+        """
         path = self.folder / METRICS
-        lines = path.read_bytes().splitlines(keepends=True)[:count] if path.exists() else []
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        count = sum(line.endswith(b"\n") for line in lines) if count is None else count
+        lines = lines[:count]
         try:
             rows = [json.loads(line) for line in lines]
         except ValueError as error:
@@ -138,6 +143,12 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
     beside.replace(path)
     sync_folder(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Have a file's content on disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whom a run tells of its steps: the store, which keeps each as a span linked to its evidence, and shows its alarms.
+"""Whom a run tells of its steps: the store, which keeps each as a span linked to its evidence, and shows its alarms; and metric sinks.
 
 What the store does not take is told with the next step; what a killed run could not tell, it tells when it goes on. The store keeps a
 step once, however often it is told; of one that was done again, the last telling.
@@ -6,11 +6,17 @@ step once, however often it is told; of one that was done again, the last tellin
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol
 
+from agl_otel.algorithms.metrics import MetricSink, Sinks, sinks_of
+from agl_otel.algorithms.run_folder import RunFolder, new_run_id
 from agl_otel.errors import AglError
 from agl_otel.types import TrainingStep
 
@@ -32,16 +38,33 @@ class StepStore(Protocol):
 
 
 class RunLog:
-    """Tells `store` of the steps of one run; a run does not end because nobody listens."""
+    """Tells `store` and `sinks` of the steps of one run; a run does not end because nobody listens. Use `async with`, then `begin`."""
 
-    def __init__(self, store: StepStore, *, run_id: str, algorithm: str) -> None:
+    def __init__(
+        self, store: StepStore, *, run_id: str, algorithm: str, folder: Path | None = None, sinks: Sequence[MetricSink] = ()
+    ) -> None:
         self.run_id = run_id
         self.algorithm = algorithm
         self._store = store
+        self._folder = folder
+        self._sinks = list(sinks)
+        self._begun: list[MetricSink] = []
         self._untold: list[TrainingStep] = []
 
+    async def __aenter__(self) -> RunLog:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for sink in [*self._begun]:
+            await asyncio.to_thread(self._safely, sink, sink.close)
+        if error is None:
+            await self._end()
+
     async def begin(self, done: Sequence[TrainingStep]) -> None:
-        """The steps that the run had done when it was stopped."""
+        """The steps that the run had done when it was stopped. Raises what a sink's `begin` raises."""
+        for sink in self._sinks:
+            await asyncio.to_thread(sink.begin, self.run_id, self._folder, done)
+            self._begun.append(sink)
         self._untold = list(done)
         await self._tell()
 
@@ -51,10 +74,20 @@ class RunLog:
             await self._store.record_figures(figures, algorithm=self.algorithm)
         except AglError as error:
             _logger.warning("the figures of step %d are in no metrics: %s", step.step, error)
+        for sink in [*self._begun]:
+            await asyncio.to_thread(self._safely, sink, partial(sink.step, step))
         self._untold.append(step)
         await self._tell()
 
-    async def end(self) -> None:
+    def _safely(self, sink: MetricSink, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  # somebody else's code, which shows what is kept elsewhere
+            _logger.warning("run %s goes on without %s: %r", self.run_id, type(sink).__name__, error)
+            if sink in self._begun:
+                self._begun.remove(sink)
+
+    async def _end(self) -> None:
         """Tell what is left."""
         await self._tell()
         if self._untold:
@@ -72,6 +105,12 @@ class RunLog:
             _logger.warning("step %d is in no trace yet: %s", self._untold[-1].step, error)
             return
         self._untold = []
+
+
+def log_of(store: StepStore, algorithm: str, run: RunFolder | None, metrics: Sinks | None) -> RunLog:
+    """The log of a run that is kept in `run`, or in memory."""
+    run_id, folder = (run.run_id, run.folder) if run is not None else (new_run_id(algorithm), None)
+    return RunLog(store, run_id=run_id, algorithm=algorithm, folder=folder, sinks=sinks_of(metrics, kept=run is not None))
 
 
 def step_of(report: Any, log: RunLog, *, resources_id: str) -> TrainingStep:

@@ -85,11 +85,11 @@ def batch_iter_over_dataset(dataset: Dataset[T], batch_size: int, source: random
         yield [dataset[index] for index in batch]
 
 
-def survives_its_runner(timeout_seconds: float | None = None) -> RolloutConfig:
+def survives_its_runner(timeout_seconds: float | None = None, unresponsive_seconds: float = UNRESPONSIVE_SECONDS) -> RolloutConfig:
     """How rollouts are run so that one whose runner was killed, perhaps together with the algorithm, is run again and not waited for."""
     return RolloutConfig(
         timeout_seconds=timeout_seconds,
-        unresponsive_seconds=UNRESPONSIVE_SECONDS,
+        unresponsive_seconds=unresponsive_seconds,
         max_attempts=MAX_ATTEMPTS,
         retry_condition=["unresponsive"],
     )

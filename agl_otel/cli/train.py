@@ -80,13 +80,15 @@ async def _tune(job: Job, settings: Settings, folder: Path, console: Console) ->
     from agl_otel.trainer import Tuning
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
-    async with stack_for(settings) as (store, failed), Tuning(job, store, folder, stack_failed=failed) as tuning, tuning.runners():
-        before = await tuning.evaluate(val_tasks)
-        console.print(f"score before: {before.score:.3f} on {len(val_tasks)} tasks")
-        rounds = await tuning.fit(
-            train_tasks, on_step=lambda done: console.print(f"round {done.step}: reward {done.reward_mean:.3f}, {done.kept} kept")
-        )
-        after = await tuning.evaluate(val_tasks)
+    async with stack_for(settings) as (store, failed), Tuning(job, store, folder, stack_failed=failed) as tuning:
+        await tuning.publish_policy()
+        async with tuning.runners():
+            before = await tuning.evaluate_once(val_tasks, name="before")
+            console.print(f"score before: {before.score:.3f} on {len(val_tasks)} tasks")
+            rounds = await tuning.fit(
+                train_tasks, on_step=lambda done: console.print(f"round {done.step}: reward {done.reward_mean:.3f}, {done.kept} kept")
+            )
+            after = await tuning.evaluate_once(val_tasks, name=f"after-{len(rounds)}")
     console.print(f"score after: {after.score:.3f}  ({len(rounds)} rounds)\nkept in {folder}", soft_wrap=True)
     return {
         "score_before": before.score,

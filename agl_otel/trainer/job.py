@@ -15,9 +15,10 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from agl_otel.algorithms.utils import survives_its_runner
 from agl_otel.errors import SettingsError
 from agl_otel.runner.agents import load_function
-from agl_otel.types import NamedResources, PromptTemplate
+from agl_otel.types import NamedResources, PromptTemplate, RolloutConfig
 
 OPTIONS_OF: Final = {
     "grpo": "agl_otel.trainer.training",
@@ -49,6 +50,13 @@ class AgentSpec(_Strict):
     """Rollouts at a time in each."""
     timeout_seconds: float = Field(default=120.0, gt=0)
     """Of one attempt."""
+    unresponsive_seconds: float = Field(default=60.0, gt=0)
+    """After so long without a sign of life a runner is taken for dead, and its rollout is run again; heartbeats come every 5 s."""
+
+    @property
+    def rollout_config(self) -> RolloutConfig:
+        """Of every rollout of the job."""
+        return survives_its_runner(self.timeout_seconds, self.unresponsive_seconds)
 
     @model_validator(mode="after")
     def _one_way_to_run(self) -> AgentSpec:

@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, create_model
 from agl_otel.adapters import TraceToMessages
 from agl_otel.algorithms.prompts import APO, GEPA, PromptSearch, RandomSearch
 from agl_otel.algorithms.prompts.search import default_client
-from agl_otel.algorithms.utils import survives_its_runner
 from agl_otel.errors import SettingsError
 from agl_otel.trainer.run import JobRun, unless
 
@@ -60,7 +59,7 @@ class PromptSearching(JobRun):
         kind = SEARCHES[self.job.algorithm["name"]]
         given = {name: self._located(value) if name in _FILES else value for name, value in self.job.options.items()}
         given |= {"async_openai_client": editor} if self._asks else {}
-        return kind(run_dir=self.folder, rollout_config=survives_its_runner(self.job.agent.timeout_seconds), **given)
+        return kind(run_dir=self.folder, rollout_config=self.job.agent.rollout_config, **given)
 
     def _located(self, files: Any) -> Any:
         """Prompt files are relative to the job file."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from agl_otel.algorithms.utils import may_be_tried_again, sampling_seed, survives_its_runner
+from agl_otel.algorithms.utils import may_be_tried_again, sampling_seed
 from agl_otel.errors import AgentError, AglError, ModelServerError, SettingsError, UnavailableError
 from agl_otel.processes import Process
 from agl_otel.store import Store
@@ -115,7 +115,7 @@ class JobRun:
         """
         clock = asyncio.get_running_loop().time
         started = clock()
-        config = survives_its_runner(self.job.agent.timeout_seconds)
+        config = self.job.agent.rollout_config
         name = key.rpartition("/")[2] if key is not None else ""
         requests = [
             EnqueueRolloutRequest(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import aiohttp
 import torch
@@ -13,25 +16,34 @@ from transformers.utils import logging as transformers_logging
 from agl_otel.algorithms.grpo.algorithm import MODEL_NAME, RESOURCE_NAME
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
 from agl_otel.algorithms.grpo.tiny import make_policy
-from agl_otel.errors import AglError, ModelServerError, SettingsError
-from agl_otel.processes import Process
+from agl_otel.algorithms.run_folder import RunFolder, digest_of, write_json
+from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
+from agl_otel.processes import HEALTH_POLL_SECONDS, Process
+from agl_otel.settings import free_port, is_free
 from agl_otel.store import Store
 from agl_otel.trainer.job import Job
-from agl_otel.trainer.run import JobRun
+from agl_otel.trainer.run import Evaluation, JobRun
 from agl_otel.types import LLM
 
+PORT_SECONDS: Final = 20.0  # the model server of a run that was killed ends a moment after it
+SERVER: Final = "model_server.json"
+_AGENT: Final = {"function", "command", "grader"}
+"""What of [agent] decides a run's course; how many run at a time may change."""
 MODEL_SERVER_START_SECONDS: Final = 120.0  # importing torch on a busy machine takes most of it
 
 
 class ServedRun(JobRun):
-    """A subclass's `_start` calls `_make_policy`, then `_serve`.
+    """A subclass has a `name` and an `algorithm`. A folder that holds the run already goes on with it.
 
     Args:
         job: what to train.
         store: a connected store.
-        folder: where the run is kept: policy, the model server's record, logs.
+        folder: where the run is kept: run.json, policy, weights, metrics.jsonl, the model server's record and port, logs.
         stack_failed: fails when the stack is gone; the run then ends with that error.
     """
+
+    name: ClassVar[str]
+    """Of the algorithm."""
 
     def __init__(self, job: Job, store: Store, folder: Path, *, stack_failed: asyncio.Future[None] | None = None) -> None:
         super().__init__(job, store, folder, stack_failed=stack_failed)
@@ -40,25 +52,58 @@ class ServedRun(JobRun):
         self._server: Process | None = None
         self.server_url = ""
 
-    async def _make_policy(self, *, again: bool) -> None:
-        """Find the job's policy, or make the tiny one; `again` also where it is there. Raises SettingsError."""
+    async def _start(self) -> None:
+        await self._make_policy()
+        algorithm = self.algorithm()
+        options = {
+            **algorithm.course(self.job.tasks("train")),
+            "val": digest_of(self.job.tasks("val")),
+            "agent": self.job.agent.model_dump(include=set(_AGENT)),
+        }
+        self.run = RunFolder(self.folder, algorithm=self.name, options=options, seed=algorithm.seed)
+        self._exit.callback(self.run.close)
+        await self._serve(await self._port(), *algorithm.last_weights(self.run))
+
+    async def _port(self) -> int:
+        """The run's own: rollouts that wait when it is stopped look for their model there when it goes on. Raises InUseError."""
+        kept = self.folder / SERVER
+        if not kept.exists():
+            write_json(kept, {"port": free_port()})
+        port: int = json.loads(kept.read_text())["port"]
+        deadline = time.monotonic() + PORT_SECONDS
+        while not is_free("127.0.0.1", port):
+            if time.monotonic() > deadline:
+                raise InUseError(
+                    f"port {port}, where the rollouts of the run in {self.folder} look for their model, is taken: "
+                    "end the process that holds it"
+                )
+            await asyncio.sleep(HEALTH_POLL_SECONDS)
+        return port
+
+    async def evaluate_once(self, tasks: Sequence[Any], *, name: str) -> Evaluation:
+        """`evaluate`, and what the run has evaluated under this name before is read again."""
+        return await self.evaluate(tasks, key=f"{self.run.run_id}/{name}", seed=self.run.seed)
+
+    async def _make_policy(self) -> None:
+        """Find the job's policy, or make the tiny one. Raises SettingsError."""
         transformers_logging.disable_progress_bar()
         spec = self.job.policy
         self.model_dir = self.folder / "policy" if spec.model == "tiny" else self.job.folder / spec.model
-        if spec.model == "tiny" and (again or not (self.model_dir / WEIGHTS_FILE).exists()):  # the weights are written last
+        if spec.model == "tiny" and not (self.model_dir / WEIGHTS_FILE).exists():  # the weights are written last
             await asyncio.to_thread(_make_tiny, self.model_dir, spec.seed)
         if not (self.model_dir / "config.json").exists():
             raise SettingsError(f"[policy] model = {spec.model!r}: {self.model_dir} holds no config.json of a transformers model")
 
-    async def _serve(self, port: int) -> None:
-        """Start the model server there, and wait until it is well."""
+    async def _serve(self, port: int, weights: Path | None, version: int) -> None:
+        """Start the model server there, with these weights, and wait until it is well."""
         self.server_url = f"http://127.0.0.1:{port}"
         arguments = ("--model", str(self.model_dir), "--port", str(port), "--record", str(self.record))
         self._server = Process.python_module(
             "model server",
             "agl_otel.algorithms.grpo.server",
             *arguments,
-            *("--seed", str(self.job.policy.seed)),
+            *("--seed", str(self.job.policy.seed), "--version", str(version)),
+            *(("--weights", str(weights)) if weights is not None else ()),
             log=self.folder / "logs" / "model_server.log",
         )
         await self._run(self._server, grace_seconds=5.0)

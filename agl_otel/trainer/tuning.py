@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any, Final, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
+from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.algorithms.sft.report import RoundReport
-from agl_otel.errors import SettingsError
-from agl_otel.settings import free_port
 from agl_otel.trainer.run import unless
 from agl_otel.trainer.served import ServedRun
-from agl_otel.types import RolloutConfig
 
-METRICS: Final = "metrics.jsonl"
 _SET_BY_JOB: Final = frozenset({"model_dir", "model_server_url", "on_step", "reports", "run_dir", "rollout_config"})
 
 
@@ -29,30 +25,22 @@ def options_model(name: str) -> type[BaseModel]:
 
 
 class Tuning(ServedRun):
-    """The processes of one run of SFT over a store. Use `async with`; `folder` gets the policy, rounds, weights, logs, metrics.jsonl."""
+    """The processes of one run of SFT over a store. Use `async with`; a folder that holds the run already goes on with it."""
 
-    async def _start(self) -> None:
-        if (self.folder / METRICS).exists():
-            raise SettingsError(f"{self.folder} holds a run already, and sft cannot go on with one yet: choose a new folder")
-        await self._make_policy(again=True)
-        await self._serve(free_port())
-        await self.publish_policy()
+    name = "sft"
 
     async def fit(self, tasks: Sequence[Any], *, on_step: Callable[[RoundReport], object] | None = None) -> list[RoundReport]:
-        """Tune until the algorithm is content; every round is also written to metrics.jsonl. Raises what SFT.train raises."""
-        with (self.folder / METRICS).open("a") as metrics:
+        """Tune until the algorithm is content; `on_step` gets every round that is done now. Raises what SFT.train raises."""
+        return await unless(self.failed, self.algorithm(run=self.run, on_step=on_step).train(self.store, tasks))
 
-            def note(report: RoundReport) -> None:
-                metrics.write(json.dumps(asdict(report)) + "\n")
-                metrics.flush()
-                if on_step:
-                    on_step(report)
-
-            return await unless(self.failed, self.algorithm(on_step=note).train(self.store, tasks))
-
-    def algorithm(self, *, on_step: Callable[[RoundReport], object] | None = None) -> SFT:
+    def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[RoundReport], object] | None = None) -> SFT:
         """The job's algorithm over this run's policy and model server."""
         options: dict[str, Any] = {"seed": self.job.policy.seed, **self.job.options}
-        config = RolloutConfig(timeout_seconds=self.job.agent.timeout_seconds)
-        place: dict[str, Any] = {"model_dir": self.model_dir, "model_server_url": self.server_url, "run_dir": self.folder}
-        return SFT(**place, rollout_config=config, on_step=on_step, **options)
+        return SFT(
+            model_dir=self.model_dir,
+            model_server_url=self.server_url,
+            rollout_config=self.job.agent.rollout_config,
+            run_dir=run,
+            on_step=on_step,
+            **options,
+        )

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agl_otel.adapters.lengths import pick
+from agl_otel.adapters.lengths import pick, within_context
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State, as_random_state
 from agl_otel.algorithms.grpo.groups import Group, GroupStore, TaskOrder, UnderWay
@@ -32,8 +32,9 @@ from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
 from agl_otel.algorithms.grpo.objective import Average, Objective, group_advantages
 from agl_otel.algorithms.grpo.policy import fingerprint, load_policy, push_weights, save_weights
 from agl_otel.algorithms.grpo.report import Clock, StepReport
-from agl_otel.algorithms.run_folder import RunFolder, digest_of, new_run_id
-from agl_otel.algorithms.run_log import RunLog, StepStore, step_of
+from agl_otel.algorithms.metrics import check_metrics
+from agl_otel.algorithms.run_folder import RunFolder, digest_of
+from agl_otel.algorithms.run_log import RunLog, StepStore, log_of, step_of
 from agl_otel.algorithms.utils import sampling_seed, survives_its_runner
 from agl_otel.columns import Traces
 from agl_otel.errors import DataError, UsageError
@@ -45,6 +46,7 @@ from agl_otel.types import (
     ResourcesUpdate,
     Rollout,
     RolloutConfig,
+    RolloutStatus,
     TrainingStep,
 )
 
@@ -53,7 +55,7 @@ MODEL_NAME: Final = "policy"
 _NO_COURSE: Final = frozenset(
     {
         *("model_dir", "model_server_url", "max_steps", "target_score", "score_window", "device", "threads", "on_step", "seed"),
-        *("step_timeout_seconds", "weights_dir", "run_dir", "checkpoint_every_steps", "keep_checkpoints", "reports"),
+        *("step_timeout_seconds", "weights_dir", "run_dir", "checkpoint_every_steps", "keep_checkpoints", "metrics", "reports"),
     }
 )
 """Fields that may be others when a run is gone on with: where things are, and when it ends."""
@@ -70,6 +72,10 @@ class RolloutStore(GroupStore, StepStore, Protocol):
 
     async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
         """All that was observed of them."""
+        ...
+
+    async def query_rollouts(self, *, status_in: Sequence[RolloutStatus] | None = None) -> Sequence[Rollout | AttemptedRollout]:
+        """Rollouts of these statuses, with their latest attempts."""
         ...
 
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
@@ -145,6 +151,9 @@ class GRPO:
     checkpoint_every_steps: int = 1
     """Steps after the last checkpoint are done again from the rollouts that the store still has."""
     keep_checkpoints: int = 2
+    metrics: Sequence[Any] | None = None
+    """Where else figures are shown: "tensorboard", "wandb", "plots", or a metrics.MetricSink. None: TensorBoard's files and a picture in
+    the run's folder, where it is kept and their packages are installed."""
     reports: list[StepReport] = field(default_factory=list[StepReport], init=False)
 
     def __post_init__(self) -> None:
@@ -161,6 +170,7 @@ class GRPO:
                 f"groups_under_way is {self.groups_under_way}: it must be more than prompts_per_step ({self.prompts_per_step}), "
                 "or nothing is left to carry over"
             )
+        check_metrics(self.metrics)
         self._objective = Objective(**{each.name: getattr(self, each.name) for each in fields(Objective)})
         self._weights_dir = Path(self.weights_dir or Path(self.model_dir) / "weights").absolute()
         self._shuffle = random.Random(f"{self.seed}/shuffle")
@@ -174,6 +184,15 @@ class GRPO:
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _NO_COURSE}
         config = self.rollout_config.model_dump() if self.rollout_config is not None else None
         return {**given, "rollout_config": config, "tasks": digest_of(list(tasks)), "model": fingerprint(self.model_dir)}
+
+    def last_weights(self, run: RunFolder) -> tuple[Path | None, int]:
+        """The weights that a model server begins with when `run` goes on, None for the model's own, and their version.
+
+        Rollouts that wait since the run was stopped must not be sampled by others. Raises what Checkpoints.state raises.
+        """
+        checkpoints = Checkpoints(run.folder, keep=self.keep_checkpoints)
+        place = checkpoints.latest()
+        return (place, checkpoints.state(place, run.run_id).version) if place is not None else (None, 1)
 
     async def run(self, store: RolloutStore, tasks: Sequence[Any]) -> list[StepReport]:
         """Train until `max_steps` or `target_score`; returns the reports. The server ends up with the last weights.
@@ -191,11 +210,10 @@ class GRPO:
             self._opened(tasks),
             ThreadPoolExecutor(1, thread_name_prefix="learner", initializer=torch.set_num_threads, initargs=(self.threads,)) as worker,
         ):
-            async with aiohttp.ClientSession() as session:
+            async with aiohttp.ClientSession() as session, self._logged(store) as self._log:
                 self._worker, self._session = worker, session
                 self._under_way = UnderWay(store)
                 await self._in_worker(self._load)
-                self._log = RunLog(store, run_id=self._run.run_id if self._run is not None else new_run_id("grpo"), algorithm="grpo")
                 if not await self._go_on(store, order):
                     await self._publish(store)
                 await self._log.begin([self._told(report) for report in self.reports])
@@ -207,7 +225,6 @@ class GRPO:
                     if self.on_step is not None:
                         self.on_step(report)
                 await self._under_way.cancel()
-                await self._log.end()
         return self.reports
 
     # --- a run that is kept
@@ -218,6 +235,9 @@ class GRPO:
             return nullcontext()
         self._run = RunFolder(Path(self.run_dir), algorithm="grpo", options=self.course(tasks), seed=self.seed)
         return closing(self._run)
+
+    def _logged(self, store: RolloutStore) -> RunLog:
+        return log_of(store, "grpo", self._run, self.metrics)
 
     async def _go_on(self, store: RolloutStore, order: TaskOrder) -> bool:
         """Take the run up where its last checkpoint left it; whether there is one."""
@@ -335,6 +355,7 @@ class GRPO:
         finished = [group.finished[rollout_id] for group in groups for rollout_id in group.rollout_ids if rollout_id in group.finished]
         traces = await store.traces(finished)
         batch = to_trajectories(traces, fill_reward=self.fill_reward, agent_match=self.agent_match)
+        batch = within_context(batch, self.policy.context_tokens)
         count = sum(len(group.rollout_ids) for group in groups)
         batch.refused.update({"not_finished": count - len(finished)} if len(finished) < count else {})
         return self._score(traces, batch, groups)
@@ -345,7 +366,7 @@ class GRPO:
         if not len(batch):
             raise DataError(
                 f"step {self._number} has nothing to train on: of {len(group_of)} rollouts, refused {dict(batch.refused)}. "
-                "The reasons are explained in agl_otel.adapters.trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS)"
+                "The reasons are explained in agl_otel.adapters: trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS), lengths (LENGTH_REFUSALS)"
             )
         place = {rollout_id: number for number, rollout_id in enumerate(group_of)}
         places = np.array([place[rollout_id] for rollout_id in batch.rollout_id])

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import shutil
 from dataclasses import asdict, dataclass, field
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_weights, save_weights
-from agl_otel.algorithms.run_folder import sync_folder, write_json
+from agl_otel.algorithms.run_folder import sync_file, sync_folder, write_json
 from agl_otel.errors import DataError, UsageError
 
 FOLDER: Final = "checkpoints"
@@ -76,7 +75,7 @@ class Checkpoints:
         save_weights(model, beside)
         torch.save({"optimizer": optimizer.state_dict(), **_torch_random()}, beside / TRAINER_FILE)
         for name in (WEIGHTS_FILE, TRAINER_FILE):
-            _sync(beside / name)
+            sync_file(beside / name)
         files = {name: _digest(beside / name) for name in (WEIGHTS_FILE, TRAINER_FILE)}
         write_json(beside / STATE_FILE, {**asdict(state), "python": _listed(random.getstate()), "numpy": _numpy_state(), "files": files})
         shutil.rmtree(place, ignore_errors=True)
@@ -91,7 +90,7 @@ class Checkpoints:
 
         Raises DataError for a damaged checkpoint, UsageError for one of another run or model; both name it and say what to do.
         """
-        state = self._checked(place, run_id)
+        state = self.state(place, run_id)
         try:
             load_weights(model, place)
         except UsageError as error:
@@ -105,7 +104,8 @@ class Checkpoints:
         np.random.set_state((state.numpy[0], np.array(state.numpy[1], np.uint32), *state.numpy[2:]))
         return state
 
-    def _checked(self, place: Path, run_id: str) -> State:
+    def state(self, place: Path, run_id: str) -> State:
+        """Where the run stood. Raises DataError for a damaged checkpoint, UsageError for one of another run."""
         others = sorted(path.name for path in self.folder.glob("step-*") if path != place)
         remedy = f"remove it to go on from {others[-1]}" if others else "remove it to begin the run anew"
         try:
@@ -149,8 +149,3 @@ def _torch_random() -> dict[str, Any]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

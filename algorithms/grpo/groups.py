@@ -68,23 +68,18 @@ class UnderWay:
         ids = [rollout_id for group in self.groups for rollout_id in group.rollout_ids]
         if ids:
             async with aclosing(self._store.watch(ids, timeout_seconds=0)) as finished:
-                await self._try_again([rollout async for rollout in finished])
+                await try_again(self._store, [rollout async for rollout in finished])
 
     async def enqueue(self, groups: Sequence[Sequence[EnqueueRolloutRequest]], *, step: int) -> None:
         """Queue the rollouts of these groups, in one call. Those of a run that was stopped are there already."""
         if not groups:
             return
         rollouts = await self._store.enqueue([request for group in groups for request in group])
-        await self._try_again(rollouts)
+        await try_again(self._store, rollouts)
         ids = iter([rollout.rollout_id for rollout in rollouts])
         for group in groups:
             self.groups.append(Group(self.count, step, [next(ids) for _ in group]))
             self.count += 1
-
-    async def _try_again(self, rollouts: Sequence[Rollout]) -> None:
-        """What failed or was cancelled before this process began may have failed because the run was stopped."""
-        again = [rollout.rollout_id for rollout in rollouts if may_be_tried_again(rollout)]
-        await asyncio.gather(*(self._store.update_rollout(rollout_id, status="requeuing") for rollout_id in again))
 
     async def take(self, count: int, *, oldest_step: int, timeout_seconds: float) -> list[Group]:
         """The first `count` groups that are whole, and all that were enqueued in `oldest_step` or before; in the order of their numbers.
@@ -114,6 +109,12 @@ class UnderWay:
     def _ready(self, count: int, oldest_step: int) -> bool:
         overdue = all(group.whole for group in self.groups if group.step <= oldest_step)
         return overdue and sum(group.whole for group in self.groups) >= min(count, len(self.groups))
+
+
+async def try_again(store: GroupStore, rollouts: Sequence[Rollout]) -> None:
+    """What failed or was cancelled before this process began may have failed because the run was stopped."""
+    again = [rollout.rollout_id for rollout in rollouts if may_be_tried_again(rollout)]
+    await asyncio.gather(*(store.update_rollout(rollout_id, status="requeuing") for rollout_id in again))
 
 
 class TaskOrder:

@@ -22,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from agl_otel.algorithms.grpo.engine import Engine, Job
 from agl_otel.algorithms.grpo.generate import Row
-from agl_otel.algorithms.grpo.policy import load_policy
+from agl_otel.algorithms.grpo.policy import load_policy, load_weights
 from agl_otel.algorithms.grpo.wire import Reply, parse, server_sent_event
 from agl_otel.errors import UsageError
 from agl_otel.listen import bodies_in_time, listen, make_runner
@@ -148,6 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m agl_otel.algorithms.grpo.server", description="An OpenAI-compatible model server.")
     parser.add_argument("--model", required=True, help="folder with model and tokenizer")
+    parser.add_argument("--weights", help="folder with the weights to begin with  [default: the model's]")
+    parser.add_argument("--version", default="0", help="of the weights to begin with")
     parser.add_argument("--port", type=int, default=8000, help="0: a free one")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--name", default="policy", help="the model's name in answers")
@@ -156,8 +158,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     disable_progress_bar()
     policy = load_policy(options.model)
+    if options.weights is not None:
+        load_weights(policy.model, Path(options.weights))
     with Path(options.record).open("a", encoding="utf-8") if options.record else nullcontext() as record:
-        engine = Engine(policy, record=record, seed=options.seed)
+        engine = Engine(policy, options.version, record=record, seed=options.seed)
 
         def ready(port: int) -> None:
             print(f"serving {options.model} on http://{options.host}:{port}", flush=True)  # noqa: T201  # what a command prints

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from agl_otel.adapters import TraceAdapter, TraceToMessages
 from agl_otel.algorithms.base import Algorithm
+from agl_otel.algorithms.metrics import check_metrics, sinks_of
 from agl_otel.algorithms.prompts.beam import score_of
 from agl_otel.algorithms.prompts.candidates import Candidate, cleaned, prompts_in, why_unfit
 from agl_otel.algorithms.prompts.editor import Editor, SearchOverError, Spend
@@ -43,6 +44,8 @@ class PromptSearch(Algorithm):
         max_editor_calls: at most so many calls of the editor; None: no bound.
         max_editor_tokens: no further call once so many tokens are spent; None: no bound.
         max_rollouts: at most so many rollouts; None: no bound.
+        metrics: where else figures are shown: "tensorboard", "wandb", "plots", or a metrics.MetricSink. None: TensorBoard's files and a
+            picture in the run's folder, where it is kept and their packages are installed.
     """
 
     name: ClassVar[str]
@@ -60,8 +63,11 @@ class PromptSearch(Algorithm):
         max_editor_calls: int | None = None,
         max_editor_tokens: int | None = None,
         max_rollouts: int | None = None,
+        metrics: Sequence[Any] | None = None,
     ) -> None:
         super().__init__()
+        check_metrics(metrics)
+        self.metrics = metrics
         self.client = async_openai_client
         self._own_client: Any = None
         self.temperature = temperature
@@ -127,14 +133,15 @@ class PromptSearch(Algorithm):
             seed = self._made(begin)
             self._best = self._best_before = seed
             self._step_began = time.time()
-            try:
-                self.stopped_because = await self._search(seed, train, val)
-            except SearchOverError as over:
-                self.stopped_because = str(over)
-            _log.info("%s ends: %s. Best: %s with %.3f", self.name, self.stopped_because, self._best.version, self.best_score)
-            await self.evaluator.publish(self._best)
-            self._note_best(journal)
-            await self._run_log.end()
+            async with self._run_log:
+                await self._run_log.begin([])
+                try:
+                    self.stopped_because = await self._search(seed, train, val)
+                except SearchOverError as over:
+                    self.stopped_because = str(over)
+                _log.info("%s ends: %s. Best: %s with %.3f", self.name, self.stopped_because, self._best.version, self.best_score)
+                await self.evaluator.publish(self._best)
+                self._note_best(journal)
         finally:
             journal.close()
             if self._own_client is not None:
@@ -156,7 +163,13 @@ class PromptSearch(Algorithm):
     def _prepare_run(self, journal: Journal, resources: NamedResources, adapter: TraceAdapter[Any]) -> None:
         self.spend, self.history, self.best_score = Spend(), [], float("-inf")
         self._journal, self._seed, self._versions = journal, journal.seed, 0
-        self._run_log = RunLog(self.get_store(), run_id=journal.run_id, algorithm=self.name)
+        self._run_log = RunLog(
+            self.get_store(),
+            run_id=journal.run_id,
+            algorithm=self.name,
+            folder=journal.folder,
+            sinks=sinks_of(self.metrics, kept=journal.folder is not None),
+        )
         self._engines = {name: prompt.engine for name, prompt in prompts_in(resources).items()}
         self.editor = Editor(
             self.client if self.client is not None else self._own_client,

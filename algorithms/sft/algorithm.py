@@ -12,8 +12,9 @@ import json
 import logging
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, cast
@@ -21,24 +22,44 @@ from typing import Any, Final, cast
 import aiohttp
 import numpy as np
 
-from agl_otel.adapters.lengths import pick
+from agl_otel.adapters.lengths import pick, within_context
 from agl_otel.adapters.records import IGNORED
 from agl_otel.adapters.selection import check_selection, left_out, task_key
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.algorithm import MODEL_NAME, RESOURCE_NAME, RolloutStore
-from agl_otel.algorithms.grpo.policy import load_policy, push_weights, save_weights
+from agl_otel.algorithms.grpo.groups import TaskOrder, try_again
+from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, fingerprint, load_policy, push_weights, save_weights
 from agl_otel.algorithms.grpo.report import Clock
-from agl_otel.algorithms.run_folder import new_run_id
-from agl_otel.algorithms.run_log import RunLog, step_of
+from agl_otel.algorithms.metrics import check_metrics
+from agl_otel.algorithms.run_folder import RunFolder, digest_of
+from agl_otel.algorithms.run_log import log_of, step_of
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import ROWS, SPEC, TRAINED, Row, Spec, Trained
-from agl_otel.algorithms.utils import sampling_seed
+from agl_otel.algorithms.utils import sampling_seed, survives_its_runner
 from agl_otel.columns import AttemptKey, Traces
 from agl_otel.errors import DataError, UnavailableError, UsageError
 from agl_otel.processes import Process
-from agl_otel.types import LLM, AttemptedRollout, Dataset, EnqueueRolloutRequest, ResourcesUpdate, Rollout, RolloutConfig
+from agl_otel.types import (
+    LLM,
+    AttemptedRollout,
+    Dataset,
+    EnqueueRolloutRequest,
+    NamedResources,
+    ResourcesUpdate,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+    TrainingStep,
+)
 
+_NO_COURSE: Final = frozenset(
+    {
+        *("model_dir", "model_server_url", "max_steps", "target_score", "device", "threads", "on_step", "seed"),
+        *("step_timeout_seconds", "run_dir", "metrics", "reports"),
+    }
+)
+"""Fields that may be others when a run is gone on with: where things are, and when it ends."""
 KEPT_WEIGHTS: Final = 2  # the server reads the newest while it is pushed; the next round begins with it
 STOP_SECONDS: Final = 5.0
 _logger = logging.getLogger(__name__)
@@ -88,10 +109,19 @@ class SFT(Algorithm):
     agent_match: str | None = None
     """Train only on the calls of agents whose name matches this regular expression."""
     rollout_config: RolloutConfig | None = None
+    """None: survives_its_runner() where the run is kept."""
     step_timeout_seconds: float = 600.0
     """Rollouts that have not finished by then are left out of their round, and counted."""
-    run_dir: str | Path | None = None
-    """Where rounds (rows, specs, logs) and weights are kept; default: `sft` in `model_dir`."""
+    from_mode: RolloutMode | None = None
+    """Tune on rollouts that others ran, instead of on rollouts of the run's own: all of this mode that have succeeded, each once.
+    `production` are those that were made of a product's traces (adopted). A round takes what has ended since the last one; the run ends
+    when there is nothing new. Tasks are not used, and nothing is enqueued."""
+    run_dir: str | Path | RunFolder | None = None
+    """Where the run is kept: rounds (rows, specs, logs), weights, a line for each round. A run that is there already is gone on with after
+    its last whole round, and no rollout is paid for twice. None: `sft` in `model_dir`, and the run is not gone on with."""
+    metrics: Sequence[Any] | None = None
+    """Where else figures are shown: "tensorboard", "wandb", "plots", or a metrics.MetricSink. None: TensorBoard's files and a picture in
+    the run's folder, where it is kept and their packages are installed."""
     reports: list[RoundReport] = field(default_factory=list[RoundReport], init=False)
 
     def __post_init__(self) -> None:
@@ -101,9 +131,25 @@ class SFT(Algorithm):
         for name in ("prompts_per_step", "group_size", "epochs", "batch_rows"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}: it must be at least 1")
-        self._folder = Path(self.run_dir or Path(self.model_dir) / "sft").absolute()
-        self._random = random.Random(self.seed)
+        check_metrics(self.metrics)
         self._resources: ResourcesUpdate | None = None
+        self._in_store: ResourcesUpdate | None = None
+        """What the store had of the run when this process began."""
+        self._run: RunFolder | None = None
+
+    def course(self, tasks: Sequence[Any]) -> dict[str, Any]:
+        """What decides the course of a run beside its seed, as JSON: the options of its run.json."""
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _NO_COURSE}
+        config = self.rollout_config.model_dump() if self.rollout_config is not None else None
+        return {**given, "rollout_config": config, "tasks": digest_of(list(tasks)), "model": fingerprint(self.model_dir)}
+
+    def last_weights(self, run: RunFolder) -> tuple[Path | None, int]:
+        """The weights that a model server begins with when `run` goes on, None for the model's own, and their version.
+
+        Rollouts that wait since the run was stopped must not be sampled by others. Raises DataError where they are gone.
+        """
+        rows = run.metrics(None)
+        return (_weights_after(run.folder, rows), int(rows[-1]["next_version"])) if rows else (None, 1)
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """What Trainer.fit calls: `train` on the data. Raises what `train` raises."""
@@ -114,37 +160,79 @@ class SFT(Algorithm):
         """Train until `max_steps` or `target_score`; returns the reports. The server ends up with the last weights.
 
         Raises:
-            UsageError: no tasks, or `model_dir` holds no model.
-            DataError: a round had nothing to choose from.
+            UsageError: no tasks, `model_dir` holds no model, or `run_dir` holds a run of other options, another model or another store.
+            InUseError: another process works on the run.
+            DataError: a round had nothing to choose from, or what the run needs to go on is damaged.
             ModelServerError: the model server did not take the weights.
             UnavailableError: the process that trains ended badly; the message has the end of its log.
         """
-        if not tasks:
+        if not tasks and self.from_mode is None:
             raise UsageError("SFT needs at least one task to train on")
-        order = self._in_order(tasks)
-        async with aiohttp.ClientSession() as session:
-            self._session = session
-            self._log = RunLog(store, run_id=new_run_id("sft"), algorithm="sft")
-            self._first = self._weights = await asyncio.to_thread(self._copied)
-            await self._publish(store)
-            while len(self.reports) < self.max_steps and not self._reached_target():
-                report = await self.step(store, order)
-                self.reports.append(report)
-                await self._log.note(step_of(report, self._log, resources_id=self._published.resources_id), report.figures)
-                if self.on_step is not None:
-                    self.on_step(report)
-            await self._log.end()
+        order = TaskOrder(len(tasks), random.Random(self.seed))
+        with self._opened(tasks):
+            async with aiohttp.ClientSession() as session, log_of(store, "sft", self._run, self.metrics) as self._log:
+                self._session = session
+                await self._begin(store, order)
+                while len(self.reports) < self.max_steps and not self._reached_target():
+                    report = await self.step(store, (tasks[place] for place in order))
+                    if not report.rollouts:
+                        break
+                    self.reports.append(report)
+                    if self._run is not None:
+                        self._run.metric(asdict(report))
+                    await self._log.note(self._told(report), report.figures)
+                    if self.on_step is not None:
+                        self.on_step(report)
         return self.reports
+
+    # --- a run that is kept
+
+    def _opened(self, tasks: Sequence[Any]) -> Any:
+        if self.run_dir is None or isinstance(self.run_dir, RunFolder):
+            self._run = self.run_dir
+            self._folder = self._run.folder if self._run is not None else Path(self.model_dir).absolute() / "sft"
+            return nullcontext()
+        self._run = RunFolder(Path(self.run_dir).absolute(), algorithm="sft", options=self.course(tasks), seed=self.seed)
+        self._folder = self._run.folder
+        return closing(self._run)
+
+    async def _begin(self, store: RolloutStore, order: TaskOrder) -> None:
+        """Publish and push the weights that the first round samples with: the first ones, or those of the last whole round."""
+        rows = self._run.metrics(None) if self._run is not None else []
+        self.reports += [RoundReport(**row) for row in rows]
+        for _ in range(len(rows) * self.prompts_per_step if self.from_mode is None else 0):
+            next(order)
+        self._in_store = await store.get_resources_by_id(self._log.run_id) if self._run is not None else None
+        self._first = self._weights = await asyncio.to_thread(self._copied)
+        if rows:
+            done = int(rows[-1]["next_version"])
+            if self._in_store is None or self._in_store.version < done:
+                raise UsageError(
+                    f"the store does not know what run {self._log.run_id} published: go on with the store (or data directory) that it was "
+                    f"begun with, or choose another folder than {self._folder}"
+                )
+            self._weights = _weights_after(self._folder, rows) or self._first
+            self._resources = self._in_store.model_copy(update={"version": done - 1})
+            _logger.info("run %s goes on after round %d", self._log.run_id, len(rows))
+        await self._publish(store)
+        await self._log.begin([self._told(report) for report in self.reports])
+
+    def _told(self, report: RoundReport) -> TrainingStep:
+        return step_of(report, self._log, resources_id=self._published.resources_id)
 
     async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> RoundReport:
         """The loop: enqueue, wait, choose, train, publish."""
         clock = Clock()
-        ids, finished = await self._rolled_out(store, list(islice(tasks, self.prompts_per_step)))
+        if self.from_mode is None:
+            ids, finished = await self._rolled_out(store, list(islice(tasks, self.prompts_per_step)))
+        else:
+            ids, finished = await self._found(store, self.from_mode)
         clock.lap("rollout")
         traces = await store.traces(finished)
         batch = to_trajectories(traces, fill_reward=self.fill_reward, agent_match=self.agent_match, by_call=self.by_call)
+        batch = within_context(batch, self._context_tokens)
         batch.refused.update({"not_finished": len(ids) - len(finished)} if len(finished) < len(ids) else {})
-        chosen = self._chosen(traces, batch)
+        chosen = self._chosen(traces, batch) if finished or self.from_mode is None else batch
         clock.lap("read")
         version = str(self._published.version)
         trained = await self._train(chosen) if len(chosen) else None
@@ -161,39 +249,49 @@ class SFT(Algorithm):
         """Of the round at work: 1, 2, …"""
         return len(self.reports) + 1
 
-    def _in_order(self, tasks: Sequence[Any]) -> Iterator[Any]:
-        """Without end: every task once, shuffled, before any comes again."""
-        while True:
-            yield from self._random.sample(tasks, len(tasks))
-
     async def _rolled_out(self, store: RolloutStore, tasks: Sequence[Any]) -> tuple[list[str], list[Rollout | AttemptedRollout]]:
-        """The ids of the round's rollouts, and those that finished in time, in the order of the ids."""
+        """The ids of the round's rollouts, and those that finished in time, in the order of the ids.
+
+        In a run that is kept they have ids made of run, round and place: enqueued again they are what is there already.
+        """
+        config = self.rollout_config if self.rollout_config is not None or self._run is None else survives_its_runner()
         requests = [
             EnqueueRolloutRequest(
                 input=task,
                 mode="train",
                 resources_id=self._published.resources_id,
-                config=self.rollout_config,
+                config=config,
+                rollout_id=f"ro-{self._run.run_id}-{self._number:06d}-{place:04d}-{number:03d}" if self._run is not None else None,
                 metadata={"step": self._number, "group": place, "sampling_seed": sampling_seed(self.seed, self._number, place, number)},
             )
             for place, task in enumerate(tasks)
             for number in range(self.group_size)
         ]
-        ids = [rollout.rollout_id for rollout in await store.enqueue(requests)]
+        enqueued = await store.enqueue(requests)
+        await try_again(store, enqueued)
+        ids = [rollout.rollout_id for rollout in enqueued]
         finished = {rollout.rollout_id: rollout async for rollout in store.watch(ids, timeout_seconds=self.step_timeout_seconds)}
         return ids, [finished[rollout_id] for rollout_id in ids if rollout_id in finished]
+
+    async def _found(self, store: RolloutStore, mode: RolloutMode) -> tuple[list[str], list[Rollout | AttemptedRollout]]:
+        """The ids of the rollouts of this mode that others ran and that no round has taken, and the rollouts."""
+        taken = {rollout_id for report in self.reports for rollout_id in report.rollout_ids}
+        ended = await store.query_rollouts(status_in=["succeeded"])
+        found = [rollout for rollout in ended if rollout.mode == mode and rollout.rollout_id not in taken]
+        return [rollout.rollout_id for rollout in found], found
 
     def _chosen(self, traces: Traces, batch: TrajectoryBatch) -> TrajectoryBatch:
         """The trajectories of the attempts that are kept; none where their rewards are all equal. Counts the others."""
         if not len(batch):
             raise DataError(
                 f"round {self._number} has nothing to choose from: refused {dict(batch.refused)}. "
-                "The reasons are explained in agl_otel.adapters.trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS)"
+                "The reasons are explained in agl_otel.adapters: trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS), lengths (LENGTH_REFUSALS)"
             )
         keys: list[AttemptKey] = list(zip(batch.rollout_id, batch.attempt_id, strict=True))
         rewards = dict(zip(keys, batch.reward.tolist(), strict=True))
         if self.shuffle_rewards:
-            rewards = dict(zip(rewards, self._random.sample(list(rewards.values()), len(rewards)), strict=True))
+            source = random.Random(f"{self.seed}/shuffle/{self._number}")
+            rewards = dict(zip(rewards, source.sample(list(rewards.values()), len(rewards)), strict=True))
         tasks = {rollout.rollout_id: task_key(rollout) for rollout in traces.rollouts}
         out = left_out(rewards, tasks, min_reward=self.min_reward, top_fraction=self.top_fraction, best_of_group=self.best_of_group)
         flat = self.min_reward is None and len(set(rewards.values())) == 1
@@ -238,7 +336,13 @@ class SFT(Algorithm):
         """A new version of the resources, and the weights of that version on the server: what the next rollouts use."""
         sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         llm = LLM(endpoint=f"{self.model_server_url.rstrip('/')}/v1", model=MODEL_NAME, sampling_parameters=sampling)
-        self._resources = await store.publish({RESOURCE_NAME: llm}, resources_id=self._log.run_id)
+        wanted: NamedResources = {RESOURCE_NAME: llm}
+        stored = self._in_store
+        version = self._resources.version + 1 if self._resources else 1
+        if stored is not None and stored.version >= version and stored.resources == wanted:
+            self._resources = stored.model_copy(update={"version": version})  # published already, by the run before it was stopped
+        else:
+            self._resources = await store.publish(wanted, resources_id=self._log.run_id)
         await push_weights(self._session, self.model_server_url, self._weights, str(self._resources.version))
 
     @property
@@ -249,10 +353,23 @@ class SFT(Algorithm):
 
     def _copied(self) -> Path:
         """The first weights, in a folder as the server reads them."""
-        return save_weights(load_policy(self.model_dir).model, self._folder / "weights" / "0")
+        policy = load_policy(self.model_dir)
+        self._context_tokens = policy.context_tokens
+        return save_weights(policy.model, self._folder / "weights" / "0")
 
     def _reached_target(self) -> bool:
         return self.target_score is not None and bool(self.reports) and self.reports[-1].reward_mean >= self.target_score
+
+
+def _weights_after(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path | None:
+    """The weights that the last of these rounds left, None for the first ones. Raises DataError where they are gone."""
+    trained = [row["step"] for row in rows if row["tokens"]]
+    if not trained:
+        return None
+    found = folder / "weights" / str(trained[-1])
+    if not (found / WEIGHTS_FILE).exists():
+        raise DataError(f"the weights of round {trained[-1]} are not in {found}: bring them back, or choose a new folder for the run")
+    return found
 
 
 def rows_of(batch: TrajectoryBatch) -> list[Row]:

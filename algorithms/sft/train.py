@@ -20,7 +20,8 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from agl_otel.adapters.records import IGNORED
-from agl_otel.algorithms.grpo.policy import load_policy, load_weights, save_weights
+from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
+from agl_otel.algorithms.run_folder import sync_file
 from agl_otel.errors import DataError
 
 SPEC: Final = "spec.json"
@@ -126,7 +127,7 @@ def main(folder: Path) -> None:
     model = load_policy(spec.model_dir, device=spec.device).model
     load_weights(model, Path(spec.weights))
     trained = fit(model, rows, spec)
-    save_weights(model, spec.out)
+    sync_file(save_weights(model, spec.out) / WEIGHTS_FILE)
     (folder / TRAINED).write_text(json.dumps(asdict(trained)))
 
 

@@ -26,7 +26,17 @@ from agl_otel.algorithms.grpo.policy import Policy, load_policy, save_weights
 from agl_otel.columns import CallColumns, Ragged, Reward, Traces
 from agl_otel.errors import DataError, ModelServerError
 from agl_otel.semconv import HEADER_MODEL_VERSION
-from agl_otel.types import Attempt, AttemptedRollout, EnqueueRolloutRequest, NamedResources, ResourcesUpdate, Rollout, TrainingStep, Verdict
+from agl_otel.types import (
+    Attempt,
+    AttemptedRollout,
+    EnqueueRolloutRequest,
+    NamedResources,
+    ResourcesUpdate,
+    Rollout,
+    RolloutStatus,
+    TrainingStep,
+    Verdict,
+)
 
 pytestmark = pytest.mark.system
 QUESTION: list[Any] = [{"role": "user", "content": tiny.question(437)}]
@@ -174,6 +184,9 @@ class CallingStore:
     cancelled: list[str] = field(default_factory=list[str])
     figures: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
     steps: list[TrainingStep] = field(default_factory=list[TrainingStep])
+
+    async def query_rollouts(self, *, status_in: Sequence[RolloutStatus] | None = None) -> list[Rollout | AttemptedRollout]:
+        return []
 
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
         return None

@@ -1,4 +1,4 @@
-"""A GRPO run as users start one, killed with kill -9 and started again: it ends as one that was left alone, and pays for nothing twice."""
+"""A training as users start one, killed with kill -9 and started again: it ends as one that was left alone, and pays for nothing twice."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import json
 import random
 import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,10 @@ from agl_otel.traces.steps import trace_id_of
 from agl_otel.types import TrainingStep
 from tests.system.stack_process import Command, naming, run, until
 
-pytest.importorskip("torch", reason="needs the [train] extra")
+torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "first_light"
-STEPS, PROMPTS, MEMBERS, VAL = 4, 3, 4, 6
+VAL = 6
 TASKS = f"""
 from agl_otel.algorithms.grpo.tiny import BEHAVIOURS, HELD_OUT_NUMBERS, TRAIN_NUMBERS, question
 def tasks(numbers): return [{{"question": question(n), "expected": str(BEHAVIOURS[1](n % 10))}} for n in numbers]
@@ -31,20 +33,64 @@ JOB = f"""
 function = "{EXAMPLE}/agent.py:answer"
 grader = "{EXAMPLE}/grade.py:grade"
 concurrency = 2
+unresponsive_seconds = 15
 [data]
 train = "tasks.py:train"
 val = "tasks.py:val"
+[policy]
+model = "policy"
 [algorithm]
-name = "grpo"
-prompts_per_step = {PROMPTS}
-group_size = {MEMBERS}
-max_steps = {STEPS}
 """
-SAME = (
-    *("step", "weights_version", "reward_mean", "rollouts", "trajectories", "tokens", "off_policy", "flat_groups", "resampled", "carried"),
-    *("oldest", "loss", "gradient_norm", "max_ratio_error"),
+SAME = ("step", "weights_version", "next_version", "reward_mean", "rollouts", "trajectories", "tokens", "off_policy", "loss")
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm, how much it does, and what must be the same after a kill."""
+
+    name: str
+    steps: int
+    prompts: int
+    members: int
+    options: str
+    same: tuple[str, ...]
+    """Of a step's line: all but times, names, and what attempts that the kill ended have left behind."""
+    weights: str
+    """The last ones, in the run's folder."""
+
+    @property
+    def job(self) -> str:
+        sizes = f"prompts_per_step = {self.prompts}\ngroup_size = {self.members}\nmax_steps = {self.steps}\n"
+        return f'{JOB}name = "{self.name}"\n{sizes}{self.options}'
+
+
+GRPO_SAME = ("flat_groups", "resampled", "carried", "oldest", "gradient_norm", "max_ratio_error")
+CASES = (
+    Case("grpo", 3, 3, 4, 'metrics = ["plots", "tensorboard"]\n', (*SAME, *GRPO_SAME), "checkpoints/step-000003"),
+    Case("sft", 2, 4, 3, "top_fraction = 0.5\nepochs = 1\n", (*SAME, "kept", "kept_reward_mean", "loss_before"), "weights/2"),
 )
-"""Of a step's line: all but times, names, and what attempts that the kill ended have left behind."""
+
+
+@dataclass(frozen=True)
+class Place:
+    folder: Path
+    address: str
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A stack, and a folder with a policy and tasks."""
+    from agl_otel.algorithms.grpo import tiny
+
+    folder = tmp_path_factory.mktemp("resumes")
+    torch.set_num_threads(1)
+    tiny.make_policy(folder / "policy")
+    (folder / "tasks.py").write_text(TASKS)
+    ports = {f"AGL_{name}_PORT": "0" for name in ("QUEUE", "OTLP_GRPC", "OTLP_HTTP", "CLICKHOUSE", "PROXY", "WEB")}
+    stack_file = folder / "data" / "stack.json"
+    with Command("up", "--data-dir", str(folder / "data"), log=folder / "up.log", cwd=folder, env=ports):
+        until(stack_file.exists, "the stack is up")
+        yield Place(folder, json.loads(stack_file.read_text())["queue"]["address"])
 
 
 def steps_of(folder: Path) -> list[dict[str, Any]]:
@@ -68,14 +114,14 @@ async def attempts(address: str) -> dict[str, tuple[str, int]]:
     return {rollout.rollout_id: (str(rollout.status), count[rollout.rollout_id]) for rollout in found}
 
 
-async def evidence(address: str, folder: Path) -> list[TrainingStep]:
+async def evidence(address: str, folder: Path, version: str) -> list[TrainingStep]:
     """What the store tells of the run's steps, each of which it has once."""
     run_id = json.loads((folder / "run.json").read_text())["run_id"]
     async with await Store.connect(address) as store:
         found = await store.training_steps(run_id)
         rows = await store.reader.query(f"SELECT count() AS n FROM otel_traces WHERE TraceId = '{trace_id_of(run_id)}'")
         assert int(rows[0]["n"]) == len(found)
-        assert await store.training_steps(run_id, version=STEPS + 1) == found[-1:]
+        assert await store.training_steps(run_id, version=version) == found[-1:]
     return found
 
 
@@ -86,53 +132,51 @@ def as_told(folder: Path) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_a_training_that_is_killed_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    (tmp_path / "job.toml").write_text(JOB)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_training_that_is_killed_ends_as_one_that_was_left_alone(place: Place, case: Case) -> None:
+    (place.folder / f"{case.name}.toml").write_text(case.job)
     source = random.Random()
-    kill_after, more = source.randrange(STEPS), source.randrange(PROMPTS * MEMBERS)
+    kill_after, more = source.randrange(case.steps), source.randrange(case.prompts * case.members)
     words = f"killed after {kill_after} steps and {more} more replies"
-    ports = {f"AGL_{name}_PORT": "0" for name in ("QUEUE", "OTLP_GRPC", "OTLP_HTTP", "CLICKHOUSE", "PROXY", "WEB")}
-    stack_file = tmp_path / "data" / "stack.json"
-    with Command("up", "--data-dir", str(tmp_path / "data"), log=tmp_path / "up.log", cwd=tmp_path, env=ports):
-        until(stack_file.exists, "the stack is up")
-        address = json.loads(stack_file.read_text())["queue"]["address"]
+    whole, killed = place.folder / f"{case.name}-whole", place.folder / f"{case.name}-killed"
 
-        def arguments(folder: Path) -> list[str]:
-            return ["train", "job.toml", "--store", address, "--run-dir", str(folder), "--json"]
+    def arguments(folder: Path) -> list[str]:
+        return ["train", f"{case.name}.toml", "--store", place.address, "--run-dir", str(folder), "--json"]
 
-        whole = tmp_path / "whole"
-        done = run(*arguments(whole), cwd=tmp_path)
-        assert done.returncode == 0, done.stderr[-4000:]
-        expected = json.loads(done.stdout)
-        paid = len(asyncio.run(attempts(address)))
-        assert paid == STEPS * PROMPTS * MEMBERS + 2 * VAL
+    others = len(asyncio.run(attempts(place.address)))
+    done = run(*arguments(whole), cwd=place.folder)
+    assert done.returncode == 0, done.stderr[-4000:]
+    expected = json.loads(done.stdout)
+    paid = len(asyncio.run(attempts(place.address))) - others
+    assert paid == case.steps * case.prompts * case.members + 2 * VAL
 
-        killed = tmp_path / "killed"
-        with Command(*arguments(killed), log=tmp_path / "first.log", cwd=tmp_path) as first:
-            until(lambda: len(steps_of(killed)) >= kill_after or first.process.poll() is not None, "some steps are done")
-            wanted = sampled(killed) + more
-            until(lambda: sampled(killed) >= wanted or first.process.poll() is not None, "some more replies are sampled")
-            first.process.send_signal(signal.SIGKILL)
-            first.process.wait()
-        until(lambda: naming(killed) == [], "the killed run's processes have ended")
-        before = asyncio.run(attempts(address))
-        again = run(*arguments(killed), cwd=tmp_path)
-        assert again.returncode == 0, words + again.stderr[-4000:]
-        after = asyncio.run(attempts(address))
-        for folder in (whole, killed):
-            told = asyncio.run(evidence(address, folder))
-            assert [(each.step, each.version_before, each.version_after, each.attempts) for each in told] == as_told(folder), words
-            assert all(each.unlinked == 0 and len(each.attempts) == each.samples for each in told), words
-        listed = run("traces", "steps", str(killed), "--version", str(STEPS + 1), "--store", address, "--json", cwd=tmp_path)
-        assert [each["step"] for each in json.loads(listed.stdout)] == [STEPS], listed.stderr
-        result = json.loads(again.stdout)
+    with Command(*arguments(killed), log=place.folder / f"{case.name}.log", cwd=place.folder) as first:
+        until(lambda: len(steps_of(killed)) >= kill_after or first.process.poll() is not None, "some steps are done")
+        wanted = sampled(killed) + more
+        until(lambda: sampled(killed) >= wanted or first.process.poll() is not None, "some more replies are sampled")
+        first.process.send_signal(signal.SIGKILL)
+        first.process.wait()
+    until(lambda: naming(killed) == [], "the killed run's processes have ended")
+    before = asyncio.run(attempts(place.address))
+    again = run(*arguments(killed), cwd=place.folder)
+    assert again.returncode == 0, words + again.stderr[-4000:]
+    after = asyncio.run(attempts(place.address))
+    result = json.loads(again.stdout)
     same = [name for name in expected if name != "folder"]
     assert {name: result[name] for name in same} == {name: expected[name] for name in same}, words
-    assert [{name: step[name] for name in SAME} for step in steps_of(killed)] == [
-        {name: step[name] for name in SAME} for step in steps_of(whole)
+    assert [{name: step[name] for name in case.same} for step in steps_of(killed)] == [
+        {name: step[name] for name in case.same} for step in steps_of(whole)
     ], words
-    last = Path("checkpoints") / f"step-{STEPS:06d}" / "model.safetensors"
+    last = Path(case.weights) / "model.safetensors"
     assert (killed / last).read_bytes() == (whole / last).read_bytes(), words
-    assert len(after) == 2 * paid, words
+    assert len(after) == others + 2 * paid, words
     assert all(after[rollout_id] == (status, tries) for rollout_id, (status, tries) in before.items() if status == "succeeded"), words
+
+    version = str(steps_of(whole)[-1]["next_version"])
+    for folder in (whole, killed):
+        told = asyncio.run(evidence(place.address, folder, version))
+        assert [(each.step, each.version_before, each.version_after, each.attempts) for each in told] == as_told(folder), words
+        assert all(each.unlinked == 0 for each in told), words
+        assert (folder / "plots.png").exists() and list((folder / "tensorboard").glob("events.*")), words
+    listed = run("traces", "steps", str(killed), "--version", version, "--store", place.address, "--json", cwd=place.folder)
+    assert [each["step"] for each in json.loads(listed.stdout)] == [case.steps], listed.stderr

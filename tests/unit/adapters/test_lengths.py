@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agl_otel.adapters.lengths import LENGTH_REFUSALS, limit_lengths
+from agl_otel.adapters.lengths import LENGTH_REFUSALS, limit_lengths, within_context
 from agl_otel.adapters.trajectories import to_trajectories
 from agl_otel.errors import UsageError
 from tests.unit.adapters.conftest import CallRow, TracesBuilder
@@ -32,6 +32,16 @@ def test_limits_cut_the_end_of_responses_and_refuse_long_prompts(traces: Any, ro
     assert [r.tolist() for r in limit_lengths(batch, max_prompt_tokens=2, long_prompts="keep_first").prompt] == [[1, 2], [1, 2], [1]]
     with pytest.raises(UsageError, match="max_response_tokens is 0"):
         limit_lengths(batch, max_response_tokens=0)
+
+
+def test_what_the_model_cannot_read_as_a_whole_is_refused_and_counted(traces: Any, row: Any) -> None:
+    batch = to_trajectories(
+        traces.build(row(rollout="ro-1", prompt=[1, 2], response=[3]), row(rollout="ro-2", prompt=[1, 2], response=[3, 4])),
+    )
+    assert within_context(batch, 4) is batch
+    fits = within_context(batch, 3)
+    assert (fits.rollout_id, fits.refused) == (["ro-1"], {"beyond_context": 1})
+    assert batch.refused == {}, "what was read stays as it is"
 
 
 @st.composite

@@ -1,0 +1,70 @@
+"""The real wandb package, offline, in an environment of its own: a run that goes on sends no step twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.environments import AbsentError, installed
+
+pytestmark = pytest.mark.system
+WANDB = ("wandb==0.31.0",)
+SHOW = '''
+import glob, json, sys
+sys.path.append(sys.argv[1])  # ours first: wandb brings other versions of what we use
+from pathlib import Path
+from agl_otel.algorithms.metrics import SINKS, check_metrics
+from agl_otel.types import TrainingStep
+from wandb.proto.wandb_internal_pb2 import Record
+
+folder = Path(sys.argv[2])
+def step(number):
+    return TrainingStep(run_id="grpo-1", algorithm="grpo", step=number, start_time=1e9, end_time=1e9, metrics={"reward_mean": number / 10})
+
+check_metrics(["wandb"])
+for done, new in ((0, 3), (2, 4)):
+    sink = SINKS["wandb"].make()
+    sink.begin("grpo-1", folder, [step(number) for number in range(1, done + 1)])
+    for number in range(done + 1, new + 1):
+        sink.step(step(number))
+    sink.close()
+def records(content):
+    """Of LevelDB's log format: blocks of 32 KiB; checksum, length, kind (whole, first, middle, last), data."""
+    place, data = 7, b""
+    while place < len(content):
+        if len(content) - place < 7 or 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        size, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        data += content[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):
+            yield Record.FromString(data)
+            data = b""
+rows = []
+for path in sorted(glob.glob(f"{folder}/wandb/offline-run-*/*.wandb")):
+    for record in records(Path(path).read_bytes()):
+        if record.WhichOneof("record_type") == "history":
+            items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            rows.append([items["_step"], items["reward_mean"]])
+print("ROWS", json.dumps(rows))
+'''
+
+
+def test_offline_every_step_is_sent_once_also_after_a_stop(tmp_path: Path) -> None:
+    try:
+        place = installed("wandb", WANDB)
+    except AbsentError as absent:
+        pytest.skip(str(absent))
+    packages = place / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", SHOW, str(packages), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads(done.stdout.partition("ROWS ")[2])
+    assert rows == [[1, 0.1], [2, 0.2], [3, 0.3], [4, 0.4]]

@@ -1,0 +1,153 @@
+"""Metric sinks: what they show of a run, also of one that was stopped and goes on; and what is said where one cannot be had."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from agl_otel.algorithms.metrics import PICTURE, Plots, TensorBoard, check_metrics, sinks_of
+from agl_otel.algorithms.run_log import RunLog, flat
+from agl_otel.errors import SettingsError, UnavailableError, UsageError
+from agl_otel.types import TrainingStep
+
+PNG = b"\x89PNG"
+
+
+def a_step(number: int, **metrics: Any) -> TrainingStep:
+    given = {"reward_mean": number / 10, "tokens": 10 * number, "refused.no_reward": number, "digest": "d", **metrics}
+    return TrainingStep(run_id="grpo-1", algorithm="grpo", step=number, start_time=1e9, end_time=1e9 + number, metrics=given)
+
+
+def scalars(folder: Path) -> Iterator[tuple[str, int, float]]:
+    """(tag, step, value) of all event files: records of length, its checksum, a protobuf, and its checksum."""
+    from tensorboardX.proto import event_pb2
+
+    for path in sorted(folder.glob("events.*")):
+        content = path.read_bytes()
+        while content:
+            (size,) = struct.unpack("<Q", content[:8])
+            event: Any = cast("Any", event_pb2).Event.FromString(content[12 : 12 + size])
+            yield from ((value.tag, event.step, value.simple_value) for value in event.summary.value)
+            content = content[16 + size :]
+
+
+class Told:
+    """A store that keeps what it is told."""
+
+    def __init__(self, *, away: bool = False) -> None:
+        self.away = away
+        self.steps: list[int] = []
+
+    async def record_figures(self, figures: Mapping[str, float], *, algorithm: str) -> None:
+        if self.away:
+            raise UnavailableError("the collector is away")
+
+    async def record_steps(self, steps: Sequence[TrainingStep]) -> int:
+        if self.away:
+            raise UnavailableError("the collector is away")
+        self.steps += [step.step for step in steps]
+        return len(steps)
+
+
+def test_tensorboard_has_every_number_of_every_step_once_also_after_a_stop(tmp_path: Path) -> None:
+    first = TensorBoard()
+    first.begin("grpo-1", tmp_path, [])
+    for number in (1, 2, 3):
+        first.step(a_step(number))
+    first.close()
+    again = TensorBoard()
+    again.begin("grpo-1", tmp_path, [a_step(1), a_step(2)])
+    for number in (3, 4):
+        again.step(a_step(number, reward_mean=number / 5))
+    again.close()
+    found = list(scalars(tmp_path / "tensorboard"))
+    assert sorted((tag, step) for tag, step, _ in found) == sorted(
+        (tag, step) for tag in ("reward_mean", "tokens", "refused/no_reward") for step in (1, 2, 3, 4)
+    )
+    rewards = {step: value for tag, step, value in found if tag == "reward_mean"}
+    assert rewards == pytest.approx({1: 0.1, 2: 0.2, 3: 0.6, 4: 0.8})
+
+
+@pytest.mark.parametrize("metrics", [{}, {"best_score": 1.0, "editor_tokens": 3, "tokens": None}, {"reward_mean": math.nan}])
+def test_a_picture_is_drawn_when_the_run_ends(tmp_path: Path, metrics: dict[str, Any]) -> None:
+    pytest.importorskip("matplotlib", reason="needs the [train] extra")
+    plots = Plots()
+    plots.begin("grpo-1", tmp_path, [a_step(1)])
+    plots.step(a_step(2, **metrics))
+    assert not (tmp_path / PICTURE).exists()
+    plots.close()
+    assert (tmp_path / PICTURE).read_bytes()[:4] == PNG
+    assert [path.name for path in tmp_path.iterdir()] == [PICTURE]
+
+
+def test_a_run_without_steps_leaves_no_picture(tmp_path: Path) -> None:
+    plots = Plots()
+    plots.begin("grpo-1", tmp_path, [])
+    plots.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_shown_is_named() -> None:
+    with pytest.raises(UsageError, match="metrics has 'tensorbord': there are tensorboard, wandb, plots"):
+        check_metrics(["tensorbord"])
+    with pytest.raises(UsageError, match="metrics has 'tensorboard', which is kept in the run's folder: give run_dir"):
+        sinks_of(["tensorboard"], kept=False)
+    own = TensorBoard()
+    check_metrics([own])
+    assert sinks_of([own], kept=False) == [own]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed here")
+def test_a_missing_extra_is_named_with_how_to_get_it() -> None:
+    with pytest.raises(SettingsError, match=r"needs the \[wandb\] extra \(wandb is missing\): pip install 'agl-otel\[wandb\]'"):
+        check_metrics(["wandb"])
+
+
+def test_without_a_wish_a_kept_run_has_files_and_asks_nobody() -> None:
+    assert [type(sink) for sink in sinks_of(None, kept=True)][:1] == [TensorBoard]
+    assert sinks_of(None, kept=False) == sinks_of([], kept=True) == []
+
+
+def test_only_numbers_and_texts_are_told_those_of_inner_objects_by_their_path() -> None:
+    assert flat({"a": 1, "b": {"c": 2.5, "d": {"e": True}}, "f": [1], "g": None, "h": "x"}) == {"a": 1, "b.c": 2.5, "b.d.e": True, "h": "x"}
+
+
+async def test_a_run_goes_on_without_a_sink_that_breaks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Plots):
+        asked = 0
+
+        def step(self, step: TrainingStep) -> None:
+            self.asked += 1
+            raise OSError("disk full")
+
+    broken, store = Broken(), Told()
+    with caplog.at_level(logging.WARNING):
+        async with RunLog(store, run_id="grpo-1", algorithm="grpo", folder=tmp_path, sinks=[broken]) as log:
+            await log.begin([])
+            for number in (1, 2):
+                await log.note(a_step(number), {})
+    assert (broken.asked, store.steps) == (1, [1, 2])
+    assert "run grpo-1 goes on without Broken: OSError('disk full')" in caplog.text
+
+
+async def test_steps_that_the_store_did_not_take_are_told_with_the_next_and_counted_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    store = Told(away=True)
+    async with RunLog(store, run_id="grpo-1", algorithm="grpo") as log:
+        await log.begin([a_step(1)])
+        await log.note(a_step(2), {})
+        store.away = False
+        await log.note(a_step(3), {})
+    assert store.steps == [1, 2, 3]
+    lost = Told(away=True)
+    with caplog.at_level(logging.WARNING):
+        async with RunLog(lost, run_id="grpo-1", algorithm="grpo") as log:
+            await log.begin([])
+            await log.note(a_step(1), {})
+    assert "1 steps of run grpo-1, the first of them 1, are in no trace" in caplog.text
