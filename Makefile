@@ -56,7 +56,13 @@ format: setup ## format and fix what can be fixed
 	$(RUN) ruff format .
 	$(RUN) ruff check --fix .
 
-wheel: setup ## build sdist and wheel into dist/, and try the wheel in an environment of its own
+WEB := agl_otel/web/dashboard
+web: agl_otel/web/static/index.html ## build the dashboard (needs Node.js 20.19 or later)
+
+agl_otel/web/static/index.html: $(shell find $(WEB) -path '*/node_modules' -prune -o -type f -print)
+	cd $(WEB) && npm ci --no-audit --no-fund && npm run build
+
+wheel: setup web ## build sdist and wheel into dist/, and try the wheel in an environment of its own
 	rm -rf dist build/wheel
 	$(UV) build --quiet
 	$(UV) venv --quiet --python $(PYTHON) build/wheel
@@ -64,7 +70,7 @@ wheel: setup ## build sdist and wheel into dist/, and try the wheel in an enviro
 	build/wheel/bin/python -I tests/try_wheel.py .
 	rm -rf build/wheel
 
-.PHONY: proto test search chaos chaos-queue matrix lint format wheel
+.PHONY: proto test search chaos chaos-queue matrix lint format web wheel
 
 demo: setup ## train an unmodified agent from its own traces (ARGS="--target 2", …)
 	$(RUN) agl-otel demo $(ARGS)

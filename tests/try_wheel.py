@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOMS = ("adapters", "algorithms", "collector")  # beside the package in a checkout, links within it
 CARRIED = {".py", ".pyi", ".sql", ".proto", ".typed"}
-NOT_CARRIED = ("collector/otelcol/", "collector/conformance/")
+NOT_CARRIED = ("collector/otelcol/", "collector/conformance/", "web/dashboard/")
 
 
 def main(checkout: Path) -> str:
@@ -28,6 +28,7 @@ def main(checkout: Path) -> str:
     there = {name for name in there if not name.startswith(NOT_CARRIED)}
     assert here == there, f"only in the wheel: {sorted(here - there)}; only in the checkout: {sorted(there - here)}"
     assert (installed / "deploy" / "otelcol" / "all-in-one.yaml").exists(), "the OpenTelemetry Collector's configuration is missing"
+    assert (installed / "web" / "static" / "index.html").exists(), "the dashboard is missing: make web"
     assert not list(installed.rglob("*.go")), "Go sources are in the wheel"
     rooms = [f"agl_otel.{module.name}" for module in pkgutil.iter_modules(package.__path__) if module.ispkg]
     for name in [*rooms, "agl_otel.collector.service", "agl_otel.stack", "agl_otel.algorithms.grpo"]:

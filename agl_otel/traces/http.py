@@ -48,6 +48,8 @@ class ClickHouseHttp:
 
         Raises QueryError where it is refused, UnavailableError where nobody answers.
         """
+        if not self.url:
+            raise UnavailableError("the stack has no ClickHouse yet: its collector is still starting, or `agl-otel up` runs without one")
         with aiohttp.MultipartWriter("form-data") as form:
             form.append(f"{sql.strip().rstrip(';')}\nFORMAT {format_name}").set_content_disposition("form-data", name="query")
             for name, value in (params or {}).items():

@@ -21,7 +21,7 @@ from agl_otel.queue.presence import Presence
 from agl_otel.settings import Settings
 from agl_otel.store import DESCRIBE_PATH, Store
 from agl_otel.tls import Tls
-from agl_otel.web import relay
+from agl_otel.web import relay, static
 from agl_otel.web.curves import Curves
 from agl_otel.web.jaeger import rest as jaeger_rest
 from agl_otel.web.jaeger.service import JaegerServer
@@ -72,7 +72,8 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Ask for the token, and answer our errors as JSON with their status."""
     token = request.app[TOKEN]
     given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    if token and request.path not in OPEN_PATHS and not hmac.compare_digest(given.encode(), token.encode()):
+    open_to_all = request.path in OPEN_PATHS or request.match_info.route.name == static.PAGE
+    if token and not open_to_all and not hmac.compare_digest(given.encode(), token.encode()):
         return web.json_response({"detail": "a bearer token is needed: set AGL_TOKEN to the stack's token"}, status=401)
     try:
         return await handler(request)
@@ -105,6 +106,7 @@ def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = ()) -
     add_table(app, (*VIEWS, *ROUTES))
     jaeger_rest.add_routes(app)
     relay.add_routes(app)
+    static.add_routes(app)
     return app
 
 

@@ -1,0 +1,97 @@
+// Resources: sets with their versions, and what changed between two of them.
+import { useQuery } from "@tanstack/react-query";
+import { useMemo, useState } from "react";
+import { Link, useNavigate, useParams, useSearchParams } from "react-router";
+import { get, id, type Page, type Resources as Set_ } from "../api";
+import { Empty, Head, Json, Problem, Short, Tabs, useLater, useNow } from "../parts/common";
+import { diff } from "../parts/diff";
+import { Table, type Column, type Sort } from "../parts/table";
+import { useSettings } from "../settings";
+import { ago, masked, number, visible, when } from "../text";
+
+const LIMIT = 1000;
+
+export function Resources() {
+  const { refreshMs } = useSettings();
+  const now = useNow(5000);
+  const go = useNavigate();
+  const [text, setText] = useState("");
+  const wanted = useLater(text.trim());
+  const [sort, setSort] = useState<Sort>({ by: "update_time", desc: true });
+  const asked = { resources_id_contains: wanted || undefined, sort_by: sort.by, sort_order: sort.desc ? "desc" : "asc", limit: LIMIT };
+  const { data, error } = useQuery({ queryKey: ["resources", asked], queryFn: ({ signal }) => get<Page<Set_>>("/resources", asked, signal), refetchInterval: refreshMs || false, placeholderData: (before) => before });
+  const columns: Column<Set_>[] = [
+    { key: "id", title: "Resources", width: "minmax(200px, 1fr)", sort: "resources_id", cell: (set) => <Link className="mono" to={`/resources/${id(set.resources_id)}`}>{visible(set.resources_id)}</Link> },
+    { key: "version", title: "Version", width: "80px", right: true, sort: "version", cell: (set) => set.version },
+    { key: "count", title: "Count", width: "70px", right: true, cell: (set) => Object.keys(set.resources).length },
+    { key: "preview", title: "Preview", width: "minmax(240px, 2.4fr)", cell: (set) => <Short value={masked(set.resources)} width={300} /> },
+    { key: "created", title: "Created", width: "120px", sort: "create_time", cell: (set) => <span title={when(set.create_time)}>{ago(set.create_time, now)}</span> },
+    { key: "updated", title: "Updated", width: "120px", sort: "update_time", cell: (set) => <span title={when(set.update_time)}>{ago(set.update_time, now)}</span> },
+  ];
+  return (
+    <>
+      <Head title="Resources"><span className="count">{number(data?.total)}</span>
+        <input type="search" placeholder="Search by id" aria-label="Search by id" value={text} onChange={(event) => setText(event.target.value)} /></Head>
+      <Problem error={error} />
+      {data && <Table label="Resources" columns={columns} count={data.items.length} row={(index) => data.items[index]} sort={sort} onSort={setSort} onOpen={(set) => void go(`/resources/${id(set.resources_id)}`)}
+        empty={<Empty>No resources yet: prompts and model addresses that algorithms publish stand here.</Empty>} />}
+    </>
+  );
+}
+
+const textOf = (set: Set_ | undefined): string => {
+  if (!set) return "";
+  return Object.entries(set.resources).map(([name, value]) => {
+    const { template, ...rest } = masked(value) as Record<string, unknown>;
+    return `${name}: ${JSON.stringify(rest, null, 2)}${typeof template === "string" ? `\n\n${template}` : ""}`;
+  }).join("\n\n");
+};
+
+export function ResourceVersions() {
+  const { resourcesId = "" } = useParams();
+  const [search, setSearch] = useSearchParams();
+  const [view, setView] = useState<"diff" | "text" | "json">("diff");
+  const now = useNow(5000);
+  const asked = { sort_by: "version", sort_order: "desc", limit: LIMIT };
+  const { data, error } = useQuery({ queryKey: ["versions", resourcesId], queryFn: ({ signal }) => get<Page<Set_>>(`/resources/${id(resourcesId)}/versions`, asked, signal) });
+  const versions = data?.items ?? [];
+  const chosen = Number(search.get("version")) || versions[0]?.version;
+  const against = Number(search.get("against")) || (chosen ?? 1) - 1;
+  const set = versions.find((each) => each.version === chosen), before = versions.find((each) => each.version === against);
+  const lines = useMemo(() => diff(textOf(before), textOf(set)), [set, before]);
+  const choose = (name: string, value: number) => { const next = new URLSearchParams(search); next.set(name, String(value)); if (name === "version") next.delete("against"); setSearch(next, { replace: true }); };
+  return (
+    <>
+      <Head trail={<Link to="/resources">Resources</Link>} title={<span> / <span className="mono">{visible(resourcesId)}</span></span>}>
+        <Link className="button" to={`/rollouts?run=${id(resourcesId)}`}>Rollouts</Link>
+      </Head>
+      <Problem error={error} />
+      {set && (
+        <div className="split">
+          <div className="versions" role="listbox" aria-label="Versions">
+            {versions.map((each) => (
+              <button key={each.version} role="option" aria-selected={each.version === chosen} className={each.version === chosen ? "on" : each.version === against ? "against" : ""}
+                onClick={(event) => choose(event.shiftKey ? "against" : "version", each.version)}>
+                <b>v{each.version}</b><span title={when(each.update_time)}>{ago(each.update_time, now)}</span>
+              </button>
+            ))}
+          </div>
+          <div className="scroll">
+            <div className="line">
+              <Tabs names={[["diff", `Changes since v${against > 0 ? against : "–"}`], ["text", "Text"], ["json", "JSON"]]} chosen={view} choose={setView} />
+              <label className="dim small">compare with <select value={against} onChange={(event) => choose("against", Number(event.target.value))}>
+                {versions.filter((each) => each.version !== chosen).map((each) => <option key={each.version} value={each.version}>v{each.version}</option>)}</select></label>
+            </div>
+            {view === "json" ? <Json value={masked(set)} height={4000} /> : view === "text" ? <Json value={textOf(set)} height={4000} /> : (
+              <div className="diff mono" role="table" aria-label="Changes">
+                {!before && <p className="dim">There is no version {against} to compare with: all of it is new.</p>}
+                {before && lines.every((each) => each.kind === " ") && <p className="dim">Nothing changed.</p>}
+                {lines.map((each, place) => <div key={place} className={each.kind === "+" ? "add" : each.kind === "-" ? "del" : ""}><i>{each.kind}</i>{visible(each.text) || " "}</div>)}
+              </div>
+            )}
+          </div>
+        </div>
+      )}
+    </>
+  );
+}

@@ -1,0 +1,127 @@
+// One rollout: its attempts, and the spans of one of them as waterfall, tree, conversation and table.
+import { useQuery } from "@tanstack/react-query";
+import { useMemo, useState } from "react";
+import { Link, useParams, useSearchParams } from "react-router";
+import { get, id, type Attempt, type Figures, type Outline, type OutlineSpan, type Page, type Rollout as RolloutType } from "../api";
+import { Badge, Empty, Head, Json, Problem, Stat, Tabs, useNow } from "../parts/common";
+import { Conversation } from "../parts/conversation";
+import { SpanPanel } from "../parts/span";
+import { arrange, type Node } from "../parts/spans";
+import { Table, type Column } from "../parts/table";
+import { useSettings } from "../settings";
+import { ago, duration, figure, number, oneLine, short, visible, when } from "../text";
+import { Reward } from "./rollouts";
+
+const VIEWS = [["waterfall", "Waterfall"], ["tree", "Tree"], ["conversation", "Conversation"], ["json", "JSON"]] as const;
+type View = (typeof VIEWS)[number][0];
+const LIMIT = 5000;
+
+export function Rollout() {
+  const { rolloutId = "" } = useParams();
+  const [search, setSearch] = useSearchParams();
+  const { refreshMs } = useSettings();
+  const now = useNow();
+  const path = `/rollouts/${id(rolloutId)}`;
+  const rollout = useQuery({ queryKey: ["rollout", rolloutId], queryFn: ({ signal }) => get<RolloutType>(path, {}, signal), refetchInterval: (query) => (refreshMs && !query.state.data?.end_time ? refreshMs : false) });
+  const going = !rollout.data?.end_time;
+  const again = refreshMs && going ? refreshMs : false;
+  const attempts = useQuery({ queryKey: ["attempts", rolloutId], queryFn: ({ signal }) => get<Page<Attempt>>(`${path}/attempts`, {}, signal), refetchInterval: again });
+  const figures = useQuery({ queryKey: ["attempt-figures", rolloutId], queryFn: ({ signal }) => get<Figures[]>(`${path}/figures`, {}, signal), refetchInterval: again });
+  const attemptId = search.get("attempt") ?? rollout.data?.attempt?.attempt_id ?? attempts.data?.items.at(-1)?.attempt_id;
+  const attempt = attempts.data?.items.find((each) => each.attempt_id === attemptId);
+  const found = figures.data?.find((each) => each.attempt_id === attemptId);
+  const view = (search.get("view") ?? "waterfall") as View;
+  const span = search.get("span") ?? "";
+  const set = (name: string, value: string) => { const next = new URLSearchParams(search); if (value) next.set(name, value); else next.delete(name); if (name === "attempt") next.delete("span"); setSearch(next, { replace: name !== "view" }); };
+  const outline = useQuery({ queryKey: ["outline", rolloutId, attemptId], enabled: attemptId !== undefined, refetchInterval: again, queryFn: ({ signal }) => get<Outline>(`${path}/outline`, { attempt_id: attemptId, limit: LIMIT }, signal) });
+  const data = rollout.data;
+  return (
+    <>
+      <Head trail={<Link to="/rollouts">Rollouts</Link>} title={<span> / <span className="mono">{visible(rolloutId)}</span></span>}>
+        {data && <Badge kind={data.status} />}
+        {found && data?.end_time && <Badge kind={found.verdict.kind} title={found.verdict.reasons.join("\n") || undefined} />}
+      </Head>
+      <Problem error={rollout.error ?? attempts.error ?? outline.error ?? figures.error} />
+      {data && (
+        <>
+          <div className="stats">
+            <Stat name="Reward" sub={found && Object.keys(found.rewards).length > 1 ? Object.entries(found.rewards).map(([name, value]) => `${visible(name)} ${figure(value)}`).join(" · ") : undefined}><Reward value={found?.reward} /></Stat>
+            <Stat name="Duration" sub={`began ${when(data.start_time)}`}>{duration((data.end_time ?? now) - data.start_time)}</Stat>
+            <Stat name="Model calls" sub={found ? `${short(found.prompt_tokens)} read, ${short(found.response_tokens)} written tokens` : undefined}>{number(found?.calls)}</Stat>
+            <Stat name="Spans" sub={found?.errors ? <span className="bad">{number(found.errors)} with errors</span> : "no errors"}>{number(found?.spans)}</Stat>
+            <Stat name="Mode" sub={data.resources_id ? <Link className="mono" to={`/resources/${id(data.resources_id)}${data.resources_version ? `?version=${data.resources_version}` : ""}`}>{visible(data.resources_id)} v{data.resources_version}</Link> : "no resources"}>{data.mode ?? "–"}</Stat>
+            <div className="stat wide"><span className="name">Input</span><Json value={data.input} height={64} /></div>
+          </div>
+          {(data.reason || attempt?.error) && <p className="problem">{visible(data.reason ?? attempt?.error ?? "")}</p>}
+          {found && found.verdict.kind !== "complete" && data.end_time && found.verdict.reasons.length > 0 && <p className="note">Verdict {found.verdict.kind}: {found.verdict.reasons.map(visible).join("; ")}</p>}
+          <div className="line bar-line">
+            <Tabs names={VIEWS} chosen={view} choose={(next) => set("view", next)} />
+            <label className="dim small">attempt <select aria-label="Attempt" value={attemptId ?? ""} onChange={(event) => set("attempt", event.target.value)}>
+              {attempts.data?.items.map((each) => <option key={each.attempt_id} value={each.attempt_id}>#{each.sequence_id} {each.status}</option>)}</select></label>
+            {attempt && <span className="dim small">{visible(attempt.attempt_id)} · worker {visible(attempt.worker_id ?? "–")} · heartbeat {ago(attempt.last_heartbeat_time, now)}</span>}
+            {outline.data && outline.data.total > outline.data.spans.length && <span className="warn small">the first {number(outline.data.spans.length)} of {number(outline.data.total)} spans</span>}
+          </div>
+          {view === "json" ? <div className="scroll"><Json value={{ ...data, attempts: attempts.data?.items, figures: figures.data }} height={100000} /></div>
+            : view === "conversation" ? (attemptId ? <Conversation rolloutId={rolloutId} attemptId={attemptId} live={again} /> : <Empty>No attempt yet.</Empty>)
+            : (
+              <div className={span ? "split right" : "split none"}>
+                {outline.data ? <Spans spans={outline.data.spans} view={view} chosen={span} choose={(next) => set("span", next === span ? "" : next)} />
+                  : attemptId === undefined && attempts.data ? <Empty>No attempt yet.</Empty> : <div className="wait" />}
+                {span && <SpanPanel rolloutId={rolloutId} attemptId={attemptId ?? ""} spanId={span} close={() => set("span", "")} />}
+              </div>
+            )}
+        </>
+      )}
+    </>
+  );
+}
+
+function Spans({ spans, view, chosen, choose }: { spans: OutlineSpan[]; view: "waterfall" | "tree"; chosen: string; choose: (spanId: string) => void }) {
+  const [folded, setFolded] = useState<ReadonlySet<string>>(new Set());
+  const { rows, start, end } = useMemo(() => arrange(spans, folded), [spans, folded]);
+  const whole = Math.max(end - start, 1);
+  const fold = (key: string) => setFolded((before) => { const next = new Set(before); if (!next.delete(key)) next.add(key); return next; });
+  const name: Column<Node> = {
+    key: "name", title: `Span (${number(spans.length)})`, width: view === "waterfall" ? "minmax(230px, 0.8fr)" : "minmax(420px, 2fr)",
+    cell: ({ span, depth, children }) => (
+      <span className="spanname" style={{ paddingLeft: Math.min(depth, 24) * 14 }}>
+        {children ? <button className="fold" aria-expanded={!folded.has(span.span_id)} aria-label="Children" onClick={() => fold(span.span_id)}>{folded.has(span.span_id) ? "▸" : "▾"}</button> : <i className="leaf" />}
+        <i className={`dot ${kindOf(span)}`} />
+        <span className={span.status === "Error" ? "bad" : ""} title={oneLine(span.name, 400)}>{oneLine(span.name, 120)}</span>
+        {span.tool && <span className="dim">{oneLine(span.tool, 60)}</span>}
+        {span.model && <span className="dim">{oneLine(span.model, 60)}</span>}
+        {folded.has(span.span_id) && <span className="dim">+{children}</span>}
+        {view === "tree" && span.agent && <span className="tag">{oneLine(span.agent, 40)}</span>}
+        {view === "tree" && span.message && <span className="bad">{oneLine(span.message, 120)}</span>}
+      </span>
+    ),
+  };
+  const tokens: Column<Node> = { key: "tokens", title: "Tokens", width: "92px", right: true, cell: ({ span }) => span.response_tokens ? <span className="dim" title="read + written">{short(span.prompt_tokens)} + {short(span.response_tokens)}</span> : null };
+  const rewards: Column<Node> = { key: "reward", title: "Reward", width: "84px", right: true, cell: ({ span }) => Object.entries(span.rewards).slice(0, 1).map(([key, value]) => <span key={key} title={Object.entries(span.rewards).map(([each, one]) => `${visible(each)} = ${figure(one)}`).join("\n")}><Reward value={value} /></span>) };
+  const bar: Column<Node> = {
+    key: "bar", title: "", width: "minmax(260px, 1.6fr)",
+    cell: ({ span, from, length }) => {
+      const left = ((from - start) / whole) * 100, width = (length / whole) * 100;
+      const inside = left + width > 82 && left < 16;
+      return (
+        <span className="lane">
+          <i className={`span ${kindOf(span)} ${span.status === "Error" ? "error" : ""}`} style={{ left: `${left}%`, width: `max(${Math.max(width, 0)}%, 2px)` }} />
+          <em className={inside ? "in" : ""} style={inside ? { left: `${left}%` } : left + width > 82 ? { right: `${100 - left}%` } : { left: `${left + width}%` }}>{length ? duration(length / 1e9) : ""}</em>
+        </span>
+      );
+    },
+  };
+  const more: Column<Node>[] = [
+    { key: "duration", title: "Duration", width: "84px", right: true, cell: ({ length }) => duration(length / 1e9) },
+    { key: "at", title: "At", width: "84px", right: true, cell: ({ from }) => <span className="dim">+{duration((from - start) / 1e9)}</span> },
+    { key: "service", title: "Service", width: "minmax(80px, 0.5fr)", cell: ({ span }) => <span className="dim">{oneLine(span.service, 60)}</span> },
+    { key: "weights", title: "Weights", width: "70px", right: true, cell: ({ span }) => span.model_version ? <span className="dim">v{oneLine(span.model_version, 20)}</span> : null },
+    { key: "seq", title: "Seq.", width: "52px", right: true, cell: ({ span }) => <span className="dim">{span.sequence_id}</span> },
+  ];
+  const columns = view === "waterfall" ? [name, bar, tokens, rewards] : [name, tokens, rewards, ...more];
+  return <Table label="Spans" columns={columns} count={rows.length} row={(index) => rows[index]} rowHeight={26} onOpen={({ span }) => choose(span.span_id)} chosen={({ span }) => span.span_id === chosen}
+    empty={<Empty>No spans of this attempt are stored.</Empty>} />;
+}
+
+export const kindOf = (span: OutlineSpan): string =>
+  Object.keys(span.rewards).length ? "reward" : span.is_call || span.model ? "model" : span.tool ? "tool" : span.agent ? "agent" : span.name.startsWith("agentlightning.") ? "ours" : "other";

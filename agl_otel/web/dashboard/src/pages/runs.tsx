@@ -1,0 +1,133 @@
+// Runs: which there are, and one of them over its steps.
+import { useQuery } from "@tanstack/react-query";
+import { useMemo, useState } from "react";
+import { Link, useNavigate, useSearchParams } from "react-router";
+import { get, type Curve, type CurvePoint, type Run as RunType, type Verdicts } from "../api";
+import { Badge, Bars, Empty, Head, Problem, Stat, STATUS_ORDER, Tabs, useNow } from "../parts/common";
+import { Chart, type Series } from "../parts/chart";
+import { Table, type Column } from "../parts/table";
+import { useSettings } from "../settings";
+import { ago, duration, figure, number, short, visible, when } from "../text";
+
+const COLORS: Record<string, string> = { train: "var(--c1)", val: "var(--c2)", test: "var(--c3)", production: "var(--c4)", "": "var(--c1)" };
+const statuses = (run: RunType) => STATUS_ORDER.map((status) => [status, run.by_status[status] ?? 0] as const);
+const ended = (run: RunType) => (run.by_status.succeeded ?? 0) + (run.by_status.failed ?? 0) + (run.by_status.cancelled ?? 0);
+const nameOf = (run: RunType) => (run.run_id ? visible(run.run_id) : "without a run");
+const open = (run: string) => `/runs/view?run=${encodeURIComponent(run)}`;
+
+export function Runs() {
+  const { refreshMs } = useSettings();
+  const now = useNow(5000);
+  const go = useNavigate();
+  const { data, error } = useQuery({ queryKey: ["runs"], queryFn: ({ signal }) => get<RunType[]>("/runs", {}, signal), refetchInterval: refreshMs || false });
+  const [wanted, want] = useState("");
+  const runs = useMemo(() => (data ?? []).filter((run) => run.run_id.toLowerCase().includes(wanted.toLowerCase())), [data, wanted]);
+  const columns: Column<RunType>[] = [
+    { key: "run", title: "Run", width: "minmax(220px, 2fr)", cell: (run) => <Link to={open(run.run_id)} className="strong">{nameOf(run)}</Link> },
+    { key: "status", title: "Rollouts by status", width: "minmax(160px, 1.4fr)", cell: (run) => <Bars small parts={statuses(run)} total={run.rollouts} /> },
+    { key: "rollouts", title: "Rollouts", width: "92px", right: true, cell: (run) => number(run.rollouts) },
+    { key: "ended", title: "Ended", width: "78px", right: true, cell: (run) => `${Math.floor((100 * ended(run)) / Math.max(run.rollouts, 1))} %` },
+    { key: "failed", title: "Failed", width: "78px", right: true, cell: (run) => <span className={run.by_status.failed ? "bad" : "dim"}>{number(run.by_status.failed ?? 0)}</span> },
+    { key: "step", title: "Last step", width: "86px", right: true, cell: (run) => run.last_step ?? "–" },
+    { key: "modes", title: "Modes", width: "minmax(120px, 1fr)", cell: (run) => <span className="dim">{Object.entries(run.by_mode).map(([mode, count]) => `${mode || "none"} ${short(count)}`).join(" · ")}</span> },
+    { key: "start", title: "Began", width: "130px", cell: (run) => <span title={when(run.start_time)}>{ago(run.start_time, now)}</span> },
+  ];
+  return (
+    <>
+      <Head title="Runs">
+        <input type="search" placeholder="Search runs" aria-label="Search runs" value={wanted} onChange={(event) => want(event.target.value)} />
+      </Head>
+      <Problem error={error} />
+      {data && (
+        <Table label="Runs" columns={columns} count={runs.length} row={(index) => runs[index]} onOpen={(run) => void go(open(run.run_id))} rowHeight={38}
+          empty={<Empty>No runs yet. A run is what a rollout's metadata names as <code>run</code>, else the set of resources it runs with.</Empty>} />
+      )}
+    </>
+  );
+}
+
+function lines(points: CurvePoint[], read: (point: CurvePoint) => Omit<Series["points"][number], "x"> | null): Series[] {
+  const modes = [...new Set(points.map((point) => point.mode))];
+  return modes.map((mode) => ({
+    name: mode, color: COLORS[mode] ?? "var(--c4)",
+    points: points.filter((point) => point.mode === mode).flatMap((point) => { const found = read(point); return found ? [{ x: point.step, ...found }] : []; }),
+  })).filter((each) => each.points.length);
+}
+
+export function Run() {
+  const [search] = useSearchParams();
+  const run = search.get("run") ?? "";
+  const { refreshMs } = useSettings();
+  const now = useNow(5000);
+  const [band, setBand] = useState<"std" | "range">("std");
+  const curve = useQuery({ queryKey: ["curve", run], queryFn: ({ signal }) => get<Curve>("/runs/curve", { run }, signal).catch((error) => { throw error; }), refetchInterval: refreshMs || false });
+  const verdicts = useQuery({ queryKey: ["verdicts", run], queryFn: ({ signal }) => get<Verdicts>("/runs/verdicts", { run }, signal), refetchInterval: refreshMs ? refreshMs * 2 : false });
+  const points = curve.data?.points ?? [];
+  const about = curve.data?.run;
+  const sum = (read: (point: CurvePoint) => number) => points.reduce((total, point) => total + read(point), 0);
+  const last = points.filter((point) => point.reward_mean !== null).at(-1);
+  const xName = curve.data?.by === "order" ? "part" : "step";
+  const reward = useMemo(() => lines(points, (point) => point.reward_mean === null ? null : {
+    y: point.reward_mean, note: `${point.rewarded} of ${point.rollouts}`,
+    low: band === "std" ? point.reward_mean - (point.reward_std ?? 0) : point.reward_min!, high: band === "std" ? point.reward_mean + (point.reward_std ?? 0) : point.reward_max!,
+  }), [points, band]);
+  const cost = useMemo(() => lines(points, (point) => ({ y: point.prompt_tokens + point.response_tokens, note: `${short(point.prompt_tokens)} + ${short(point.response_tokens)}` })), [points]);
+  const length = useMemo(() => lines(points, (point) => point.ended ? { y: point.response_tokens / point.ended } : null), [points]);
+  const failed = useMemo(() => lines(points, (point) => ({ y: point.errors / Math.max(point.rollouts, 1) })), [points]);
+  return (
+    <>
+      <Head trail={<Link to="/runs">Runs</Link>} title={<span> / {run ? visible(run) : "without a run"}</span>}>
+        <Link className="button" to={`/rollouts?run=${encodeURIComponent(run)}`}>Rollouts of this run</Link>
+      </Head>
+      <Problem error={curve.error ?? verdicts.error} />
+      <div className="scroll">
+        {about && (
+          <div className="stats">
+            <Stat name="Rollouts" sub={`${number(ended(about))} ended, ${number(about.attempts)} attempts`}>{number(about.rollouts)}</Stat>
+            <Stat name="Reward, last step" sub={last ? `± ${figure(last.reward_std)}, ${last.mode || "no mode"}` : undefined}>{figure(last?.reward_mean)}</Stat>
+            <Stat name="Last step" sub={curve.data?.by === "order" ? "rollouts name no steps" : undefined}>{about.last_step ?? points.at(-1)?.step ?? "–"}</Stat>
+            <Stat name="Tokens" sub={`${short(sum((p) => p.prompt_tokens))} read, ${short(sum((p) => p.response_tokens))} written`}>{short(sum((p) => p.prompt_tokens + p.response_tokens))}</Stat>
+            <Stat name="Spans" sub={`${number(sum((p) => p.errors))} with errors`}>{short(sum((p) => p.spans))}</Stat>
+            <Stat name="Began" sub={about.end_time ? `${duration(about.end_time - about.start_time)} until the last end` : "nothing ended yet"}>{ago(about.start_time, now)}</Stat>
+          </div>
+        )}
+        {about && <section className="card"><h2>Rollouts by status</h2><Bars parts={statuses(about)} total={about.rollouts} />
+          <p className="legend">{statuses(about).filter(([, count]) => count).map(([status, count]) => <span key={status}><i className={status} />{status} {number(count)}</span>)}</p></section>}
+        <div className="grid2">
+          <section className="card">
+            <div className="corner"><Tabs names={[["std", "± std"], ["range", "min – max"]]} chosen={band} choose={setBand} /></div>
+            {curve.isPending ? <div className="wait" /> : <Chart title="Reward" series={reward} xName={xName} height={240} />}
+          </section>
+          <section className="card">
+            <h2>Verdicts <small>of the {verdicts.data ? number(verdicts.data.of) : ""} rollouts that ended last</small></h2>
+            {verdicts.data && verdicts.data.of > 0 ? <VerdictCard found={verdicts.data} /> : verdicts.isPending ? <div className="wait" /> : <Empty>No rollout has ended.</Empty>}
+          </section>
+          <section className="card">{curve.isPending ? <div className="wait" /> : <Chart title={`Tokens a ${xName}`} series={cost} xName={xName} zero />}</section>
+          <section className="card">{curve.isPending ? <div className="wait" /> : <Chart title="Written tokens a rollout" series={length} xName={xName} zero />}</section>
+          <section className="card">{curve.isPending ? <div className="wait" /> : <Chart title="Spans with errors a rollout" series={failed} xName={xName} zero />}</section>
+        </div>
+      </div>
+    </>
+  );
+}
+
+function VerdictCard({ found }: { found: Verdicts }) {
+  const parts = (["complete", "unproven", "incomplete", "empty"] as const).map((kind) => [kind, found.counts[kind] ?? 0] as const);
+  return (
+    <>
+      <Bars parts={parts} total={found.of} />
+      <table className="plain">
+        <tbody>
+          {parts.map(([kind, count]) => (
+            <tr key={kind}><td><Badge kind={kind} /></td><td className="right">{number(count)}</td><td className="right dim">{((100 * count) / found.of).toFixed(1)} %</td><td className="dim">{MEANING[kind]}</td></tr>
+          ))}
+        </tbody>
+      </table>
+      {found.alarms > 0 && <p className="problem">{found.alarms} are unproven though their agents ran under the hook.</p>}
+      {found.missing > 0 && <p className="bad small">{number(found.missing)} spans or calls are missing.</p>}
+      {Object.entries(found.reasons).map(([reason, count]) => <p key={reason} className="small dim">{count} × {visible(reason)}</p>)}
+    </>
+  );
+}
+
+const MEANING = { complete: "every span that was counted is stored", unproven: "nobody counted its spans", incomplete: "spans or calls are missing", empty: "no span of an agent" } as const;

@@ -1,0 +1,40 @@
+// Spans as a tree in the order of time, flat: one row for each span that is not folded away.
+import type { OutlineSpan } from "../api";
+
+export type Node = { span: OutlineSpan; depth: number; children: number; from: number; length: number };
+
+export function arrange(spans: OutlineSpan[], folded: ReadonlySet<string>): { rows: Node[]; start: number; end: number } {
+  if (!spans.length) return { rows: [], start: 0, end: 1 };
+  // Nanoseconds since 1970 are more than a number holds exactly: count from the first span.
+  const zero = spans.reduce((first, span) => { const at = BigInt(span.start_nano); return at < first ? at : first; }, BigInt(spans[0]!.start_nano));
+  const from = new Map(spans.map((span) => [span, Number(BigInt(span.start_nano) - zero)]));
+  const known = new Set(spans.map((span) => span.span_id));
+  const below = new Map<string, OutlineSpan[]>();
+  const roots: OutlineSpan[] = [];
+  const order = [...spans].sort((a, b) => from.get(a)! - from.get(b)! || a.sequence_id - b.sequence_id);
+  for (const span of order) {
+    if (span.parent_id && span.parent_id !== span.span_id && known.has(span.parent_id)) {
+      const list = below.get(span.parent_id);
+      if (list) list.push(span); else below.set(span.parent_id, [span]);
+    } else roots.push(span);
+  }
+  const rows: Node[] = [];
+  const seen = new Set<OutlineSpan>();
+  let end = 1;
+  function walk(tops: OutlineSpan[], hidden: boolean) {
+    const stack = [...tops].reverse().map((span) => ({ span, depth: 0, hidden }));
+    while (stack.length) { // not recursive: an agent's trace may be deeper than the stack
+      const { span, depth, hidden: under } = stack.pop()!;
+      if (seen.has(span)) continue;
+      seen.add(span);
+      const length = Number(span.duration_nano), at = from.get(span)!;
+      end = Math.max(end, at + length);
+      const children = below.get(span.span_id) ?? [];
+      if (!under) rows.push({ span, depth, children: children.length, from: at, length });
+      for (const child of [...children].reverse()) stack.push({ span: child, depth: depth + 1, hidden: under || folded.has(span.span_id) });
+    }
+  }
+  walk(roots, false);
+  walk(order.filter((span) => !seen.has(span)), false); // spans that are their own ancestors
+  return { rows, start: 0, end };
+}

@@ -1,0 +1,59 @@
+"""The dashboard's files, built by `make web` into static/: pages at their addresses, a strict policy on each answer.
+
+Agent output is untrusted: the policy lets a page load nothing but these files, and speak to nobody but this service.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+FOLDER: Final = Path(__file__).parent / "static"
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+FOREVER: Final = "public, max-age=31536000, immutable"
+"""Files below /assets/ carry a hash of their content in their names."""
+PAGE: Final = "page"
+"""Name of the routes that serve files: they need no token, because they tell nothing of the stack."""
+_NOT_BUILT: Final = """<!doctype html><title>agl-otel</title><h1>The dashboard is not built here</h1>
+<p>This is a checkout without the built pages. With Node.js 20.19 or later run <code>make web</code>, then load this page again;
+an installed wheel has them. REST is under /v1/agl (<a href="/v1/agl/openapi.json">OpenAPI</a>), metrics at <a href="/metrics">/metrics</a>."""
+
+
+def add_routes(app: web.Application, folder: Path = FOLDER) -> None:
+    """Put the pages into `app`: whatever is none of the service's own paths is the one page, which knows its addresses."""
+    files = {f"/{path.relative_to(folder).as_posix()}": path for path in folder.rglob("*") if path.is_file()} if folder.is_dir() else {}
+    bodies: dict[Path, tuple[bytes, str]] = {}
+
+    async def page(request: web.Request) -> web.StreamResponse:
+        """GET: a file of the dashboard, or its page."""
+        found = files.get(request.path)
+        if found is None and request.path.startswith("/assets/"):
+            raise web.HTTPNotFound(text="there is no such file: load the page again")
+        if not files:
+            return web.Response(text=_NOT_BUILT, content_type="text/html", headers=HEADERS, status=503)
+        path = found or files["/index.html"]
+        if path not in bodies:  # small, and asked for again and again
+            bodies[path] = (path.read_bytes(), mimetypes.guess_type(path.name)[0] or "application/octet-stream")
+        body, kind = bodies[path]
+        kept = FOREVER if request.path.startswith("/assets/") else "no-cache"
+        charset = "utf-8" if kind.startswith("text/") else None
+        answer = web.Response(body=body, content_type=kind, charset=charset, headers={**HEADERS, "Cache-Control": kept})
+        if len(body) > 1000 and not kind.startswith("font/"):
+            answer.enable_compression()
+        return answer
+
+    app.router.add_get(r"/{path:(?!(?:v1|api|metrics|health)(?:/|$)).*}", page, name=PAGE)
