@@ -1,0 +1,117 @@
+"""Run by test_dashboard.py in Playwright's environment: every page, dark and light, with what must be there and what must not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from playwright.sync_api import Page, expect, sync_playwright  # pyright: ignore[reportMissingImports]  # installed beside this environment
+
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync",
+]  # fmt: skip
+given: dict[str, str] = json.loads(sys.argv[1])
+rollout = f"/rollouts/{given['rollout']}"
+PAGES = {
+    "runs": ("/runs", given["run"]),
+    "run": (f"/runs/view?run={given['run']}", "0.75"),
+    "rollouts": (f"/rollouts?run={given['run']}", "0.75"),
+    "waterfall": (rollout, "invoke_agent"),
+    "tree": (f"{rollout}?view=tree", "invoke_agent"),
+    "conversation": (f"{rollout}?view=conversation", "assistant"),
+    "json": (f"{rollout}?view=json", '"step": 1'),
+    "traces": (f"/traces?rollout={given['rollout']}", "invoke_agent"),
+    "resources": ("/resources", given["resources"]),
+    "versions": (f"/resources/{given['resources']}", "before"),
+    "runners": ("/runners", "w-page"),
+    "sql": ("/sql", "read-only"),
+    "settings": ("/settings", "AGL_TOKEN"),
+}
+
+
+def harmless(page: Any) -> None:
+    """Nothing that an agent wrote became markup, a link, or a control character."""
+    assert page.evaluate("window.hacked") is None
+    found = page.evaluate("""() => ({
+      links: [...document.querySelectorAll('a,[src],[href]')].map(e => e.getAttribute('href') || e.getAttribute('src')),
+      inline: document.querySelectorAll('script:not([src])').length, text: document.body.innerText})""")
+    assert found["inline"] == 0
+    assert not [link for link in found["links"] if link and not link.startswith(("/", "#", given["url"]))], found["links"]
+    assert "\x1b" not in found["text"] and "\u202e" not in found["text"]
+
+
+def visit(page: Page, theme: str) -> None:
+    """All pages in one look."""
+    for name, (path, text) in PAGES.items():
+        page.goto(given["url"] + path)
+        expect(page.locator("main")).to_contain_text(text, timeout=30_000)
+        assert page.evaluate("document.documentElement.dataset.theme") == theme
+        harmless(page)
+        page.screenshot(path=f"{given['shots']}/{name}-{theme}.png")
+
+
+def use(page: Page) -> None:
+    """What a person does."""
+    main = page.locator("main")
+    page.goto(given["url"] + "/")
+    page.wait_for_url("**/rollouts")
+    page.get_by_label("Search by id").fill(given["rollout"])
+    expect(main.get_by_role("row")).to_have_count(2, timeout=30_000)  # the head and the one
+    page.get_by_role("button", name="Attempts").click()
+    expect(main).to_contain_text("#1")
+    page.get_by_role("button", name="val", exact=True).click()
+    expect(main).to_contain_text("No rollouts match")
+    assert "mode=val" in page.url
+    page.goto(given["url"] + rollout)
+    main.get_by_role("row").filter(has_text="agentlightning.llm").click()
+    panel = page.get_by_label("Span", exact=True)
+    panel.get_by_role("button", name="Token ids and log-probs").click()
+    expect(panel.locator(".ids .lp").first).to_have_text("4711")
+    expect(panel.locator(".ids .lp").last).to_have_attribute("title", "#1  log-prob -3.0000  p 0.0498")
+    harmless(page)
+    main.get_by_role("row").filter(has_text="window.hacked").last.click()
+    expect(panel).to_contain_text("␛[31mred\\u202egnp")
+    harmless(page)
+    page.get_by_role("tab", name="Conversation").click()
+    expect(main.locator(".said.reply")).to_contain_text("<script>window.hacked=1</script>")
+    page.goto(given["url"] + f"/resources/{given['resources']}")
+    expect(main.locator(".diff .del")).to_contain_text("before")
+    expect(main.locator(".diff .add")).to_contain_text("after <script>")
+    assert "sk-secret" not in page.content()
+    page.goto(given["url"] + "/sql")
+    page.get_by_label("Query").fill("SELECT 41 + 1 AS answer")
+    page.keyboard.press("Control+Enter")
+    expect(main.get_by_role("row").last).to_contain_text("42")
+    page.get_by_label("Query").fill("DROP TABLE otel_traces")
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("only reading is allowed")
+    page.goto(given["url"] + "/runs")
+    table = page.locator(".frame")
+    table.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/runs/view**")
+
+
+def main() -> None:
+    """Dark, light, then by hand; what a page complains about in its console is an error."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=given["chromium"], headless=True, args=FLAGS)
+        for theme in ("dark", "light"):
+            context = browser.new_context(viewport={"width": 1440, "height": 860}, color_scheme=theme)
+            page = context.new_page()
+            said: list[str] = []
+            page.on("pageerror", lambda error, said=said: said.append(str(error)))
+            page.on("console", lambda message, said=said: said.append(message.text) if message.type == "error" else None)
+            visit(page, theme)
+            assert not said, said
+            if theme == "light":
+                use(page)
+            context.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The dashboard in headless Chromium, over a running `agl-otel store` with real spans, hostile ones among them.
+
+Playwright runs in an environment of its own (it brings a Node.js), Chromium is the system's: what is missing is a reason to skip.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agl_otel import semconv
+from agl_otel.web.static import FOLDER, HEADERS
+from tests.contract.web.conftest import Web
+from tests.environments import AbsentError, installed
+
+PLAYWRIGHT = ("playwright==1.65.2",)
+HOSTILE = "<script>window.hacked=1</script><img src=x onerror='window.hacked=1'>[x](javascript:alert(1))\x1b[31mred\u202egnp"
+TRACE = "0af7651916cd43dd8448eb211c81{:04x}"
+RUN = "pages"
+
+
+def span(begun: dict[str, Any], number: int, name: str, parent: int | None = None, **attributes: Any) -> dict[str, Any]:
+    ids = {"rollout_id": begun["rollout_id"], "attempt_id": begun["attempt"]["attempt_id"], "sequence_id": number}
+    trace = {"trace_id": TRACE.format(7), "span_id": f"b7ad6b71692034{number:02x}", "parent_id": parent and f"b7ad6b71692034{parent:02x}"}
+    times = {"start_time": 1_790_000_000.0 + number, "end_time": 1_790_000_000.5 + number, "context": None, "parent": None}
+    status = {"status_code": "ERROR", "description": HOSTILE} if name == HOSTILE else {"status_code": "OK"}
+    rest = {"events": [], "links": [], "resource": {"attributes": {}, "schema_url": ""}, "status": status}
+    return {**ids, **trace, **times, **rest, "name": name, "attributes": attributes}
+
+
+def said(role: str, text: str) -> str:
+    return json.dumps([{"role": role, "parts": [{"type": "text", "content": text}]}])
+
+
+@pytest.fixture(scope="module")
+def begun(web: Web) -> dict[str, Any]:
+    """A rollout with a model call, a hostile tool and a reward; its resources in two versions; a queued one."""
+    if not (FOLDER / "index.html").exists():
+        pytest.skip("the dashboard is not built: make web")
+    for template in ("before", f"after {HOSTILE}"):
+        prompt = {"resource_type": "prompt_template", "template": template, "engine": "f-string"}
+        model = {"resource_type": "llm", "endpoint": "http://m", "model": "x", "api_key": "sk-secret"}
+        web.rest("POST", "/resources/rs-pages", {"resources": {"p": prompt, "m": model}})
+    given = {
+        "input": {"q": HOSTILE},
+        "mode": "train",
+        "metadata": {"run": RUN, "step": 1},
+        "resources_id": "rs-pages",
+        "worker_id": "w-page",
+    }
+    made = web.rest("POST", "/rollouts", given).json
+    tokens = {
+        semconv.LLM_PROMPT_TOKEN_IDS: [11, 12],
+        semconv.LLM_RESPONSE_TOKEN_IDS: [4711, 4712],
+        semconv.LLM_RESPONSE_LOGPROBS: [-0.1, -3.0],
+    }
+    messages = {"gen_ai.input.messages": said("user", HOSTILE), "gen_ai.output.messages": said("assistant", f"**{HOSTILE}**")}
+    call = {semconv.LLM_CALL: 1, semconv.LLM_CHOICE: 0, semconv.PROCESS: "proxy-1", "gen_ai.request.model": HOSTILE}
+    spans = [
+        span(made, 1, "invoke_agent"),
+        span(made, 2, semconv.SPAN_LLM, 1, **tokens, **messages, **call),
+        span(made, 3, HOSTILE, 1, **{"gen_ai.tool.name": "t", HOSTILE: HOSTILE}),
+        span(made, 4, semconv.SPAN_ANNOTATION, 1, **{semconv.reward_name_key(0): "exact", semconv.reward_value_key(0): 0.75}),
+    ]
+    for each in spans:
+        assert web.rest("POST", "/spans", each).status == 201
+    web.rest("POST", f"/rollouts/{made['rollout_id']}/attempts/latest", {"status": "succeeded"})
+    web.rest("POST", "/queues/rollouts/enqueue", {"rollouts": [{"input": 1, "mode": "val", "metadata": {"run": RUN, "step": 2}}]})
+    return made
+
+
+def test_pages_have_a_policy_and_their_old_addresses(web: Web, begun: dict[str, Any]) -> None:
+    for path in ("/", "/rollouts", "/resources", "/traces", "/runners", "/settings", "/runs", "/sql", f"/rollouts/{begun['rollout_id']}"):
+        answer = web.call("GET", path)
+        assert (answer.status, answer.headers.get_content_type()) == (200, "text/html"), path
+        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+    assert b"<script>" not in answer.body and b"http" not in answer.body.replace(b"http-equiv", b""), "only files of its own"
+    [script] = [path for path in (FOLDER / "assets").iterdir() if path.suffix == ".js"]
+    asset = web.call("GET", f"/assets/{script.name}")
+    assert asset.status == 200 and "immutable" in asset.headers["Cache-Control"]
+    for path in ("/v1/nothing", "/v1/agl/nothing", "/assets/nothing.js", "/assets/../app.py", "/api/nothing"):
+        assert web.call("GET", path).status == 404, path
+
+
+def test_every_page_shows_what_is_there_and_obeys_no_agent(web: Web, begun: dict[str, Any], tmp_path: Path) -> None:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is missing: apt-get install chromium")
+    try:
+        python = installed("playwright", PLAYWRIGHT) / "bin" / "python"
+    except AbsentError as reason:
+        pytest.skip(str(reason))
+    given = {
+        "url": web.url,
+        "rollout": begun["rollout_id"],
+        "run": RUN,
+        "resources": "rs-pages",
+        "chromium": chromium,
+        "shots": str(tmp_path),
+    }
+    script = Path(__file__).with_name("look.py")
+    done = subprocess.run([str(python), str(script), json.dumps(given)], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert {path.stem for path in tmp_path.glob("*.png")} >= {"run-dark", "run-light", "waterfall-dark", "conversation-light"}
