@@ -60,20 +60,21 @@ export function Run() {
   const { refreshMs } = useSettings();
   const now = useNow(5000);
   const [band, setBand] = useState<"std" | "range">("std");
-  const curve = useQuery({ queryKey: ["curve", run], queryFn: ({ signal }) => get<Curve>("/runs/curve", { run }, signal).catch((error) => { throw error; }), refetchInterval: refreshMs || false });
+  const curve = useQuery({ queryKey: ["curve", run], queryFn: ({ signal }) => get<Curve>("/runs/curve", { run }, signal), refetchInterval: refreshMs || false });
   const verdicts = useQuery({ queryKey: ["verdicts", run], queryFn: ({ signal }) => get<Verdicts>("/runs/verdicts", { run }, signal), refetchInterval: refreshMs ? refreshMs * 2 : false });
   const points = curve.data?.points ?? [];
   const about = curve.data?.run;
   const sum = (read: (point: CurvePoint) => number) => points.reduce((total, point) => total + read(point), 0);
-  const last = points.filter((point) => point.reward_mean !== null).at(-1);
+  const rewarded = points.filter((point) => point.reward_mean !== null);
+  const last = rewarded.filter((point) => point.mode === "train").at(-1) ?? rewarded.at(-1);
   const xName = curve.data?.by === "order" ? "part" : "step";
   const reward = useMemo(() => lines(points, (point) => point.reward_mean === null ? null : {
     y: point.reward_mean, note: `${point.rewarded} of ${point.rollouts}`,
     low: band === "std" ? point.reward_mean - (point.reward_std ?? 0) : point.reward_min!, high: band === "std" ? point.reward_mean + (point.reward_std ?? 0) : point.reward_max!,
   }), [points, band]);
-  const cost = useMemo(() => lines(points, (point) => ({ y: point.prompt_tokens + point.response_tokens, note: `${short(point.prompt_tokens)} + ${short(point.response_tokens)}` })), [points]);
+  const cost = useMemo(() => lines(points, (point) => point.ended ? { y: point.prompt_tokens + point.response_tokens, note: `${short(point.prompt_tokens)} + ${short(point.response_tokens)}` } : null), [points]);
   const length = useMemo(() => lines(points, (point) => point.ended ? { y: point.response_tokens / point.ended } : null), [points]);
-  const failed = useMemo(() => lines(points, (point) => ({ y: point.errors / Math.max(point.rollouts, 1) })), [points]);
+  const failed = useMemo(() => lines(points, (point) => point.ended ? { y: point.errors / point.rollouts } : null), [points]);
   return (
     <>
       <Head trail={<Link to="/runs">Runs</Link>} title={<span> / {run ? visible(run) : "without a run"}</span>}>

@@ -6,11 +6,11 @@ export type Point = { x: number; y: number; low?: number; high?: number; note?: 
 export type Series = { name: string; color: string; points: Point[] };
 const LEFT = 46, RIGHT = 12, TOP = 10, BOTTOM = 24;
 
-function ticks(low: number, high: number, about: number): number[] {
+function ticks(low: number, high: number, about: number, whole = false): number[] {
   const span = high - low || 1;
   const rough = span / about;
   const size = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((each) => each * size).find((each) => each >= rough) ?? rough;
+  const step = (whole ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]).map((each) => each * size).find((each) => each >= rough && (!whole || each >= 1)) ?? Math.max(rough, whole ? 1 : 0);
   const found: number[] = [];
   for (let tick = Math.ceil(low / step) * step; tick <= high + step / 1e6; tick += step) found.push(Number(tick.toPrecision(12)));
   return found;
@@ -62,7 +62,7 @@ export function Chart({ title, series, height = 220, xName = "step", zero }: { t
             {ticks(y0, y1, 4).map((tick) => (
               <g key={tick}><line className="grid" x1={LEFT} x2={width - RIGHT} y1={y(tick)} y2={y(tick)} /><text x={LEFT - 7} y={y(tick) + 3.5} textAnchor="end">{Math.abs(tick) >= 10000 ? short(tick) : figure(tick)}</text></g>
             ))}
-            {ticks(x0, x1, Math.max(2, width / 110)).map((tick) => <text key={tick} x={x(tick)} y={height - 7} textAnchor="middle">{figure(tick)}</text>)}
+            {ticks(x0, x1, Math.max(2, width / 110), true).map((tick) => <text key={tick} x={x(tick)} y={height - 7} textAnchor="middle">{figure(tick)}</text>)}
             <g clipPath={`url(#${clip})`}>
               {series.map((each) => each.points.some((point) => point.low !== undefined) && <path key={each.name} d={band(each.points)} fill={each.color} opacity={0.13} />)}
               {series.map((each) => <path key={each.name} d={line(each.points)} fill="none" stroke={each.color} strokeWidth={1.8} strokeLinejoin="round" />)}
