@@ -26,8 +26,11 @@ _HERE: Final = Path(__file__).parent
 _WORDS: Final = ("the", "agent", "asks", "a", "model", "for", "its", "next", "query", "and", "reads", "what", "came", "back", "before")
 
 
-def fill(data_dir: Path, spans: int) -> None:
-    """Put `spans` spans into the data directory of a stack that does not run; goes on where an earlier try stopped between two slices."""
+def fill(data_dir: Path, spans: int, *, beside: bool = True) -> None:
+    """Put `spans` spans into the data directory of a stack that does not run; goes on where an earlier try stopped between two slices.
+
+    `beside` puts them into the default table, too.
+    """
     store = open_store(Settings.load(data_dir=data_dir, clickhouse_url="").clickhouse_db)
     try:
         store.command("CREATE DATABASE IF NOT EXISTS stock")
@@ -42,7 +45,7 @@ def fill(data_dir: Path, spans: int) -> None:
             times = {"first": start_ms + int(first * rollout_ms), "end": start_ms + int(last * rollout_ms)}
             if ours < last * SPANS_PER_ROLLOUT:
                 store.command((_HERE / "read_fill.sql").read_text(), given)
-            if stock < last * SPANS_PER_ROLLOUT:
+            if beside and stock < last * SPANS_PER_ROLLOUT:
                 store.command((_HERE / "read_stock.sql").read_text(), times)
             print(f"{last * SPANS_PER_ROLLOUT} of {spans} spans are stored", file=sys.stderr)
     finally:

@@ -1,0 +1,134 @@
+"""The dashboard at size: first paint and interactions in headless Chromium, at 100,000 rollouts and 5,000,000 spans.
+
+python -m bench.dashboard                        # fills a store first: some minutes
+python -m bench.dashboard --data=FOLDER          # keeps the filled store there, and uses it again
+python -m bench.dashboard --rollouts=10000 --spans=500000
+
+Spans are those of bench.reads; the queue knows the first `--rollouts` of their rollouts, as one run of 500 steps. Every figure is of a
+browser without a cache; an interaction ends when what was asked for is painted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import sqlite3
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from agl_otel.settings import Settings, free_port
+from agl_otel.store import Store
+from agl_otel.traces.opened import open_store
+from bench.harness import report_absent, report_against_bar
+from bench.read_data import fill
+from tests.environments import AbsentError, installed
+
+PLAYWRIGHT: Final = ("playwright==1.65.2",)
+BARS_MS: Final = {"paint": 1000.0, "interaction": 200.0}
+RUN: Final = "bench"
+STEPS: Final = 500
+_ATTEMPTS: Final = """SELECT RolloutId, any(AttemptId), toUnixTimestamp(min(Timestamp))
+FROM otel.otel_traces WHERE RolloutId IN (SELECT RolloutId FROM otel.otel_traces GROUP BY RolloutId ORDER BY RolloutId LIMIT {limit:UInt64})
+GROUP BY RolloutId ORDER BY RolloutId"""
+_COLUMNS: Final = (
+    "ordinal, rollout_id, status, mode, start_time, end_time, resources_id, resources_version, attempt_count, latest_attempt_id, metadata"
+)
+
+
+async def known_rollouts(folder: Path, count: int) -> None:
+    """Rows of the queue for `count` rollouts whose spans are stored, written into its database while nothing runs."""
+    database = folder / "queue.db"
+    if database.exists():
+        return
+    async with Store.embedded(folder) as store:  # makes the schema
+        await store.statistics()
+    engine = open_store(Settings.load(data_dir=folder, clickhouse_url="").clickhouse_db)
+    try:
+        found = [(str(row[0]), str(row[1]), float(str(row[2]))) for row in engine.select(_ATTEMPTS, {"limit": count})]
+    finally:
+        engine.close()
+    rollouts: list[tuple[Any, ...]] = []
+    attempts: list[tuple[Any, ...]] = []
+    for place, (rollout_id, attempt_id, start) in enumerate(found, 1):
+        status, mode = "failed" if place % 40 == 0 else "succeeded", "val" if place % 10 == 0 else "train"
+        metadata = json.dumps({"run": RUN, "step": place * STEPS // count}, separators=(",", ":"))
+        rollouts.append((place, rollout_id, status, mode, start, start + 4, None, None, 1, attempt_id, metadata))
+        attempts.append((attempt_id, rollout_id, status, start, start + 4, f"worker-{place % 64}", "x", "{}"))
+    with sqlite3.connect(database) as queue:
+        queue.executemany(f"INSERT INTO rollouts ({_COLUMNS}) VALUES ({', '.join('?' * 11)})", rollouts)
+        queue.executemany("INSERT INTO inputs (ordinal, input) VALUES (?, ?)", [(row[0], '{"question":"what is it?"}') for row in rollouts])
+        queue.executemany(
+            "INSERT INTO attempts (attempt_id, rollout_id, sequence_id, status, start_time, end_time, worker_id, token, seals) "
+            "VALUES (?, ?, 1, ?, ?, ?, ?, ?, ?)",
+            attempts,
+        )
+        counted = "'rollouts/' || status || '/' || mode, 0, count(*) FROM rollouts GROUP BY status, mode"
+        queue.execute(f"INSERT OR REPLACE INTO tallies (name, shard, count) SELECT {counted}")
+        queue.execute("INSERT OR REPLACE INTO tallies (name, shard, count) SELECT 'attempts', 0, count(*) FROM attempts")
+    queue.close()
+
+
+async def measure(folder: Path, options: argparse.Namespace) -> None:
+    """Start the stack and let Chromium look."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        raise AbsentError("chromium is missing: apt-get install chromium")
+    python = installed("playwright", PLAYWRIGHT) / "bin" / "python"
+    port = free_port()
+    command = [
+        str(Path(sys.executable).with_name("agl-otel")),
+        "store",
+        "--port",
+        str(port),
+        "--queue-port",
+        "0",
+        "--data-dir",
+        str(folder),
+        "--json",
+    ]
+    stack = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert stack.stdout is not None
+        url = json.loads(await asyncio.wait_for(stack.stdout.readline(), 180))["url"]
+        given = {"url": url, "chromium": chromium, "rounds": options.rounds, "run": RUN}
+        look = await asyncio.create_subprocess_exec(
+            str(python), str(Path(__file__).with_name("dashboard_look.py")), json.dumps(given), stdout=asyncio.subprocess.PIPE
+        )
+        assert look.stdout is not None
+        async for line in look.stdout:
+            found = json.loads(line)
+            waits = sorted(found["ms"])
+            more = {"worst_ms": round(waits[-1], 1), "rounds": len(waits), "rollouts": options.rollouts, "spans": options.spans}
+            report_against_bar("dashboard", found["metric"], waits[len(waits) // 2], "ms", BARS_MS[found["kind"]], **more)
+        await look.wait()
+    finally:
+        stack.terminate()
+        await stack.wait()
+
+
+async def main(options: argparse.Namespace) -> None:
+    """Fill, then look."""
+    with tempfile.TemporaryDirectory(prefix="agl-bench-") as made:
+        folder = Path(options.data or made)
+        start = time.monotonic()
+        await asyncio.to_thread(fill, folder, options.spans, beside=False)
+        await known_rollouts(folder, options.rollouts)
+        print(f"filled in {time.monotonic() - start:.0f} s", file=sys.stderr)
+        try:
+            await measure(folder, options)
+        except AbsentError as reason:
+            report_absent("dashboard", "first paint", "ms", str(reason))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rollouts", type=int, default=100_000, help="how many the queue knows")
+    parser.add_argument("--spans", type=int, default=5_000_000, help="how many spans are stored")
+    parser.add_argument("--rounds", type=int, default=5, help="times that everything is done")
+    parser.add_argument("--data", default="", help="a folder for the stack's data, kept and used again; a temporary one where empty")
+    asyncio.run(main(parser.parse_args()))
