@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright  # pyright: ignore[reportMissingImports]  # installed beside this environment
+from playwright.sync_api import sync_playwright  # pyright: ignore[reportMissingImports]  # installed beside this environment
 
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
@@ -43,7 +43,7 @@ def every(condition: str) -> str:
     return f"[...document.querySelectorAll('.tr')].every(r => {condition})"
 
 
-def painted(browser: Browser) -> dict[str, float]:
+def painted(browser: Any) -> dict[str, float]:
     """First contentful paint, and the time until the page has its data."""
     found: dict[str, float] = {}
     for name, (path, there) in PAINTS.items():
@@ -55,7 +55,7 @@ def painted(browser: Browser) -> dict[str, float]:
     return found
 
 
-def interactions(page: Page) -> dict[str, float]:
+def interactions(page: Any) -> dict[str, float]:
     """What a person does on /rollouts, and with one rollout."""
     found: dict[str, float] = {}
     rows = "document.querySelectorAll('.tr').length > 5 && !document.querySelector('.ghost')"

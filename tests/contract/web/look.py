@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from playwright.sync_api import Page, expect, sync_playwright  # pyright: ignore[reportMissingImports]  # installed beside this environment
+from playwright.sync_api import expect, sync_playwright  # pyright: ignore[reportMissingImports]  # installed beside this environment
 
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
@@ -42,7 +42,7 @@ def harmless(page: Any) -> None:
     assert "\x1b" not in found["text"] and "\u202e" not in found["text"]
 
 
-def visit(page: Page, theme: str) -> None:
+def visit(page: Any, theme: str) -> None:
     """All pages in one look."""
     for name, (path, text) in PAGES.items():
         page.goto(given["url"] + path)
@@ -52,7 +52,7 @@ def visit(page: Page, theme: str) -> None:
         page.screenshot(path=f"{given['shots']}/{name}-{theme}.png")
 
 
-def use(page: Page) -> None:
+def use(page: Any) -> None:
     """What a person does."""
     main = page.locator("main")
     page.goto(given["url"] + "/")
