@@ -29,7 +29,11 @@ export function duration(seconds: number | null | undefined): string {
 }
 
 export function ago(time: number | null | undefined, now: number): string {
-  return time == null ? "–" : now - time < 1 ? "now" : `${duration(Math.floor(now - time))} ago`;
+  if (time == null) return "–";
+  const past = Math.floor(now - time);
+  if (past < 1) return "now";
+  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]] as const) if (past >= 2 * size) return `${Math.floor(past / size)} ${unit} ago`;
+  return `${past} s ago`;
 }
 
 export function when(time: number | null | undefined): string {

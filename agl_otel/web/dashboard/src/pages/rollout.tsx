@@ -64,7 +64,7 @@ export function Rollout() {
           {view === "json" ? <div className="scroll"><Json value={{ ...data, attempts: attempts.data?.items, figures: figures.data }} height={100000} /></div>
             : view === "conversation" ? (attemptId ? <Conversation rolloutId={rolloutId} attemptId={attemptId} live={again} /> : <Empty>No attempt yet.</Empty>)
             : (
-              <div className={span ? "split right" : "split none"}>
+              <div className={span ? "split panelled" : "split none"}>
                 {outline.data ? <Spans spans={outline.data.spans} view={view} chosen={span} choose={(next) => set("span", next === span ? "" : next)} />
                   : attemptId === undefined && attempts.data ? <Empty>No attempt yet.</Empty> : <div className="wait" />}
                 {span && <SpanPanel rolloutId={rolloutId} attemptId={attemptId ?? ""} spanId={span} close={() => set("span", "")} />}

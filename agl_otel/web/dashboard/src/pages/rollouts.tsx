@@ -74,8 +74,8 @@ export function Rollouts() {
     { key: "tokens", title: "Tokens", width: "72px", right: true, cell: (r) => { const f = of(r); return f && f.prompt_tokens + f.response_tokens ? <span title={`${number(f.prompt_tokens)} read, ${number(f.response_tokens)} written`}>{short(f.prompt_tokens + f.response_tokens)}</span> : <span className="dim">–</span>; } },
     { key: "attempt", title: "Att.", width: "44px", right: true, cell: (r) => r.attempt?.sequence_id ?? "–" },
     { key: "resources", title: "Resources", width: "minmax(90px, 0.6fr)", sort: "resources_id", cell: (r) => r.resources_id ? <Link to={`/resources/${id(r.resources_id)}`} className="mono" title={r.resources_id}>{visible(r.resources_id)}{r.resources_version ? ` v${r.resources_version}` : ""}</Link> : <span className="dim">–</span> },
-    { key: "start", title: "Started", width: "108px", sort: "start_time", cell: (r) => <span title={when(r.start_time)}>{ago(r.start_time, now)}</span> },
-    { key: "took", title: "Duration", width: "82px", right: true, cell: (r) => <Took start={r.start_time} end={r.end_time} now={now} /> },
+    { key: "start", title: "Started", width: "90px", sort: "start_time", cell: (r) => <span title={when(r.start_time)}>{ago(r.start_time, now)}</span> },
+    { key: "took", title: "Duration", width: "96px", right: true, cell: (r) => <Took start={r.start_time} end={r.end_time} now={now} /> },
     { key: "worker", title: "Worker", width: "minmax(80px, 0.6fr)", cell: (r) => <span className="dim mono" title={r.attempt?.worker_id ?? ""}>{visible(r.attempt?.worker_id ?? "–")}</span> },
   ];
   return (

@@ -56,7 +56,7 @@ export function Traces() {
         {total > PAGE && <span className="line small"><button disabled={page === 0} onClick={() => setPage(page - 1)}>‹</button>{page * PAGE + 1} – {Math.min(total, (page + 1) * PAGE)}<button disabled={(page + 1) * PAGE >= total} onClick={() => setPage(page + 1)}>›</button></span>}
       </div>
       <Problem error={rollouts.error ?? spans.error} />
-      <div className={open ? "split right" : "split none"}>
+      <div className={open ? "split panelled" : "split none"}>
         {spans.data ? <Table label="Spans" columns={columns} count={spans.data.items.length} row={(index) => spans.data.items[index]} sort={sort} onSort={setSort} onOpen={setOpen} chosen={(span) => span === open} empty={<Empty>No spans.</Empty>} />
           : <Empty>{rollouts.data && !rolloutId ? "No rollouts yet." : ""}</Empty>}
         {open && <SpanPanel rolloutId={open.rollout_id} attemptId={open.attempt_id} spanId={open.span_id} close={() => setOpen(null)} />}
