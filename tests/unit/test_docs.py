@@ -61,7 +61,8 @@ def test_the_package_speaks_only_of_itself() -> None:
     """No absolute path of somebody's machine in what is shipped."""
     home = re.compile(r"/(?:home|root|Users|work)/[a-z]")
     for folder in ("agl_otel", "adapters", "algorithms", "collector", "docs", "examples", "deploy"):
-        for path, _, files in os.walk(ROOT / folder):
+        for path, folders, files in os.walk(ROOT / folder):
+            folders[:] = [name for name in folders if name != "node_modules"]  # others' packages, there once the dashboard was built
             for name in files:
                 if name.endswith((".py", ".md", ".sql", ".toml", ".yaml", ".go", ".proto")):
                     text = (Path(path) / name).read_text()
