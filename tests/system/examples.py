@@ -27,7 +27,7 @@ from tests.matrix.model import ScriptedModel
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 PORTS: Final = ("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port")
-WAIT_SECONDS: Final = 300.0
+WAIT_SECONDS: Final = 600.0  # of a machine that others use, too
 _FOREIGN: Final = ("OTEL_", "OPENAI_", "ANTHROPIC_", "AGL_", "VIRTUAL_ENV", "PYTHON")
 
 
@@ -62,6 +62,11 @@ class Stage:
 
     store: Store
 
+    @property
+    def address(self) -> str:
+        """For `--store`."""
+        return str(self.store.description.queue)
+
     async def play(
         self, folder: Path, command: Sequence[str], tasks: Sequence[Any], model: ScriptedModel, *, grader: str = "", **more: Any
     ) -> Traces:
@@ -77,29 +82,101 @@ class Stage:
         agent: Sequence[str],
         grader: str = "",
         env: dict[str, str] | None = None,
-        runner: str = sys.executable,
     ) -> Traces:
-        """The same for any agent and resources. `runner` is the interpreter of the runner."""
+        """The same for any agent and resources."""
         published = await self.store.publish(resources)
         rollouts = await self.store.enqueue(list(tasks), resources_id=published.resources_id)
+        ids = [rollout.rollout_id for rollout in rollouts]
         graded = ("--grader", grader) if grader else ()
-        options = ("--max-rollouts", str(len(rollouts)), "--concurrency", "2", "--timeout", str(WAIT_SECONDS))
+        async with self.runner(folder, *graded, *agent, env=env):
+            ended = await self.store.wait(ids, timeout_seconds=WAIT_SECONDS)
+            assert len(ended) == len(ids), "the runner ended before its rollouts"
+        return await self.store.traces(ids, deadline_seconds=30.0)
+
+    @asynccontextmanager
+    async def runner(self, folder: Path, *arguments: str, env: dict[str, str] | None = None) -> AsyncGenerator[None]:
+        """A runner in an agent's folder, two rollouts at a time, for the block."""
+        options = ("--concurrency", "4", "--timeout", str(WAIT_SECONDS))
         process = await asyncio.create_subprocess_exec(
-            *(runner, "-m", "agl_otel.runner", *graded, *options, *agent),
-            env=free_environment(AGL_STORE=str(self.store.description.queue), **(env or {})),
+            *(sys.executable, "-m", "agl_otel.runner", *options, *arguments),
+            env=free_environment(AGL_STORE=self.address, **(env or {})),
             cwd=folder,
         )
         try:
-            await asyncio.wait_for(process.wait(), WAIT_SECONDS)
+            yield
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        return await self.store.traces([rollout.rollout_id for rollout in rollouts], deadline_seconds=30.0)
+            await _end(process)
 
 
 def _llm(model: ScriptedModel) -> LLM:
     return LLM(endpoint=model.url, model="scripted", api_key="sk-secret")
+
+
+async def finished(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
+    """Run a program to its end; what it printed. Fails where its exit code is not 0."""
+    process = await asyncio.create_subprocess_exec(
+        *map(str, command),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=free_environment(**(env or {})),
+        cwd=cwd,
+    )
+    try:
+        output = (await asyncio.wait_for(process.communicate(), WAIT_SECONDS))[0].decode()
+    finally:
+        await _end(process)
+    assert process.returncode == 0, output
+    return output
+
+
+@asynccontextmanager
+async def serving(*command: str | Path, at: int | None = None) -> AsyncGenerator[str]:
+    """Run a server for the block; the first line it prints, or nothing once it listens `at` a port."""
+    output = asyncio.subprocess.PIPE if at is None else asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(*map(str, command), stdout=output, env=free_environment())
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            if process.stdout is not None:
+                line = (await process.stdout.readline()).decode().strip()
+            else:
+                line = ""
+                while at is not None and not await _listens(at):
+                    assert process.returncode is None, f"{command} ended with {process.returncode}"
+                    await asyncio.sleep(0.1)
+        yield line
+    finally:
+        await _end(process)
+
+
+@asynccontextmanager
+async def started(*command: str | Path, cwd: Path | None = None) -> AsyncGenerator[None]:
+    """Run a program for the block."""
+    process = await asyncio.create_subprocess_exec(*map(str, command), env=free_environment(), cwd=cwd)
+    try:
+        yield
+    finally:
+        await _end(process)
+
+
+async def _listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    await writer.wait_closed()
+    return True
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Ask it to end; kill it where it does not."""
+    if process.returncode is None:
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), 30)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
 
 @asynccontextmanager
