@@ -45,10 +45,15 @@ class Policy:
 
         return decode
 
-    def prompt_ids(self, messages: list[dict[str, Any]]) -> list[int]:
-        """`messages` through the chat template, ready for the assistant's reply. Raises UsageError where the template refuses."""
+    def prompt_ids(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
+        """`messages` and `tools` through the chat template, ready for the assistant's reply.
+
+        Raises UsageError where the template refuses, or knows no tools.
+        """
+        if tools and "tools" not in str(self.tokenizer.chat_template):
+            raise UsageError("the model's chat template knows no tools: take a model whose template does")
         try:
-            text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            text = self.tokenizer.apply_chat_template(messages, tools=tools or None, add_generation_prompt=True, tokenize=False)
         except Exception as error:  # templates are programs of their own (jinja2) and raise what they like
             raise UsageError(f"the model's chat template refuses these messages: {error}") from error
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]

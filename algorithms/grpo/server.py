@@ -90,7 +90,7 @@ async def _weights(request: web.Request) -> web.Response:
 async def _chat(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     chat = parse(await _json(request))
-    prompt = engine.policy.prompt_ids(chat.messages)
+    prompt = engine.policy.prompt_ids(chat.messages, chat.tools)
     room = engine.policy.context_tokens - len(prompt)
     if room < 1:
         raise UsageError(f"the prompt has {len(prompt)} tokens; the model's context is {engine.policy.context_tokens}, reply included")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agl_otel.algorithms.grpo.generate import Row, Sampling
+from agl_otel.algorithms.grpo.tools import for_template, read_calls
 from agl_otel.errors import UsageError
 
 MAX_CHOICES: Final = 128
@@ -32,7 +33,6 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "top_k": (None, 0, -1),
     "min_p": (None, 0),
     "logit_bias": (None, {}),
-    "tools": (None, []),
     "tool_choice": (None, "none", "auto"),
     "response_format": (None, {"type": "text"}),
 }
@@ -56,6 +56,8 @@ class ChatRequest:
     logprobs: bool
     top_logprobs: int
     return_token_ids: bool
+    tools: list[dict[str, Any]]
+    """Empty, too, where the request says that none is to be called."""
 
     def sampling(self, limit: int) -> Sampling:
         """How to draw, with at most `limit` tokens."""
@@ -88,6 +90,7 @@ def parse(body: Any) -> ChatRequest:
         logprobs=_take(fields, "logprobs", bool, False),
         top_logprobs=_number(fields, "top_logprobs", 0, 0, MAX_TOP_LOGPROBS, int),
         return_token_ids=_take(fields, "return_token_ids", bool, False),
+        tools=_tools(_take(fields, "tools", list, []), body.get("tool_choice")),
     )
     if fields:
         raise UsageError(f"unknown fields: {', '.join(sorted(fields))}")
@@ -110,6 +113,13 @@ def _number(fields: dict[str, Any], name: str, default: Any, low: float, high: f
     return kind(value)
 
 
+def _tools(tools: list[Any], choice: Any) -> list[dict[str, Any]]:
+    for place, tool in enumerate(tools):
+        if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
+            raise UsageError(f'tools[{place}] must be {{"type": "function", "function": {{…}}}}')
+    return [] if choice == "none" else tools
+
+
 def _message(place: int, message: Any) -> dict[str, Any]:
     """A message with its content as one string: text parts are joined."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -122,7 +132,7 @@ def _message(place: int, message: Any) -> dict[str, Any]:
         content = "".join(str(part["text"]) for part in parts)
     if content is not None and not isinstance(content, str):
         raise UsageError(f"messages[{place}].content must be a string or a list of text parts")
-    return {**message, "content": content or ""}
+    return for_template({**message, "content": content or ""})
 
 
 class Reply:
@@ -138,11 +148,12 @@ class Reply:
 
     def whole(self) -> dict[str, Any]:
         """The body of a plain answer."""
+        said = [self._said(row, index, self.decode(row.tokens)) for index, row in enumerate(self.rows)]
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": self.decode(row.tokens)},
-                "finish_reason": row.finish_reason,
+                "message": {"role": "assistant", **said[index]},
+                "finish_reason": "tool_calls" if "tool_calls" in said[index] else row.finish_reason,
                 "logprobs": self._logprobs(row, 0) if self.request.logprobs else None,
                 **({"token_ids": row.tokens} if self.request.return_token_ids else {}),
             }
@@ -171,16 +182,26 @@ class Reply:
             now = self.decode(row.tokens[:ready])
             if now.endswith("\ufffd") and not done:
                 continue  # half a character: wait for the token that completes it
+            delta = {"content": now[len(text) :]}
+            if self.request.tools:  # whether a reply calls one is known at its end
+                delta = self._said(row, index, now) if done else {"content": ""}
+            finish = "tool_calls" if "tool_calls" in delta else row.finish_reason
             choice = {
                 "index": index,
-                "delta": {"content": now[len(text) :]},
-                "finish_reason": row.finish_reason if done else None,
+                "delta": delta,
+                "finish_reason": finish if done else None,
                 "logprobs": self._logprobs(row, sent, ready) if self.request.logprobs else None,
                 **({"token_ids": row.tokens[sent:ready]} if self.request.return_token_ids else {}),
             }
             self._sent[index] = (ready, now)
             chunks.append(self._chunk([choice]))
         return chunks
+
+    def _said(self, row: Row, index: int, text: str) -> dict[str, Any]:
+        """`content`, and `tool_calls` where tools were offered and the reply calls some."""
+        content, calls = read_calls(text, f"call-{self.id[-12:]}-{index}") if self.request.tools else (text, [])
+        numbered = [{"index": place, **call} for place, call in enumerate(calls)] if self.request.stream else calls
+        return {"content": content, "tool_calls": numbered} if calls else {"content": content}
 
     def last_chunk(self) -> dict[str, Any] | None:
         """The usage, where it was asked for."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import dataclasses
 import random
 from typing import Any
 
@@ -7,10 +9,12 @@ import pytest
 
 from agl_otel.algorithms.grpo.generate import Row, Sampling
 from agl_otel.algorithms.grpo.policy import Policy
+from agl_otel.algorithms.grpo.tools import read_calls
 from agl_otel.algorithms.grpo.wire import Reply, parse
 from agl_otel.errors import UsageError
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "digit 7"}]
+CALLING = 'I ask.<tool_call>\n{"name": "calculate", "arguments": {"expression": "3 * 4"}}\n</tool_call>'
 
 
 def test_defaults_are_openais() -> None:
@@ -42,7 +46,8 @@ def test_text_parts_are_joined() -> None:
         ({"n": 1.5}, "n must be"),
         ({"max_tokens": True}, "max_tokens"),
         ({"stop": ["x"]}, "stop is not supported"),
-        ({"tools": [{}]}, "tools is not supported"),
+        ({"tools": [{}]}, r"tools\[0\] must be"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice is not supported"),
         ({"top_kk": 3}, "unknown fields: top_kk"),
         ({"stream": "yes"}, "stream"),
     ],
@@ -75,3 +80,57 @@ def test_chunks_add_up_to_the_whole_answer(policy: Policy) -> None:
     last = reply.last_chunk()
     assert last is not None
     assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8}
+
+
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "calculate", "parameters": {"type": "object", "properties": {}}}}
+QWEN = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% for call in message.tool_calls or [] %}"
+    '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+    "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def finished_row(policy: Policy, prompt: list[int], text: str) -> Row:
+    row = Row(prompt, Sampling(100), random.Random(0))
+    row.tokens = [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], policy.tokenizer.eos_token_id]
+    row.logprobs, row.finish_reason = [-0.5] * len(row.tokens), "stop"
+    return row
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply_that_calls_a_tool_is_one_in_openais_form_and_the_next_prompt_goes_on_from_it(policy: Policy, stream: bool) -> None:
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    tokenizer.chat_template = QWEN
+    knowing = dataclasses.replace(policy, tokenizer=tokenizer)
+    request = parse({"messages": MESSAGES, "tools": [TOOL], "stream": stream})
+    row = finished_row(knowing, knowing.prompt_ids(request.messages, request.tools), CALLING)
+    reply = Reply(request, [row], "policy", knowing.decode)
+    if stream:
+        chunks = [chunk for ready in (3, len(row.tokens)) for chunk in reply.next_chunks([ready])]
+        choice, said = chunks[-1]["choices"][0], chunks[-1]["choices"][0]["delta"]
+        assert chunks[0]["choices"][0]["delta"] == {"content": ""} and said["tool_calls"][0].pop("index") == 0
+    else:
+        choice = reply.whole()["choices"][0]
+        said = choice["message"]
+    assert (choice["finish_reason"], said["content"]) == ("tool_calls", "I ask.")
+    [call] = said["tool_calls"]
+    assert call["function"] == {"name": "calculate", "arguments": '{"expression": "3 * 4"}'}
+    told = [{"role": "assistant", **said}, {"role": "tool", "tool_call_id": call["id"], "content": "12"}]
+    again = parse({"messages": [*MESSAGES, *told], "tools": [TOOL]})
+    assert knowing.prompt_ids(again.messages, again.tools)[: len(row.prompt) + len(row.tokens)] == row.prompt + row.tokens
+
+
+def test_a_reply_calls_nothing_where_no_tool_was_offered_or_its_call_cannot_be_read(policy: Policy) -> None:
+    row = finished_row(policy, [1], CALLING)
+    for asked in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+        message = Reply(parse({"messages": MESSAGES, **asked}), [row], "policy", policy.decode).whole()["choices"][0]["message"]
+        assert message == {"role": "assistant", "content": CALLING}
+    broken = "<tool_call>{'name': }</tool_call>"
+    assert read_calls(broken, "call") == (broken, [])
+    assert read_calls('<tool_call>{"name": 3}</tool_call>', "call") == ('<tool_call>{"name": 3}</tool_call>', [])
+
+
+def test_tools_are_refused_where_the_chat_template_would_leave_them_out(policy: Policy) -> None:
+    with pytest.raises(UsageError, match="knows no tools"):
+        policy.prompt_ids(MESSAGES, [TOOL])
