@@ -1,4 +1,6 @@
-"""Two OpenAI-compatible models in one small server: `words` (words.py), and a scripted editor that stands for a large model.
+"""OpenAI-compatible models in one small server: `words` (words.py), `rooms`, and a scripted editor that stands for a large model.
+
+`rooms` looks rooms up by the tool that it is given, and heeds of them what its system prompt speaks of.
 
 The editor reads nothing but the text it is sent, and the same prompts, rewards and critique give the same answer. `critic` says which tasks
 went wrong and what was wanted; any other name writes a prompt. HABITS says how well; `shut` answers an error to every call.
@@ -52,6 +54,8 @@ class Server:
 
     async def _chat(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if body["model"] == "rooms":
+            return _choose(body)
         said = {message["role"]: message["content"] for message in body["messages"]}
         if body["model"] == "words":
             return _reply(body["model"], self.model.answer(said.get("system", ""), int(said["user"])), said)
@@ -67,6 +71,25 @@ class Server:
         return f"{source.choice(FILLERS)} {answer}" if self.habit in ("reads", "guesses") else answer
 
 
+def _choose(body: dict[str, Any]) -> web.Response:
+    """Calls the tool; then the first room of those that fit as far as the system prompt says what fits."""
+    system, asked = (message["content"] for message in body["messages"][:2])
+    people, time, needs = re.findall(r"We are (\d+) at (\S+) and need: (.*?)\.", asked)[0]
+    said = {"system": system, "user": asked}
+    if body["messages"][-1]["role"] != "tool":
+        function = {"name": "rooms_at", "arguments": json.dumps({"time": time})}
+        return _reply("rooms", "", said, calls=[{"id": "call_1", "type": "function", "function": function}])
+    heeds: dict[str, Callable[[dict[str, Any]], bool]] = {
+        "free": lambda room: room["free"],
+        "seats": lambda room: room["seats"] >= int(people),
+        "equipment": lambda room: needs == "nothing" or set(needs.split(", ")) <= set(room["equipment"]),
+    }
+    fits = [heed for word, heed in heeds.items() if word in system]
+    rooms = [room for room in json.loads(body["messages"][-1]["content"]) if all(heed(room) for heed in fits)]
+    rooms = sorted(rooms, key=lambda room: room["seats"]) if "smallest" in system else rooms
+    return _reply("rooms", rooms[0]["name"] if rooms else "None.", said)
+
+
 def _essence(text: str) -> list[object]:
     return [PROMPT.findall(text), ROLLOUT.findall(text), WRONG.findall(text)]
 
@@ -76,11 +99,17 @@ def _critique(text: str) -> str:
     return "\n".join(wrong) or "- nothing went wrong"
 
 
-def _reply(model: str, text: str, said: dict[str, str]) -> web.Response:
-    choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+def _reply(model: str, text: str, said: dict[str, str], calls: list[dict[str, Any]] | None = None) -> web.Response:
+    message = {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
+    choice: dict[str, Any] = {"index": 0, "finish_reason": "tool_calls" if calls else "stop", "message": message}
     asked, answered = sum(len(part) // 4 + 1 for part in said.values()), len(text) // 4 + 1
     usage = {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
-    body = {"id": f"chatcmpl-{zlib.crc32(json.dumps(said).encode()):08x}", "object": "chat.completion", "created": 0, "model": model}
+    body = {
+        "id": f"chatcmpl-{zlib.crc32(json.dumps([said, text]).encode()):08x}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": model,
+    }
     return web.json_response({**body, "choices": [choice], "usage": usage})
 
 

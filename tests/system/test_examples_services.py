@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import runpy
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import aiohttp
 import pytest
 import pytest_asyncio
+import torch
 
-from tests.system.examples import EXAMPLES, Stage, finished, serving, stage
+from agl_otel.adapters import Reading, rows_of
+from agl_otel.adapters.formats import as_written
+from agl_otel.algorithms.grpo.tiny import make_policy
+from agl_otel.trainer import Job
+from agl_otel.types import LLM
+from tests.matrix.model import ScriptedModel
+from tests.matrix.script import Message, Request
+from tests.system.examples import EXAMPLES, Stage, assert_whole, finished, rewards, serving, stage, started
 
 pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
@@ -35,3 +47,113 @@ async def test_azure_tunes_deploys_prunes_and_validates_in_a_loop_and_the_score_
     assert [step["rows"] for step in steps] == [24, 24], "half of four rollouts of 12 tasks"
     assert len(last["scores"]) == 3 and last["scores"][-1] > max(0.5, last["scores"][0] + 0.2), output
     assert deployed == ["gpt-4.1-mini", "gpt-4.1-mini-v2"] and steps[-1]["deployed"] == ["gpt-4.1-mini-v2"]
+
+
+async def test_tinker_trains_on_traces_of_its_own_sampler_algorithm_and_runners_apart(on: Stage) -> None:
+    main, course = EXAMPLES / "tinker" / "main.py", ("--steps", "3", "--group-size", "4")
+    async with started(sys.executable, main, "runner", "--store", on.address):
+        output = await finished(sys.executable, main, "algo", "--store", on.address, *course)
+    lines = [json.loads(line) for line in output.splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3] and {line["stale"] for line in lines} == {0}
+    assert all(line["calls"] >= 16 and 0 <= line["reward"] <= 1 for line in lines)
+
+
+async def test_tinker_in_one_call_and_without_training(on: Stage) -> None:
+    main = EXAMPLES / "tinker" / "main.py"
+    [line] = (await finished(sys.executable, main, "oneclick", "--steps", "1", "--group-size", "2")).splitlines()
+    assert json.loads(line)["calls"] >= 8
+    async with ScriptedModel(lambda request, call_id: Message("assistant", "a")) as model:
+        output = await finished(sys.executable, main, "dryrun", "--endpoint", model.url, "--model", "m")
+    assert output.splitlines() == ["bird: reward 1.0", "cat: reward 0.0", "plane: reward 0.0", "stone: reward 0.0"]
+
+
+async def test_the_unsloth_loop_trains_on_its_best_calls_and_serves_the_next_version(on: Stage, tmp_path: Path) -> None:
+    folder = EXAMPLES / "unsloth"
+    job = Job.load(folder / "job.toml")
+    agent = ("--function", str(job.agent.function), "--grader", str(job.agent.grader))
+    async with on.runner(folder, *agent):
+        arguments = ("--store", on.address, "--out", str(tmp_path), "--rounds", "1", "--tasks", "16")
+        output = await finished(sys.executable, folder / "loop.py", *arguments, cwd=folder)
+    before, after = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    rows = [json.loads(line) for line in (tmp_path / "version-1.jsonl").read_text().splitlines()]
+    assert before["rows"] == len(rows) == 32, "the best quarter of 128 rollouts"
+    for row in rows:
+        assert len(row["input_ids"]) == len(row["labels"]) == len(row["attention_mask"])
+        assert {label for label, token in zip(row["labels"], row["input_ids"], strict=True) if label not in (-100, token)} == set()
+    assert after["reward"] > before["reward"] + 0.15, output
+    assert job.algorithm["name"] == "sft" and len(job.tasks("train")) > 64
+
+
+async def test_unsloth_itself_trains_on_such_rows(tmp_path: Path) -> None:
+    if importlib.util.find_spec("unsloth") is None or not torch.cuda.is_available():
+        pytest.skip("Unsloth needs a GPU, and is not installed")
+    policy = make_policy(tmp_path / "model")
+    row = {"input_ids": [1, 5, 9, 2], "labels": [-100, -100, 9, 2], "attention_mask": [1, 1, 1, 1]}
+    (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 8)
+    script = EXAMPLES / "unsloth" / "train.py"
+    await finished(sys.executable, script, tmp_path / "rows.jsonl", policy, tmp_path / "out", "--backend", "unsloth", "--epochs", "1")
+    assert list((tmp_path / "out").glob("*.safetensors"))
+
+
+def reads_charts(request: Request, call_id: str) -> Message:
+    """Right within 5 % for one question, and far off for the next."""
+    return Message("assistant", "It is 51." if "red" in request.messages[-1].text else "I see 9999")
+
+
+async def test_chartqa_keeps_its_pictures_from_the_agent_to_the_exported_file(on: Stage) -> None:
+    folder = EXAMPLES / "chartqa"
+    charts = runpy.run_path(str(folder / "charts.py"))
+    tasks = [
+        {
+            "image": charts["chart"]({"red": red, "green": 20, "blue": 30}),
+            "question": f"How high is the {colour} bar?",
+            "expected": str(red),
+        }
+        for red, colour in ((50, "red"), (60, "blue"))
+    ]
+    agent = ("--function", "agent.py:answer")
+    async with ScriptedModel(reads_charts) as model:
+        llm = LLM(endpoint=model.url, model="scripted")
+        traces = await on.run(folder, tasks, {"main_llm": llm}, agent=agent, grader="grade.py:grade")
+        assert_whole(traces, model, calls=2)
+        sent = {body["messages"][0]["content"][0]["image_url"]["url"] for body in model.asked}
+    assert list(rewards(traces).values()) == [1.0, 0.0] and sent == {task["image"] for task in tasks}
+    assert tasks[0]["image"].startswith("data:image/png;base64,iVBORw0KGgo")
+    asked = {rollout.rollout_id: rollout.input["image"] for rollout in traces.rollouts}
+    found = rows_of(Reading(form="trajectories"), traces).rows
+    assert {row["rollout_id"]: row["images"] for row in found} == {rollout_id: [image] for rollout_id, image in asked.items()}
+    assert all(asked[row["rollout_id"]] in json.dumps(row["messages"][0]["content"]) for row in found)
+    spans = await on.store.spans(list(asked))
+    [best] = rows_of(Reading(form="openai", min_reward=1.0), traces, spans).rows
+    said = as_written("openai", best)["messages"][0]["content"]
+    assert isinstance(said, list) and len(said) == 2, said
+    [picture, text] = said
+    assert picture["image_url"]["url"] == tasks[0]["image"] and text["text"] == tasks[0]["question"]
+
+
+async def test_chartqa_with_a_vision_model(on: Stage) -> None:
+    url, name = os.environ.get("CHARTQA_BASE_URL"), os.environ.get("CHARTQA_MODEL")
+    if not url or not name:
+        pytest.skip("no vision model is at hand: CHARTQA_BASE_URL and CHARTQA_MODEL name none")
+    folder = EXAMPLES / "chartqa"
+    tasks = runpy.run_path(str(folder / "charts.py"))["val"]()
+    llm = LLM(endpoint=url, model=name)
+    traces = await on.run(folder, tasks, {"main_llm": llm}, agent=("--function", "agent.py:answer"), grader="grade.py:grade")
+    assert {verdict.kind for verdict in traces.verdicts.values()} == {"complete"} and len(rewards(traces)) == len(tasks)
+
+
+async def test_the_room_selector_finds_the_prompt_that_names_everything_and_is_debugged_without_training(on: Stage, tmp_path: Path) -> None:
+    folder = EXAMPLES / "apo"
+    async with serving(sys.executable, folder / "server.py", "--port", "0") as url:
+        for name in ("rooms.toml", "rooms.py"):
+            (tmp_path / name).write_text((folder / name).read_text().replace("http://127.0.0.1:8099/v1", url))
+        where = ("--store", on.address, "--run-dir", tmp_path / "run", "--json")
+        output = await finished(sys.executable, "-m", "agl_otel", "train", tmp_path / "rooms.toml", *where, cwd=tmp_path)
+        found = json.loads(output.splitlines()[-1])
+        assert found["best_score"] == 1.0 and found["best"]["prompt_template"].startswith("Choose the smallest room that is free"), found
+        scores = [json.loads(line)["score"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+        assert len(scores) == 4 and sorted(scores)[-2] < 1.0, scores
+        lines = (await finished(sys.executable, folder / "debug.py", "--endpoint", url)).splitlines()
+    told = [line for line in lines if "reward" in line]
+    assert len(told) == 7 and told[0].startswith("9:00 for 2: ") and told[0].endswith("reward 0.0"), lines
+    assert lines.count("  said: a call of a tool") == 1 and "  said: Hall" in lines
