@@ -16,7 +16,6 @@ import pytest_asyncio
 import torch
 
 from agl_otel.adapters import Reading, rows_of
-from agl_otel.adapters.formats import as_written
 from agl_otel.algorithms.grpo.tiny import make_policy
 from agl_otel.trainer import Job
 from agl_otel.types import LLM
@@ -100,7 +99,7 @@ def reads_charts(request: Request, call_id: str) -> Message:
     return Message("assistant", "It is 51." if "red" in request.messages[-1].text else "I see 9999")
 
 
-async def test_chartqa_keeps_its_pictures_from_the_agent_to_the_exported_file(on: Stage) -> None:
+async def test_chartqa_keeps_its_pictures_from_the_agent_to_the_exported_rows(on: Stage) -> None:
     folder = EXAMPLES / "chartqa"
     charts = runpy.run_path(str(folder / "charts.py"))
     tasks = [
@@ -123,12 +122,6 @@ async def test_chartqa_keeps_its_pictures_from_the_agent_to_the_exported_file(on
     found = rows_of(Reading(form="trajectories"), traces).rows
     assert {row["rollout_id"]: row["images"] for row in found} == {rollout_id: [image] for rollout_id, image in asked.items()}
     assert all(asked[row["rollout_id"]] in json.dumps(row["messages"][0]["content"]) for row in found)
-    spans = await on.store.spans(list(asked))
-    [best] = rows_of(Reading(form="openai", min_reward=1.0), traces, spans).rows
-    said = as_written("openai", best)["messages"][0]["content"]
-    assert isinstance(said, list) and len(said) == 2, said
-    [picture, text] = said
-    assert picture["image_url"]["url"] == tasks[0]["image"] and text["text"] == tasks[0]["question"]
 
 
 async def test_chartqa_with_a_vision_model(on: Stage) -> None:
