@@ -24,7 +24,6 @@ CPU: Final[Mapping[str, Any]] = {
     "actor_rollout_ref.rollout.name": "agl_otel_cpu",
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
     "actor_rollout_ref.rollout.agent.num_workers": 1,
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 128,
     "actor_rollout_ref.model.use_remove_padding": False,
     "actor_rollout_ref.model.enable_gradient_checkpointing": False,
     "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
@@ -33,7 +32,6 @@ CPU: Final[Mapping[str, Any]] = {
     "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype": "fp32",
     "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
     "actor_rollout_ref.actor.use_torch_compile": False,
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 128,
     "reward.num_workers": 1,
     "data.dataloader_num_workers": 0,
     "trainer.n_gpus_per_node": 1,
@@ -71,8 +69,17 @@ def on_cpu(config: Mapping[str, Any]) -> bool:
 def with_defaults(config: Mapping[str, Any], *, model_dir: str | None = None) -> Tree:
     """A translated config over the defaults."""
     more = {"actor_rollout_ref.model.path": model_dir} if model_dir else {}
-    device = CPU if on_cpu(config) else ONE_GPU
+    device = {**CPU, **_micro_batches(config)} if on_cpu(config) else ONE_GPU
     return merged(*(translate(part).config for part in (COMMON, device, more)), config)
+
+
+def _micro_batches(config: Mapping[str, Any]) -> dict[str, int]:
+    """As large as a mini-batch: verl fills every batch up to a multiple of that, and wants micro-batches to divide it."""
+    size = get(config, "actor_rollout_ref.actor.ppo_mini_batch_size", 256) * get(config, "actor_rollout_ref.rollout.n", 1)
+    return {
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": size,
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": size,
+    }
 
 
 def fixed(folder: Path, spec: Mapping[str, Any], config: Mapping[str, Any], *, validate: bool) -> Tree:

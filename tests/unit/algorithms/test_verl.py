@@ -37,6 +37,8 @@ def test_what_is_given_lies_over_the_defaults_of_its_device() -> None:
     cpu = with_defaults({"trainer": {"device": "cpu", "save_freq": 7}}, model_dir="/models/a")
     assert (get(cpu, "trainer.save_freq"), get(cpu, "actor_rollout_ref.actor.strategy")) == (7, "fsdp2")
     assert get(cpu, "actor_rollout_ref.model.path") == "/models/a"
+    few = with_defaults({"trainer": {"device": "cpu"}, "actor_rollout_ref": {"rollout": {"n": 4}, "actor": {"ppo_mini_batch_size": 4}}})
+    assert get(few, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu") == 16
     gpu = with_defaults({"actor_rollout_ref": {"model": {"path": "Qwen/a"}}}, model_dir=None)
     assert (get(gpu, "actor_rollout_ref.rollout.name"), get(gpu, "actor_rollout_ref.model.path")) == ("vllm", "Qwen/a")
     assert get(gpu, "actor_rollout_ref.actor.strategy") is None
