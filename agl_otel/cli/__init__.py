@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "run": "agl_otel.cli.run:run",
     "runner": "agl_otel.runner.__main__:runner",
     "train": "agl_otel.cli.train:train",
+    "top": "agl_otel.cli.top:top",
     "rollouts": "agl_otel.cli.rollouts:rollouts",
     "queue": "agl_otel.cli.queue:queue",
     "resources": "agl_otel.cli.records:resources",

@@ -42,16 +42,10 @@ def status(data_dir: Path | None, store: str | None, as_json: bool) -> int:
     token = settings.token.get_secret_value()
 
     async def main() -> list[dict[str, Any]]:
-        running = read_stack_file(settings.data_dir)
-        address = settings.store or (running["queue"]["address"] if running else "")
-        if not address:
-            raise UnavailableError(f"no stack runs on {settings.data_dir}: give --data-dir or --store, or start one with `agl-otel up`")
-        async with await Store.connect(address, token=token) as opened:
+        async with await Store.connect(running_stack(settings), token=token) as opened:
             addresses = (await opened.queue.describe()).collectors
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector()) as session:
-            return await asyncio.gather(*(_ask(session, address) for address in addresses))
+        async with asking(token) as session:
+            return await asyncio.gather(*(ask(session, address) for address in addresses))
 
     found = run_async(main)
     if not found:
@@ -65,19 +59,36 @@ def status(data_dir: Path | None, store: str | None, as_json: bool) -> int:
     return int(any("error" in each or each["disk"]["level"] == "full" for each in found))
 
 
-async def _ask(session: aiohttp.ClientSession, address: str) -> dict[str, Any]:
+def running_stack(settings: Settings) -> str:
+    """The address of the stack that runs. Raises UnavailableError where none does."""
+    running = read_stack_file(settings.data_dir)
+    address = settings.store or (running["queue"]["address"] if running else "")
+    if not address:
+        raise UnavailableError(f"no stack runs on {settings.data_dir}: give --data-dir or --store, or start one with `agl-otel up`")
+    return address
+
+
+def asking(token: str) -> aiohttp.ClientSession:
+    """A session to `ask` collectors with; close it."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=ASK_SECONDS), connector=connector())
+
+
+async def ask(session: aiohttp.ClientSession, address: str) -> dict[str, Any]:
+    """What the collector at `address` says of itself, or {"address", "error"}."""
+    return {"address": address, **await _status(session, address)}
+
+
+async def _status(session: aiohttp.ClientSession, address: str) -> dict[str, Any]:
     try:
         async with session.get(f"{address}/status") as answer:
             if answer.status == 404:
-                return {
-                    "address": address,
-                    "error": "an OpenTelemetry Collector: its metrics are where its configuration says (:8888/metrics)",
-                }
+                return {"error": "an OpenTelemetry Collector: its metrics are where its configuration says (:8888/metrics)"}
             if answer.status != 200:
-                return {"address": address, "error": f"HTTP {answer.status}: {(await answer.text())[:200]}"}
-            return {"address": address, **await answer.json()}
+                return {"error": f"HTTP {answer.status}: {(await answer.text())[:200]}"}
+            return await answer.json()
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        return {"address": address, "error": str(error) or type(error).__name__}
+        return {"error": str(error) or type(error).__name__}
 
 
 def _print(console: Console, found: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.erase import eraser, keep_spans_option
@@ -57,7 +58,7 @@ def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]
     for number, column in enumerate(columns):
         table.add_column(column, no_wrap=number == 0)
     for row in rows:
-        table.add_row(*("" if value is None else plain(value) for value in row))
+        table.add_row(*(Text("" if value is None else plain(value)) for value in row))  # not markup: agents and workers wrote it
     return table
 
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -93,10 +93,10 @@ class Postgres:
             raise AssertionError(f"{statements}: {done.stderr}")
         return done.stdout.strip()
 
-    def start(self) -> None:
-        """Start the server and wait until it takes connections."""
+    def start(self, before: Sequence[str] = ()) -> None:
+        """Start the server, by the command `before` where one is given, and wait until it takes connections."""
         with (self.folder / "log").open("ab") as log:
-            command = [*self._as, str(self._programs / "postgres"), "-D", "data", "-k", str(self.folder)]
+            command = [*before, *self._as, str(self._programs / "postgres"), "-D", "data", "-k", str(self.folder)]
             self._server = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
         deadline = time.monotonic() + 30
         while self._run("psql", "-h", str(self.folder), "-U", "agl", "-d", "postgres", "-c", "SELECT 1").returncode != 0:

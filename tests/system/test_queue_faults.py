@@ -1,5 +1,5 @@
 """Faults that the queue must survive, with real processes: kill -9 of it and of PostgreSQL under load, frozen workers, wrong clocks,
-a full disk.
+full disks.
 
 CHAOS_ROLLOUTS=100000 runs the load at full size: 64 workers, a fault every few seconds, a quarter of an hour.
 """
@@ -166,15 +166,21 @@ async def test_two_queues_and_their_postgres_are_killed_under_load(tmp_path: Pat
 
 
 @pytest.fixture
-def server() -> Any:
-    """A PostgreSQL of this test's own, because it is killed."""
+def unstarted() -> Any:
+    """A PostgreSQL of this test's own, because it is killed or starved."""
     try:
         server = Postgres()
     except NoPostgresError as error:
         pytest.skip(str(error))
-    server.start()
     yield server
     server.close()
+
+
+@pytest.fixture
+def server(unstarted: Postgres) -> Postgres:
+    """It runs."""
+    unstarted.start()
+    return unstarted
 
 
 async def test_services_with_clocks_two_minutes_apart_agree_on_what_is_overdue(tmp_path: Path, server: Postgres) -> None:
@@ -212,6 +218,37 @@ async def test_a_full_disk_refuses_and_goes_on_when_there_is_room(tmp_path: Path
         with pytest.raises(UnavailableError, match="check the disk's free space"):
             while True:
                 kept += [r.rollout_id for r in await hasty.enqueue([EnqueueRolloutRequest(input="x" * 100_000)])]
+        await hasty.close()
+        assert kept
+        assert {r.rollout_id for r in await client.query_rollouts()} == {*kept}
+        await asyncio.to_thread(ballast.unlink)
+        kept += [r.rollout_id for r in await client.enqueue([EnqueueRolloutRequest(input="x" * 100_000)])]
+        assert [claim.rollout_id for claim in await client.claim(1000)] == kept
+
+
+async def test_a_full_disk_of_postgres_refuses_and_goes_on_when_there_is_room(tmp_path: Path, unstarted: Postgres) -> None:
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("this needs root, for a small disk of its own under PostgreSQL")
+    data = unstarted.folder / "data"
+    used = sum(file.stat().st_size for file in data.rglob("*"))
+    disk = f"mount -t tmpfs -o size={used + (24 << 20)} tmpfs small && chown --reference=data small && chmod --reference=data small"
+    await asyncio.to_thread(
+        unstarted.start,
+        ["unshare", "-m", "sh", "-c", f'mkdir small && {disk} && cp -a data/. small/ && mount --bind small data && exec "$0" "$@"'],
+    )
+    queue = QueueProcess(unstarted.new_schema(), tmp_path)
+    ballast = Path(f"/proc/{unstarted.pids()[0]}/root{data}/ballast")
+    chance = random.Random(1)
+    async with ended(queue), QueueClient(queue.address, retry_seconds=300) as client:
+        await client.describe()
+        hasty = QueueClient(queue.address, retry_seconds=0)
+        free = os.statvfs(ballast.parent).f_bavail * os.statvfs(ballast.parent).f_frsize
+        await asyncio.to_thread(ballast.write_bytes, b"x" * (free - (4 << 20)))
+        kept: list[str] = []
+        with pytest.raises(UnavailableError, match="check its disk's free space"):
+            while len(kept) < 200:
+                task = EnqueueRolloutRequest(input=chance.randbytes(50_000).hex())  # what PostgreSQL cannot compress away
+                kept += [r.rollout_id for r in await hasty.enqueue([task])]
         await hasty.close()
         assert kept
         assert {r.rollout_id for r in await client.query_rollouts()} == {*kept}

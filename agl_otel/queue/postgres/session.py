@@ -221,4 +221,5 @@ class Session:
         if isinstance(error, errors.DataError):
             return UsageError(f"the queue's database cannot hold a value: {text}")
         _log.error("queue database %s: %s", self._address.shown, text)
-        return UnavailableError(f"the queue's database {self._address.shown} cannot be used now ({text}): try again")
+        remedy = "check its disk's free space, then try again" if isinstance(error, errors.DiskFull) else "try again"
+        return UnavailableError(f"the queue's database {self._address.shown} cannot be used now ({text}): {remedy}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -176,3 +178,25 @@ def test_resources_and_workers_are_shown_without_keys(stack: Stack) -> None:
     [worker] = stack.json("workers", "ls", "--status", "busy")["items"]
     assert worker["worker_id"] == "w-1"
     assert "w-1" in stack.run("workers", "ls")
+
+
+def test_top_looks_twice_where_nobody_watches(stack: Stack) -> None:
+    stack.do(lambda queue: queue.enqueue([EnqueueRolloutRequest(input="one"), EnqueueRolloutRequest(input="two")]))
+    text = stack.run("top", "--every", "0.2")
+    assert "2 rollouts, 0 attempts" in text and "queuing 2" in text and "no collector has announced itself" in text
+    told = stack.json("top", "--every", "0.2")
+    assert told["statistics"]["claimable"] == 2 and told["finished_per_second"] == 0.0 and told["collectors"] == []
+
+
+def test_top_stays_on_a_terminal_until_ctrl_c(stack: Stack) -> None:
+    stack.do(lambda queue: queue.enqueue([EnqueueRolloutRequest(input="one")]))
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "agl_otel", "top", "--every", "0.2", "--store", stack.address]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm"}) as process:
+        os.close(theirs)
+        seen = b""
+        while seen.count(b"1 rollouts") < 3:  # it looks again and again
+            seen += os.read(ours, 1 << 16)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0, process.stderr and process.stderr.read()
+    os.close(ours)

@@ -1,0 +1,178 @@
+"""`agl-otel top`: a running stack at a glance, live: rollouts, who works on them, what the collectors take, what has just ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from agl_otel.cli.collector import PREFIX, ask, asking, running_stack
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.queue import clock, table_of
+from agl_otel.cli.render import plain
+from agl_otel.errors import UnavailableError
+from agl_otel.queue.lifecycle import FINISHED
+from agl_otel.settings import Settings
+from agl_otel.store import Store
+from agl_otel.types import Rollout, Worker
+
+WORKERS: Final = 20  # on the screen: those that were heard last
+ENDED: Final = 5
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was found at one moment."""
+
+    at: float
+    """Seconds of a monotonic clock."""
+    statistics: Mapping[str, Any]
+    workers: Sequence[Worker]
+    """Those that were heard last, at most WORKERS."""
+    ended: Sequence[Rollout]
+    """The rollouts that ended last."""
+    collectors: Sequence[Mapping[str, Any]]
+
+    @property
+    def finished(self) -> int:
+        """Rollouts that have ended, ever."""
+        return sum(count for status, count in self.statistics["rollouts_by_status"].items() if status in FINISHED)
+
+    def taken(self, metric: str) -> float:
+        """The sum of one counter or gauge over the collectors that answered."""
+        found = [point for each in self.collectors for point in each.get("metrics", {}).get(PREFIX + metric, ())]
+        return sum(point["value"] for point in found)
+
+    def told(self, before: Reading | None) -> dict[str, Any]:
+        """The same as one JSON object, with rates since `before`."""
+        return {
+            "statistics": dict(self.statistics),
+            "finished_per_second": rate(self, before, "finished"),
+            "spans_per_second": rate(self, before, "accepted"),
+            "workers": [each.model_dump(mode="json") for each in self.workers],
+            "collectors": [dict(each) for each in self.collectors],
+        }
+
+
+@click.command()
+@click.option("--every", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between two looks.")
+@click.option("--once", is_flag=True, help="Look twice, print, and end.")
+@data_dir_option
+@store_option
+@json_option
+def top(every: float, once: bool, data_dir: Path | None, store: str | None, as_json: bool) -> None:
+    """Watch a running stack until Ctrl+C: rollouts, workers, collectors, and what has just ended.
+
+    Without a terminal, or with --json, it looks twice, prints once and ends.
+    """
+    settings = Settings.load(data_dir=data_dir, store=store)
+    setup_logging()
+    console = Console(highlight=False)
+    token = settings.token.get_secret_value()
+
+    async def main() -> None:
+        async with await Store.connect(running_stack(settings), token=token) as opened, asking(token) as session:
+
+            async def look() -> Reading:
+                statistics, workers, ended, described = await asyncio.gather(
+                    opened.queue.statistics(),
+                    opened.queue.query_workers(sort_by="last_heartbeat_time", sort_order="desc", limit=WORKERS),
+                    opened.queue.query_rollouts(status_in=sorted(FINISHED), sort_by="end_time", sort_order="desc", limit=ENDED),
+                    opened.queue.describe(),
+                )
+                collectors = await asyncio.gather(*(ask(session, address) for address in described.collectors))
+                return Reading(time.monotonic(), statistics, workers, ended, collectors)
+
+            before, now = None, await look()
+            if once or as_json or not console.is_terminal:
+                await asyncio.sleep(every)
+                before, now = now, await look()
+                print_json(now.told(before)) if as_json else console.print(screen(now, before))
+                return
+            with Live(screen(now, before), console=console, auto_refresh=False, screen=True) as live:
+                while True:
+                    await asyncio.sleep(every)
+                    try:
+                        before, now = now, await look()
+                        live.update(screen(now, before), refresh=True)
+                    except UnavailableError as error:  # a stack that is started again comes back
+                        live.update(Text(plain(error, 500), "red"), refresh=True)
+
+    try:
+        run_async(main)
+    except KeyboardInterrupt:
+        if once or as_json or not console.is_terminal:
+            raise
+
+
+def rate(now: Reading, before: Reading | None, what: str) -> float | None:
+    """How many a second since `before`: `finished` rollouts, or a counter of the collectors. None where a service began anew between."""
+    if before is None or now.at <= before.at:
+        return None
+    grown = now.finished - before.finished if what == "finished" else now.taken(what) - before.taken(what)
+    return None if grown < 0 else grown / (now.at - before.at)
+
+
+def screen(now: Reading, before: Reading | None) -> RenderableType:
+    """Everything, as one thing to print."""
+    counts = now.statistics
+    line = Text(f"{counts['total_rollouts']:,} rollouts, {counts['total_attempts']:,} attempts, queue on {counts['name']}")
+    line.append(f", up {counts['uptime']:,.0f} s   {clock(time.time())}", "dim")
+    statuses = "   ".join(f"{status} {count:,}" for status, count in sorted(counts["rollouts_by_status"].items()) if count)
+    oldest = counts["oldest_claimable_age_seconds"]
+    waiting = f"{counts['claimable']:,} can be claimed" + (f", the first for {oldest:,.0f} s" if oldest is not None else "")
+    parts: list[RenderableType] = [
+        line,
+        Text(statuses or "no rollout yet"),
+        Text(f"{waiting}   finished {per_second(rate(now, before, 'finished'))}   spans {per_second(rate(now, before, 'accepted'))}"),
+    ]
+    parts += [_collector(each) for each in now.collectors] or [Text("no collector has announced itself", "yellow")]
+    shown = now.workers[:WORKERS]
+    parts.append(table_of(f"workers ({counts['total_workers']:,})", _WORKER, [_worker(each) for each in shown]))
+    if now.ended:
+        rows = [(each.rollout_id, each.status, clock(each.end_time), each.mode, each.input) for each in now.ended]
+        parts.append(table_of("ended last", ("rollout", "status", "at", "mode", "input"), rows))
+    return Group(*parts)
+
+
+def per_second(value: float | None) -> str:
+    """A rate as people read it."""
+    return "-" if value is None else f"{value:,.1f}/s"
+
+
+_WORKER: Final = ("worker", "status", "runs", "cpu %", "memory %", "heard", "rollout")
+
+
+def _worker(worker: Worker) -> tuple[object, ...]:
+    stats = worker.heartbeat_stats or {}
+    places = f"{stats['running']} of {stats['concurrency']}" if {"running", "concurrency"} <= stats.keys() else None
+    return (
+        worker.worker_id,
+        worker.status,
+        places,
+        stats.get("cpu_usage_pct"),
+        stats.get("mem_pct"),
+        clock(worker.last_heartbeat_time),
+        worker.current_rollout_id,
+    )
+
+
+def _collector(found: Mapping[str, Any]) -> Text:
+    if "error" in found:
+        return Text(f"collector {found['address']}: {plain(found['error'], 200)}", "red")
+    metrics, disk = found["metrics"], found["disk"]
+
+    def value(name: str) -> float:
+        return sum(point["value"] for point in metrics.get(PREFIX + name, ()))
+
+    style = {"warning": "yellow", "full": "bold red"}.get(disk["level"], "")
+    backlog, log = value("backlog"), value("log_bytes") / (1 << 20)
+    return Text(f"collector {found['address']}: {backlog:,.0f} rows wait in a log of {log:,.1f} MiB, disk {disk['level']}", style)

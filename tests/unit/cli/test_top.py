@@ -1,0 +1,58 @@
+"""What `agl-otel top` makes of two readings."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from agl_otel.cli.top import Reading, rate, screen
+from agl_otel.types import Rollout, Worker
+
+
+def reading(at: float, *, finished: int = 0, spans: int = 0, **other: Any) -> Reading:
+    statistics = {
+        "rollouts_by_status": {"running": 2, "succeeded": finished},
+        "total_rollouts": finished + 2,
+        "total_attempts": finished + 2,
+        "total_workers": 1,
+        "claimable": 3,
+        "oldest_claimable_age_seconds": 7.0,
+        "uptime": 60.0,
+        "name": "sqlite",
+    }
+    metrics = {"agl.collector.accepted": [{"attributes": {"signal": "traces"}, "value": spans}]}
+    collectors = [{"address": "http://c:1", "disk": {"level": "ok", "message": ""}, "metrics": metrics}]
+    return Reading(at, statistics, other.get("workers", []), other.get("ended", []), other.get("collectors", collectors))
+
+
+def shown(now: Reading, before: Reading | None) -> str:
+    console = Console(width=200, file=io.StringIO(), force_terminal=False)
+    console.print(screen(now, before))
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue] - a StringIO
+
+
+def test_rates_are_what_was_added_between_two_looks() -> None:
+    before, now = reading(10.0, finished=5, spans=100), reading(12.0, finished=9, spans=300)
+    assert (rate(now, before, "finished"), rate(now, before, "accepted")) == (2.0, 100.0)
+    assert rate(now, None, "finished") is None
+    text = shown(now, before)
+    assert "finished 2.0/s" in text and "spans 100.0/s" in text and "3 can be claimed, the first for 7 s" in text
+
+
+def test_a_collector_that_began_anew_has_no_rate() -> None:
+    assert rate(reading(12.0, spans=3), reading(10.0, spans=100), "accepted") is None
+    assert "spans -" in shown(reading(12.0, spans=3), reading(10.0, spans=100))
+
+
+def test_what_agents_and_workers_say_cannot_drive_the_terminal() -> None:
+    worker = Worker(worker_id="w\x1b[2J", status="busy", heartbeat_stats={"running": 1, "concurrency": 8, "cpu_usage_pct": "\x1b]0;x\x07"})
+    ended = Rollout(rollout_id="ro-1", input="\x1b[31mred[bold]", start_time=0.0, end_time=1.0, status="failed")
+    text = shown(reading(1.0, workers=[worker], ended=[ended]), None)
+    assert "\x1b" not in text and "1 of 8" in text and "red[bold]" in text
+
+
+def test_a_collector_that_does_not_answer_is_named() -> None:
+    text = shown(reading(1.0, collectors=[{"address": "http://gone:1", "error": "refused"}]), None)
+    assert "collector http://gone:1: refused" in text
