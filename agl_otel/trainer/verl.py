@@ -41,7 +41,7 @@ class VerlRun(ServedRun):
             if self.job.policy.model != "tiny":
                 raise UsageError(f"[policy] model and {MODEL} both name the model: give one")
         else:
-            await self._make_policy(again=False)
+            await self._make_policy()
 
     async def fit(self, train: Sequence[Any], val: Sequence[Any], *, on_step: Callable[[dict[str, Any]], object] | None = None) -> VERL:
         """Train; the algorithm afterwards, with its metrics. Raises what VERL.run raises."""
