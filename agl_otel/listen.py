@@ -29,6 +29,18 @@ NO_CERTIFICATE: Final = "this port wants a client certificate of the authority i
 _logger = logging.getLogger(__name__)
 
 
+async def listens(address: str, *, seconds: float = 1.0) -> bool:
+    """Whether a TCP connection to [scheme://]host:port comes about within `seconds`."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    try:
+        async with asyncio.timeout(seconds):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
 def make_runner(app: web.Application, *, idle_seconds: float = IDLE_SECONDS, **options: Any) -> web.AppRunner:
     """A runner for `listen`; `options` are AppRunner's.
 

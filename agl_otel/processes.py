@@ -162,3 +162,17 @@ def on_stop_signals(
 
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, received, number)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process; one that has ended and that nobody has waited for is none."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:  # no Linux, or it ended just now
+        return not Path("/proc/self").exists()

@@ -24,7 +24,8 @@ from typing import IO, Any, Final
 import aiohttp
 
 from agl_otel.errors import AglError, InUseError, SettingsError, UnavailableError
-from agl_otel.processes import HEALTH_POLL_SECONDS, Process
+from agl_otel.listen import listens
+from agl_otel.processes import HEALTH_POLL_SECONDS, Process, is_alive
 from agl_otel.queue.client import QueueClient
 from agl_otel.services import ANNOUNCED, SERVICES, Service, services_of
 from agl_otel.settings import Settings
@@ -118,6 +119,7 @@ class Stack:
         for service in self.services:
             if service.early:
                 await self._launch(service)
+        await self._forget_the_dead()
         try:
             async with asyncio.TaskGroup() as group:
                 for service in self.services:
@@ -136,6 +138,22 @@ class Stack:
         running.process = service.process(settings, log=log)
         await running.process.start()
         await running.process.ready(self._probe(service), timeout_seconds=START_TIMEOUT_SECONDS)
+
+    async def _forget_the_dead(self) -> None:
+        """Tell the queue which services that it remembers are not there any more.
+
+        A stack that was killed took no leave, and its queue, started again, would describe it for a minute: exporters would send to nobody,
+        and whoever reads would wait for its collector.
+        """
+        async with QueueClient(self.address, token=self._token, trust=self._trust) as queue:
+            known = await queue.describe()
+            remembered = [*(("collector", address) for address in known.collectors), *(("proxy", address) for address in known.proxies)]
+            for service, address in remembered:
+                if not await listens(address):
+                    scheme, _, rest = address.rpartition("://")
+                    own = f"{scheme}://{self.settings.host}:{rest.rpartition(':')[2]}"  # a wildcard host is described as the one dialled
+                    for instance in {address, own}:
+                        await queue.announce(service, instance, {}, gone=True)
 
     async def _all_announced(self) -> None:
         """Wait until the queue knows where the others are: a service may be well before it has said so, and clients ask the queue."""
@@ -303,7 +321,7 @@ def read_stack_file(data_dir: Path) -> dict[str, dict[str, Any]]:
         told: dict[str, dict[str, Any]] = json.loads((data_dir / STACK_FILE).read_text())
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    return told if any(Path(f"/proc/{service['pid']}").exists() for service in told.values()) else {}
+    return told if any(is_alive(service["pid"]) for service in told.values()) else {}
 
 
 @contextlib.asynccontextmanager

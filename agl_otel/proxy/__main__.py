@@ -12,7 +12,7 @@ from typing import Final
 from agl_otel.errors import AglError, InUseError
 from agl_otel.instrumentation.setup import Telemetry
 from agl_otel.interpreter import answer_first
-from agl_otel.listen import listen, make_runner
+from agl_otel.listen import listen, listens, make_runner
 from agl_otel.proxy.app import Proxy
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.litellm import Litellm
@@ -25,6 +25,8 @@ from agl_otel.settings import Settings
 from agl_otel.tls import Tls
 
 DRAIN_SECONDS: Final = 10.0
+FIND_COLLECTOR_SECONDS: Final = 30.0
+FIND_AGAIN_SECONDS: Final = 0.1
 logger = logging.getLogger("agl_otel.proxy")
 
 
@@ -69,9 +71,22 @@ async def serve(settings: Settings) -> None:
 
 
 async def _collector(queue: QueueClient, settings: Settings) -> str:
-    """host:port of the collector's gRPC: the stack's, where `store` names one, else the local one."""
-    found = (await queue.describe()).collector_grpc if settings.store else None
-    return found or f"{'https://' if settings.tls_cert else ''}{settings.host}:{settings.otlp_grpc_port}"
+    """host:port of the collector's gRPC: the stack's, where `store` names one, else the local one.
+
+    After a kill the queue says for a minute where the collector was: only where somebody listens is it. None is waited for a while.
+    """
+    local = f"{'https://' if settings.tls_cert else ''}{settings.host}:{settings.otlp_grpc_port}"
+    if not settings.store:
+        return local
+    deadline = asyncio.get_running_loop().time() + FIND_COLLECTOR_SECONDS
+    while True:
+        found = (await queue.describe()).collector_grpc or local
+        if await listens(found):
+            return found
+        if asyncio.get_running_loop().time() > deadline:
+            logger.warning("no collector listens at %s: calls are recorded when one does", found)
+            return found
+        await asyncio.sleep(FIND_AGAIN_SECONDS)
 
 
 def main() -> int:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from agl_otel.settings import PORTS
 from tests.model_server import ModelServer
-from tests.system.stack_process import naming, run
+from tests.system.stack_process import Command, naming, run, until
 
 AGENT = Path(__file__).parents[2] / "examples" / "first_light" / "agent.py"
 KEY = "sk-a-real-persons-key"
@@ -36,6 +37,20 @@ def test_run_shows_the_trace_of_an_unmodified_command(tmp_path: Path, server: Mo
     assert {headers["authorization"] for headers in server.headers} == {f"Bearer {KEY}"}, "the model server gets the person's own key"
     stored = b"".join(path.read_bytes() for path in data.rglob("*") if path.is_file())
     assert KEY.encode() not in stored, "and nothing on disk does"
+
+
+def test_a_stack_that_was_killed_records_where_it_is_started_again(tmp_path: Path, server: ModelServer) -> None:
+    data = tmp_path / "data"
+    free = [argument for port in PORTS for argument in (f"--{port.replace('_', '-')}", "0")]
+    with Command("up", "--data-dir", str(data), *free, log=tmp_path / "up.log", cwd=tmp_path) as command:
+        until((data / "stack.json").exists, "stack.json is written")
+        command.process.kill()
+        command.wait(10)
+    until(lambda: naming(data) == [], "the services have ended")
+    done = run("run", "--data-dir", str(data), "--", sys.executable, str(AGENT), "hello", cwd=tmp_path, env=environment(server))
+    assert done.returncode == 0, done.stderr
+    for part in ("verdict complete", "8 + 7 tokens, weights 7"):  # the proxy found the new collector, though the queue remembers the old
+        assert part in done.stdout
 
 
 def test_run_fills_the_command_from_the_task(tmp_path: Path, server: ModelServer) -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import subprocess
+import sys
 
-from agl_otel.processes import on_stop_signals
+from agl_otel.processes import is_alive, on_stop_signals
 
 
 async def heard(*numbers: signal.Signals, same_seconds: float) -> list[str]:
@@ -39,3 +42,12 @@ async def test_a_second_ctrl_c_is_one_however_soon_it_comes() -> None:
 
 async def test_a_later_signal_is_a_second_one() -> None:
     assert await heard(signal.SIGINT, signal.SIGTERM, same_seconds=0) == ["first SIGINT", "again SIGTERM"]
+
+
+def test_a_process_that_nobody_waited_for_is_not_alive() -> None:
+    assert is_alive(os.getpid())
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is a zombie still
+    assert not is_alive(ended.pid)
+    ended.wait()
+    assert not is_alive(ended.pid)
