@@ -114,6 +114,7 @@ def environment(config: Mapping[str, Any], metrics: Path) -> dict[str, str]:
     """Variables of the process that runs verl; on this machine all of verl's processes inherit them."""
     told = {"VERL_USE_EXTERNAL_MODULES": PLUGIN, "VERL_FILE_LOGGER_PATH": str(metrics), "HYDRA_FULL_ERROR": "1"}
     usual = {"RAY_USAGE_STATS_ENABLED": "0", "TOKENIZERS_PARALLELISM": "false"}
+    usual["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # below `uv run` Ray refuses the `working_dir: None` that verl gives it
     if on_cpu(config):
         told |= {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda"}  # the engines that verl registers for CUDA are plain torch
         usual |= SMALL_MACHINE
