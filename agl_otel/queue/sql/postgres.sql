@@ -56,9 +56,9 @@ ORDER BY r.ordinal FOR UPDATE OF r, a SKIP LOCKED;
 coalesce(substring(r.metadata from '"run": ?"([^"\\]*)"'), r.resources_id, '') = :run
 
 -- name: runs_parts
--- Rollouts by run, status and mode; :run null means all runs.
+-- Rollouts by run, status and mode; :run null means all runs. (In brackets: a bare max of two values would be SQLite's.)
 SELECT coalesce(substring(r.metadata from '"run": ?"([^"\\]*)"'), r.resources_id, '') AS run, r.status, r.mode,
-    count(*), sum(r.attempt_count)::bigint, min(r.start_time), max(r.end_time), max(substring(r.metadata from '"step": ?([0-9]{1,9})[,}]')::bigint)
+    count(*), sum(r.attempt_count)::bigint, min(r.start_time), (max(r.end_time)), (max(substring(r.metadata from '"step": ?([0-9]{1,9})[,}]')::bigint))
 FROM rollouts r WHERE (:run::text IS NULL OR coalesce(substring(r.metadata from '"run": ?"([^"\\]*)"'), r.resources_id, '') = :run::text)
 GROUP BY 1, 2, 3;
 

@@ -135,6 +135,7 @@ PARAMETERS: dict[str, str] = {
     "statistics": "",
     "otlp_traces_endpoint": "",
 }
+ADDED = {"query_rollouts": ["mode_in", "run"]}
 
 
 @pytest.mark.parametrize("method", PARAMETERS)
@@ -142,7 +143,10 @@ def test_a_method_of_the_store_takes_what_it_took(method: str) -> None:
     assert len(PARAMETERS) == 29
     found = getattr(Store, method)
     parameters: Any = inspect.signature(found).parameters
-    assert {*parameters} == {"self", *PARAMETERS[method].split()}
+    added = ADDED.get(method, [])
+    assert {*parameters} == {"self", *PARAMETERS[method].split(), *added}
+    for name in added:
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY and parameters[name].default is None
     assert inspect.iscoroutinefunction(found) is (method != "otlp_traces_endpoint")
 
 
