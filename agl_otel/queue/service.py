@@ -197,7 +197,7 @@ class QueueService:
                     break
                 happened = await self._wait_for_work(waiter, patience)
                 if waiter.handed is not None:
-                    found = await self._take_handed(waiter.handed, request)
+                    found = await self._claimed(waiter.handed, request)
                     waiter.handed = None
                 elif not happened:
                     break
@@ -221,16 +221,11 @@ class QueueService:
             waiter.idle = False
             waiter.event.clear()
 
-    async def _take_handed(self, handed: asyncio.Future[pb.Rollouts], request: pb.ClaimRequest) -> pb.Rollouts:
-        try:
-            return await asyncio.shield(handed)
-        except asyncio.CancelledError:
-            self._take_back(handed, request.request_id)
-            raise
-
     async def _try_claim(self, request: pb.ClaimRequest) -> pb.Rollouts:
-        """One claim; where the caller goes away meanwhile, what it took or may still take is put back."""
-        claiming = self._engine.write(lambda tx: claims.claim(tx, request, self._clock()))
+        return await self._claimed(self._engine.write(lambda tx: claims.claim(tx, request, self._clock())), request)
+
+    async def _claimed(self, claiming: asyncio.Future[pb.Rollouts], request: pb.ClaimRequest) -> pb.Rollouts:
+        """What a claim gets; where the caller goes away meanwhile, what it took or may still take is put back."""
         try:
             return await asyncio.shield(claiming)
         except asyncio.CancelledError:
