@@ -14,7 +14,9 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -22,6 +24,7 @@ from agl_otel.errors import DataError, InUseError, SettingsError, UsageError
 
 RUN: Final = "run.json"
 METRICS: Final = "metrics.jsonl"
+FINGERPRINT_BYTES: Final = 1 << 20  # of each file: weights of gigabytes are not read whole to tell one model from another
 
 
 def digest_of(*values: Any) -> str:
@@ -132,6 +135,49 @@ class RunFolder:
             raise UsageError(
                 f"the run in {path.parent} was begun with another {', '.join(sorted(other))}: give what run.json says, or a new folder"
             )
+
+
+@contextmanager
+def kept(
+    where: str | Path | RunFolder | None, *, algorithm: str, options: Callable[[], Mapping[str, Any]], seed: int | None
+) -> Generator[RunFolder | None]:
+    """The folder of a run for the while that it works; one that somebody else holds stays held. None: a run in memory.
+
+    Raises what RunFolder raises.
+    """
+    if where is None or isinstance(where, RunFolder):
+        yield where
+        return
+    with closing(RunFolder(Path(where).absolute(), algorithm=algorithm, options=options(), seed=seed)) as run:
+        yield run
+
+
+def course_of(algorithm: Any, tasks: Sequence[Any], *, without: Collection[str]) -> dict[str, Any]:
+    """What decides the course of a run of `algorithm` (a dataclass with a `model_dir` and a `rollout_config`) beside its seed, as JSON.
+
+    `without` names the fields that may be others when the run is gone on with. Raises UsageError where `model_dir` holds no model.
+    """
+    given = {each.name: getattr(algorithm, each.name) for each in fields(algorithm) if each.name not in without}
+    config = algorithm.rollout_config.model_dump() if algorithm.rollout_config is not None else None
+    return {**given, "rollout_config": config, "tasks": digest_of(list(tasks)), "model": fingerprint(algorithm.model_dir)}
+
+
+def fingerprint(folder: str | Path) -> str:
+    """16 hex characters that stand for the model in `folder`: its config, the sizes of its weights' files, and their ends.
+
+    Raises UsageError where there is no config.
+    """
+    found = hashlib.sha256()
+    try:
+        found.update((Path(folder) / "config.json").read_bytes())
+        for path in sorted(Path(folder).glob("*.safetensors")):
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - FINGERPRINT_BYTES))
+                found.update(f"{path.name} {size}".encode() + file.read())
+    except OSError as error:
+        raise UsageError(f"{folder} holds no model that transformers can load: {error}") from error
+    return found.hexdigest()[:16]
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -13,8 +13,8 @@ import aiohttp
 import torch
 from transformers.utils import logging as transformers_logging
 
-from agl_otel.algorithms.grpo.algorithm import MODEL_NAME, RESOURCE_NAME
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
+from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME
 from agl_otel.algorithms.grpo.tiny import make_policy
 from agl_otel.algorithms.run_folder import RunFolder, digest_of, write_json
 from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError

@@ -14,10 +14,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import aiohttp
 import numpy as np
@@ -27,31 +26,24 @@ from numpy.typing import NDArray
 from agl_otel.adapters.lengths import pick, within_context
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State, as_random_state
-from agl_otel.algorithms.grpo.groups import Group, GroupStore, TaskOrder, UnderWay
+from agl_otel.algorithms.grpo.groups import Group, TaskOrder, UnderWay
 from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
 from agl_otel.algorithms.grpo.objective import Average, Objective, group_advantages
-from agl_otel.algorithms.grpo.policy import fingerprint, load_policy, push_weights, save_weights
+from agl_otel.algorithms.grpo.policy import load_policy, save_weights
 from agl_otel.algorithms.grpo.report import Clock, StepReport
+from agl_otel.algorithms.grpo.serving import RolloutStore, Serving
 from agl_otel.algorithms.metrics import check_metrics
-from agl_otel.algorithms.run_folder import RunFolder, digest_of
-from agl_otel.algorithms.run_log import RunLog, StepStore, log_of, step_of
+from agl_otel.algorithms.run_folder import RunFolder, course_of, kept
+from agl_otel.algorithms.run_log import RunLog, log_of, step_of
 from agl_otel.algorithms.utils import sampling_seed, survives_its_runner
 from agl_otel.columns import Traces
 from agl_otel.errors import DataError, UsageError
 from agl_otel.types import (
-    LLM,
-    AttemptedRollout,
     EnqueueRolloutRequest,
-    NamedResources,
-    ResourcesUpdate,
-    Rollout,
     RolloutConfig,
-    RolloutStatus,
     TrainingStep,
 )
 
-RESOURCE_NAME: Final = "main_llm"
-MODEL_NAME: Final = "policy"
 _NO_COURSE: Final = frozenset(
     {
         *("model_dir", "model_server_url", "max_steps", "target_score", "score_window", "device", "threads", "on_step", "seed"),
@@ -61,26 +53,6 @@ _NO_COURSE: Final = frozenset(
 """Fields that may be others when a run is gone on with: where things are, and when it ends."""
 _logger = logging.getLogger(__name__)
 KEPT_WEIGHTS: Final = 2  # the server reads the newest while it is pushed; the one before is for a person to look at
-
-
-class RolloutStore(GroupStore, StepStore, Protocol):
-    """What GRPO needs of a store; `agl_otel.store.Store` is one."""
-
-    async def publish(self, resources: NamedResources, *, resources_id: str | None = None) -> ResourcesUpdate:
-        """Publish resources as the next version of `resources_id`."""
-        ...
-
-    async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
-        """All that was observed of them."""
-        ...
-
-    async def query_rollouts(self, *, status_in: Sequence[RolloutStatus] | None = None) -> Sequence[Rollout | AttemptedRollout]:
-        """Rollouts of these statuses, with their latest attempts."""
-        ...
-
-    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
-        """The current version of a set; None where there is none."""
-        ...
 
 
 @dataclass(kw_only=True)
@@ -174,16 +146,11 @@ class GRPO:
         self._objective = Objective(**{each.name: getattr(self, each.name) for each in fields(Objective)})
         self._weights_dir = Path(self.weights_dir or Path(self.model_dir) / "weights").absolute()
         self._shuffle = random.Random(f"{self.seed}/shuffle")
-        self._resources: ResourcesUpdate | None = None
-        self._in_store: ResourcesUpdate | None = None
-        """What the store had of the run when this process began."""
         self._run: RunFolder | None = None
 
     def course(self, tasks: Sequence[Any]) -> dict[str, Any]:
         """What decides the course of a run beside its seed, as JSON: the options of its run.json."""
-        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _NO_COURSE}
-        config = self.rollout_config.model_dump() if self.rollout_config is not None else None
-        return {**given, "rollout_config": config, "tasks": digest_of(list(tasks)), "model": fingerprint(self.model_dir)}
+        return course_of(self, tasks, without=_NO_COURSE)
 
     def last_weights(self, run: RunFolder) -> tuple[Path | None, int]:
         """The weights that a model server begins with when `run` goes on, None for the model's own, and their version.
@@ -207,15 +174,18 @@ class GRPO:
             raise UsageError("GRPO needs at least one task to train on")
         order = TaskOrder(len(tasks), random.Random(self.seed))
         with (
-            self._opened(tasks),
+            kept(self.run_dir, algorithm="grpo", options=lambda: self.course(tasks), seed=self.seed) as self._run,
             ThreadPoolExecutor(1, thread_name_prefix="learner", initializer=torch.set_num_threads, initargs=(self.threads,)) as worker,
         ):
             async with aiohttp.ClientSession() as session, self._logged(store) as self._log:
-                self._worker, self._session = worker, session
+                self._worker = worker
                 self._under_way = UnderWay(store)
+                sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+                self._serving = Serving(store, session, url=self.model_server_url, sampling=sampling, run_id=self._log.run_id)
+                await self._serving.begin(self._run)
                 await self._in_worker(self._load)
-                if not await self._go_on(store, order):
-                    await self._publish(store)
+                await self._go_on(order)
+                await self._publish()
                 await self._log.begin([self._told(report) for report in self.reports])
                 while len(self.reports) < self.max_steps and not self._reached_target():
                     report = await self.step(store, (tasks[place] for place in order))
@@ -229,42 +199,25 @@ class GRPO:
 
     # --- a run that is kept
 
-    def _opened(self, tasks: Sequence[Any]) -> Any:
-        if self.run_dir is None or isinstance(self.run_dir, RunFolder):
-            self._run = self.run_dir
-            return nullcontext()
-        self._run = RunFolder(Path(self.run_dir), algorithm="grpo", options=self.course(tasks), seed=self.seed)
-        return closing(self._run)
-
     def _logged(self, store: RolloutStore) -> RunLog:
         return log_of(store, "grpo", self._run, self.metrics)
 
-    async def _go_on(self, store: RolloutStore, order: TaskOrder) -> bool:
-        """Take the run up where its last checkpoint left it; whether there is one."""
+    async def _go_on(self, order: TaskOrder) -> None:
+        """Take the run up where its last checkpoint left it."""
         if self._run is None:
-            return False
-        known = self._in_store = await store.get_resources_by_id(self._run.run_id)
+            return
         self._checkpoints = Checkpoints(self._run.folder, keep=self.keep_checkpoints)
         place = self._checkpoints.latest()
         if place is None:
             self._run.metrics(0)
-            return False
+            return
         state: State = await self._in_worker(self._checkpoints.load, place, self._run.run_id, self.policy.model, self._learner.optimizer)
-        if known is None or known.version < state.version:
-            raise UsageError(
-                f"the store does not know what run {self._run.run_id} published: go on with the store (or data directory) that it was "
-                f"begun with, or choose another folder than {self._run.folder}"
-            )
+        self._serving.go_on(state.version, self._run.folder)
         self.reports += [StepReport(**row) for row in self._run.metrics(state.step)]
         order.restore(state.tasks)
         self._shuffle.setstate(as_random_state(state.shuffle))
         await self._under_way.restore(state.next_group, state.groups)
-        moved = known.resources != self._to_publish
-        published = await store.publish(self._to_publish, resources_id=known.resources_id) if moved else None
-        self._resources = published or known.model_copy(update={"version": state.version})
-        await self._push(self._resources.version)
         _logger.info("run %s goes on after step %d", self._run.run_id, state.step)
-        return True
 
     async def _keep(self, report: StepReport, order: TaskOrder) -> None:
         """Have the step on disk: its line, then its checkpoint. A line without its checkpoint is cut off when the run goes on."""
@@ -277,8 +230,8 @@ class GRPO:
         state = State(
             run_id=self._run.run_id,
             step=report.step,
-            resources_id=self._published.resources_id,
-            version=self._published.version,
+            resources_id=self._serving.published.resources_id,
+            version=self._serving.published.version,
             tasks=order.state,
             next_group=self._under_way.count,
             shuffle=list(self._shuffle.getstate()),
@@ -287,7 +240,7 @@ class GRPO:
         await self._in_worker(self._checkpoints.save, state, self.policy.model, self._learner.optimizer)
 
     def _told(self, report: StepReport) -> TrainingStep:
-        return step_of(report, self._log, resources_id=self._published.resources_id)
+        return step_of(report, self._log, resources_id=self._serving.published.resources_id)
 
     async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> StepReport:
         """The loop: enqueue, wait, adapt, learn, publish."""
@@ -306,10 +259,10 @@ class GRPO:
             resampled += len(groups) - len(read.telling)
             groups = read.telling
         batch, advantages = read.trained_on(only_telling=self.resample_rounds > 0)
-        sampled_by = str(self._published.version)
+        sampled_by = str(self._serving.published.version)
         if advantages.any():
             update = await self._in_worker(self._learner.update, batch, advantages)
-            await self._publish(store)
+            await self._publish()
         else:
             _logger.warning("step %d teaches nothing: the rewards are equal in each of its %d groups", self._number, len(groups))
             update = NO_UPDATE
@@ -342,7 +295,7 @@ class GRPO:
             EnqueueRolloutRequest(
                 input=task,
                 mode="train",
-                resources_id=self._published.resources_id,
+                resources_id=self._serving.published.resources_id,
                 config=config,
                 rollout_id=f"ro-{self._run.run_id}-{number:06d}-{member:03d}" if self._run is not None else None,
                 metadata=metadata | ({"sampling_seed": sampling_seed(self.seed, number, member)} if self.seed_sampling else {}),
@@ -383,32 +336,11 @@ class GRPO:
         flat = len(np.unique(of_group)) - len(telling)
         return _Read(traces, batch, advantages[back], chosen, rows, float(rewards.mean()), flat)
 
-    async def _publish(self, store: RolloutStore) -> None:
+    async def _publish(self) -> None:
         """A new version of the resources, and the weights of that version on the server: what the next rollouts use."""
-        current, stored = self._resources, self._in_store
-        wanted = current.version + 1 if current else 1
-        if stored is not None and stored.version >= wanted and stored.resources == self._to_publish:
-            self._resources = stored.model_copy(update={"version": wanted})  # published already, by the run before it was stopped
-        else:
-            self._resources = await store.publish(self._to_publish, resources_id=self._log.run_id)
-        await self._push(self._resources.version)
-
-    @property
-    def _to_publish(self) -> NamedResources:
-        sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        return {RESOURCE_NAME: LLM(endpoint=f"{self.model_server_url.rstrip('/')}/v1", model=MODEL_NAME, sampling_parameters=sampling)}
-
-    async def _push(self, version: int) -> None:
-        """Have the server sample with the weights as they are, under this version."""
-        folder = await self._in_worker(save_weights, self.policy.model, self._weights_dir / str(version))
-        await push_weights(self._session, self.model_server_url, folder, str(version))
+        version = await self._serving.next_version()
+        await self._serving.push(await self._in_worker(save_weights, self.policy.model, self._weights_dir / str(version)))
         await self._in_worker(self._forget_weights, version)
-
-    @property
-    def _published(self) -> ResourcesUpdate:
-        if self._resources is None:
-            raise UsageError("GRPO.step works within GRPO.run, which publishes the first weights")
-        return self._resources
 
     def _load(self) -> None:
         """Read the model and set up the learner, in the worker's thread."""
@@ -449,7 +381,7 @@ class GRPO:
         return StepReport(
             step=self._number,
             weights_version=version,
-            next_version=str(self._published.version),
+            next_version=str(self._serving.published.version),
             reward_mean=read.reward_mean,
             rollouts=len(rollout_ids),
             model_calls=len(read.traces.calls),

@@ -6,8 +6,6 @@ is written, and the server is told where it is; both see the same file system.
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agl_otel.errors import ModelServerError, UsageError
 
 WEIGHTS_FILE: Final = "model.safetensors"
-FINGERPRINT_BYTES: Final = 1 << 20  # of each file: weights of gigabytes are not read whole to tell one model from another
 PUSH_TIMEOUT_SECONDS: Final = 60.0  # a push waits for the batch that is being sampled
 
 
@@ -70,24 +67,6 @@ def load_policy(folder: str | Path, *, device: str = "cpu") -> Policy:
     stops = [tokenizer.eos_token_id, *(stop if isinstance(stop, list) else [stop])]
     model.to(device).eval()
     return Policy(model, tokenizer, frozenset(s for s in stops if s is not None), model.config.max_position_embeddings)
-
-
-def fingerprint(folder: str | Path) -> str:
-    """16 hex characters that stand for the model in `folder`: its config, the sizes of its weights' files, and their ends.
-
-    Raises UsageError where there is no config.
-    """
-    found = hashlib.sha256()
-    try:
-        found.update((Path(folder) / "config.json").read_bytes())
-        for path in sorted(Path(folder).glob("*.safetensors")):
-            with path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - FINGERPRINT_BYTES))
-                found.update(f"{path.name} {size}".encode() + file.read())
-    except OSError as error:
-        raise UsageError(f"{folder} holds no model that transformers can load: {error}") from error
-    return found.hexdigest()[:16]
 
 
 def save_weights(model: Any, folder: str | Path) -> Path:

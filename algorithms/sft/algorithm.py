@@ -13,8 +13,7 @@ import logging
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, cast
@@ -27,12 +26,12 @@ from agl_otel.adapters.records import IGNORED
 from agl_otel.adapters.selection import check_selection, left_out, task_key
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
-from agl_otel.algorithms.grpo.algorithm import MODEL_NAME, RESOURCE_NAME, RolloutStore
 from agl_otel.algorithms.grpo.groups import TaskOrder, try_again
-from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, fingerprint, load_policy, push_weights, save_weights
+from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, save_weights
 from agl_otel.algorithms.grpo.report import Clock
+from agl_otel.algorithms.grpo.serving import RolloutStore, Serving
 from agl_otel.algorithms.metrics import check_metrics
-from agl_otel.algorithms.run_folder import RunFolder, digest_of
+from agl_otel.algorithms.run_folder import RunFolder, course_of, kept
 from agl_otel.algorithms.run_log import log_of, step_of
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import ROWS, SPEC, TRAINED, Row, Spec, Trained
@@ -41,12 +40,9 @@ from agl_otel.columns import AttemptKey, Traces
 from agl_otel.errors import DataError, UnavailableError, UsageError
 from agl_otel.processes import Process
 from agl_otel.types import (
-    LLM,
     AttemptedRollout,
     Dataset,
     EnqueueRolloutRequest,
-    NamedResources,
-    ResourcesUpdate,
     Rollout,
     RolloutConfig,
     RolloutMode,
@@ -132,16 +128,11 @@ class SFT(Algorithm):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}: it must be at least 1")
         check_metrics(self.metrics)
-        self._resources: ResourcesUpdate | None = None
-        self._in_store: ResourcesUpdate | None = None
-        """What the store had of the run when this process began."""
         self._run: RunFolder | None = None
 
     def course(self, tasks: Sequence[Any]) -> dict[str, Any]:
         """What decides the course of a run beside its seed, as JSON: the options of its run.json."""
-        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _NO_COURSE}
-        config = self.rollout_config.model_dump() if self.rollout_config is not None else None
-        return {**given, "rollout_config": config, "tasks": digest_of(list(tasks)), "model": fingerprint(self.model_dir)}
+        return course_of(self, tasks, without=_NO_COURSE)
 
     def last_weights(self, run: RunFolder) -> tuple[Path | None, int]:
         """The weights that a model server begins with when `run` goes on, None for the model's own, and their version.
@@ -169,10 +160,13 @@ class SFT(Algorithm):
         if not tasks and self.from_mode is None:
             raise UsageError("SFT needs at least one task to train on")
         order = TaskOrder(len(tasks), random.Random(self.seed))
-        with self._opened(tasks):
+        with kept(self.run_dir, algorithm="sft", options=lambda: self.course(tasks), seed=self.seed) as self._run:
+            self._folder = self._run.folder if self._run is not None else self._own_folder
             async with aiohttp.ClientSession() as session, log_of(store, "sft", self._run, self.metrics) as self._log:
-                self._session = session
-                await self._begin(store, order)
+                sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+                self._serving = Serving(store, session, url=self.model_server_url, sampling=sampling, run_id=self._log.run_id)
+                await self._serving.begin(self._run)
+                await self._begin(order)
                 while len(self.reports) < self.max_steps and not self._reached_target():
                     report = await self.step(store, (tasks[place] for place in order))
                     if not report.rollouts:
@@ -187,38 +181,26 @@ class SFT(Algorithm):
 
     # --- a run that is kept
 
-    def _opened(self, tasks: Sequence[Any]) -> Any:
-        if self.run_dir is None or isinstance(self.run_dir, RunFolder):
-            self._run = self.run_dir
-            self._folder = self._run.folder if self._run is not None else Path(self.model_dir).absolute() / "sft"
-            return nullcontext()
-        self._run = RunFolder(Path(self.run_dir).absolute(), algorithm="sft", options=self.course(tasks), seed=self.seed)
-        self._folder = self._run.folder
-        return closing(self._run)
+    @property
+    def _own_folder(self) -> Path:
+        return Path(self.model_dir).absolute() / "sft"
 
-    async def _begin(self, store: RolloutStore, order: TaskOrder) -> None:
+    async def _begin(self, order: TaskOrder) -> None:
         """Publish and push the weights that the first round samples with: the first ones, or those of the last whole round."""
         rows = self._run.metrics(None) if self._run is not None else []
         self.reports += [RoundReport(**row) for row in rows]
         for _ in range(len(rows) * self.prompts_per_step if self.from_mode is None else 0):
             next(order)
-        self._in_store = await store.get_resources_by_id(self._log.run_id) if self._run is not None else None
         self._first = self._weights = await asyncio.to_thread(self._copied)
         if rows:
-            done = int(rows[-1]["next_version"])
-            if self._in_store is None or self._in_store.version < done:
-                raise UsageError(
-                    f"the store does not know what run {self._log.run_id} published: go on with the store (or data directory) that it was "
-                    f"begun with, or choose another folder than {self._folder}"
-                )
+            self._serving.go_on(int(rows[-1]["next_version"]), self._folder)
             self._weights = _weights_after(self._folder, rows) or self._first
-            self._resources = self._in_store.model_copy(update={"version": done - 1})
             _logger.info("run %s goes on after round %d", self._log.run_id, len(rows))
-        await self._publish(store)
+        await self._publish()
         await self._log.begin([self._told(report) for report in self.reports])
 
     def _told(self, report: RoundReport) -> TrainingStep:
-        return step_of(report, self._log, resources_id=self._published.resources_id)
+        return step_of(report, self._log, resources_id=self._serving.published.resources_id)
 
     async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> RoundReport:
         """The loop: enqueue, wait, choose, train, publish."""
@@ -234,12 +216,12 @@ class SFT(Algorithm):
         batch.refused.update({"not_finished": len(ids) - len(finished)} if len(finished) < len(ids) else {})
         chosen = self._chosen(traces, batch) if finished or self.from_mode is None else batch
         clock.lap("read")
-        version = str(self._published.version)
+        version = str(self._serving.published.version)
         trained = await self._train(chosen) if len(chosen) else None
         if trained is not None:
-            await self._publish(store)
+            await self._publish()
         clock.lap("update")
-        versions = version, str(self._published.version)
+        versions = version, str(self._serving.published.version)
         return RoundReport.of(self._number, versions, ids, traces, batch, chosen, trained, clock)
 
     # --- the parts, in the order of the loop
@@ -259,7 +241,7 @@ class SFT(Algorithm):
             EnqueueRolloutRequest(
                 input=task,
                 mode="train",
-                resources_id=self._published.resources_id,
+                resources_id=self._serving.published.resources_id,
                 config=config,
                 rollout_id=f"ro-{self._run.run_id}-{self._number:06d}-{place:04d}-{number:03d}" if self._run is not None else None,
                 metadata={"step": self._number, "group": place, "sampling_seed": sampling_seed(self.seed, self._number, place, number)},
@@ -332,24 +314,10 @@ class SFT(Algorithm):
             **{name: getattr(self, name) for name in ("learning_rate", "epochs", "batch_rows", "max_grad_norm", "device", "threads")},
         )
 
-    async def _publish(self, store: RolloutStore) -> None:
+    async def _publish(self) -> None:
         """A new version of the resources, and the weights of that version on the server: what the next rollouts use."""
-        sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        llm = LLM(endpoint=f"{self.model_server_url.rstrip('/')}/v1", model=MODEL_NAME, sampling_parameters=sampling)
-        wanted: NamedResources = {RESOURCE_NAME: llm}
-        stored = self._in_store
-        version = self._resources.version + 1 if self._resources else 1
-        if stored is not None and stored.version >= version and stored.resources == wanted:
-            self._resources = stored.model_copy(update={"version": version})  # published already, by the run before it was stopped
-        else:
-            self._resources = await store.publish(wanted, resources_id=self._log.run_id)
-        await push_weights(self._session, self.model_server_url, self._weights, str(self._resources.version))
-
-    @property
-    def _published(self) -> ResourcesUpdate:
-        if self._resources is None:
-            raise UsageError("SFT.step works within SFT.train, which publishes the first weights")
-        return self._resources
+        await self._serving.next_version()
+        await self._serving.push(self._weights)
 
     def _copied(self) -> Path:
         """The first weights, in a folder as the server reads them."""

@@ -16,8 +16,8 @@ from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State
 from agl_otel.algorithms.grpo.groups import TaskOrder
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.objective import Objective
-from agl_otel.algorithms.grpo.policy import Policy, fingerprint, save_weights
-from agl_otel.algorithms.run_folder import METRICS, RUN, RunFolder
+from agl_otel.algorithms.grpo.policy import Policy, save_weights
+from agl_otel.algorithms.run_folder import METRICS, RUN, RunFolder, fingerprint
 from agl_otel.errors import DataError, UsageError
 from tests.unit.algorithms.test_learner import ROWS, make_batch
 
