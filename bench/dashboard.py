@@ -36,7 +36,8 @@ _ATTEMPTS: Final = """SELECT RolloutId, any(AttemptId), toUnixTimestamp(min(Time
 FROM otel.otel_traces WHERE RolloutId IN (SELECT RolloutId FROM otel.otel_traces GROUP BY RolloutId ORDER BY RolloutId LIMIT {limit:UInt64})
 GROUP BY RolloutId ORDER BY RolloutId"""
 _COLUMNS: Final = (
-    "ordinal, rollout_id, status, mode, start_time, end_time, resources_id, resources_version, attempt_count, latest_attempt_id, metadata"
+    "ordinal, rollout_id, status, mode, start_time, end_time, resources_id, resources_version, attempt_count, latest_attempt_id, "
+    "metadata, run, step"
 )
 
 
@@ -56,11 +57,12 @@ async def known_rollouts(folder: Path, count: int) -> None:
     attempts: list[tuple[Any, ...]] = []
     for place, (rollout_id, attempt_id, start) in enumerate(found, 1):
         status, mode = "failed" if place % 40 == 0 else "succeeded", "val" if place % 10 == 0 else "train"
-        metadata = json.dumps({"run": RUN, "step": place * STEPS // count}, separators=(",", ":"))
-        rollouts.append((place, rollout_id, status, mode, start, start + 4, None, None, 1, attempt_id, metadata))
+        step = place * STEPS // count
+        metadata = json.dumps({"run": RUN, "step": step}, separators=(",", ":"))
+        rollouts.append((place, rollout_id, status, mode, start, start + 4, None, None, 1, attempt_id, metadata, RUN, step))
         attempts.append((attempt_id, rollout_id, status, start, start + 4, f"worker-{place % 64}", "x", "{}"))
     with sqlite3.connect(database) as queue:
-        queue.executemany(f"INSERT INTO rollouts ({_COLUMNS}) VALUES ({', '.join('?' * 11)})", rollouts)
+        queue.executemany(f"INSERT INTO rollouts ({_COLUMNS}) VALUES ({', '.join('?' * 13)})", rollouts)
         queue.executemany("INSERT INTO inputs (ordinal, input) VALUES (?, ?)", [(row[0], '{"question":"what is it?"}') for row in rollouts])
         queue.executemany(
             "INSERT INTO attempts (attempt_id, rollout_id, sequence_id, status, start_time, end_time, worker_id, token, seals) "
@@ -70,6 +72,11 @@ async def known_rollouts(folder: Path, count: int) -> None:
         counted = "'rollouts/' || status || '/' || mode, 0, count(*) FROM rollouts GROUP BY status, mode"
         queue.execute(f"INSERT OR REPLACE INTO tallies (name, shard, count) SELECT {counted}")
         queue.execute("INSERT OR REPLACE INTO tallies (name, shard, count) SELECT 'attempts', 0, count(*) FROM attempts")
+        queue.execute(
+            "INSERT INTO run_tallies (run, status, mode, shard, rollouts, attempts, first_start, last_end, last_step) "
+            "SELECT run, status, mode, 0, count(*), sum(attempt_count), min(start_time), max(end_time), max(step) "
+            "FROM rollouts GROUP BY run, status, mode"
+        )
     queue.close()
 
 

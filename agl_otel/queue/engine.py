@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from agl_otel.queue.rows import RolloutRow
 from agl_otel.queue.statements import Statements
 
 T = TypeVar("T")
@@ -47,6 +48,8 @@ class Transaction(Protocol):
     signals: Signals
     tallies: Counter[str]
     """What the operation changed of the counters (operations/tallies.py); the engine writes it before the commit."""
+    runs: RunTallies
+    """The same of each run's."""
 
     def rows(self, name: str, params: Params = ...) -> list[tuple[Any, ...]]:
         """All rows of the named query."""
@@ -115,6 +118,37 @@ class Engine(Protocol):
 def tally_changes(tallies: Counter[str]) -> list[dict[str, object]]:
     """The parameters of `tally_add`: what is not zero, in one order for all, so that two transactions do not wait for each other."""
     return [{"name": name, "change": change} for name, change in sorted(tallies.items()) if change]
+
+
+class RunTallies:
+    """What a transaction changed of the counters of runs."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str, str], dict[str, Any]] = {}
+
+    def count(self, row: RolloutRow, change: int) -> None:
+        """A rollout came (1) to a run, status and mode, or left (-1)."""
+        key = (row.run, row.status, row.mode or "")
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = {
+                "run": key[0], "status": key[1], "mode": key[2], "rollouts": 0, "attempts": 0,
+                "first_start": row.start_time, "last_end": row.end_time, "last_step": row.step,
+            }  # fmt: skip
+        else:
+            found["first_start"] = min(found["first_start"], row.start_time)
+            found["last_end"] = _latest(found["last_end"], row.end_time)
+            found["last_step"] = _latest(found["last_step"], row.step)
+        found["rollouts"] += change
+        found["attempts"] += change * row.attempt_count
+
+    def changes(self) -> list[dict[str, Any]]:
+        """The parameters of `run_tally_add`: what is not zero, in one order for all (see tally_changes)."""
+        return [found for _, found in sorted(self._found.items()) if found["rollouts"] or found["attempts"]]
+
+
+def _latest(known: float | None, other: float | None) -> float | None:
+    return known if other is None or (known is not None and known >= other) else other
 
 
 def first(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:

@@ -35,6 +35,9 @@ class RolloutRow(NamedTuple):
     labels: str | None
     reason: str | None
     metadata: str | None
+    run: str
+    """See operations/runs.py; empty where there is none."""
+    step: int | None
 
     @property
     def policy(self) -> Policy:

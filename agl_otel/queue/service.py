@@ -21,7 +21,7 @@ from agl_otel.errors import AglError, UnavailableError, grpc_status
 from agl_otel.queue import lifecycle
 from agl_otel.queue.convert import rollouts_pb
 from agl_otel.queue.engine import Engine, Transaction
-from agl_otel.queue.operations import attempts, claims, enqueue, observe, queries, resources, stack, updates, watchdog
+from agl_otel.queue.operations import attempts, claims, enqueue, observe, queries, resources, runs, stack, updates, watchdog
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.waiting import ALL, ClaimWaiter, Waiting
 
@@ -52,8 +52,8 @@ READS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
 }
 """Calls that are one reading operation: Query… answers in one message, Stream… in parts. What is asked for is the field of both."""
 SUMS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
-    "QueryRuns": queries.query_runs,
-    "QueryRunMembers": queries.query_run_members,
+    "QueryRuns": runs.query_runs,
+    "QueryRunMembers": runs.query_run_members,
 }
 """Calls that are one reading operation with one answer."""
 _log = logging.getLogger(__name__)

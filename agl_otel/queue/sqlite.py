@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, TypeVar
 
 from agl_otel.errors import AglError, ConflictError, InUseError, SettingsError, UnavailableError
-from agl_otel.queue.engine import Operation, Params, Signals, tally_changes
+from agl_otel.queue.engine import Operation, Params, RunTallies, Signals, tally_changes
 from agl_otel.queue.migrate import Migration, migrations, pending
 from agl_otel.queue.statements import Statements
 
@@ -29,6 +29,7 @@ T = TypeVar("T")
 GROUP: Final = 256  # operations in one transaction: bounds how long the first of them waits for the last
 BUSY_SECONDS: Final = 5.0  # a reader of another process (a backup, a shell) may hold the file this long
 CHECKPOINT_PAGES: Final = 8192  # 32 MB of log: fewer, larger checkpoints, because each one syncs the database file too
+_ONLY_HERE: Final = "-- sqlite: "  # begins lines of migrations that PostgreSQL does not see
 _log = logging.getLogger(__name__)
 
 
@@ -39,6 +40,7 @@ class SqliteTransaction:
         self.statements = statements
         self.signals = Signals()
         self.tallies: Counter[str] = Counter()
+        self.runs = RunTallies()
         self._connection = connection
 
     def rows(self, name: str, params: Params = {}) -> list[tuple[Any, ...]]:  # noqa: B006 - read only
@@ -72,6 +74,7 @@ class SqliteTransaction:
         """The last thing before the end of the transaction."""
         if self.tallies:
             self.run_many("tally_add", tally_changes(self.tallies))
+        self.run_many("run_tally_add", self.runs.changes())
 
 
 class _Waiting(NamedTuple):
@@ -325,7 +328,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
     text = ""
     for line in migration.sql.splitlines():  # executescript would commit the transaction that this must stay in
-        text += line.split("--")[0] + "\n"
+        text += line.removeprefix(_ONLY_HERE).split("--")[0] + "\n"
         if sqlite3.complete_statement(text):
             connection.execute(text)
             text = ""

@@ -114,7 +114,7 @@ def _undo(tx: Transaction, attempt_ids: list[str], now: float) -> int:
         previous = None if before is None else before[0]
         tx.run("rollout_released", {"status": status, "attempt_count": number, "latest_attempt_id": previous, "ordinal": rollout.ordinal})
         tx.run("attempt_delete", {"attempt_id": attempt.attempt_id})
-        moved(tx, rollout, rollout._replace(status=status))
+        moved(tx, rollout, rollout._replace(status=status, attempt_count=number))
         tx.tallies[ATTEMPTS] -= 1
         if attempt.worker_id is not None:
             tx.run("worker_free", {"worker_id": attempt.worker_id, "status": "idle", "now": now})

@@ -11,6 +11,7 @@ from agl_otel.errors import ConflictError, NotFoundError, UsageError
 from agl_otel.queue.convert import joined_fields, rollout_fields
 from agl_otel.queue.engine import Transaction, first
 from agl_otel.queue.operations.answers import claimed_again, recall, remember, rollouts_by_id
+from agl_otel.queue.operations.runs import run_and_step
 from agl_otel.queue.operations.tallies import moved
 from agl_otel.queue.operations.transitions import begin_attempts, find_rollout, sync_worker, take_places
 from agl_otel.queue.proto import queue_pb2 as pb
@@ -133,6 +134,8 @@ def _row(new: pb.NewRollout, ordinal: int, resources: tuple[str, int | None] | N
     timeout, unresponsive, max_attempts, condition = checked_config(new.config) if new.HasField("config") else NO_CONFIG
     not_before = new.not_before if new.HasField("not_before") else None
     delayed = not_before is not None and not_before > now
+    metadata = new.metadata_json if new.HasField("metadata_json") else "{}"
+    run, step = run_and_step(metadata, None if resources is None else resources[0])
     return RolloutRow(
         ordinal=ordinal,
         rollout_id=new.rollout_id or new_id("ro"),
@@ -153,7 +156,9 @@ def _row(new: pb.NewRollout, ordinal: int, resources: tuple[str, int | None] | N
         latest_attempt_id=None,
         labels=json.dumps(dict(new.labels)) if new.labels else None,
         reason=None,
-        metadata=new.metadata_json if new.HasField("metadata_json") else "{}",
+        metadata=metadata,
+        run=run,
+        step=step,
     )
 
 

@@ -150,31 +150,3 @@ def query_workers(tx: Transaction, request: pb.QueryWorkersRequest) -> pb.Worker
     rows = tx.rows_of(tx.statements.paged("workers_page", where, page, **options), params)
     total = _total(tx, "workers_total", where, params, request.page, len(rows), **options)
     return pb.Workers(workers=[worker_pb(WorkerRow._make(row)) for row in rows], total=total)
-
-
-def query_runs(tx: Transaction, request: pb.QueryRunsRequest) -> pb.Runs:
-    """How many rollouts each run has, by status and mode; of one run where it is named."""
-    answer = pb.Runs()
-    for run, status, mode, rollouts, attempts, first_start, last_end, last_step in tx.rows("runs_parts", {"run": _run(request)}):
-        answer.parts.add(
-            run=str(run),
-            status=status,
-            mode=mode,
-            rollouts=rollouts,
-            attempts=attempts,
-            first_start=first_start,
-            last_end=last_end,
-            last_step=last_step,
-        )
-    return answer
-
-
-def query_run_members(tx: Transaction, request: pb.QueryRunsRequest) -> pb.RunMembers:
-    """The rollouts of one run, as columns."""
-    rows = tx.rows("run_members", {"run": _run(request)})
-    ids, steps, statuses, modes = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return pb.RunMembers(rollout_ids=ids, steps=steps, statuses=statuses, modes=modes)
-
-
-def _run(request: pb.QueryRunsRequest) -> str | None:
-    return request.run if request.HasField("run") else None

@@ -1,5 +1,7 @@
 """Counters, so that no question has to count rows: every operation says what it moved, and the engine writes the sums with its commit.
 
+Runs are counted beside them (engine.RunTallies).
+
 Names: `rollouts/STATUS/MODE` (MODE empty where there is none), `claimable` (could be claimed now), `attempts`.
 """
 
@@ -31,6 +33,8 @@ def moved(tx: Transaction, before: RolloutRow | None, after: RolloutRow | None) 
     for row, change in ((before, -1), (after, 1)):
         for name in _names(row.status, row.mode, row.position is not None) if row is not None else ():
             tx.tallies[name] += change
+        if row is not None:
+            tx.runs.count(row, change)
 
 
 def all_tallies(tx: Transaction) -> dict[str, int]:

@@ -10,6 +10,7 @@ from agl_otel.queue import lifecycle
 from agl_otel.queue.engine import Transaction
 from agl_otel.queue.operations.answers import recall, remember, rollouts_by_id
 from agl_otel.queue.operations.enqueue import checked_config, checked_mode, current_version
+from agl_otel.queue.operations.runs import run_and_step
 from agl_otel.queue.operations.tallies import ATTEMPTS, moved
 from agl_otel.queue.operations.transitions import find_rollout, place_for, save_statuses, with_status
 from agl_otel.queue.proto import queue_pb2 as pb
@@ -74,6 +75,8 @@ def _change_fields(tx: Transaction, rollout: RolloutRow, update: pb.RolloutUpdat
     if not changes:
         return rollout
     changed = rollout._replace(**changes)
+    run, step = run_and_step(changed.metadata, changed.resources_id)
+    changed = changed._replace(run=run, step=step)
     if "not_before" in changes and changed.status in lifecycle.QUEUED:
         changed = changed._replace(position=place_for(tx, changed.not_before, now))
         tx.signals.claimable += changed.position is not None

@@ -33,5 +33,6 @@ def sweep(tx: Transaction, now: float) -> int:
     sync_workers(tx, attempts, now)
     promote(tx, now)
     purge(tx, now)
+    tx.run("run_tallies_purge")
     tx.run("services_purge", {"before": now - FORGOTTEN_SECONDS})
     return len(attempts)

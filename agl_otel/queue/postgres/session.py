@@ -21,7 +21,7 @@ from psycopg import errors
 from psycopg.adapt import Buffer, Dumper
 
 from agl_otel.errors import AglError, ConflictError, UnavailableError, UsageError
-from agl_otel.queue.engine import Operation, Params, Signals, tally_changes
+from agl_otel.queue.engine import Operation, Params, RunTallies, Signals, tally_changes
 from agl_otel.queue.postgres.address import Address
 from agl_otel.queue.statements import Statements
 
@@ -74,6 +74,7 @@ class PostgresTransaction:
         self.statements = statements
         self.signals = Signals()
         self.tallies: Counter[str] = Counter()
+        self.runs = RunTallies()
         self._connection = connection
         self._pipeline = pipeline
         self._silent = connection.cursor()
@@ -187,6 +188,7 @@ class Session:
                 result = operation(transaction)
                 if transaction.tallies:
                     transaction.run_many("tally_add", tally_changes(transaction.tallies))
+                transaction.run_many("run_tally_add", transaction.runs.changes())
                 self._committing = True
                 transaction.send(b"COMMIT")
         except BaseException:

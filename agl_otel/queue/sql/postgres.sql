@@ -51,21 +51,32 @@ WHERE r.status IN ('preparing', 'running') AND (r.timeout_seconds IS NOT NULL OR
   AND (a.start_time + r.timeout_seconds < :now OR coalesce(a.last_heartbeat_time, a.start_time) + r.unresponsive_seconds < :now)
 ORDER BY r.ordinal FOR UPDATE OF r, a SKIP LOCKED;
 
--- name: where_rollout_run
--- Fragment. Metadata may hold NaN, which is no JSON here: what is asked for is looked up in its text.
-coalesce(substring(r.metadata from '"run": ?"([^"\\]*)"'), r.resources_id, '') = :run
-
 -- name: runs_parts
--- Rollouts by run, status and mode; :run null means all runs. (In brackets: a bare max of two values would be SQLite's.)
-SELECT coalesce(substring(r.metadata from '"run": ?"([^"\\]*)"'), r.resources_id, '') AS run, r.status, r.mode,
-    count(*), sum(r.attempt_count)::bigint, min(r.start_time), (max(r.end_time)), (max(substring(r.metadata from '"step": ?([0-9]{1,9})[,}]')::bigint))
-FROM rollouts r WHERE (:run::text IS NULL OR coalesce(substring(r.metadata from '"run": ?"([^"\\]*)"'), r.resources_id, '') = :run::text)
-GROUP BY 1, 2, 3;
+-- The counters of runs, of one where it is named; in brackets, because a bare max would be SQLite's idiom.
+SELECT run, status, mode, sum(rollouts)::bigint, sum(attempts)::bigint, min(first_start), (max(last_end)), (max(last_step))
+FROM run_tallies WHERE (:run::text IS NULL OR run = :run::text) GROUP BY run, status, mode;
 
--- name: run_members
--- The rollouts of one run, and which step made them.
-SELECT r.rollout_id, coalesce(substring(r.metadata from '"step": ?([0-9]{1,9})[,}]')::bigint, r.resources_version, -1), r.status, coalesce(r.mode, '')
-FROM rollouts r WHERE coalesce(substring(r.metadata from '"run": ?"([^"\\]*)"'), r.resources_id, '') = :run ORDER BY r.ordinal;
+-- name: run_tally_add
+-- Change how many rollouts and attempts runs have, in rows of this connection's own; greatest leaves out nulls.
+INSERT INTO run_tallies (run, status, mode, shard, rollouts, attempts, first_start, last_end, last_step)
+SELECT x.run, x.status, x.mode, pg_backend_pid() & 255, x.rollouts, x.attempts, x.first_start, x.last_end, x.last_step
+FROM json_populate_recordset(NULL::run_tallies, :rows::json) AS x ORDER BY x.run, x.status, x.mode
+ON CONFLICT (run, status, mode, shard) DO UPDATE SET rollouts = run_tallies.rollouts + excluded.rollouts,
+    attempts = run_tallies.attempts + excluded.attempts, first_start = least(run_tallies.first_start, excluded.first_start),
+    last_end = greatest(run_tallies.last_end, excluded.last_end), last_step = greatest(run_tallies.last_step, excluded.last_step);
+
+-- name: run_tallies_purge
+-- Counters whose shards come to nothing together. What another connection added meanwhile is put into a shard of its own, so nothing is lost.
+WITH gone AS (
+    DELETE FROM run_tallies t USING (
+        SELECT run, status, mode FROM run_tallies GROUP BY run, status, mode HAVING sum(rollouts) = 0 AND sum(attempts) = 0
+    ) e WHERE t.run = e.run AND t.status = e.status AND t.mode = e.mode RETURNING t.*
+)
+INSERT INTO run_tallies (run, status, mode, shard, rollouts, attempts, first_start, last_end, last_step)
+SELECT run, status, mode, 256, sum(rollouts), sum(attempts), min(first_start), (max(last_end)), (max(last_step)) FROM gone
+GROUP BY run, status, mode HAVING sum(rollouts) <> 0 OR sum(attempts) <> 0
+ON CONFLICT (run, status, mode, shard) DO UPDATE SET rollouts = run_tallies.rollouts + excluded.rollouts,
+    attempts = run_tallies.attempts + excluded.attempts;
 
 -- name: sequence_take
 -- Raise a rollout's counter to at_least, then by count; answers the last number taken.
@@ -83,9 +94,11 @@ SELECT method, answer FROM answers WHERE request_id = :request_id FOR UPDATE;
 -- name: rollout_insert
 -- New rollouts, given as a JSON list of rows: one statement, whatever their number.
 INSERT INTO rollouts (ordinal, rollout_id, status, mode, priority, position, not_before, start_time, end_time, resources_id, resources_version,
-    timeout_seconds, unresponsive_seconds, max_attempts, retry_condition, attempt_count, latest_attempt_id, labels, reason, metadata)
+    timeout_seconds, unresponsive_seconds, max_attempts, retry_condition, attempt_count, latest_attempt_id, labels, reason, metadata, run,
+    step)
 SELECT ordinal, rollout_id, status, mode, priority, position, not_before, start_time, end_time, resources_id, resources_version,
-    timeout_seconds, unresponsive_seconds, max_attempts, retry_condition, attempt_count, latest_attempt_id, labels, reason, metadata
+    timeout_seconds, unresponsive_seconds, max_attempts, retry_condition, attempt_count, latest_attempt_id, labels, reason, metadata, run,
+    step
 FROM json_populate_recordset(NULL::rollouts, :rows::json);
 
 -- name: input_insert

@@ -4,9 +4,11 @@
 -- name: rollout_insert
 -- One new rollout.
 INSERT INTO rollouts (ordinal, rollout_id, status, mode, priority, position, not_before, start_time, end_time, resources_id, resources_version,
-    timeout_seconds, unresponsive_seconds, max_attempts, retry_condition, attempt_count, latest_attempt_id, labels, reason, metadata)
+    timeout_seconds, unresponsive_seconds, max_attempts, retry_condition, attempt_count, latest_attempt_id, labels, reason, metadata, run,
+    step)
 VALUES (:ordinal, :rollout_id, :status, :mode, :priority, :position, :not_before, :start_time, :end_time, :resources_id, :resources_version,
-    :timeout_seconds, :unresponsive_seconds, :max_attempts, :retry_condition, :attempt_count, :latest_attempt_id, :labels, :reason, :metadata);
+    :timeout_seconds, :unresponsive_seconds, :max_attempts, :retry_condition, :attempt_count, :latest_attempt_id, :labels, :reason, :metadata, :run,
+    :step);
 
 -- name: input_insert
 -- The input of a new rollout.
@@ -88,7 +90,8 @@ UPDATE rollouts SET status = 'running' WHERE ordinal = :ordinal;
 -- What a user may change.
 UPDATE rollouts SET mode = :mode, priority = :priority, position = :position, not_before = :not_before, resources_id = :resources_id,
     resources_version = :resources_version, timeout_seconds = :timeout_seconds, unresponsive_seconds = :unresponsive_seconds,
-    max_attempts = :max_attempts, retry_condition = :retry_condition, metadata = :metadata WHERE ordinal = :ordinal;
+    max_attempts = :max_attempts, retry_condition = :retry_condition, metadata = :metadata, run = :run, step = :step
+WHERE ordinal = :ordinal;
 
 -- name: overdue_candidates
 -- Active rollouts whose latest attempt may be overdue; lifecycle.overdue decides.
@@ -160,24 +163,30 @@ instr(r.rollout_id, :id_contains) > 0
 r.mode IN (SELECT value FROM json_each(:mode_in))
 
 -- name: where_rollout_run
--- Fragment; the run of a rollout is the same in the two queries below.
-coalesce(CASE WHEN json_valid(r.metadata) THEN json_extract(r.metadata, '$.run') END, r.resources_id, '') = :run
+-- Fragment.
+r.run = :run
 
 -- name: runs_parts
--- Rollouts by run, status and mode; :run null means all runs.
-SELECT coalesce(CASE WHEN json_valid(r.metadata) THEN json_extract(r.metadata, '$.run') END, r.resources_id, '') AS run, r.status, r.mode,
-    count(*), sum(r.attempt_count), min(r.start_time), max(r.end_time),
-    max(CASE WHEN json_valid(r.metadata) AND json_type(r.metadata, '$.step') = 'integer' THEN json_extract(r.metadata, '$.step') END)
-FROM rollouts r WHERE (:run IS NULL OR coalesce(CASE WHEN json_valid(r.metadata) THEN json_extract(r.metadata, '$.run') END, r.resources_id, '') = :run)
-GROUP BY 1, 2, 3;
+-- The counters of runs, of one where it is named.
+SELECT run, status, mode, sum(rollouts), sum(attempts), min(first_start), max(last_end), max(last_step)
+FROM run_tallies WHERE (:run IS NULL OR run = :run) GROUP BY run, status, mode;
 
 -- name: run_members
 -- The rollouts of one run, and which step made them.
-SELECT r.rollout_id,
-    coalesce(CASE WHEN json_valid(r.metadata) AND json_type(r.metadata, '$.step') = 'integer' THEN json_extract(r.metadata, '$.step') END, r.resources_version, -1),
-    r.status, coalesce(r.mode, '')
-FROM rollouts r
-WHERE coalesce(CASE WHEN json_valid(r.metadata) THEN json_extract(r.metadata, '$.run') END, r.resources_id, '') = :run ORDER BY r.ordinal;
+SELECT r.rollout_id, coalesce(r.step, r.resources_version, -1), r.status, coalesce(r.mode, '') FROM rollouts r WHERE r.run = :run ORDER BY r.ordinal;
+
+-- name: run_tally_add
+-- Change how many rollouts and attempts a run has of one status and mode; SQLite's max of a null is null.
+INSERT INTO run_tallies (run, status, mode, shard, rollouts, attempts, first_start, last_end, last_step)
+VALUES (:run, :status, :mode, 0, :rollouts, :attempts, :first_start, :last_end, :last_step)
+ON CONFLICT (run, status, mode, shard) DO UPDATE SET rollouts = rollouts + excluded.rollouts, attempts = attempts + excluded.attempts,
+    first_start = min(first_start, excluded.first_start),
+    last_end = max(coalesce(last_end, excluded.last_end), coalesce(excluded.last_end, last_end)),
+    last_step = max(coalesce(last_step, excluded.last_step), coalesce(excluded.last_step, last_step));
+
+-- name: run_tallies_purge
+-- Counters that have come to nothing: of statuses that all have left, and of runs that were deleted.
+DELETE FROM run_tallies WHERE rollouts = 0 AND attempts = 0;
 
 -- name: delete_inputs
 -- Deletion of rollouts by id, table by table.

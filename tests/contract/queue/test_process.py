@@ -166,5 +166,6 @@ async def test_migrating_twice_is_once(tmp_path: Path) -> None:
             (1, "0001_queue.sql"),
             (2, "0002_counts.sql"),
             (3, "0003_room.sql"),
+            (4, "0004_runs.sql"),
         ]
     database.close()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from agl_otel.queue.client import AttemptUpdate
+import random
+import sqlite3
+from collections import Counter
+from pathlib import Path
+
+from agl_otel.queue.client import AttemptUpdate, QueueClient, RolloutUpdate
+from agl_otel.queue.migrate import migrations
 from agl_otel.queue.testing import LocalQueue
-from agl_otel.types import EnqueueRolloutRequest, PromptTemplate
+from agl_otel.types import EnqueueRolloutRequest, PromptTemplate, RolloutConfig, Run
 
 PROMPT = PromptTemplate(template="{q}", engine="f-string")
 
@@ -45,3 +51,81 @@ async def test_metadata_that_is_no_json_elsewhere_hides_no_run(queue: LocalQueue
     await queue.client.enqueue([EnqueueRolloutRequest(input=1, metadata={"run": "r", "loss": float("nan"), "step": "x"})])
     assert [run.rollouts for run in await queue.client.query_runs()] == [1]
     assert len((await queue.client.query_run_members((await queue.client.query_runs())[0].run_id)).rollout_ids) == 1
+
+
+async def test_counters_of_runs_equal_what_grouping_the_rollouts_gives(queue: LocalQueue) -> None:
+    client, chance = queue.client, random.Random(11)
+    await client.put_resources({"p": PROMPT}, resources_id="rs-a")
+    names = ({"run": "a", "step": 1}, {"run": "b"}, {"step": 4}, {"run": 5}, {"run": "x" * 257}, {"run": "\ud800"}, {"run": 'q"\\\u2028'})
+    for _ in range(4):
+        new = [
+            EnqueueRolloutRequest(
+                input=0, mode=chance.choice(("train", "val", None)), metadata=chance.choice(names), config=RolloutConfig(max_attempts=2)
+            )
+            for _ in range(8)
+        ]
+        await client.enqueue(new)
+        claimed = await client.claim(6, worker_id="w")
+        queue.clock.advance(1)
+        ends = [
+            AttemptUpdate(rollout_id=each.rollout_id, attempt_id="latest", status=chance.choice(("failed", "succeeded")))
+            for each in claimed
+        ]
+        await client.update_attempts(ends[:4])
+        await client.release(claimed[4:5])
+        await _counters_are_right(client)
+    found = list(await client.query_rollouts())
+    named = [RolloutUpdate(rollout_id=each.rollout_id, metadata={"run": "c", "step": 9}) for each in found[:3]]
+    await client.update_rollouts([*named, RolloutUpdate(rollout_id=found[4].rollout_id, clear=["resources_id", "metadata"])])
+    await _counters_are_right(client)
+    await client.delete([each.rollout_id for each in await client.query_rollouts(run="a")])
+    await queue.sweep()
+    await _counters_are_right(client)
+    assert "a" not in {run.run_id for run in await client.query_runs()}
+    await queue.restart()
+    await _counters_are_right(queue.client)
+
+
+async def _counters_are_right(client: QueueClient) -> None:
+    counted = {run.run_id: run for run in await client.query_runs()}
+    every = {rollout.rollout_id: rollout for rollout in await client.query_rollouts()}
+    assert sum(run.rollouts for run in counted.values()) == len(every)
+    for run_id, run in counted.items():
+        members = await client.query_run_members(run_id)
+        own = [every[rollout_id] for rollout_id in members.rollout_ids]
+        attempts = await client.query_attempts(members.rollout_ids)
+        assert (run.by_status, run.by_mode) == (Counter(each.status for each in own), Counter(each.mode or "" for each in own))
+        assert run.attempts == len(attempts)
+        ends = [each.end_time for each in own if each.end_time is not None]
+        assert run.start_time <= min(each.start_time for each in own) and (run.end_time or 0.0) >= max(ends, default=0.0)
+
+
+async def test_a_database_of_an_earlier_release_gets_its_runs_counted(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE schema_migrations (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at REAL NOT NULL)")
+        for migration in migrations()[:3]:
+            database.executescript("\n".join(line.split("--")[0] for line in migration.sql.splitlines()))
+            database.execute("INSERT INTO schema_migrations VALUES (?, ?, 0)", (migration.version, migration.name))
+        columns = "ordinal, rollout_id, status, mode, start_time, end_time, resources_id, attempt_count, metadata"
+        rows = [
+            (1, "ro-1", "succeeded", "train", 10.0, 12.0, "rs-a", 2, '{"run":"a","step":3}'),
+            (2, "ro-2", "succeeded", "train", 11.0, 13.0, "rs-a", 1, '{"run":"a","step":4}'),
+            (3, "ro-3", "cancelled", None, 12.0, None, "rs-a", 0, '{"run":"a","loss":NaN}'),
+            (4, "ro-4", "cancelled", None, 12.0, None, None, 0, None),
+        ]
+        database.executemany(f"INSERT INTO rollouts ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    database.close()
+    async with LocalQueue(f"sqlite:///{path}") as queue:
+        a = Run(
+            run_id="a",
+            rollouts=2,
+            by_status={"succeeded": 2},
+            by_mode={"train": 2},
+            attempts=3,
+            start_time=10.0,
+            end_time=13.0,
+            last_step=4,
+        )
+        assert await queue.client.query_runs("a") == [a]
+        assert {run.run_id: run.rollouts for run in await queue.client.query_runs()} == {"a": 2, "rs-a": 1, "": 1}

@@ -33,6 +33,8 @@ def test_a_row_becomes_the_rollout_that_users_see_with_nothing_lost() -> None:
         '{"gpu":"a"}',
         "why",
         '{"k":[1]}',
+        "run-1",
+        5,
     )
     attempt = AttemptRow("at-2", "ro-1", 2, "running", 1.5, None, "w", 1.75, "secret", '{"m":0}', "oops", None)
     message = pb.Rollout(**rollout_fields(row, '{"x":"ä"}', attempt, with_token=True))
