@@ -5,7 +5,7 @@ chdb's `readonly=1` is not enough: it still runs INTO OUTFILE, and reads files a
 1. `split` refuses the word OUTFILE anywhere, and recognises SHOW, DESCRIBE, EXPLAIN and EXISTS by fixed patterns.
 2. ClickHouse formats the text as data (`formatQuery({q:String})`): one statement, without comments, in canonical form.
 3. `inner` takes the trailing FORMAT and SETTINGS off the canonical text; `check_tree` looks at what EXPLAIN AST says of the rest:
-   a SELECT, and neither settings, nor table functions, nor scalar functions that reach outside.
+   a SELECT, and neither settings, nor table functions, nor scalar functions that reach outside, nor tables about other people.
 4. It runs as `SELECT * FROM (…)`, in which INTO OUTFILE is a syntax error.
 
 What one query may cost (memory, time, rows) is set on the reading connections (traces/chdb.py).
@@ -26,11 +26,25 @@ MAX_QUERY_BYTES: Final = 256 << 10
 SAFE_TABLE_FUNCTIONS: Final = frozenset(
     {"numbers", "numbers_mt", "zeros", "zeros_mt", "generateseries", "generate_series", "values", "format", "view", "null", "primes"}
 )
-# Scalar functions that reach outside, or only burn time.
+# Scalar functions that reach outside, show what clients send, or burn time: no limit interrupts a function within a block of rows, and
+# those whose time grows with the square of what they are given can keep a thread for days.
+# Refused as a name, too: a function can be handed to another (arrayMap(file, …)).
 REFUSED_FUNCTIONS: Final = re.compile(
-    r"file|sleep|sleepeachrow|dict\w+|dictionary|joinget\w*|ai[A-Z]\w*|AI[A-Z]\w*|catboost\w*|eval|addressto\w+|showcertificate",
-    re.I,
+    r"(?i:file|sleep|sleepeachrow|dict\w+|dictionary|joinget\w*|catboost\w*|eval|addressto\w+|showcertificate"
+    r"|hascolumnintable|getclienthttpheader|currentrequesturl|editdistance\w*|\w*levenshtein\w*|jaro\w*|seriesdecomposestl)"
+    r"|(?:ai|AI)[A-Z]\w*"
 )
+# Tables of ClickHouse's own that describe it. All others show what others ask, who they are, or stop every thread.
+DESCRIBING_TABLES: Final = frozenset(
+    {"one", "numbers", "numbers_mt", "zeros", "zeros_mt", "primes", "databases", "tables", "columns", "parts", "functions",
+     "table_functions", "settings", "formats", "data_type_families", "table_engines", "build_options", "time_zones", "keywords",
+     "contributors", "aggregate_function_combinators", "collations", "merge_tree_settings"}
+)  # fmt: skip
+# And those that report on its work, which are nobody else's where it is embedded.
+REPORTING_TABLES: Final = frozenset(
+    {"merges", "mutations", "metrics", "events", "asynchronous_metrics", "disks", "errors", "parts_columns", "detached_parts",
+     "data_skipping_indices", "projections", "view_refreshes", "licenses", "codecs"}
+)  # fmt: skip
 # Settings that a client may send: how the answer looks, and lower limits. Everything else is dropped (URL) or refused (in the SQL).
 ALLOWED_SETTINGS: Final = re.compile(
     r"output_format_(?!schema)\w+|date_time_output_format|format_\w*null\w*|max_block_size|limit|offset|join_use_nulls|"
@@ -74,11 +88,9 @@ _SETTINGS: Final = re.compile(
     rf"\bSETTINGS\s+((?:\w+\s*=\s*(?:{SETTING_VALUE.pattern})\s*,\s*)*\w+\s*=\s*(?:{SETTING_VALUE.pattern}))\s*$", re.I
 )
 _IDENTIFIER_NODE: Final = re.compile(r"^ *(?:Table)?Identifier (\S+)", re.M)
-# Tables of ClickHouse's own that stop every thread, or show what is nobody's business.
-_REFUSED_TABLES: Final = re.compile(
-    r"system\.`?(stack_trace|jemalloc_\w+|symbols|certificates|named_collections|user_directories|fail_points|users|zookeeper\w*)`?", re.I
-)
+_SYSTEM_TABLE: Final = re.compile(r"`?system`?\.`?(\w+)`?.*", re.I)
 _FUNCTION_NODE: Final = re.compile(r"^ *Function (\S+)", re.M)
+_APPLY_NODE: Final = re.compile(r"^ *ColumnsApplyTransformer", re.M)  # EXPLAIN AST does not show what it applies
 _SETTINGS_NODE: Final = re.compile(r"^ *Set\b", re.M)
 
 
@@ -174,9 +186,14 @@ def check_tree(tree: str, table_functions: frozenset[str]) -> None:
         raise QueryError("only a SELECT can run here")
     if _SETTINGS_NODE.search(tree):
         raise QueryError("SETTINGS is allowed at the end of the query only, and only for how the answer looks")
+    if _APPLY_NODE.search(tree):
+        raise QueryError("APPLY is not allowed here: write the function around each column")
     for name in _IDENTIFIER_NODE.findall(tree):
-        if _REFUSED_TABLES.fullmatch(name):
+        system = _SYSTEM_TABLE.fullmatch(name)
+        if system and system[1] not in DESCRIBING_TABLES | REPORTING_TABLES:
             raise QueryError(f"the table {name} is not available here")
+        if REFUSED_FUNCTIONS.fullmatch(name):
+            raise QueryError(f"the name {name} is not allowed here: it is a function that may not be used")
     for name in _FUNCTION_NODE.findall(tree):
         lower = name.lower()
         if lower in table_functions and lower not in SAFE_TABLE_FUNCTIONS:

@@ -10,15 +10,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from agl_otel.collector.guard import DESCRIBING_TABLES
 from agl_otel.errors import QueryError
 from agl_otel.traces.engine import DATABASE
 
 TREE: Final = "EXPLAIN QUERY TREE passes = 1 "
-SYSTEM_TABLES: Final = frozenset(
-    {"one", "numbers", "numbers_mt", "zeros", "zeros_mt", "databases", "tables", "columns", "parts", "functions", "table_functions",
-     "settings", "formats", "data_type_families", "table_engines", "build_options", "time_zones", "keywords", "contributors",
-     "aggregate_function_combinators", "collations", "merge_tree_settings"}
-)  # fmt: skip
 _TABLE_NODE: Final = re.compile(r"^ *TABLE id: .*table_name: ([^,\n]+)", re.M)  # greedy: an alias before it may say anything
 _QUALIFIED: Final = re.compile(r"[`\"]?(\w+)[`\"]?\.[`\"]?\w")
 _SHOW_OF: Final = re.compile(r"SHOW\s+(?:FULL\s+)?TABLES\s+(?:FROM|IN)\s+[`\"]?(\w+)|SHOW\s+CREATE\s+DATABASE\s+[`\"]?(\w+)", re.I)
@@ -29,7 +25,7 @@ def check_query_tree(tree: str) -> None:
     """What EXPLAIN QUERY TREE says of one SELECT. Raises QueryError."""
     for name in _TABLE_NODE.findall(tree):
         database, _, table = name.replace("`", "").partition(".")
-        if database != DATABASE and not (database == "system" and table in SYSTEM_TABLES):
+        if database != DATABASE and not (database == "system" and table in DESCRIBING_TABLES):
             raise QueryError(f"the table {name} is not one of the stored traces ({DATABASE}.*) and is not available here")
 
 

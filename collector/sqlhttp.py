@@ -27,6 +27,7 @@ from agl_otel.traces.opened import TraceStore
 
 READ_THREADS: Final = 4
 MAX_BODY_BYTES: Final = 16 << 20  # parameters may hold long lists of ids
+MAX_MESSAGE: Final = 4000  # characters of an error
 DEFAULT_FORMAT: Final = "TabSeparated"
 _RESERVED: Final = frozenset(
     {"query", "database", "default_format", "user", "password", "query_id", "session_id", "session_timeout", "session_check", "compress",
@@ -110,16 +111,16 @@ class SqlEndpoint:
             if self._shared:
                 guard_tables.check_fixed(statement.text)
             return self._engine.read(statement.text, used), used
-        canonical = self._scalar("SELECT formatQuery({q:String})", {"q": guard.parameter_text(statement.text)})
+        canonical = self._shown("SELECT formatQuery({q:String})", {"q": guard.parameter_text(statement.text)})
         text, own, format_name = guard.inner(canonical)
         used = guard.check_format(format_name or statement.format_name or default_format)
-        guard.check_tree(self._engine.read(f"EXPLAIN AST {text}", "TSVRaw", params).decode(), self._functions())
+        guard.check_tree(self._shown(f"EXPLAIN AST {text}", params), self._functions())
         if self._shared:
-            guard_tables.check_query_tree(self._engine.read(guard_tables.TREE + text, "TSVRaw", params).decode())
+            guard_tables.check_query_tree(self._shown(guard_tables.TREE + text, params))
         return self._engine.read(guard.wrap(text, statement.prefix, {**settings, **own}), used, params), used
 
-    def _scalar(self, sql: str, params: Mapping[str, str]) -> str:
-        return self._engine.read(sql, "RawBLOB", params).decode()
+    def _shown(self, sql: str, params: Mapping[str, str]) -> str:
+        return self._engine.read(sql, "TSVRaw", params).decode(errors="replace")  # values may be any bytes
 
     def _functions(self) -> frozenset[str]:
         if not self._table_functions:
@@ -145,7 +146,8 @@ async def _form(request: web.Request) -> dict[str, str]:
 
 
 def _bare(message: str) -> str:
-    return re.sub(r"^Code: \d+\. (DB::Exception: )?", "", message)
+    text = re.sub(r"^Code: \d+\. (DB::Exception: )?", "", message)
+    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} …"  # ClickHouse quotes the query, however long it is
 
 
 def _error(status: int, code: int, message: str, name: str) -> web.Response:

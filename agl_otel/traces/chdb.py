@@ -2,6 +2,9 @@
 
 A connection is used by one thread at a time: one for the writer, and one of its own for each thread that reads, because reads on
 a shared connection wait for inserts. The reading connections are limited and read-only; guard.py in the collector says what may run there.
+
+A connection on which a query failed is never used again: chdb keeps the rows that were ready before the error, and puts them in front
+of the answer to the next query.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ READ_LIMITS: Final = {
     "max_memory_usage": 2 << 30,
     "max_execution_time": 60,
     "max_result_rows": 20_000_000,
+    "max_result_bytes": 1 << 30,
     "max_threads": 2,
     "merge_tree_min_rows_for_concurrent_read": 16_384,  # a granule for each of some hundred rollouts is work for both threads
     "output_format_json_quote_64bit_integers": 0,
@@ -64,7 +68,7 @@ class ChdbEngine:
     def command(self, sql: str, params: Mapping[str, object] | None = None) -> None:
         """Run a statement on the writing connection."""
         with self._write_lock:
-            _run(self._writer, sql, "Null", params)
+            self._write(sql, "Null", params)
 
     def delete(self, table: str, condition: str, params: Mapping[str, object]) -> None:
         """Remove the rows of a table of ours; nobody reads them when this returns."""
@@ -105,7 +109,7 @@ class ChdbEngine:
     def select(self, sql: str, params: Mapping[str, object] | None = None) -> list[list[object]]:
         """Rows of a query of ours, on the writing connection."""
         with self._write_lock:
-            data = _run(self._writer, sql, "JSONCompactEachRow", params)
+            data = self._write(sql, "JSONCompactEachRow", params)
         return [json.loads(line) for line in data.splitlines()]
 
     def read(self, sql: str, format_name: str, params: Mapping[str, str] | None = None) -> bytes:
@@ -113,7 +117,23 @@ class ChdbEngine:
         connection: _Connection | None = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._reader()
-        return _run(connection, sql, format_name, None, raw=params)
+        try:
+            return _run(connection, sql, format_name, None, raw=params)
+        except ClickHouseError:
+            with self._write_lock:
+                self._readers.remove(connection)
+                connection.close()
+            self._local.connection = None
+            raise
+
+    def _write(self, sql: str, format_name: str, params: Mapping[str, object] | None) -> bytes:
+        """Run SQL on the writing connection, whose lock is held; after an error another takes its place."""
+        try:
+            return _run(self._writer, sql, format_name, params)
+        except ClickHouseError:
+            failed, self._writer = self._writer, self._connect()  # opened first: the engine ends with its last connection
+            failed.close()
+            raise
 
     def _reader(self) -> _Connection:
         with self._write_lock:

@@ -44,6 +44,7 @@ READ_LIMITS: Final = {
     "max_memory_usage": 2 << 30,
     "max_execution_time": 60,
     "max_result_rows": 20_000_000,
+    "max_result_bytes": 1 << 30,
     "merge_tree_min_rows_for_concurrent_read": 16_384,  # a granule for each of some hundred rollouts is work for several threads
     "output_format_json_quote_64bit_integers": 0,
     "readonly": 2,

@@ -2,161 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agl_otel.collector import guard
 from agl_otel.collector.sqlhttp import SqlEndpoint
 from agl_otel.errors import AglError
+from agl_otel.traces import chdb
+from agl_otel.traces import server as server_engine
+from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.migrate import migrate
+from agl_otel.traces.opened import TraceStore
+from tests.clickhouse_server import ClickHouseServer
 
 SECRET = "the-canary-sings"
 
-# FILE, OUT and PORT are filled in. Every one must fail, or answer without the secret, a new file, a connection or a changed row.
-HOSTILE = [
-    # writing files
-    "SELECT 1 INTO OUTFILE 'OUT'",
-    "SELECT 1 INTO OUTFILE 'OUT' FORMAT CSV",
-    "select 1 into/**/outfile 'OUT'",
-    "SELECT 1 INTO\nOUTFILE 'OUT' AND STDOUT",
-    "SELECT 1 iNtO oUtFiLe 'OUT' TRUNCATE",
-    "EXPLAIN SELECT 1 INTO OUTFILE 'OUT'",
-    "EXPLAIN AST SELECT 1 INTO OUTFILE 'OUT'",
-    "SHOW TABLES INTO OUTFILE 'OUT'",
-    "SHOW DATABASES INTO OUTFILE 'OUT'",
-    "DESCRIBE TABLE otel_traces INTO OUTFILE 'OUT'",
-    "EXISTS TABLE otel_traces INTO OUTFILE 'OUT'",
-    "SELECT 1) INTO OUTFILE 'OUT' --",
-    "SELECT 1) INTO OUTFILE 'OUT' /*",
-    "SELECT * FROM (SELECT 1 INTO OUTFILE 'OUT')",
-    "SELECT 1 SETTINGS max_threads = 1 INTO OUTFILE 'OUT'",
-    "SELECT 1 UNION ALL SELECT 2 INTO OUTFILE 'OUT'",
-    "SELECT '\\'' INTO OUTFILE 'OUT'",
-    "SELECT $x$ ' $x$ INTO OUTFILE 'OUT'",
-    "SELECT 1 FORMAT CSV INTO OUTFILE 'OUT'",
-    "WITH 1 AS x SELECT x INTO OUTFILE 'OUT' COMPRESSION 'gzip'",
-    "INSERT INTO FUNCTION file('OUT', 'CSV', 'a Int8') VALUES (1)",
-    "SELECT 1 SETTINGS output_format_schema = 'OUT' FORMAT Protobuf",
-    "SELECT 1 AS a FORMAT CapnProto SETTINGS format_schema = 'OUT:M', output_format_schema = 'OUT'",
-    "SELECT 1 FORMAT Template SETTINGS format_template_resultset = 'FILE'",
-    "SELECT 1 FORMAT SQLInsert SETTINGS output_format_sql_insert_table_name = 'x'",
-    # reading files
-    "SELECT * FROM file('FILE', 'LineAsString')",
-    "SELECT * FROM FILE('FILE', 'LineAsString')",
-    "SELECT * FROM `file`('FILE', 'LineAsString')",
-    "SELECT * FROM \"file\"('FILE', 'LineAsString')",
-    "SELECT * FROM/**/file/**/('FILE', 'LineAsString')",
-    "SELECT file('FILE')",
-    "SELECT `file`('FILE')",
-    "SELECT arrayMap(x -> file(x), ['FILE'])",
-    "SELECT * FROM 'FILE'",
-    "SELECT * FROM `FILE`",
-    "SELECT * FROM \"FILE\"",
-    "SELECT * FROM default.`FILE`",
-    "SELECT 'x' IN (SELECT * FROM default.`FILE`)",
-    "SELECT 'x' IN default.`FILE`",
-    "SELECT 'x' IN file('FILE', 'LineAsString')",
-    "SELECT * FROM otel_traces WHERE SpanName IN (SELECT * FROM file('FILE', 'LineAsString'))",
-    "WITH x AS (SELECT * FROM file('FILE', 'LineAsString')) SELECT * FROM x",
-    "SELECT (SELECT line FROM file('FILE', 'LineAsString'))",
-    "SELECT 1 FROM numbers(1) JOIN file('FILE', 'LineAsString') AS f ON 1",
-    "SELECT 1 UNION ALL SELECT * FROM file('FILE', 'LineAsString')",
-    "SELECT * FROM view(SELECT * FROM file('FILE', 'LineAsString'))",
-    "SELECT * FROM loop(file('FILE', 'LineAsString')) LIMIT 1",
-    "SELECT * FROM viewExplain('EXPLAIN', '', (SELECT * FROM file('FILE')))",
-    "SELECT * FROM fileCluster('default', 'FILE', 'LineAsString')",
-    "SELECT * FROM filesystem('FILE')",
-    "SELECT * FROM executable('cat FILE', 'LineAsString', 'line String')",
-    "SELECT * FROM sqlite('FILE', 't')",
-    "SELECT * FROM icebergLocal('FILE')",
-    "SELECT * FROM deltaLakeLocal('FILE')",
-    "SELECT * FROM eval('SELECT * FROM file(''FILE'', ''LineAsString'')')",
-    "SELECT * FROM python('os')",
-    "SELECT * FROM Python(SECRET)",
-    "DESCRIBE TABLE file('FILE', 'LineAsString')",
-    "DESCRIBE (SELECT * FROM file('FILE'))",
-    "DESC 'FILE'",
-    "EXPLAIN SELECT * FROM file('FILE', 'LineAsString')",
-    "EXPLAIN ESTIMATE SELECT * FROM file('FILE', 'LineAsString')",
-    "SHOW CREATE TABLE `FILE`",
-    "SHOW CREATE TABLE default.`FILE`",
-    "EXISTS `FILE`",
-    "FROM file('FILE', 'LineAsString') SELECT *",
-    "(SELECT * FROM file('FILE', 'LineAsString'))",
-    # reaching out
-    "SELECT * FROM url('http://127.0.0.1:PORT/x', 'LineAsString')",
-    "SELECT * FROM URL('http://127.0.0.1:PORT/x', 'LineAsString', 'line String')",
-    "DESCRIBE url('http://127.0.0.1:PORT/x')",
-    "SELECT 1 WHERE 'a' IN url('http://127.0.0.1:PORT/x', 'LineAsString')",
-    "SELECT * FROM s3('http://127.0.0.1:PORT/b/x', 'CSV')",
-    "SELECT * FROM gcs('http://127.0.0.1:PORT/b/x', 'CSV')",
-    "SELECT * FROM hdfs('hdfs://127.0.0.1:PORT/x', 'CSV')",
-    "SELECT * FROM remote('127.0.0.1:PORT', system.one)",
-    "SELECT * FROM remoteSecure('127.0.0.1:PORT', system.one)",
-    "SELECT * FROM cluster('default', system.one)",
-    "SELECT * FROM mysql('127.0.0.1:PORT', 'd', 't', 'u', 'p')",
-    "SELECT * FROM postgresql('127.0.0.1:PORT', 'd', 't', 'u', 'p')",
-    "SELECT * FROM mongodb('127.0.0.1:PORT', 'd', 't', 'u', 'p', 'a Int8')",
-    "SELECT * FROM redis('127.0.0.1:PORT', 'k', 'k String')",
-    "SELECT * FROM odbc('DSN=x', 'd', 't')",
-    "SELECT * FROM jdbc('x', 'd', 't')",
-    "SELECT aiGenerate('x')",
-    "SELECT AIEmbed('x')",
-    # changing data
-    "INSERT INTO otel_traces (SpanName) VALUES ('x')",
-    "INSERT INTO otel_traces (SpanName) SELECT 'x'",
-    "ALTER TABLE otel_traces DELETE WHERE 1",
-    "DELETE FROM otel_traces WHERE 1",
-    "UPDATE otel_traces SET SpanName = 'x' WHERE 1",
-    "TRUNCATE TABLE otel_traces",
-    "DROP TABLE otel_traces",
-    "DROP DATABASE otel",
-    "DETACH TABLE otel_traces",
-    "RENAME TABLE otel_traces TO x",
-    "OPTIMIZE TABLE otel_traces FINAL",
-    "CREATE TABLE x (a Int8) ENGINE = Memory",
-    "CREATE TEMPORARY TABLE x (a Int8)",
-    "CREATE FUNCTION f AS x -> x",
-    "CREATE VIEW v AS SELECT 1",
-    "ATTACH TABLE x FROM 'FILE' (a Int8) ENGINE = File(CSV)",
-    "SYSTEM SHUTDOWN",
-    "SYSTEM STOP MERGES",
-    "SYSTEM FLUSH LOGS",
-    "KILL QUERY WHERE 1",
-    "BACKUP TABLE otel_traces TO File('OUT')",
-    "GRANT ALL ON *.* TO default",
-    "SET readonly = 0",
-    "SET max_memory_usage = 0",
-    "USE system",
-    "SELECT 1; DROP TABLE otel_traces",
-    "SELECT 1;\nSELECT file('FILE')",
-    "SELECT 1; SELECT * FROM file('FILE', 'LineAsString')",
-    "SELECT 1 /* ; */ ; DROP TABLE otel_traces",
-    "SELECT ';' ; INSERT INTO otel_traces (SpanName) VALUES ('x')",
-    "-- SELECT\nDROP TABLE otel_traces",
-    "/* SELECT */ TRUNCATE TABLE otel_traces",
-    "EXPLAIN AST SELECT 1; SELECT file('FILE')",
-    "EXPLAIN PLAN INSERT INTO otel_traces (SpanName) VALUES ('x')",
-    "EXPLAIN TABLE OVERRIDE mysql('127.0.0.1:PORT', 'd', 't', 'u', 'p')",
-    "SELECT 1 PARALLEL WITH DROP TABLE otel_traces",
-    "SHOW TABLES; DROP TABLE otel_traces",
-    "SHOW TABLES FROM otel LIKE 'x'; DROP TABLE otel_traces",
-    "DESCRIBE TABLE otel_traces; DROP TABLE otel_traces",
-    "SELECT 1 FORMAT CSV; DROP TABLE otel_traces",
-    # getting rid of the limits
-    "SELECT 1 SETTINGS readonly = 0",
-    "SELECT 1 SETTINGS max_memory_usage = 0",
-    "SELECT * FROM (SELECT 1 SETTINGS max_execution_time = 0)",
-    "SELECT 1 SETTINGS allow_ddl = 1, max_threads = 64",
-    "SELECT 1 SETTINGS force_index_by_date",
-    "SELECT sleep(3)",
-    "SELECT sleepEachRow(3) FROM numbers(100)",
-    "SELECT * FROM system.stack_trace",
-]  # fmt: skip
+CORPUS = json.loads((Path(__file__).parent / "hostile.json").read_text())
+"""{what is tried: queries, or [query, {parameter: value}]}; FILE, OUT and PORT are filled in, and <<text*3>> stands for texttexttext."""
+BOMBS = CORPUS.pop("bombs")
+HOSTILE = [entry for entries in CORPUS.values() for entry in entries]
+LIMITS = {"max_execution_time": 0.3, "max_memory_usage": 512 << 20, "max_result_rows": 200_000, "max_result_bytes": 64 << 20}
+"""Of the readers here: the same limits as theirs, lower."""
 
 
 class Canary:
@@ -189,51 +64,117 @@ def canary() -> Iterator[Canary]:
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChdbEngine]:
-    made = ChdbEngine(tmp_path_factory.mktemp("hostile") / "traces")
-    migrate(made, where="the test")
-    made.insert("otel.otel_traces", ["SpanName"], b'{"SpanName":"kept"}\n')
-    yield made
-    made.close()
+def limits() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for limited in (chdb.READ_LIMITS, server_engine.READ_LIMITS):
+            for name, value in LIMITS.items():
+                patch.setitem(limited, name, value)  # pyright: ignore[reportArgumentType]  # Final to everybody else
+        yield
+
+
+@pytest.fixture(scope="module", params=["chdb", "server"])
+def engine(request: pytest.FixtureRequest, limits: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceStore]:
+    if request.param == "chdb":
+        made: TraceStore = ChdbEngine(tmp_path_factory.mktemp("hostile") / "traces")
+        fill(made)
+        yield made
+        made.close()
+    else:
+        with ClickHouseServer(tmp_path_factory.mktemp("hostile-server")) as server:
+            made = server_engine.ServerEngine(ServerAddress.parse(server.url()))
+            fill(made)
+            made.command("CREATE DATABASE theirs")
+            made.command(f"CREATE TABLE theirs.secrets ENGINE = MergeTree ORDER BY () AS SELECT '{SECRET}' AS secret")
+            yield made
+            made.close()
+
+
+def fill(engine: TraceStore) -> None:
+    migrate(engine, where="the test")
+    engine.insert("otel.otel_traces", ["SpanName"], b'{"SpanName":"kept"}\n')
 
 
 @pytest.fixture(scope="module")
-def endpoint(engine: ChdbEngine) -> Iterator[SqlEndpoint]:
-    made = SqlEndpoint(engine)
+def endpoint(engine: TraceStore) -> Iterator[SqlEndpoint]:
+    made = SqlEndpoint(engine, shared=isinstance(engine, server_engine.ServerEngine))
     yield made
     made.close()
 
 
-def schema(engine: ChdbEngine) -> list[list[object]]:
+def schema(engine: TraceStore) -> list[list[object]]:
     """What a query may not change."""
     return engine.select(
-        "SELECT database, name, engine FROM system.tables WHERE database IN ('otel', 'default') ORDER BY ALL"
+        "SELECT database, name, engine FROM system.tables WHERE database IN ('otel', 'default', 'theirs') ORDER BY ALL"
     ) + engine.select("SELECT SpanName FROM otel.otel_traces")
 
 
-@pytest.mark.parametrize("sql", HOSTILE)
-def test_hostile_query_does_no_harm(sql: str, engine: ChdbEngine, endpoint: SqlEndpoint, canary: Canary, tmp_path: Path) -> None:
-    secret = tmp_path / "secret.txt"
-    secret.write_text(SECRET)
-    before = schema(engine)
-    sql = sql.replace("FILE", str(secret) if "OUTFILE" not in sql else "FILE").replace("'OUT'", f"'{tmp_path}/out'")
-    sql = sql.replace("'OUT:M'", f"'{tmp_path}/out:M'").replace("PORT", str(canary.port))
-    try:
-        answer, _ = endpoint.run(sql, {}, {}, "TSV")
-    except AglError:
-        answer = b""
-    assert SECRET.encode() not in answer
+@pytest.fixture(scope="module")
+def before(engine: TraceStore) -> list[list[object]]:
+    return schema(engine)
+
+
+def filled(entry: str | list[Any], folder: Path, port: int) -> tuple[str, dict[str, str]]:
+    """(query, parameters) of an entry of the corpus."""
+    sql, params = (entry, {}) if isinstance(entry, str) else entry
+
+    def put_in(text: str) -> str:
+        text = re.sub(r"<<(.*?)\*(\d+)>>", lambda match: match[1] * int(match[2]), text)
+        text = re.sub(r"(?<=['\"`])FILE|(?<=cat )FILE|\AFILE\Z", str(folder / "secret.txt"), text)
+        return re.sub(r"'OUT|\AOUT\Z", lambda match: match[0].replace("OUT", f"{folder}/out"), text).replace("PORT", str(port))
+
+    return put_in(sql), {name: put_in(value) for name, value in params.items()}
+
+
+def short(entry: Any) -> str:
+    return re.sub(r"\W+", "-", str(entry))[:60]
+
+
+def test_the_corpus_is_large_and_says_nothing_twice() -> None:
+    assert len(HOSTILE) >= 400 and len(BOMBS) >= 90
+    assert len({json.dumps(entry) for entry in HOSTILE + BOMBS}) == len(HOSTILE) + len(BOMBS)
+
+
+@pytest.mark.parametrize("entry", HOSTILE, ids=short)
+def test_hostile_query_is_refused_and_does_no_harm(
+    entry: Any, engine: TraceStore, endpoint: SqlEndpoint, before: list[list[object]], canary: Canary, tmp_path: Path
+) -> None:
+    (tmp_path / "secret.txt").write_text(SECRET)
+    with pytest.raises(AglError) as refused:
+        endpoint.run(*filled(entry, tmp_path, canary.port), {}, "TSV")
+    assert SECRET not in str(refused.value)
     assert [path.name for path in tmp_path.iterdir()] == ["secret.txt"]
     assert canary.visits == 0
     assert schema(engine) == before
 
 
-@pytest.mark.parametrize("sql", HOSTILE)
-def test_hostile_query_is_refused_not_answered(sql: str, endpoint: SqlEndpoint, tmp_path: Path) -> None:
-    (tmp_path / "f.txt").write_text(SECRET)
-    sql = sql.replace("FILE", str(tmp_path / "f.txt") if "OUTFILE" not in sql else "FILE").replace("'OUT'", f"'{tmp_path}/out'")
-    with pytest.raises(AglError):
-        endpoint.run(sql.replace("PORT", "1"), {}, {}, "TSV")
+@pytest.mark.parametrize("entry", BOMBS, ids=short)
+def test_a_bomb_ends_and_leaves_nothing_for_the_next_query(entry: Any, engine: TraceStore, endpoint: SqlEndpoint, tmp_path: Path) -> None:
+    with contextlib.suppress(AglError):
+        answer, _ = endpoint.run(*filled(entry, tmp_path, 1), {}, "TSV")
+        assert len(answer) <= LIMITS["max_result_bytes"]
+    assert endpoint.run("SELECT SpanName FROM otel_traces", {}, {}, "TSV")[0] == b"kept\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_table_function_but_the_harmless_ones_is_refused(engine: TraceStore, endpoint: SqlEndpoint) -> None:
+    """Those that the next ClickHouse brings, too."""
+    names = [str(name) for (name,) in engine.select("SELECT name FROM system.table_functions ORDER BY name")]
+    for name in names:
+        if name.lower() not in guard.SAFE_TABLE_FUNCTIONS:
+            with pytest.raises(AglError):
+                endpoint.run(f"SELECT * FROM {name}('x')", {}, {}, "TSV")
+    assert {"file", "url", "remote"} < set(names)
+
+
+@pytest.mark.parametrize("sql", ["SELECT * FROM theirs.secrets", "SELECT 1 IN theirs.secrets", "SHOW CREATE TABLE theirs.secrets"])
+def test_the_tables_of_others_are_out_of_reach(sql: str, endpoint: SqlEndpoint) -> None:
+    with pytest.raises(AglError):  # of the embedded ClickHouse because there are none
+        endpoint.run(sql, {}, {}, "TSV")
+
+
+def test_readers_are_limited(endpoint: SqlEndpoint) -> None:
+    for name, value in LIMITS.items():
+        assert float(endpoint.run(f"SELECT toString(getSetting('{name}'))", {}, {}, "TSV")[0]) == value
 
 
 @pytest.mark.parametrize(
@@ -300,4 +241,14 @@ def test_looking_around_is_allowed(sql: str, endpoint: SqlEndpoint) -> None:
 
 def test_a_query_that_takes_too_much_memory_ends(endpoint: SqlEndpoint) -> None:
     with pytest.raises(AglError, match=r"MEMORY_LIMIT_EXCEEDED|memory limit"):
-        endpoint.run("SELECT length(groupArray(number)) FROM numbers(1000000000)", {}, {}, "TSV")
+        endpoint.run("SELECT length(repeat('x', 1000000000))", {}, {}, "TSV")
+
+
+def test_rows_of_a_query_that_failed_are_not_in_the_answer_to_the_next(engine: TraceStore) -> None:
+    failing = "SELECT 'left over', throwIf(number = 50000) FROM numbers(60000) SETTINGS max_block_size = 1000"
+    with pytest.raises(AglError):
+        engine.read(failing, "TSV")
+    assert engine.read("SELECT 'next'", "TSV") == b"next\n"
+    with pytest.raises(AglError):
+        engine.select(failing)
+    assert engine.select("SELECT 'next'") == [["next"]]
