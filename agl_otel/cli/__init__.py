@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "runner": "agl_otel.runner.__main__:runner",
     "train": "agl_otel.cli.train:train",
     "top": "agl_otel.cli.top:top",
+    "runs": "agl_otel.cli.runs:runs",
     "rollouts": "agl_otel.cli.rollouts:rollouts",
     "queue": "agl_otel.cli.queue:queue",
     "resources": "agl_otel.cli.records:resources",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -56,11 +57,35 @@ async def steps_of(store: Store, run_id: str, version: str | None) -> list[Train
 
 def run_id_of(run: str) -> str:
     """The id of the run in this folder, or the id itself. Raises DataError for a damaged run.json."""
+    found = _run_json(run)
+    return run if found is None else str(found["run_id"])
+
+
+def configuration_of(run: str) -> dict[str, Any] | None:
+    """How the run in this folder is configured: its algorithm, seed and options, those of an inner table as `outer.inner`.
+
+    None for what is no folder of a run. Raises DataError for a damaged run.json.
+    """
+    found = _run_json(run)
+    if found is None:
+        return None
+    return {"algorithm": found.get("algorithm"), "seed": found.get("seed"), **_flat(found.get("options") or {})}
+
+
+def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
+
+
+def _run_json(run: str) -> dict[str, Any] | None:
     path = Path(run) / RUN
     if not path.exists():
-        return run
+        return None
     try:
-        return str(json.loads(path.read_text())["run_id"])
+        found: dict[str, Any] = json.loads(path.read_text())
+        return {**found, "run_id": found["run_id"]}
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged ({error!r}): give the run's id") from error
 

@@ -1,0 +1,224 @@
+"""`agl-otel runs`: runs of rollouts and of training, side by side: rewards, verdicts, tokens, cost, and what was configured otherwise.
+
+A run is what rollouts share (Run) and what training told of its steps (TrainingRun): where both have one id, it is one run here.
+What is worked out of them is in run_figures.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.queue import clock, table_of
+from agl_otel.cli.render import plain
+from agl_otel.cli.run_figures import Look, chosen_metrics, cost_of, differences, sparkline, thinned
+from agl_otel.cli.steps import configuration_of, run_id_of
+from agl_otel.errors import NotFoundError
+from agl_otel.queue.lifecycle import FINISHED
+from agl_otel.settings import Settings
+from agl_otel.stack import open_store
+from agl_otel.store import Store
+from agl_otel.traces.figures import Curve, curve_of
+from agl_otel.types import Run, TrainingRun
+
+JUDGED: Final = 1000  # rollouts whose verdicts are counted: those that ended last
+_price_option: Any = click.option(
+    "--price", nargs=2, type=click.FloatRange(0), metavar="PROMPT RESPONSE", help="What a million prompt and response tokens cost."
+)
+_points_option: Any = click.option("--points", type=click.IntRange(2), default=20, show_default=True, help="At most so many steps.")
+
+
+@click.group()
+def runs() -> None:
+    """List runs, look at one, or hold several against each other.
+
+    RUN is a run's id (or that of the resources its rollouts use), or its folder.
+    """
+
+
+@runs.command()
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
+@data_dir_option
+@store_option
+@json_option
+def ls(limit: int, data_dir: Path | None, store: str | None, as_json: bool) -> None:
+    """List runs, the latest first."""
+    settings = _begin(data_dir, store)
+
+    async def main() -> None:
+        async with open_store(settings) as opened:
+            trained = {each.run_id: each for each in await opened.training_runs(limit=limit)}
+            known = {each.run_id: each for each in await opened.queue.query_runs()}
+        started = {each.run_id: each.start_time for each in (*trained.values(), *known.values())}
+        order = sorted(started, key=lambda run_id: started[run_id], reverse=True)
+        rows = [(run_id, known.get(run_id), trained.get(run_id)) for run_id in order[:limit]]
+        if as_json:
+            print_json({"total": len(order), "items": [_told(*row) for row in rows]})
+        else:
+            Console().print(table_of(f"{len(rows)} of {len(order)} runs", _LISTED, [_line(*row) for row in rows]))
+
+    run_async(main)
+
+
+@runs.command()
+@click.argument("run")
+@_price_option
+@_points_option
+@data_dir_option
+@store_option
+@json_option
+def show(run: str, price: tuple[float, float] | None, points: int, data_dir: Path | None, store: str | None, as_json: bool) -> None:
+    """Show one run: rollouts by status, verdicts, tokens, cost, and rewards step by step."""
+    settings = _begin(data_dir, store)
+
+    async def main() -> None:
+        async with open_store(settings) as opened:
+            look = await look_at(opened, run)
+        if as_json:
+            print_json({**look.told(), "cost": cost_of(look, price)})
+            return
+        console = Console()
+        console.print(table_of(look.run_id, ("what", "how much"), _summary(look, price)))
+        for name, series in look.series().items():
+            if name in ("reward", "val_reward"):
+                low, high = min(series.values()), max(series.values())
+                line = f"{name} {sparkline([series[step] for step in sorted(series)])} from {low:.4g} to {high:.4g}"
+                console.print(Text(line))
+        console.print(_by_step([look], chosen_metrics([look], ())[:4], points, title=f"by {look.curve.by}"))
+
+    run_async(main)
+
+
+@runs.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN RUN…")
+@click.option("--metric", "metrics", multiple=True, help="Which metrics to show by step (repeatable).  [default: rewards]")
+@_price_option
+@_points_option
+@data_dir_option
+@store_option
+@json_option
+def compare(
+    runs: tuple[str, ...],
+    metrics: tuple[str, ...],
+    price: tuple[float, float] | None,
+    points: int,
+    data_dir: Path | None,
+    store: str | None,
+    as_json: bool,
+) -> None:
+    """Hold runs against each other: what was configured otherwise (of runs given as folders), totals, and metrics by step."""
+    settings = _begin(data_dir, store)
+
+    async def main() -> None:
+        async with open_store(settings) as opened:
+            looks = [await look_at(opened, each) for each in runs]
+        names = chosen_metrics(looks, metrics)
+        if as_json:
+            told = [{**look.told(), "cost": cost_of(look, price)} for look in looks]
+            print_json({"runs": told, "differences": differences(looks), "metrics": names})
+            return
+        console, heads = Console(), [look.run_id for look in looks]
+        unknown = [look.run_id for look in looks if look.configuration is None]
+        changed = [(name, *values) for name, values in differences(looks).items()]
+        if changed:
+            console.print(table_of("configured otherwise", ("option", *heads), changed))
+        if unknown:
+            console.print(f"no configuration is at hand of {', '.join(map(plain, unknown))}: give the run's folder", style="dim")
+        rows = zip(*(_summary(look, price) for look in looks), strict=True)
+        console.print(table_of("totals", ("what", *heads), [(row[0][0], *(value for _, value in row)) for row in rows]))
+        for name in names:
+            console.print(_by_step(looks, [name], points, title=name))
+
+    run_async(main)
+
+
+async def look_at(store: Store, run: str) -> Look:
+    """Everything that is known of a run. Raises NotFoundError where neither store knows it, DataError for a damaged folder."""
+    run_id = run_id_of(run)
+    known, steps, members = await asyncio.gather(
+        store.queue.query_runs(run_id), store.training_steps(run_id), store.queue.query_run_members(run_id)
+    )
+    if not known and not steps:
+        raise NotFoundError(f"there is no run {run_id!r}: `agl-otel runs ls` lists the runs")
+    curve, verdicts, alarms = Curve("step", []), Counter[str](), 0
+    if members.rollout_ids:
+        table = await store.reader.run_figures(members.rollout_ids)
+        curve = await asyncio.to_thread(curve_of, members, table, frozenset(FINISHED))
+        ended = await store.queue.query_rollouts(run=run_id, status_in=sorted(FINISHED), sort_order="desc", limit=JUDGED)
+        ids = [rollout.rollout_id for rollout in ended]
+        attempts = await store.queue.query_attempts(ids, latest_only=True) if ids else []
+        found = await store.reader.figures(list(attempts))
+        verdicts = Counter(each.verdict.kind for each in found)
+        alarms = sum(each.verdict.alarm for each in found)
+    return Look(run_id, known[0] if known else None, steps, curve, dict(verdicts), alarms, configuration_of(run))
+
+
+def _begin(data_dir: Path | None, store: str | None) -> Settings:
+    setup_logging()
+    return Settings.load(data_dir=data_dir, store=store)
+
+
+_LISTED: Final = ("run", "algorithm", "steps", "version", "rollouts", "finished", "failed", "began", "last end")
+
+
+def _line(run_id: str, run: Run | None, trained: TrainingRun | None) -> tuple[object, ...]:
+    counts: Mapping[Any, int] = run.by_status if run else {}
+    finished = sum(counts.get(status, 0) for status in FINISHED)
+    ends = [each.end_time for each in (run, trained) if each is not None and each.end_time is not None]
+    return (
+        run_id or "(none)",
+        trained.algorithm if trained else None,
+        trained.steps if trained else run.last_step if run else None,
+        trained.last_version if trained else None,
+        f"{run.rollouts:,}" if run else None,
+        f"{finished:,}" if run else None,
+        f"{counts.get('failed', 0):,}" if run else None,
+        clock(min(each.start_time for each in (run, trained) if each is not None)),
+        clock(max(ends, default=None)),
+    )
+
+
+def _told(run_id: str, run: Run | None, trained: TrainingRun | None) -> dict[str, Any]:
+    return {"run_id": run_id, "rollouts": run.model_dump() if run else None, "training": trained.model_dump() if trained else None}
+
+
+def _summary(look: Look, price: tuple[float, float] | None) -> list[tuple[str, object]]:
+    """(what, how much); the same lines for every run."""
+    totals, run = look.totals(), look.run
+    cost = cost_of(look, price)
+    return [
+        ("algorithm", look.steps[-1].algorithm if look.steps else None),
+        ("steps", len(look.steps) or (run.last_step if run else None)),
+        ("version", look.steps[-1].version_after if look.steps else None),
+        ("rollouts", f"{run.rollouts:,}" if run else None),
+        ("by status", _counts(run.by_status) if run else None),
+        ("attempts", f"{run.attempts:,}" if run else None),
+        ("verdicts (ended last)", _counts(look.verdicts) + (f", {look.alarms} ALARMS" if look.alarms else "")),
+        ("reward, mean of the last step", totals["last_reward"]),
+        ("reward, best step", totals["best_reward"]),
+        ("prompt tokens", f"{totals['prompt_tokens']:,}"),
+        ("response tokens", f"{totals['response_tokens']:,}"),
+        ("cost", None if cost is None else f"{cost:,.4g}"),
+        ("began", clock(look.start_time)),
+        ("took", f"{look.seconds:,.0f} s"),
+    ]
+
+
+def _counts(counts: Mapping[Any, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()) if count)
+
+
+def _by_step(looks: Sequence[Look], names: Sequence[str], points: int, *, title: str) -> Any:
+    series = [look.series().get(name, {}) for look in looks for name in names]
+    heads = names if len(looks) == 1 else [look.run_id for look in looks]
+    steps = thinned(sorted({step for each in series for step in each}), points)
+    rows = [(step, *(None if (value := each.get(step)) is None else f"{value:.6g}" for each in series)) for step in steps]
+    return table_of(title, ("step", *heads), rows)

@@ -1,0 +1,89 @@
+"""`agl-otel runs` on a real stack."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agl_otel.cli import main
+from agl_otel.store import Store
+from agl_otel.types import TrainingStep
+from tests.contract.store.test_export import call_of, reward_of
+
+
+class Cli:
+    def __init__(self, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+        self._store, self._capsys = store, capsys
+
+    def run(self, *arguments: str, code: int = 0) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["runs", *arguments, "--store", self._store._source.address()])  # pyright: ignore[reportPrivateUsage]
+        captured = self._capsys.readouterr()
+        assert ended.value.code == code, captured
+        return captured.out if code == 0 else captured.err
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.run(*arguments, "--json"))
+
+
+@pytest.fixture
+def cli(store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    monkeypatch.setenv("COLUMNS", "200")
+    return Cli(store, capsys)
+
+
+async def a_run(store: Store, rewards: list[float]) -> str:
+    """A run with one rollout and one training step for each reward."""
+    run_id = f"grpo-{uuid.uuid4().hex[:8]}"
+    for number, value in enumerate(rewards, 1):
+        begun = await store.start_rollout({"question": 1}, mode="train", metadata={"run": run_id, "step": number})
+        ids = (begun.rollout_id, begun.attempt.attempt_id)
+        await store.add_many_spans([call_of(*ids, 1), reward_of(*ids, 2, value)])
+        await store.update_attempt(*ids, status="succeeded")
+        times: dict[str, Any] = {"start_time": begun.start_time, "end_time": begun.start_time + 1}
+        told = TrainingStep(run_id=run_id, algorithm="grpo", step=number, version_after=str(number + 1), metrics={"loss": -value}, **times)
+        await store.record_step(told)
+    return run_id
+
+
+def folder_of(path: Path, run_id: str, **options: Any) -> str:
+    path.mkdir()
+    (path / "run.json").write_text(json.dumps({"run_id": run_id, "algorithm": "grpo", "seed": 7, "options": options}))
+    return str(path)
+
+
+@pytest.fixture
+async def two(store: Store) -> tuple[str, str]:
+    return await a_run(store, [0.25, 0.75]), await a_run(store, [0.5, 1.0])
+
+
+def test_runs_are_listed_with_what_both_stores_know(cli: Cli, two: tuple[str, str]) -> None:
+    listed = cli.json("ls", "--limit", "2")
+    assert [item["run_id"] for item in listed["items"]] == [two[1], two[0]] and listed["total"] >= 2
+    first = listed["items"][1]
+    assert (first["rollouts"]["by_status"], first["training"]["steps"], first["training"]["last_version"]) == ({"succeeded": 2}, 2, "3")
+    assert two[0] in cli.run("ls")
+
+
+def test_a_run_has_rewards_verdicts_tokens_and_a_cost(cli: Cli, two: tuple[str, str]) -> None:
+    found = cli.json("show", two[0], "--price", "1000000", "0")
+    assert (found["metrics"]["reward"], found["metrics"]["loss"]) == ({"1": 0.25, "2": 0.75}, {"1": -0.25, "2": -0.75})
+    assert (found["verdicts"], found["totals"]["prompt_tokens"], found["cost"]) == ({"unproven": 2}, 4, 4.0)
+    text = cli.run("show", two[0])
+    assert "reward ▁█ from 0.25 to 0.75" in text and "succeeded 2" in text
+    assert "there is no run 'none': `agl-otel runs ls` lists the runs" in cli.run("show", "none", code=2)
+
+
+def test_runs_are_held_against_each_other(cli: Cli, two: tuple[str, str], tmp_path: Path) -> None:
+    folders = [folder_of(tmp_path / f"{n}", run_id, group_size=4 * n, update={"lr": 1.0}) for n, run_id in enumerate(two, 1)]
+    found = cli.json("compare", *folders)
+    assert found["differences"] == {"group_size": [4, 8]}
+    assert [run["metrics"]["reward"] for run in found["runs"]] == [{"1": 0.25, "2": 0.75}, {"1": 0.5, "2": 1.0}]
+    text = cli.run("compare", *folders, "--metric", "loss")
+    assert "configured otherwise" in text and "group_size" in text and "-0.75" in text and "update.lr" not in text
+    assert f"no configuration is at hand of {two[0]}, {two[1]}" in cli.run("compare", *two).replace("\n", " ")
+    assert "no run has a metric 'x'" in cli.run("compare", *two, "--metric", "x", code=2)
