@@ -71,8 +71,8 @@ class Transaction(Protocol):
         """Run the named statement once for each; every one names the same parameters."""
         ...
 
-    def alone(self, key: str) -> None:
-        """Let no other transaction that says the same key go on until this one ends; the first thing that an operation does."""
+    def alone(self, keys: Sequence[str]) -> None:
+        """Let no other transaction that says one of these keys go on until this one ends; the first thing that an operation does."""
         ...
 
     def hold(self, rollout_ids: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from agl_otel.queue.convert import rollouts_pb
 from agl_otel.queue.engine import Engine, Transaction
 from agl_otel.queue.operations import attempts, claims, enqueue, observe, queries, resources, runs, stack, updates, watchdog
 from agl_otel.queue.proto import queue_pb2 as pb
+from agl_otel.queue.together import Together
 from agl_otel.queue.waiting import ALL, ClaimWaiter, Waiting
 
 T = TypeVar("T")
@@ -35,7 +36,6 @@ WRITES: Final[dict[str, Callable[[Transaction, Any, float], Any]]] = {
     "StartAttempt": enqueue.start_attempt,
     "Release": claims.release,
     "UpdateRollouts": updates.update_rollouts,
-    "UpdateAttempts": attempts.update_attempts,
     "Delete": updates.delete,
     "Observe": observe.observe,
     "TakeSequence": observe.take_sequence,
@@ -68,6 +68,12 @@ class QueueService:
         self._version = version
         self._started = clock()
         self._waiting = Waiting()
+        self._claims: Together[pb.ClaimRequest, pb.Rollouts] = Together(
+            engine, lambda tx, requests: claims.claim_all(tx, requests, self._clock())
+        )
+        self._updates: Together[pb.UpdateAttemptsRequest, pb.Attempts] = Together(
+            engine, lambda tx, requests: attempts.update_all(tx, requests, self._clock())
+        )
         self._abandoned: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self.address = ""
@@ -141,6 +147,15 @@ class QueueService:
             await _abort(context, error)
         finally:
             self._waiting.forget(ids, heard)
+
+    # --- calls that many workers make at once
+
+    async def UpdateAttempts(self, request: pb.UpdateAttemptsRequest, context: Context) -> pb.Attempts:  # noqa: N802 - the wire's name
+        """Attempts as they are now."""
+        try:
+            return await self._updates.write(request, request.request_id or uuid.uuid4().hex, attempts.weight(request))
+        except AglError as error:
+            return await _abort(context, error)
 
     # --- calls to which the service adds what only it knows
 
@@ -222,7 +237,7 @@ class QueueService:
             waiter.event.clear()
 
     async def _try_claim(self, request: pb.ClaimRequest) -> pb.Rollouts:
-        return await self._claimed(self._engine.write(lambda tx: claims.claim(tx, request, self._clock())), request)
+        return await self._claimed(self._claims.write(request, request.request_id, claims.weight(request)), request)
 
     async def _claimed(self, claiming: asyncio.Future[pb.Rollouts], request: pb.ClaimRequest) -> pb.Rollouts:
         """What a claim gets; where the caller goes away meanwhile, what it took or may still take is put back."""
@@ -294,7 +309,7 @@ def _enqueue_and_claim(
 ) -> tuple[pb.Rollouts, list[pb.Rollouts]]:
     """New rollouts, and what claims that wait get of them (or of what was there before), in order."""
     answer = enqueue.enqueue(tx, request, clock())
-    handed = [claims.claim(tx, waiter.request, clock()) for waiter in claims_of]
+    handed = claims.claim_all(tx, [waiter.request for waiter in claims_of], clock())
     tx.signals.claimable = max(0, tx.signals.claimable - sum(len(found.rollouts) for found in handed))
     return answer, handed
 

@@ -64,7 +64,7 @@ class SqliteTransaction:
         sql, in_order = self.statements.positional(name)
         self._connection.executemany(sql, map(in_order, params))
 
-    def alone(self, key: str) -> None:
+    def alone(self, keys: Sequence[str]) -> None:
         """Nothing to do: there is one writer."""
 
     def hold(self, rollout_ids: Sequence[str]) -> None:

@@ -7,12 +7,12 @@ are; the replay reads them as they are by then.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from agl_otel.errors import UsageError
 from agl_otel.queue.convert import rollout_fields, rollouts_pb, split
-from agl_otel.queue.engine import Transaction, first
+from agl_otel.queue.engine import Transaction
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import ROLLOUT_WIDTH, AttemptRow, RolloutRow
 
@@ -21,22 +21,33 @@ KEPT_SECONDS: Final = 600.0  # a client gives up long before
 
 def recall(tx: Transaction, request_id: str, method: str) -> Any | None:
     """What was remembered for this request id, or None. Raises UsageError where the id was used for another method."""
-    if not request_id:
-        return None
-    tx.alone(request_id)  # a retry may come while the first try is still under way
-    row = first(tx.rows("answer_recall", {"request_id": request_id}))
-    if row is None:
-        return None
-    if row[0] != method:
-        raise UsageError(f"request id {request_id!r} was used for {row[0]} before: give every call an id of its own")
-    tx.run("answer_replayed", {"request_id": request_id})
-    return json.loads(row[1])
+    return recall_all(tx, [request_id], method).get(request_id)
+
+
+def recall_all(tx: Transaction, request_ids: Iterable[str], method: str) -> dict[str, Any]:
+    """{request id: what was remembered for it}, without those that nothing is known of. Raises as `recall`."""
+    asked = [request_id for request_id in request_ids if request_id]
+    if not asked:
+        return {}
+    tx.alone(asked)  # a retry may come while the first try is still under way
+    found: dict[str, Any] = {}
+    for request_id, used_for, answer in tx.rows("answers_recall", {"request_ids": json.dumps(asked)}):
+        if used_for != method:
+            raise UsageError(f"request id {request_id!r} was used for {used_for} before: give every call an id of its own")
+        found[request_id] = json.loads(answer)
+    tx.run_many("answer_replayed", [{"request_id": request_id} for request_id in found])
+    return found
 
 
 def remember(tx: Transaction, request_id: str, method: str, answer: object, now: float) -> None:
     """Keep what a replay needs."""
-    if request_id:
-        tx.run("answer_remember", {"request_id": request_id, "method": method, "answer": json.dumps(answer), "now": now})
+    remember_all(tx, {request_id: answer}, method, now)
+
+
+def remember_all(tx: Transaction, answers: Mapping[str, object], method: str, now: float) -> None:
+    """`remember` for each request id."""
+    rows = [{"request_id": key, "method": method, "answer": json.dumps(answer), "now": now} for key, answer in answers.items() if key]
+    tx.run_many("answer_remember", rows)
 
 
 def purge(tx: Transaction, now: float) -> None:

@@ -7,18 +7,19 @@ the end, so that a hundred results cost a handful of statements.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, cast
 
 from agl_otel.errors import AglError, FencedError, NotFoundError, UsageError, grpc_status
 from agl_otel.queue import lifecycle
 from agl_otel.queue.convert import attempt_fields, split
 from agl_otel.queue.engine import Transaction
-from agl_otel.queue.operations.answers import recall, remember
+from agl_otel.queue.operations.answers import recall_all, remember_all
 from agl_otel.queue.operations.enqueue import ATTEMPT_STATUSES
 from agl_otel.queue.operations.transitions import propagated, save_statuses, sync_workers
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, RolloutRow
+from agl_otel.queue.together import AT_MOST
 from agl_otel.types import AttemptStatus
 
 LATEST: Final = "latest"
@@ -26,30 +27,55 @@ _COPIED: Final = ("worker_id", "last_heartbeat_time", "error")
 _CLEARABLE: Final = (*_COPIED, "metadata", "seals")
 
 
-def update_attempts(tx: Transaction, request: pb.UpdateAttemptsRequest, now: float) -> pb.Attempts:
-    """Change attempts, and what follows for their rollouts and workers. All or nothing, or with `each` whatever can be done.
+def weight(request: pb.UpdateAttemptsRequest) -> int:
+    """What a request weighs among others: its updates, or AT_MOST where the refusal of one undoes others that came before."""
+    return max(len(request.updates), 1) if request.each or len(request.updates) <= 1 else AT_MOST
 
-    Raises (without `each`) NotFoundError, UsageError, and FencedError where a token is given and the claim is void.
+
+def update_all(tx: Transaction, requests: Sequence[pb.UpdateAttemptsRequest], now: float) -> list[pb.Attempts | AglError]:
+    """Change attempts, and what follows for their rollouts and workers. A request is all or nothing, or with `each` whatever can be done.
+
+    Answers for each request what it changed, or why it is refused (without `each`): NotFoundError, UsageError, and FencedError where a
+    token is given and the claim is void. Raises the same where that must undo what the request's first updates changed.
     """
-    remembered = recall(tx, request.request_id, "UpdateAttempts")
-    if remembered is None:
-        batch = _Batch(tx, request.updates)
+    known = recall_all(tx, (request.request_id for request in requests), "UpdateAttempts")
+    batch = _Batch(tx, [update for request in requests if request.request_id not in known for update in request.updates])
+    kept: dict[str, object] = {}
+    answers: list[pb.Attempts | AglError] = []
+    for request in requests:
+        if request.request_id in known:
+            attempt_ids, refusals = known[request.request_id]
+            answers.append(_answer(_attempts_by_id(tx, attempt_ids), refusals))
+            continue
         changed: list[AttemptRow] = []
         refusals: list[tuple[int, str, str]] = []
+        refused: AglError | None = None
         for index, update in enumerate(request.updates):
             try:
                 changed.append(batch.change(update, now))
             except AglError as error:  # before it has changed anything
                 if not request.each:
-                    raise
+                    if changed:
+                        raise
+                    refused = error
+                    break
                 refusals.append((index, grpc_status(error), str(error)))
-        batch.write(now)
-        remember(tx, request.request_id, "UpdateAttempts", [[attempt.attempt_id for attempt in changed], refusals], now)
-    else:
-        attempt_ids, refusals = remembered
-        rows = (split(row)[1] for row in tx.rows("attempts_by_id", {"attempt_ids": json.dumps(attempt_ids)}))
-        found = {attempt.attempt_id: attempt for attempt in rows}
-        changed = [found[attempt_id] for attempt_id in attempt_ids if attempt_id in found]
+        if refused is None:
+            kept[request.request_id] = [[attempt.attempt_id for attempt in changed], refusals]
+        answers.append(refused or _answer(changed, refusals))
+    batch.write(now)
+    remember_all(tx, kept, "UpdateAttempts", now)
+    return answers
+
+
+def _attempts_by_id(tx: Transaction, attempt_ids: Sequence[str]) -> list[AttemptRow]:
+    """In this order; what was deleted is left out."""
+    rows = (split(row)[1] for row in tx.rows("attempts_by_id", {"attempt_ids": json.dumps(attempt_ids)}))
+    found = {attempt.attempt_id: attempt for attempt in rows}
+    return [found[attempt_id] for attempt_id in attempt_ids if attempt_id in found]
+
+
+def _answer(changed: Sequence[AttemptRow], refusals: Iterable[tuple[int, str, str]]) -> pb.Attempts:
     answer = pb.Attempts(total=len(changed))
     for attempt in changed:
         answer.attempts.add(**attempt_fields(attempt))

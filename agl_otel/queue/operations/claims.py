@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
 from typing import Final, cast
 
 from agl_otel.queue.convert import rollout_fields, split
 from agl_otel.queue.engine import Transaction, first
-from agl_otel.queue.operations.answers import claimed_again, recall, remember
+from agl_otel.queue.operations.answers import claimed_again, recall, recall_all, remember, remember_all
 from agl_otel.queue.operations.tallies import ATTEMPTS, CLAIMABLE, moved
-from agl_otel.queue.operations.transitions import begin_attempts, sync_worker, take_places
+from agl_otel.queue.operations.transitions import begin_attempts, sync_workers, take_places
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import ROLLOUT_WIDTH, RolloutRow
+from agl_otel.queue.together import AT_MOST
 from agl_otel.types import RolloutStatus
 
 MAX_CLAIM: Final = 1000
@@ -20,42 +24,69 @@ MAX_CLAIM_BYTES: Final = 24 << 20
 """Of inputs in one claim, after its first: a message that is too large would strand what it claimed."""
 
 
-def claim(tx: Transaction, request: pb.ClaimRequest, now: float) -> pb.Rollouts:
-    """The next rollouts, each with a new attempt; empty where there is none (then nothing has changed)."""
-    remembered = recall(tx, request.request_id, "Claim")
-    if remembered is not None:
-        return claimed_again(tx, remembered)
-    found = _claimable(tx, request)
-    if len(found) < request.limit and promote(tx, now):  # otherwise the watchdog does it, within a second
-        found = _claimable(tx, request)
-    if not found:
-        return pb.Rollouts()
-    worker_id = request.worker_id if request.HasField("worker_id") else None
-    pairs = begin_attempts(tx, [row for row, _ in found], worker_id, now)
-    sync_worker(tx, pairs[-1][1], now, dequeued=True)
-    remember(tx, request.request_id, "Claim", [attempt.attempt_id for _, attempt in pairs], now)
-    answer = pb.Rollouts(total=len(pairs))
-    for (rollout, attempt), (_, input_json) in zip(pairs, found, strict=True):
-        answer.rollouts.add(**rollout_fields(rollout, input_json, attempt, with_token=True))
-    return answer
+def weight(request: pb.ClaimRequest) -> int:
+    """What a claim weighs among others: its rollouts, or AT_MOST where it chooses, because others may not be served what it passes over."""
+    return AT_MOST if request.modes or request.labels else max(request.limit, 1)
 
 
-def _claimable(tx: Transaction, request: pb.ClaimRequest) -> list[tuple[RolloutRow, str]]:
-    limit = min(request.limit, MAX_CLAIM)
-    if limit <= 0:
-        return []
+def claim_all(tx: Transaction, requests: Sequence[pb.ClaimRequest], now: float) -> list[pb.Rollouts]:
+    """The next rollouts for each of these claims in turn, each with a new attempt; where there is none, nothing has changed.
+
+    A claim that chooses (see `weight`) comes alone.
+    """
+    known = recall_all(tx, (request.request_id for request in requests), "Claim")
+    answers = [claimed_again(tx, known[r.request_id]) if r.request_id in known else pb.Rollouts() for r in requests]
+    fresh = [(request, answer) for request, answer in zip(requests, answers, strict=True) if request.request_id not in known]
+    wanted = [_limit(request) for request, _ in fresh]
+    if not any(wanted):
+        return answers
+    choice = fresh[0][0]
+    found = _claimable(tx, choice, sum(wanted))
+    if len(found) < sum(wanted) and promote(tx, now):  # otherwise the watchdog does it, within a second
+        found = _claimable(tx, choice, sum(wanted))
+    waiting = deque(found)
+    shares = [_share(waiting, limit) for limit in wanted]
+    workers = [request.worker_id if request.HasField("worker_id") else None for request, _ in fresh]
+    claimed = [(row, worker) for share, worker in zip(shares, workers, strict=True) for row, _ in share]
+    if not claimed:
+        return answers
+    pairs = begin_attempts(tx, claimed, now)
+    sync_workers(tx, (attempt for _, attempt in pairs), now, dequeued=True)
+    begun = iter(pairs)
+    kept: dict[str, list[str]] = {}
+    for (request, answer), share in zip(fresh, shares, strict=True):
+        for (rollout, attempt), (_, input_json) in zip(islice(begun, len(share)), share, strict=True):
+            answer.rollouts.add(**rollout_fields(rollout, input_json, attempt, with_token=True))
+        answer.total = len(share)
+        if share:
+            kept[request.request_id] = [rollout.attempt.attempt_id for rollout in answer.rollouts]
+    remember_all(tx, kept, "Claim", now)
+    return answers
+
+
+def _limit(request: pb.ClaimRequest) -> int:
+    return max(min(request.limit, MAX_CLAIM), 0)
+
+
+def _share(waiting: deque[tuple[RolloutRow, str]], limit: int) -> list[tuple[RolloutRow, str]]:
+    """Take the next of `waiting`, as many as one answer has room for."""
+    share: list[tuple[RolloutRow, str]] = []
+    room = MAX_CLAIM_BYTES
+    while waiting and len(share) < limit:
+        room -= len(waiting[0][1])  # characters, and JSON text of ours is ASCII
+        if share and room < 0:
+            break
+        share.append(waiting.popleft())
+    return share
+
+
+def _claimable(tx: Transaction, request: pb.ClaimRequest, limit: int) -> list[tuple[RolloutRow, str]]:
     if request.modes or request.labels:
         modes = json.dumps(list(request.modes)) if request.modes else None
         rows = tx.rows("claimable_matching", {"limit": limit, "modes": modes, "labels": json.dumps(dict(request.labels))})
     else:
         rows = tx.rows("claimable_any", {"limit": limit})
-    found = [(RolloutRow._make(row[:ROLLOUT_WIDTH]), cast("str", row[ROLLOUT_WIDTH])) for row in rows]
-    room = MAX_CLAIM_BYTES
-    for index, (_, input_json) in enumerate(found):
-        room -= len(input_json)  # characters, and JSON text of ours is ASCII
-        if room < 0:
-            return found[: max(index, 1)]
-    return found
+    return [(RolloutRow._make(row[:ROLLOUT_WIDTH]), cast("str", row[ROLLOUT_WIDTH])) for row in rows]
 
 
 def found_nothing(tx: Transaction, worker_id: str, now: float) -> None:
@@ -117,6 +148,6 @@ def _undo(tx: Transaction, attempt_ids: list[str], now: float) -> int:
         moved(tx, rollout, rollout._replace(status=status, attempt_count=number))
         tx.tallies[ATTEMPTS] -= 1
         if attempt.worker_id is not None:
-            tx.run("worker_free", {"worker_id": attempt.worker_id, "status": "idle", "now": now})
+            tx.run_many("worker_free", [{"worker_id": attempt.worker_id, "status": "idle", "now": now}])
         released += 1
     return released

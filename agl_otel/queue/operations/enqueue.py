@@ -13,7 +13,7 @@ from agl_otel.queue.engine import Transaction, first
 from agl_otel.queue.operations.answers import claimed_again, recall, remember, rollouts_by_id
 from agl_otel.queue.operations.runs import run_and_step
 from agl_otel.queue.operations.tallies import moved
-from agl_otel.queue.operations.transitions import begin_attempts, find_rollout, sync_worker, take_places
+from agl_otel.queue.operations.transitions import begin_attempts, find_rollout, sync_workers, take_places
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import RolloutRow
 from agl_otel.types import AttemptStatus, RolloutMode, check_id, new_id
@@ -51,10 +51,9 @@ def start(tx: Transaction, request: pb.StartRequest, now: float) -> pb.Rollouts:
         return _started_again(tx, remembered)
     answer = pb.Rollouts()
     made = _insert(tx, request.rollouts, now, answer, queued=False)
-    fresh = [row for row in made if row is not None]
-    pairs = {row.rollout_id: (row, attempt) for row, attempt in begin_attempts(tx, fresh, _worker(request), now)}
-    if pairs:
-        sync_worker(tx, [*pairs.values()][-1][1], now)
+    fresh = [(row, _worker(request)) for row in made if row is not None]
+    pairs = {row.rollout_id: (row, attempt) for row, attempt in begin_attempts(tx, fresh, now)}
+    sync_workers(tx, (attempt for _, attempt in pairs.values()), now)
     for rollout, row in zip(answer.rollouts, made, strict=True):
         if row is not None:
             begun, attempt = pairs[row.rollout_id]
@@ -81,8 +80,8 @@ def start_attempt(tx: Transaction, request: pb.StartAttemptRequest, now: float) 
         rollout = find_rollout(tx, rollout_id)
         if rollout is None:
             raise NotFoundError(f"there is no rollout {rollout_id!r} to attempt: enqueue it first")
-        [(_, attempt)] = begin_attempts(tx, [rollout], _worker(request), now)
-        sync_worker(tx, attempt, now)
+        [(_, attempt)] = begin_attempts(tx, [(rollout, _worker(request))], now)
+        sync_workers(tx, [attempt], now)
         attempt_ids.append(attempt.attempt_id)
     remember(tx, request.request_id, "StartAttempt", attempt_ids, now)
     return claimed_again(tx, attempt_ids)

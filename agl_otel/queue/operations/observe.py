@@ -9,7 +9,7 @@ from agl_otel.queue.convert import split
 from agl_otel.queue.engine import Transaction
 from agl_otel.queue.operations.answers import recall, remember
 from agl_otel.queue.operations.tallies import moved
-from agl_otel.queue.operations.transitions import sync_worker
+from agl_otel.queue.operations.transitions import sync_workers
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, RolloutRow
 
@@ -42,7 +42,7 @@ def _observe(tx: Transaction, rollout: RolloutRow, attempt: AttemptRow, spans: i
         tx.run("rollout_running", {"ordinal": rollout.ordinal})
         moved(tx, rollout, rollout._replace(status=rollout_status))
     if attempt_status != attempt.status and attempt.status == "unresponsive":
-        sync_worker(tx, attempt._replace(status=attempt_status), now)
+        sync_workers(tx, [attempt._replace(status=attempt_status)], now)
 
 
 def take_sequence(tx: Transaction, request: pb.TakeSequenceRequest, now: float) -> pb.TakeSequenceResponse:

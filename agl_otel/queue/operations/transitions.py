@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from agl_otel.queue import lifecycle
 from agl_otel.queue.engine import Transaction, first
@@ -29,12 +29,10 @@ def find_rollout(tx: Transaction, rollout_id: str) -> RolloutRow | None:
     return None if row is None else RolloutRow._make(row)
 
 
-def begin_attempts(
-    tx: Transaction, rollouts: Sequence[RolloutRow], worker_id: str | None, now: float
-) -> list[tuple[RolloutRow, AttemptRow]]:
-    """Give each rollout a further attempt, in status preparing."""
+def begin_attempts(tx: Transaction, claims: Iterable[tuple[RolloutRow, str | None]], now: float) -> list[tuple[RolloutRow, AttemptRow]]:
+    """Give each rollout a further attempt, in status preparing, of the worker beside it."""
     pairs: list[tuple[RolloutRow, AttemptRow]] = []
-    for rollout in rollouts:
+    for rollout, worker_id in claims:
         number = rollout.attempt_count + 1
         token = os.urandom(12).hex()
         attempt = AttemptRow(
@@ -88,21 +86,8 @@ def propagated(tx: Transaction, rollout: RolloutRow, attempt: AttemptRow, now: f
     return with_status(tx, rollout, status, now, reason=reason or attempt.error)
 
 
-def sync_worker(tx: Transaction, attempt: AttemptRow, now: float, *, dequeued: bool = False) -> None:
-    """Make an attempt's worker what the attempt's status says."""
-    if attempt.worker_id is None:
-        return
-    params: Mapping[str, object] = {"worker_id": attempt.worker_id, "now": now}
-    status = lifecycle.worker_status(attempt.status)
-    if status == "busy":
-        busy = {"rollout_id": attempt.rollout_id, "attempt_id": attempt.attempt_id, "dequeued": now if dequeued else None}
-        tx.run("worker_busy", {**params, **busy})
-    else:
-        tx.run("worker_free", {**params, "status": status})
-
-
-def sync_workers(tx: Transaction, attempts: Iterable[AttemptRow], now: float) -> None:
-    """`sync_worker` for one attempt after the other, without what the next one of the same worker says again."""
+def sync_workers(tx: Transaction, attempts: Iterable[AttemptRow], now: float, *, dequeued: bool = False) -> None:
+    """Make the attempts' workers what the statuses say, one after the other, without what a worker's next one says again."""
     said: dict[str, list[AttemptRow]] = {}
     for attempt in attempts:
         if attempt.worker_id is None:
@@ -111,9 +96,20 @@ def sync_workers(tx: Transaction, attempts: Iterable[AttemptRow], now: float) ->
         if before and lifecycle.worker_status(before[-1].status) == lifecycle.worker_status(attempt.status):
             before.pop()
         before.append(attempt)
-    for worker_id in sorted(said):  # in one order for all, so that two transactions do not wait for each other
-        for attempt in said[worker_id]:
-            sync_worker(tx, attempt, now)
+    workers = sorted(said)  # in one order for all, so that two transactions do not wait for each other
+    for turn in range(max(map(len, said.values()), default=0)):
+        attempts = [said[worker_id][turn] for worker_id in workers if turn < len(said[worker_id])]
+        busy: list[dict[str, object]] = []
+        free: list[dict[str, object]] = []
+        for attempt in attempts:
+            status = lifecycle.worker_status(attempt.status)
+            if status == "busy":
+                at = {"rollout_id": attempt.rollout_id, "attempt_id": attempt.attempt_id, "dequeued": now if dequeued else None}
+                busy.append({"worker_id": attempt.worker_id, "now": now, **at})
+            else:
+                free.append({"worker_id": attempt.worker_id, "now": now, "status": status})
+        tx.run_many("worker_busy", busy)
+        tx.run_many("worker_free", free)
 
 
 def end_reason(status: AttemptStatus, rollout: RolloutRow, attempt: AttemptRow) -> str:

@@ -23,7 +23,7 @@ from agl_otel.queue.postgres.schema import migrate
 from agl_otel.queue.postgres.signals import Exchange, server_clock_ahead
 
 T = TypeVar("T")
-WRITERS: Final = 8
+WRITERS: Final = 3
 READERS: Final = 2
 
 

@@ -105,9 +105,9 @@ class PostgresTransaction:
         elif params:
             self.send(sql.encode(), {"rows": rows_json(params)})
 
-    def alone(self, key: str) -> None:
-        """Wait for other transactions with the same key."""
-        self.run("key_held", {"key": key})
+    def alone(self, keys: Sequence[str]) -> None:
+        """Wait for other transactions with one of these keys."""
+        self.run("keys_held", {"keys": json.dumps(keys)})
 
     def hold(self, rollout_ids: Sequence[str]) -> None:
         """Keep all others from changing these rollouts until the transaction ends."""

@@ -96,9 +96,9 @@ instr(w.worker_id, :id_contains) > 0
 -- How many there are.
 SELECT count(*) FROM workers;
 
--- name: answer_recall
--- The answer that a request id got.
-SELECT method, answer FROM answers WHERE request_id = :request_id;
+-- name: answers_recall
+-- The answers that request ids got.
+SELECT request_id, method, answer FROM answers WHERE request_id IN (SELECT value FROM json_each(:request_ids));
 
 -- name: answer_replayed
 -- A retry got the answer.

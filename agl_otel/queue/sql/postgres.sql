@@ -2,9 +2,11 @@
 -- be inferred. A claim passes over what another one holds; everybody else waits for it.
 -- `ORDER BY r.ordinal + 0` sorts a handful: for the bare column the planner would walk the whole primary key.
 
--- name: key_held
--- Wait for every other transaction that holds the same key, and hold it.
-SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || ' ' || :key, 0));
+-- name: keys_held
+-- Wait for every other transaction that holds one of these keys, and hold them, in one order for all.
+SELECT pg_advisory_xact_lock(k.number) FROM (
+    SELECT hashtextextended(current_schema() || ' ' || value, 0) AS number FROM json_array_elements_text(:keys::json) ORDER BY 1
+) k;
 
 -- name: rollouts_held
 -- Hold rollouts until the transaction ends, in one order for all, so that two that hold several do not wait for each other.
@@ -87,9 +89,30 @@ ON CONFLICT (rollout_id) DO UPDATE SET last = greatest(sequences.last, :at_least
 -- A block of 2^24 numbers, whatever its name; answers the last of the `count` that are used of it. Nobody waits for a sequence.
 SELECT (nextval('places') << 24) + :count::bigint - 1;
 
--- name: answer_recall
--- The answer that a request id got, held so that it is not taken back meanwhile.
-SELECT method, answer FROM answers WHERE request_id = :request_id FOR UPDATE;
+-- name: answers_recall
+-- The answers that request ids got, held so that they are not taken back meanwhile.
+SELECT request_id, method, answer FROM answers WHERE request_id IN (SELECT value FROM json_each(:request_ids)) ORDER BY request_id FOR UPDATE;
+
+-- name: answer_remember
+-- Keep the answers to request ids.
+INSERT INTO answers (request_id, method, answer, created_at)
+SELECT request_id, method, answer, now FROM json_to_recordset(:rows::json) AS x (request_id text, method text, answer text, now float8);
+
+-- name: worker_busy
+-- Workers begin, or go on with, an attempt each.
+INSERT INTO workers (worker_id, status, last_busy_time, last_dequeue_time, current_rollout_id, current_attempt_id)
+SELECT x.worker_id, 'busy', x.now, x.dequeued, x.rollout_id, x.attempt_id
+FROM json_to_recordset(:rows::json) AS x (worker_id text, now float8, dequeued float8, rollout_id text, attempt_id text) ORDER BY x.worker_id
+ON CONFLICT (worker_id) DO UPDATE SET status = 'busy', last_busy_time = excluded.last_busy_time,
+    last_dequeue_time = coalesce(excluded.last_dequeue_time, workers.last_dequeue_time),
+    current_rollout_id = excluded.current_rollout_id, current_attempt_id = excluded.current_attempt_id;
+
+-- name: worker_free
+-- Workers' attempts ended (idle) or are lost (unknown).
+INSERT INTO workers (worker_id, status, last_idle_time)
+SELECT x.worker_id, x.status, x.now FROM json_to_recordset(:rows::json) AS x (worker_id text, status text, now float8) ORDER BY x.worker_id
+ON CONFLICT (worker_id) DO UPDATE SET status = excluded.status, last_idle_time = excluded.last_idle_time,
+    current_rollout_id = NULL, current_attempt_id = NULL;
 
 -- name: rollout_insert
 -- New rollouts, given as a JSON list of rows: one statement, whatever their number.

@@ -9,7 +9,7 @@ import pytest
 
 from agl_otel.errors import ConflictError, InvalidIdError, NotFoundError, UsageError
 from agl_otel.queue.calls import Calls, new_request_id
-from agl_otel.queue.client import Observation, QueueClient, RolloutUpdate
+from agl_otel.queue.client import AttemptUpdate, Observation, QueueClient, RolloutUpdate
 from agl_otel.queue.engine import Signals, Transaction
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.testing import LocalQueue
@@ -235,8 +235,8 @@ async def test_a_claim_that_is_written_while_its_connection_is_cut_is_put_back(q
     loop = asyncio.get_running_loop()
 
     def hold(tx: Transaction) -> None:
-        tx.run("answer_remember", {"request_id": "r", "method": "Claim", "answer": "[]", "now": 0.0})
-        tx.rows("answer_recall", {"request_id": "r"})
+        tx.run_many("answer_remember", [{"request_id": "r", "method": "Claim", "answer": "[]", "now": 0.0}])
+        tx.rows("answers_recall", {"request_ids": '["r"]'})
         loop.call_soon_threadsafe(begun.set)
         over.wait(300)
         raise UsageError("nothing has happened")
@@ -358,3 +358,23 @@ async def test_a_rollout_that_is_too_large_is_refused_with_the_remedy(queue: Loc
     with pytest.raises(UsageError, match="rollout 1 has 33 MiB, and 32 MiB is the most for one: put the data somewhere else"):
         await queue.client.enqueue(tasks("small", "x" * (33 << 20)))
     assert (await queue.client.statistics())["total_rollouts"] == 0
+
+
+async def test_many_claims_and_reports_at_once_get_each_their_own(queue: LocalQueue) -> None:
+    rollouts = await queue.client.enqueue(tasks(*range(50)))
+    async with asyncio.TaskGroup() as group:
+        claims = [group.create_task(queue.client.claim(1 + i % 3, worker_id=f"w{i}")) for i in range(24)]
+    claimed = [found for claim in claims for found in claim.result()]
+    assert sorted(found.rollout_id for found in claimed) == sorted(r.rollout_id for r in rollouts[: len(claimed)])
+    assert len(claimed) == 48
+    for i, claim in enumerate(claims):
+        assert {found.attempt.worker_id for found in claim.result()} == {f"w{i}"}
+    wrong = AttemptUpdate(rollout_id=rollouts[49].rollout_id, attempt_id="at-none", status="succeeded")
+    updates = [AttemptUpdate(rollout_id=r.rollout_id, attempt_id="latest", status="succeeded") for r in claimed]
+    outcomes = await asyncio.gather(*(queue.client.update_attempts([u]) for u in [*updates, wrong]), return_exceptions=True)
+    assert [[a.attempt_id for a in done] for done in outcomes[:-1]] == [[r.attempt.attempt_id] for r in claimed]  # pyright: ignore[reportGeneralTypeIssues]
+    assert isinstance(outcomes[-1], NotFoundError)
+    workers = await queue.client.query_workers()
+    assert {worker.status for worker in workers} == {"idle"} and len(workers) == 24
+    statistics = await queue.client.statistics()
+    assert (statistics["rollouts_by_status"], statistics["total_attempts"]) == ({"succeeded": 48, "queuing": 2}, 48)

@@ -1,0 +1,105 @@
+"""Small calls of one kind that wait for the engine at the same moment become one operation, which costs little more than one of them.
+
+A call joins the operation that was handed to the engine last, until the engine begins it; so none waits longer than it would alone. Under
+load the engine is busy, and operations grow by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Generic, TypeVar
+
+from agl_otel.errors import UnavailableError
+from agl_otel.queue.engine import Engine, Transaction
+
+R = TypeVar("R")
+T = TypeVar("T")
+AT_MOST: Final = 256
+"""The weight of an operation that no further call may join."""
+
+
+class _Joint(Generic[R, T]):
+    """Calls that are, or will be, one operation."""
+
+    def __init__(self) -> None:
+        self.requests: list[R] = []
+        self.futures: list[asyncio.Future[T]] = []
+        self.keys: set[str] = set()
+        self.weight = 0
+
+    def fits(self, key: str, weight: int) -> bool:
+        return self.weight + weight <= AT_MOST and key not in self.keys
+
+    def add(self, request: R, key: str, weight: int, future: asyncio.Future[T]) -> None:
+        self.requests.append(request)
+        self.futures.append(future)
+        self.keys.add(key)
+        self.weight += weight
+
+
+class Together(Generic[R, T]):
+    """`operation` answers requests in their order: for each its result, or the error that it alone gets.
+
+    Where it raises, each request runs again by itself, so that one that is refused does not fail its neighbours.
+    """
+
+    def __init__(self, engine: Engine, operation: Callable[[Transaction, Sequence[R]], Sequence[T | Exception]]) -> None:
+        self._engine = engine
+        self._operation = operation
+        self._lock = threading.Lock()  # the engine begins operations in threads of its own
+        self._open: _Joint[R, T] | None = None
+
+    def write(self, request: R, key: str, weight: int = 1) -> asyncio.Future[T]:
+        """As Engine.write. Of two requests with one key the second runs after the first; AT_MOST is the weight of one that runs alone."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            if self._open is not None and self._open.fits(key, weight):
+                self._open.add(request, key, weight, future)
+                return future
+            joint = self._open = _Joint[R, T]()
+            joint.add(request, key, weight, future)
+        self._engine.write(partial(self._run, joint)).add_done_callback(partial(self._deliver, joint))
+        return future
+
+    def _run(self, joint: _Joint[R, T], tx: Transaction) -> Sequence[T | Exception]:
+        with self._lock:
+            if self._open is joint:
+                self._open = None
+        return self._operation(tx, joint.requests)
+
+    def _deliver(self, joint: _Joint[R, T], done: asyncio.Future[Sequence[T | Exception]]) -> None:
+        with self._lock:
+            if self._open is joint:  # the engine refused it unseen
+                self._open = None
+        error = done.exception()
+        if error is None:
+            for future, outcome in zip(joint.futures, done.result(), strict=True):
+                _settle(future, outcome)
+        elif len(joint.requests) == 1 or isinstance(error, UnavailableError):
+            for future in joint.futures:
+                _settle(future, error)
+        else:
+            for request, future in zip(joint.requests, joint.futures, strict=True):
+                if not future.done():
+                    alone = self._engine.write(partial(self._alone, request))
+                    alone.add_done_callback(partial(_pass_on, future))
+
+    def _alone(self, request: R, tx: Transaction) -> T | Exception:
+        return self._operation(tx, [request])[0]
+
+
+def _settle(future: asyncio.Future[T], outcome: T | BaseException) -> None:
+    if future.done():  # its caller went away
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+def _pass_on(future: asyncio.Future[T], done: asyncio.Future[T | Exception]) -> None:
+    error = done.exception()
+    _settle(future, done.result() if error is None else error)
