@@ -15,7 +15,7 @@ from agl_otel.errors import NotFoundError
 from agl_otel.queue.client import FilterLogic, Observation, SortOrder
 from agl_otel.store.base import Connected, Connection
 from agl_otel.store.otlp import request_of
-from agl_otel.traces.reader import FoundTrace
+from agl_otel.traces.reader import MANY, FoundTrace
 from agl_otel.traces.span_query import SpanQuery
 from agl_otel.traces.trace_query import TraceQuery
 from agl_otel.types import AttemptedRollout, PaginatedResult, Rollout, Span
@@ -150,9 +150,9 @@ class Spans(Connected):
         """The traces that `query` asks for, the latest first."""
         return await (await self._open()).reader.find_traces(query)
 
-    async def spans_of_traces(self, trace_ids: Sequence[str]) -> list[Span]:
-        """All spans of some traces (32 hex digits), by trace and time."""
-        return await (await self._open()).reader.by_trace(trace_ids)
+    async def spans_of_traces(self, trace_ids: Sequence[str], *, limit: int = MANY) -> list[Span]:
+        """All spans of some traces (32 hex digits), by trace and time; at most `limit`, the first ones."""
+        return await (await self._open()).reader.by_trace(trace_ids, limit=limit)
 
     async def services(self) -> list[str]:
         """Every service that spans came from."""

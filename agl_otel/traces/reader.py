@@ -35,10 +35,14 @@ from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, AttemptedRollout, Describe, PaginatedResult, Rollout, Span, TrainingRun, TrainingStep, Verdict
 
 AGENT_NAME: Final = "gen_ai.agent.name"
+LOOK_BACK_SECONDS: Final = (600, 6 * 3600)
+"""How far a search for traces looks back first."""
 LISTED: Final = 5_000  # ids in one condition; more are read as a range, which ClickHouse has in one piece
 SpanKey = tuple[str, str, str, str]
 """(rollout id, attempt id, trace id, span id)."""
 ASK_AGAIN_SECONDS: Final = 0.2  # an attempt that is not yet complete is looked at again this often
+LARGE_BYTES: Final = 1 << 20  # an answer that is read beside the event loop
+MANY: Final = (1 << 32) - 1  # rows: no limit
 ROOTS_TOGETHER: Final = 2000  # rollouts in one query
 _log = logging.getLogger(__name__)
 NAMES: Final[Mapping[str, str]] = {
@@ -144,7 +148,7 @@ class TraceReader:
     async def query(self, sql: str, *, params: Mapping[str, object] | None = None) -> list[dict[str, Any]]:
         """Rows as dicts; `{name:Type}` in the SQL is filled from `params`. Raises QueryError."""
         body = await self._http.fetch(sql, "JSONEachRow", params)
-        return [json.loads(line) for line in body.splitlines()]
+        return await asyncio.to_thread(_rows, body) if len(body) > LARGE_BYTES else _rows(body)
 
     async def arrow(self, sql: str, *, params: Mapping[str, object] | None = None) -> Table:
         """The same as an Arrow table."""
@@ -165,14 +169,32 @@ class TraceReader:
             return []
         return [event_of(row) for row in await self.query(named_query("events"), params={"rollouts": list(rollout_ids)})]
 
-    async def by_trace(self, trace_ids: Sequence[str]) -> list[Span]:
-        """All spans of some traces (hex ids), by (trace, time), one for each (trace id, span id): the one with ids where there is one."""
+    async def by_trace(self, trace_ids: Sequence[str], *, limit: int = MANY) -> list[Span]:
+        """All spans of some traces (hex ids), by (trace, time), one for each (trace id, span id): the one with ids where there is one.
+
+        At most `limit`, the first ones.
+        """
         if not trace_ids:
             return []
-        return [span_of(row) for row in await self.query(named_query("by_trace"), params={"traces": list(trace_ids)})]
+        rows = await self.query(named_query("by_trace"), params={"traces": list(trace_ids), "limit": limit})
+        return await asyncio.to_thread(lambda: [span_of(row) for row in rows])  # a large trace takes a second, and others wait
 
     async def find_traces(self, query: TraceQuery) -> list[FoundTrace]:
-        """The traces that `query` asks for, the latest first."""
+        """The traces that `query` asks for, the latest first.
+
+        The last minutes of what is asked for are looked at first, and all of it only where they have fewer traces than asked for. (Where
+        they have enough, the latest ones are those; their start is then that of the first span that was looked at.)
+        """
+        if not query.is_narrow:
+            last = int((await self.query(named_query("last_receipt")))[0]["LastNano"])
+            for seconds in LOOK_BACK_SECONDS:
+                part = query.since(min(last, query.end_nano) - seconds * 10**9)
+                found = await self._found(part) if part else []
+                if len(found) == query.limit:
+                    return found
+        return await self._found(query)
+
+    async def _found(self, query: TraceQuery) -> list[FoundTrace]:
         return [
             FoundTrace(row["TraceId"], int(row["StartNano"]), int(row["EndNano"]))
             for row in await self.query(query.sql, params=query.params)
@@ -308,6 +330,10 @@ class TraceReader:
 
     async def _texts(self, ids: Sequence[str]) -> Table:
         return await self.arrow(named_query("texts"), params=_params("texts", ids))
+
+
+def _rows(body: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in body.splitlines()]
 
 
 def _verdicts(facts: ReadFacts, attempts: Sequence[Attempt]) -> dict[tuple[str, str], Verdict]:

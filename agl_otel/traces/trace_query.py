@@ -6,7 +6,7 @@ A trace is found where one of its spans meets every condition, as in Jaeger. Val
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from agl_otel import semconv
@@ -58,6 +58,15 @@ class TraceQuery:
             raise UsageError("the shortest duration is longer than the longest")
         if not all(_EARLIEST_NANO <= number <= _LATEST_NANO for number in (self.start_nano, self.end_nano)):
             raise UsageError("times are Unix nanoseconds, not before 1970")
+
+    def since(self, start_nano: int) -> TraceQuery | None:
+        """The same of spans that began then or later; None where that is no less than what is asked for."""
+        return replace(self, start_nano=start_nano) if self.start_nano < start_nano <= self.end_nano else None
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it names a rollout, so that few rows are looked at whatever the times."""
+        return bool({semconv.ROLLOUT_ID, semconv.ATTEMPT_ID} & self.tags.keys())
 
     @property
     def sql(self) -> str:

@@ -11,7 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, St
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
 from agl_otel.types import Span
-from agl_otel.web.jaeger.spans import NO_SERVICE, SERVICE_NAME, Attempts, traces_data
+from agl_otel.web.jaeger.spans import NO_SERVICE, SERVICE_NAME, WARNINGS, Attempts, traces_data
 
 _KINDS: Final[Mapping[int, str]] = {1: "internal", 2: "server", 3: "client", 4: "producer", 5: "consumer"}
 _STATUS: Final[Mapping[int, str]] = {Status.STATUS_CODE_OK: "OK", Status.STATUS_CODE_ERROR: "ERROR"}
@@ -29,7 +29,7 @@ def trace_json(spans: Sequence[Span], attempts: Attempts) -> Json:
             name = names.setdefault(json.dumps(process, sort_keys=True), f"p{len(names) + 1}")
             processes[name] = process
             made += [_span(span, scope, name) for scope in group.scope_spans for span in scope.spans]
-    return {"traceID": spans[0].trace_id, "spans": made, "processes": processes, "warnings": None}
+    return {"traceID": spans[0].trace_id, "spans": made, "processes": processes, "warnings": spans[0].attributes.get(WARNINGS)}
 
 
 def _process(group: ResourceSpans) -> Json:

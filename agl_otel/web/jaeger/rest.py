@@ -23,7 +23,7 @@ from agl_otel.store import Store
 from agl_otel.traces.trace_query import DEFAULT_LIMIT, TraceQuery
 from agl_otel.types import Span
 from agl_otel.web.jaeger.legacy import trace_json
-from agl_otel.web.jaeger.spans import Attempts, traces_data
+from agl_otel.web.jaeger.spans import Attempts, pages_of, traces_data
 from agl_otel.web.routes import STORE
 
 Handler = Callable[[web.Request, Store], Awaitable[Any]]
@@ -80,8 +80,11 @@ async def _operations(request: web.Request, store: Store) -> Any:
 
 
 async def _trace(request: web.Request, store: Store) -> Any:
-    spans = await _spans_of(store, request.match_info["trace_id"])
-    return _data([await asyncio.to_thread(trace_json, spans, await Attempts.of(store, spans))])
+    trace_id = _trace_id(request.match_info["trace_id"])
+    found = await _legacy(store, [trace_id])
+    if not found:
+        raise NotFoundError(f"trace not found: {trace_id}")
+    return _data(found)
 
 
 async def _search(request: web.Request, store: Store) -> Any:
@@ -100,9 +103,12 @@ async def _search(request: web.Request, store: Store) -> Any:
             limit=_number(asked, "limit", DEFAULT_LIMIT),
         )
         found = [each.trace_id for each in await store.find_traces(query)]
-    spans = {trace_id: await store.spans_of_traces([trace_id]) for trace_id in found}
-    attempts = await Attempts.of(store, [span for each in spans.values() for span in each])
-    return _data([await asyncio.to_thread(trace_json, each, attempts) for each in spans.values() if each])
+    return _data(await _legacy(store, found))
+
+
+async def _legacy(store: Store, trace_ids: Sequence[str]) -> list[Any]:
+    pages = pages_of(store, trace_ids)
+    return [await asyncio.to_thread(trace_json, each, attempts) async for traces, attempts in pages for each in traces]
 
 
 async def _dependencies(request: web.Request, store: Store) -> Any:
@@ -149,7 +155,8 @@ async def _operations_v3(request: web.Request, store: Store) -> Any:
 
 
 async def _trace_v3(request: web.Request, store: Store) -> Any:
-    return await _otlp(store, [await _spans_of(store, request.match_info["trace_id"])])
+    trace_id = _trace_id(request.match_info["trace_id"])
+    return await _otlp(store, [trace_id], f"trace not found: {trace_id}")
 
 
 async def _search_v3(request: web.Request, store: Store) -> Any:
@@ -164,21 +171,21 @@ async def _search_v3(request: web.Request, store: Store) -> Any:
         max_duration=_duration(asked, "duration_max"),
         limit=_number(asked, "search_depth", _number(asked, "num_traces", DEFAULT_LIMIT)),
     )
-    found = [await store.spans_of_traces([each.trace_id]) for each in await store.find_traces(query)]
-    if not found:
-        raise NotFoundError("no traces found")
-    return await _otlp(store, found)
+    return await _otlp(store, [each.trace_id for each in await store.find_traces(query)], "no traces found")
 
 
-async def _otlp(store: Store, traces: Sequence[Sequence[Span]]) -> Any:
-    spans = [span for trace in traces for span in trace]
-    attempts = await Attempts.of(store, spans)
-    return await asyncio.to_thread(_otlp_json, spans, attempts)
+async def _otlp(store: Store, trace_ids: Sequence[str], none: str) -> Any:
+    groups = [
+        group async for traces, attempts in pages_of(store, trace_ids) for group in await asyncio.to_thread(_groups, traces, attempts)
+    ]
+    if not groups:
+        raise NotFoundError(none)
+    return {"result": {"resourceSpans": groups}}
 
 
-def _otlp_json(spans: Sequence[Span], attempts: Attempts) -> dict[str, Any]:
-    found = [_with_hex(each) for data in traces_data(spans, attempts) for each in MessageToDict(data).get("resourceSpans", [])]
-    return {"result": {"resourceSpans": found}}
+def _groups(traces: Sequence[Sequence[Span]], attempts: Attempts) -> list[Any]:
+    found = [each for spans in traces for data in traces_data(spans, attempts) for each in MessageToDict(data).get("resourceSpans", [])]
+    return [_with_hex(each) for each in found]
 
 
 def _with_hex(value: Any) -> Any:
@@ -193,14 +200,6 @@ def _with_hex(value: Any) -> Any:
 
 
 # --- what was asked
-
-
-async def _spans_of(store: Store, text: str) -> list[Span]:
-    trace_id = _trace_id(text)
-    spans = await store.spans_of_traces([trace_id])
-    if not spans:
-        raise NotFoundError(f"trace not found: {trace_id}")
-    return spans
 
 
 def _trace_id(text: str) -> str:

@@ -6,9 +6,10 @@ It only reads: a Jaeger's own writes are refused, spans come in through the coll
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -21,7 +22,7 @@ from agl_otel.store import Store
 from agl_otel.tls import Tls
 from agl_otel.traces.trace_query import DEFAULT_LIMIT, TraceQuery
 from agl_otel.web.jaeger.proto import storage_pb2 as pb
-from agl_otel.web.jaeger.spans import Attempts, traces_data
+from agl_otel.web.jaeger.spans import pages_of, traces_data
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 READER: Final = "jaeger.storage.v2.TraceReader"
@@ -62,15 +63,13 @@ class JaegerStorage:
 
     async def get_traces(self, request: pb.GetTracesRequest) -> AsyncIterator[TracesData]:
         """The traces with these ids; unknown ones are left out."""
-        for each in request.query:
-            async for data in self._trace(each.trace_id.hex()):
-                yield data
+        async for data in self._traces([each.trace_id.hex() for each in request.query]):
+            yield data
 
     async def find_traces(self, request: pb.FindTracesRequest) -> AsyncIterator[TracesData]:
-        """Traces that fit, the latest first, one read at a time: a page of them may be large."""
-        for each in await self._store.find_traces(query_of(request.query)):
-            async for data in self._trace(each.trace_id):
-                yield data
+        """Traces that fit, the latest first."""
+        async for data in self._traces([each.trace_id for each in await self._store.find_traces(query_of(request.query))]):
+            yield data
 
     async def get_dependencies(self, request: pb.GetDependenciesRequest) -> pb.GetDependenciesResponse:
         """Which service called which."""
@@ -79,10 +78,12 @@ class JaegerStorage:
             dependencies=[pb.Dependency(parent=caller, child=called, call_count=count) for caller, called, count in found]
         )
 
-    async def _trace(self, trace_id: str) -> AsyncIterator[TracesData]:
-        spans = await self._store.spans_of_traces([trace_id])
-        for data in traces_data(spans, await Attempts.of(self._store, spans)):
-            yield data
+    async def _traces(self, trace_ids: Sequence[str]) -> AsyncIterator[TracesData]:
+        async for found, attempts in pages_of(self._store, trace_ids):
+            for spans in found:
+                made = traces_data(spans, attempts)
+                while (data := await asyncio.to_thread(next, made, None)) is not None:  # a large trace takes seconds, and others wait
+                    yield data
 
 
 def query_of(asked: pb.TraceQueryParameters) -> TraceQuery:

@@ -5,7 +5,8 @@ Token ids and log-probs are left out, and said how many there were: they are mos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final
@@ -27,6 +28,12 @@ SERVICE_NAME: Final = "service.name"
 NO_SERVICE: Final = "unknown_service"
 CHUNK_BYTES: Final = 1 << 20
 """A message holds about so much, and at least one span: gRPC clients take 4 MiB."""
+PAGE_TRACES: Final = 20
+"""Traces that are read at once: a page of Jaeger's. Traces of agents may have 10 MB each."""
+TRACE_SPANS: Final = 10_000
+"""Spans that are shown of one trace, and read at once of several."""
+LEFT_OUT: Final = f"this trace has more than {TRACE_SPANS} spans and the later ones are left out: ask for them by SQL"
+WARNINGS: Final = "@jaeger@warnings"  # where Jaeger's pages look for a span's warnings
 
 
 @dataclass(frozen=True)
@@ -41,17 +48,34 @@ class Attempts:
         ids = sorted({span.rollout_id for span in spans if span.rollout_id})
         if not ids:
             return cls()
-        traces = await store.traces(ids, deadline_seconds=0.0, barrier=False)
         tags: dict[tuple[str, str], dict[str, Any]] = {}
-        for key, verdict in traces.verdicts.items():
-            tags[key] = {semconv.SHOWN_VERDICT: verdict.kind}
-            if verdict.reasons:
-                tags[key][semconv.SHOWN_VERDICT_REASON] = "; ".join(verdict.reasons)
-        for key, rewards in traces.rewards.items():
-            primary = [reward.value for reward in rewards if reward.index == 0]
-            if primary:
-                tags.setdefault(key, {})[semconv.SHOWN_REWARD] = primary[-1]
+        for each in await store.reader.figures(list(await store.queue.query_attempts(ids))):
+            own = tags[each.rollout_id, each.attempt_id] = {semconv.SHOWN_VERDICT: each.verdict.kind}
+            if each.verdict.reasons:
+                own[semconv.SHOWN_VERDICT_REASON] = "; ".join(each.verdict.reasons)
+            if each.reward is not None:
+                own[semconv.SHOWN_REWARD] = each.reward
         return cls(tags)
+
+
+async def pages_of(store: Store, trace_ids: Sequence[str]) -> AsyncIterator[tuple[list[list[Span]], Attempts]]:
+    """The spans of these traces, in this order, and what is known of their attempts: some traces at a time, because a search may find many.
+
+    Unknown traces are left out. Of a trace with more than TRACE_SPANS the first ones are there, and the first of them has a warning.
+    """
+    ids = [*dict.fromkeys(trace_ids)]
+    pages = deque(ids[first : first + PAGE_TRACES] for first in range(0, len(ids), PAGE_TRACES))
+    while pages:
+        page = pages.popleft()
+        spans = await store.spans_of_traces(page, limit=TRACE_SPANS + 1)
+        if len(spans) > TRACE_SPANS:
+            if len(page) > 1:
+                pages.extendleft([trace_id] for trace_id in reversed(page))
+                continue
+            spans.pop()
+            spans[0].attributes[WARNINGS] = [LEFT_OUT]
+        of_trace = {trace_id: list(own) for trace_id, own in groupby(spans, lambda span: span.trace_id)}
+        yield [of_trace[trace_id] for trace_id in page if trace_id in of_trace], await Attempts.of(store, spans)
 
 
 def traces_data(spans: Sequence[Span], attempts: Attempts) -> Iterator[TracesData]:

@@ -19,6 +19,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status, TracesData
 
 from agl_otel import semconv
 from agl_otel.web.jaeger.proto import storage_pb2 as pb
+from agl_otel.web.jaeger.spans import LEFT_OUT, TRACE_SPANS, WARNINGS
 from tests.contract.web.conftest import Web
 
 READER, DEPENDENCIES = "/jaeger.storage.v2.TraceReader", "/jaeger.storage.v2.DependencyReader"
@@ -265,6 +266,46 @@ def test_a_trace_of_ten_megabytes_comes_in_messages_that_a_jaeger_takes(web: Web
     assert all(span.trace_id == trace_id for each in data for span in spans_of(each))
     shown = web.call("GET", f"/api/traces/{trace_id.hex()}").json["data"][0]
     assert len(shown["spans"]) == 200 and shown["processes"]["p1"]["serviceName"] == "large"
+
+
+def test_of_a_trace_of_very_many_spans_the_first_are_shown_with_a_warning(web: Web, channel: grpc.Channel) -> None:
+    trace_id, now, count = os.urandom(16), time.time_ns(), TRACE_SPANS + 500
+    spans = [
+        Span(
+            trace_id=trace_id,
+            span_id=number.to_bytes(8, "big"),
+            name="step",
+            start_time_unix_nano=now + number,
+            end_time_unix_nano=now + 10**9,
+        )
+        for number in range(1, count + 1)
+    ]
+    for first in range(0, count, 5_000):
+        post(web, {"endless": spans[first : first + 5_000]})
+    small = send_trace(web)
+    ids = [bytes.fromhex(small.trace_id), trace_id, bytes(15) + b"\1"]
+    data = traces(channel, "GetTraces", pb.GetTracesRequest(query=[pb.GetTraceParams(trace_id=each) for each in ids]))
+    of_trace = {each: [span for part in data for span in spans_of(part) if span.trace_id == each] for each in ids}
+    assert sum(map(len, of_trace.values())) == sum(len(spans_of(each)) for each in data)
+    assert of_trace[ids[0]] and not of_trace[ids[2]]
+    shown = of_trace[trace_id]
+    assert len(shown) == TRACE_SPANS and max(int.from_bytes(span.span_id, "big") for span in shown) == TRACE_SPANS
+    said = [[value.string_value for value in each.value.array_value.values] for each in shown[0].attributes if each.key == WARNINGS]
+    assert said == [[LEFT_OUT]]
+    assert web.call("GET", f"/api/traces/{trace_id.hex()}").json["data"][0]["warnings"] == [LEFT_OUT]
+
+
+def test_a_search_without_times_finds_what_is_older_than_what_it_looks_at_first(web: Web, channel: grpc.Channel) -> None:
+    service, now = f"slow-{os.urandom(4).hex()}", time.time_ns()
+    ages = {os.urandom(16): age for age in (1, 3600, 12 * 3600)}
+    for trace_id, age in ages.items():
+        start = now - age * SECOND
+        span = Span(trace_id=trace_id, span_id=b"12345678", name="work", start_time_unix_nano=start, end_time_unix_nano=start)
+        post(web, {service: [span]})
+    asked = {depth: pb.TraceQueryParameters(service_name=service, search_depth=depth) for depth in (1, 2, 3)}
+    for depth, query in asked.items():
+        ids = ask(channel, f"{READER}/FindTraceIDs", pb.FindTracesRequest(query=query), pb.FindTraceIDsResponse).trace_ids
+        assert [each.trace_id for each in ids] == [*ages][:depth]
 
 
 # --- over HTTP
