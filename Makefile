@@ -86,4 +86,4 @@ docs: setup ## write docs/cli.md and docs/settings.md from the code
 
 .PHONY: demo demo-matrix bench docs
 
-include collector/otelcol/otelcol.mk deploy/jaeger/jaeger.mk
+include collector/otelcol/otelcol.mk deploy/jaeger/jaeger.mk deploy/deploy.mk

@@ -69,7 +69,7 @@ def environment(settings: Settings) -> dict[str, str]:
         **settings.environment(),
         "AGL_STORE": settings.queue_address.rpartition("://")[2],
         "AGL_OTELCOL_CLICKHOUSE": exporter_url(ServerAddress.parse(settings.clickhouse_db)),
-        "AGL_OTELCOL_ANNOUNCE_CLICKHOUSE": f"{scheme}://{settings.host}:{settings.clickhouse_port}",
+        "AGL_OTELCOL_ANNOUNCE_CLICKHOUSE": f"{scheme}://{settings.announced_host}:{settings.clickhouse_port}",
         "AGL_OTELCOL_UNIDENTIFIED": "drop" if settings.unidentified == "drop" else "keep",  # adopting is the late pass's
         "AGL_OTELCOL_LOG_LEVEL": _LEVELS.get(settings.log_level, settings.log_level.lower()),
         "AGL_OTELCOL_HEALTH_PORT": str(free_port(settings.host)),
@@ -95,8 +95,8 @@ def tls_overlay(settings: Settings) -> dict[str, Any]:
     names = {"ca_file": settings.tls_ca, "cert_file": settings.tls_client_cert, "key_file": settings.tls_client_key}
     queue = {"queue": {"tls": {"insecure": False, **{name: _path(path) for name, path in names.items() if path}}}}
     where = {
-        "collector_grpc": f"https://{settings.host}:{settings.otlp_grpc_port}",
-        "collector_http": f"https://{settings.host}:{settings.otlp_http_port}",
+        "collector_grpc": f"https://{settings.announced_host}:{settings.otlp_grpc_port}",
+        "collector_http": f"https://{settings.announced_host}:{settings.otlp_http_port}",
     }
     return {
         "receivers": {"otlp": {"protocols": {"grpc": {"tls": serving}, "http": {"tls": serving}}}},

@@ -30,6 +30,9 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     """The address services listen on. Nothing listens beyond loopback unless this says so."""
+    advertise: str = ""
+    """The host name (or address) by which others reach the services of this process, where it is not `host`: in a container, whose `host`
+    is 0.0.0.0, the container's name."""
     data_dir: Path = Path(".agl")
     """Everything that is kept: queue, traces, write-ahead log, runs, stack.json."""
     queue_port: int = Field(default=4747, ge=0, le=65535)
@@ -158,6 +161,11 @@ class Settings(BaseSettings):
         if unknown:
             raise SettingsError(f"{CONFIG_FILE} has unknown keys: {', '.join(unknown)}. Known keys: {', '.join(cls.model_fields)}")
         return settings
+
+    @property
+    def announced_host(self) -> str:
+        """The host that services tell the queue."""
+        return self.advertise or self.host
 
     @property
     def queue_db(self) -> str:

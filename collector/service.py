@@ -149,9 +149,9 @@ class Collector:
         sql_port = await self._serve(sql_app, settings.clickhouse_port, "AGL_CLICKHOUSE_PORT", tls)
         scheme = "https" if tls else "http"
         self.addresses = {
-            "collector_grpc": f"{'https://' if tls else ''}{settings.host}:{grpc_port}",
-            "collector_http": f"{scheme}://{settings.host}:{http_port}",
-            "clickhouse": f"{scheme}://{settings.host}:{sql_port}",
+            "collector_grpc": f"{'https://' if tls else ''}{settings.announced_host}:{grpc_port}",
+            "collector_http": f"{scheme}://{settings.announced_host}:{http_port}",
+            "clickhouse": f"{scheme}://{settings.announced_host}:{sql_port}",
         }
         self._presence = Presence(self._queue, "collector", self.addresses["collector_http"], self.addresses)
         self._presence.start()

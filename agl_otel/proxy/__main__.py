@@ -37,7 +37,7 @@ async def serve(settings: Settings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     token = settings.token.get_secret_value()
     tls = Tls.load(settings)
-    url = f"{'https' if tls else 'http'}://{settings.host}:{settings.proxy_port}"
+    url = f"{'https' if tls else 'http'}://{settings.announced_host}:{settings.proxy_port}"
     async with QueueClient(settings.queue_address, token=token) as queue:
         telemetry = Telemetry.start(otlp_endpoint=await _collector(queue, settings), token=token, service_name="agl-otel-proxy")
         models = ModelList(load_models(settings.models))

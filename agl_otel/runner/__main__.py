@@ -6,6 +6,7 @@ Exit codes: 0 stopped in order or `--max-rollouts` done; 1 no stack answers; 2 u
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
 from collections import Counter
@@ -16,8 +17,10 @@ from typing import Any, Final
 import click
 
 from agl_otel.errors import AglError, UsageError
-from agl_otel.runner.agents import CommandAgent, ContainerAgent, FunctionAgent, HttpAgent, Limits, load_function
-from agl_otel.runner.job import Agent
+from agl_otel.runner.agents import CommandAgent, ContainerAgent, FunctionAgent, HttpAgent, KubernetesAgent, Limits, load_function
+from agl_otel.runner.job import Agent, Grader
+from agl_otel.runner.kubernetes import check_pod
+from agl_otel.runner.kubernetes_api import Cluster
 from agl_otel.runner.limits import parse_size
 from agl_otel.runner.process import run_runner
 from agl_otel.runner.running import RunnerEvent
@@ -35,6 +38,10 @@ class AgentOptions:
     function: str | None = None
     url: str | None = None
     image: str | None = None
+    kubernetes: bool = False
+    kubernetes_api: str = ""
+    namespace: str = ""
+    pod: str = "{}"
     grader: str | None = None
     instrument: bool | None = None
     warm: bool = False
@@ -54,6 +61,8 @@ class AgentOptions:
         if self.function:
             return self._function_agent
         grader = load_function(self.grader) if self.grader else None
+        if self.kubernetes:
+            return self._kubernetes_agent(grader)
         if self.url:
             return HttpAgent(self.url, grader=grader, hooked=self.hooked)
         limits = Limits(*(parse_size(text) if text else None for text in (self.memory_limit, self.output_limit)))
@@ -63,6 +72,16 @@ class AgentOptions:
             self.command, grader=grader, instrument="auto" if self.instrument is None else self.instrument,
             warm=self.warm, preload=self.preload, limits=limits, hooked=self.hooked or None,
         )  # fmt: skip
+
+    def _kubernetes_agent(self, grader: Grader | None) -> Agent:
+        if not self.image:
+            raise UsageError("--kubernetes runs a container: name it with --image")
+        try:
+            pod = check_pod(json.loads(self.pod))
+        except ValueError as error:
+            raise UsageError(f"--pod is no JSON: {error}") from None
+        cluster = Cluster.found(self.kubernetes_api, self.namespace)
+        return KubernetesAgent(self.image, self.command, cluster=cluster, grader=grader, pod=pod, hooked=self.hooked or None)
 
     def _function_agent(self) -> Agent:
         return FunctionAgent(load_function(self.function or ""), grader=load_function(self.grader) if self.grader else None)
@@ -97,6 +116,10 @@ def line_of(event: RunnerEvent) -> str:
 @click.option("--function", "--agent", "function", help="Agent: path/to/file.py:function or package.module:function.")
 @click.option("--url", help="Agent: an HTTP endpoint that gets each task by POST.")
 @click.option("--image", help="Agent: a container image, run by docker or podman with COMMAND as its arguments.")
+@click.option("--kubernetes", is_flag=True, help="Run --image as a Kubernetes Job for each attempt, in the cluster that this runs in.")
+@click.option("--kubernetes-api", default="", metavar="URL", help="API server to use instead (`kubectl proxy` serves one).")
+@click.option("--namespace", default="", help="Namespace of the Jobs; default that of this pod.")
+@click.option("--pod", default="{}", metavar="JSON", help="Fields of the Jobs' pods: nodeSelector, tolerations, containers[0].resources ….")
 @click.option("--grader", help="Grader of the answers: path/to/file.py:function, called with (task, answer).")
 @click.option("--concurrency", default=8, show_default=True, type=click.IntRange(min=1), help="How many attempts run at once.")
 @click.option("--max-rollouts", type=click.IntRange(min=1), help="Stop after so many.")

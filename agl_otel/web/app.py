@@ -131,8 +131,8 @@ async def serve(settings: Settings) -> None:
         except OSError as error:
             await runner.cleanup()
             raise InUseError(f"port {settings.web_port} on {settings.host} is in use: choose another with AGL_WEB_PORT") from error
-        url = f"{'https' if tls else 'http'}://{settings.host}:{settings.web_port}"
-        presence = Presence(store.queue, "web", f"web@{settings.host}:{settings.web_port}", {"web": url})
+        url = f"{'https' if tls else 'http'}://{settings.announced_host}:{settings.web_port}"
+        presence = Presence(store.queue, "web", f"web@{settings.announced_host}:{settings.web_port}", {"web": url})
         presence.start()
         await stop.wait()
         await presence.leave()

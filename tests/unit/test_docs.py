@@ -29,7 +29,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_make_verbs_and_commands_named_in_docs_exist(page: Path) -> None:
     from agl_otel.cli import COMMANDS
 
-    makefiles = (ROOT / "Makefile", ROOT / "collector" / "otelcol" / "otelcol.mk")
+    makefiles = (ROOT / "Makefile", ROOT / "collector" / "otelcol" / "otelcol.mk", ROOT / "deploy" / "deploy.mk")
     verbs = {verb for path in makefiles for verb in re.findall(r"^([a-z-]+):", path.read_text(), flags=re.MULTILINE)}
     text = page.read_text()
     assert set(re.findall(r"(?:`|\$ )make ([a-z-]+)", text)) <= verbs
