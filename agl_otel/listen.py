@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Generator
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from aiohttp import web
+
+from agl_otel.settings import Settings
 
 TLS_HANDSHAKE: Final = b"\x16"
 FIRST_BYTE_SECONDS: Final = 10.0
@@ -26,6 +30,7 @@ BACKLOG: Final = 1024
 IDLE_SECONDS: Final = 75.0  # longer than exporters rest between two requests (5 s, metrics 60 s)
 BODY_SECONDS: Final = 120.0  # 64 MiB over 5 Mbit/s
 NO_CERTIFICATE: Final = "this port wants a client certificate of the authority in AGL_TLS_CLIENT_CA"
+_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _logger = logging.getLogger(__name__)
 
 
@@ -72,6 +77,40 @@ async def bodies_in_time(request: web.Request, handler: Callable[[web.Request], 
     """`body_in_time` for every request of an application."""
     with body_in_time(request):
         return await handler(request)
+
+
+def only_own_pages(origins: Collection[str] = (), *, names: Collection[str] | None = None) -> Any:
+    """Middleware that refuses what a page of another site makes a browser send: anybody may write a page that posts to 127.0.0.1.
+
+    `origins` are those whose pages may (* for all). `names`, where given, are the host names that a request may ask for besides
+    addresses: a page whose own name was pointed at this machine asks for that name (DNS rebinding). Programs send neither header.
+    """
+
+    @web.middleware
+    async def check(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+        asked = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
+        if names is not None and asked not in names and not _is_address(asked):
+            return web.Response(status=403, text=f"this service is not called {asked!r:.100}: use its address\n")
+        origin = request.headers.get("Origin", "")
+        if request.method not in _READING and origin and not {origin, "*"} & set(origins):
+            own = request.headers.get("Sec-Fetch-Site") == "same-origin" or urlsplit(origin).netloc == request.headers.get("Host")
+            if not own:
+                return web.Response(status=403, text=f"pages of {origin!r:.100} may not call this service (AGL_CORS_ORIGINS)\n")
+        return await handler(request)
+
+    return check
+
+
+def own_names(settings: Settings) -> list[str] | None:
+    """The host names of a service that only this machine reaches and that asks for no token; None: any."""
+    closed = _is_address(settings.host) and (settings.host in ("", "localhost") or ipaddress.ip_address(settings.host).is_loopback)
+    return [settings.host, settings.announced_host] if closed and not settings.token.get_secret_value() else None
+
+
+def _is_address(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return host in ("", "localhost")
 
 
 async def listen(runner: web.AppRunner, host: str, port: int, context: ssl.SSLContext | None) -> int:

@@ -1,14 +1,26 @@
-"""How services write their logs: text for people, or one JSON object a line for machines (setting `log_format`)."""
+"""How services and commands write their logs: text for people, or one JSON object a line for machines (setting `log_format`).
+
+What is logged may quote agents and strangers: it is written so that a terminal shows it and does not obey it.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
+from agl_otel.printable import json_text, printable_lines
+
 TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class TextFormatter(logging.Formatter):
+    """One record: its line, and indented below what belongs to it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Without characters that a terminal would obey."""
+        return printable_lines(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -25,11 +37,11 @@ class JsonFormatter(logging.Formatter):
         entry |= {name: value for name, value in vars(record).items() if name not in _PLAIN}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False, default=str)
+        return json_text(entry)
 
 
-def configure(level: str, style: Literal["text", "json"]) -> None:
-    """Log to stderr; replaces what was configured before."""
+def configure(level: str, style: Literal["text", "json"] = "text", *, line: str = TEXT, force: bool = False) -> None:
+    """Log to stderr, in lines of the form `line`; with `force` also where somebody has configured logging before."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if style == "json" else logging.Formatter(TEXT))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter(line))
+    logging.basicConfig(level=level, handlers=[handler], force=force)

@@ -44,7 +44,7 @@ def main() -> int:
     """Run the service with the settings of the environment; the exit code is 0, or 1 with one line on stderr."""
     try:
         settings = Settings.load()
-        logformat.configure(settings.log_level, settings.log_format)
+        logformat.configure(settings.log_level, settings.log_format, force=True)
         answer_first()
         asyncio.run(serve(settings))
     except AglError as error:

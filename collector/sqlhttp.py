@@ -99,6 +99,7 @@ class SqlEndpoint:
             "X-ClickHouse-Format": used,
             "X-ClickHouse-Timezone": "UTC",
             "X-ClickHouse-Summary": f'{{"read_rows":"0","read_bytes":"0","elapsed_ns":"{elapsed}"}}',
+            "X-Content-Type-Options": "nosniff",  # rows hold what agents said
             "Content-Type": guard.CONTENT_TYPES.get(used, "text/plain; charset=UTF-8"),
         }
         return web.Response(body=data, headers=headers)
@@ -134,7 +135,7 @@ class SqlEndpoint:
             with contextlib.suppress(ValueError):
                 sent = BasicAuth.decode(sent).password
         candidates = (sent.removeprefix("Bearer "), request.headers.get("X-ClickHouse-Key", ""), request.query.get("password", ""))
-        return any(hmac.compare_digest(candidate.encode(), self._token.encode()) for candidate in candidates)
+        return any(hmac.compare_digest(candidate.encode(errors="replace"), self._token.encode()) for candidate in candidates)
 
 
 async def _form(request: web.Request) -> dict[str, str]:

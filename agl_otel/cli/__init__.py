@@ -14,6 +14,7 @@ import click
 
 from agl_otel import __version__
 from agl_otel.errors import AglError, UsageError
+from agl_otel.printable import printable_lines
 
 COMMANDS: Final = {
     "up": "agl_otel.cli.up:up",
@@ -84,6 +85,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except AglError as error:
-        click.secho(f"error: {error}", fg="red", err=True)
+        click.secho(f"error: {printable_lines(str(error))}", fg="red", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
     sys.exit(code if isinstance(code, int) else 0)

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.errors import UnavailableError
+from agl_otel.printable import printable_lines
 from agl_otel.settings import Settings
 from agl_otel.stack import read_stack_file
 from agl_otel.store import Store
@@ -93,7 +94,7 @@ async def _status(session: aiohttp.ClientSession, address: str) -> dict[str, Any
 
 def _print(console: Console, found: Mapping[str, Any]) -> None:
     if "error" in found:
-        console.print(f"{found['address']}: {found['error']}", style="red", markup=False)
+        console.print(printable_lines(f"{found['address']}: {found['error']}"), style="red", markup=False)
         return
     disk = found["disk"]
     title = f"{found['address']}, up {found['uptime_seconds']:.0f} s, disk {disk['level']}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import shutil
@@ -16,6 +15,8 @@ from urllib.parse import urlsplit
 
 import click
 
+from agl_otel import logformat
+from agl_otel.printable import json_text
 from agl_otel.processes import kill_all, on_stop_signals
 from agl_otel.settings import PORTS, Settings
 
@@ -85,13 +86,13 @@ def warn_of_passwords(flags: Mapping[str, Any]) -> None:
 
 def setup_logging(level: str = "WARNING") -> None:
     """Log to stderr, for commands."""
-    logging.basicConfig(level=level, format="%(levelname)s %(message)s")
+    logformat.configure(level, line="%(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def print_json(value: Any) -> None:
     """Print one JSON document."""
-    click.echo(json.dumps(value, ensure_ascii=False, default=str))
+    click.echo(json_text(value))
 
 
 def own_command() -> str:

@@ -25,6 +25,7 @@ from typing import Final, NoReturn
 import aiohttp
 import click
 
+from agl_otel import logformat
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.queue import SECONDS, finished_before
 from agl_otel.collector.maintenance import Maintenance
@@ -227,7 +228,7 @@ def service() -> int:
     """`python -m agl_otel.cli.maintain`: exit code 0, or 1 with one line on stderr."""
     try:
         settings = Settings.load()
-        logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+        logformat.configure(settings.log_level, settings.log_format)
         asyncio.run(serve(settings))
     except AglError as error:
         click.echo(f"agl-otel maintain: {error}", err=True)

@@ -11,6 +11,7 @@ from typing import Any, Final, get_args
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +20,7 @@ from agl_otel.cli.common import data_dir_option, json_option, print_json, run_as
 from agl_otel.cli.erase import eraser, keep_spans_option
 from agl_otel.cli.render import plain
 from agl_otel.errors import SettingsError, UsageError
+from agl_otel.printable import printable
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import Settings
@@ -54,7 +56,7 @@ def progress(*, silent: bool) -> Progress:
 
 def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """A table whose first column is never cut."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=escape(printable(title)), title_justify="left")
     for number, column in enumerate(columns):
         table.add_column(column, no_wrap=number == 0)
     for row in rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +12,7 @@ from rich.console import Console
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, store_option
 from agl_otel.cli.queue import clock, open_queue, table_of
 from agl_otel.errors import NotFoundError
+from agl_otel.printable import json_text
 from agl_otel.types import WorkerStatus
 
 
@@ -68,7 +68,7 @@ def show(resources_id: str | None, version: int | None, data_dir: Path | None, s
         if as_json:
             print_json(content)
         else:
-            click.echo(json.dumps(content, indent=2, ensure_ascii=False))
+            click.echo(json_text(content, indent=2))
 
     run_async(main)
 

@@ -16,6 +16,7 @@ from rich.tree import Tree
 from agl_otel import semconv
 from agl_otel.adapters.history import in_full
 from agl_otel.cli.conversation import PROMPT_TOKENS, said, with_prompt_tokens
+from agl_otel.printable import printable
 from agl_otel.types import Attempt, Rollout, Span, Verdict
 
 WIDEST_VALUE: Final = 60  # characters of an attribute value on one line
@@ -28,7 +29,7 @@ VERDICT_STYLES: Final = {"complete": "green", "incomplete": "red", "unproven": "
 
 def plain(value: object, width: int = WIDEST_VALUE) -> str:
     """`value` as one short line without control characters."""
-    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+    text = printable(str(value))
     return text if len(text) <= width else text[: width - 1] + "…"
 
 

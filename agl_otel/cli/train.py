@@ -12,6 +12,7 @@ from rich.console import Console
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.live import LiveSteps
 from agl_otel.errors import SettingsError
+from agl_otel.printable import printable_lines
 from agl_otel.settings import Settings
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ async def _search(job: Job, settings: Settings, folder: Path, console: Console) 
     best = {name: prompt.template for name, prompt in found.get_best_prompts().items()}
     console.print(f"best score: {found.best_score:.3f} on {len(val_tasks)} tasks  ({found.stopped_because})", soft_wrap=True)
     for name, template in best.items():
-        console.print(f"{name}: {template}", soft_wrap=True, markup=False)
+        console.print(f"{name}: {printable_lines(str(template))}", soft_wrap=True, markup=False)
     console.print(f"kept in {folder}", soft_wrap=True)
     return {
         "best_score": found.best_score,

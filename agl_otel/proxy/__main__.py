@@ -9,6 +9,7 @@ import signal
 import sys
 from typing import Final
 
+from agl_otel import logformat
 from agl_otel.errors import AglError, InUseError
 from agl_otel.instrumentation.setup import Telemetry
 from agl_otel.interpreter import answer_first
@@ -93,7 +94,7 @@ def main() -> int:
     """Run the service with the settings of the environment; the exit code is 0, or 1 with a message on stderr."""
     try:
         settings = Settings.load()
-        logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+        logformat.configure(settings.log_level, settings.log_format)
         asyncio.run(serve(settings))
     except AglError as error:
         print(f"agl-otel proxy: {error}", file=sys.stderr)  # noqa: T201  # a message for the person who started it

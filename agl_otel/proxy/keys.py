@@ -33,12 +33,12 @@ def is_ours(key: str) -> bool:
 def may_call(token: str, given: str, rollout_id: str, attempt_id: str) -> bool:
     """Whether `given` opens this attempt: its own key, the shared one, or the stack's token itself."""
     fitting = (attempt_key(token, rollout_id, attempt_id), shared_key(token), token)
-    return not token or any(hmac.compare_digest(given.encode(), key.encode()) for key in fitting)
+    return not token or any(hmac.compare_digest(given.encode(errors="replace"), key.encode()) for key in fitting)
 
 
 def is_trusted(token: str, given: str) -> bool:
     """Whether `given` is the stack's token or the shared key."""
-    return not token or any(hmac.compare_digest(given.encode(), key.encode()) for key in (shared_key(token), token))
+    return not token or any(hmac.compare_digest(given.encode(errors="replace"), key.encode()) for key in (shared_key(token), token))
 
 
 def _made(token: str, what: str) -> str:

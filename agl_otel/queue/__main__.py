@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 
+from agl_otel import logformat
 from agl_otel.errors import AglError
 from agl_otel.queue.server import QueueServer, open_engine
 from agl_otel.settings import Settings
@@ -36,7 +37,7 @@ def main() -> int:
     """Run the service with the settings of the environment; the exit code is 0, or 1 with a message on stderr."""
     try:
         settings = Settings.load()
-        logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+        logformat.configure(settings.log_level, settings.log_format)
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         asyncio.run(serve(settings))
     except AglError as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +15,9 @@ from typing import Any, Final
 
 import click
 
+from agl_otel import logformat
 from agl_otel.errors import AglError, UsageError
+from agl_otel.printable import printable, printable_lines
 from agl_otel.runner.agents import CommandAgent, ContainerAgent, FunctionAgent, HttpAgent, KubernetesAgent, Limits, load_function
 from agl_otel.runner.job import Agent, Grader
 from agl_otel.runner.kubernetes import check_pod
@@ -106,7 +107,7 @@ def line_of(event: RunnerEvent) -> str:
     """How one attempt ended, in a line."""
     who = f"{event.outcome:<10} {event.rollout_id} {event.attempt_id}"
     if event.error:
-        return f"{who} Ended after {event.seconds:.2f}s: {event.error.strip().splitlines()[-1]}"
+        return f"{who} Ended after {event.seconds:.2f}s: {printable(event.error.strip().splitlines()[-1])}"
     reward = "none from the runner" if event.reward is None else f"{event.reward:g}" if event.reward % 1 else f"{event.reward:.1f}"
     return f"{who} Completed in {event.seconds:.2f}s. Collected {event.spans} span(s). Final reward: {reward}"
 
@@ -147,7 +148,8 @@ def runner(modes: tuple[RolloutMode, ...], labels: tuple[str, ...], **options: A
 
     In COMMAND `{question}` is filled from the task; what it prints is the answer that the grader gets.
     """
-    logging.basicConfig(level=Settings.load().log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    settings = Settings.load()
+    logformat.configure(settings.log_level, settings.log_format)
     about_agent = {field.name: options.pop(field.name) for field in fields(AgentOptions)}
     agent = AgentOptions(**about_agent).build()
     counts = asyncio.run(run_runner(agent, modes=modes, labels=parse_labels(labels), on_event=Progress().show, **options))
@@ -158,5 +160,5 @@ if __name__ == "__main__":
     try:
         runner()
     except AglError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {printable_lines(str(error))}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)

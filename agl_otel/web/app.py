@@ -14,8 +14,9 @@ from typing import Final
 
 from aiohttp import web
 
+from agl_otel import logformat
 from agl_otel.errors import AglError, InUseError, http_status
-from agl_otel.listen import bodies_in_time, listen, make_runner, require_certificate
+from agl_otel.listen import bodies_in_time, listen, make_runner, only_own_pages, own_names, require_certificate
 from agl_otel.queue.convert import reachable
 from agl_otel.queue.presence import Presence
 from agl_otel.settings import Settings
@@ -73,7 +74,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     token = request.app[TOKEN]
     given = request.headers.get("Authorization", "").removeprefix("Bearer ")
     open_to_all = request.path in OPEN_PATHS or request.match_info.route.name == static.PAGE
-    if token and not open_to_all and not hmac.compare_digest(given.encode(), token.encode()):
+    if token and not open_to_all and not hmac.compare_digest(given.encode(errors="replace"), token.encode()):
         return web.json_response({"detail": "a bearer token is needed: set AGL_TOKEN to the stack's token"}, status=401)
     try:
         return await handler(request)
@@ -93,9 +94,10 @@ async def cors(request: web.Request, handler: Handler) -> web.StreamResponse:
     return answer
 
 
-def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = ()) -> web.Application:
-    """The application over a store that is open in the running loop."""
-    app = web.Application(middlewares=[bodies_in_time, cors, guard], client_max_size=MAX_BODY_BYTES)
+def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = (), names: Sequence[str] | None = None) -> web.Application:
+    """The application over a store that is open in the running loop; `names`: see `only_own_pages`."""
+    own_pages = only_own_pages([origin.strip() for origin in cors_origins if origin.strip()], names=names)
+    app = web.Application(middlewares=[bodies_in_time, cors, own_pages, guard], client_max_size=MAX_BODY_BYTES)
     app[STORE] = store
     app[TOKEN] = token
     app[ORIGINS] = frozenset(origin.strip() for origin in cors_origins if origin.strip())
@@ -118,7 +120,7 @@ async def serve(settings: Settings) -> None:
     token = settings.token.get_secret_value()
     tls = Tls.load(settings)
     async with Store(settings.queue_address, token=token) as store:
-        app = build_app(store, token, settings.cors_origins.split(","))
+        app = build_app(store, token, settings.cors_origins.split(","), own_names(settings))
         if tls is not None and tls.client_authority is not None:
             app.middlewares.append(require_certificate(OPEN_PATHS))
         jaeger = JaegerServer(store, token)
@@ -145,7 +147,7 @@ def main() -> int:
     import logging
 
     settings = Settings.load()
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logformat.configure(settings.log_level, settings.log_format)
     try:
         asyncio.run(serve(settings))
     except AglError as error:

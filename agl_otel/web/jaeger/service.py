@@ -183,7 +183,7 @@ class JaegerServer:
 
     async def _check(self, context: Context) -> None:
         given = dict(context.invocation_metadata() or ()).get("authorization", "")
-        if self._token and not hmac.compare_digest(str(given).encode(), f"Bearer {self._token}".encode()):
+        if self._token and not hmac.compare_digest(str(given).encode(errors="replace"), f"Bearer {self._token}".encode()):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this port wants the header `authorization: Bearer TOKEN` (AGL_TOKEN)")
 
 

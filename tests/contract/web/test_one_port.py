@@ -70,3 +70,21 @@ def test_only_pages_of_the_given_origin_may_call(web: Web) -> None:
         assert web.call("GET", path, headers={"Origin": ORIGIN}).headers["Access-Control-Allow-Origin"] == ORIGIN
         assert web.call("GET", path, headers={"Origin": "http://other.example"}).headers["Access-Control-Allow-Origin"] is None
     assert web.call("OPTIONS", "/v1/agl/rollouts", headers={"Origin": "http://other.example", **asks}).status != 204
+
+
+def test_pages_of_other_sites_cannot_make_a_browser_change_anything(web: Web) -> None:
+    """A form or a fetch without CORS sends text/plain, and no question before."""
+    body, plain_text = b'{"input": "from a page"}', {"Content-Type": "text/plain"}
+    before = web.rest("GET", "/rollouts").json["total"]
+    for origin in ("http://other.example", "null", "http://127.0.0.1:1", "https://" + web.url.partition("://")[2].replace("127", "128")):
+        answer = web.call("POST", "/v1/agl/queues/rollouts/enqueue", body, {"Origin": origin, **plain_text})
+        assert answer.status == 403 and b"may not call this service" in answer.body, origin
+    assert web.rest("GET", "/rollouts").json["total"] == before
+    assert web.call("POST", "/v1/agl/sql", b'{"query": "SELECT 1"}', {"Origin": web.url}).status == 200
+    assert web.call("POST", "/v1/agl/sql", b'{"query": "SELECT 1"}', {"Origin": ORIGIN}).status == 200
+
+
+def test_a_name_that_was_pointed_at_this_machine_is_refused(web: Web) -> None:
+    assert web.call("GET", "/v1/agl/rollouts", headers={"Host": "rebound.example"}).status == 403
+    assert web.call("GET", "/v1/agl/rollouts", headers={"Host": "localhost:1"}).status == 200
+    assert web.call("GET", "/v1/agl/rollouts", headers={"Host": "[::1]:4748"}).status == 200

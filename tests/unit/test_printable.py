@@ -1,0 +1,50 @@
+"""Text of others in a terminal, a log and a JSON document: shown, never obeyed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from agl_otel.logformat import JsonFormatter, TextFormatter
+from agl_otel.printable import json_text, printable, printable_lines
+from agl_otel.runner.__main__ import line_of
+from agl_otel.runner.running import RunnerEvent
+
+HOSTILE = [
+    "\x1b[2J\x1b[H", "\x1b]0;title\x07", "\x1b]8;;http://x\x1b\\link", "\x9b31m", "\x08\x08\x08", "\r\x1b[Kok", "\u202egnp.exe",
+    "\u2066x\u2069",    "a\x00b", "\x7f", "\x1b]52;c;ZXZpbA==\x07", "[bold red]x[/]", "\x1bP+q\x1b\\", "\x84\x85\x8d", "\u200f", "\u2028x",
+]  # fmt: skip
+
+
+def obeyed(text: str) -> bool:
+    """Whether a terminal would do more than show it."""
+    return any(not (c.isprintable() or c == "\n") for c in text)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_is_shown_is_not_obeyed(text: str) -> None:
+    assert not obeyed(printable(text)) and "\n" not in printable(text)
+    assert not obeyed(printable_lines(f"first\n{text}"))
+    assert not obeyed(json_text({"a": [text]})) and json.loads(json_text({"a": [text]})) == {"a": [text]}
+    event = RunnerEvent("ended", "ro-1", "at-1", outcome="failed", error=f"it broke\n{text}x", seconds=1.0)
+    assert not obeyed(line_of(event)) and "\n" not in line_of(event)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_log_quotes_it_and_no_line_of_it_looks_like_a_record(text: str) -> None:
+    record = logging.makeLogRecord({"msg": "it said %s", "args": (f"{text}\nERROR forged",), "levelname": "INFO"})
+    lines = TextFormatter("%(levelname)s %(message)s").format(record).split("\n")
+    assert not any(obeyed(line) for line in lines)
+    assert all(line.startswith("    ") for line in lines[1:])
+    assert not obeyed(JsonFormatter().format(record)) and json.loads(JsonFormatter().format(record))["message"].endswith("forged")
+
+
+def test_an_error_of_a_command_is_not_obeyed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agl_otel", "export", "--store", "\x1b[31mx\u202e"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0 and not obeyed(done.stderr)
