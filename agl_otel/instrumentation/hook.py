@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import functools
 import os
 import signal
 import threading
@@ -183,16 +184,24 @@ class Hook:
 
 
 def keep_sigterm_for_forked_children() -> None:
-    """Have a SIGTERM wait for a forked child until it can handle it: Python forgets those that arrive while a child is being made."""
-    before = threading.local()
+    """Have a SIGTERM wait until fork has returned: Python forgets those that arrive while a child is being made.
 
-    def hold() -> None:
-        before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    What is registered with os.register_at_fork would be too early to handle it: others that are registered have not run yet, so a lock may
+    be one of the parent's, and what a handler raises there is lost.
+    """
 
-    def let_go() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
+    def patiently(fork: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fork)
+        def wrapper(*args: Any) -> Any:
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            try:
+                return fork(*args)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    os.register_at_fork(before=hold, after_in_parent=let_go, after_in_child=let_go)
+        return wrapper
+
+    os.fork, os.forkpty = patiently(os.fork), patiently(os.forkpty)
 
 
 def is_own(ledger: Ledger, span: ReadableSpan) -> bool:

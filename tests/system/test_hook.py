@@ -155,6 +155,22 @@ def test_a_child_that_is_terminated_as_soon_as_it_is_forked_ends(receiver: OtlpR
     assert status == 0, err
 
 
+def test_a_sigterm_while_a_child_is_being_made_is_handled_when_it_is_made(receiver: OtlpReceiver, agent: Agent) -> None:
+    code = """
+    tracer.start_span('work').end()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+    os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))  # what it raised there would be lost
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(7)
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    status, _, err = agent.run(code)
+    assert status == 5, err
+    assert "agl-otel:" not in err and sealed_completely(receiver)
+
+
 def test_a_span_that_ends_while_the_process_ends_is_counted_and_exported(receiver: OtlpReceiver, agent: Agent) -> None:
     code = """
     from agl_otel.instrumentation.export import ExportProcessor
