@@ -50,7 +50,8 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingType
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
         handlers = {protocol.method: self._export(protocol) for protocol in PROTOCOLS} | {BARRIER_METHOD: self._barrier}
-        self._handlers = {method: grpc.unary_unary_rpc_method_handler(self._guarded(handler)) for method, handler in handlers.items()}
+        guarded = {method: self._guarded(method, handler) for method, handler in handlers.items()}
+        self._handlers = {method: grpc.unary_unary_rpc_method_handler(call) for method, call in guarded.items()}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
         """The handler of a method."""
@@ -77,10 +78,10 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingType
         await self._receiver.writer.barrier()
         return b""
 
-    def _guarded(self, handler: _Handle) -> Any:
+    def _guarded(self, method: str, handler: _Handle) -> Any:
         async def call(raw: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
             metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-            if not self._receiver.allowed(metadata.get("authorization", "")):
+            if not self._receiver.allowed(metadata.get("authorization", ""), sending=method != BARRIER_METHOD):
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNAUTHENTICATED)
             try:
                 return await handler(raw, metadata)

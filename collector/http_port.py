@@ -26,6 +26,7 @@ LONG_BYTES: Final = 64 << 10  # bodies from here on are unpacked in a thread
 UNPACKING: Final = 4  # threads that unpack at a time: each may hold as much as `max_message_bytes`
 OPEN: Final = frozenset({"/health"})
 """Paths that ask for neither token nor client certificate."""
+_SENDING: Final = frozenset(protocol.path for protocol in PROTOCOLS)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -141,7 +142,7 @@ class HttpPort:
     def _not_allowed(self, request: web.Request) -> web.Response | None:
         if self._client_certificate and not peer_has_certificate(request.transport):
             return web.Response(status=401, text=NO_CERTIFICATE + "\n")
-        if not self._receiver.allowed(request.headers.get("Authorization", "")):
+        if not self._receiver.allowed(request.headers.get("Authorization", ""), sending=request.path in _SENDING):
             return web.Response(status=401, text=UNAUTHENTICATED + "\n", headers={"WWW-Authenticate": "Bearer"})
         return None
 

@@ -15,6 +15,7 @@ from agl_otel.collector.intake import Intake
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.collector.write import Writer
 from agl_otel.errors import AglError, grpc_status
+from agl_otel.ingest import ingest_key
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 RETRY_SECONDS: Final = 1  # what we tell clients to wait
@@ -39,9 +40,11 @@ class Receiver:
         """Whether this signal is switched on."""
         return self.metrics or protocol.signal != "metrics"
 
-    def allowed(self, authorization: str) -> bool:
-        """Whether a client that sends this Authorization header may come in."""
-        return not self.token or hmac.compare_digest(authorization.encode(errors="replace"), f"Bearer {self.token}".encode())
+    def allowed(self, authorization: str, *, sending: bool = False) -> bool:
+        """Whether a client that sends this Authorization header may come in; with `sending` the agents' key is enough, too."""
+        keys = (self.token, ingest_key(self.token)) if sending else (self.token,)
+        given = authorization.encode(errors="replace")
+        return not self.token or any(hmac.compare_digest(given, f"Bearer {key}".encode()) for key in keys)
 
 
 def status_of(error: AglError) -> Status:

@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import quote
 
 from agl_otel import semconv
+from agl_otel.ingest import ingest_key
 from agl_otel.proxy.keys import attempt_key, shared_key
 from agl_otel.runner.certificates import Certificates
 from agl_otel.types import LLM, AttemptedRollout, Describe, NamedResources, PromptTemplate, ProxyLLM, routed_base_url
@@ -99,12 +100,12 @@ def process_environment(
     """The environment of the process of one attempt.
 
     `base` is what the user runs with; `resources` are the rollout's own, as the queue has them; `traceparent` names the attempt's
-    root span; `token` is what the collector asks for (empty: nothing).
+    root span; `token` is the stack's (empty: none); the agent gets keys made from it, which send its telemetry and call its model.
     """
     rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
     ids = {semconv.ROLLOUT_ID: rollout_id, semconv.ATTEMPT_ID: attempt_id}
     seen = agent_resources(resources, rollout_id, attempt_id, addresses.proxy, token=token)
-    env = telemetry_environment(base, addresses, token=token)
+    env = telemetry_environment(base, addresses, token=ingest_key(token))
     env |= {
         semconv.ENV_ROLLOUT_ID: rollout_id,
         semconv.ENV_ATTEMPT_ID: attempt_id,

@@ -10,6 +10,7 @@ import pytest
 from opentelemetry.sdk.resources import OTELResourceDetector
 
 from agl_otel import semconv
+from agl_otel.ingest import ingest_key
 from agl_otel.runner.certificates import Certificates
 from agl_otel.runner.environment import (
     DUMMY_API_KEY,
@@ -105,8 +106,14 @@ def test_what_the_user_set_is_kept_or_replaced_by_rule(base: dict[str, str], exp
 def test_our_token_is_the_only_header_and_percent_encoded() -> None:
     env = environment({"OTEL_EXPORTER_OTLP_HEADERS": "api-key=vendor-secret"}, token="a b,c")
     key, _, value = env["OTEL_EXPORTER_OTLP_HEADERS"].partition("=")
-    assert (key, unquote(value)) == ("authorization", "Bearer a b,c")
+    assert (key, unquote(value)) == ("authorization", f"Bearer {ingest_key('a b,c')}")
     assert "," not in value
+
+
+def test_no_variable_of_an_agent_holds_the_stacks_token() -> None:
+    env = environment({"AGL_TOKEN": "stack-secret", "AGL_QUEUE_URL": "postgresql://u:stack-secret@h/d"}, token="stack-secret")
+    assert not [name for name, value in env.items() if "stack-secret" in unquote(value)]
+    assert len({ingest_key("stack-secret"), env["OPENAI_API_KEY"], "stack-secret"}) == 3
 
 
 def test_the_users_otlp_metrics_keep_their_endpoint_and_get_no_token_of_ours() -> None:

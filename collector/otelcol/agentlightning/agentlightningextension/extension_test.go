@@ -109,6 +109,13 @@ func TestSendersMustShowTheTokenWhereThereIsOne(t *testing.T) {
 	}
 }
 
+func TestAgentsSendWithAKeyMadeFromTheToken(t *testing.T) {
+	closed := start(t, map[string]any{"token": "secret"})
+	// What agl_otel.ingest.ingest_key("secret") gives.
+	_, err := closed.Authenticate(t.Context(), map[string][]string{"authorization": {"Bearer agl-172fbf46d31bf63b7f3c3ad4ec3cfeaed9ef4214"}})
+	require.NoError(t, err)
+}
+
 func TestAnExporterShowsTheSameToken(t *testing.T) {
 	for token, sent := range map[string]map[string]string{"": nil, "secret": {"authorization": "Bearer secret"}} {
 		credentials, err := start(t, map[string]any{"token": token}).PerRPCCredentials()
