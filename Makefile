@@ -81,9 +81,17 @@ demo-matrix: setup ## the demo with every target, ten seeds and the control: hal
 bench: setup ## benchmarks: a baseline and ours, interleaved; one JSON object a line
 	$(RUN) python -m bench $(ARGS)
 
-docs: setup ## write docs/cli.md and docs/settings.md from the code
+docs: setup ## write the pages of reference in docs/ from the code
 	$(RUN) python docs/generate.py
 
-.PHONY: demo demo-matrix bench docs
+build/docs/.made: docs/site.txt | $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) build/docs
+	$(UV) pip install --quiet --python build/docs/bin/python -r docs/site.txt
+	@touch $@
+
+site: build/docs/.made ## build the pages of docs/ as a site into build/site
+	build/docs/bin/python -m mkdocs build --strict --quiet
+
+.PHONY: demo demo-matrix bench docs site
 
 include collector/otelcol/otelcol.mk deploy/jaeger/jaeger.mk deploy/deploy.mk

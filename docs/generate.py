@@ -1,7 +1,9 @@
-"""Write docs/cli.md and docs/settings.md from the code itself: `make docs`. A test holds the files against this output."""
+"""Write the pages of reference from the code itself: `make docs`. A test holds the files against this output."""
 
 from __future__ import annotations
 
+import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +12,12 @@ import click
 
 from agl_otel.cli import cli
 from agl_otel.settings import CONFIG_FILE, SECRETS, Settings
+from agl_otel.web.rest import ROUTES
+from agl_otel.web.routes import PREFIX
+from agl_otel.web.views import VIEWS
 
 HERE = Path(__file__).parent
+ROOM = HERE.parent / "agl_otel"
 NOTE = "<!-- Written by `make docs`; do not edit. -->"
 
 
@@ -62,7 +68,86 @@ def settings_page() -> str:
     return "\n".join(parts) + "\n"
 
 
-PAGES = {"cli.md": cli_page, "settings.md": settings_page}
+def semconv_page() -> str:
+    """Every name that crosses a boundary, by section of semconv.py."""
+    source = (ROOM / "semconv.py").read_text()
+    heads = [(source[: mark.start()].count("\n") + 1, mark[1].strip()) for mark in re.finditer(r"^# --- (.+?)-*$", source, re.MULTILINE)]
+    parts = [NOTE, "# Names on the wire", "", "Attributes, span names, headers and variables; in the code they are in `agl_otel.semconv`."]
+    nodes = ast.parse(source).body
+    section = ""
+    for node, after in zip(nodes, [*nodes[1:], None], strict=True):
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.value, ast.Constant) or not isinstance(node.value.value, str):
+            continue
+        own = next((title for line, title in reversed(heads) if line < node.lineno), "")
+        if own != section:
+            section = own
+            parts += ["", f"## {section[0].upper()}{section[1:]}", "", "| name | in Python | meaning |", "|---|---|---|"]
+        about = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+        parts.append(f"| `{node.value.value}` | `{ast.unparse(node.target)}` | {_cell(str(about))} |")
+    return "\n".join(parts) + "\n"
+
+
+def tables_page() -> str:
+    """The tables and views of ClickHouse, and the queue's tables, as they are made."""
+    parts = [
+        NOTE,
+        "# Tables",
+        "",
+        "What was observed is in ClickHouse, database `otel`; what is intended is in the queue (SQLite or PostgreSQL).",
+    ]
+    parts += ["The files are applied in this order, each once; a database knows which it has.", "", "## ClickHouse", ""]
+    parts += _files(ROOM / "traces" / "schema")
+    parts += ["## The queue", "", "PostgreSQL has the same with other names of types, and the lines that begin with `-- postgres:`.", ""]
+    parts += _files(ROOM / "queue" / "sql" / "migrations")
+    return "\n".join(parts)
+
+
+def _files(folder: Path) -> list[str]:
+    found = sorted(folder.glob("*.sql"))
+    return [line for path in found for line in (f"### {path.name}", "", "```sql", path.read_text().strip(), "```", "")]
+
+
+def rest_page() -> str:
+    """Every route below /v1/agl."""
+    parts = [
+        NOTE,
+        "# REST",
+        "",
+        f"Below `{PREFIX}` of the web service (4748, or the port of `agl-otel store`). The OpenAPI document, with every",
+    ]
+    parts += [f"field, is at `{PREFIX}/openapi.json`. Errors are JSON with a `detail`. With `AGL_TOKEN`: `Authorization: Bearer TOKEN`."]
+    for title, routes in (("As in Agent Lightning 0.3", ROUTES), ("What the dashboard asks", VIEWS)):
+        parts += ["", f"## {title}", "", "| method | path | what |", "|---|---|---|"]
+        parts += [f"| {route.method} | `{PREFIX}{route.path}` | {_cell(route.about)} |" for route in routes]
+    return "\n".join(parts) + "\n"
+
+
+def grpc_page() -> str:
+    """The queue's service, as its .proto says."""
+    proto = (ROOM / "queue" / "proto" / "queue.proto").read_text().strip()
+    parts = [
+        NOTE,
+        "# gRPC",
+        "",
+        "The queue's wire (4747). Metadata `authorization: Bearer TOKEN` where `AGL_TOKEN` is set. Jaeger's remote storage v2",
+    ]
+    return "\n".join(
+        [*parts, "([jaeger.md](jaeger.md)) and OTLP (4317) are defined by their own projects.", "", "```protobuf", proto, "```", ""]
+    )
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+PAGES = {
+    "cli.md": cli_page,
+    "settings.md": settings_page,
+    "semconv.md": semconv_page,
+    "tables.md": tables_page,
+    "rest.md": rest_page,
+    "grpc.md": grpc_page,
+}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -1,18 +1,29 @@
 from __future__ import annotations
 
+import ast
 import os
 import re
 import runpy
+import shlex
 from pathlib import Path
 
+import click
 import pytest
+
+from agl_otel.cli import cli
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(EXAMPLES.rglob("README.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(EXAMPLES.rglob("README.md")),
+    *sorted((ROOT / "skills").rglob("*.md")),
+]
 
 
-@pytest.mark.parametrize("page", ["cli.md", "settings.md"])
+@pytest.mark.parametrize("page", ["cli.md", "settings.md", "semconv.md", "tables.md", "rest.md", "grpc.md"])
 def test_a_page_written_from_the_code_is_up_to_date(page: str) -> None:
     generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     assert (ROOT / "docs" / page).read_text() == generate["PAGES"][page](), "run `make docs`"
@@ -34,6 +45,70 @@ def test_make_verbs_and_commands_named_in_docs_exist(page: Path) -> None:
     text = page.read_text()
     assert set(re.findall(r"(?:`|\$ )make ([a-z-]+)", text)) <= verbs
     assert set(re.findall(r"(?:`|\$ )agl-otel ([a-z]+)", text)) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_in_docs_have_the_options_that_they_are_shown_with(page: Path) -> None:
+    """What they do is tested elsewhere; here, that a reader who types them is told of no unknown command or option."""
+    if page.name == "cli.md":
+        return
+    for typed in commands_in(page.read_text()):
+        try:
+            words = shlex.split(typed, comments=True)
+            command, name = cli, "agl-otel"
+            parent = None
+            while isinstance(command, click.Group) and len(words) > 1 and not words[1].startswith("-"):
+                parent = click.Context(command, info_name=name, parent=parent)
+                name = words.pop(1)
+                command = command.get_command(parent, name)
+                assert command is not None, f"{typed}: there is no command {name!r}"
+            if not {"--help", "-h"} & {*words}:
+                command.make_parser(click.Context(command, parent=parent, info_name=name)).parse_args(words[1:])
+        except (click.ClickException, ValueError) as error:
+            raise AssertionError(f"{page.name}: {typed}: {error}") from error
+
+
+def commands_in(text: str) -> list[str]:
+    """The `agl-otel …` lines of blocks, as a shell reads them: what a backslash or a quote goes on with is one of them."""
+    found: list[str] = []
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+        if language not in ("console", "bash", "sh", ""):
+            continue
+        lines = iter(block.splitlines())
+        for line in lines:
+            if line.removeprefix("$ ").startswith("agl-otel "):
+                whole = line.removeprefix("$ ")
+                while whole.endswith("\\") or whole.count('"') % 2:
+                    whole = whole.removesuffix("\\") + "\n" + next(lines)
+                found.append(whole)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_in_docs_is_python_and_names_what_there_is(page: Path) -> None:
+    """It is compiled, and its imports are done; the examples and tutorials that it is cut from are run by tests of their own."""
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
+        tree = compile(block, page.name, "exec", flags=flags, dont_inherit=True)
+        imports: list[ast.stmt] = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        names: dict[str, object] = {}
+        exec(compile(ast.Module(imports, []), page.name, "exec"), names)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "agl" and "agl" in names:
+                assert hasattr(names["agl"], node.attr), f"{page.name}: agl has no {node.attr}"
+
+
+def test_what_the_navigation_of_the_site_names_is_there() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    named = re.findall(r"[\w-]+\.md", navigation)
+    assert len(named) == len(set(named)) and set(named) <= {path.name for path in (ROOT / "docs").glob("*.md")}
+
+
+def test_the_skill_has_a_front_matter_and_its_links_lead_somewhere() -> None:
+    folder = ROOT / "skills" / "agl-otel"
+    head = (folder / "SKILL.md").read_text().split("---\n")[1]
+    assert re.findall(r"^(\w+): \S", head, flags=re.MULTILINE) == ["name", "description"] and "name: agl-otel" in head
+    assert {path.name for path in folder.iterdir()} == {"SKILL.md", "concepts.md", "patterns.md"}
 
 
 def test_every_example_is_in_the_table_of_examples() -> None:
