@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "doctor": "agl_otel.cli.doctor:doctor",
     "maintain": "agl_otel.cli.maintain:maintain",
     "export": "agl_otel.cli.export:export",
+    "disk": "agl_otel.cli.disk:disk",
     "backup": "agl_otel.cli.data:backup",
     "restore": "agl_otel.cli.data:restore",
 }

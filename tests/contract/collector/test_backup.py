@@ -105,3 +105,11 @@ async def test_embedded_traces_move_to_a_server(own_stack: Stack, tmp_path: Path
         own_stack.settings = own_stack.settings.model_copy(update={"clickhouse_url": server.url()})
         await check(own_stack)
     assert "does not answer" in agl(own_stack, "traces", "move", "--to", server.url(), fails=True)
+
+
+async def test_the_disk_is_measured_while_the_stack_rests(own_stack: Stack) -> None:
+    await fill(own_stack)
+    (own_stack.settings.data_dir / "VERSION").write_text("1\n")  # what `up` marks a data directory with
+    found = agl(own_stack, "disk", "--json")
+    assert found["rows"]["Rows"] == found["rows"]["Hour"] == 7 and found["bytes_per_day"] > 0 and found["full_in_seconds"] > 0
+    assert found["bytes"]["traces"] > 0 and found["bytes"]["queue.db"] > 0
