@@ -6,7 +6,8 @@ import functools
 import hashlib
 import inspect
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from agl_otel.types import AttemptedRollout, Dataset, Rollout, RolloutConfig
@@ -100,6 +101,22 @@ def may_be_tried_again(rollout: Rollout) -> bool:
     if rollout.status != "failed":
         return rollout.status == "cancelled"
     return isinstance(rollout, AttemptedRollout) and rollout.attempt.sequence_id < rollout.config.max_attempts
+
+
+def failures_of(rollouts: Iterable[Rollout]) -> Counter[str]:
+    """{why a rollout did not succeed, in its attempt's own words: how many}."""
+    left = [rollout for rollout in rollouts if rollout.status != "succeeded"]
+    return Counter((isinstance(one, AttemptedRollout) and one.attempt.error) or str(one.status) for one in left)
+
+
+def why_not(rollouts: Iterable[Rollout]) -> str:
+    """The most frequent of `failures_of`, for a message; "" where all succeeded."""
+    return in_words(failures_of(rollouts))
+
+
+def in_words(failures: Counter[str]) -> str:
+    """The three most frequent, for a message."""
+    return "; ".join(f"{count} × {text}" for text, count in failures.most_common(3))
 
 
 def sampling_seed(*names: object) -> int:

@@ -16,12 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from agl_otel.algorithms.utils import may_be_tried_again, sampling_seed
+from agl_otel.algorithms.utils import may_be_tried_again, sampling_seed, why_not
 from agl_otel.errors import AgentError, AglError, ModelServerError, SettingsError, UnavailableError
 from agl_otel.processes import Process
 from agl_otel.store import Store
 from agl_otel.trainer.job import Job
-from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest, RolloutMode
+from agl_otel.types import EnqueueRolloutRequest, RolloutMode
 
 NOTICE_SECONDS: Final = 5.0  # until the end of a process is noticed, on a busy machine
 RUNNER_STOP_SECONDS: Final = 10.0
@@ -134,7 +134,9 @@ class JobRun:
         rewards = {rollout_id: found[-1] for (rollout_id, _), found in traces.rewards.items() if found}
         values = [rewards[r.rollout_id].value if r.status == "succeeded" and r.rollout_id in rewards else None for r in finished]
         if all(value is None for value in values):
-            raise AgentError(f"none of the {len(values)} {mode} rollouts has a reward: {_why(finished)}")
+            raise AgentError(
+                f"none of the {len(values)} {mode} rollouts has a reward: {why_not(finished) or 'agents and graders gave none'}"
+            )
         verdicts = Counter(str(verdict.kind) for verdict in traces.verdicts.values())
         score = sum(value or 0.0 for value in values) / len(values)
         return Evaluation(score, [r.rollout_id for r in finished], values, verdicts, traces.spans, clock() - started, len(traces.alarms))
@@ -204,8 +206,3 @@ async def unless(failure: asyncio.Future[None], work: Awaitable[T]) -> T:
             raise
     finally:
         task.cancel()
-
-
-def _why(rollouts: Sequence[Any]) -> str:
-    errors = Counter(r.attempt.error or r.status for r in rollouts if isinstance(r, AttemptedRollout))
-    return "; ".join(f"{count} × {text}" for text, count in errors.most_common(3)) or "no attempt was made"

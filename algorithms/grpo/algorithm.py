@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State, as_random_state
 from agl_otel.algorithms.grpo.groups import Group, TaskOrder, UnderWay
 from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
+from agl_otel.algorithms.grpo.lora import require_lora, with_lora
 from agl_otel.algorithms.grpo.objective import Average, Objective, group_advantages
 from agl_otel.algorithms.grpo.policy import load_policy, save_weights
 from agl_otel.algorithms.grpo.report import Clock, StepReport
@@ -35,7 +36,7 @@ from agl_otel.algorithms.grpo.serving import RolloutStore, Serving
 from agl_otel.algorithms.metrics import check_metrics
 from agl_otel.algorithms.run_folder import RunFolder, course_of, kept
 from agl_otel.algorithms.run_log import RunLog, log_of, step_of
-from agl_otel.algorithms.utils import sampling_seed, survives_its_runner
+from agl_otel.algorithms.utils import sampling_seed, survives_its_runner, why_not
 from agl_otel.columns import Traces
 from agl_otel.errors import DataError, UsageError
 from agl_otel.types import (
@@ -77,6 +78,9 @@ class GRPO:
     updates_per_step: int = 3
     """Optimizer steps on each batch (mu in the paper's algorithm 1): rollouts are dearer than updates."""
     learning_rate: float = 1e-3
+    lora_rank: int | None = None
+    """Train an adapter of this rank beside each linear layer instead of the weights: LoRA (arXiv:2106.09685), extra [lora]. Servers get
+    weights with the adapter merged in. It usually wants a higher learning rate. None: all weights are trained."""
     clip: float = 0.2
     clip_high: float | None = None
     dual_clip: float | None = None
@@ -142,6 +146,10 @@ class GRPO:
                 f"groups_under_way is {self.groups_under_way}: it must be more than prompts_per_step ({self.prompts_per_step}), "
                 "or nothing is left to carry over"
             )
+        if self.lora_rank is not None:
+            if self.lora_rank < 1:
+                raise UsageError(f"lora_rank is {self.lora_rank}: it must be at least 1")
+            require_lora()
         check_metrics(self.metrics)
         self._objective = Objective(**{each.name: getattr(self, each.name) for each in fields(Objective)})
         self._weights_dir = Path(self.weights_dir or Path(self.model_dir) / "weights").absolute()
@@ -320,6 +328,7 @@ class GRPO:
             raise DataError(
                 f"step {self._number} has nothing to train on: of {len(group_of)} rollouts, refused {dict(batch.refused)}. "
                 "The reasons are explained in agl_otel.adapters: trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS), lengths (LENGTH_REFUSALS)"
+                + (f". What failed: {failed}" if (failed := why_not(traces.rollouts)) else "")
             )
         place = {rollout_id: number for number, rollout_id in enumerate(group_of)}
         places = np.array([place[rollout_id] for rollout_id in batch.rollout_id])
@@ -346,6 +355,8 @@ class GRPO:
         """Read the model and set up the learner, in the worker's thread."""
         torch.manual_seed(self.seed)
         self.policy = load_policy(self.model_dir, device=self.device)
+        if self.lora_rank is not None:
+            self.policy = replace(self.policy, model=with_lora(self.policy.model, self.lora_rank))
         self._learner = Learner(
             self.policy.model,
             learning_rate=self.learning_rate,

@@ -1,8 +1,8 @@
 """What a training run goes on from: weights, optimizer, sources of randomness, and where it stood; a folder for each kept step.
 
     checkpoints/step-000012/
-        model.safetensors   the weights
-        trainer.pt          the optimizer's state and torch's random states
+        model.safetensors   the weights, as a model server reads them
+        trainer.pt          the optimizer's state, torch's random states, and what is trained beside the weights (LoRA's adapter)
         state.json          all else, and the digests of the two files above
 
 A checkpoint is written beside its place, flushed to disk and renamed, so that it is there whole or not at all. Knows no store.
@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from agl_otel.algorithms.grpo.lora import adapter, has_lora, load_adapter
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_weights, save_weights
 from agl_otel.algorithms.run_folder import sync_file, sync_folder, write_json
 from agl_otel.errors import DataError, UsageError
@@ -73,7 +74,7 @@ class Checkpoints:
         beside = place.with_name(f".{place.name}")
         shutil.rmtree(beside, ignore_errors=True)
         save_weights(model, beside)
-        torch.save({"optimizer": optimizer.state_dict(), **_torch_random()}, beside / TRAINER_FILE)
+        torch.save({"optimizer": optimizer.state_dict(), "adapter": adapter(model), **_torch_random()}, beside / TRAINER_FILE)
         for name in (WEIGHTS_FILE, TRAINER_FILE):
             sync_file(beside / name)
         files = {name: _digest(beside / name) for name in (WEIGHTS_FILE, TRAINER_FILE)}
@@ -91,11 +92,14 @@ class Checkpoints:
         Raises DataError for a damaged checkpoint, UsageError for one of another run or model; both name it and say what to do.
         """
         state = self.state(place, run_id)
+        held = torch.load(place / TRAINER_FILE, map_location="cpu", weights_only=True)
         try:
-            load_weights(model, place)
+            if has_lora(model):  # the weights below the adapter are those that the run began with
+                load_adapter(model, held.get("adapter") or {}, str(place))
+            else:
+                load_weights(model, place)
         except UsageError as error:
             raise UsageError(f"the checkpoint {place} is of another model: {error}. Give the run its own model, or a new folder") from error
-        held = torch.load(place / TRAINER_FILE, map_location="cpu", weights_only=True)
         optimizer.load_state_dict(held["optimizer"])
         torch.set_rng_state(held["torch"])
         if held["cuda"] and torch.cuda.is_available():

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agl_otel.algorithms.utils import may_be_tried_again
+from agl_otel.errors import NotFoundError
 from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest, Rollout
 
 
@@ -103,12 +104,18 @@ class UnderWay:
         """Cancel what has not finished of all groups, and forget them; how many rollouts that were."""
         left = [rollout_id for group in self.groups for rollout_id in group.rollout_ids if rollout_id not in group.finished]
         self.groups = []
-        await asyncio.gather(*(self._store.update_rollout(rollout_id, status="cancelled") for rollout_id in left))
+        await asyncio.gather(*(cancel_if_there(self._store, rollout_id) for rollout_id in left))
         return len(left)
 
     def _ready(self, count: int, oldest_step: int) -> bool:
         overdue = all(group.whole for group in self.groups if group.step <= oldest_step)
         return overdue and sum(group.whole for group in self.groups) >= min(count, len(self.groups))
+
+
+async def cancel_if_there(store: GroupStore, rollout_id: str) -> None:
+    """Cancel it, unless it was deleted."""
+    with suppress(NotFoundError):
+        await store.update_rollout(rollout_id, status="cancelled")
 
 
 async def try_again(store: GroupStore, rollouts: Sequence[Rollout]) -> None:

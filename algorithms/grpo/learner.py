@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from agl_otel.adapters.ragged import take
 from agl_otel.adapters.trajectories import TrajectoryBatch
+from agl_otel.algorithms.grpo.lora import has_lora
 from agl_otel.algorithms.grpo.objective import Objective, kl_terms, max_ratio_error, policy_loss, token_logprobs, token_weights
 from agl_otel.columns import Ragged
 from agl_otel.errors import DataError
@@ -80,7 +82,11 @@ class Learner:
     def __post_init__(self) -> None:
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=self.learning_rate, weight_decay=0.0)
-        self._reference = copy.deepcopy(self.model).requires_grad_(False) if self.objective.kl else None
+        self._reference = self._first_model() if self.objective.kl else None
+
+    def _first_model(self) -> Any:
+        """The model as it is now, for as long as the run lasts; below an adapter it stays there, and costs no second model."""
+        return self.model if has_lora(self.model) else copy.deepcopy(self.model).requires_grad_(False)
 
     def update(self, batch: TrajectoryBatch, advantages: NDArray[np.float32]) -> Update:
         """Take `updates` optimizer steps on the whole batch; `advantages`: one for each trajectory.
@@ -135,7 +141,7 @@ class Learner:
     def _reference_logprobs(self, part: _Rows) -> Tensor | None:
         if self._reference is None:
             return None
-        with torch.no_grad():
+        with torch.no_grad(), self.model.disable_adapter() if has_lora(self.model) else nullcontext():
             return self._logprobs(self._reference, part.token_ids, part.trained)[part.source]
 
     def logprobs(self, token_ids: Tensor, trained: Tensor) -> Tensor:

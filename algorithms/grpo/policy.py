@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agl_otel.algorithms.grpo.lora import merged
 from agl_otel.errors import ModelServerError, UsageError
 
 WEIGHTS_FILE: Final = "model.safetensors"
@@ -70,10 +71,10 @@ def load_policy(folder: str | Path, *, device: str = "cpu") -> Policy:
 
 
 def save_weights(model: Any, folder: str | Path) -> Path:
-    """Write the weights to `folder`/model.safetensors, complete or not at all; returns the folder's absolute path."""
+    """Write the weights, an adapter's merged in, to `folder`/model.safetensors, complete or not at all; returns its absolute path."""
     path = Path(folder).absolute()
     path.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in merged(model).items()}
     save_file(tensors, path / f".{WEIGHTS_FILE}", metadata={"format": "pt"})
     (path / f".{WEIGHTS_FILE}").replace(path / WEIGHTS_FILE)
     return path

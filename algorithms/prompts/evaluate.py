@@ -10,10 +10,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from agl_otel.adapters import TraceAdapter
+from agl_otel.algorithms.grpo.groups import cancel_if_there, try_again
 from agl_otel.algorithms.prompts.beam import score_of
 from agl_otel.algorithms.prompts.candidates import Candidate, prompts_in
 from agl_otel.algorithms.prompts.editor import SearchOverError, Spend
 from agl_otel.algorithms.prompts.journal import Journal, digest_of
+from agl_otel.algorithms.utils import why_not
 from agl_otel.columns import Traces
 from agl_otel.errors import DataError
 from agl_otel.store import Store
@@ -64,7 +66,8 @@ class Evaluator:
     async def evaluate(self, step: str, candidate: Candidate, tasks: Sequence[Any], mode: RolloutMode) -> Evaluation:
         """Run the candidate on each task; `step` names it in the journal, beside the candidate's version.
 
-        Raises SearchOverError where that would be more rollouts than the bound allows.
+        Raises SearchOverError where that would be more rollouts than the bound allows, DataError where all of the first candidate's
+        failed without a reward: then there is nothing to compare with. That is not journaled: a run that goes on tries them again.
         """
         self.require(len(tasks))
         self.spend.rollouts += len(tasks)
@@ -78,7 +81,8 @@ class Evaluator:
             EnqueueRolloutRequest(input=task, mode=mode, resources_id=resources_id, config=self.config, metadata=metadata) for task in tasks
         ]
         rollouts = await self.store.enqueue(requests, idempotency_key=f"{self.journal.run_id}/{name}/{digest}")
-        evaluation = await self._result([rollout.rollout_id for rollout in rollouts])
+        await try_again(self.store, rollouts)
+        evaluation = await self._result([rollout.rollout_id for rollout in rollouts], candidate)
         self.journal.note(name, digest, asdict(evaluation))
         self.since_step.append(evaluation)
         return evaluation
@@ -129,14 +133,24 @@ class Evaluator:
             await self.store.update_resources(resources_id, wanted)
         return resources_id
 
-    async def _result(self, rollout_ids: list[str]) -> Evaluation:
+    async def _result(self, rollout_ids: list[str], candidate: Candidate) -> Evaluation:
         finished = await self.store.wait(rollout_ids, timeout_seconds=self.timeout_seconds)
         status = {rollout.rollout_id: str(rollout.status) for rollout in finished}
         for rollout_id in rollout_ids:
             if rollout_id not in status:
-                _log.warning("rollout %s has not finished within %g s: it is cancelled and left out", rollout_id, self.timeout_seconds)
-                await self.store.update_rollout(rollout_id, status="cancelled")
+                _log.warning(
+                    "rollout %s has not finished within %g s, or was deleted: it is cancelled and left out",
+                    rollout_id,
+                    self.timeout_seconds,
+                )
+                await cancel_if_there(self.store, rollout_id)
         rewards = final_rewards(await self.store.traces(finished)) if finished else {}
+        if rollout_ids and not rewards:
+            told = f"none of the {len(rollout_ids)} rollouts of candidate {candidate.version} has a reward: "
+            told += why_not(finished) or ("agents and graders gave none" if finished else "none has finished")
+            if not candidate.parents and "succeeded" not in status.values():
+                raise DataError(f"{told}. Make the agent work with the prompts that the search begins with, and start the run again")
+            _log.warning("%s; it counts 0", told)
         return Evaluation(rollout_ids, [status.get(one) for one in rollout_ids], [rewards.get(one) for one in rollout_ids])
 
     def _messages(self, spans: Sequence[Span]) -> str:

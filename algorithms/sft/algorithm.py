@@ -35,7 +35,7 @@ from agl_otel.algorithms.run_folder import RunFolder, course_of, kept
 from agl_otel.algorithms.run_log import log_of, step_of
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import ROWS, SPEC, TRAINED, Row, Spec, Trained
-from agl_otel.algorithms.utils import sampling_seed, survives_its_runner
+from agl_otel.algorithms.utils import sampling_seed, survives_its_runner, why_not
 from agl_otel.columns import AttemptKey, Traces
 from agl_otel.errors import DataError, UnavailableError, UsageError
 from agl_otel.processes import Process
@@ -268,6 +268,7 @@ class SFT(Algorithm):
             raise DataError(
                 f"round {self._number} has nothing to choose from: refused {dict(batch.refused)}. "
                 "The reasons are explained in agl_otel.adapters: trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS), lengths (LENGTH_REFUSALS)"
+                + (f". What failed: {failed}" if (failed := why_not(traces.rollouts)) else "")
             )
         keys: list[AttemptKey] = list(zip(batch.rollout_id, batch.attempt_id, strict=True))
         rewards = dict(zip(keys, batch.reward.tolist(), strict=True))

@@ -308,6 +308,19 @@ async def test_grpo_learns_from_groups_that_it_carries_over(server: Server, tmp_
     assert set(store.cancelled).isdisjoint(trained)
 
 
+async def test_the_server_samples_with_the_adapter_that_grpo_trains(server: Server, tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="needs the [lora] extra")
+    async with aiohttp.ClientSession() as session:
+        grpo = GRPO(
+            model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, lora_rank=4, learning_rate=1e-2, max_steps=4,
+            prompts_per_step=8, kl=0.001,
+        )  # fmt: skip
+        reports = await grpo.run(CallingStore(session, target=2), tiny.TRAIN_NUMBERS)
+    assert max(report.max_ratio_error for report in reports) < 1e-4, "what is served is what is trained"
+    assert [report.off_policy for report in reports] == [0] * 4
+    assert reports[-1].next_version == "5" and reports[-1].gradient_norm > 0
+
+
 async def test_a_batch_that_teaches_nothing_leaves_the_weights_alone(server: Server, tmp_path: Path) -> None:
     class Flat(CallingStore):
         async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 import agl_otel as agl
-from agl_otel.errors import UsageError
+from agl_otel.errors import DataError, UsageError
 from agl_otel.store import Store
 from tests.contract.algorithms.conftest import Models, example
 
@@ -240,3 +241,54 @@ def test_what_a_search_cannot_work_with_is_named(models: Models, store: Store, t
     with pytest.raises(ValueError, match="RandomSearch needs tasks"):
         fit(agl.RandomSearch(["x"]), models, store, "back", train=[], val=[])
     assert not (tmp_path / "run.json").exists(), "nothing was begun"
+
+
+def search_of(tmp_path: Path) -> Any:
+    return agl.RandomSearch(["please copy"], seed=0, run_dir=tmp_path / "run", metrics=[])
+
+
+def test_a_search_whose_agent_is_broken_says_so_and_goes_on_when_it_is_mended(models: Models, store: Store, tmp_path: Path) -> None:
+    def broken(task: dict[str, Any]) -> float:
+        raise RuntimeError("no such model")
+
+    before = rollouts_of(store)
+    with pytest.raises(DataError, match=r"none of the 5 rollouts of candidate v0 has a reward: 5 × .*no such model.*start the run again"):
+        fit(search_of(tmp_path), models, store, "copy", agent=broken)
+    assert rollouts_of(store) - before == 5
+    search = search_of(tmp_path)
+    fit(search, models, store, "copy", agent=lambda task: 0.5)  # pyright: ignore[reportUnknownLambdaType]
+    assert [row["score"] for row in search.history] == [0.5, 0.5]
+    assert rollouts_of(store) - before == 10, "what had failed was tried again, under the same ids"
+
+
+def test_rewards_that_are_no_numbers_and_rollouts_that_are_deleted_cost_a_search_nothing_else(
+    models: Models, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = iter([math.nan, None])
+
+    async def agent(task: dict[str, Any], rollout: agl.AttemptedRollout) -> float | None:
+        reward = next(given, 1.0)
+        if reward is None:
+            await store.queue.delete([rollout.rollout_id])
+        return reward
+
+    search = search_of(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        fit(search, models, store, "copy", agent=agent)
+    assert [row["score"] for row in search.history] == [0.75, 1.0], "a NaN counts 0, and one that is gone is left out"
+    assert "a reward must be finite, the agent returned nan" in caplog.text
+    assert search.stopped_because == "all trials are done"
+
+
+async def nothing(task: dict[str, Any]) -> None:
+    """An agent that neither grades nor is graded."""
+
+
+def test_candidates_without_any_reward_are_named_and_count_nothing(
+    models: Models, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    search = search_of(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        fit(search, models, store, "copy", agent=nothing)
+    assert "none of the 5 rollouts of candidate v1 has a reward: agents and graders gave none; it counts 0" in caplog.text
+    assert search.get_best_prompt().template == SEED_PROMPT

@@ -1,0 +1,77 @@
+"""LoRA: train small matrices beside the linear layers, and hand out weights as if the model itself had been trained.
+
+Low-rank adaptation (arXiv:2106.09685) by the library peft (extra [lora]). A model server never sees an adapter: what it loads is
+`merged`, W + (alpha / r) B A in the place of each W, which any server reads. The weights below the adapter are never touched, so merging
+and training again loses nothing to rounding.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any, Final
+
+import torch
+
+from agl_otel.errors import SettingsError, UsageError
+
+ALPHA_OVER_RANK: Final = 2.0  # the usual scale of an adapter; the learning rate does the rest
+_ADAPTER: Final = "default"
+_PREFIX: Final = "base_model.model."
+
+
+def require_lora() -> None:
+    """Raises SettingsError that says what to install where peft is missing."""
+    if find_spec("peft") is None:
+        raise SettingsError("lora_rank needs the [lora] extra (peft is missing): pip install 'agl-otel[lora]'")
+
+
+def with_lora(model: Any, rank: int) -> Any:
+    """The model with an adapter of this rank beside each of its linear layers but the head; only the adapter has gradients.
+
+    What it computes is unchanged until it is trained (B is 0). Draws A from torch's generator. Raises SettingsError without peft.
+    """
+    require_lora()
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=rank, lora_alpha=round(ALPHA_OVER_RANK * rank), lora_dropout=0.0, target_modules="all-linear")
+    with warnings.catch_warnings():  # peft asks transformers by a name that is to go
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+        return get_peft_model(model, config, adapter_name=_ADAPTER).eval()
+
+
+def has_lora(model: Any) -> bool:
+    """Whether `with_lora` made it."""
+    return hasattr(model, "peft_config")
+
+
+def merged(model: Any) -> dict[str, torch.Tensor]:
+    """{name of a weight of the plain model: the weight}: those of `model` itself, or with its adapter's part added."""
+    if not has_lora(model):
+        return model.state_dict()
+    found: dict[str, torch.Tensor] = {}
+    layers: dict[str, Any] = dict(model.named_modules())
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if ".lora_" in name:
+                continue
+            layer = layers[name.rpartition(".base_layer.")[0]] if ".base_layer.weight" in name else None
+            plain = name.removeprefix(_PREFIX).replace(".base_layer.", ".")
+            found[plain] = tensor + layer.get_delta_weight(_ADAPTER).to(tensor.dtype) if layer is not None else tensor
+    return found
+
+
+def adapter(model: Any) -> dict[str, torch.Tensor] | None:
+    """The adapter's own weights by name, None where there is none."""
+    return {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name} if has_lora(model) else None
+
+
+def load_adapter(model: Any, weights: Mapping[str, torch.Tensor], source: str) -> None:
+    """Put an adapter's weights where they were. Raises UsageError that names `source` where they are of another shape."""
+    own = adapter(model) or {}
+    if own.keys() != weights.keys() or any(own[name].shape != tensor.shape for name, tensor in weights.items()):
+        raise UsageError(f"the adapter in {source} has {len(weights)} weights of other names or shapes than the model's {len(own)}")
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            own[name].copy_(tensor)

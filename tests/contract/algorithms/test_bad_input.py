@@ -1,0 +1,260 @@
+"""What GRPO and SFT make of what agents, people and time do to their rollouts: each is named, and nothing is paid for twice.
+
+A real store and model server; this file is the runner and the agents, and decides what they did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agl_otel import semconv
+from agl_otel.algorithms.grpo import tiny
+from agl_otel.algorithms.grpo.algorithm import GRPO
+from agl_otel.algorithms.grpo.engine import Engine
+from agl_otel.algorithms.grpo.policy import load_policy, save_weights
+from agl_otel.algorithms.grpo.server import make_app
+from agl_otel.algorithms.sft.algorithm import SFT
+from agl_otel.errors import DataError, UsageError
+from agl_otel.listen import listen, make_runner
+from agl_otel.queue.client import AttemptUpdate
+from agl_otel.store import Store
+from agl_otel.trainer.run import unless
+from agl_otel.types import AttemptedRollout, Span
+from tests.contract.store.test_export import reward_of, span_of
+
+GONE = "the queue has no resources grpo-1 version 2, which rollout ro-1 asks for"
+
+
+@dataclass(frozen=True)
+class Did:
+    """What an agent did: one model call, and a reward."""
+
+    reward: float | None = 0.0
+    prompt: int = 3
+    """Tokens."""
+    calls: int = 1
+    error: str | None = None
+    deleted: bool = False
+
+
+def spans_of(rollout: AttemptedRollout, did: Did) -> list[Span]:
+    ids = (rollout.rollout_id, rollout.attempt.attempt_id)
+    call = {
+        semconv.LLM_CALL: 1,
+        semconv.LLM_CHOICE: 0,
+        semconv.LLM_PROMPT_TOKEN_IDS: [9] * did.prompt,
+        semconv.LLM_RESPONSE_TOKEN_IDS: [12, 13],
+        semconv.LLM_RESPONSE_LOGPROBS: [-4.5, -4.25],
+    }
+    made = [span_of(*ids, 1, semconv.SPAN_LLM, call)] if did.calls else []
+    return [*made, *([reward_of(*ids, 2, did.reward)] if did.reward is not None else [])]
+
+
+async def act(store: Store, decide: Callable[[AttemptedRollout], Did]) -> None:
+    """Be the runner and the agents, until cancelled."""
+    while True:
+        for rollout in await store.queue.claim(64, wait_seconds=1):
+            did = decide(rollout)
+            if did.deleted:
+                await store.queue.delete([rollout.rollout_id])
+                continue
+            await store.add_many_spans(spans_of(rollout, did))
+            status = "failed" if did.error else "succeeded"
+            ended = AttemptUpdate(rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id, status=status, error=did.error)
+            await store.queue.update_attempts([ended])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_policy(tmp_path_factory.mktemp("policy"), seed=1)
+
+
+def make_policy(place: Path, *, seed: int) -> Path:
+    """An untrained tiny model."""
+    torch.set_num_threads(1)
+    tokenizer = tiny.make_tokenizer()
+    model = tiny.make_model(tokenizer, seed=seed)
+    tokenizer.save_pretrained(place)
+    model.config.save_pretrained(place)
+    return save_weights(model, place)
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncGenerator[str]:
+    """Our model server in this loop; its address."""
+    async with Engine(load_policy(folder)) as engine:
+        runner = make_runner(make_app(engine))
+        await runner.setup()
+        try:
+            yield f"http://127.0.0.1:{await listen(runner, '127.0.0.1', 0, None)}"
+        finally:
+            await runner.cleanup()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of the two, with four tasks of two rollouts each in a step."""
+
+    name: str
+    make: Callable[..., Any]
+    run: Callable[..., Any]
+    options: dict[str, Any]
+
+
+KINDS = (
+    Kind("grpo", GRPO, GRPO.run, {"updates_per_step": 1}),
+    Kind("sft", SFT, SFT.train, {"top_fraction": 0.5, "epochs": 1}),
+)
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return request.param
+
+
+async def trained(
+    kind: Kind, store: Store, folder: Path, run_dir: Path, decide: Callable[[AttemptedRollout], Did], *, max_steps: int = 1, **given: Any
+) -> list[Any]:
+    await store.open()
+    async with serving(folder) as url:
+        algorithm = kind.make(
+            model_dir=folder, model_server_url=url, run_dir=run_dir, max_steps=max_steps, prompts_per_step=4, group_size=2, metrics=[],
+            **{**kind.options, **given},
+        )  # fmt: skip
+        failed = asyncio.ensure_future(act(store, decide))  # it never ends well
+        try:
+            return await unless(failed, kind.run(algorithm, store, [{"n": number} for number in range(4)]))
+        finally:
+            failed.cancel()
+            await asyncio.gather(failed, return_exceptions=True)
+
+
+async def of_run(store: Store, run_dir: Path) -> dict[str, int]:
+    """{rollout id: how often it was tried} of a run."""
+    name = json.loads((run_dir / "run.json").read_text())["run_id"]
+    ids = [rollout.rollout_id for rollout in await store.query_rollouts() if f"-{name}-" in rollout.rollout_id]
+    tried = [attempt.rollout_id for attempt in await store.queue.query_attempts(ids)]
+    return {rollout_id: tried.count(rollout_id) for rollout_id in ids}
+
+
+def member(rollout: AttemptedRollout) -> int:
+    """0 or 1: which rollout of its task."""
+    return int(rollout.rollout_id[-1])
+
+
+def by_place(rollout: AttemptedRollout) -> Did:
+    return Did(reward=float(member(rollout)))
+
+
+def as_good(rollout: AttemptedRollout) -> Did:
+    """Equal rewards: nothing is trained, which is quick."""
+    return Did(reward=1.0)
+
+
+NOTHING: Sequence[tuple[Did, str]] = (
+    (Did(calls=0, reward=None), r"'verdict_empty': 8"),
+    (Did(calls=0), r"'\w+': 8"),
+    (Did(reward=None), r"'no_reward': 8"),
+    (Did(reward=math.nan), r"'no_reward': 8"),
+    (Did(prompt=tiny.CONTEXT_TOKENS), r"'beyond_context': 8"),
+)
+
+
+@pytest.mark.parametrize(("did", "words"), NOTHING, ids=["no spans", "no calls", "no reward", "nan", "too long"])
+async def test_a_step_with_nothing_to_train_on_names_the_reason_and_keeps_what_was_paid_for(
+    kind: Kind, store: Store, folder: Path, tmp_path: Path, did: Did, words: str
+) -> None:
+    for _ in range(2):  # again: what ran is read, and not run again
+        with pytest.raises(DataError, match=rf"has nothing to .* refused \{{({words})\}}\. .*adapters"):
+            await trained(kind, store, folder, tmp_path / "run", lambda rollout: did)
+    assert list((await of_run(store, tmp_path / "run")).values()) == [1] * 8
+
+
+async def test_rollouts_that_all_failed_are_an_error_with_their_own_words_and_are_tried_again(
+    kind: Kind, store: Store, folder: Path, tmp_path: Path
+) -> None:
+    """So a resource that is gone is named: the runner's error says which."""
+    with pytest.raises(DataError, match=rf"'not_succeeded': 8.*8 × {GONE}"):
+        await trained(kind, store, folder, tmp_path / "run", lambda rollout: Did(error=GONE))
+    (report,) = await trained(kind, store, folder, tmp_path / "run", as_good)
+    assert (report.refused.get("not_succeeded"), report.rollouts, report.reward_mean) == (None, 8, 1.0)
+    assert list((await of_run(store, tmp_path / "run")).values()) == [2] * 8
+
+
+async def test_rewards_that_are_all_equal_change_no_weights(
+    kind: Kind, store: Store, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (report,) = await trained(kind, store, folder, tmp_path / "run", as_good)
+    assert (report.weights_version, report.next_version, report.tokens) == ("1", "1", 0)
+    assert "1 teaches nothing: the rewards are " in caplog.text
+
+
+async def test_what_is_wrong_with_some_is_counted_and_the_others_are_trained_on(
+    kind: Kind, store: Store, folder: Path, tmp_path: Path
+) -> None:
+    """A group with a NaN, one of which one rollout finished, one with a prompt that is too long, and a good one."""
+    bad = {0: Did(reward=math.nan), 1: Did(error="broke down"), 2: Did(prompt=tiny.CONTEXT_TOKENS)}
+
+    def decide(rollout: AttemptedRollout) -> Did:
+        number = (rollout.metadata or {})["group"]
+        return bad[number] if member(rollout) == 0 and number in bad else by_place(rollout)
+
+    (report,) = await trained(kind, store, folder, tmp_path / "run", decide)
+    counted = {name: count for name, count in report.refused.items() if name != "not_in_top"}
+    assert counted == {"no_reward": 1, "not_succeeded": 1, "beyond_context": 1}
+    assert (report.rollouts, report.next_version) == (8, "2")
+    assert report.tokens > 0 and math.isfinite(report.loss)
+    if kind.make is GRPO:
+        assert (report.trajectories, report.flat_groups) == (5, 3), "a group of one says nothing about what is better"
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in load_file(latest_weights(tmp_path)).values())
+
+
+def latest_weights(folder: Path) -> Path:
+    return max(folder.rglob("model.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+
+
+async def test_rollouts_that_are_deleted_while_they_run_are_left_out(store: Store, folder: Path, tmp_path: Path) -> None:
+    def decide(rollout: AttemptedRollout) -> Did:
+        return Did(deleted=True) if rollout.rollout_id.endswith("3-000") else as_good(rollout)
+
+    grpo, sft = KINDS
+    (report,) = await trained(sft, store, folder, tmp_path / "sft", decide)
+    assert report.refused["not_finished"] == 1
+    (report,) = await trained(grpo, store, folder, tmp_path / "grpo", decide)
+    assert report.refused == {"not_finished": 1}
+    (report,) = await trained(grpo, store, folder, tmp_path / "async", decide, groups_under_way=6, step_timeout_seconds=5)
+    assert report.carried == 2, "and what is carried over is cancelled at the end, as far as it is there"
+
+
+async def test_a_run_of_another_model_or_another_store_is_refused_by_name(kind: Kind, store: Store, folder: Path, tmp_path: Path) -> None:
+    await trained(kind, store, folder, tmp_path / "run", as_good)
+    other = make_policy(tmp_path / "other", seed=2)
+    with pytest.raises(UsageError, match=r"begun with another model: give what .* says, or a new folder"):
+        await trained(kind, store, other, tmp_path / "run", as_good, max_steps=2)
+    with renamed_run(tmp_path / "run"), pytest.raises(UsageError, match="the store does not know what run gone-1 published"):
+        await trained(kind, store, folder, tmp_path / "run", as_good, max_steps=2)
+    reports = await trained(kind, store, folder, tmp_path / "run", as_good, max_steps=2)
+    assert [report.step for report in reports] == [1, 2], "nothing was lost"
+
+
+@contextmanager
+def renamed_run(folder: Path) -> Generator[None]:
+    """As if it had been begun with another store."""
+    name = json.loads((folder / "run.json").read_text())["run_id"]
+    files = [folder / "run.json", *folder.glob("checkpoints/*/state.json")]
+    for path in files:
+        path.write_text(path.read_text().replace(name, "gone-1"))
+    yield
+    for path in files:
+        path.write_text(path.read_text().replace("gone-1", name))

@@ -1,0 +1,88 @@
+"""LoRA: only the adapter is trained, what is handed out is the plain model's, and a run goes on with it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agl_otel.algorithms.grpo import tiny
+from agl_otel.algorithms.grpo.algorithm import GRPO
+from agl_otel.algorithms.grpo.checkpoint import Checkpoints
+from agl_otel.algorithms.grpo.learner import Learner
+from agl_otel.algorithms.grpo.objective import Objective
+from agl_otel.algorithms.grpo.policy import Policy, load_weights, save_weights
+from agl_otel.errors import UsageError
+from tests.unit.algorithms.test_checkpoint import ADVANTAGES, state
+from tests.unit.algorithms.test_learner import make_batch
+
+pytest.importorskip("peft", reason="needs the [lora] extra")
+
+from agl_otel.algorithms.grpo.lora import adapter, merged, with_lora
+
+RANK = 2
+
+
+def learner(policy: Policy, *, seed: int = 3, **options: Any) -> Learner:
+    torch.manual_seed(seed)
+    return Learner(with_lora(copy.deepcopy(policy.model), RANK), learning_rate=1e-2, updates=2, objective=Objective(**options))
+
+
+def logprobs(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.log_softmax(model(input_ids=torch.arange(8, 40).reshape(2, 16)).logits, -1)
+
+
+def test_only_the_adapter_is_trained_and_merged_weights_are_those_of_the_plain_model(policy: Policy, tmp_path: Path) -> None:
+    trained = learner(policy)
+    before = {name: tensor.clone() for name, tensor in trained.model.state_dict().items()}
+    assert torch.equal(logprobs(trained.model), logprobs(policy.model)), "until it is trained it changes nothing"
+    parameters = [name for name, parameter in trained.model.named_parameters() if parameter.requires_grad]
+    assert parameters and all(".lora_" in name for name in parameters)
+    trained.update(make_batch(policy), ADVANTAGES)
+    changed = {name for name, tensor in trained.model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == set(parameters)
+
+    plain = tiny.make_model(tiny.make_tokenizer(), seed=9).eval()
+    load_weights(plain, save_weights(trained.model, tmp_path))
+    assert torch.allclose(logprobs(plain), logprobs(trained.model), atol=1e-5)
+    assert not torch.allclose(logprobs(plain), logprobs(policy.model), atol=1e-2)
+    assert merged(policy.model).keys() == merged(trained.model).keys()
+
+
+def test_the_kl_term_holds_to_the_weights_below_the_adapter(policy: Policy) -> None:
+    batch = make_batch(policy)
+    first = learner(policy, kl=0.1)
+    assert first.update(batch, ADVANTAGES).kl > 0
+    full = Learner(first.model, learning_rate=0.0, objective=Objective(kl=0.1))
+    plain = Learner(copy.deepcopy(policy.model), learning_rate=0.0, objective=Objective(kl=0.1))
+    load_state = {name: tensor.clone() for name, tensor in merged(first.model).items()}
+    plain.model.load_state_dict(load_state)
+    assert full.update(batch, np.zeros_like(ADVANTAGES)).kl == pytest.approx(plain.update(batch, np.zeros_like(ADVANTAGES)).kl, abs=1e-5)
+
+
+def test_a_run_goes_on_with_its_adapter_bit_for_bit(policy: Policy, tmp_path: Path) -> None:
+    batch, first = make_batch(policy), learner(policy)
+    first.update(batch, ADVANTAGES)
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    place = checkpoints.save(state(1), first.model, first.optimizer)
+    update = first.update(batch, ADVANTAGES)
+
+    second = learner(policy, seed=4)
+    checkpoints.load(place, "grpo-1", second.model, second.optimizer)
+    assert second.update(batch, ADVANTAGES) == update
+    one, other = adapter(first.model), adapter(second.model)
+    assert one is not None and other is not None
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    with pytest.raises(UsageError, match=r"is of another model: the adapter in .*step-000001 has 42 weights of other names or shapes"):
+        wider = with_lora(copy.deepcopy(policy.model), RANK + 1)
+        checkpoints.load(place, "grpo-1", wider, torch.optim.AdamW(wider.parameters()))
+
+
+def test_a_rank_that_makes_no_sense_is_named() -> None:
+    with pytest.raises(UsageError, match="lora_rank is 0: it must be at least 1"):
+        GRPO(model_dir="policy", model_server_url="http://127.0.0.1:1", lora_rank=0)
