@@ -84,9 +84,12 @@ def main(path: str) -> int:
     outcome = Path(path).with_name(OUTCOME)
     try:
         run(told["config"], told["tasks"])
-    except AglError as error:
-        write_json(outcome, {"error": type(error).__name__, "message": str(error)})
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the end of its log
+    except Exception as error:
+        known = getattr(error, "cause", error)  # Ray wraps what its actors raise
+        if not isinstance(known, AglError):
+            raise
+        write_json(outcome, {"error": type(known).__name__, "message": str(known)})
+        print(f"error: {known}", file=sys.stderr)  # noqa: T201 - the end of its log
         return 2
     write_json(outcome, {"error": None})
     return 0

@@ -17,8 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from agl_otel import errors
 from agl_otel.algorithms.base import Algorithm
-from agl_otel.algorithms.run_folder import METRICS, RunFolder, digest_of, write_json
+from agl_otel.algorithms.run_folder import METRICS, RunFolder, digest_of, fingerprint, write_json
 from agl_otel.algorithms.utils import survives_its_runner
 from agl_otel.algorithms.verl.defaults import LOOP_FILE, environment, fixed, on_cpu, with_defaults
 from agl_otel.algorithms.verl.keys import get, merged, translate
@@ -117,7 +118,9 @@ class VERL(Algorithm):
     def course(self, train: Sequence[Any], val: Sequence[Any]) -> dict[str, Any]:
         """What decides the course of a run, as JSON: the options of its run.json."""
         held = {section: keys for section, keys in self.config.items() if section not in _NO_COURSE}
-        return {"config": held, "rules": asdict(self.rules), "train": digest_of(list(train)), "val": digest_of(list(val))}
+        model = str(get(self.config, "actor_rollout_ref.model.path", ""))
+        of_model = {"model": fingerprint(model)} if (Path(model) / "config.json").exists() else {}
+        return {"config": held, **of_model, "rules": asdict(self.rules), "train": digest_of(list(train)), "val": digest_of(list(val))}
 
     async def run(  # pyright: ignore[reportIncompatibleMethodOverride]  # async, as the base allows
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
@@ -125,7 +128,8 @@ class VERL(Algorithm):
         """Train until verl has done its steps.
 
         Raises SettingsError where the extra is missing, UsageError for a key that verl does not know, no tasks, or a folder of another
-        run, InUseError where one works in it, DataError where verl ended with an error: its last words, and where its log is.
+        run, InUseError where one works in it, DataError where all rollouts of a step or of a validation were refused, and where verl ended
+        with an error: its last words, and where its log is.
         """
         require_extra()
         train, val = _items(train_dataset), _items(val_dataset)
@@ -247,7 +251,7 @@ def _failure(outcome: Path, code: int, process: Process) -> AglError:
     if outcome.exists():
         told = json.loads(outcome.read_text())
         if told["error"]:
-            return UsageError(told["message"])
+            return getattr(errors, told["error"], DataError)(told["message"])
     return DataError(f"verl ended with exit code {code}; its log is {process.log}. {process.last_words()}")
 
 

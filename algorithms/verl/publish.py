@@ -25,20 +25,23 @@ class Publisher:
     spec: Spec
     sampling: dict[RolloutMode, dict[str, Any]]
 
-    async def publish(self, addresses: Sequence[str], step: int) -> None:
-        """The servers at `addresses` (host:port) have the weights after `step` updates from now on.
+    async def publish(self, addresses: Sequence[str], step: int) -> str:
+        """The servers at `addresses` (host:port) have the weights after `step` updates from now on; the version of those to train by.
 
         Raises ModelServerError where a server does not answer, UnavailableError.
         """
         await self.store.open()
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), connector=connector()) as session:
             model = await _served_model(session, addresses[0])
+            versions: dict[RolloutMode, int] = {}
             for mode, sampling in self.sampling.items():
-                await self.store.publish(resources(addresses, model, sampling), resources_id=self.spec.resources_id(mode))
+                update = await self.store.publish(resources(addresses, model, sampling), resources_id=self.spec.resources_id(mode))
+                versions[mode] = update.version
             if not self.spec.says_version:
                 known = self.store.description
                 for proxy in known.proxies or ([known.proxy] if known.proxy else []):
                     await _announce(session, proxy, str(step), self.store.token)
+        return str(versions["train"])
 
 
 def resources(addresses: Sequence[str], model: str, sampling: dict[str, Any]) -> NamedResources:

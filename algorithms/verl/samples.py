@@ -14,7 +14,8 @@ from typing import Any
 
 from agl_otel.adapters.lengths import limit_lengths
 from agl_otel.adapters.trajectories import to_trajectories
-from agl_otel.columns import Traces
+from agl_otel.algorithms.utils import failures_of, in_words
+from agl_otel.columns import AttemptKey, Traces
 from agl_otel.types import VerdictKind
 
 
@@ -63,18 +64,28 @@ class Counts:
     alarms: int = 0
     reward_sum: float = 0.0
     """Over the rollouts that have a sample."""
+    reward_least: float | None = None
+    reward_most: float | None = None
     cpu_seconds: float = 0.0
     """Of turning columns into samples."""
     refused: Counter[str] = field(default_factory=Counter[str])
     breaks: Counter[str] = field(default_factory=Counter[str])
     verdicts: Counter[str] = field(default_factory=Counter[str])
+    failures: Counter[str] = field(default_factory=Counter[str])
+    """{why a rollout did not succeed: how many}."""
+    attempts: list[AttemptKey] = field(default_factory=list[AttemptKey])
+    """Those that have a sample."""
 
     def add(self, other: Counts) -> None:
         """Take the other's counts, too."""
         for name in ("rollouts", "sampled", "samples", "calls", "cut", "alarms", "reward_sum", "cpu_seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("refused", "breaks", "verdicts"):
+        for name in ("refused", "breaks", "verdicts", "failures"):
             getattr(self, name).update(getattr(other, name))
+        self.attempts += other.attempts
+        for name, choose in (("reward_least", min), ("reward_most", max)):
+            known = [value for value in (getattr(self, name), getattr(other, name)) if value is not None]
+            setattr(self, name, choose(known, default=None))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -90,9 +101,21 @@ class Counts:
         }
         if self.sampled:
             flat["agl/reward_mean"] = self.reward_sum / self.sampled
+            flat |= {"agl/reward_least": self.reward_least or 0.0, "agl/reward_most": self.reward_most or 0.0}
         for group in ("refused", "breaks", "verdicts"):
             flat |= {f"agl/{group}/{reason}": count for reason, count in getattr(self, group).items()}
         return flat
+
+
+def nothing_left(counts: Counts, what: str) -> str | None:
+    """What to say where none of the rollouts of `what` can be used, which ends verl; None where some can, or there were none."""
+    if counts.sampled or not counts.rollouts:
+        return None
+    failed = f" What failed: {in_words(counts.failures)}." if counts.failures else ""
+    return (
+        f"none of the {counts.rollouts} rollouts of {what} can be used: refused {dict(counts.refused)}.{failed} The reasons are explained "
+        "in agl_otel.adapters: trajectories (ATTEMPT_REFUSALS, CALL_REFUSALS), lengths (LENGTH_REFUSALS)"
+    )
 
 
 def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], Counts]:
@@ -118,6 +141,8 @@ def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], C
         reward, calls = float(batch.reward[row]), int(batch.calls[row])
         found[rollout_id].append(Sample(prompt, response, mask, logprobs, reward, calls, batch.model_version[row], batch.images[row]))
     sampled = [samples for samples in found.values() if samples]
+    rewards = [samples[-1].reward for samples in sampled]
+    keys = dict.fromkeys(zip(batch.rollout_id, batch.attempt_id, strict=True))
     counts = Counts(
         rollouts=len(found),
         sampled=len(sampled),
@@ -125,10 +150,14 @@ def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], C
         calls=len(traces.calls),
         cut=batch.cut,
         alarms=len(traces.alarms),
-        reward_sum=sum(samples[-1].reward for samples in sampled),
+        reward_sum=sum(rewards),
+        reward_least=min(rewards, default=None),
+        reward_most=max(rewards, default=None),
         refused=Counter(batch.refused),
         breaks=Counter(batch.breaks),
         verdicts=Counter(str(verdict.kind) for verdict in traces.verdicts.values()),
+        failures=failures_of(traces.rollouts),
+        attempts=[key for key in keys if found[key[0]]],
     )
     return found, counts
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from agl_otel.algorithms.utils import survives_its_runner
-from agl_otel.algorithms.verl.samples import Rules
-from agl_otel.types import RolloutConfig, RolloutMode
+from agl_otel.algorithms.verl.samples import Counts, Rules
+from agl_otel.types import RolloutConfig, RolloutMode, TrainingStep
 
 SECTION: Final = "agl_otel"
 RESOURCE_NAME: Final = "main_llm"
@@ -54,3 +55,21 @@ class Spec:
     def resources_id(self, mode: RolloutMode) -> str:
         """The resources of the run's rollouts: training and validation sample differently."""
         return f"{self.run_id}-{mode}"
+
+
+def step_of(spec: Spec, counts: Counts, step: int, versions: tuple[str, str], began: float) -> TrainingStep:
+    """What the store is told of a step: `versions` of the resources sampled it, and came of it; it began at `began` (Unix seconds)."""
+    return TrainingStep(
+        run_id=spec.run_id,
+        algorithm="verl",
+        step=step,
+        resources_id=spec.resources_id("train"),
+        version_before=versions[0],
+        version_after=versions[1],
+        samples=counts.samples,
+        refused=sum(counts.refused.values()),
+        start_time=began,
+        end_time=time.time(),
+        metrics={name.removeprefix("agl/").replace("/", "."): value for name, value in counts.metrics.items()},
+        attempts=counts.attempts,
+    )

@@ -1,12 +1,13 @@
 """verl's own trainers, watched: after each update they say which weights are served, and with each step what became of its rollouts.
 
-`register_trainer` is verl's way to add a trainer, and all that is overridden are its hooks (`on_init_end`, `on_step_end`, `step`).
+`register_trainer` is verl's way to add a trainer, and all that is overridden are its hooks (`on_…`), `step` and `fit`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any, Final
 
 import aiohttp
@@ -15,11 +16,12 @@ from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer  # pyright: ignore[reportMissingImports]
 
 from agl_otel.algorithms.verl.publish import Publisher, sampling_of
-from agl_otel.algorithms.verl.samples import figures_of
-from agl_otel.algorithms.verl.spec import SECTION, Spec
+from agl_otel.algorithms.verl.samples import Counts, figures_of, nothing_left
+from agl_otel.algorithms.verl.spec import SECTION, Spec, step_of
 from agl_otel.algorithms.verl.tally import make_tally
-from agl_otel.errors import AglError
+from agl_otel.errors import AglError, DataError
 from agl_otel.store import Store
+from agl_otel.types import TrainingStep
 
 MODES: Final = ("sync", "colocate_async", "separate_async")
 PREFIX: Final = "agl_otel_"
@@ -37,7 +39,22 @@ def watched(trainer: Any) -> Any:
                 config.trainer.v1.trainer_mode = self._spec.trainer_mode  # verl looks at its own names
             self._tally = make_tally(ray)
             self._store = Store(self._spec.store)
+            self._version = ""
+            self._validating = False
+            self._stepped = Counts()
+            self._began = 0.0
+            self._untold: list[TrainingStep] = []
             super().__init__(config)
+
+        def fit(self, agent_loop_manager: Any) -> None:
+            try:
+                super().fit(agent_loop_manager)
+            except Exception as error:
+                what = f"the validation after step {self.global_steps}" if self._validating else f"step {self.global_steps}"
+                counts: Counts = ray.get(self._tally.take.remote("val" if self._validating else "train"))
+                if told := nothing_left(counts, what):
+                    raise DataError(told) from error
+                raise
 
         def on_init_end(self) -> None:
             super().on_init_end()
@@ -45,26 +62,34 @@ def watched(trainer: Any) -> Any:
 
         def on_step_end(self) -> None:
             super().on_step_end()
+            before = self._version
             self._publish()
+            self._tell(before)
+
+        def on_validate_begin(self) -> None:
+            super().on_validate_begin()
+            self._validating = True
 
         def on_validate_end(self) -> None:
             super().on_validate_end()
+            self._validating = False
             _log.info("validation: %s", ray.get(self._tally.take.remote("val")).metrics)
 
         def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
-            try:
-                return super().step(metrics, timing_raw)
-            finally:
-                counts = ray.get(self._tally.take.remote("train")).metrics
-                metrics.update(counts)
-                if not counts["agl/samples"]:
-                    _log.error("step %d has nothing to train on: %s", self.global_steps, counts)
-                self._record(metrics)
+            self._began = time.time()
+            batch = super().step(metrics, timing_raw)
+            counts: Counts = ray.get(self._tally.take.remote("train"))
+            if counts.reward_least == counts.reward_most:
+                _log.warning("step %d teaches nothing: the rewards are all %s", self.global_steps, counts.reward_least)
+            metrics.update(counts.metrics)
+            self._stepped = counts
+            self._record(metrics)
+            return batch
 
         def _publish(self) -> None:
             addresses = self.llm_server_manager.get_addresses()
             publisher = Publisher(self._store, self._spec, sampling_of(self.config.actor_rollout_ref.rollout))
-            asyncio.run(publisher.publish(addresses, self.global_steps))
+            self._version = asyncio.run(publisher.publish(addresses, self.global_steps))
 
         def _record(self, metrics: dict[str, Any]) -> None:
             figures = {"step": float(self.global_steps), **figures_of(metrics)}
@@ -72,6 +97,15 @@ def watched(trainer: Any) -> Any:
                 asyncio.run(self._store.record_figures(figures, algorithm="verl"))
             except (AglError, aiohttp.ClientError) as error:
                 _log.warning("the figures of step %d are in no metrics: %s", self.global_steps, error)
+
+        def _tell(self, before: str) -> None:
+            """Keep the step as a span that is linked to the attempts it was trained on; what the store does not take goes with the next."""
+            self._untold.append(step_of(self._spec, self._stepped, self.global_steps, (before, self._version), self._began))
+            try:
+                asyncio.run(self._store.record_steps(self._untold))
+                self._untold = []
+            except (AglError, aiohttp.ClientError) as error:
+                _log.warning("step %d is in no trace yet: %s", self.global_steps, error)
 
     return Watched
 

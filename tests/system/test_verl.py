@@ -79,6 +79,70 @@ def test_what_we_set_and_translate_to_has_a_place_in_verls_own_config(python: Pa
     assert [line.split(" has no place")[0] for line in refused] == ["the key trainer.n_gpus_per_nod"]
 
 
+FIT = """
+import asyncio, json, sys
+import aiohttp
+import torch
+import agl_otel as agl
+from agl_otel.algorithms.grpo import tiny
+from agl_otel.errors import DataError
+from agl_otel.store import Store
+from agl_otel.store.embedded import EmbeddedStack
+
+async def agent(task: int, llm: agl.LLM, rollout: agl.AttemptedRollout) -> float | None:
+    body = {"model": llm.model, "messages": [{"role": "user", "content": tiny.question(task)}]}
+    async with aiohttp.ClientSession() as session, session.post(llm.endpoint.rstrip("/") + "/chat/completions", json=body) as answer:
+        said = (await answer.json())["choices"][0]["message"]["content"]
+    return None if rollout.mode == "val" else float(said == str(task % 10))
+
+async def told(store):
+    (run,) = await store.training_runs()
+    return [(step.step, step.version_before, step.version_after, len(step.attempts), step.unlinked, step.metrics["rollouts"])
+            for step in await store.training_steps(run.run_id)]
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    store = Store(source=EmbeddedStack(services=("queue", "collector", "proxy")))
+    verl = agl.VERL(json.loads(sys.argv[1]), model_dir=tiny.make_policy("policy"), run_dir="run", seed=5)
+    trainer = agl.Trainer(algorithm=verl, store=store, strategy="shm", n_runners=4, tracer=agl.OtelTracer())
+    try:
+        trainer.fit(agent, [437, 512, 230, 101], val_dataset=[300, 311])
+    except DataError as error:
+        print(json.dumps({"error": str(error), "steps": asyncio.run(told(store))}))
+    asyncio.run(store.close())
+"""
+CONFIG = {
+    "trainer.device": "cpu",
+    "trainer.val_before_train": False,
+    "trainer.total_training_steps": 1,
+    "data.train_batch_size": 4,
+    "data.max_prompt_length": 64,
+    "data.max_response_length": 8,
+    "actor_rollout_ref.rollout.n": 4,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 4,
+}
+
+
+def test_a_trainer_trains_by_verl_and_names_why_a_validation_came_to_nothing(python: Path, tmp_path: Path) -> None:
+    """One start: a step by Trainer.fit, kept as a span that is linked to its attempts; then all validation rollouts are refused."""
+    (tmp_path / "main.py").write_text(FIT)
+    done = subprocess.run(
+        [python, "main.py", json.dumps(CONFIG)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(python),
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["error"].startswith("none of the 2 rollouts of the validation after step 1 can be used: refused {'no_reward': 2}")
+    ((step, before, after, attempts, unlinked, rollouts),) = told["steps"]
+    assert (step, before, after, attempts, unlinked, rollouts) == (1, "1", "2", 16, 0, 16)
+    assert (tmp_path / "run" / "verl" / "checkpoints" / "global_step_1").is_dir(), "the step is not lost"
+
+
 def value_at(path: str) -> Any:
     """Anything that may stand there: a section where verl has one."""
     return {} if path in ("ray_kwargs.ray_init", "critic.fsdp") or path.endswith("nsight_options") else 1

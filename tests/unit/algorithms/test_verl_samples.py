@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from agl_otel.algorithms.verl.samples import Counts, Rules, figures_of, to_samples
+from agl_otel.algorithms.verl.samples import Counts, Rules, figures_of, nothing_left, to_samples
 from tests.unit.adapters.conftest import CallRow, TracesBuilder, reward
 
 LEFT, RIGHT = CallRow(call=1, prompt=[1, 2], response=[3]), CallRow(call=2, prompt=[9], response=[4, 5])
@@ -84,3 +84,26 @@ def test_figures_tell_of_what_was_left_out() -> None:
     counts = to_samples(TracesBuilder(rewards={("ro-2", "at-1"): []}).build(LEFT, RIGHT, CallRow(rollout="ro-2")), Rules())[1]
     told = figures_of({**counts.metrics, "training/rollout_probs_diff_max": 0.5})
     assert told == {"refused": 1.0, "break_share": 0.5, "alarms": 0, "reward_mean": 1.0, "logprob_drift": 0.5}
+
+
+def test_a_step_knows_whom_it_is_trained_on_and_whether_their_rewards_differ() -> None:
+    built = TracesBuilder(status={"ro-3": "failed"}, rewards={("ro-2", "at-1"): [reward(0.25)]})
+    counts = to_samples(built.build(LEFT, RIGHT, CallRow(rollout="ro-2"), CallRow(rollout="ro-3")), Rules())[1]
+    assert counts.attempts == [("ro-1", "at-1"), ("ro-2", "at-1")]
+    assert (counts.reward_least, counts.reward_most) == (0.25, 1.0)
+    total = Counts()
+    total.add(counts)
+    total.add(Counts(rollouts=1))
+    assert (total.reward_least, total.reward_most, total.attempts) == (0.25, 1.0, counts.attempts)
+    assert nothing_left(counts, "step 1") is None
+
+
+def test_where_nothing_is_left_the_reasons_are_told() -> None:
+    built = TracesBuilder(status={"ro-1": "failed"}, rewards={("ro-2", "at-1"): []}).build(LEFT, CallRow(rollout="ro-2"))
+    told = nothing_left(to_samples(built, Rules())[1], "the validation after step 0")
+    assert told is not None
+    assert told.startswith(
+        "none of the 2 rollouts of the validation after step 0 can be used: refused {'not_succeeded': 1, 'no_reward': 1}."
+    )
+    assert "What failed: 1 × failed." in told
+    assert nothing_left(Counts(), "step 1") is None
