@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from agl_otel.adapters.lengths import pick, within_context
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State, as_random_state
-from agl_otel.algorithms.grpo.groups import Group, TaskOrder, UnderWay
+from agl_otel.algorithms.grpo.groups import Group, TaskOrder, UnderWay, grouped
 from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
 from agl_otel.algorithms.grpo.lora import require_lora, with_lora
 from agl_otel.algorithms.grpo.objective import Average, Objective, group_advantages
 from agl_otel.algorithms.grpo.policy import load_policy, save_weights
 from agl_otel.algorithms.grpo.report import Clock, StepReport
-from agl_otel.algorithms.grpo.serving import RolloutStore, Serving
+from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, ended_by_others
 from agl_otel.algorithms.metrics import check_metrics
 from agl_otel.algorithms.run_folder import RunFolder, course_of, kept
 from agl_otel.algorithms.run_log import RunLog, log_of, step_of
@@ -42,6 +42,7 @@ from agl_otel.errors import DataError, UsageError
 from agl_otel.types import (
     EnqueueRolloutRequest,
     RolloutConfig,
+    RolloutMode,
     TrainingStep,
 )
 
@@ -119,6 +120,10 @@ class GRPO:
     for tiny models does bit for bit, a run can be repeated. False leaves sampling to the server."""
     step_timeout_seconds: float = 600.0
     """Rollouts that have not finished by then are left out of their step, and counted."""
+    from_mode: RolloutMode | None = None
+    """Train on rollouts that others ran, as SFT's from_mode: a step takes all of this mode that have succeeded since the last one, and the
+    run ends when there is nothing new. Equal tasks are a group; tasks that came once are one group. Which weights sampled them is not
+    known: importance_cap bounds what that does."""
     weights_dir: str | Path | None = None
     """Where weights are written for the server; default: `weights` in `model_dir`."""
     run_dir: str | Path | RunFolder | None = None
@@ -146,6 +151,8 @@ class GRPO:
                 f"groups_under_way is {self.groups_under_way}: it must be more than prompts_per_step ({self.prompts_per_step}), "
                 "or nothing is left to carry over"
             )
+        if self.from_mode is not None and (self.groups_under_way is not None or self.resample_rounds):
+            raise UsageError("from_mode enqueues nothing: leave out groups_under_way and resample_rounds")
         if self.lora_rank is not None:
             if self.lora_rank < 1:
                 raise UsageError(f"lora_rank is {self.lora_rank}: it must be at least 1")
@@ -178,7 +185,7 @@ class GRPO:
             DataError: a step had nothing to train on, or the last checkpoint is damaged.
             ModelServerError: the model server did not take the weights.
         """
-        if not tasks:
+        if not tasks and self.from_mode is None:
             raise UsageError("GRPO needs at least one task to train on")
         order = TaskOrder(len(tasks), random.Random(self.seed))
         with (
@@ -197,6 +204,8 @@ class GRPO:
                 await self._log.begin([self._told(report) for report in self.reports])
                 while len(self.reports) < self.max_steps and not self._reached_target():
                     report = await self.step(store, (tasks[place] for place in order))
+                    if report is None:
+                        break
                     self.reports.append(report)
                     await self._keep(report, order)
                     await self._log.note(self._told(report), report.figures)
@@ -250,14 +259,16 @@ class GRPO:
     def _told(self, report: StepReport) -> TrainingStep:
         return step_of(report, self._log, resources_id=self._serving.published.resources_id)
 
-    async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> StepReport:
-        """The loop: enqueue, wait, adapt, learn, publish."""
+    async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> StepReport | None:
+        """The loop: enqueue, wait, adapt, learn, publish. None where others have run nothing new (from_mode)."""
         clock = Clock()
         groups: list[Group] = []
         resampled = 0
         rounds_left = self.resample_rounds
         while True:
-            groups += await self._next_groups(self.prompts_per_step - len(groups), tasks)
+            groups += await self._next_groups(store, self.prompts_per_step - len(groups), tasks)
+            if not groups:
+                return None
             clock.lap("rollout")
             read = await self._read(store, groups)
             clock.lap("read")
@@ -284,8 +295,12 @@ class GRPO:
         """Of the step at work: 1, 2, …"""
         return len(self.reports) + 1
 
-    async def _next_groups(self, count: int, tasks: Iterator[Any]) -> list[Group]:
-        """Enqueue what is missing, and take `count` groups."""
+    async def _next_groups(self, store: RolloutStore, count: int, tasks: Iterator[Any]) -> list[Group]:
+        """Enqueue what is missing, and take `count` groups; or all that others have run."""
+        if self.from_mode is not None:
+            taken = {rollout_id for report in self.reports for rollout_id in report.rollout_ids}
+            found = await ended_by_others(store, self.from_mode, taken)
+            return grouped(found, first=self._under_way.count, step=self._number)
         new = count if self.groups_under_way is None else max(0, self.groups_under_way - len(self._under_way.groups))
         first = self._under_way.count
         await self._under_way.enqueue([self._requests(next(tasks), place, first + place) for place in range(new)], step=self._number)

@@ -13,6 +13,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from agl_otel.adapters.selection import task_key
 from agl_otel.algorithms.utils import may_be_tried_again
 from agl_otel.errors import NotFoundError
 from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest, Rollout
@@ -51,6 +52,22 @@ class Group:
     def whole(self) -> bool:
         """Whether all of them have finished, well or not."""
         return len(self.finished) == len(self.rollout_ids)
+
+
+def grouped(rollouts: Sequence[Rollout | AttemptedRollout], *, first: int, step: int) -> list[Group]:
+    """Rollouts that have ended, as groups numbered from `first`: those of equal tasks together.
+
+    Tasks that came once are one group, the last: their rewards can only be judged against each other's.
+    """
+    by_task: dict[str, list[Rollout | AttemptedRollout]] = {}
+    for rollout in rollouts:
+        by_task.setdefault(task_key(rollout), []).append(rollout)
+    several = [members for members in by_task.values() if len(members) > 1]
+    alone = [members[0] for members in by_task.values() if len(members) == 1]
+    return [
+        Group(number, step, [rollout.rollout_id for rollout in members], {rollout.rollout_id: rollout for rollout in members})
+        for number, members in enumerate([*several, *([alone] if alone else [])], start=first)
+    ]
 
 
 class UnderWay:

@@ -5,7 +5,7 @@ What GRPO and SFT have in common beside their run's folder. Knows no model: how 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -17,7 +17,7 @@ from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.run_log import StepStore
 from agl_otel.columns import Traces
 from agl_otel.errors import UsageError
-from agl_otel.types import LLM, AttemptedRollout, NamedResources, ResourcesUpdate, Rollout, RolloutStatus
+from agl_otel.types import LLM, AttemptedRollout, NamedResources, ResourcesUpdate, Rollout, RolloutMode, RolloutStatus
 
 RESOURCE_NAME: Final = "main_llm"
 MODEL_NAME: Final = "policy"
@@ -41,6 +41,12 @@ class RolloutStore(GroupStore, StepStore, Protocol):
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
         """The current version of a set; None where there is none."""
         ...
+
+
+async def ended_by_others(store: RolloutStore, mode: RolloutMode, taken: Collection[str]) -> list[Rollout | AttemptedRollout]:
+    """The rollouts of this mode that have succeeded and that are not `taken` yet."""
+    ended = await store.query_rollouts(status_in=["succeeded"])
+    return [rollout for rollout in ended if rollout.mode == mode and rollout.rollout_id not in taken]
 
 
 class Serving:

@@ -29,7 +29,7 @@ from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.groups import TaskOrder, try_again
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, save_weights
 from agl_otel.algorithms.grpo.report import Clock
-from agl_otel.algorithms.grpo.serving import RolloutStore, Serving
+from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, ended_by_others
 from agl_otel.algorithms.metrics import check_metrics
 from agl_otel.algorithms.run_folder import RunFolder, course_of, kept
 from agl_otel.algorithms.run_log import log_of, step_of
@@ -257,9 +257,7 @@ class SFT(Algorithm):
 
     async def _found(self, store: RolloutStore, mode: RolloutMode) -> tuple[list[str], list[Rollout | AttemptedRollout]]:
         """The ids of the rollouts of this mode that others ran and that no round has taken, and the rollouts."""
-        taken = {rollout_id for report in self.reports for rollout_id in report.rollout_ids}
-        ended = await store.query_rollouts(status_in=["succeeded"])
-        found = [rollout for rollout in ended if rollout.mode == mode and rollout.rollout_id not in taken]
+        found = await ended_by_others(store, mode, {rollout_id for report in self.reports for rollout_id in report.rollout_ids})
         return [rollout.rollout_id for rollout in found], found
 
     def _chosen(self, traces: Traces, batch: TrajectoryBatch) -> TrajectoryBatch:

@@ -1,0 +1,94 @@
+"""GRPO on rollouts that it did not enqueue: adopted traces of a product, and rollouts that another program ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agl_otel import semconv
+from agl_otel.algorithms.grpo.algorithm import GRPO
+from agl_otel.algorithms.grpo.groups import grouped
+from agl_otel.algorithms.grpo.objective import token_logprobs
+from agl_otel.algorithms.grpo.policy import load_policy, load_weights
+from agl_otel.errors import UsageError
+from agl_otel.store import Store
+from agl_otel.types import Rollout, RolloutMode
+from tests.contract.algorithms.test_bad_input import make_policy, serving
+from tests.contract.store.test_export import reward_of, span_of
+
+PROMPT, GOOD, BAD = [9, 10, 11], [12, 13], [14, 15]
+
+
+def logprobs(model: Any, response: list[int]) -> list[float]:
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([PROMPT + response])).logits[0, len(PROMPT) - 1 : -1]
+    return token_logprobs(logits, torch.tensor(response)).tolist()
+
+
+async def observed(store: Store, model: Any, task: Any, response: list[int], mode: RolloutMode) -> str:
+    """A rollout without a runner of the run's: GOOD is rewarded."""
+    begun = await store.start_rollout(task, mode=mode)
+    ids = (begun.rollout_id, begun.attempt.attempt_id)
+    call = {
+        semconv.LLM_CALL: 1,
+        semconv.LLM_CHOICE: 0,
+        semconv.LLM_PROMPT_TOKEN_IDS: PROMPT,
+        semconv.LLM_RESPONSE_TOKEN_IDS: response,
+        semconv.LLM_RESPONSE_LOGPROBS: logprobs(model, response),
+    }
+    await store.add_many_spans([span_of(*ids, 1, semconv.SPAN_LLM, call), reward_of(*ids, 2, float(response == GOOD))])
+    await store.update_attempt(*ids, status="succeeded")
+    return begun.rollout_id
+
+
+@pytest.mark.parametrize("mode", ["production", "test"], ids=["adopted", "injected"])
+async def test_grpo_learns_from_what_others_ran_once_and_enqueues_nothing(store: Store, tmp_path: Path, mode: RolloutMode) -> None:
+    folder = make_policy(tmp_path / "policy", seed=1)
+    model = load_policy(folder).model
+    before = [sum(logprobs(model, response)) for response in (GOOD, BAD)]
+    same = [await observed(store, model, "task", response, mode) for response in (GOOD, BAD, GOOD)]
+    alone = [await observed(store, model, f"task {number}", response, mode) for number, response in enumerate((GOOD, BAD))]
+    other = await observed(store, model, "task", BAD, "val")
+    paid = (await store.statistics()).get("total_rollouts")
+
+    async def run() -> list[Any]:
+        async with serving(folder) as url:
+            grpo = GRPO(
+                model_dir=folder, model_server_url=url, run_dir=tmp_path / "run", from_mode=mode, max_steps=4, importance_cap=2.0,
+                updates_per_step=1, metrics=[],
+            )  # fmt: skip
+            return await grpo.run(store, [])
+
+    (report,) = await run()
+    assert sorted(report.rollout_ids) == sorted([*same, *alone])
+    assert other not in report.rollout_ids
+    assert (report.trajectories, report.flat_groups, report.refused, report.next_version) == (5, 0, {}, "2")
+    assert report.max_ratio_error < 1e-4
+    assert (await store.statistics()).get("total_rollouts") == paid
+    load_weights(model, tmp_path / "run" / "checkpoints" / "step-000001")
+    after = [sum(logprobs(model, response)) for response in (GOOD, BAD)]
+    assert after[0] > before[0] and after[1] < before[1], "what was rewarded became likelier"
+
+    more = [await observed(store, model, "another", response, mode) for response in (GOOD, BAD)]
+    reports = await run()
+    assert [each.step for each in reports] == [1, 2], "the run goes on with what is new"
+    assert sorted(reports[1].rollout_ids) == sorted(more)
+
+
+def test_tasks_that_came_once_are_judged_against_each_other() -> None:
+    rollouts = [Rollout(rollout_id=f"ro-{place}", input=task, start_time=1) for place, task in enumerate("abacd")]
+    groups = grouped(rollouts, first=3, step=2)
+    assert [(group.number, group.step, list(group.rollout_ids)) for group in groups] == [
+        (3, 2, ["ro-0", "ro-2"]),
+        (4, 2, ["ro-1", "ro-3", "ro-4"]),
+    ]
+    assert all(group.whole for group in groups)
+    assert grouped([], first=0, step=1) == []
+
+
+def test_what_does_not_go_with_rollouts_of_others_is_named() -> None:
+    with pytest.raises(UsageError, match="from_mode enqueues nothing"):
+        GRPO(model_dir="policy", model_server_url="http://127.0.0.1:1", from_mode="production", resample_rounds=1)
