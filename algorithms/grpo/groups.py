@@ -62,11 +62,12 @@ def grouped(rollouts: Sequence[Rollout | AttemptedRollout], *, first: int, step:
     by_task: dict[str, list[Rollout | AttemptedRollout]] = {}
     for rollout in rollouts:
         by_task.setdefault(task_key(rollout), []).append(rollout)
-    several = [members for members in by_task.values() if len(members) > 1]
-    alone = [members[0] for members in by_task.values() if len(members) == 1]
+    groups = [members for members in by_task.values() if len(members) > 1]
+    if alone := [members[0] for members in by_task.values() if len(members) == 1]:
+        groups.append(alone)
     return [
         Group(number, step, [rollout.rollout_id for rollout in members], {rollout.rollout_id: rollout for rollout in members})
-        for number, members in enumerate([*several, *([alone] if alone else [])], start=first)
+        for number, members in enumerate(groups, start=first)
     ]
 
 
