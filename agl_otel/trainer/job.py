@@ -78,6 +78,12 @@ class PolicySpec(_Strict):
 
     model: str = "tiny"
     seed: int = 0
+    server: Literal["ours", "vllm"] = "ours"
+    """What serves it while the run lasts: grpo/server.py, for models that a CPU can do, or vLLM (grpo/vllm.py)."""
+    vllm: str | None = None
+    """The program, where it is not in this environment or on the PATH."""
+    vllm_options: list[str] = Field(default_factory=list[str])
+    """More of `vllm serve`, such as ["--dtype", "float32"]."""
 
 
 class EditorSpec(_Strict):

@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
 from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME
 from agl_otel.algorithms.grpo.tiny import make_policy
+from agl_otel.algorithms.grpo.vllm import START_SECONDS, STOP_SECONDS, vllm_command
 from agl_otel.algorithms.run_folder import RunFolder, digest_of, write_json
 from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
 from agl_otel.processes import HEALTH_POLL_SECONDS, Process
@@ -25,6 +26,8 @@ from agl_otel.trainer.job import Job
 from agl_otel.trainer.run import Evaluation, JobRun
 from agl_otel.types import LLM
 
+OUR_SERVER: Final = "agl_otel.algorithms.grpo.server"
+VLLM: Final = "agl_otel.algorithms.grpo.vllm"
 PORT_SECONDS: Final = 20.0  # the model server of a run that was killed ends a moment after it
 SERVER: Final = "model_server.json"
 _AGENT: Final = {"function", "command", "grader"}
@@ -97,17 +100,18 @@ class ServedRun(JobRun):
     async def _serve(self, port: int, weights: Path | None, version: int) -> None:
         """Start the model server there, with these weights, and wait until it is well."""
         self.server_url = f"http://127.0.0.1:{port}"
-        arguments = ("--model", str(self.model_dir), "--port", str(port), "--record", str(self.record))
-        self._server = Process.python_module(
-            "model server",
-            "agl_otel.algorithms.grpo.server",
-            *arguments,
-            *("--seed", str(self.job.policy.seed), "--version", str(version)),
-            *(("--weights", str(weights)) if weights is not None else ()),
-            log=self.folder / "logs" / "model_server.log",
-        )
-        await self._run(self._server, grace_seconds=5.0)
-        await self._server.ready(self._server_is_well, timeout_seconds=MODEL_SERVER_START_SECONDS)
+        spec, logs = self.job.policy, self.folder / "logs"
+        arguments = ["--model", str(self.model_dir), "--port", str(port), "--seed", str(spec.seed), "--version", str(version)]
+        arguments += ["--weights", str(weights)] if weights is not None else []
+        module, seconds = OUR_SERVER, MODEL_SERVER_START_SECONDS
+        if spec.server == "vllm":
+            module, seconds = VLLM, START_SECONDS
+            arguments += ["--vllm", vllm_command(spec.vllm), "--log", str(logs / "vllm.log"), "--", *spec.vllm_options]
+        else:
+            arguments += ["--record", str(self.record)]
+        self._server = Process.python_module("model server", module, *arguments, log=logs / "model_server.log")
+        await self._run(self._server, grace_seconds=5.0 if spec.server == "ours" else STOP_SECONDS)
+        await self._server.ready(self._server_is_well, timeout_seconds=seconds)
 
     async def _server_is_well(self) -> bool:
         try:

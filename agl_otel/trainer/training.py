@@ -14,6 +14,7 @@ from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.trainer.run import unless
 from agl_otel.trainer.served import ServedRun
 
+VLLM_TOLERANCE: Final = 0.1  # its weights are usually in bfloat16
 _SET_BY_TRAINING: Final = frozenset({"model_dir", "model_server_url", "on_step", "reports", "weights_dir", "rollout_config", "run_dir"})
 
 
@@ -50,6 +51,8 @@ class Training(ServedRun):
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[StepReport], None] | None = None) -> GRPO:
         """The job's algorithm over this run's policy and model server."""
         options: dict[str, Any] = {"seed": self.job.policy.seed, **self.job.options}
+        if self.job.policy.server == "vllm":
+            options = {"probe_tolerance": VLLM_TOLERANCE, **options}
         return GRPO(
             model_dir=self.model_dir,
             model_server_url=self.server_url,

@@ -38,7 +38,7 @@ from agl_otel.algorithms.run_folder import RunFolder, course_of, kept
 from agl_otel.algorithms.run_log import RunLog, log_of, step_of
 from agl_otel.algorithms.utils import sampling_seed, survives_its_runner, why_not
 from agl_otel.columns import Traces
-from agl_otel.errors import DataError, UsageError
+from agl_otel.errors import DataError, ModelServerError, UsageError
 from agl_otel.types import (
     EnqueueRolloutRequest,
     RolloutConfig,
@@ -49,7 +49,16 @@ from agl_otel.types import (
 _NO_COURSE: Final = frozenset(
     {
         *("model_dir", "model_server_url", "max_steps", "target_score", "score_window", "device", "threads", "on_step", "seed"),
-        *("step_timeout_seconds", "weights_dir", "run_dir", "checkpoint_every_steps", "keep_checkpoints", "metrics", "reports"),
+        *(
+            "step_timeout_seconds",
+            "weights_dir",
+            "run_dir",
+            "probe_tolerance",
+            "checkpoint_every_steps",
+            "keep_checkpoints",
+            "metrics",
+            "reports",
+        ),
     }
 )
 """Fields that may be others when a run is gone on with: where things are, and when it ends."""
@@ -118,6 +127,9 @@ class GRPO:
     seed_sampling: bool = True
     """Give every rollout a seed of its own, which the proxy hands on with each of its calls: with a model server that honours it, as ours
     for tiny models does bit for bit, a run can be repeated. False leaves sampling to the server."""
+    probe_tolerance: float | None = None
+    """After each push the server is asked for a few tokens, and their log-probs are held against the trainer's: a ratio further than this
+    from 1 ends the run. 1e-3 will do in float32, 0.1 where the server is in bfloat16. None: not asked."""
     step_timeout_seconds: float = 600.0
     """Rollouts that have not finished by then are left out of their step, and counted."""
     from_mode: RolloutMode | None = None
@@ -365,6 +377,14 @@ class GRPO:
         version = await self._serving.next_version()
         await self._serving.push(await self._in_worker(save_weights, self.policy.model, self._weights_dir / str(version)))
         await self._in_worker(self._forget_weights, version)
+        if self.probe_tolerance is not None:
+            drift = await self._in_worker(self._learner.drift, *await self._serving.sample())
+            if not drift <= self.probe_tolerance:
+                raise ModelServerError(
+                    f"{self.model_server_url} does not sample with the weights that were pushed as version {version}: a ratio of "
+                    f"probabilities is {drift:.4g} off 1 (probe_tolerance = {self.probe_tolerance:g}). Does it load all of them, or is its "
+                    "precision lower?"
+                )
 
     def _load(self) -> None:
         """Read the model and set up the learner, in the worker's thread."""

@@ -148,6 +148,14 @@ class Learner:
         """Log-prob of each trained token, flat float32 [tokens], for int64 `token_ids` and bool `trained` [n, width]."""
         return self._logprobs(self.model, token_ids, trained)
 
+    def drift(self, prompt: Sequence[int], reply: Sequence[int], logprobs: Sequence[float]) -> float:
+        """objective.max_ratio_error of one reply with the log-probs that it was sampled with, under the weights as they are."""
+        token_ids = torch.tensor([[*prompt, *reply]], device=self.model.device)
+        trained = torch.arange(token_ids.shape[1], device=token_ids.device)[None] >= len(prompt)
+        with torch.no_grad():
+            ours = self.logprobs(token_ids, trained)
+        return max_ratio_error(ours, torch.tensor(logprobs, device=ours.device))
+
     def _logprobs(self, model: Any, token_ids: Tensor, trained: Tensor) -> Tensor:
         logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1]
         where = trained[:, 1:]

@@ -5,6 +5,7 @@ What GRPO and SFT have in common beside their run's folder. Knows no model: how 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -16,11 +17,13 @@ from agl_otel.algorithms.grpo.policy import push_weights
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.run_log import StepStore
 from agl_otel.columns import Traces
-from agl_otel.errors import UsageError
+from agl_otel.errors import ModelServerError, UsageError
 from agl_otel.types import LLM, AttemptedRollout, NamedResources, ResourcesUpdate, Rollout, RolloutMode, RolloutStatus
 
 RESOURCE_NAME: Final = "main_llm"
 MODEL_NAME: Final = "policy"
+PROBE_TOKENS: Final = 8
+PROBE_SECONDS: Final = 60.0
 
 
 class RolloutStore(GroupStore, StepStore, Protocol):
@@ -61,7 +64,7 @@ class Serving:
     """
 
     def __init__(self, store: RolloutStore, session: aiohttp.ClientSession, *, url: str, sampling: dict[str, Any], run_id: str) -> None:
-        self._store, self._session, self._url, self._run_id = store, session, url, run_id
+        self._store, self._session, self._url, self._run_id, self._sampling = store, session, url, run_id, sampling
         self.resources: NamedResources = {
             RESOURCE_NAME: LLM(endpoint=f"{url.rstrip('/')}/v1", model=MODEL_NAME, sampling_parameters=sampling)
         }
@@ -101,3 +104,22 @@ class Serving:
     async def push(self, folder: Path) -> None:
         """Have the model server sample with the weights in `folder` under the current version. Raises ModelServerError."""
         await push_weights(self._session, self._url, folder, str(self.published.version))
+
+    async def sample(self) -> tuple[list[int], list[int], list[float]]:
+        """A short reply of the model server: the ids of prompt and reply, and the reply's log-probs. Raises ModelServerError."""
+        url = f"{self._url.rstrip('/')}/v1/chat/completions"
+        asked = {**self._sampling, "max_tokens": PROBE_TOKENS, "logprobs": True, "return_token_ids": True, "seed": self.published.version}
+        body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "Say something."}], **asked}
+        try:
+            async with self._session.post(url, json=body, timeout=aiohttp.ClientTimeout(total=PROBE_SECONDS)) as answer:
+                text = await answer.text()
+                told = json.loads(text)
+                choice = told["choices"][0]
+                logprobs = [float(each["logprob"]) for each in choice["logprobs"]["content"]]
+                return told["prompt_token_ids"], choice["token_ids"], logprobs
+        except (LookupError, TypeError, ValueError) as error:
+            raise ModelServerError(
+                f"{url} sends no token ids and log-probs, so what it samples with cannot be checked: {error!r}"
+            ) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ModelServerError(f"cannot ask {url}: {error!r}. Is the model server running?") from error

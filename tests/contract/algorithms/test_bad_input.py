@@ -25,7 +25,7 @@ from agl_otel.algorithms.grpo.engine import Engine
 from agl_otel.algorithms.grpo.policy import load_policy, save_weights
 from agl_otel.algorithms.grpo.server import make_app
 from agl_otel.algorithms.sft.algorithm import SFT
-from agl_otel.errors import DataError, UsageError
+from agl_otel.errors import DataError, ModelServerError, UsageError
 from agl_otel.listen import listen, make_runner
 from agl_otel.queue.client import AttemptUpdate
 from agl_otel.store import Store
@@ -91,9 +91,9 @@ def make_policy(place: Path, *, seed: int) -> Path:
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncGenerator[str]:
+async def serving(folder: Path, engine_of: type[Engine] = Engine) -> AsyncGenerator[str]:
     """Our model server in this loop; its address."""
-    async with Engine(load_policy(folder)) as engine:
+    async with engine_of(load_policy(folder)) as engine:
         runner = make_runner(make_app(engine))
         await runner.setup()
         try:
@@ -124,10 +124,18 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 async def trained(
-    kind: Kind, store: Store, folder: Path, run_dir: Path, decide: Callable[[AttemptedRollout], Did], *, max_steps: int = 1, **given: Any
+    kind: Kind,
+    store: Store,
+    folder: Path,
+    run_dir: Path,
+    decide: Callable[[AttemptedRollout], Did],
+    *,
+    max_steps: int = 1,
+    engine_of: type[Engine] = Engine,
+    **given: Any,
 ) -> list[Any]:
     await store.open()
-    async with serving(folder) as url:
+    async with serving(folder, engine_of) as url:
         algorithm = kind.make(
             model_dir=folder, model_server_url=url, run_dir=run_dir, max_steps=max_steps, prompts_per_step=4, group_size=2, metrics=[],
             **{**kind.options, **given},
@@ -258,3 +266,20 @@ def renamed_run(folder: Path) -> Generator[None]:
     yield
     for path in files:
         path.write_text(path.read_text().replace("gone-1", name))
+
+
+class Deaf(Engine):
+    """Says that it has loaded weights, and goes on with the old ones."""
+
+    async def set_weights(self, folder: str, version: str) -> None:
+        self.version = version
+
+
+async def test_a_server_that_does_not_sample_with_what_was_pushed_is_noticed(store: Store, folder: Path, tmp_path: Path) -> None:
+    grpo, _ = KINDS
+    (report,) = await trained(grpo, store, folder, tmp_path / "run", by_place, probe_tolerance=1e-3)
+    assert report.next_version == "2"
+    with pytest.raises(
+        ModelServerError, match="does not sample with the weights that were pushed as version 2: a ratio of probabilities is"
+    ):
+        await trained(grpo, store, folder, tmp_path / "deaf", by_place, probe_tolerance=1e-3, engine_of=Deaf)

