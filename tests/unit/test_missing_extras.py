@@ -19,7 +19,6 @@ main(sys.argv[2:])
 GRPO = (EXAMPLES / "first_light" / "job.toml").read_text()
 CASES = {
     "grpo": ("torch,transformers", GRPO, "training needs the [train] extra (torch is missing): pip install 'agl-otel[train]'"),
-    "lora": ("peft", GRPO + "\nlora_rank = 2\n", "lora_rank needs the [lora] extra (peft is missing): pip install 'agl-otel[lora]'"),
     "sft": (
         "torch,transformers",
         GRPO.split("[algorithm]")[0] + '[algorithm]\nname = "sft"\n',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from agl_otel.algorithms.grpo.checkpoint import Checkpoints
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.objective import Objective
 from agl_otel.algorithms.grpo.policy import Policy, load_weights, save_weights
-from agl_otel.errors import UsageError
+from agl_otel.errors import SettingsError, UsageError
 from tests.unit.algorithms.test_checkpoint import ADVANTAGES, state
 from tests.unit.algorithms.test_learner import make_batch
 
@@ -86,3 +87,9 @@ def test_a_run_goes_on_with_its_adapter_bit_for_bit(policy: Policy, tmp_path: Pa
 def test_a_rank_that_makes_no_sense_is_named() -> None:
     with pytest.raises(UsageError, match="lora_rank is 0: it must be at least 1"):
         GRPO(model_dir="policy", model_server_url="http://127.0.0.1:1", lora_rank=0)
+
+
+def test_without_peft_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(SettingsError, match=r"needs the \[lora\] extra \(peft is missing\): pip install 'agl-otel\[lora\]'"):
+        GRPO(model_dir="policy", model_server_url="http://127.0.0.1:1", lora_rank=2)
