@@ -21,6 +21,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.log import server_logger
 
 from agl_otel.settings import Settings
 
@@ -46,11 +48,24 @@ async def listens(address: str, *, seconds: float = 1.0) -> bool:
     return True
 
 
+class _NoTracebacksOfStrangers(logging.Filter):
+    """Drops what aiohttp logs, with a traceback, of each request that is no HTTP (its client was answered 400 with the reason), and of each
+    whose client hung up."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record stays."""
+        return not (record.exc_info and isinstance(record.exc_info[1], (HttpProcessingError, ConnectionError)))
+
+
+_OF_STRANGERS: Final = _NoTracebacksOfStrangers()
+
+
 def make_runner(app: web.Application, *, idle_seconds: float = IDLE_SECONDS, **options: Any) -> web.AppRunner:
     """A runner for `listen`; `options` are AppRunner's.
 
     A connection ends that has not sent the whole head of a request within `idle_seconds` of its beginning, or of its last answer.
     """
+    server_logger.addFilter(_OF_STRANGERS)
     return web.AppRunner(app, access_log=None, keepalive_timeout=idle_seconds, **options)
 
 
@@ -99,6 +114,15 @@ def only_own_pages(origins: Collection[str] = (), *, names: Collection[str] | No
         return await handler(request)
 
     return check
+
+
+@web.middleware
+async def readable(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    """Answers 400 to JSON so deeply nested that Python's parser gives up."""
+    try:
+        return await handler(request)
+    except RecursionError:
+        return web.Response(status=400, text="the body is nested too deeply\n")
 
 
 def own_names(settings: Settings) -> list[str] | None:

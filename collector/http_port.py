@@ -18,7 +18,7 @@ from agl_otel.collector.limits import InFlight
 from agl_otel.collector.receive import GRPC_NUMBER, METRICS_OFF, RETRY_SECONDS, UNAUTHENTICATED, Receiver, status_of
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, UnavailableError, http_status
-from agl_otel.listen import BODY_SECONDS, NO_CERTIFICATE, body_in_time, only_own_pages, peer_has_certificate
+from agl_otel.listen import BODY_SECONDS, NO_CERTIFICATE, body_in_time, only_own_pages, peer_has_certificate, readable
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
@@ -62,7 +62,7 @@ class HttpPort:
 
     def app(self) -> web.Application:
         """The aiohttp application; serve it with `auto_decompress=False`."""
-        app = web.Application(client_max_size=self._receiver.max_message_bytes, middlewares=[only_own_pages(), self._errors()])
+        app = web.Application(client_max_size=self._receiver.max_message_bytes, middlewares=[only_own_pages(), readable, self._errors()])
         for protocol in PROTOCOLS:
             app.router.add_post(protocol.path, self._export(protocol))
         app.router.add_get("/health", self._get_health)

@@ -70,7 +70,10 @@ class SqlEndpoint:
         sql = values.get("query", "")
         if request.method == "POST":
             if request.content_type == "multipart/form-data":
-                values |= await _form(request)
+                try:
+                    values |= await _form(request)
+                except (ValueError, AssertionError, RuntimeError, web.HTTPException) as error:  # aiohttp's words for a form that is none
+                    return _error(400, 27, f"the form cannot be read: {error}", "CANNOT_PARSE_INPUT_ASSERTION_FAILED")
                 sql = values.get("query", "")
             else:
                 body = await request.read()

@@ -21,7 +21,7 @@ from agl_otel.errors import AglError, InvalidIdError, RefusedError, UsageError
 from agl_otel.instrumentation.context import Key, key_of
 from agl_otel.instrumentation.guard import failures
 from agl_otel.instrumentation.setup import Telemetry
-from agl_otel.listen import only_own_pages
+from agl_otel.listen import only_own_pages, readable
 from agl_otel.proxy.answer import error_response
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import DIALECTS, Dialect
@@ -81,7 +81,7 @@ class Proxy:
 
     def app(self) -> web.Application:
         """The aiohttp application; run it with `handler_cancellation=True`, or calls of clients that went away run on."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[only_own_pages(), _errors_as_json])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[only_own_pages(), readable, _errors_as_json])
         for prefix in PREFIXES:
             for dialect in DIALECTS.values():
                 app.router.add_post(f"{prefix}/{dialect.path}", self._call(dialect))

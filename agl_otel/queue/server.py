@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 
 from agl_otel.errors import AglError, InUseError, SettingsError
+from agl_otel.grpc_requests import Registrar
 from agl_otel.queue.engine import Engine
 from agl_otel.queue.proto import queue_pb2_grpc
 from agl_otel.queue.service import QueueService
@@ -77,7 +78,9 @@ class QueueServer:
         """Listen on host:port (0: a free one), with `tls` where it is given; answers the address. Raises InUseError where it is taken."""
         interceptors = [_TokenCheck(self._token)] if self._token else []
         server = grpc.aio.server(interceptors=interceptors, options=OPTIONS)
-        queue_pb2_grpc.add_QueueServicer_to_server(cast("queue_pb2_grpc.QueueServicer", self.service), server)
+        queue_pb2_grpc.add_QueueServicer_to_server(
+            cast("queue_pb2_grpc.QueueServicer", self.service), cast("grpc.aio.Server", Registrar(server))
+        )
         try:
             where = f"{host}:{port}"
             self.port = server.add_secure_port(where, tls.grpc_credentials()) if tls else server.add_insecure_port(where)

@@ -15,7 +15,7 @@ from agl_otel.queue import lifecycle
 from agl_otel.queue.convert import attempt_fields, split
 from agl_otel.queue.engine import Transaction
 from agl_otel.queue.operations.answers import recall_all, remember_all
-from agl_otel.queue.operations.enqueue import ATTEMPT_STATUSES
+from agl_otel.queue.operations.enqueue import ATTEMPT_STATUSES, checked_object
 from agl_otel.queue.operations.transitions import propagated, save_statuses, sync_workers
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, RolloutRow
@@ -145,7 +145,7 @@ def _changes(update: pb.AttemptUpdate, now: float) -> dict[str, Any]:
         if update.HasField(name):
             changes[name] = getattr(update, name)
     if update.HasField("metadata_json"):
-        changes["metadata"] = update.metadata_json
+        changes["metadata"] = checked_object(update.metadata_json, "metadata")
     if update.has_seals:
         changes["seals"] = json.dumps(dict(update.seals))
     if update.HasField("status"):

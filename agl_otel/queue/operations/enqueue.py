@@ -113,9 +113,10 @@ def _insert(
             name = new.resources_id
             resources = versions.setdefault(name, _current_resources(tx, name) if name not in versions else None) or (name, None)
         row = _row(new, ordinal, resources, now, queued=queued)
-        rollout = answer.rollouts.add(**rollout_fields(row, new.input_json))
+        task = checked_json(new.input_json, "input")
+        rollout = answer.rollouts.add(**rollout_fields(row, task))
         rows.append(row)
-        inputs.append({"ordinal": ordinal, "input": new.input_json})
+        inputs.append({"ordinal": ordinal, "input": task})
         made.append(row)
         if new.HasField("rollout_id"):
             known[new.rollout_id] = rollout
@@ -133,7 +134,7 @@ def _row(new: pb.NewRollout, ordinal: int, resources: tuple[str, int | None] | N
     timeout, unresponsive, max_attempts, condition = checked_config(new.config) if new.HasField("config") else NO_CONFIG
     not_before = new.not_before if new.HasField("not_before") else None
     delayed = not_before is not None and not_before > now
-    metadata = new.metadata_json if new.HasField("metadata_json") else "{}"
+    metadata = checked_object(new.metadata_json, "metadata") if new.HasField("metadata_json") else "{}"
     run, step = run_and_step(metadata, None if resources is None else resources[0])
     return RolloutRow(
         ordinal=ordinal,
@@ -159,6 +160,22 @@ def _row(new: pb.NewRollout, ordinal: int, resources: tuple[str, int | None] | N
         run=run,
         step=step,
     )
+
+
+def checked_json(text: str, what: str) -> str:
+    """`text`, which is JSON ("null" where it is empty). Raises UsageError: what is stored and is none would fail every later reader."""
+    try:
+        json.loads(text or "null")
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the {what} is no JSON: {error}") from None
+    return text or "null"
+
+
+def checked_object(text: str, what: str) -> str:
+    """`text`, which is a JSON object, or null. Raises UsageError."""
+    if not isinstance(json.loads(checked_json(text, what)), dict | None):
+        raise UsageError(f"the {what} is no JSON object: {text[:100]}")
+    return text
 
 
 def checked_mode(mode: str) -> str:

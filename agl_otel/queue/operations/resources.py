@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from agl_otel.errors import UsageError
 from agl_otel.queue.convert import resources_pb
 from agl_otel.queue.engine import Transaction, first
 from agl_otel.queue.operations.answers import recall, remember
 from agl_otel.queue.operations.transitions import take_places
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import ResourcesRow
-from agl_otel.types import check_id, new_id
+from agl_otel.types import NamedResources, check_id, new_id
+
+_RESOURCES: Final = TypeAdapter[NamedResources](NamedResources)
 
 
 def put_resources(tx: Transaction, request: pb.PutResourcesRequest, now: float) -> pb.ResourcesList:
@@ -20,6 +27,10 @@ def put_resources(tx: Transaction, request: pb.PutResourcesRequest, now: float) 
     resources_id = check_id(request.resources_id, "resources id") if request.HasField("resources_id") else new_id("rs")
     current = first(tx.rows("resources_current", {"resources_id": resources_id}))
     version, created = (1, now) if current is None else (current[1] + 1, current[2])
+    try:
+        _RESOURCES.validate_json(request.resources_json)
+    except ValidationError as error:  # else every later reader would fail on it
+        raise UsageError(f"the resources {resources_id} are none: {error.errors()[0]['msg']}") from None
     row = ResourcesRow(resources_id, version, created, now, request.resources_json)
     tx.run("resources_supersede", {"resources_id": resources_id})
     tx.run("resources_insert", {**row._asdict(), "ordinal": take_places(tx, 1)})

@@ -9,13 +9,14 @@ from agl_otel.errors import UsageError
 from agl_otel.queue import lifecycle
 from agl_otel.queue.convert import split
 from agl_otel.queue.engine import Transaction, first
+from agl_otel.queue.operations.enqueue import checked_object
 from agl_otel.queue.operations.tallies import ATTEMPTS, CLAIMABLE, all_tallies, rollouts_by_status
 from agl_otel.queue.proto import queue_pb2 as pb
 
 
 def heartbeat(tx: Transaction, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
     """Stamp a worker; answer which of its attempts to end. An attempt that is gone altogether is to be ended too."""
-    stats = request.stats_json if request.HasField("stats_json") else None
+    stats = checked_object(request.stats_json, "statistics") if request.HasField("stats_json") else None
     tx.run("worker_heartbeat", {"worker_id": request.worker_id, "stats": stats, "now": now})
     if not request.attempt_ids:
         return pb.HeartbeatResponse()

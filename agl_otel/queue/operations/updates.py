@@ -9,7 +9,7 @@ from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.queue import lifecycle
 from agl_otel.queue.engine import Transaction
 from agl_otel.queue.operations.answers import recall, remember, rollouts_by_id
-from agl_otel.queue.operations.enqueue import checked_config, checked_mode, current_version
+from agl_otel.queue.operations.enqueue import checked_config, checked_json, checked_mode, checked_object, current_version
 from agl_otel.queue.operations.runs import run_and_step
 from agl_otel.queue.operations.tallies import ATTEMPTS, moved
 from agl_otel.queue.operations.transitions import find_rollout, place_for, save_statuses, with_status
@@ -58,7 +58,7 @@ def _change_fields(tx: Transaction, rollout: RolloutRow, update: pb.RolloutUpdat
             raise UsageError(f"a rollout has no field {name!r} that can become null: {', '.join(_CLEARABLE)} can")
         changes |= _CLEARABLE[name]
     if update.HasField("input_json") or "input" in update.clear:
-        tx.run("input_update", {"input": update.input_json or "null", "ordinal": rollout.ordinal})
+        tx.run("input_update", {"input": checked_json(update.input_json, "input"), "ordinal": rollout.ordinal})
     if update.HasField("mode"):
         changes["mode"] = checked_mode(update.mode)
     if update.HasField("resources_id"):
@@ -67,7 +67,7 @@ def _change_fields(tx: Transaction, rollout: RolloutRow, update: pb.RolloutUpdat
         names = ("timeout_seconds", "unresponsive_seconds", "max_attempts", "retry_condition")
         changes |= dict(zip(names, checked_config(update.config), strict=True))
     if update.HasField("metadata_json"):
-        changes["metadata"] = update.metadata_json
+        changes["metadata"] = checked_object(update.metadata_json, "metadata")
     if update.HasField("priority"):
         changes["priority"] = update.priority
     if update.HasField("not_before"):

@@ -18,6 +18,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from agl_otel.errors import AglError, InUseError, UsageError, grpc_status
+from agl_otel.grpc_requests import tolerant
 from agl_otel.store import Store
 from agl_otel.tls import Tls
 from agl_otel.traces.trace_query import DEFAULT_LIMIT, TraceQuery
@@ -35,6 +36,7 @@ _OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
+_NOT_A_TIME: Final = (ValueError, OverflowError)  # of protobuf's ToNanoseconds
 _log = logging.getLogger(__name__)
 
 
@@ -167,8 +169,10 @@ class JaegerServer:
                 return await method(request)
             except AglError as error:
                 await _abort(context, error)
+            except _NOT_A_TIME as error:
+                await _abort(context, UsageError(f"a time or duration is out of its range: {error}"))
 
-        return grpc.unary_unary_rpc_method_handler(call, request_type.FromString, _serialised)
+        return tolerant(grpc.unary_unary_rpc_method_handler(call, request_type.FromString, _serialised))
 
     def _stream(self, method: Callable[[Any], AsyncIterator[TracesData]], request_type: Any) -> Any:
         async def call(request: Any, context: Context) -> AsyncIterator[TracesData]:
@@ -178,8 +182,10 @@ class JaegerServer:
                     yield data
             except AglError as error:
                 await _abort(context, error)
+            except _NOT_A_TIME as error:
+                await _abort(context, UsageError(f"a time or duration is out of its range: {error}"))
 
-        return grpc.unary_stream_rpc_method_handler(call, request_type.FromString, _serialised)
+        return tolerant(grpc.unary_stream_rpc_method_handler(call, request_type.FromString, _serialised))
 
     async def _check(self, context: Context) -> None:
         given = dict(context.invocation_metadata() or ()).get("authorization", "")

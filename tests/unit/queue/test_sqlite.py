@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[SqliteEngine]:
 
 
 def add(tx: Transaction, name: str, text: str = "1") -> None:
-    enqueue.enqueue(tx, pb.EnqueueRequest(rollouts=[pb.NewRollout(input_json=text, rollout_id=name)]), 1.0)
+    enqueue.enqueue(tx, pb.EnqueueRequest(rollouts=[pb.NewRollout(input_json=json.dumps(text), rollout_id=name)]), 1.0)
 
 
 def stored(tx: Transaction) -> list[str]:
@@ -112,3 +113,13 @@ async def test_an_absolute_path_has_four_slashes_and_a_relative_one_three(tmp_pa
         engine = open_engine(url)
         assert path.exists()
         await engine.close()
+
+
+def test_what_is_no_json_is_refused_before_it_is_stored() -> None:
+    """Else every later reader of rollouts would fail on it."""
+    for text in ("{", "nope", "[" * 100_000, "\ud7ff{"):
+        with pytest.raises(UsageError, match="is no JSON"):
+            enqueue.checked_json(text, "input")
+    with pytest.raises(UsageError, match="no JSON object"):
+        enqueue.checked_object("[1]", "metadata")
+    assert enqueue.checked_json("", "input") == "null"
