@@ -44,6 +44,13 @@ def grpc_options(
     ]
 
 
+def grpc_server(receiver: Receiver, max_message_bytes: int) -> grpc.aio.Server:
+    """A server with the handlers below, which does not listen yet."""
+    server = grpc.aio.server(options=grpc_options(max_message_bytes))
+    server.add_generic_rpc_handlers((GrpcHandlers(receiver),))
+    return server
+
+
 class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument] - generic in the stubs only
     """The services of the three signals, the barrier, and words for any other method."""
 

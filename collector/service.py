@@ -6,12 +6,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 import time
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import grpc.aio
 from aiohttp import web
 
 from agl_otel import __version__
@@ -19,7 +17,7 @@ from agl_otel.collector.commit import GroupCommit
 from agl_otel.collector.deletion import Deletion
 from agl_otel.collector.disk import DiskBudget
 from agl_otel.collector.forward import Forwarder, make_target
-from agl_otel.collector.grpc_port import GrpcHandlers, grpc_options
+from agl_otel.collector.grpc_port import grpc_server
 from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.http_port import HttpPort
 from agl_otel.collector.intake import Intake
@@ -35,6 +33,7 @@ from agl_otel.collector.telemetry import Telemetry
 from agl_otel.collector.wal import SEGMENT_BYTES, Log, claim
 from agl_otel.collector.write import Writer
 from agl_otel.errors import AglError, InUseError, SettingsError, UnavailableError
+from agl_otel.grpc_port import GrpcPort
 from agl_otel.listen import listen, make_runner, require_certificate
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.presence import Presence
@@ -61,7 +60,7 @@ class Collector:
         self._forwarder: Forwarder | None = None
         self._maintenance: Maintenance | None = None
         self._presence: Presence | None = None
-        self._grpc: grpc.aio.Server | None = None
+        self._grpc: GrpcPort | None = None
         self._closers = contextlib.AsyncExitStack()
         self._writer_task: asyncio.Task[None] | None = None
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -131,10 +130,8 @@ class Collector:
 
     async def _listen(self, receiver: Receiver) -> None:
         settings, tls = self._settings, self._tls
-        self._grpc = server = grpc.aio.server(options=grpc_options(settings.max_message_bytes))
-        server.add_generic_rpc_handlers((GrpcHandlers(receiver),))
-        grpc_port = _grpc_port(server, settings.host, settings.otlp_grpc_port, tls)
-        await server.start()
+        self._grpc = GrpcPort(lambda: grpc_server(receiver, settings.max_message_bytes), "AGL_OTLP_GRPC_PORT")
+        grpc_port = await self._grpc.start(settings.host, settings.otlp_grpc_port, tls)
         client_certificate = tls is not None and tls.client_authority is not None
         pages = {"/status": lambda: web.json_response(self.status()), "/metrics": self._metrics_page}
         actions = {"/delete": Deletion(self._engine).handle}
@@ -211,7 +208,7 @@ class Collector:
     async def stop(self) -> None:
         """Stop listening, write what is acked (up to a deadline; the rest stays in the log), and close everything."""
         if self._grpc is not None:
-            await self._grpc.stop(grace=5.0)
+            await self._grpc.stop(5.0)
         if self._maintenance is not None:
             await self._maintenance.close()
         if self._runners:
@@ -266,22 +263,6 @@ def _forwarder(settings: Settings) -> Forwarder | None:
         raise SettingsError(f"AGL_FORWARD_OTLP {endpoint!r} is this collector itself: name another endpoint, or none")
     target = make_target(endpoint, settings.forward_headers.get_secret_value())
     return Forwarder(target, endpoint, max_queue_bytes=settings.forward_queue_bytes)
-
-
-def _grpc_port(server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> int:
-    if port:
-        with socket.socket() as probe:  # gRPC's own message names neither the port nor the reason
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                raise _port_error(host, port, "AGL_OTLP_GRPC_PORT", error) from None
-    try:
-        if tls is not None:
-            return server.add_secure_port(f"{host}:{port}", tls.grpc_credentials())
-        return server.add_insecure_port(f"{host}:{port}")
-    except RuntimeError as error:
-        raise InUseError(f"cannot listen on {host}:{port} ({error}); choose another with AGL_OTLP_GRPC_PORT") from None
 
 
 def _port_error(host: str, port: int, setting: str, error: OSError) -> AglError:

@@ -13,7 +13,8 @@ from typing import Any, Final, cast
 import grpc
 import grpc.aio
 
-from agl_otel.errors import AglError, InUseError, SettingsError
+from agl_otel.errors import AglError, SettingsError
+from agl_otel.grpc_port import GrpcPort
 from agl_otel.grpc_requests import Registrar
 from agl_otel.queue.engine import Engine
 from agl_otel.queue.proto import queue_pb2_grpc
@@ -70,39 +71,32 @@ class QueueServer:
         self.service = QueueService(engine, version=version("agl-otel"), clock=clock or engine.now)
         self._token = token
         self._sweep_seconds = sweep_seconds
-        self._server: grpc.aio.Server | None = None
+        self._listener = GrpcPort(self._make, "AGL_QUEUE_PORT or --queue-port")
         self._watchdog: asyncio.Task[None] | None = None
         self.port = 0
 
     async def start(self, host: str, port: int, tls: Tls | None = None) -> str:
         """Listen on host:port (0: a free one), with `tls` where it is given; answers the address. Raises InUseError where it is taken."""
+        self.port = await self._listener.start(host, port, tls)
+        self.service.address = f"{'https://' if tls else ''}{host}:{self.port}"
+        if self._sweep_seconds > 0:
+            self._watchdog = asyncio.create_task(self._watch())
+        return self.service.address
+
+    def _make(self) -> grpc.aio.Server:
         interceptors = [_TokenCheck(self._token)] if self._token else []
         server = grpc.aio.server(interceptors=interceptors, options=OPTIONS)
         queue_pb2_grpc.add_QueueServicer_to_server(
             cast("queue_pb2_grpc.QueueServicer", self.service), cast("grpc.aio.Server", Registrar(server))
         )
-        try:
-            where = f"{host}:{port}"
-            self.port = server.add_secure_port(where, tls.grpc_credentials()) if tls else server.add_insecure_port(where)
-        except RuntimeError:
-            raise InUseError(
-                f"cannot listen on {host}:{port}: another program has that port (or the address is not of this machine); "
-                "stop it, or choose another with AGL_QUEUE_PORT or --queue-port (0 takes a free one)"
-            ) from None
-        await server.start()
-        self._server = server
-        self.service.address = f"{'https://' if tls else ''}{host}:{self.port}"
-        if self._sweep_seconds > 0:
-            self._watchdog = asyncio.create_task(self._watch())
-        return self.service.address
+        return server
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
         """Refuse new calls, let running ones end, write what is waiting, close the engine."""
         if self._watchdog is not None:
             self._watchdog.cancel()
         self.service.stop_waiting()
-        if self._server is not None:
-            await self._server.stop(grace_seconds)
+        await self._listener.stop(grace_seconds)
         await self.service.drain()
         await self._engine.close()
 

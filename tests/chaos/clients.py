@@ -131,10 +131,11 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def grpc_head(path: str) -> bytes:
-    """HEADERS of a gRPC call, without Huffman or the table."""
+    """HEADERS of a gRPC call, without Huffman or the table. Lone surrogates of `path` are bytes that are no UTF-8."""
 
     def field(name: str, value: str) -> bytes:
-        return bytes((0, len(name))) + name.encode() + bytes((len(value),)) + value.encode()
+        data = value.encode(errors="surrogateescape")
+        return bytes((0, len(name))) + name.encode() + bytes((len(data),)) + data
 
     fields = {
         ":method": "POST",

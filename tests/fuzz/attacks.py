@@ -208,6 +208,7 @@ def raw_http2(methods: Sequence[str], chance: random.Random) -> bytes:
         lambda: begin + frame(4, 0, 0, struct.pack(">HI", 5, 16_384) * 10) * 1000,
         lambda: begin + grpc_head(method) + frame(0, 1, 1, struct.pack(">BI", chance.randrange(3), chance.choice([0, 5, 2**32 - 1])) + b"hello"),
         lambda: begin + grpc_head("/no.such.Service/Method") + frame(0, 1, 1, b"\0\0\0\0\0"),
+        lambda: begin + grpc_head("/\udcff/x") + frame(0, 1, 1, b"\0\0\0\0\0"),
         lambda: mutated(begin + grpc_head(method) + frame(0, 1, 1, b"\0\0\0\0\x05hello"), chance),
         lambda: b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
         lambda: begin + frame(2**7, 0, 2**31 - 1, b"x" * 16_384) * 20,

@@ -17,7 +17,8 @@ import grpc.aio
 from google.protobuf.timestamp_pb2 import Timestamp
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from agl_otel.errors import AglError, InUseError, UsageError, grpc_status
+from agl_otel.errors import AglError, UsageError, grpc_status
+from agl_otel.grpc_port import GrpcPort
 from agl_otel.grpc_requests import tolerant
 from agl_otel.store import Store
 from agl_otel.tls import Tls
@@ -128,27 +129,23 @@ class JaegerServer:
     def __init__(self, store: Store, token: str = "") -> None:
         self._token = token
         self._storage = JaegerStorage(store)
-        self._server: grpc.aio.Server | None = None
+        self._listener = GrpcPort(self._make, "AGL_JAEGER_PORT or --jaeger-port")
         self.port = 0
 
     async def start(self, host: str, port: int, tls: Tls | None = None) -> None:
         """Listen on host:port (0: a free one). Raises InUseError where it is taken."""
+        self.port = await self._listener.start(host, port, tls)
+
+    async def stop(self, grace_seconds: float = 2.0) -> None:
+        """Refuse new calls, and let running ones end."""
+        await self._listener.stop(grace_seconds)
+
+    def _make(self) -> grpc.aio.Server:
         server = grpc.aio.server(options=_OPTIONS)
         server.add_generic_rpc_handlers(
             tuple(grpc.method_handlers_generic_handler(name, self._handlers(name)) for name in (READER, DEPENDENCIES))
         )
-        try:
-            where = f"{host}:{port}"
-            self.port = server.add_secure_port(where, tls.grpc_credentials()) if tls else server.add_insecure_port(where)
-        except RuntimeError:
-            raise InUseError(f"port {port} on {host} is in use: choose another with AGL_JAEGER_PORT or --jaeger-port") from None
-        await server.start()
-        self._server = server
-
-    async def stop(self, grace_seconds: float = 2.0) -> None:
-        """Refuse new calls, and let running ones end."""
-        if self._server is not None:
-            await self._server.stop(grace_seconds)
+        return server
 
     def _handlers(self, service: str) -> dict[str, Any]:
         storage = self._storage
