@@ -53,11 +53,14 @@ class Statements:
         return found
 
     def paged(self, name: str, where: Sequence[str], page: str = "", *, any_of: bool = False, always: Sequence[str] = ()) -> str:
-        """The query `name` with fragments put in: `where` joined by AND (or OR), `always` by AND; `page` as page_clause makes it."""
+        """The query `name` with fragments put in: `where` joined by AND (or OR), `always` by AND; `page` as page_clause makes it.
+
+        A query that has taken its page already has /*order*/ at its end.
+        """
         conditions = [f"({(' OR ' if any_of else ' AND ').join(self[w] for w in where)})"] if where else []
         conditions += [self[w] for w in always]
         clause = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-        return self[name].replace("/*where*/", clause).replace("/*page*/", page)
+        return self[name].replace("/*where*/", clause).replace("/*page*/", page).replace("/*order*/", page.partition(" LIMIT ")[0])
 
 
 def _in_order(names: Sequence[str]) -> Callable[[Mapping[str, object]], Sequence[object]]:

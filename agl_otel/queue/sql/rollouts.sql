@@ -104,6 +104,12 @@ WHERE r.status IN ('preparing', 'running') AND (r.timeout_seconds IS NOT NULL OR
 SELECT {rollout}, i.input, {attempt} FROM rollouts r JOIN inputs i ON i.ordinal = r.ordinal LEFT JOIN attempts a ON a.attempt_id = r.latest_attempt_id
 /*where*/ /*page*/;
 
+-- name: rollouts_page_sorted
+-- The same in another order than that of their creation: inputs and attempts are looked up for what is on the page.
+SELECT {rollout}, i.input, {attempt} FROM (SELECT r.ordinal AS chosen FROM rollouts r /*where*/ /*page*/) page JOIN rollouts r ON r.ordinal = page.chosen
+JOIN inputs i ON i.ordinal = r.ordinal LEFT JOIN attempts a ON a.attempt_id = r.latest_attempt_id
+/*order*/;
+
 -- name: rollouts_page_dead
 -- The same for failed ones by the time of their end: the index has them in this order, and the planner, left alone, would sort them all.
 SELECT {rollout}, i.input, {attempt} FROM rollouts r INDEXED BY rollouts_dead JOIN inputs i ON i.ordinal = r.ordinal AND r.status = 'failed'

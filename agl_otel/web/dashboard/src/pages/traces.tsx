@@ -21,7 +21,7 @@ export function Traces() {
   const [open, setOpen] = useState<Span | null>(null);
   const typed = useLater(search.get("find") ?? "");
   const set = (values: Record<string, string>) => { const next = new URLSearchParams(search); for (const [name, value] of Object.entries(values)) if (value) next.set(name, value); else next.delete(name); setSearch(next, { replace: true }); setPage(0); setOpen(null); };
-  const rollouts = useQuery({ queryKey: ["pick", typed], placeholderData: keepPreviousData, queryFn: ({ signal }) => get<Page<Rollout>>("/rollouts", { limit: 50, sort_by: "start_time", sort_order: "desc", rollout_id_contains: typed || undefined }, signal) });
+  const rollouts = useQuery({ queryKey: ["pick", typed], placeholderData: keepPreviousData, queryFn: ({ signal }) => get<Page<Rollout>>("/rollouts", { limit: 50, sort_order: "desc", rollout_id_contains: typed || undefined }, signal) });
   const rolloutId = search.get("rollout") ?? rollouts.data?.items[0]?.rollout_id ?? "";
   const attempts = useQuery({ queryKey: ["attempts", rolloutId], enabled: !!rolloutId, queryFn: ({ signal }) => get<Page<Attempt>>(`/rollouts/${id(rolloutId)}/attempts`, {}, signal) });
   const attemptId = search.get("attempt") ?? "";
