@@ -6,13 +6,16 @@ test of its own, or an `@example`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 
 import pytest
 from hypothesis import HealthCheck, settings
 from opentelemetry import trace
 from opentelemetry.util._once import Once
 
+from agl_otel.instrumentation import uninstrument_all
 from agl_otel.tracer import process
 
 # A busy machine is no fault of a test: nothing here depends on time.
@@ -24,9 +27,16 @@ settings.load_profile("suite")
 
 @pytest.fixture(autouse=True, scope="module")
 def own_tracer_provider() -> Iterator[None]:
-    """OpenTelemetry lets a process set its tracer provider once; here each file may, as if it had a process of its own."""
+    """OpenTelemetry lets a process set its tracer provider once; here each file may, as if it had a process of its own.
+
+    What a file instrumented does not stay so: it would put headers of its own onto the requests of the next.
+    """
     yield
     process.shut_down()
+    uninstrument_all()
+    for point in entry_points(group="opentelemetry_instrumentor"):
+        if point.module in sys.modules and (instrumentor := point.load()()).is_instrumented_by_opentelemetry:
+            instrumentor.uninstrument()
     process._telemetry = None  # pyright: ignore[reportPrivateUsage] - nothing public forgets it, nor the two below
     trace._TRACER_PROVIDER = None  # pyright: ignore[reportPrivateUsage]
     trace._TRACER_PROVIDER_SET_ONCE = Once()  # pyright: ignore[reportPrivateUsage]

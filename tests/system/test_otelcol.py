@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -21,6 +23,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from agl_otel import semconv
+from agl_otel.errors import UnavailableError
 from agl_otel.queue.updates import AttemptUpdate
 from agl_otel.types import EnqueueRolloutRequest
 from tests.clickhouse_server import ClickHouseServer
@@ -234,9 +237,12 @@ async def send_until(collector: Otelcol, acked: set[str], stop: asyncio.Event, s
 
 
 async def stored(world: World) -> Counter[str]:
-    await asyncio.to_thread(world.server.must_run)
-    async with world.reader() as reader:
-        rows = await reader.query("SELECT SpanId, RolloutId, SequenceId FROM otel.otel_traces")
+    rows: list[dict[str, Any]] | None = None
+    while rows is None:  # the server may abort meanwhile (see must_run, which fails where it does not come back)
+        await asyncio.to_thread(world.server.must_run)
+        with contextlib.suppress(UnavailableError):
+            async with world.reader() as reader:
+                rows = await reader.query("SELECT SpanId, RolloutId, SequenceId FROM otel.otel_traces")
     numbers = Counter((row["RolloutId"], row["SequenceId"]) for row in {row["SpanId"]: row for row in rows}.values())
     assert max(numbers.values(), default=1) == 1, "a sequence number was given twice"
     return Counter(row["SpanId"] for row in rows)

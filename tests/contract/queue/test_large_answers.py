@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,9 @@ async def test_an_answer_of_many_parts_is_read_anew_after_a_lost_connection(queu
 async def test_an_older_queue_is_asked_in_its_own_way(queue_url: str, found: int) -> None:
     server = QueueServer(open_engine(queue_url))
 
-    async def unknown(request: pb.QueryRolloutsRequest, context: Any) -> None:
+    async def unknown(request: pb.QueryRolloutsRequest, context: Any) -> AsyncIterator[pb.Rollouts]:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such method")
+        yield pb.Rollouts()
 
     service: Any = server.service
     service.StreamRollouts = unknown
