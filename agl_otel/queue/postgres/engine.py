@@ -23,7 +23,7 @@ from agl_otel.queue.postgres.schema import migrate
 from agl_otel.queue.postgres.signals import Exchange, server_clock_ahead
 
 T = TypeVar("T")
-WRITERS: Final = 3
+WRITERS: Final = 2
 READERS: Final = 2
 
 
@@ -34,7 +34,7 @@ class _Job(NamedTuple):
 
 
 class PostgresEngine:
-    """See engine.Engine. Create it inside the event loop that uses it; `url` as libpq reads it. It holds at most 11 connections.
+    """See engine.Engine. Create it inside the event loop that uses it; `url` as libpq reads it. It holds at most 5 connections.
 
     Raises SettingsError (refused, no rights), UnavailableError (does not answer), ConflictError (a newer or a foreign schema).
     """
