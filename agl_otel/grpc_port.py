@@ -79,9 +79,10 @@ class GrpcPort:
             await server.stop(0)
             while True:
                 with contextlib.suppress(RuntimeError):  # another program was quicker: it may go away
-                    self._server, _ = server, _ = await self._listening(host, port, tls)
+                    server, _ = await self._listening(host, port, tls)
                     break
                 await asyncio.sleep(LOOK_SECONDS)
+            self._server = server
 
     def _taken(self, host: str, port: int, reason: str) -> InUseError:
         return InUseError(

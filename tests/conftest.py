@@ -16,6 +16,7 @@ from opentelemetry import trace
 from opentelemetry.util._once import Once
 
 from agl_otel.instrumentation import uninstrument_all
+from agl_otel.instrumentation.unwrapping import unwrap_leftovers
 from agl_otel.tracer import process
 
 # A busy machine is no fault of a test: nothing here depends on time.
@@ -37,6 +38,7 @@ def own_tracer_provider() -> Iterator[None]:
     for point in entry_points(group="opentelemetry_instrumentor"):
         if point.module in sys.modules and (instrumentor := point.load()()).is_instrumented_by_opentelemetry:
             instrumentor.uninstrument()
+            unwrap_leftovers(instrumentor)
     process._telemetry = None  # pyright: ignore[reportPrivateUsage] - nothing public forgets it, nor the two below
     trace._TRACER_PROVIDER = None  # pyright: ignore[reportPrivateUsage]
     trace._TRACER_PROVIDER_SET_ONCE = Once()  # pyright: ignore[reportPrivateUsage]

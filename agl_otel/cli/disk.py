@@ -99,15 +99,15 @@ def disk(data_dir: Path | None, as_json: bool) -> None:
     counted = run_async(rows)
     sizes = sizes_of(folder)
     embedded = settings.clickhouse_db.startswith(CHDB_SCHEME)
+    free = shutil.disk_usage(folder).free
     found = forecast(
         traces_bytes=sizes.get("traces", 0) if embedded else 0,
         rows=int(counted["Rows"]),
         received=(int(counted["Hour"]), int(counted["Day"])),
-        free=shutil.disk_usage(folder).free,
+        free=free,
         reserve=settings.disk_reserve_bytes,
         retention_days=settings.retention_days,
     )
-    free = shutil.disk_usage(folder).free
     told = {"data_dir": str(folder), "bytes": sizes, "free_bytes": free, "reserve_bytes": settings.disk_reserve_bytes}
     if as_json:
         print_json({**told, "rows": counted, **asdict(found), "embedded": embedded})

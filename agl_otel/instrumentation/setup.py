@@ -30,6 +30,7 @@ from agl_otel.instrumentation.otlp import OtlpExporter
 from agl_otel.instrumentation.processor import AttemptProcessor
 from agl_otel.instrumentation.rewards import LastRewards
 from agl_otel.instrumentation.seal import TRACER_NAME, Sealer
+from agl_otel.instrumentation.unwrapping import unwrap_leftovers
 from agl_otel.instrumentation.whole import WholeSpans
 
 ACK_SECONDS: Final = 30.0
@@ -234,3 +235,4 @@ def switch_off() -> None:
         _, instrumentor = _switched_on.popitem()
         if instrumentor is not None:
             instrumentor.uninstrument()
+            unwrap_leftovers(instrumentor)

@@ -9,7 +9,6 @@ and log-probs (vLLM) can stand in its place; nothing else in this package knows 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,13 +21,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from agl_otel.algorithms.grpo.engine import Engine, Job
 from agl_otel.algorithms.grpo.generate import Row
+from agl_otel.algorithms.grpo.model_port import MAX_BODY_BYTES, error_response, parser_of
 from agl_otel.algorithms.grpo.policy import load_policy, load_weights
 from agl_otel.algorithms.grpo.wire import Reply, parse, server_sent_event
 from agl_otel.errors import UsageError
 from agl_otel.listen import bodies_in_time, listen, make_runner
 from agl_otel.semconv import HEADER_MODEL_VERSION
 
-MAX_BODY_BYTES: Final = 64 << 20
 MAX_REPLY_TOKENS: Final = 256  # where the request names no limit; OpenAI's default is the whole context
 ENGINE: Final = web.AppKey("engine", Engine)
 MODEL_NAME: Final = web.AppKey("model_name", str)
@@ -52,14 +51,9 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
     try:
         return await handler(request)
     except UsageError as error:
-        return _error(400, str(error))
+        return error_response(400, str(error))
     except web.HTTPException as error:
-        return _error(error.status, f"{request.method} {request.path}: {error.reason}")
-
-
-def _error(status: int, message: str) -> web.Response:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return web.json_response({"error": {"message": message, "type": kind, "param": None, "code": None}}, status=status)
+        return error_response(error.status, f"{request.method} {request.path}: {error.reason}")
 
 
 async def _json(request: web.Request) -> Any:
@@ -146,13 +140,7 @@ async def serve(engine: Engine, *, host: str, port: int, model_name: str = "poli
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m agl_otel.algorithms.grpo.server", description="An OpenAI-compatible model server.")
-    parser.add_argument("--model", required=True, help="folder with model and tokenizer")
-    parser.add_argument("--weights", help="folder with the weights to begin with  [default: the model's]")
-    parser.add_argument("--version", default="0", help="of the weights to begin with")
-    parser.add_argument("--port", type=int, default=8000, help="0: a free one")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--name", default="policy", help="the model's name in answers")
+    parser = parser_of("agl_otel.algorithms.grpo.server", "An OpenAI-compatible model server.")
     parser.add_argument("--record", help="append a JSON line for every choice sampled to this file")
     parser.add_argument("--seed", type=int, default=0, help="of requests that name none")
     options = parser.parse_args(arguments)

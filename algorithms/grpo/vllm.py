@@ -27,6 +27,7 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import web
 
+from agl_otel.algorithms.grpo.model_port import MAX_BODY_BYTES, error_response, parser_of
 from agl_otel.errors import AglError, ModelServerError, SettingsError, UsageError
 from agl_otel.listen import bodies_in_time, listen, make_runner
 from agl_otel.processes import Process
@@ -36,7 +37,6 @@ from agl_otel.settings import free_port
 START_SECONDS: Final = 600.0  # a large model is read from disk, and its kernels are compiled
 STOP_SECONDS: Final = 30.0
 RELOAD_SECONDS: Final = 600.0
-MAX_BODY_BYTES: Final = 64 << 20
 ENVIRONMENT: Final = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
 _NOT_OURS: Final = frozenset({"host", "content-length", "transfer-encoding", "connection", "keep-alive", "date", "server"})
 
@@ -180,14 +180,9 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
     try:
         return await handler(request)
     except UsageError as error:
-        return _error(400, str(error))
+        return error_response(400, str(error))
     except (aiohttp.ClientError, TimeoutError) as error:
-        return _error(502, f"vLLM does not answer: {error!r}")
-
-
-def _error(status: int, message: str) -> web.Response:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return web.json_response({"error": {"message": message, "type": kind, "param": None, "code": None}}, status=status)
+        return error_response(502, f"vLLM does not answer: {error!r}")
 
 
 async def serve(front: Front, *, host: str, port: int) -> None:
@@ -224,13 +219,7 @@ def make_front(options: argparse.Namespace, more: Sequence[str]) -> Front:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m agl_otel.algorithms.grpo.vllm", description="vLLM as a policy server.")
-    parser.add_argument("--model", required=True, help="folder with model and tokenizer")
-    parser.add_argument("--weights", help="folder with the weights to begin with  [default: the model's]")
-    parser.add_argument("--version", default="0", help="of the weights to begin with")
-    parser.add_argument("--port", type=int, default=8000, help="0: a free one")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--name", default="policy", help="the model's name in answers")
+    parser = parser_of("agl_otel.algorithms.grpo.vllm", "vLLM as a policy server.")
     parser.add_argument("--seed", type=int, default=0, help="of vLLM's engine")
     parser.add_argument("--vllm", help="the program  [default: that of this environment, or of the PATH]")
     parser.add_argument("--log", default="vllm.log", help="where what vLLM prints goes")

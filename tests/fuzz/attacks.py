@@ -15,9 +15,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from tests.chaos.clients import frame, grpc_head
+from tests.chaos.clients import HTTP2, frame, grpc_head
 
-HTTP2: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 WORDS: Final = (
     "", "x", "ro-1", "at-1", "../../etc/passwd", "%00", "\x00", "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), "ä" * 300, "a" * 5000, "'; --",
     "{{7*7}}", "$(id)", "<script>", "\x1b[31m", "null", "NaN", "1e999", "-1", "18446744073709551616", "2026-01-01T00:00:00Z", "*", "%", "\u202e", "://", "[::1]",
@@ -144,7 +143,7 @@ def raw_http(routes: Sequence[Route], chance: random.Random) -> bytes:
         case 3:
             return whole[: chance.randrange(len(whole))]
         case 4:
-            return HTTP2 + frame(4, 0, 0, b"")
+            return HTTP2
         case 5:
             return b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + chance.randbytes(500)
         case _:
@@ -196,22 +195,21 @@ def call_body(descriptor: Descriptor, chance: random.Random) -> bytes:
 
 def raw_http2(methods: Sequence[str], chance: random.Random) -> bytes:
     """Bytes for a connection to a gRPC port."""
-    begin = HTTP2 + frame(4, 0, 0, b"")
     method = chance.choice(methods)
     makers: list[Callable[[], bytes]] = [
         lambda: chance.randbytes(chance.randint(1, 3000)),
-        lambda: begin + b"".join(frame(chance.randrange(14), chance.randrange(256), chance.choice([0, 1, 2, 3, 2**31 - 1]), chance.randbytes(chance.randint(0, 60))) for _ in range(30)),
-        lambda: begin + b"".join(_numbered(grpc_head(method), 2 * n + 1) + frame(3, 0, 2 * n + 1, struct.pack(">I", 8)) for n in range(400)),  # rapid reset
-        lambda: begin + frame(1, 0, 1, b"") + b"".join(frame(9, 0, 1, b"\x00\x01x\x01y") for _ in range(5000)),  # CONTINUATION without an end
-        lambda: begin + frame(4, 0, 0, struct.pack(">HI", 4, 2**31)) + frame(8, 0, 0, struct.pack(">I", 2**31 - 1)) * 3,
-        lambda: begin + frame(6, 0, 0, b"pingpong") * 3000,
-        lambda: begin + frame(4, 0, 0, struct.pack(">HI", 5, 16_384) * 10) * 1000,
-        lambda: begin + grpc_head(method) + frame(0, 1, 1, struct.pack(">BI", chance.randrange(3), chance.choice([0, 5, 2**32 - 1])) + b"hello"),
-        lambda: begin + grpc_head("/no.such.Service/Method") + frame(0, 1, 1, b"\0\0\0\0\0"),
-        lambda: begin + grpc_head("/\udcff/x") + frame(0, 1, 1, b"\0\0\0\0\0"),
-        lambda: mutated(begin + grpc_head(method) + frame(0, 1, 1, b"\0\0\0\0\x05hello"), chance),
+        lambda: HTTP2 + b"".join(frame(chance.randrange(14), chance.randrange(256), chance.choice([0, 1, 2, 3, 2**31 - 1]), chance.randbytes(chance.randint(0, 60))) for _ in range(30)),
+        lambda: HTTP2 + b"".join(_numbered(grpc_head(method), 2 * n + 1) + frame(3, 0, 2 * n + 1, struct.pack(">I", 8)) for n in range(400)),  # rapid reset
+        lambda: HTTP2 + frame(1, 0, 1, b"") + b"".join(frame(9, 0, 1, b"\x00\x01x\x01y") for _ in range(5000)),  # CONTINUATION without an end
+        lambda: HTTP2 + frame(4, 0, 0, struct.pack(">HI", 4, 2**31)) + frame(8, 0, 0, struct.pack(">I", 2**31 - 1)) * 3,
+        lambda: HTTP2 + frame(6, 0, 0, b"pingpong") * 3000,
+        lambda: HTTP2 + frame(4, 0, 0, struct.pack(">HI", 5, 16_384) * 10) * 1000,
+        lambda: HTTP2 + grpc_head(method) + frame(0, 1, 1, struct.pack(">BI", chance.randrange(3), chance.choice([0, 5, 2**32 - 1])) + b"hello"),
+        lambda: HTTP2 + grpc_head("/no.such.Service/Method") + frame(0, 1, 1, b"\0\0\0\0\0"),
+        lambda: HTTP2 + grpc_head("/\udcff/x") + frame(0, 1, 1, b"\0\0\0\0\0"),
+        lambda: mutated(HTTP2 + grpc_head(method) + frame(0, 1, 1, b"\0\0\0\0\x05hello"), chance),
         lambda: b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        lambda: begin + frame(2**7, 0, 2**31 - 1, b"x" * 16_384) * 20,
+        lambda: HTTP2 + frame(2**7, 0, 2**31 - 1, b"x" * 16_384) * 20,
     ]  # fmt: skip
     return chance.choice(makers)()
 

@@ -99,11 +99,13 @@ class PostgresTransaction:
 
     def run_many(self, name: str, params: Sequence[Params]) -> None:
         """Run the named statement once for each, or once for all where it takes `:rows`."""
+        if not params:
+            return
         sql = self.statements[name]
-        if ROWS not in sql:
-            self._silent.executemany(sql.encode(), params)
-        elif params:
+        if ROWS in sql:
             self.send(sql.encode(), {"rows": rows_json(params)})
+        else:
+            self._silent.executemany(sql.encode(), params)
 
     def alone(self, keys: Sequence[str]) -> None:
         """Wait for other transactions with one of these keys."""
