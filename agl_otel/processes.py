@@ -18,6 +18,7 @@ from typing import Final
 
 from agl_otel.errors import UnavailableError
 
+STARTER: Final = "agl_otel.interpreter"  # runs a module, as python -m does
 TAIL_BYTES: Final = 4000
 HEALTH_POLL_SECONDS: Final = 0.05
 SAME_SECONDS: Final = 0.3  # SIGTERMs within it are one: the kernel sends one for each thread of a parent that was killed
@@ -48,7 +49,7 @@ class Process:
     @classmethod
     def python_module(cls, name: str, module: str, *arguments: str, log: Path, env: Mapping[str, str] | None = None) -> Process:
         """A process that runs `python -m module` with the interpreter we run on."""
-        return cls(name, [sys.executable, "-m", module, *arguments], log=log, env={"PYTHONUNBUFFERED": "1", **(env or {})})
+        return cls(name, [sys.executable, "-m", STARTER, module, *arguments], log=log, env={"PYTHONUNBUFFERED": "1", **(env or {})})
 
     @property
     def pid(self) -> int:

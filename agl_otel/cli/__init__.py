@@ -14,6 +14,7 @@ import click
 
 from agl_otel import __version__
 from agl_otel.errors import AglError, UsageError
+from agl_otel.interpreter import load_quickly
 from agl_otel.printable import printable_lines
 
 COMMANDS: Final = {
@@ -77,6 +78,8 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The `agl-otel` command: run, word errors for people, and exit with a code that means something."""
+    if arguments is None:  # the process is this command's own
+        load_quickly()
     try:
         code = cli(args=None if arguments is None else list(arguments), standalone_mode=False)
     except click.ClickException as error:

@@ -5,8 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
-from agl_otel.processes import is_alive, on_stop_signals
+import pytest
+
+from agl_otel.processes import Process, is_alive, on_stop_signals
 
 
 async def heard(*numbers: signal.Signals, same_seconds: float) -> list[str]:
@@ -51,3 +54,16 @@ def test_a_process_that_nobody_waited_for_is_not_alive() -> None:
     assert not is_alive(ended.pid)
     ended.wait()
     assert not is_alive(ended.pid)
+
+
+async def test_a_module_of_ours_runs_as_python_would_run_it_and_ends_with_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = "__name__, __spec__.name, sys.modules['__main__'].__spec__.name, sys.argv, gc.get_threshold()[0]"
+    code = f"import gc, sys; print({shown}); sys.exit(7)"
+    (tmp_path / "mine.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    process = Process.python_module("mine", "mine", "-m", "x", log=tmp_path / "log")
+    await process.start()
+    assert await process.wait() == 7
+    assert (tmp_path / "log").read_text() == f"__main__ mine mine ['{tmp_path}/mine.py', '-m', 'x'] 20000\n"
