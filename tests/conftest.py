@@ -6,6 +6,7 @@ test of its own, or an `@example`.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -18,6 +19,9 @@ from opentelemetry.util._once import Once
 from agl_otel.instrumentation import uninstrument_all
 from agl_otel.instrumentation.unwrapping import unwrap_leftovers
 from agl_otel.tracer import process
+
+# Several workers share the cores, and no model here is large: a second thread of torch or numpy would wait for its turn, at full speed.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A busy machine is no fault of a test: nothing here depends on time.
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import IO
 
 START_SECONDS = 300.0
+DEMO = Path("examples/first_light")
+DEMO_SIZES = (("job.toml", "prompts_per_step = 16"), ("job.toml", "group_size = 8"), ("tasks.py", "VAL_TASKS = 128"))
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("AGL_", "OTEL_", "OPENAI_"))}
 
 
@@ -65,6 +68,17 @@ def run(*arguments: str, cwd: Path, env: dict[str, str] | None = None, seconds: 
         [sys.executable, "-m", "agl_otel", *arguments],
         capture_output=True, text=True, check=False, cwd=cwd, timeout=seconds, env={**ENVIRONMENT, "PATH": path, **(env or {})},
     )  # fmt: skip
+
+
+def small_demo(folder: Path, *, prompts: int = 4, members: int = 4, val: int = 4) -> Path:
+    """`folder`, where `agl-otel demo` finds its example with a smaller job: `prompts` × `members` rollouts a step, `val` tasks scored."""
+    place = folder / DEMO
+    shutil.copytree(Path(__file__).parents[2] / DEMO, place, ignore=shutil.ignore_patterns("__pycache__"))
+    for (name, was), size in zip(DEMO_SIZES, (prompts, members, val), strict=True):
+        text = (place / name).read_text()
+        assert text.count(was) == 1, f"{name} has no {was!r}"
+        (place / name).write_text(text.replace(was, f"{was.split()[0]} = {size}"))
+    return folder
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:

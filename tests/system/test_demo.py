@@ -1,4 +1,7 @@
-"""The main job as a user runs it, shortened; and what it says when something it needs is gone."""
+"""The main job as a user runs it, shortened and made smaller, and what it says when something it needs is gone.
+
+`.ci/run` runs it at its own size.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,25 @@ from typing import Any
 import pytest
 
 from agl_otel.stack import MAX_RESTARTS
-from tests.system.stack_process import Command, naming, run, until
+from tests.system.stack_process import DEMO, Command, naming, run, small_demo, until
 
 pytest.importorskip("torch", reason="needs the [train] extra")
 pytestmark = pytest.mark.timeout(1200)
-ROOT = Path(__file__).parents[2]
 
 
 def test_what_is_trained_on_is_what_was_sampled_and_stored(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    done = run("demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=ROOT, seconds=900)
+    small_demo(tmp_path, val=32)
+    done = run("demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=tmp_path, seconds=900)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     assert result["steps"] == 2
-    assert result["trajectories"] == result["trajectories_in_clickhouse"] == 2 * 128
+    assert result["trajectories"] == result["trajectories_in_clickhouse"] == 2 * 16
     assert result["calls_not_equal"] == 0
-    assert result["calls_equal_to_model_server"] == result["rollouts"] == 2 * 128 + 2 * result["tasks_scored"] + 2 * 4
+    assert result["calls_equal_to_model_server"] == result["rollouts"] == 2 * 16 + 2 * result["tasks_scored"] + 2 * 4
     assert result["verdicts"] == {"complete": result["rollouts"]}
     assert result["max_ratio_error"] < 1e-4
-    assert result["score_before"] <= 0.45
+    assert result["tasks_scored"] == 32 and result["score_before"] <= 0.45
     assert Path(result["plot"]).read_bytes().startswith(b"\x89PNG")
     assert "openai.chat" in done.stderr and "primary = " in done.stderr, "the command's trace is shown as a tree"
     assert naming(data) == []
@@ -40,12 +43,12 @@ def test_what_is_trained_on_is_what_was_sampled_and_stored(tmp_path: Path) -> No
     names = [span["name"] for span in json.loads(shown.stdout)["spans"]]
     assert {"agentlightning.attempt", "agentlightning.llm", "agentlightning.annotation", "agentlightning.seal"} <= set(names)
     listed = run("rollouts", "--mode", "train", "--json", "--data-dir", str(data), cwd=tmp_path)
-    assert json.loads(listed.stdout)["total"] == 2 * 128
+    assert json.loads(listed.stdout)["total"] == 2 * 16
 
 
 def test_a_collector_that_is_gone_for_good_ends_the_demo_with_its_name(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with Command("demo", "--data-dir", str(data), log=tmp_path / "demo.log", cwd=ROOT) as demo:
+    with Command("demo", "--data-dir", str(data), log=tmp_path / "demo.log", cwd=small_demo(tmp_path, val=2)) as demo:
         metrics = data / "run" / "metrics.jsonl"
         until(lambda: metrics.exists() and metrics.read_text() != "", "the first step is done")
         killed: set[int] = set()
@@ -68,7 +71,7 @@ def test_a_collector_that_is_gone_for_good_ends_the_demo_with_its_name(tmp_path:
 
 def test_a_model_server_that_dies_ends_the_training_with_its_name(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with Command("demo", "--data-dir", str(data), log=tmp_path / "demo.log", cwd=ROOT) as demo:
+    with Command("demo", "--data-dir", str(data), log=tmp_path / "demo.log", cwd=small_demo(tmp_path, val=2)) as demo:
         until(lambda: "score before" in demo.output, "the training begins")
         servers = [pid for pid in naming(data) if b"grpo.server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(servers) == 1
@@ -80,7 +83,7 @@ def test_a_model_server_that_dies_ends_the_training_with_its_name(tmp_path: Path
 
 def test_ctrl_c_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with Command("demo", "--data-dir", str(data), log=tmp_path / "demo.log", cwd=ROOT) as demo:
+    with Command("demo", "--data-dir", str(data), log=tmp_path / "demo.log", cwd=small_demo(tmp_path, val=2)) as demo:
         until(lambda: "3." in demo.output, "the commands run")
         demo.process.send_signal(signal.SIGINT)
         assert demo.wait(300) == 130
@@ -96,14 +99,10 @@ def test_a_wrong_job_file_is_a_wrong_use_and_starts_nothing(tmp_path: Path) -> N
 
 def test_a_grader_that_raises_ends_the_training_with_what_it_said(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def grade(task, answer):\n    raise KeyError('no such field: score')\n")
-    source = ROOT / "examples" / "first_light"
-    text = (source / "job.toml").read_text().replace("grade.py:", f"{tmp_path}/bad.py:")
-    for name in ("agent.py", "tasks.py"):
-        text = text.replace(f'"{name}:', f'"{source / name}:')
-    job = tmp_path / "job.toml"
-    job.write_text(text)
+    job = small_demo(tmp_path, val=8) / DEMO / "job.toml"
+    job.write_text(job.read_text().replace("grade.py:", f"{tmp_path}/bad.py:"))
     done = run("train", str(job), "--data-dir", str(tmp_path / "data"), cwd=tmp_path, seconds=900)
     assert done.returncode == 1
     assert "no such field: score" in done.stderr and "grade" in done.stderr
     listed = run("rollouts", "--json", "--data-dir", str(tmp_path / "data"), cwd=tmp_path)
-    assert json.loads(listed.stdout)["total"] == 128, "what happened is still there"
+    assert json.loads(listed.stdout)["total"] == 8, "what happened is still there"

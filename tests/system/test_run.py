@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,22 @@ from tests.system.stack_process import Command, naming, run, until
 
 AGENT = Path(__file__).parents[2] / "examples" / "first_light" / "agent.py"
 KEY = "sk-a-real-persons-key"
+FREE_PORTS = [argument for port in PORTS for argument in (f"--{port.replace('_', '-')}", "0")]
 
 
 @pytest.fixture
 def server(model_server: ModelServer) -> ModelServer:
     return model_server
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The option that names a stack which runs already, for what does not depend on whose it is."""
+    folder = tmp_path_factory.mktemp("stack")
+    stack_file = folder / "data" / "stack.json"
+    with Command("up", "--data-dir", str(folder / "data"), *FREE_PORTS, log=folder / "up.log", cwd=folder):
+        until(stack_file.exists, "stack.json is written")
+        yield ["--store", json.loads(stack_file.read_text())["queue"]["address"]]
 
 
 def environment(server: ModelServer | None = None) -> dict[str, str]:
@@ -41,8 +53,7 @@ def test_run_shows_the_trace_of_an_unmodified_command(tmp_path: Path, server: Mo
 
 def test_a_stack_that_was_killed_records_where_it_is_started_again(tmp_path: Path, server: ModelServer) -> None:
     data = tmp_path / "data"
-    free = [argument for port in PORTS for argument in (f"--{port.replace('_', '-')}", "0")]
-    with Command("up", "--data-dir", str(data), *free, log=tmp_path / "up.log", cwd=tmp_path) as command:
+    with Command("up", "--data-dir", str(data), *FREE_PORTS, log=tmp_path / "up.log", cwd=tmp_path) as command:
         until((data / "stack.json").exists, "stack.json is written")
         command.process.kill()
         command.wait(10)
@@ -53,8 +64,9 @@ def test_a_stack_that_was_killed_records_where_it_is_started_again(tmp_path: Pat
         assert part in done.stdout
 
 
-def test_run_fills_the_command_from_the_task(tmp_path: Path, server: ModelServer) -> None:
-    done = run("run", "--json", "--task", '{"q": "42"}', "--", sys.executable, str(AGENT), "{q}", cwd=tmp_path, env=environment(server))
+def test_run_fills_the_command_from_the_task(tmp_path: Path, server: ModelServer, store: list[str]) -> None:
+    command = [*store, "--", sys.executable, str(AGENT), "{q}"]
+    done = run("run", "--json", "--task", '{"q": "42"}', *command, cwd=tmp_path, env=environment(server))
     shown: dict[str, Any] = json.loads(done.stdout)
     assert shown["rollout"]["input"] == {"q": "42"}
     assert any("42" in str(span["attributes"].get("gen_ai.input.messages")) for span in shown["spans"])
@@ -67,14 +79,19 @@ def test_run_fills_the_command_from_the_task(tmp_path: Path, server: ModelServer
         ("3", "import signal; signal.pause()", ["failed", "ran past its 3 s"]),
     ],
 )
-def test_a_command_that_fails_or_hangs_is_told_and_exits_with_1(tmp_path: Path, timeout: str, code: str, words: list[str]) -> None:
-    done = run("run", "--timeout", timeout, "--", sys.executable, "-c", code, cwd=tmp_path, env=environment())
+def test_a_command_that_fails_or_hangs_is_told_and_exits_with_1(
+    tmp_path: Path, store: list[str], timeout: str, code: str, words: list[str]
+) -> None:
+    def total() -> int:
+        return json.loads(run("rollouts", "--json", *store, cwd=tmp_path).stdout)["total"]
+
+    before = total()
+    done = run("run", "--timeout", timeout, *store, "--", sys.executable, "-c", code, cwd=tmp_path, env=environment())
     assert done.returncode == 1
     for word in words:
         assert word in done.stderr
     assert "Traceback" not in done.stderr
-    listed = run("rollouts", "--json", cwd=tmp_path)
-    assert json.loads(listed.stdout)["total"] == 1, "what happened is kept"
+    assert total() == before + 1, "what happened is kept"
 
 
 def test_a_command_that_is_not_there_and_a_task_that_is_not_json_are_wrong_use(tmp_path: Path) -> None:
@@ -90,8 +107,8 @@ def test_doctor_finds_everything_in_a_good_agent(tmp_path: Path, server: ModelSe
     assert done.returncode == 0 and report["good"], report
 
 
-def test_doctor_names_what_is_missing_and_the_remedy(tmp_path: Path) -> None:
-    done = run("doctor", "--", sys.executable, "-c", "print(1)", cwd=tmp_path, env=environment())
+def test_doctor_names_what_is_missing_and_the_remedy(tmp_path: Path, store: list[str]) -> None:
+    done = run("doctor", *store, "--", sys.executable, "-c", "print(1)", cwd=tmp_path, env=environment())
     assert done.returncode == 3
     assert "✓ the command ended well" in done.stdout
     assert "✗ its own spans arrive" in done.stdout and "OPENAI_BASE_URL" in done.stdout
@@ -99,10 +116,11 @@ def test_doctor_names_what_is_missing_and_the_remedy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("failing", "words"), [(True, "500"), (False, "cannot be reached")])
 def test_doctor_tells_a_model_server_that_fails_from_one_that_is_away(
-    tmp_path: Path, server: ModelServer, failing: bool, words: str
+    tmp_path: Path, server: ModelServer, store: list[str], failing: bool, words: str
 ) -> None:
     server.status = 500
-    done = run("doctor", "--json", "--", sys.executable, str(AGENT), "hello", cwd=tmp_path, env=environment(server if failing else None))
+    command = [*store, "--", sys.executable, str(AGENT), "hello"]
+    done = run("doctor", "--json", *command, cwd=tmp_path, env=environment(server if failing else None))
     assert done.returncode == 3
     report = json.loads(done.stdout)
     assert words in json.dumps(report["findings"]), report

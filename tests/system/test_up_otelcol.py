@@ -15,7 +15,7 @@ from tests.authority import Authority
 from tests.clickhouse_server import PASSWORD, ClickHouseServer
 from tests.model_server import ModelServer
 from tests.system.otelcol_process import binary
-from tests.system.stack_process import Command, naming, run, until
+from tests.system.stack_process import Command, naming, run, small_demo, until
 from tests.system.test_up import FREE_PORTS, stack_file
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
@@ -37,12 +37,14 @@ def environment(server: ClickHouseServer) -> dict[str, str]:
 def test_the_demo_trains_on_what_was_sampled_and_stored(server: ClickHouseServer, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs the [train] extra")
     data = tmp_path / "data"
-    done = run("demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=ROOT, env=environment(server), seconds=900)
+    done = run(
+        "demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=small_demo(tmp_path, val=8), env=environment(server), seconds=900
+    )
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
-    assert result["trajectories"] == result["trajectories_in_clickhouse"] == 2 * 128
+    assert result["trajectories"] == result["trajectories_in_clickhouse"] == 2 * 16
     assert result["calls_not_equal"] == 0
-    assert result["calls_equal_to_model_server"] == result["rollouts"] == 2 * 128 + 2 * result["tasks_scored"] + 2 * 4
+    assert result["calls_equal_to_model_server"] == result["rollouts"] == 2 * 16 + 2 * result["tasks_scored"] + 2 * 4
     assert result["verdicts"] == {"complete": result["rollouts"]}
     assert result["max_ratio_error"] < 1e-4
     assert naming(data) == []

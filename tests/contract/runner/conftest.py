@@ -33,6 +33,12 @@ from agl_otel.types import Attempt, EnqueueRolloutRequest, NamedResources, Rollo
 from tests.otlp_receiver import OtlpReceiver, Received
 
 
+@pytest.fixture(autouse=True)
+def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands here call no model, and need not import what traces such calls: it is most of the start of a Python program."""
+    monkeypatch.setenv("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "openai,langchain")
+
+
 @pytest.fixture(scope="session")
 def receiver() -> Iterator[OtlpReceiver]:
     receiver = OtlpReceiver()
