@@ -59,7 +59,7 @@ class ClickHouseHttp:
                 f"{self.url}/", params={name: str(value) for name, value in (settings or {}).items()}, data=form
             ) as response:
                 body = await response.read()
-        except (aiohttp.ClientConnectionError, TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise UnavailableError(f"ClickHouse does not answer at {self.url}: {error}") from None
         if response.status == 503:
             raise UnavailableError(f"ClickHouse at {self.url} is away: {body[:2000].decode(errors='replace').strip()}")

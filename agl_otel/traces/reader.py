@@ -142,7 +142,7 @@ class TraceReader:
             async with self._http.session.post(f"{address}/barrier") as response:
                 if response.status != 200:
                     raise UnavailableError(f"the collector at {address} answers a barrier with {response.status}")
-        except (aiohttp.ClientConnectionError, TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise UnavailableError(f"the collector at {address} does not answer: {error}") from None
 
     async def query(self, sql: str, *, params: Mapping[str, object] | None = None) -> list[dict[str, Any]]:

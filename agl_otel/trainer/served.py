@@ -32,6 +32,7 @@ PORT_SECONDS: Final = 20.0  # the model server of a run that was killed ends a m
 SERVER: Final = "model_server.json"
 _AGENT: Final = {"function", "command", "grader"}
 """What of [agent] decides a run's course; how many run at a time may change."""
+VLLM_TOLERANCE: Final = 0.1  # its weights are usually in bfloat16
 MODEL_SERVER_START_SECONDS: Final = 120.0  # importing torch on a busy machine takes most of it
 
 
@@ -131,6 +132,12 @@ class ServedRun(JobRun):
         algorithm = self.algorithm()
         sampling = {"temperature": algorithm.temperature, "max_tokens": algorithm.max_tokens}
         await self.store.publish({RESOURCE_NAME: LLM(endpoint=f"{self.server_url}/v1", model=MODEL_NAME, sampling_parameters=sampling)})
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the algorithm: the job's, over what goes with its policy."""
+        served = {"probe_tolerance": VLLM_TOLERANCE} if self.job.policy.server == "vllm" else {}
+        return {"seed": self.job.policy.seed, **served, **self.job.options}
 
     def algorithm(self) -> Any:
         """The job's algorithm over this run's policy and model server."""

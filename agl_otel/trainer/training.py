@@ -14,7 +14,6 @@ from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.trainer.run import unless
 from agl_otel.trainer.served import ServedRun
 
-VLLM_TOLERANCE: Final = 0.1  # its weights are usually in bfloat16
 _SET_BY_TRAINING: Final = frozenset({"model_dir", "model_server_url", "on_step", "reports", "weights_dir", "rollout_config", "run_dir"})
 
 
@@ -45,14 +44,11 @@ class Training(ServedRun):
     async def fit(self, tasks: Sequence[Any], *, on_step: Callable[[StepReport], None] | None = None) -> Report:
         """Train until the algorithm is content; `on_step` gets every step that is done now, the report those before, too."""
         algorithm = self.algorithm(run=self.run, on_step=on_step)
-        steps = await unless(self.failed, algorithm.run(self.store, tasks))
+        steps = await unless(self.failed, algorithm.train(self.store, tasks))
         return Report(steps, "the target score is reached" if len(steps) < algorithm.max_steps else "max_steps are done")
 
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[StepReport], None] | None = None) -> GRPO:
         """The job's algorithm over this run's policy and model server."""
-        options: dict[str, Any] = {"seed": self.job.policy.seed, **self.job.options}
-        if self.job.policy.server == "vllm":
-            options = {"probe_tolerance": VLLM_TOLERANCE, **options}
         return GRPO(
             model_dir=self.model_dir,
             model_server_url=self.server_url,
@@ -60,5 +56,5 @@ class Training(ServedRun):
             rollout_config=self.job.agent.rollout_config,
             run_dir=run,
             on_step=on_step,
-            **options,
+            **self.options,
         )

@@ -35,12 +35,11 @@ class Tuning(ServedRun):
 
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[RoundReport], object] | None = None) -> SFT:
         """The job's algorithm over this run's policy and model server."""
-        options: dict[str, Any] = {"seed": self.job.policy.seed, **self.job.options}
         return SFT(
             model_dir=self.model_dir,
             model_server_url=self.server_url,
             rollout_config=self.job.agent.rollout_config,
             run_dir=run,
             on_step=on_step,
-            **options,
+            **self.options,
         )

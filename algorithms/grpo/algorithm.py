@@ -10,13 +10,12 @@ import asyncio
 import logging
 import random
 import shutil
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import aiohttp
 import numpy as np
@@ -25,21 +24,24 @@ from numpy.typing import NDArray
 
 from agl_otel.adapters.lengths import pick, within_context
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
+from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State, as_random_state
 from agl_otel.algorithms.grpo.groups import Group, TaskOrder, UnderWay, grouped
 from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
 from agl_otel.algorithms.grpo.lora import require_lora, with_lora
 from agl_otel.algorithms.grpo.objective import Average, Objective, group_advantages
 from agl_otel.algorithms.grpo.policy import load_policy, save_weights
-from agl_otel.algorithms.grpo.report import Clock, StepReport
+from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, ended_by_others
 from agl_otel.algorithms.metrics import check_metrics
+from agl_otel.algorithms.report import Clock
 from agl_otel.algorithms.run_folder import RunFolder, course_of, kept
 from agl_otel.algorithms.run_log import RunLog, log_of, step_of
 from agl_otel.algorithms.utils import sampling_seed, survives_its_runner, why_not
 from agl_otel.columns import Traces
-from agl_otel.errors import DataError, ModelServerError, UsageError
+from agl_otel.errors import DataError, UsageError
 from agl_otel.types import (
+    Dataset,
     EnqueueRolloutRequest,
     RolloutConfig,
     RolloutMode,
@@ -66,8 +68,8 @@ _logger = logging.getLogger(__name__)
 KEPT_WEIGHTS: Final = 2  # the server reads the newest while it is pushed; the one before is for a person to look at
 
 
-@dataclass(kw_only=True)
-class GRPO:
+@dataclass(kw_only=True, eq=False)
+class GRPO(Algorithm):
     """Group Relative Policy Optimization (DeepSeekMath, arXiv:2402.03300) of the model in `model_dir`, from traces."""
 
     model_dir: str | Path
@@ -188,14 +190,19 @@ class GRPO:
         place = checkpoints.latest()
         return (place, checkpoints.state(place, run.run_id).version) if place is not None else (None, 1)
 
-    async def run(self, store: RolloutStore, tasks: Sequence[Any]) -> list[StepReport]:
+    async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
+        """What Trainer.fit calls: `train` on the data. Raises what `train` raises."""
+        data = train_dataset if train_dataset is not None else []
+        await self.train(cast("RolloutStore", self.get_store()), [data[place] for place in range(len(data))])
+
+    async def train(self, store: RolloutStore, tasks: Sequence[Any]) -> list[StepReport]:
         """Train until `max_steps` or `target_score`; returns the reports. The server ends up with the last weights.
 
         Raises:
             UsageError: no tasks, `model_dir` holds no model, or `run_dir` holds a run of other options, another model or another store.
             InUseError: another process works on the run.
             DataError: a step had nothing to train on, or the last checkpoint is damaged.
-            ModelServerError: the model server did not take the weights.
+            ModelServerError: the model server did not take the weights, or samples with others (probe_tolerance).
         """
         if not tasks and self.from_mode is None:
             raise UsageError("GRPO needs at least one task to train on")
@@ -370,7 +377,7 @@ class GRPO:
         rows = np.array([group_of[rollout_id] in telling for rollout_id in batch.rollout_id])
         chosen = [group for number, group in enumerate(groups) if number in telling]
         flat = len(np.unique(of_group)) - len(telling)
-        return _Read(traces, batch, advantages[back], chosen, rows, float(rewards.mean()), flat)
+        return _Read(traces, batch, advantages[back], chosen, rows, flat)
 
     async def _publish(self) -> None:
         """A new version of the resources, and the weights of that version on the server: what the next rollouts use."""
@@ -378,13 +385,7 @@ class GRPO:
         await self._serving.push(await self._in_worker(save_weights, self.policy.model, self._weights_dir / str(version)))
         await self._in_worker(self._forget_weights, version)
         if self.probe_tolerance is not None:
-            drift = await self._in_worker(self._learner.drift, *await self._serving.sample())
-            if not drift <= self.probe_tolerance:
-                raise ModelServerError(
-                    f"{self.model_server_url} does not sample with the weights that were pushed as version {version}: a ratio of "
-                    f"probabilities is {drift:.4g} off 1 (probe_tolerance = {self.probe_tolerance:g}). Does it load all of them, or is its "
-                    "precision lower?"
-                )
+            await self._serving.probe(partial(self._in_worker, self._learner.drift), self.probe_tolerance)
 
     def _load(self) -> None:
         """Read the model and set up the learner, in the worker's thread."""
@@ -423,37 +424,22 @@ class GRPO:
         clock: Clock,
         resampled: int,
     ) -> StepReport:
-        rollout_ids = [rollout_id for group in groups for rollout_id in group.rollout_ids]
-        return StepReport(
-            step=self._number,
-            weights_version=version,
-            next_version=str(self._serving.published.version),
-            reward_mean=read.reward_mean,
-            rollouts=len(rollout_ids),
-            model_calls=len(read.traces.calls),
-            spans=read.traces.spans,
-            verdicts=dict(Counter(verdict.kind for verdict in read.traces.verdicts.values())),
-            alarms=len(read.traces.alarms),
-            refused=dict(batch.refused),
-            breaks=dict(batch.breaks),
-            trajectories=len(batch),
+        return StepReport.of(
+            self._number,
+            (version, str(self._serving.published.version)),
+            [rollout_id for group in groups for rollout_id in group.rollout_ids],
+            read.traces,
+            read.batch,
+            batch,
+            clock,
             tokens=update.tokens,
-            off_policy=sum(sampled_by != version for sampled_by in batch.model_version),
+            loss=update.loss,
+            gradient_norm=update.gradient_norm,
+            max_ratio_error=update.max_ratio_error,
             flat_groups=read.flat_groups,
             resampled=resampled,
             carried=len(self._under_way.groups),
             oldest=max(self._number - group.step for group in groups),
-            loss=update.loss,
-            gradient_norm=update.gradient_norm,
-            max_ratio_error=update.max_ratio_error,
-            rollout_seconds=clock.seconds["rollout"],
-            read_seconds=clock.seconds["read"],
-            update_seconds=clock.seconds["update"],
-            rollout_ids=rollout_ids,
-            attempts=list(dict.fromkeys(zip(batch.rollout_id, batch.attempt_id, strict=True))),
-            started_at=clock.started_at,
-            ended_at=time.time(),
-            digest=read.traces.digest,
         )
 
 
@@ -469,7 +455,6 @@ class _Read:
     """Those whose rewards differ."""
     of_telling: NDArray[np.bool_]
     """Of each trajectory: whether its group is one of them."""
-    reward_mean: float
     flat_groups: int
 
     def trained_on(self, *, only_telling: bool) -> tuple[TrajectoryBatch, NDArray[np.float32]]:

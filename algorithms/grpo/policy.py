@@ -21,7 +21,7 @@ from agl_otel.algorithms.grpo.lora import merged
 from agl_otel.errors import ModelServerError, UsageError
 
 WEIGHTS_FILE: Final = "model.safetensors"
-PUSH_TIMEOUT_SECONDS: Final = 60.0  # a push waits for the batch that is being sampled
+PUSH_TIMEOUT_SECONDS: Final = 600.0  # a push waits for the calls that are being answered, and large weights are read from disk
 
 
 @dataclass(frozen=True)

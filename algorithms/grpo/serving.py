@@ -6,7 +6,7 @@ What GRPO and SFT have in common beside their run's folder. Knows no model: how 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -104,6 +104,23 @@ class Serving:
     async def push(self, folder: Path) -> None:
         """Have the model server sample with the weights in `folder` under the current version. Raises ModelServerError."""
         await push_weights(self._session, self._url, folder, str(self.published.version))
+
+    async def probe(self, drift: Callable[[Sequence[int], Sequence[int], Sequence[float]], Awaitable[float]], tolerance: float) -> None:
+        """Hold a short reply of the model server against the weights that were pushed.
+
+        Args:
+            drift: objective.max_ratio_error of prompt ids, reply ids and the reply's log-probs under those weights.
+            tolerance: how far a ratio may be from 1.
+
+        Raises ModelServerError where it is further.
+        """
+        found = await drift(*await self.sample())
+        if not found <= tolerance:
+            raise ModelServerError(
+                f"{self._url} does not sample with the weights that were pushed as version {self.published.version}: a ratio of "
+                f"probabilities is {found:.4g} off 1 (probe_tolerance = {tolerance:g}). Does it load all of them, or is its precision "
+                "lower?"
+            )
 
     async def sample(self) -> tuple[list[int], list[int], list[float]]:
         """A short reply of the model server: the ids of prompt and reply, and the reply's log-probs. Raises ModelServerError."""

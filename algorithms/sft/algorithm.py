@@ -14,12 +14,14 @@ import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, cast
 
 import aiohttp
 import numpy as np
+import torch
 
 from agl_otel.adapters.lengths import pick, within_context
 from agl_otel.adapters.records import IGNORED
@@ -27,14 +29,15 @@ from agl_otel.adapters.selection import check_selection, left_out, task_key
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.groups import TaskOrder, try_again
-from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, save_weights
-from agl_otel.algorithms.grpo.report import Clock
+from agl_otel.algorithms.grpo.learner import Learner
+from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, ended_by_others
 from agl_otel.algorithms.metrics import check_metrics
+from agl_otel.algorithms.report import Clock, mean_reward
 from agl_otel.algorithms.run_folder import RunFolder, course_of, kept
 from agl_otel.algorithms.run_log import log_of, step_of
 from agl_otel.algorithms.sft.report import RoundReport
-from agl_otel.algorithms.sft.train import ROWS, SPEC, TRAINED, Row, Spec, Trained
+from agl_otel.algorithms.sft.train import NOT_TRAINED, ROWS, SPEC, TRAINED, Row, Spec, Trained
 from agl_otel.algorithms.utils import sampling_seed, survives_its_runner, why_not
 from agl_otel.columns import AttemptKey, Traces
 from agl_otel.errors import DataError, UnavailableError, UsageError
@@ -52,7 +55,7 @@ from agl_otel.types import (
 _NO_COURSE: Final = frozenset(
     {
         *("model_dir", "model_server_url", "max_steps", "target_score", "device", "threads", "on_step", "seed"),
-        *("step_timeout_seconds", "run_dir", "metrics", "reports"),
+        *("step_timeout_seconds", "run_dir", "probe_tolerance", "metrics", "reports"),
     }
 )
 """Fields that may be others when a run is gone on with: where things are, and when it ends."""
@@ -108,6 +111,10 @@ class SFT(Algorithm):
     """None: survives_its_runner() where the run is kept."""
     step_timeout_seconds: float = 600.0
     """Rollouts that have not finished by then are left out of their round, and counted."""
+    probe_tolerance: float | None = None
+    """After each push the server is asked for a few tokens, and their log-probs are held against the pushed weights, which are read once
+    more for it, on the CPU: a ratio further than this from 1 ends the run, as GRPO's. 1e-3 will do in float32, 0.1 where the server is in
+    bfloat16. None: not asked."""
     from_mode: RolloutMode | None = None
     """Tune on rollouts that others ran, instead of on rollouts of the run's own: all of this mode that have succeeded, each once.
     `production` are those that were made of a product's traces (adopted). A round takes what has ended since the last one; the run ends
@@ -154,7 +161,7 @@ class SFT(Algorithm):
             UsageError: no tasks, `model_dir` holds no model, or `run_dir` holds a run of other options, another model or another store.
             InUseError: another process works on the run.
             DataError: a round had nothing to choose from, or what the run needs to go on is damaged.
-            ModelServerError: the model server did not take the weights.
+            ModelServerError: the model server did not take the weights, or samples with others (probe_tolerance).
             UnavailableError: the process that trains ended badly; the message has the end of its log.
         """
         if not tasks and self.from_mode is None:
@@ -217,12 +224,19 @@ class SFT(Algorithm):
         chosen = self._chosen(traces, batch) if finished or self.from_mode is None else batch
         clock.lap("read")
         version = str(self._serving.published.version)
-        trained = await self._train(chosen) if len(chosen) else None
-        if trained is not None:
+        trained = await self._train(chosen) if len(chosen) else NOT_TRAINED
+        if trained.updates:
             await self._publish()
         clock.lap("update")
         versions = version, str(self._serving.published.version)
-        return RoundReport.of(self._number, versions, ids, traces, batch, chosen, trained, clock)
+        return RoundReport.of(
+            self._number, versions, ids, traces, batch, chosen, clock,
+            kept=len(set(chosen.rollout_id)),
+            kept_reward_mean=mean_reward(chosen),
+            tokens=trained.tokens,
+            loss_before=trained.loss_before,
+            loss=trained.loss,
+        )  # fmt: skip
 
     # --- the parts, in the order of the loop
 
@@ -317,6 +331,15 @@ class SFT(Algorithm):
         """A new version of the resources, and the weights of that version on the server: what the next rollouts use."""
         await self._serving.next_version()
         await self._serving.push(self._weights)
+        if self.probe_tolerance is not None:
+            await self._serving.probe(partial(asyncio.to_thread, self._drift), self.probe_tolerance)
+
+    def _drift(self, prompt: Sequence[int], reply: Sequence[int], logprobs: Sequence[float]) -> float:
+        """Learner.drift under the weights that were pushed: read anew, on the CPU, and forgotten again."""
+        torch.set_num_threads(self.threads)
+        model = load_policy(self.model_dir).model
+        load_weights(model, self._weights)
+        return Learner(model, learning_rate=0.0, temperature=self.temperature).drift(prompt, reply, logprobs)
 
     def _copied(self) -> Path:
         """The first weights, in a folder as the server reads them."""

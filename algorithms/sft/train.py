@@ -71,6 +71,10 @@ class Trained:
     updates: int
 
 
+NOT_TRAINED: Final = Trained(0.0, 0.0, 0, 0)
+"""A round that chose nothing."""
+
+
 def cross_entropy(model: Any, rows: Sequence[Row]) -> tuple[Tensor, int]:
     """(the sum of -log p over the tokens that labels name, how many those are). The first token of a row has no loss.
 

@@ -269,9 +269,10 @@ async def test_grpo_learns_the_rewarded_behaviour_on_policy(server: Server, tmp_
     async with aiohttp.ClientSession() as session:
         store = CallingStore(session, target=2)
         grpo = GRPO(
-            model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=15, prompts_per_step=16, group_size=8
-        )
-        reports = await grpo.run(store, tiny.TRAIN_NUMBERS)
+            model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=15, prompts_per_step=16, group_size=8,
+            probe_tolerance=1e-3,
+        )  # fmt: skip
+        reports = await grpo.train(store, tiny.TRAIN_NUMBERS)
     assert [report.step for report in reports] == list(range(1, 16))
     assert reports[0].reward_mean < 0.45
     assert sum(report.reward_mean for report in reports[-3:]) / 3 > 0.7
@@ -298,7 +299,7 @@ async def test_grpo_learns_from_groups_that_it_carries_over(server: Server, tmp_
             model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=20, prompts_per_step=12, group_size=8,
             groups_under_way=20, max_staleness=2, importance_cap=2.0, clip_high=0.28, average="rollout", resample_rounds=1, kl=0.001,
         )  # fmt: skip
-        reports = await grpo.run(store, tiny.TRAIN_NUMBERS)
+        reports = await grpo.train(store, tiny.TRAIN_NUMBERS)
     assert sum(report.reward_mean for report in reports[-3:]) / 3 > sum(report.reward_mean for report in reports[:3]) / 3 + 0.2
     assert all(0 < report.carried < 20 and report.oldest <= 2 for report in reports)
     assert max(report.oldest for report in reports) > 0 < sum(report.off_policy for report in reports)
@@ -315,7 +316,7 @@ async def test_the_server_samples_with_the_adapter_that_grpo_trains(server: Serv
             model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, lora_rank=4, learning_rate=1e-2, max_steps=4,
             prompts_per_step=8, kl=0.001,
         )  # fmt: skip
-        reports = await grpo.run(CallingStore(session, target=2), tiny.TRAIN_NUMBERS)
+        reports = await grpo.train(CallingStore(session, target=2), tiny.TRAIN_NUMBERS)
     assert max(report.max_ratio_error for report in reports) < 1e-4, "what is served is what is trained"
     assert [report.off_policy for report in reports] == [0] * 4
     assert reports[-1].next_version == "5" and reports[-1].gradient_norm > 0
@@ -331,7 +332,7 @@ async def test_a_batch_that_teaches_nothing_leaves_the_weights_alone(server: Ser
     async with aiohttp.ClientSession() as session:
         store = Flat(session, target=0)
         grpo = GRPO(model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=2, prompts_per_step=2)
-        reports = await grpo.run(store, tiny.TRAIN_NUMBERS)
+        reports = await grpo.train(store, tiny.TRAIN_NUMBERS)
     assert [(report.flat_groups, report.tokens, report.weights_version) for report in reports] == [(2, 0, "1")] * 2
     assert store.version == 1
 
@@ -340,11 +341,11 @@ async def test_step_without_anything_to_train_on_is_an_error_with_the_counts(ser
     async with aiohttp.ClientSession() as session:
         grpo = GRPO(model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, prompts_per_step=2)
         with pytest.raises(DataError, match=r"step 1 has nothing to train on: of 16 rollouts, refused \{'no_logprobs': 16\}"):
-            await grpo.run(CallingStore(session, target=0, lose_logprobs=True), tiny.TRAIN_NUMBERS)
+            await grpo.train(CallingStore(session, target=0, lose_logprobs=True), tiny.TRAIN_NUMBERS)
 
 
 async def test_model_server_that_is_away_is_an_error_that_names_it(server: Server, tmp_path: Path) -> None:
     async with aiohttp.ClientSession() as session:
         grpo = GRPO(model_dir=server.folder, model_server_url="http://127.0.0.1:9", weights_dir=tmp_path)
         with pytest.raises(ModelServerError, match=r"http://127\.0\.0\.1:9/weights"):
-            await grpo.run(CallingStore(session, target=0), tiny.TRAIN_NUMBERS)
+            await grpo.train(CallingStore(session, target=0), tiny.TRAIN_NUMBERS)

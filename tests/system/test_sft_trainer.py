@@ -1,4 +1,5 @@
-"""SFT as a program runs it: by Trainer.fit with a function agent, and on rollouts that others ran. A store with a proxy, a model server."""
+"""SFT and GRPO as programs run them: by Trainer.fit with a function agent, and on rollouts that others ran. A store with a proxy, a model
+server."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from opentelemetry.propagate import inject
 import agl_otel as agl
 from agl_otel import semconv
 from agl_otel.algorithms.grpo import tiny
+from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.store import Store
 from agl_otel.store.embedded import EmbeddedStack
@@ -64,6 +66,17 @@ def test_a_trainer_tunes_one_agent_of_a_system_by_sft(server: Server, store: Sto
 
     (step,) = asyncio.run(steps())
     assert (step.version_before, step.version_after, step.attempts) == ("1", "2", report.attempts)
+
+
+def test_a_trainer_trains_one_agent_of_a_system_by_grpo(server: Server, store: Store, tmp_path: Path) -> None:
+    grpo = GRPO(
+        model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path / "weights", run_dir=tmp_path / "run", max_steps=1,
+        prompts_per_step=4, group_size=4, agent_match="^solver$", metrics=[], probe_tolerance=1e-3,
+    )  # fmt: skip
+    agl.Trainer(algorithm=grpo, store=store, strategy="shm", n_runners=2, tracer=agl.OtelTracer()).fit(answer, list(tiny.TRAIN_NUMBERS[:6]))
+    (report,) = grpo.reports
+    assert (report.rollouts, report.model_calls, report.trajectories, report.refused) == (16, 32, 16, {"other_agent": 16})
+    assert (report.next_version, report.off_policy, report.max_ratio_error < 1e-4) == ("2", 0, True)
 
 
 async def observed(store: Store, reward: float) -> str:

@@ -60,7 +60,7 @@ async def test_grpo_learns_from_what_others_ran_once_and_enqueues_nothing(store:
                 model_dir=folder, model_server_url=url, run_dir=tmp_path / "run", from_mode=mode, max_steps=4, importance_cap=2.0,
                 updates_per_step=1, metrics=[],
             )  # fmt: skip
-            return await grpo.run(store, [])
+            return await grpo.train(store, [])
 
     (report,) = await run()
     assert sorted(report.rollout_ids) == sorted([*same, *alone])

@@ -1,0 +1,135 @@
+"""What a step of an algorithm that trains weights tells: a line of metrics.jsonl, and the figures that raise alarms.
+
+Each algorithm adds what is its own: grpo/report.py, sft/report.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from agl_otel.adapters.trajectories import TrajectoryBatch
+from agl_otel.columns import Traces
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingReport:
+    """What happened in one step, or round."""
+
+    step: int
+    """1, 2, …"""
+    weights_version: str
+    """The version that sampled this step."""
+    next_version: str
+    """The version that it made; the same where it taught nothing."""
+    reward_mean: float
+    """Over the rollouts that could be used, before any shuffling."""
+    rollouts: int
+    model_calls: int
+    """(call, choice) rows read."""
+    spans: int
+    verdicts: dict[str, int]
+    alarms: int
+    """Attempts that are unproven though their agents ran under the hook."""
+    refused: dict[str, int]
+    """Keys of adapters' ATTEMPT_REFUSALS, CALL_REFUSALS and LENGTH_REFUSALS, and `not_finished`."""
+    breaks: dict[str, int]
+    """Keys of adapters' BREAKS."""
+    trajectories: int
+    """Trained on."""
+    tokens: int
+    """Model-written tokens trained on, each counted once."""
+    off_policy: int
+    """Trajectories trained on that other weights than `weights_version` sampled, by what the model server said."""
+    loss: float
+    rollout_seconds: float
+    read_seconds: float
+    update_seconds: float
+    """With the push of the new weights."""
+    rollout_ids: list[str]
+    """All of the step, group after group."""
+    attempts: list[tuple[str, str]]
+    """(rollout id, attempt id) of those trained on."""
+    started_at: float
+    ended_at: float
+    """Unix seconds."""
+    digest: str
+    """columns.Traces.digest of what was read."""
+
+    @classmethod
+    def of(
+        cls,
+        step: int,
+        versions: tuple[str, str],
+        rollout_ids: Sequence[str],
+        traces: Traces,
+        batch: TrajectoryBatch,
+        trained_on: TrajectoryBatch,
+        clock: Clock,
+        **more: Any,
+    ) -> Self:
+        """The report of a step that trained on `trained_on` of `batch`, which `traces` gave; `versions` sampled it, and came of it.
+
+        `more`: tokens, loss, and the fields of the algorithm's own.
+        """
+        return cls(
+            step=step,
+            weights_version=versions[0],
+            next_version=versions[1],
+            reward_mean=mean_reward(batch),
+            rollouts=len(rollout_ids),
+            model_calls=len(traces.calls),
+            spans=traces.spans,
+            verdicts=dict(Counter(verdict.kind for verdict in traces.verdicts.values())),
+            alarms=len(traces.alarms),
+            refused=dict(batch.refused),
+            breaks=dict(batch.breaks),
+            trajectories=len(trained_on),
+            off_policy=sum(sampled_by != versions[0] for sampled_by in trained_on.model_version),
+            rollout_seconds=clock.seconds["rollout"],
+            read_seconds=clock.seconds["read"],
+            update_seconds=clock.seconds["update"],
+            rollout_ids=list(rollout_ids),
+            attempts=list(dict.fromkeys(zip(trained_on.rollout_id, trained_on.attempt_id, strict=True))),
+            started_at=clock.started_at,
+            ended_at=time.time(),
+            digest=traces.digest,
+            **more,
+        )
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What tells of silent bias: shares of stale, refused and broken-off trajectories."""
+        made = max(1, self.trajectories)
+        return {
+            "step": self.step,
+            "reward_mean": self.reward_mean,
+            "stale_share": self.off_policy / made,
+            "break_share": sum(self.breaks.values()) / made,
+            "refused": sum(self.refused.values()),
+            "alarms": self.alarms,
+        }
+
+
+def mean_reward(batch: TrajectoryBatch) -> float:
+    """Over rollouts, however many trajectories each has; 0 where there is none."""
+    rewards = dict(zip(batch.rollout_id, batch.reward.tolist(), strict=True))
+    return sum(rewards.values()) / len(rewards) if rewards else 0.0
+
+
+class Clock:
+    """Seconds of each kind of lap."""
+
+    def __init__(self) -> None:
+        self.started_at = time.time()
+        """Unix seconds."""
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """The time since the last lap was spent on this."""
+        now = time.perf_counter()
+        self.seconds[name], self._last = self.seconds.get(name, 0.0) + now - self._last, now
