@@ -10,18 +10,17 @@ import logging
 import time
 from typing import Any, Final
 
-import aiohttp
 import ray  # pyright: ignore[reportMissingImports] - of the extra [verl], as the next ones
 from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer  # pyright: ignore[reportMissingImports]
 
+from agl_otel.algorithms.run_log import RunLog
 from agl_otel.algorithms.verl.publish import Publisher, sampling_of
 from agl_otel.algorithms.verl.samples import Counts, figures_of, nothing_left
 from agl_otel.algorithms.verl.spec import SECTION, Spec, step_of
 from agl_otel.algorithms.verl.tally import make_tally
-from agl_otel.errors import AglError, DataError
+from agl_otel.errors import DataError
 from agl_otel.store import Store
-from agl_otel.types import TrainingStep
 
 MODES: Final = ("sync", "colocate_async", "separate_async")
 PREFIX: Final = "agl_otel_"
@@ -43,7 +42,8 @@ def watched(trainer: Any) -> Any:
             self._validating = False
             self._stepped = Counts()
             self._began = 0.0
-            self._untold: list[TrainingStep] = []
+            self._figures: dict[str, float] = {}
+            self._told = RunLog(self._store, run_id=self._spec.run_id, algorithm="verl")
             super().__init__(config)
 
         def fit(self, agent_loop_manager: Any) -> None:
@@ -64,7 +64,8 @@ def watched(trainer: Any) -> Any:
             super().on_step_end()
             before = self._version
             self._publish()
-            self._tell(before)
+            step = step_of(self._spec, self._stepped, self.global_steps, (before, self._version), self._began)
+            asyncio.run(self._told.note(step, self._figures))
 
         def on_validate_begin(self) -> None:
             super().on_validate_begin()
@@ -83,29 +84,13 @@ def watched(trainer: Any) -> Any:
                 _log.warning("step %d teaches nothing: the rewards are all %s", self.global_steps, counts.reward_least)
             metrics.update(counts.metrics)
             self._stepped = counts
-            self._record(metrics)
+            self._figures = {"step": float(self.global_steps), **figures_of(metrics)}
             return batch
 
         def _publish(self) -> None:
             addresses = self.llm_server_manager.get_addresses()
             publisher = Publisher(self._store, self._spec, sampling_of(self.config.actor_rollout_ref.rollout))
             self._version = asyncio.run(publisher.publish(addresses, self.global_steps))
-
-        def _record(self, metrics: dict[str, Any]) -> None:
-            figures = {"step": float(self.global_steps), **figures_of(metrics)}
-            try:
-                asyncio.run(self._store.record_figures(figures, algorithm="verl"))
-            except (AglError, aiohttp.ClientError) as error:
-                _log.warning("the figures of step %d are in no metrics: %s", self.global_steps, error)
-
-        def _tell(self, before: str) -> None:
-            """Keep the step as a span that is linked to the attempts it was trained on; what the store does not take goes with the next."""
-            self._untold.append(step_of(self._spec, self._stepped, self.global_steps, (before, self._version), self._began))
-            try:
-                asyncio.run(self._store.record_steps(self._untold))
-                self._untold = []
-            except (AglError, aiohttp.ClientError) as error:
-                _log.warning("step %d is in no trace yet: %s", self.global_steps, error)
 
     return Watched
 
