@@ -48,13 +48,13 @@ async def test_azure_tunes_deploys_prunes_and_validates_in_a_loop_and_the_score_
     assert deployed == ["gpt-4.1-mini", "gpt-4.1-mini-v2"] and steps[-1]["deployed"] == ["gpt-4.1-mini-v2"]
 
 
-async def test_tinker_trains_on_traces_of_its_own_sampler_algorithm_and_runners_apart(on: Stage) -> None:
-    main, course = EXAMPLES / "tinker" / "main.py", ("--steps", "3", "--group-size", "4")
+async def test_tinker_learns_from_traces_of_its_own_sampler_algorithm_and_runners_apart(on: Stage) -> None:
+    main, course = EXAMPLES / "tinker" / "main.py", ("--steps", "5", "--group-size", "12")  # 240 games; seeds make them the same each time
     async with started(sys.executable, main, "runner", "--store", on.address):
         output = await finished(sys.executable, main, "algo", "--store", on.address, *course)
     lines = [json.loads(line) for line in output.splitlines()]
-    assert [line["step"] for line in lines] == [1, 2, 3] and {line["stale"] for line in lines} == {0}
-    assert all(line["calls"] >= 16 and 0 <= line["reward"] <= 1 for line in lines)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5] and {line["stale"] for line in lines} == {0}
+    assert lines[0]["reward"] < 0.35 and lines[-1]["reward"] >= lines[0]["reward"] + 0.2, lines
 
 
 async def test_tinker_in_one_call_and_without_training(on: Stage) -> None:
