@@ -74,7 +74,7 @@ async def test_grpo_trains_on_what_vllm_samples_with_the_weights_that_were_pushe
             model_dir=served.folder, model_server_url=served.url, weights_dir=tmp_path / "weights", max_steps=3, prompts_per_step=8,
             probe_tolerance=1e-3,
         )  # fmt: skip
-        reports = await grpo.run(CallingStore(session, target=2), tiny.TRAIN_NUMBERS)
+        reports = await grpo.train(CallingStore(session, target=2), tiny.TRAIN_NUMBERS)
         assert [(report.weights_version, report.next_version, report.off_policy) for report in reports] == [
             ("1", "2", 0), ("2", "3", 0), ("3", "4", 0),
         ]  # fmt: skip
