@@ -28,7 +28,8 @@ from agl_otel.traces.engine import ClickHouseError
 MAX_BATCH_ROWS: Final = 20_000
 MAX_BATCH_BYTES: Final = 32 << 20
 MAX_HELD_BYTES: Final = 128 << 20  # of requests that wait to be written; beyond it they are read back from the log
-LINGER_SECONDS: Final = 0.1  # between two inserts while nobody waits for one: each costs 20 to 50 ms, however few its rows
+GATHER_SECONDS: Final = 0.02  # from the first row to the insert: what belongs together comes together, and an agent's start has the CPU
+LINGER_SECONDS: Final = 0.25  # between two inserts while nobody waits for one: each costs 20 to 50 ms, however few its rows
 BUSY_LINGER_SECONDS: Final = 0.5  # the same while many rows come: what is written in fewer, larger parts is also merged less often
 BUSY_ROWS: Final = 100  # in the first LINGER_SECONDS
 RETRY_SECONDS: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -188,8 +189,12 @@ class Writer:
 
     async def _linger(self) -> None:
         """Let more come together, unless somebody waits or there is a full batch."""
-        for seconds, rows in ((LINGER_SECONDS, 0), (BUSY_LINGER_SECONDS, BUSY_ROWS)):
-            rest = self._last_batch_at + seconds - time.monotonic()
+        for since, seconds, rows in (
+            (time.monotonic(), GATHER_SECONDS, 0),
+            (self._last_batch_at, LINGER_SECONDS, 0),
+            (self._last_batch_at, BUSY_LINGER_SECONDS, BUSY_ROWS),
+        ):
+            rest = since + seconds - time.monotonic()
             if rest > 0 and not self._waiters and rows <= self._rows < MAX_BATCH_ROWS:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._hurry.wait(), rest)

@@ -31,6 +31,8 @@ class ModelServer:
         self.plain = False
         self.hold: asyncio.Event | None = None
         self.break_off_after: int | None = None
+        self.cut_answers = False
+        """Answers that are no streams break off in their middle."""
         self.cancelled = 0
         self.logprob: Any = -0.5
         self.extra_logprobs = 0
@@ -126,7 +128,17 @@ class ModelServer:
             "choices": choices,
             "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7},
         }
+        if self.cut_answers:
+            return await self._cut(request, json.dumps(answer).encode())
         return web.json_response(answer, headers=headers)
+
+    async def _cut(self, request: web.Request, whole: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "application/json", "content-length": str(len(whole))})
+        await response.prepare(request)
+        await response.write(whole[: len(whole) // 2])
+        assert request.transport is not None
+        request.transport.close()
+        return response
 
     async def _stream(self, request: web.Request, body: Json, headers: Mapping[str, str]) -> web.StreamResponse:
         response = web.StreamResponse(headers={**headers, "content-type": "text/event-stream"})

@@ -158,6 +158,16 @@ async def test_a_stream_that_breaks_off_is_seen_by_the_agent_and_recorded(stand:
     assert span.attributes[semconv.LLM_RESPONSE_TOKEN_IDS] == [ord("o"), ord("l")]
 
 
+async def test_an_answer_that_is_cut_in_its_middle_is_an_error_and_is_not_sampled_a_second_time(stand: Stand, model: ModelServer) -> None:
+    model.cut_answers = True
+    with pytest.raises(openai.InternalServerError, match="model server") as failure:
+        await ask(stand.client())
+    assert failure.value.status_code == 502 and len(model.requests) == 1
+    (span,) = await stand.calls()
+    assert span.error and span.attributes[semconv.LLM_INCOMPLETE] == "upstream_error"
+    assert semconv.LLM_RESPONSE_TOKEN_IDS not in span.attributes
+
+
 async def test_a_client_that_goes_away_ends_the_call_upstream(stand: Stand, model: ModelServer) -> None:
     model.hold = asyncio.Event()
     task = asyncio.create_task(ask(stand.client()))
