@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.log import server_logger
+from yarl import URL
 
 from agl_otel.settings import Settings
 
@@ -32,6 +33,7 @@ BACKLOG: Final = 1024
 IDLE_SECONDS: Final = 75.0  # longer than exporters rest between two requests (5 s, metrics 60 s)
 BODY_SECONDS: Final = 120.0  # 64 MiB over 5 Mbit/s
 NO_CERTIFICATE: Final = "this port wants a client certificate of the authority in AGL_TLS_CLIENT_CA"
+_NO_TARGET: Final = URL("*")  # as of `OPTIONS *`: no route is called so
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _logger = logging.getLogger(__name__)
 
@@ -49,12 +51,12 @@ async def listens(address: str, *, seconds: float = 1.0) -> bool:
 
 
 class _NoTracebacksOfStrangers(logging.Filter):
-    """Drops what aiohttp logs, with a traceback, of each request that is no HTTP (its client was answered 400 with the reason), and of each
-    whose client hung up."""
+    """Drops what aiohttp logs, with a traceback, of each request that is no HTTP or whose body is not what its Content-Encoding says (its
+    client was answered 400 with the reason), and of each whose client hung up."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record stays."""
-        return not (record.exc_info and isinstance(record.exc_info[1], (HttpProcessingError, ConnectionError)))
+        return not (record.exc_info and isinstance(record.exc_info[1], (HttpProcessingError, web.RequestPayloadError, ConnectionError)))
 
 
 _OF_STRANGERS: Final = _NoTracebacksOfStrangers()
@@ -66,7 +68,23 @@ def make_runner(app: web.Application, *, idle_seconds: float = IDLE_SECONDS, **o
     A connection ends that has not sent the whole head of a request within `idle_seconds` of its beginning, or of its last answer.
     """
     server_logger.addFilter(_OF_STRANGERS)
-    return web.AppRunner(app, access_log=None, keepalive_timeout=idle_seconds, **options)
+    return _Runner(app, access_log=None, keepalive_timeout=idle_seconds, **options)
+
+
+class _Runner(web.AppRunner):
+    """One that answers a request line without a target (`CONNECT `), too: for aiohttp it has no URL, and its task would end there."""
+
+    async def setup(self) -> None:
+        """Make the server."""
+        await super().setup()
+        server = self.server
+        assert server is not None, "it was just made"
+        make = server.request_factory
+
+        def with_target(message: Any, *more: Any) -> web.BaseRequest:
+            return make(message if message.url is not None else message._replace(url=_NO_TARGET), *more)
+
+        server.request_factory = with_target
 
 
 @contextlib.contextmanager
@@ -118,11 +136,13 @@ def only_own_pages(origins: Collection[str] = (), *, names: Collection[str] | No
 
 @web.middleware
 async def readable(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-    """Answers 400 to JSON so deeply nested that Python's parser gives up."""
+    """Answers 400 to JSON so deeply nested that Python's parser gives up, and to a body that is not what its Content-Encoding says."""
     try:
         return await handler(request)
     except RecursionError:
         return web.Response(status=400, text="the body is nested too deeply\n")
+    except web.RequestPayloadError as error:
+        return web.Response(status=400, text=f"the body cannot be read: {' '.join(str(error).split())}\n")
 
 
 def own_names(settings: Settings) -> list[str] | None:

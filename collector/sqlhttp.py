@@ -21,7 +21,7 @@ from aiohttp import BasicAuth, BodyPartReader, web
 
 from agl_otel.collector import guard, guard_tables
 from agl_otel.errors import QueryError, UnavailableError
-from agl_otel.listen import bodies_in_time
+from agl_otel.listen import bodies_in_time, readable
 from agl_otel.traces.engine import ClickHouseError
 from agl_otel.traces.opened import TraceStore
 
@@ -49,7 +49,7 @@ class SqlEndpoint:
 
     def app(self) -> web.Application:
         """The HTTP application: GET and POST on /, GET /ping."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[bodies_in_time])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[bodies_in_time, readable])
         app.router.add_get("/ping", self._ping)
         app.router.add_route("*", "/", self._query)
         return app

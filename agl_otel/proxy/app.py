@@ -43,6 +43,7 @@ PREFIXES: Final = (f"{SCOPE}/v1", SCOPE, "/v1", "")
 PASSED: Final = ("messages/count_tokens",)
 """Posts that are no model calls: passed on, not recorded."""
 PAUSE_WAIT_SECONDS: Final = 60.0
+MAX_PAUSE_WAIT_SECONDS: Final = 3600.0
 KNOWN: Final = (
     f"POST [{SCOPE}][/v1]/{{{','.join((*DIALECTS, *PASSED))}}}, GET [{SCOPE}][/v1]/models, POST {SCOPE}/close, "
     "POST /close, POST /pause, POST /resume, POST /model_list, GET /health"
@@ -157,8 +158,8 @@ class Proxy:
         self._authorise(request)
         body = await _object(request)
         mode, wait = body.get("mode", "hold"), body.get("wait_seconds", PAUSE_WAIT_SECONDS)
-        if mode not in ("hold", "refuse") or not isinstance(wait, (int, float)):
-            raise UsageError('POST /pause takes {"mode": "hold" or "refuse", "wait_seconds": a number}')
+        if mode not in ("hold", "refuse") or not isinstance(wait, (int, float)) or not 0 <= wait <= MAX_PAUSE_WAIT_SECONDS:  # NaN neither
+            raise UsageError(f'POST /pause takes {{"mode": "hold" or "refuse", "wait_seconds": 0 to {MAX_PAUSE_WAIT_SECONDS:.0f}}}')
         left = await self._gate.close(mode, wait_seconds=wait)
         return web.json_response({"paused": mode, "under_way": left})
 

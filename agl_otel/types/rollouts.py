@@ -40,7 +40,7 @@ class RolloutConfig(Model):
     """Counted from the start of each attempt."""
     unresponsive_seconds: float | None = Field(default=None, gt=0)
     """Longest silence (no span, no heartbeat) before the attempt counts as unresponsive."""
-    max_attempts: int = Field(default=1, ge=1)
+    max_attempts: int = Field(default=1, ge=1, lt=1 << 31)
     """The first attempt counts."""
     retry_condition: list[AttemptStatus] = Field(default_factory=list[AttemptStatus])
 
@@ -111,7 +111,7 @@ class EnqueueRolloutRequest(Model):
     metadata: dict[str, Any] | None = None
     rollout_id: str | None = None
     """The caller's own id; enqueueing an id that exists returns the rollout that is there."""
-    priority: int = 0
+    priority: int = Field(default=0, ge=-(1 << 31), lt=1 << 31)
     not_before: float | None = None
     labels: dict[str, str] | None = None
 

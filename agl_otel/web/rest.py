@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from aiohttp import web
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from agl_otel.errors import UsageError
 from agl_otel.store import UNSET, Store
@@ -67,7 +67,7 @@ class _Workers(Page):
 
 
 class _Dequeue(Strict):
-    limit: int = 1
+    limit: int = Field(default=1, le=1 << 20)
     worker_id: str | None = None
 
 

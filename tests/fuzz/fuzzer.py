@@ -13,7 +13,7 @@ import random
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +32,7 @@ SERVE_SECONDS: Final = 60.0
 ANSWER_SECONDS: Final = 20.0
 ROUND: Final = 12  # attacks at once
 HELD: Final = 150  # connections that are kept open and get a byte now and then
+CALM_SECONDS: Final = 0.2
 FAULTS: Final = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL})
 KNOWN: Final = b"_server_main_loop"  # a path that is no UTF-8 ended grpcio's server, with a traceback; grpc_port.py listens again
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -67,7 +68,9 @@ class Fuzzer:
             grpc.aio.insecure_channel(self.target.address) as channel,
         ):
             while (done < rounds or time.monotonic() < until) and not self.found.problems:
-                await asyncio.gather(*(self._attack(session, channel) for _ in range(ROUND)))
+                attacks = [asyncio.create_task(self._attack(session, channel)) for _ in range(ROUND)]
+                await self._calm(session, attacks)
+                await asyncio.gather(*attacks)
                 await self._hold()
                 await self._look()
                 done += 1
@@ -75,6 +78,13 @@ class Fuzzer:
             writer.transport.abort()
         await self._look()
         return self.found
+
+    async def _calm(self, session: aiohttp.ClientSession, attacks: Sequence[asyncio.Task[None]]) -> None:
+        """Until they have ended, undo what keeps them waiting and is allowed to do so."""
+        while self.target.calm and (await asyncio.wait(attacks, timeout=CALM_SECONDS))[1]:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+                async with session.post(self.target.calm):
+                    pass
 
     async def _attack(self, session: aiohttp.ClientSession, channel: grpc.aio.Channel) -> None:
         self.found.sent += 1

@@ -64,6 +64,8 @@ class Target:
     health: str = ""
     """What says that the service is well; empty: that it takes connections."""
     routes: Sequence[Route] = ()
+    calm: str = ""
+    """Where to post while attacks wait for what one of them was allowed to do: a paused proxy is told to go on."""
     methods: Mapping[str, tuple[Descriptor, bool]] = field(default_factory=dict[str, tuple[Descriptor, bool]])
     """Of gRPC: {method: (its request, whether it answers with a stream)}."""
 
@@ -120,7 +122,7 @@ def targets(stack: Mapping[str, str], jaeger: str) -> list[Target]:
         Target("otlp-grpc", stack["collector_grpc"], f"{stack['collector_http']}/health", methods={name: (one, False) for name, one in OTLP.items()}),
         Target("otlp-http", _http(stack["collector_http"]), f"{stack['collector_http']}/health", _otlp_routes()),
         Target("clickhouse", _http(stack["clickhouse"]), f"{stack['clickhouse']}/ping", [*sql, Route("POST", "/", body=b"SELECT count() FROM otel_traces")]),
-        Target("proxy", _http(stack["proxy"]), f"{stack['proxy']}/health", [*calls, *orders]),
+        Target("proxy", _http(stack["proxy"]), f"{stack['proxy']}/health", [*calls, *orders], f"{stack['proxy']}/resume"),
         Target("web", _http(stack["web"]), f"{stack['web']}/health", [*web, *viewers]),
         Target("jaeger", jaeger, f"{stack['web']}/health", methods=JAEGER),
     ]  # fmt: skip

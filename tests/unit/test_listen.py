@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 import agl_otel
-from agl_otel.listen import body_in_time, listen, make_runner
+from agl_otel.listen import body_in_time, listen, make_runner, readable
 
 SHORT_SECONDS = 0.2
 PATIENCE_SECONDS = 60.0
@@ -136,6 +136,26 @@ async def test_a_body_that_is_there_may_be_worked_on_for_long() -> None:
         gone.set()
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("encoding", [b"zstd", b"gzip", b"deflate"])
+async def test_a_body_that_is_not_what_its_encoding_says_is_a_400_without_a_traceback(
+    encoding: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def forgiving(request: web.Request) -> web.StreamResponse:
+        return await readable(request, echo)
+
+    async with serving(forgiving) as port, connection(port) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nHost: here\r\nContent-Encoding: %s\r\nContent-Length: 5\r\n\r\nhello" % encoding)
+        answer = await until_closed(reader, writer)
+    assert answer.startswith(b"HTTP/1.1 400") and b"cannot be read" in answer
+    assert not caplog.records
+
+
+async def test_a_request_without_a_target_is_answered() -> None:
+    async with serving(echo) as port, connection(port) as (reader, writer):
+        writer.write(b"CONNECT \r\n\r\n")
+        assert b" 404 " in await until_closed(reader, writer)
 
 
 @pytest.mark.parametrize("room", ["collector", "proxy", "web"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Final
 
+from agl_otel.errors import UsageError
 from agl_otel.queue import lifecycle
 from agl_otel.queue.convert import split
 from agl_otel.queue.engine import Transaction
@@ -12,6 +14,9 @@ from agl_otel.queue.operations.tallies import moved
 from agl_otel.queue.operations.transitions import sync_workers
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, RolloutRow
+
+MAX_SEQUENCE: Final = 1 << 53  # what a client may set (contracts §5); what is added later stays within 63 bits
+MAX_TAKEN: Final = 1 << 31  # numbers at once
 
 
 def observe(tx: Transaction, request: pb.ObserveRequest, now: float) -> pb.ObserveResponse:
@@ -46,7 +51,16 @@ def _observe(tx: Transaction, rollout: RolloutRow, attempt: AttemptRow, spans: i
 
 
 def take_sequence(tx: Transaction, request: pb.TakeSequenceRequest, now: float) -> pb.TakeSequenceResponse:
-    """For each request the first of `count` new numbers of its rollout (from 1), above `at_least`; 0 for an empty rollout id."""
+    """For each request the first of `count` new numbers of its rollout (from 1), above `at_least`; 0 for an empty rollout id.
+
+    Raises UsageError where a number is past its bound.
+    """
+    for asked in request.requests:
+        if asked.at_least >= MAX_SEQUENCE or asked.count > MAX_TAKEN:
+            raise UsageError(
+                f"rollout {asked.rollout_id!r:.140} is asked for {asked.count} numbers above {asked.at_least}: "
+                f"at most {MAX_TAKEN} at once, above less than {MAX_SEQUENCE}"
+            )
     remembered = recall(tx, request.request_id, "TakeSequence")
     if remembered is None:
         taken = {i: _take(tx, request.requests[i]) for i in _in_order(request)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import aiohttp
@@ -97,7 +98,9 @@ async def test_a_pause_that_refuses_is_a_429_that_sdks_retry(stand: Stand, model
     assert [span.attributes[semconv.LLM_CALL] for span in await stand.calls()] == [1]
 
 
-@pytest.mark.parametrize(("body", "words"), [({"mode": "later"}, "hold"), ({"wait_seconds": "x"}, "wait_seconds")])
+@pytest.mark.parametrize(
+    ("body", "words"), [({"mode": "later"}, "hold"), ({"wait_seconds": "x"}, "wait_seconds"), ({"wait_seconds": math.nan}, "wait_seconds")]
+)
 async def test_a_wrong_pause_is_told_what_is_right(stand: Stand, body: dict[str, Any], words: str) -> None:
     status, answer, _ = await stand.post("/pause", body)
     assert status == 400 and words in answer["error"]["message"]

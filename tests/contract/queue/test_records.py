@@ -127,6 +127,13 @@ async def test_numbers_grow_by_rollout_and_jump_over_explicit_ones(queue: LocalQ
     assert await queue.client.take_sequence([("ro-1", 0, 200), ("ro-1", 1, 0)]) == [201, 201]
 
 
+@pytest.mark.parametrize(("count", "at_least"), [(1, 2**53), (1, 2**63 - 1), (2**63 - 1, 0)])
+async def test_numbers_past_their_bound_are_refused(queue: LocalQueue, count: int, at_least: int) -> None:
+    with pytest.raises(UsageError, match="ro-1"):
+        await queue.client.take_sequence([("ro-1", count, at_least)])
+    assert await queue.client.take_sequence([("ro-1", 1, 2**53 - 1)]) == [2**53]
+
+
 async def test_a_stack_is_described_by_what_announced_itself(queue: LocalQueue) -> None:
     await queue.client.announce("collector", "c1", {"collector_http": "http://127.0.0.1:1", "collector_grpc": "127.0.0.1:2"})
     queue.clock.advance(1)

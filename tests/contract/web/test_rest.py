@@ -224,6 +224,8 @@ WRONG: list[tuple[str, str, Any, int, str]] = [
     ("POST", "/rollouts/{rollout_id}/attempts/latest", {"worker_id": None}, 400, "worker_id"),
     ("POST", "/rollouts/{rollout_id}/attempts/at-none", {"status": "failed"}, 404, "at-none"),
     ("POST", "/queues/rollouts/enqueue", {"rollouts": [{"mode": "train"}]}, 400, "input"),
+    ("POST", "/queues/rollouts/enqueue", {"rollouts": [{"input": 1, "priority": 2**64}]}, 400, "priority"),
+    ("POST", "/queues/rollouts/dequeue", {"limit": 2**64 - 1}, 400, "limit"),
     ("POST", "/resources", {"resources": {"p": {"resource_type": "magic"}}}, 400, "p"),
     ("POST", "/spans", {"name": "x"}, 400, "rollout_id"),
     ("GET", "/spans", {}, 400, "rollout_id"),
