@@ -1,24 +1,35 @@
-"""A stopped data directory to a folder and back: the queue, the traces, the write-ahead log, and what was refused.
+"""A data directory to a folder and back: the queue, the traces, the write-ahead log, and what was refused.
 
-Everything is written beside its final name and renamed when it is whole, so that half a backup never looks like one. The log belongs
-to it: what was acked and not yet stored comes back with it, and recovery asks the restored ClickHouse what it has.
+Everything is written beside its final name and renamed when it is whole, so that half a backup never looks like one. Of a stopped stack the
+log belongs to it: what was acked and not yet stored comes back with it, and recovery asks the restored ClickHouse what it has.
+
+Of a running stack the queue is copied first, then all that was acked is stored (a barrier), then the traces are copied: so everything that
+was acked before is there, and a rollout that had ended in the copied queue has all its spans. What came meanwhile may be there.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import json
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import aiohttp
+
 from agl_otel import __version__
-from agl_otel.errors import ConflictError, DataError, SettingsError, UsageError
+from agl_otel.errors import ConflictError, DataError, SettingsError, UnavailableError, UsageError
+from agl_otel.queue.client import QueueClient
+from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import Settings
+from agl_otel.tls import connector
 from agl_otel.traces.opened import CHDB_SCHEME, TraceStore, open_store
-from agl_otel.traces.transfer import Content, Progress, check_dump, dump, load
+from agl_otel.traces.transfer import Chunk, Content, DumpFiles, Progress, check_dump, dump, load
 
 FORMAT: Final = 1
 MANIFEST: Final = "backup.json"
@@ -26,6 +37,14 @@ QUEUE_FILE: Final = "queue.db"
 TRACES: Final = "traces"
 PLAIN: Final = ("wal", "refused", "VERSION")  # copied as they are
 SQLITE_SCHEME: Final = "sqlite:///"
+BARRIER_SECONDS: Final = 60.0
+COPY_SECONDS: Final = 3600.0
+_RAISE: Final = (
+    "INSERT INTO sequences (rollout_id, last) VALUES (?, ?) ON CONFLICT (rollout_id) DO UPDATE SET last = max(last, excluded.last)"
+)
+_LAST_NUMBERS: Final = (
+    "SELECT RolloutId, max(SequenceId) FROM otel.otel_traces WHERE RolloutId IN {rollouts:Array(String)} GROUP BY RolloutId"
+)
 
 
 def backup(settings: Settings, target: Path, progress: Progress | None = None) -> dict[str, Any]:
@@ -33,13 +52,77 @@ def backup(settings: Settings, target: Path, progress: Progress | None = None) -
 
     Raises UsageError where the target holds something, SettingsError where the queue is not in SQLite, InUseError where a collector runs.
     """
+    staging, rows = _begin(settings, target, PLAIN)
+    held = _with_store(settings.clickhouse_db, lambda store: dump(store, staging / TRACES, progress))
+    return _finish(staging, target, rows, held)
+
+
+async def backup_running(settings: Settings, queue: QueueClient, target: Path, progress: Progress | None = None) -> dict[str, Any]:
+    """The same of a stack that runs on the data directory of `settings` and goes on running. Returns the manifest.
+
+    Raises as `backup`, and UnavailableError where a collector cannot be asked.
+    """
+    staging, rows = await asyncio.to_thread(_begin, settings, target, ("refused", "VERSION"))
+    collectors = [address.rstrip("/") for address in (await queue.describe()).collectors]
+    token = settings.token.get_secret_value()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with aiohttp.ClientSession(headers=headers, connector=connector(), read_bufsize=1 << 20) as session:
+        if not collectors:
+            raise UnavailableError("no collector has said where it is: is the stack still starting?")
+        for address in collectors:
+            async with _posting(session, f"{address}/barrier", BARRIER_SECONDS):
+                pass
+        if settings.clickhouse_db.startswith(CHDB_SCHEME):
+            async with _posting(session, f"{collectors[0]}/copy", COPY_SECONDS) as answer:
+                held = await _receive(answer.content, DumpFiles(staging / TRACES, progress))
+        else:
+            copy = partial(_with_store, settings.clickhouse_db, lambda store: dump(store, staging / TRACES, progress))
+            held = await asyncio.to_thread(copy)
+    return await asyncio.to_thread(_finish, staging, target, rows, held)
+
+
+@contextlib.asynccontextmanager
+async def _posting(session: aiohttp.ClientSession, url: str, seconds: float) -> AsyncGenerator[aiohttp.ClientResponse]:
+    try:
+        async with session.post(url, timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=5)) as answer:
+            if answer.status != 200:
+                raise UnavailableError(f"the collector at {url} answers {answer.status}: {(await answer.text()).strip()[:500]}")
+            yield answer
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise UnavailableError(f"the collector does not answer at {url}: {error or 'it takes too long'}") from None
+
+
+async def _receive(stream: aiohttp.StreamReader, files: DumpFiles) -> dict[str, Content]:
+    """Write the frames of collector/copying.py. Raises UnavailableError where they end early."""
+    table = ""
+    try:
+        while line := await stream.readline():
+            frame = json.loads(line)
+            if "end" in frame:
+                return files.finish()
+            if "table" in frame:
+                table = str(frame["table"])
+                files.begin(table)
+                continue
+            blocks = await stream.readexactly(frame["bytes"])
+            await asyncio.to_thread(files.add, Chunk(table, frame["rows"], frame["digest"], frame["total"], blocks))
+    except asyncio.IncompleteReadError:
+        pass
+    raise UnavailableError(f"the collector broke off its copy of the traces at {table}: see its log, and back up again")
+
+
+def _begin(settings: Settings, target: Path, plain: Sequence[str]) -> tuple[Path, dict[str, int]]:
+    """Where the backup is being written, with the queue and the files named `plain` in it; {table of the queue: rows}."""
     source = queue_path(settings)
     _refuse_unless_empty(target)
     staging = _staging(target)
     rows = copy_queue(source, staging / QUEUE_FILE)
-    for name in PLAIN:
+    for name in plain:
         _copy_plain(settings.data_dir.absolute() / name, staging / name)
-    held = _with_store(settings.clickhouse_db, lambda store: dump(store, staging / TRACES, progress))
+    return staging, rows
+
+
+def _finish(staging: Path, target: Path, rows: dict[str, int], held: dict[str, Content]) -> dict[str, Any]:
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "agl_otel": __version__,
@@ -67,7 +150,13 @@ def restore(source: Path, settings: Settings, progress: Progress | None = None) 
         _copy_plain(source / name, staging / name)
     url = settings.clickhouse_db
     own = url == f"{CHDB_SCHEME}{data_dir / TRACES}"
-    _with_store(f"{CHDB_SCHEME}{staging / TRACES}" if own else url, lambda store: load(source / TRACES, store, progress))
+
+    def fill(store: TraceStore) -> dict[str, Content]:
+        held = load(source / TRACES, store, progress)
+        _raise_sequences(store, staging / QUEUE_FILE)
+        return held
+
+    _with_store(f"{CHDB_SCHEME}{staging / TRACES}" if own else url, fill)
     (staging / f"{TRACES}.lock").unlink(missing_ok=True)
     _into_place(staging, data_dir)
     return manifest
@@ -86,15 +175,28 @@ def copy_queue(source: Path, target: Path) -> dict[str, int]:
     if not source.exists():
         raise UsageError(f"there is no queue at {source}: is that the data directory of a stack?")
     with sqlite3.connect(f"file:{source}?mode=ro", uri=True) as old, sqlite3.connect(target) as new:
+        old.execute("BEGIN")  # what is counted is what is copied, whoever writes meanwhile
+        before = _counts(old)
         old.backup(new)
         new.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
         (verdict,) = new.execute("PRAGMA integrity_check").fetchone()
-        before, after = _counts(old), _counts(new)
+        after = _counts(new)
     old.close()
     new.close()
     if verdict != "ok" or before != after:
         raise DataError(f"the copy of {source} is not what it should be (integrity: {verdict}): it is damaged, or the disk is full")
     return after
+
+
+def _raise_sequences(store: TraceStore, queue: Path) -> None:
+    """Spans of unfinished rollouts may have been numbered after the queue was copied: no number is given twice."""
+    with sqlite3.connect(queue) as database:
+        marks = ", ".join("?" * len(FINISHED))
+        going = [row[0] for row in database.execute(f"SELECT rollout_id FROM rollouts WHERE status NOT IN ({marks})", sorted(FINISHED))]
+        for start in range(0, len(going), 10_000):
+            rows = store.select(_LAST_NUMBERS, {"rollouts": going[start : start + 10_000]})
+            database.executemany(_RAISE, [(str(rollout), int(str(last))) for rollout, last in rows])
+    database.close()
 
 
 def _counts(database: sqlite3.Connection) -> dict[str, int]:

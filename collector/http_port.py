@@ -27,7 +27,7 @@ UNPACKING: Final = 4  # threads that unpack at a time: each may hold as much as 
 OPEN: Final = frozenset({"/health"})
 """Paths that ask for neither token nor client certificate."""
 _SENDING: Final = frozenset(protocol.path for protocol in PROTOCOLS)
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpPort:
@@ -48,7 +48,7 @@ class HttpPort:
         in_flight: InFlight,
         health: Callable[[], dict[str, Any]],
         pages: dict[str, Callable[[], web.Response]] | None = None,
-        actions: Mapping[str, Callable[[web.Request], Awaitable[web.Response]]] | None = None,
+        actions: Mapping[str, Handler] | None = None,
         *,
         client_certificate: bool = False,
     ) -> None:
@@ -73,7 +73,7 @@ class HttpPort:
             app.router.add_post(path, _in_time(action))
         return app
 
-    def _export(self, protocol: Protocol) -> _Handler:
+    def _export(self, protocol: Protocol) -> Handler:
         async def handle(request: web.Request) -> web.Response:
             if not self._receiver.takes(protocol):
                 return _refusal(request, 501, Status(code=GRPC_NUMBER["UNIMPLEMENTED"], message=METRICS_OFF))
@@ -119,7 +119,7 @@ class HttpPort:
 
     def _errors(self) -> Any:
         @web.middleware
-        async def errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             if request.path not in OPEN and (refusal := self._not_allowed(request)):
                 return refusal
             try:
@@ -167,7 +167,7 @@ async def _body(request: web.Request, limit: int, hold: Callable[[int], None]) -
     return b"".join(parts)
 
 
-def _in_time(action: _Handler) -> _Handler:
+def _in_time(action: Handler) -> Handler:
     async def post(request: web.Request) -> web.StreamResponse:
         with body_in_time(request):
             return await action(request)
@@ -175,7 +175,7 @@ def _in_time(action: _Handler) -> _Handler:
     return post
 
 
-def _page(page: Callable[[], web.Response]) -> _Handler:
+def _page(page: Callable[[], web.Response]) -> Handler:
     async def get(_: web.Request) -> web.Response:
         return page()
 

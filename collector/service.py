@@ -14,12 +14,13 @@ from aiohttp import web
 
 from agl_otel import __version__
 from agl_otel.collector.commit import GroupCommit
+from agl_otel.collector.copying import Copying
 from agl_otel.collector.deletion import Deletion
 from agl_otel.collector.disk import DiskBudget
 from agl_otel.collector.forward import Forwarder, make_target
 from agl_otel.collector.grpc_port import grpc_server
 from agl_otel.collector.heartbeat import Heartbeats
-from agl_otel.collector.http_port import HttpPort
+from agl_otel.collector.http_port import Handler, HttpPort
 from agl_otel.collector.intake import Intake
 from agl_otel.collector.journal import leftover
 from agl_otel.collector.limits import InFlight
@@ -134,7 +135,9 @@ class Collector:
         grpc_port = await self._grpc.start(settings.host, settings.otlp_grpc_port, tls)
         client_certificate = tls is not None and tls.client_authority is not None
         pages = {"/status": lambda: web.json_response(self.status()), "/metrics": self._metrics_page}
-        actions = {"/delete": Deletion(self._engine).handle}
+        copying = Copying(self._engine)
+        self._closers.callback(copying.close)
+        actions: dict[str, Handler] = {"/delete": Deletion(self._engine).handle, "/copy": copying.handle}
         if self._maintenance:
             actions["/maintain"] = self._maintenance.handle
         port = HttpPort(receiver, self._in_flight, self.health, pages, actions, client_certificate=client_certificate)

@@ -1,4 +1,4 @@
-"""`agl-otel backup`, `agl-otel restore` and `agl-otel traces move`: the data of a stopped stack, somewhere else."""
+"""`agl-otel backup`, `agl-otel restore`, `agl-otel traces move` and `agl-otel queue move`: the data of a stack, somewhere else."""
 
 from __future__ import annotations
 
@@ -8,26 +8,37 @@ from typing import IO, Any
 import click
 from rich.console import Console
 
-from agl_otel.cli.common import data_dir_option, json_option, print_json, setup_logging
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.queue import open_queue
 from agl_otel.errors import SettingsError
 from agl_otel.settings import Settings
-from agl_otel.stack import claim_data_dir
+from agl_otel.stack import claim_data_dir, read_stack_file
 
 
 @click.command()
 @click.argument("target", type=click.Path(path_type=Path))
 @data_dir_option
+@store_option
 @json_option
-def backup(target: Path, data_dir: Path | None, as_json: bool) -> None:
-    """Copy queue, traces and log of a stopped stack to the folder TARGET.
+def backup(target: Path, data_dir: Path | None, store: str | None, as_json: bool) -> None:
+    """Copy queue and traces of a stack, running or stopped, to the folder TARGET.
 
-    TARGET must not exist yet. The traces are written in ClickHouse's Native format; everything is counted and hashed.
+    TARGET must not exist yet. The traces are written in ClickHouse's Native format; everything is counted and hashed. A stack that runs
+    goes on: all that was acknowledged before is in the copy.
     """
     from agl_otel import backup as copies  # opens ClickHouse: not before it is needed
 
-    settings = _settings(data_dir)
-    with _claimed(settings):
-        manifest = copies.backup(settings, target, _Show(as_json))
+    settings = _settings(data_dir, store)
+    if settings.store or read_stack_file(settings.data_dir.absolute()):
+
+        async def running() -> dict[str, Any]:
+            async with open_queue(data_dir, settings.store) as queue:
+                return await copies.backup_running(settings, queue, target, _Show(as_json))
+
+        manifest = run_async(running)
+    else:
+        with _claimed(settings):
+            manifest = copies.backup(settings, target, _Show(as_json))
     _say(as_json, {"backup": str(target.absolute()), **manifest}, f"backed up {settings.data_dir} to {target}")
 
 
@@ -94,8 +105,8 @@ class _Show:
         self._console.print(f"  {table}  {done} / {total}", highlight=False)
 
 
-def _settings(data_dir: Path | None) -> Settings:
-    settings = Settings.load(data_dir=data_dir)
+def _settings(data_dir: Path | None, store: str | None = None) -> Settings:
+    settings = Settings.load(data_dir=data_dir, store=store)
     setup_logging(settings.log_level if settings.log_level == "DEBUG" else "WARNING")
     return settings
 

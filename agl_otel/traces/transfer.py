@@ -1,7 +1,7 @@
 """Traces from one ClickHouse to another, or to files and back: in the Native format, part by part, counted and hashed on both sides.
 
 Only what was inserted is carried; what materialized views derive from it, the target derives again. A target that holds anything is
-refused. `move` and `dump` need a source that nobody writes to: its collector is stopped.
+refused. `snapshot` reads a table as it is when it is begun, whoever writes meanwhile; `move` needs a source that nobody writes to.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agl_otel.errors import ConflictError, DataError, UsageError
 from agl_otel.traces.cluster import LOCAL
@@ -61,9 +61,9 @@ def move(source: TraceStore, target: TraceStore, progress: Progress | None = Non
     for table in tables(source):
         held[table] = content(source, table)
         done = 0
-        for rows, blocks in _chunks(source, table):
-            target.insert_native(f"{DATABASE}.{table}", blocks)
-            done += rows
+        for chunk in snapshot(source, table):
+            target.insert_native(f"{DATABASE}.{table}", chunk.blocks)
+            done += chunk.rows
             if progress:
                 progress(table, done, held[table].rows)
         _compare(table, held[table], content(target, table))
@@ -71,27 +71,49 @@ def move(source: TraceStore, target: TraceStore, progress: Progress | None = Non
 
 
 def dump(source: TraceStore, directory: Path, progress: Progress | None = None) -> dict[str, Content]:
-    """Write all traces into `directory` (made here): a file for each chunk, and a manifest last. Returns what was written."""
-    held: dict[str, Content] = {}
-    files: list[dict[str, Any]] = []
+    """Write all traces into `directory` (made here). Returns what was written."""
+    files = DumpFiles(directory, progress)
     for table in tables(source):
-        held[table] = content(source, table)
-        done = 0
-        (directory / table).mkdir(parents=True)
-        for number, (rows, blocks) in enumerate(_chunks(source, table)):
-            path = directory / table / f"{number:06}.native"
-            path.write_bytes(blocks)
-            files.append({"table": table, "file": str(path.relative_to(directory)), "sha256": hashlib.sha256(blocks).hexdigest()})
-            done += rows
-            if progress:
-                progress(table, done, held[table].rows)
-        if done != held[table].rows:
-            raise DataError(
-                f"{table} changed while it was copied ({done} of {held[table].rows} rows): stop what writes to it, and try again"
-            )
-    manifest = {"schema": migrations()[-1][0], "tables": {table: asdict(held[table]) for table in held}, "files": files}
-    (directory / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-    return held
+        files.begin(table)
+        for chunk in snapshot(source, table):
+            files.add(chunk)
+    return files.finish()
+
+
+class DumpFiles:
+    """A dump that is being written: a file for each chunk, and a manifest last."""
+
+    def __init__(self, directory: Path, progress: Progress | None = None) -> None:
+        self._directory = directory
+        self._progress = progress
+        self._held: dict[str, Content] = {}
+        self._files: list[dict[str, Any]] = []
+
+    def begin(self, table: str) -> None:
+        """Chunks of this table follow, or none."""
+        (self._directory / table).mkdir(parents=True)
+        self._held[table] = Content(0, 0)
+
+    def add(self, chunk: Chunk) -> None:
+        """One chunk of a table that was begun."""
+        path = self._directory / chunk.table / f"{len(self._files):06}.native"
+        path.write_bytes(chunk.blocks)
+        digest = hashlib.sha256(chunk.blocks).hexdigest()
+        self._files.append({"table": chunk.table, "file": str(path.relative_to(self._directory)), "sha256": digest})
+        held = self._held[chunk.table]
+        self._held[chunk.table] = Content(held.rows + chunk.rows, (held.digest + chunk.digest) % (1 << 64))
+        if self._progress:
+            self._progress(chunk.table, self._held[chunk.table].rows, chunk.total)
+
+    def finish(self) -> dict[str, Content]:
+        """Write the manifest. Returns what each table holds."""
+        manifest = {
+            "schema": migrations()[-1][0],
+            "tables": {table: asdict(each) for table, each in self._held.items()},
+            "files": self._files,
+        }
+        (self._directory / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        return self._held
 
 
 def check_dump(directory: Path) -> dict[str, Any]:
@@ -133,8 +155,23 @@ def refuse_unless_empty(target: TraceStore) -> None:
             )
 
 
-def _chunks(source: TraceStore, table: str) -> Iterator[tuple[int, bytes]]:
-    """(rows, Native blocks), part by part; parts stand still meanwhile."""
+class Chunk(NamedTuple):
+    """Some rows of a table, in the Native format."""
+
+    table: str
+    rows: int
+    digest: int
+    """Of these rows, as Content has it of all."""
+    total: int
+    """Rows of the table, those that are deleted and not gone yet among them."""
+    blocks: bytes
+
+
+def snapshot(source: TraceStore, table: str) -> Iterator[Chunk]:
+    """The rows of `table` as they are now. It merges no parts meanwhile, so that those of now stand still; new ones are left alone.
+
+    Reads on the calling thread's own connection, always the same thread's: inserts do not wait for it.
+    """
     name = f"{DATABASE}.{table}"
     if source.select("SELECT 1 FROM system.tables WHERE database = {db:String} AND engine = 'Distributed' LIMIT 1", _DB):
         raise UsageError("the traces are on a cluster: use ClickHouse's own BACKUP … ON CLUSTER")
@@ -143,11 +180,13 @@ def _chunks(source: TraceStore, table: str) -> Iterator[tuple[int, bytes]]:
             "SELECT name, rows FROM system.parts WHERE database = {db:String} AND table = {table:String} AND active ORDER BY name",
             {**_DB, "table": table},
         )
+        total = sum(int(str(rows)) for _, rows in parts)
         for part, rows in parts:
             for start in range(0, int(str(rows)), CHUNK_ROWS):
-                end = min(start + CHUNK_ROWS, int(str(rows)))
-                where = f"_part = '{part}' AND _part_offset >= {start} AND _part_offset < {end}"
-                yield end - start, source.read(f"SELECT * FROM {name} WHERE {where}", "Native")
+                where = f"WHERE _part = '{part}' AND _part_offset >= {start} AND _part_offset < {start + CHUNK_ROWS}"
+                counted = source.read(f"SELECT count(), sum(cityHash64(*)) FROM {name} {where}", "TabSeparated").split()
+                if found := int(counted[0]):  # else all of them were deleted
+                    yield Chunk(table, found, int(counted[1]), total, source.read(f"SELECT * FROM {name} {where}", "Native"))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agl_otel.queue.client import QueueClient
+from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.types import EnqueueRolloutRequest
 from tests.clickhouse_server import PASSWORD, ClickHouseServer
 
@@ -33,7 +34,7 @@ def agl(stack: Stack, *args: str, fails: bool = False) -> Any:
         [sys.executable, "-m", "agl_otel", *args, "--data-dir", str(stack.settings.data_dir)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         cwd=stack.log.parent,
         check=False,
     )
@@ -81,7 +82,55 @@ async def test_a_backup_comes_back_elsewhere_with_what_was_in_the_log_only(own_s
     await check(own_stack)
 
 
-async def test_a_running_stack_and_a_damaged_backup_are_refused(own_stack: Stack, elsewhere: Stack, tmp_path: Path) -> None:
+async def test_a_running_stack_is_backed_up_under_load_and_loses_nothing_that_was_acked_before(
+    own_stack: Stack, elsewhere: Stack, tmp_path: Path
+) -> None:
+    """Rollouts are made and ended, each with its spans, before, while and after the copy is made."""
+    await own_stack.start_queue()
+    await own_stack.start_collector()
+    (own_stack.settings.data_dir / "VERSION").write_text("1\n")  # what `up` marks a data directory with
+    ended: list[str] = []
+    async with QueueClient(own_stack.queue) as queue:
+
+        async def load() -> None:
+            while True:
+                (claimed,) = await queue.start([EnqueueRolloutRequest(input=len(ended))])
+                await post_spans(own_stack, span_request([(claimed.rollout_id, claimed.attempt.attempt_id)], spans=3))
+                update = AttemptUpdate(rollout_id=claimed.rollout_id, attempt_id=claimed.attempt.attempt_id, status="succeeded")
+                await queue.update_attempts([update])
+                ended.append(claimed.rollout_id)
+
+        loads = [asyncio.create_task(load()) for _ in range(4)]
+        while len(ended) < 100:  # noqa: ASYNC110 - what the tasks do
+            await asyncio.sleep(0.01)
+        (gone,) = ended[:1]
+        await asyncio.to_thread(agl, own_stack, "rollouts", "delete", gone, "--yes", "--store", own_stack.queue, "--json")
+        before = ended[1:]
+        place = tmp_path / "backup"
+        await asyncio.to_thread(agl, own_stack, "backup", str(place), "--store", own_stack.queue, "--json")
+        while_copied = len(ended) - len(before)
+        for task in loads:
+            task.cancel()
+        await asyncio.gather(*loads, return_exceptions=True)
+    assert while_copied > 1, "nothing happened while the copy was made"
+    agl(elsewhere, "restore", str(place), "--json")
+    await elsewhere.start_queue()
+    await elsewhere.start_collector()
+    async with QueueClient(elsewhere.queue) as queue, elsewhere.reader() as reader:
+        known = {each.rollout_id: each.status for each in await queue.query_rollouts()}
+        assert set(before) <= {name for name, status in known.items() if status == "succeeded"} and gone not in known
+        spans = await reader.query("SELECT RolloutId, count() AS n, uniqExact(SpanId) AS ids FROM otel.otel_traces GROUP BY RolloutId")
+        stored = {row["RolloutId"]: (int(row["n"]), int(row["ids"])) for row in spans}
+        assert {name: stored.get(name) for name, status in known.items() if status == "succeeded"} == {
+            name: (3, 3) for name, status in known.items() if status == "succeeded"
+        }
+        assert gone not in stored
+        assert await queue.take_sequence([(before[0], 1, 0)]) == [4]
+
+
+async def test_a_running_stack_that_nobody_names_and_a_damaged_backup_are_refused(
+    own_stack: Stack, elsewhere: Stack, tmp_path: Path
+) -> None:
     await own_stack.start_queue()
     await own_stack.start_collector()
     assert "open in another process" in agl(own_stack, "backup", str(tmp_path / "backup"), fails=True)

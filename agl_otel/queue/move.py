@@ -1,0 +1,84 @@
+"""A queue from SQLite to PostgreSQL, with all that it knows: one transaction, counted on both sides.
+
+Both have the same tables (sql/migrations). What only the process that ran knows is not carried: leases, and where services are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from agl_otel.errors import ConflictError, DataError, UnavailableError
+from agl_otel.queue.migrate import migrations
+from agl_otel.queue.postgres.address import Address
+from agl_otel.queue.postgres.schema import migrate
+
+LEFT: Final = frozenset({"schema_migrations", "leases", "services", "counters"})
+"""Tables that are not carried: PostgreSQL numbers by a sequence of its own (`places`), which begins above all that is there."""
+FILLED_BY_MIGRATIONS: Final = frozenset({"tallies", "run_tallies"})
+_HIGHEST: Final = (
+    "SELECT max(n) FROM (SELECT max(ordinal) AS n FROM rollouts UNION ALL SELECT max(position) FROM rollouts UNION ALL "
+    "SELECT max(ordinal) FROM resources)"
+)
+PLACE_BITS: Final = 24  # of a number that the sequence does not give (sql/postgres.sql)
+
+
+def move(source: Path, url: str) -> dict[str, int]:
+    """Copy the SQLite database at `source`, which nobody writes to, into the PostgreSQL database at `url`. Returns {table: rows}.
+
+    Raises ConflictError where either is of another release or the target holds rollouts, SettingsError for a wrong URL, UnavailableError
+    where the server does not answer, DataError where what arrived is not what was sent; then nothing is there.
+    """
+    address = Address.parse(url)
+    with contextlib.closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as old, address.connect() as new:
+        _check_release(old, source)
+        migrate(new, address)
+        try:
+            with new.transaction():
+                moved = {table: _copy(old, new, table, address) for table in _tables(old)}
+                (highest,) = old.execute(_HIGHEST).fetchone()
+                new.execute("SELECT setval('places', %s)", (((highest or 0) >> PLACE_BITS) + 1,))
+        except psycopg.OperationalError as error:
+            raise UnavailableError(f"{address.shown} went away ({address.words(error)}): nothing was kept; try again") from None
+        except psycopg.Error as error:
+            raise DataError(f"{address.shown} does not take what is in {source} ({address.words(error)}); nothing was kept") from None
+    return moved
+
+
+def _check_release(old: sqlite3.Connection, source: Path) -> None:
+    (version,) = old.execute("SELECT max(version) FROM schema_migrations").fetchone()
+    if version != (newest := migrations()[-1].version):
+        raise ConflictError(f"{source} has schema {version}, this release {newest}: start a stack of this release on it once, and stop it")
+
+
+def _tables(old: sqlite3.Connection) -> list[str]:
+    names = [str(row[0]) for row in old.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+    return [name for name in names if name not in LEFT and not name.startswith("sqlite_")]
+
+
+def _copy(old: sqlite3.Connection, new: psycopg.Connection[Any], table: str, address: Address) -> int:
+    columns = [str(row[1]) for row in old.execute(f'PRAGMA table_info("{table}")')]
+    name = sql.Identifier(table)
+    if table in FILLED_BY_MIGRATIONS:
+        new.execute(sql.SQL("DELETE FROM {}").format(name))  # counters of nothing
+    if _count(new.execute(sql.SQL("SELECT count(*) FROM {}").format(name))):
+        raise ConflictError(f"{address.shown} holds a queue already ({table} has rows), and nothing is overwritten: name an empty database")
+    with new.cursor() as cursor, cursor.copy(
+        sql.SQL("COPY {} ({}) FROM STDIN").format(name, sql.SQL(", ").join(map(sql.Identifier, columns)))
+    ) as copy:  # fmt: skip
+        for row in old.execute(f'SELECT {", ".join(columns)} FROM "{table}"'):
+            copy.write_row(row)
+    sent = _count(old.execute(f'SELECT count(*) FROM "{table}"'))
+    if (arrived := _count(new.execute(sql.SQL("SELECT count(*) FROM {}").format(name)))) != sent:
+        raise DataError(f"{table}: {sent} rows were sent and {arrived} arrived; nothing was kept")
+    return sent
+
+
+def _count(rows: Iterable[Any]) -> int:
+    return int(next(iter(rows))[0])

@@ -1,0 +1,74 @@
+"""`POST /copy`: all traces of the embedded ClickHouse as they are at this moment, for a backup while the stack runs.
+
+Only the collector has the embedded ClickHouse open, so it reads; who asks, with the token, writes the files. The answer is a stream of
+frames: a line of JSON, then as many bytes as it says. Ingest goes on meanwhile, merges (and with them deletions) wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from aiohttp import web
+
+from agl_otel.errors import InUseError
+from agl_otel.traces.opened import TraceStore
+from agl_otel.traces.transfer import snapshot, tables
+
+COPY_SECONDS: Final = 3600.0  # merges wait as long, also for a client that hangs
+
+
+class Copying:
+    """Copies of one engine, one at a time."""
+
+    def __init__(self, engine: TraceStore) -> None:
+        self._engine = engine
+        self._turn = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="copy")  # a reading connection belongs to its thread
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """POST /copy. Raises InUseError where a copy is being made."""
+        if self._turn.locked():
+            raise InUseError("a copy is being made already: wait for its end")
+        async with self._turn:
+            frames = _frames(self._engine)
+            answer = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+            await answer.prepare(request)
+            try:
+                with contextlib.suppress(ConnectionError):  # who asked has gone
+                    async with asyncio.timeout(COPY_SECONDS):
+                        while (frame := await self._in_thread(next, frames, None)) is not None:
+                            await answer.write(frame)
+                    await answer.write_eof()
+            finally:
+                await self._in_thread(frames.close)
+            return answer
+
+    async def _in_thread(self, work: Any, *given: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *given)
+
+
+def _frames(engine: TraceStore) -> Any:
+    """Bytes to send: for each table its name, then its chunks; an end, without which a copy is not whole."""
+
+    def frames() -> Iterator[bytes]:
+        for table in tables(engine):
+            yield _line({"table": table})
+            for chunk in snapshot(engine, table):
+                described = {"rows": chunk.rows, "digest": chunk.digest, "total": chunk.total, "bytes": len(chunk.blocks)}
+                yield _line(described) + chunk.blocks
+        yield _line({"end": True})
+
+    return frames()
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return json.dumps(content).encode() + b"\n"

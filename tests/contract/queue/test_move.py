@@ -1,0 +1,56 @@
+"""A queue that moves from SQLite to PostgreSQL goes on there as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from agl_otel.queue.client import AttemptUpdate
+from agl_otel.queue.postgres_server import Postgres
+from agl_otel.queue.testing import LocalQueue
+from agl_otel.types import LLM, EnqueueRolloutRequest
+
+
+def agl(data_dir: Path, url: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "agl_otel", "queue", "move", "--to", url, "--data-dir", str(data_dir), "--json"],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+async def known(queue: LocalQueue) -> list[object]:
+    """Rollouts, attempts of one, a set of resources."""
+    rollouts, attempts = await queue.client.query_rollouts(), await queue.client.query_attempts("ro-1")
+    return [*rollouts.items, *attempts.items, await queue.client.get_resources("rs-1")]
+
+
+async def test_rollouts_move_to_postgresql_with_all_that_belongs_to_them(postgres: Postgres, tmp_path: Path) -> None:
+    requests = [EnqueueRolloutRequest(input={"n": n, "text": "tab\there, \\N and é"}, rollout_id=f"ro-{n}", mode="train") for n in range(5)]
+    async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}") as old:
+        await old.client.put_resources({"llm": LLM(endpoint="http://m", model="policy")}, resources_id="rs-1")
+        await old.client.enqueue(requests)
+        first, second = await old.client.claim(2, worker_id="w-1")
+        await old.client.update_attempts([AttemptUpdate(rollout_id="ro-0", attempt_id=first.attempt.attempt_id, status="succeeded")])
+        await old.client.take_sequence([("ro-1", 7, 0)])
+        before = await known(old)
+        counted = await old.client.statistics()
+    url = postgres.new_schema()
+    moved = agl(tmp_path, url)
+    assert moved.returncode == 0, moved.stderr
+    assert json.loads(moved.stdout)["rows"]["rollouts"] == 5
+    async with LocalQueue(url) as new:
+        assert await known(new) == before
+        now = await new.client.statistics()
+        assert {name: now[name] for name in now if name.startswith("total")} == {
+            name: counted[name] for name in now if name.startswith("total")
+        }
+        assert now["rollouts_by_status"] == counted["rollouts_by_status"]
+        (added,) = await new.client.enqueue([EnqueueRolloutRequest(input=6, rollout_id="ro-new")])
+        assert [each.rollout_id for each in await new.client.claim(9)] == ["ro-2", "ro-3", "ro-4", added.rollout_id]
+        token = AttemptUpdate(rollout_id="ro-1", attempt_id=second.attempt.attempt_id, status="succeeded", token=second.token)
+        assert (await new.client.update_attempts([token]))[0].status == "succeeded"
+        assert await new.client.take_sequence([("ro-1", 1, 0)]) == [8]
+    again = agl(tmp_path, url)
+    assert again.returncode and "nothing is overwritten" in again.stderr and "Traceback" not in again.stderr
