@@ -55,6 +55,9 @@ lint: setup ## format check, lints, types, import arrows, generated files
 	$(RUN) lint-imports --no-cache
 	$(RUN) pyright
 
+audit: setup ## ask who knows of vulnerabilities in what is pinned (ARGS="--strict": fail where nobody can be asked)
+	$(RUN) python -m tests.audit --uv $(UV) $(ARGS)
+
 format: setup ## format and fix what can be fixed
 	$(RUN) ruff format .
 	$(RUN) ruff check --fix .
@@ -73,7 +76,7 @@ wheel: setup web ## build sdist and wheel into dist/, and try the wheel in an en
 	build/wheel/bin/python -I tests/try_wheel.py .
 	rm -rf build/wheel
 
-.PHONY: proto test search chaos chaos-queue fuzz matrix lint format web wheel
+.PHONY: proto test search chaos chaos-queue fuzz matrix lint audit format web wheel
 
 demo: setup ## train an unmodified agent from its own traces (ARGS="--target 2", …)
 	$(RUN) agl-otel demo $(ARGS)
