@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
-from pyarrow import compute
 from pydantic import Field
 
 from agl_otel.columns import AttemptKey
@@ -19,7 +17,6 @@ from agl_otel.traces.tokens import Table, reward_rows
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, Model, RunMembers, Verdict
 
-pc: Any = compute  # makes its functions when it is imported
 BUCKETS: Final = 100
 """Points of a curve whose rollouts name no steps."""
 
@@ -100,6 +97,10 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt]) -> list[AttemptFi
 
 def curve_of(members: RunMembers, table: Table, finished: frozenset[str]) -> Curve:
     """The members of a run with the table of sql/run_figures.sql, which may hold others' rows, too."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    pc: Any = compute  # makes its functions when it is imported
     count = len(members.rollout_ids)
     steps = np.asarray(members.steps, np.int64)
     by = "step" if count and steps.min() != steps.max() else "order"

@@ -16,7 +16,6 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 import aiohttp
-import pyarrow as pa
 
 from agl_otel import semconv
 from agl_otel.columns import AttemptKey, Traces
@@ -152,6 +151,8 @@ class TraceReader:
 
     async def arrow(self, sql: str, *, params: Mapping[str, object] | None = None) -> Table:
         """The same as an Arrow table."""
+        import pyarrow as pa
+
         body = await self._http.fetch(sql, "Arrow", params)
         with pa.ipc.open_file(pa.BufferReader(body)) as file:
             return file.read_all()

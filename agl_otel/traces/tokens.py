@@ -1,4 +1,7 @@
-"""The table of sql/traces.sql → CallColumns and rewards: token arrays are taken over as numpy views, without a Python loop over tokens."""
+"""The table of sql/traces.sql → CallColumns and rewards: token arrays are taken over as numpy views, without a Python loop over tokens.
+
+pyarrow is imported where a table is read (here, in reader.py and figures.py): most commands and services never read one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from agl_otel.columns import CallColumns, CallTexts, Ragged
@@ -127,6 +129,8 @@ def _chunk(table: Table, name: str) -> Any:
 
 def strings(table: Table, name: str) -> list[str]:
     """A column of texts."""
+    import pyarrow as pa
+
     return cast(list[str], _chunk(table, name).cast(pa.string()).to_pylist())
 
 
@@ -136,6 +140,8 @@ def _numbers(table: Table, name: str, dtype: type[Any]) -> NDArray[Any]:
 
 def _ragged(table: Table, name: str, taken: NDArray[np.bool_], dtype: type[np.generic]) -> Ragged:
     """The arrays of the rows that are taken; as the other rows are mostly empty, what is left lies side by side already."""
+    import pyarrow as pa
+
     lists = _chunk(table, name)
     if not taken.any():
         return Ragged(np.zeros(0, dtype=dtype), np.zeros(1, dtype=np.int64))
