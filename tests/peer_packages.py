@@ -18,6 +18,8 @@ from typing import Final
 
 import pytest
 
+from tests.one_certificate import downloading
+
 ROOT: Final = Path(__file__).parents[1]
 WANTED: Final = ROOT / "tests" / "peers.txt"
 
@@ -46,7 +48,7 @@ def peer_packages() -> Path:
             "-r",
             str(WANTED),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=downloading())
         if done.returncode:
             shutil.rmtree(making)
             pytest.skip(f"the packages of {WANTED.name} cannot be installed: {done.stderr.strip()[-300:]}")

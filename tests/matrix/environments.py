@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.matrix.frameworks import Framework
+from tests.one_certificate import downloading
 
 ROOT: Final = Path(__file__).parents[2]
 PLACE: Final = ROOT / "build" / "matrix"
@@ -95,7 +95,7 @@ def _node(framework: Framework, folder: Path, stamp: Path) -> Environment:
 
 def _run(*command: str, cwd: Path | None = None) -> str:
     """Its standard output. Raises CannotInstallError with the end of its standard error."""
-    env = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    env = {name: value for name, value in downloading().items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
     try:
         done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
     except subprocess.TimeoutExpired:

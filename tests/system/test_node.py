@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agl_otel import semconv
+from tests.one_certificate import downloading
 from tests.system.test_runner import World, rewards, store, verdicts, world  # noqa: F401  # pyright: ignore[reportUnusedImport]  # fixtures
 
 pytestmark = pytest.mark.system
@@ -31,7 +32,9 @@ def installed() -> Path:
     if not (folder / ".complete").exists():
         try:
             command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
+            done = subprocess.run(
+                command, cwd=folder, env=downloading(), capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
+            )
         except subprocess.TimeoutExpired:
             pytest.skip(f"npm ci did not end within {INSTALL_SECONDS:.0f} s")
         if done.returncode != 0:

@@ -38,13 +38,13 @@ def test_the_demo_trains_on_what_was_sampled_and_stored(server: ClickHouseServer
     pytest.importorskip("torch", reason="needs the [train] extra")
     data = tmp_path / "data"
     done = run(
-        "demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=small_demo(tmp_path, val=8), env=environment(server), seconds=900
+        "demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=small_demo(tmp_path, val=2), env=environment(server), seconds=900
     )
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     assert result["trajectories"] == result["trajectories_in_clickhouse"] == 2 * 16
     assert result["calls_not_equal"] == 0
-    assert result["calls_equal_to_model_server"] == result["rollouts"] == 2 * 16 + 2 * result["tasks_scored"] + 2 * 4
+    assert result["calls_equal_to_model_server"] == result["rollouts"] == 2 * 16 + 2 * result["tasks_scored"] + 2 * 2
     assert result["verdicts"] == {"complete": result["rollouts"]}
     assert result["max_ratio_error"] < 1e-4
     assert naming(data) == []
