@@ -89,8 +89,9 @@ def query_rollouts(tx: Transaction, request: pb.QueryRolloutsRequest) -> pb.Roll
     if request.filter.HasField("ended_before"):
         options["always"] = ["where_rollout_ended_before"]
         params["ended_before"] = request.filter.ended_before
-    sorted_page = "rollouts_page_sorted" if request.page.sort_by and _is_cut(request.page) else "rollouts_page"
-    rows = tx.rows_of(tx.statements.paged("rollouts_page_dead" if dead else sorted_page, where, page, **options), params)
+    chosen_first = request.page.offset > 0 or (bool(request.page.sort_by) and _is_cut(request.page))  # what is passed over is not looked up
+    query = "rollouts_page_dead" if dead else "rollouts_page_sorted" if chosen_first else "rollouts_page"
+    rows = tx.rows_of(tx.statements.paged(query, where, page, **options), params)
     if _is_tallied(request.filter) and _is_cut(request.page):
         total = matching(all_tallies(tx), request.filter.status_in, request.filter.mode_in)
     else:
