@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich.console import Console
@@ -18,6 +18,8 @@ from agl_otel.cli.steps import steps
 from agl_otel.settings import Settings
 from agl_otel.stack import open_store
 from agl_otel.store import Store
+
+SHOWN_SPANS: Final = 2_000  # a tree that a person may still read
 
 
 @click.group()
@@ -34,8 +36,9 @@ traces.add_command(steps)
 @data_dir_option
 @store_option
 @click.option("--messages", is_flag=True, help="Show every message of every model call, whole.")
+@click.option("--limit", type=click.IntRange(0), default=SHOWN_SPANS, show_default=True, help="Show so many spans at most; 0: all.")
 @json_option
-def show(rollout_id: str, data_dir: Path | None, store: str | None, messages: bool, as_json: bool) -> None:
+def show(rollout_id: str, data_dir: Path | None, store: str | None, messages: bool, limit: int, as_json: bool) -> None:
     """Show the spans of one rollout as a tree, with its verdict. A model call that both agent and proxy recorded is one node.
 
     ROLLOUT_ID may be shortened to any part that only one rollout has.
@@ -45,31 +48,46 @@ def show(rollout_id: str, data_dir: Path | None, store: str | None, messages: bo
 
     async def main() -> None:
         async with open_store(settings) as opened:
-            await show_rollout(opened, rollout_id, as_json=as_json, messages=messages)
+            await show_rollout(opened, rollout_id, as_json=as_json, messages=messages, limit=limit)
 
     run_async(main)
 
 
 async def show_rollout(
-    store: Store, rollout_id: str, *, as_json: bool = False, messages: bool = False, console: Console | None = None
+    store: Store,
+    rollout_id: str,
+    *,
+    as_json: bool = False,
+    messages: bool = False,
+    limit: int = SHOWN_SPANS,
+    console: Console | None = None,
 ) -> None:
-    """Print every attempt of one rollout; `messages` with all that was said in every model call.
+    """Print every attempt of one rollout, of its spans the first `limit` (0: all); `messages` with all that was said in every model call.
 
     Raises NotFoundError where no rollout, or more than one, has that id.
     """
     rollout = await one_rollout(store.queue, rollout_id)
     found = await store.traces([rollout], deadline_seconds=0)
-    spans = await store.spans(rollout.rollout_id)
+    page = await store.query_spans(rollout.rollout_id, limit=limit or -1)
+    spans = list(page)
     attempts = await store.queue.query_attempts([rollout.rollout_id])
     if as_json:
         verdicts = [verdict.model_dump() for verdict in found.verdicts.values()]
-        content: dict[str, Any] = {"rollout": rollout.model_dump(mode="json", exclude={"token"}), "verdicts": verdicts}
+        content: dict[str, Any] = {
+            "rollout": rollout.model_dump(mode="json", exclude={"token"}),
+            "verdicts": verdicts,
+            "spans_total": page.total,
+        }
         print_json({**content, "spans": [span.model_dump(mode="json") for span in (in_full(spans) if messages else spans)]})
         return
     for attempt in attempts:
         own = [span for span in spans if span.attempt_id == attempt.attempt_id]
         verdict = found.verdicts.get((rollout.rollout_id, attempt.attempt_id))
         (console or Console()).print(attempt_tree(rollout, attempt, own, verdict, messages=messages))
+    if page.total > len(spans):
+        click.echo(
+            f"these are the first {len(spans)} of {page.total} spans: --limit 0 shows all, `agl-otel traces sql` counts and searches"
+        )
 
 
 @traces.command()
