@@ -1,0 +1,104 @@
+"""What docs show is typed here: every command of a page is run against one stack, or the reason why it is not stands in NOT_RUN.
+
+Where a command asks before it removes, "y" is answered. tests/unit/test_docs.py checks the commands and options of all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.system.stack_process import ENVIRONMENT, Command, until
+from tests.unit.test_docs import PAGES, ROOT, commands_in
+
+pytestmark = pytest.mark.system
+MY_AGENT: Final = "import sys\nimport agl_otel as agl\n\nagl.emit_reward(1.0)\nprint('answer to', *sys.argv[1:])\n"
+NOT_RUN: Final = {
+    r"agl-otel (up|store)\b": "it stays: the module's own stack is one",
+    r"agl-otel top$": "a live screen that stays: tests/contract/cli and tests/unit/cli draw it",
+    r"agl-otel (train|runs|export|traces steps)\b": "it needs a training or model calls: test_examples.py and test_tutorial.py play them",
+    r"agl-otel runner\b": "it stays: tests/system/test_runner.py plays runners",
+    r"agl-otel traces move\b": "it needs a stopped stack and a server: tests/contract/collector/test_backup.py",
+    r"agl-otel queue move\b": "it needs a stopped stack and a server: tests/contract/queue/test_move.py",
+    r"agl-otel traces sql --data-dir \.agl/demo-": "of a demo that was played: tests/system/test_demo.py",
+    r"agl-otel run -- python agent\.py": "of an example or a skill's reader, with a model: tests/system/test_examples.py",
+    r"agl-otel doctor -- python agent\.py": "the same command with my_agent.py is run",
+}
+"""{a command as docs show it: why it is not run here}; an example's own README is played by the test of the example."""
+PYTHON_NOT_RUN: Final = {
+    "await store.": "a piece of a program with a store: tests/system/test_tutorial.py plays the whole",
+    "Trainer(algorithm=VERL": "needs Ray and verl: tests/system/test_verl.py",
+}
+
+
+def shown() -> list[tuple[str, str]]:
+    """(page, command) of all pages but the reference and the examples' own, whose tests play them."""
+    pages = [page for page in PAGES if page.name != "cli.md" and page.parent.parent.name != "examples" and page.parent.name != "examples"]
+    return [(page.name, typed.split("  #")[0].strip()) for page in pages for typed in commands_in(page.read_text())]
+
+
+def reason(typed: str) -> str | None:
+    return next((why for pattern, why in NOT_RUN.items() if re.match(pattern, typed)), None)
+
+
+RUN: Final = [*dict.fromkeys(typed for _, typed in shown() if reason(typed) is None)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where a reader types: my_agent.py, and a stack that runs in its `.agl`."""
+    place = tmp_path_factory.mktemp("reader")
+    (place / "my_agent.py").write_text(MY_AGENT)
+    ports = [word for name in ("queue", "otlp-grpc", "otlp-http", "clickhouse", "proxy", "web") for word in (f"--{name}-port", "0")]
+    with Command("up", *ports, log=place / "up.log", cwd=place) as stack:
+        until(lambda: (place / ".agl" / "stack.json").exists() or stack.process.poll() is not None, "the stack runs")
+        assert stack.process.poll() is None, stack.output
+        yield place
+
+
+@pytest.mark.parametrize("typed", RUN)
+def test_a_command_of_the_docs_runs(typed: str, folder: Path) -> None:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        typed, shell=True, cwd=folder, env={**ENVIRONMENT, "PATH": path}, input="y\n" * 3, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    fine = (0, 1) if typed.startswith("agl-otel doctor") else (0,)  # 1: it names what is missing, here a model call
+    assert done.returncode in fine and "Traceback" not in done.stderr, f"{typed}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
+
+
+def test_every_reason_has_a_command() -> None:
+    typed = [each for _, each in shown()]
+    assert not [pattern for pattern in NOT_RUN if not any(re.match(pattern, each) for each in typed)]
+    assert len(RUN) >= 10, RUN
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_of_the_docs_runs(page: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+        if not any(piece in block for piece in PYTHON_NOT_RUN):
+            names: dict[str, Any] = {"__name__": "docs"}
+            exec(compile(block, page.name, "exec", dont_inherit=True), names)
+
+
+def test_the_program_that_reads_traces_reads_those_of_a_stack(folder: Path) -> None:
+    import json
+
+    (block,) = [
+        block
+        for block in re.findall(
+            r"^```python\n(.*?)^```", (ROOT / "skills/agl-otel/patterns.md").read_text(), flags=re.MULTILINE | re.DOTALL
+        )
+        if "async def read(" in block
+    ]
+    names: dict[str, Any] = {"__name__": "docs"}
+    exec(compile(block, "patterns.md", "exec", dont_inherit=True), names)
+    asyncio.run(names["read"](json.loads((folder / ".agl" / "stack.json").read_text())["queue"]["address"]))
