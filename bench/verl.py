@@ -73,7 +73,7 @@ def main() -> int:
         told, spent = train(python, place, written(place, options), options.kill_at)
         lines = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "agl/rollouts" in line]
-    share = sum(spent[part] for part in OWN) / sum(spent.values())
+    share = sum(spent[part] for part in OWN) / sum(spent.values()) if spent else None
     figures = {
         "score_before": told["score_before"],
         "score_after": told["score_after"],
@@ -89,11 +89,18 @@ def main() -> int:
     }
     for metric, value in figures.items():
         bar = BAR if metric == "own_share_of_cpu" else None
-        line = {"bench": "verl", "metric": metric, "value": value, "unit": "", "baseline": bar, "ratio": value / bar if bar else None}
+        line = {
+            "bench": "verl",
+            "metric": metric,
+            "value": value,
+            "unit": "",
+            "baseline": bar,
+            "ratio": value / bar if bar and value else None,
+        }
         print(json.dumps(line))
     if options.control:
         return 0 if told["score_after"] <= told["score_before"] + CONTROL_RISE else 1
-    return 0 if told["score_before"] <= 0.3 and told["score_after"] >= 0.75 and share <= BAR else 1
+    return 0 if told["score_before"] <= 0.3 and told["score_after"] >= 0.75 and share is not None and share <= BAR else 1
 
 
 def repeated(python: Path, options: argparse.Namespace) -> int:
@@ -154,6 +161,8 @@ def train(python: Path, place: Path, job: Path, kill_at: int) -> tuple[Any, Cpu]
         told = process.stdout.read() if process.stdout is not None else b""
     if process.returncode:
         raise RuntimeError(f"the job ended with exit code {process.returncode}")
+    if len(known) < 3:  # the first one holds the start: nothing is left to count
+        return json.loads(told), {}
     _, start, *_, end = sorted(known)
     return json.loads(told), {part: (known[end][part] - known[start][part]) / (end - start) for part in known[end]}
 

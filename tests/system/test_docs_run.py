@@ -36,6 +36,7 @@ NOT_RUN: Final = {
 PYTHON_NOT_RUN: Final = {
     "await store.": "a piece of a program with a store: tests/system/test_tutorial.py plays the whole",
     "Trainer(algorithm=VERL": "needs Ray and verl: tests/system/test_verl.py",
+    "Trainer(algorithm=grpo": "needs a model server and torch: tests/system/test_sft_trainer.py",
 }
 
 
@@ -71,7 +72,7 @@ def test_a_command_of_the_docs_runs(typed: str, folder: Path) -> None:
         typed, shell=True, cwd=folder, env={**ENVIRONMENT, "PATH": path}, input="y\n" * 3, capture_output=True, text=True, timeout=300,
         check=False,
     )  # fmt: skip
-    fine = (0, 1) if typed.startswith("agl-otel doctor") else (0,)  # 1: it names what is missing, here a model call
+    fine = (0, 3) if typed.startswith("agl-otel doctor") else (0,)  # 3: it names what is missing, here a model call
     assert done.returncode in fine and "Traceback" not in done.stderr, f"{typed}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
 
 
