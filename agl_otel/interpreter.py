@@ -1,12 +1,11 @@
-"""How the interpreter of a service is set: it starts and ends soon, and its loop answers beside threads that compute.
+"""How the interpreter of a service is set: it starts soon, and its loop answers beside threads that compute.
 
 `python -m agl_otel.interpreter MODULE …` is `python -m MODULE …` in an interpreter that is set so before MODULE is imported: the search for
-garbage among what is being imported, and its last one at the end, cost a process with torch a fifth of its start.
+garbage among what is being imported finds none. The last search, at the end, stays: without it triton's bindings print what they miss.
 """
 
 from __future__ import annotations
 
-import atexit
 import gc
 import runpy
 import sys
@@ -17,9 +16,8 @@ SWITCH_INTERVAL_SECONDS: Final = 0.0005  # after which a thread that computes ha
 
 
 def load_quickly() -> None:
-    """Before much is imported: collect garbage rarely, and do not go through all that is loaded once more when the process ends."""
+    """Before much is imported: collect garbage rarely."""
     gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
-    atexit.register(gc.freeze)
 
 
 def answer_first() -> None:

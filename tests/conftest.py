@@ -6,7 +6,6 @@ test of its own, or an `@example`.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -31,11 +30,6 @@ calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], pri
 settings.register_profile("suite", calm, derandomize=True)
 settings.register_profile("search", calm)
 settings.load_profile("suite")
-
-
-def pytest_collection_finish() -> None:
-    """What every test module has imported stays: let no search for garbage go through it again and again."""
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")
