@@ -20,7 +20,7 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -190,13 +190,20 @@ async def serve(front: Front, *, host: str, port: int) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with front:
+    stopped = asyncio.create_task(stop.wait())
+    async with AsyncExitStack() as held:
+        starting = asyncio.create_task(held.enter_async_context(front))  # minutes, in which a signal is heeded, too
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            return
+        await starting
         runner = make_runner(front.app(), shutdown_timeout=5.0)
         await runner.setup()
         try:
             bound = await listen(runner, host, port, None)
             print(f"serving {front.url} on http://{host}:{bound}", flush=True)  # noqa: T201  # what a command prints
-            stopped = asyncio.create_task(stop.wait())
             await asyncio.wait({stopped, front.ended}, return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
             if not stop.is_set():

@@ -25,7 +25,7 @@ from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.vllm import vllm_command
 from agl_otel.errors import SettingsError
-from tests.system.stack_process import alive
+from tests.system.stack_process import alive, until
 from tests.system.test_model_server import CallingStore
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
@@ -103,6 +103,18 @@ def below(pid: int) -> list[int]:
             with suppress(OSError):  # it has ended
                 found += map(int, children.read_text().split())
     return found[1:]
+
+
+def test_a_sigterm_while_vllm_starts_ends_both(tmp_path: Path) -> None:
+    slow = tmp_path / "vllm"  # one that never gets as far as to listen
+    slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid.new && mv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 1000\n")
+    slow.chmod(0o755)
+    command = [sys.executable, "-m", "agl_otel.algorithms.grpo.vllm", "--model", "any", "--port", "0", "--vllm", str(slow)]
+    with subprocess.Popen(command, cwd=tmp_path) as front:
+        until(lambda: (tmp_path / "pid").exists() or front.poll() is not None, "vLLM starts")
+        front.send_signal(signal.SIGTERM)
+        assert front.wait(120) == 0
+    assert alive([int((tmp_path / "pid").read_text())]) == []
 
 
 def test_where_there_is_no_vllm_the_error_says_what_to_do() -> None:
