@@ -10,12 +10,11 @@ was acked before is there, and a rollout that had ended in the copied queue has 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import shutil
 import sqlite3
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -23,11 +22,12 @@ from typing import Any, Final
 import aiohttp
 
 from agl_otel import __version__
+from agl_otel.collector_calls import COPY_SECONDS, barriers, open_session, posting
 from agl_otel.errors import ConflictError, DataError, SettingsError, UnavailableError, UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.lifecycle import FINISHED
+from agl_otel.queue.sqlite import table_names
 from agl_otel.settings import Settings
-from agl_otel.tls import connector
 from agl_otel.traces.opened import CHDB_SCHEME, TraceStore, open_store
 from agl_otel.traces.transfer import Chunk, Content, DumpFiles, Progress, check_dump, dump, load
 
@@ -37,8 +37,6 @@ QUEUE_FILE: Final = "queue.db"
 TRACES: Final = "traces"
 PLAIN: Final = ("wal", "refused", "VERSION")  # copied as they are
 SQLITE_SCHEME: Final = "sqlite:///"
-BARRIER_SECONDS: Final = 60.0
-COPY_SECONDS: Final = 3600.0
 _RAISE: Final = (
     "INSERT INTO sequences (rollout_id, last) VALUES (?, ?) ON CONFLICT (rollout_id) DO UPDATE SET last = max(last, excluded.last)"
 )
@@ -64,32 +62,17 @@ async def backup_running(settings: Settings, queue: QueueClient, target: Path, p
     """
     staging, rows = await asyncio.to_thread(_begin, settings, target, ("refused", "VERSION"))
     collectors = [address.rstrip("/") for address in (await queue.describe()).collectors]
-    token = settings.token.get_secret_value()
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    async with aiohttp.ClientSession(headers=headers, connector=connector(), read_bufsize=1 << 20) as session:
+    async with open_session(settings.token.get_secret_value(), read_bufsize=1 << 20) as session:
         if not collectors:
             raise UnavailableError("no collector has said where it is: is the stack still starting?")
-        for address in collectors:
-            async with _posting(session, f"{address}/barrier", BARRIER_SECONDS):
-                pass
+        await barriers(session, collectors)
         if settings.clickhouse_db.startswith(CHDB_SCHEME):
-            async with _posting(session, f"{collectors[0]}/copy", COPY_SECONDS) as answer:
+            async with posting(session, f"{collectors[0]}/copy", seconds=COPY_SECONDS) as answer:
                 held = await _receive(answer.content, DumpFiles(staging / TRACES, progress))
         else:
             copy = partial(_with_store, settings.clickhouse_db, lambda store: dump(store, staging / TRACES, progress))
             held = await asyncio.to_thread(copy)
     return await asyncio.to_thread(_finish, staging, target, rows, held)
-
-
-@contextlib.asynccontextmanager
-async def _posting(session: aiohttp.ClientSession, url: str, seconds: float) -> AsyncGenerator[aiohttp.ClientResponse]:
-    try:
-        async with session.post(url, timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=5)) as answer:
-            if answer.status != 200:
-                raise UnavailableError(f"the collector at {url} answers {answer.status}: {(await answer.text()).strip()[:500]}")
-            yield answer
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise UnavailableError(f"the collector does not answer at {url}: {error or 'it takes too long'}") from None
 
 
 async def _receive(stream: aiohttp.StreamReader, files: DumpFiles) -> dict[str, Content]:
@@ -200,8 +183,7 @@ def _raise_sequences(store: TraceStore, queue: Path) -> None:
 
 
 def _counts(database: sqlite3.Connection) -> dict[str, int]:
-    names = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
-    return {name: int(database.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0]) for name in names}
+    return {name: int(database.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0]) for name in table_names(database)}
 
 
 def _with_store(url: str, work: Callable[[TraceStore], dict[str, Content]]) -> dict[str, Content]:

@@ -23,6 +23,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 
@@ -59,6 +60,13 @@ class FencedError(ConflictError):
 
 class InUseError(ConflictError):
     """A port, data directory or lease is held by somebody else."""
+
+    @classmethod
+    def of_port(cls, host: str, port: int, why: OSError | str, setting: str) -> InUseError:
+        """Of a port that cannot be listened on; `setting` is the variable that names it."""
+        number = getattr(why, "errno", None) or 0  # of a name that is not found it is negative
+        reason = os.strerror(number) if number > 0 else why
+        return cls(f"cannot listen on {host}:{port} ({reason}): stop what runs there, or choose another with {setting}")
 
 
 class UnavailableError(AglError):

@@ -45,11 +45,11 @@ class GrpcPort:
                 try:
                     probe.bind((host.strip("[]"), port))
                 except OSError as error:
-                    raise self._taken(host, port, error.strerror or str(error)) from None
+                    raise InUseError.of_port(host, port, error, self._setting) from None
         try:
             self._server, port = await self._listening(host, port, tls)
         except RuntimeError as error:
-            raise self._taken(host, port, str(error)) from None
+            raise InUseError.of_port(host, port, str(error), self._setting) from None
         self._staying = asyncio.create_task(self._stay(self._server, host, port, tls), name="grpc-port")
         return port
 
@@ -83,8 +83,3 @@ class GrpcPort:
                     break
                 await asyncio.sleep(LOOK_SECONDS)
             self._server = server
-
-    def _taken(self, host: str, port: int, reason: str) -> InUseError:
-        return InUseError(
-            f"cannot listen on {host}:{port} ({reason}): stop what runs there, or choose another with {self._setting} (0 takes a free one)"
-        )

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Collection, Generator
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.log import server_logger
@@ -31,6 +32,7 @@ TLS_HANDSHAKE: Final = b"\x16"
 FIRST_BYTE_SECONDS: Final = 10.0
 BACKLOG: Final = 1024
 IDLE_SECONDS: Final = 75.0  # longer than exporters rest between two requests (5 s, metrics 60 s)
+PROBE_SECONDS: Final = 2.0
 BODY_SECONDS: Final = 120.0  # 64 MiB over 5 Mbit/s
 NO_CERTIFICATE: Final = "this port wants a client certificate of the authority in AGL_TLS_CLIENT_CA"
 _NO_TARGET: Final = URL("*")  # as of `OPTIONS *`: no route is called so
@@ -48,6 +50,16 @@ async def listens(address: str, *, seconds: float = 1.0) -> bool:
         return False
     writer.close()
     return True
+
+
+async def is_well(url: str, session: aiohttp.ClientSession | None = None, *, seconds: float = PROBE_SECONDS) -> bool:
+    """Whether a GET of `url` is answered with 200 within `seconds`; by `session`, where one is given."""
+    async with contextlib.AsyncExitStack() as closers:
+        asking = session or await closers.enter_async_context(aiohttp.ClientSession())
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with asking.get(url, timeout=aiohttp.ClientTimeout(total=seconds)) as answer:
+                return answer.status == 200
+    return False
 
 
 class _NoTracebacksOfStrangers(logging.Filter):

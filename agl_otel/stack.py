@@ -24,7 +24,7 @@ from typing import IO, Any, Final
 import aiohttp
 
 from agl_otel.errors import AglError, InUseError, SettingsError, UnavailableError
-from agl_otel.listen import listens
+from agl_otel.listen import is_well, listens
 from agl_otel.processes import HEALTH_POLL_SECONDS, Process, is_alive
 from agl_otel.queue.client import QueueClient
 from agl_otel.services import ANNOUNCED, SERVICES, Service, services_of
@@ -115,7 +115,7 @@ class Stack:
         headers = (
             {"Authorization": f"Bearer {self._token}"} if self._token else {}
         )  # the OpenTelemetry Collector asks for it at /health, too
-        self._http = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=2), connector=connector(self._trust))
+        self._http = aiohttp.ClientSession(headers=headers, connector=connector(self._trust))
         for service in self.services:
             if service.early:
                 await self._launch(service)
@@ -186,10 +186,7 @@ class Stack:
 
         async def http_is_well() -> bool:
             assert self._http is not None
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with self._http.get(self._at(service.port, "http://") + "/health") as answer:
-                    return answer.status == 200
-            return False
+            return await is_well(self._at(service.port, "http://") + "/health", self._http)
 
         return queue_is_well if service.name == "queue" else http_is_well if service.port else runs
 

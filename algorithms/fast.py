@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from agl_otel.algorithms.base import Algorithm
+from agl_otel.algorithms.utils import items
 from agl_otel.store import Store
 from agl_otel.types import AttemptedRollout, Dataset, Rollout, RolloutMode, Span
 
@@ -57,7 +58,7 @@ class Baseline(FastAlgorithm):
     ) -> None:
         """Run the agent on every task: the first data set in mode train, then the second in mode val."""
         datasets: tuple[tuple[RolloutMode, Dataset[Any] | None], ...] = (("train", train_dataset), ("val", val_dataset))
-        work: list[tuple[Any, RolloutMode]] = [(task, mode) for mode, dataset in datasets for task in _items(dataset)]
+        work: list[tuple[Any, RolloutMode]] = [(task, mode) for mode, dataset in datasets for task in items(dataset)]
         if not work:
             _log.error("neither a train nor a val data set was given: there is nothing to run")
             return
@@ -123,7 +124,3 @@ class Baseline(FastAlgorithm):
 async def _waiting(store: Store) -> int:
     """How many rollouts wait for a runner."""
     return (await store.query_rollouts(status_in=["queuing", "requeuing"], limit=1)).total
-
-
-def _items(dataset: Dataset[Any] | None) -> list[Any]:
-    return [] if dataset is None else [dataset[index] for index in range(len(dataset))]

@@ -61,6 +61,11 @@ async def _awaited(answer: Any) -> None:
         await answer
 
 
+def items(dataset: Dataset[T] | None) -> list[T]:
+    """The tasks of a data set; none where there is none."""
+    return [] if dataset is None else [dataset[index] for index in range(len(dataset))]
+
+
 def batch_iter_over_dataset(dataset: Dataset[T], batch_size: int, source: random.Random | None = None) -> Iterator[Sequence[T]]:
     """Batches of a shuffled data set, without end; no task is twice in one batch.
 

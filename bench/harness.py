@@ -113,6 +113,16 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / 100.0  # in ticks of 1/100 s on Linux
 
 
+def below(pid: int) -> list[int]:
+    """The processes that come of this one and still run, children before their own."""
+    found = [pid]
+    for each in found:
+        for children in Path(f"/proc/{each}/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # it has ended
+                found += map(int, children.read_text().split())
+    return found[1:]
+
+
 def resident_bytes(pid: int) -> int:
     """Memory that a process holds."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096

@@ -25,7 +25,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
-from bench.harness import cpu_seconds
+from bench.harness import below, cpu_seconds
 from tests.environments import over_ours
 
 ROOT = Path(__file__).parents[1]
@@ -170,26 +170,13 @@ def train(python: Path, place: Path, job: Path, kill_at: int) -> tuple[Any, Cpu]
 def spent_below(pid: int) -> Cpu:
     """CPU seconds of this process and all that come of it, by part."""
     spent: Cpu = defaultdict(float, dict.fromkeys((*PARTS, "rest"), 0.0))
-    found, children = [pid], children_of_all()
-    for each in found:
-        found += children[each]
+    for each in (pid, *below(pid)):
         try:
             command = Path(f"/proc/{each}/cmdline").read_bytes().replace(b"\0", b" ").decode()
             spent[next((part for part, name in PARTS.items() if name in command), "rest")] += cpu_seconds(each)
         except OSError:  # it has ended
             continue
     return dict(spent)
-
-
-def children_of_all() -> dict[int, list[int]]:
-    """{process id: those that it started and that still run}."""
-    children: dict[int, list[int]] = defaultdict(list)
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            children[int(stat.read_text().rpartition(")")[2].split()[1])].append(int(stat.parent.name))
-        except OSError:
-            continue
-    return children
 
 
 def running(stack: Path) -> bool:

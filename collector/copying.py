@@ -11,15 +11,14 @@ import contextlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any
 
 from aiohttp import web
 
+from agl_otel.collector_calls import COPY_SECONDS
 from agl_otel.errors import InUseError
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.transfer import snapshot, tables
-
-COPY_SECONDS: Final = 3600.0  # merges wait as long, also for a client that hangs
 
 
 class Copying:

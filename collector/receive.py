@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
+from agl_otel.bearer import shows
 from agl_otel.collector.intake import Intake
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.collector.write import Writer
@@ -43,8 +43,7 @@ class Receiver:
     def allowed(self, authorization: str, *, sending: bool = False) -> bool:
         """Whether a client that sends this Authorization header may come in; with `sending` the agents' key is enough, too."""
         keys = (self.token, ingest_key(self.token)) if sending else (self.token,)
-        given = authorization.encode(errors="replace")
-        return not self.token or any(hmac.compare_digest(given, f"Bearer {key}".encode()) for key in keys)
+        return not self.token or shows(authorization, *keys)
 
 
 def status_of(error: AglError) -> Status:

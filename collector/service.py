@@ -33,7 +33,7 @@ from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.telemetry import Telemetry
 from agl_otel.collector.wal import SEGMENT_BYTES, Log, claim
 from agl_otel.collector.write import Writer
-from agl_otel.errors import AglError, InUseError, SettingsError, UnavailableError
+from agl_otel.errors import InUseError, SettingsError, UnavailableError
 from agl_otel.grpc_port import GrpcPort
 from agl_otel.listen import listen, make_runner, require_certificate
 from agl_otel.queue.client import QueueClient
@@ -254,7 +254,7 @@ class Collector:
         try:
             return await listen(runner, self._settings.host, port, tls.context if tls else None)
         except OSError as error:
-            raise _port_error(self._settings.host, port, setting, error) from None
+            raise InUseError.of_port(self._settings.host, port, error, setting) from None
 
 
 def _forwarder(settings: Settings) -> Forwarder | None:
@@ -266,7 +266,3 @@ def _forwarder(settings: Settings) -> Forwarder | None:
         raise SettingsError(f"AGL_FORWARD_OTLP {endpoint!r} is this collector itself: name another endpoint, or none")
     target = make_target(endpoint, settings.forward_headers.get_secret_value())
     return Forwarder(target, endpoint, max_queue_bytes=settings.forward_queue_bytes)
-
-
-def _port_error(host: str, port: int, setting: str, error: OSError) -> AglError:
-    return InUseError(f"cannot listen on {host}:{port} ({error.strerror or error}); stop what runs there, or choose another with {setting}")

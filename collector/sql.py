@@ -39,9 +39,7 @@ async def serve(settings: Settings) -> None:
         await listen(runner, settings.host, settings.clickhouse_port, tls.context if tls else None)
         await stop.wait()
     except OSError as error:
-        raise InUseError(
-            f"cannot listen on {settings.host}:{settings.clickhouse_port} ({error.strerror or error}): set AGL_CLICKHOUSE_PORT"
-        ) from None
+        raise InUseError.of_port(settings.host, settings.clickhouse_port, error, "AGL_CLICKHOUSE_PORT") from None
     finally:
         await runner.cleanup()
         endpoint.close()

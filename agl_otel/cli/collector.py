@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.collector_calls import open_session
 from agl_otel.errors import UnavailableError
 from agl_otel.printable import printable_lines
 from agl_otel.settings import Settings
 from agl_otel.stack import read_stack_file
 from agl_otel.store import Store
-from agl_otel.tls import connector
 
 ASK_SECONDS: Final = 5.0
 PREFIX: Final = "agl.collector."
@@ -71,8 +71,7 @@ def running_stack(settings: Settings) -> str:
 
 def asking(token: str) -> aiohttp.ClientSession:
     """A session to `ask` collectors with; close it."""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=ASK_SECONDS), connector=connector())
+    return open_session(token, timeout=aiohttp.ClientTimeout(total=ASK_SECONDS))
 
 
 async def ask(session: aiohttp.ClientSession, address: str) -> dict[str, Any]:

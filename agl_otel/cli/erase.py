@@ -11,19 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
-import aiohttp
 import click
 
 from agl_otel.collector.deletion import Deletion
+from agl_otel.collector_calls import barriers, open_session, posting
 from agl_otel.errors import AglError, UnavailableError
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
-from agl_otel.tls import connector
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
 
-BARRIER_SECONDS: Final = 60.0  # until what was acked is stored; longer, and ClickHouse is away
 DELETE_SECONDS: Final = 600.0  # for some hundred rollouts; each table is gone through once
 ALTERNATIVE: Final = "--keep-spans removes rollouts from the queue alone"
 Erase = Callable[[Sequence[str]], Awaitable[None]]
@@ -63,10 +61,8 @@ async def eraser(settings: Settings, queue: QueueClient, *, keep_spans: bool) ->
 
 @contextlib.asynccontextmanager
 async def _erasing(settings: Settings, queue: QueueClient) -> AsyncGenerator[Erase]:
-    token = settings.token.get_secret_value()
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with contextlib.AsyncExitStack() as closers:
-        session = await closers.enter_async_context(aiohttp.ClientSession(headers=headers, connector=connector()))
+        session = await closers.enter_async_context(open_session(settings.token.get_secret_value()))
         if settings.clickhouse_db.startswith(CHDB_SCHEME):
             deletion = None
         else:
@@ -80,24 +76,12 @@ async def _erasing(settings: Settings, queue: QueueClient) -> AsyncGenerator[Era
                 raise UnavailableError(
                     "no collector has said where it is: start one with `agl-otel up`, or name a server with AGL_CLICKHOUSE_URL"
                 )
-            await asyncio.gather(*(_post(session, f"{address}/barrier", {}, BARRIER_SECONDS) for address in collectors))
+            await barriers(session, collectors)
             if deletion is not None:
                 await deletion.run(ids)
-            else:
-                await _post(session, f"{collectors[0]}/delete", {"rollouts": list(ids)}, DELETE_SECONDS)
+                return
+            url, body = f"{collectors[0]}/delete", {"rollouts": list(ids)}
+            async with posting(session, url, body=body, seconds=DELETE_SECONDS, unable="deletes nothing"):
+                pass
 
         yield erase
-
-
-async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any], seconds: float) -> None:
-    timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=5)
-    try:
-        async with session.post(url, json=body, timeout=timeout) as answer:
-            if answer.status == 200:
-                return
-            text = (await answer.text()).strip()[:500]
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise UnavailableError(f"the collector does not answer at {url}: {error or 'it takes too long'}") from None
-    if answer.status == 404:
-        raise UnavailableError(f"the collector at {url} deletes nothing: name its ClickHouse with AGL_CLICKHOUSE_URL")
-    raise UnavailableError(f"the collector at {url} answers {answer.status}: {text}")

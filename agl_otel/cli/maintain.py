@@ -29,11 +29,11 @@ from agl_otel import logformat
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.queue import SECONDS, finished_before
 from agl_otel.collector.maintenance import Maintenance
+from agl_otel.collector_calls import open_session, posting
 from agl_otel.errors import AglError, ConflictError, InUseError, UnavailableError
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
 from agl_otel.stack import read_stack_file
-from agl_otel.tls import connector
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
 
 LEASE: Final = "maintain"
@@ -143,8 +143,7 @@ async def maintainer(settings: Settings) -> AsyncGenerator[Maintainer]:
     async with contextlib.AsyncExitStack() as closers:
         queue = await closers.enter_async_context(QueueClient(queue_address(settings), token=token))
         if settings.clickhouse_db.startswith(CHDB_SCHEME):
-            headers = {"Authorization": f"Bearer {token}"} if token else {}
-            session = await closers.enter_async_context(aiohttp.ClientSession(headers=headers, timeout=_TIMEOUT, connector=connector()))
+            session = await closers.enter_async_context(open_session(token))
             made = Maintainer(queue, lambda since: ask(queue, session, since), retention_days=settings.retention_days)
         else:
             engine = await asyncio.to_thread(open_store, settings.clickhouse_db)
@@ -154,9 +153,6 @@ async def maintainer(settings: Settings) -> AsyncGenerator[Maintainer]:
             made = Maintainer(queue, maintenance.run, retention_days=settings.retention_days)
         closers.push_async_callback(made.release)
         yield made
-
-
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=5)
 
 
 def queue_address(settings: Settings) -> str:
@@ -171,16 +167,8 @@ async def ask(queue: QueueClient, session: aiohttp.ClientSession, since: float) 
     if not collectors:
         raise UnavailableError("no collector has said where it is: start one with `agl-otel up`, or name a server with AGL_CLICKHOUSE_URL")
     url = f"{collectors[0].rstrip('/')}/maintain"
-    try:
-        async with session.post(url, json={"since": since}) as answer:
-            if answer.status == 200:
-                return await answer.json()
-            text = (await answer.text()).strip()[:500]
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise UnavailableError(f"the collector does not answer at {url}: {error}") from None
-    if answer.status == 404:
-        raise UnavailableError(f"the collector at {url} does no maintenance: name its ClickHouse with AGL_CLICKHOUSE_URL")
-    raise UnavailableError(f"the collector at {url} answers {answer.status}: {text}")
+    async with posting(session, url, body={"since": since}, seconds=None, unable="does no maintenance") as answer:
+        return await answer.json()
 
 
 @click.command()

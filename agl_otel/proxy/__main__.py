@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 from typing import Final
@@ -58,9 +57,7 @@ async def serve(settings: Settings) -> None:
             await listen(runner, settings.host, settings.proxy_port, tls.anonymous if tls else None)
         except OSError as error:
             await runner.cleanup()
-            raise InUseError(
-                f"cannot listen on {settings.host}:{settings.proxy_port} ({os.strerror(error.errno or 0)}): set AGL_PROXY_PORT"
-            ) from None
+            raise InUseError.of_port(settings.host, settings.proxy_port, error, "AGL_PROXY_PORT") from None
         presence = Presence(queue, "proxy", url, {"proxy": url})
         presence.start()
         answer_first()

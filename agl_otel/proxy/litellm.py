@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-import aiohttp
-
 from agl_otel.errors import InUseError, RefusedError, SettingsError, UnavailableError
+from agl_otel.listen import is_well
 from agl_otel.processes import Process
 from agl_otel.settings import free_port
 
@@ -133,7 +132,7 @@ class Litellm:
         environment = {**_ENVIRONMENT, "LITELLM_MASTER_KEY": self._key}
         self._process = Process("litellm", argv, log=self._folder / "logs" / "litellm.log", env=environment)
         await self._process.start()
-        await self._process.ready(lambda: _is_well(port), timeout_seconds=READY_SECONDS)
+        await self._process.ready(lambda: is_well(f"http://127.0.0.1:{port}/health/liveliness"), timeout_seconds=READY_SECONDS)
         self._url = f"http://127.0.0.1:{port}/v1"
 
     def _is(self, state: State, why: str = "") -> None:
@@ -148,13 +147,3 @@ def _config(capture_url: str) -> dict[str, object]:
         "litellm_settings": {"drop_params": True, "num_retries": 0, "telemetry": False},
         "router_settings": {"num_retries": 0, "disable_cooldowns": True},
     }
-
-
-async def _is_well(port: int) -> bool:
-    with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session,
-            session.get(f"http://127.0.0.1:{port}/health/liveliness") as answer,
-        ):
-            return answer.status == 200
-    return False

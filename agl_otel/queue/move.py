@@ -18,6 +18,7 @@ from agl_otel.errors import ConflictError, DataError, UnavailableError
 from agl_otel.queue.migrate import migrations
 from agl_otel.queue.postgres.address import Address
 from agl_otel.queue.postgres.schema import migrate
+from agl_otel.queue.sqlite import table_names
 
 LEFT: Final = frozenset({"schema_migrations", "leases", "services", "counters"})
 """Tables that are not carried: PostgreSQL numbers by a sequence of its own (`places`), which begins above all that is there."""
@@ -41,7 +42,7 @@ def move(source: Path, url: str) -> dict[str, int]:
         migrate(new, address)
         try:
             with new.transaction():
-                moved = {table: _copy(old, new, table, address) for table in _tables(old)}
+                moved = {table: _copy(old, new, table, address) for table in table_names(old) if table not in LEFT}
                 (highest,) = old.execute(_HIGHEST).fetchone()
                 new.execute("SELECT setval('places', %s)", (((highest or 0) >> PLACE_BITS) + 1,))
         except psycopg.OperationalError as error:
@@ -55,11 +56,6 @@ def _check_release(old: sqlite3.Connection, source: Path) -> None:
     (version,) = old.execute("SELECT max(version) FROM schema_migrations").fetchone()
     if version != (newest := migrations()[-1].version):
         raise ConflictError(f"{source} has schema {version}, this release {newest}: start a stack of this release on it once, and stop it")
-
-
-def _tables(old: sqlite3.Connection) -> list[str]:
-    names = [str(row[0]) for row in old.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
-    return [name for name in names if name not in LEFT and not name.startswith("sqlite_")]
 
 
 def _copy(old: sqlite3.Connection, new: psycopg.Connection[Any], table: str, address: Address) -> int:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import grpc
 import grpc.aio
 
+from agl_otel.bearer import TokenCheck
 from agl_otel.errors import AglError, SettingsError
 from agl_otel.grpc_port import GrpcPort
 from agl_otel.grpc_requests import Registrar
@@ -84,7 +84,7 @@ class QueueServer:
         return self.service.address
 
     def _make(self) -> grpc.aio.Server:
-        interceptors = [_TokenCheck(self._token)] if self._token else []
+        interceptors = TokenCheck.of(self._token, "this queue wants a token: set AGL_TOKEN to the one the stack was started with")
         server = grpc.aio.server(interceptors=interceptors, options=OPTIONS)
         queue_pb2_grpc.add_QueueServicer_to_server(
             cast("queue_pb2_grpc.QueueServicer", self.service), cast("grpc.aio.Server", Registrar(server))
@@ -107,26 +107,3 @@ class QueueServer:
                 await self.service.sweep()
             except AglError as error:  # a full disk passes; the next round tries again
                 _log.warning("the watchdog could not sweep: %s", error)
-
-
-class _TokenCheck(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingTypeArgument] - generic in the stubs only
-    """Refuses calls without `authorization: Bearer <token>`."""
-
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
-
-        async def refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            text = "this queue wants a token: set AGL_TOKEN to the one the stack was started with"
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
-
-        self._refusal = grpc.unary_unary_rpc_method_handler(refuse)
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
-        """See grpc.aio.ServerInterceptor."""
-        given = next((value for key, value in handler_call_details.invocation_metadata if key == "authorization"), "")
-        given = given.encode() if isinstance(given, str) else given
-        return await continuation(handler_call_details) if hmac.compare_digest(given, self._expected) else self._refusal

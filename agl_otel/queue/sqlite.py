@@ -33,6 +33,12 @@ _ONLY_HERE: Final = "-- sqlite: "  # begins lines of migrations that PostgreSQL 
 _log = logging.getLogger(__name__)
 
 
+def table_names(database: sqlite3.Connection) -> list[str]:
+    """The tables of a queue's file, in order, without SQLite's own."""
+    names = [str(row[0]) for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+    return [name for name in names if not name.startswith("sqlite_")]
+
+
 class SqliteTransaction:
     """A connection inside a transaction."""
 

@@ -15,14 +15,13 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-import aiohttp
-
 from agl_otel import semconv
+from agl_otel.collector_calls import barriers
 from agl_otel.columns import AttemptKey, Traces
 from agl_otel.errors import UnavailableError
 from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.figures import AttemptFigures, OutlineSpan, attempt_figures, outline_span
-from agl_otel.traces.http import ClickHouseHttp
+from agl_otel.traces.http import TIMEOUT_SECONDS, ClickHouseHttp
 from agl_otel.traces.migrate import named_query
 from agl_otel.traces.rows import event_of, rewards_of, span_of
 from agl_otel.traces.span_query import SpanQuery
@@ -123,7 +122,7 @@ class TraceReader:
             await self._barriers()
 
     async def _barriers(self) -> None:
-        await asyncio.gather(*(self._barrier(address) for address in self.collectors))
+        await barriers(self._http.session, self.collectors, seconds=TIMEOUT_SECONDS)
 
     async def _moved(self) -> bool:
         """Look where the collectors are; whether that is new."""
@@ -135,14 +134,6 @@ class TraceReader:
             return False
         self.collectors, self._http.url = collectors, found.clickhouse.rstrip("/")
         return True
-
-    async def _barrier(self, address: str) -> None:
-        try:
-            async with self._http.session.post(f"{address}/barrier") as response:
-                if response.status != 200:
-                    raise UnavailableError(f"the collector at {address} answers a barrier with {response.status}")
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise UnavailableError(f"the collector at {address} does not answer: {error}") from None
 
     async def query(self, sql: str, *, params: Mapping[str, object] | None = None) -> list[dict[str, Any]]:
         """Rows as dicts; `{name:Type}` in the SQL is filled from `params`. Raises QueryError."""

@@ -60,12 +60,13 @@ def move(source: TraceStore, target: TraceStore, progress: Progress | None = Non
     held: dict[str, Content] = {}
     for table in tables(source):
         held[table] = content(source, table)
-        done = 0
-        for chunk in snapshot(source, table):
-            target.insert_native(f"{DATABASE}.{table}", chunk.blocks)
-            done += chunk.rows
-            if progress:
-                progress(table, done, held[table].rows)
+        name, done = f"{DATABASE}.{table}", 0
+        with _ranges(source, table) as ranges:
+            for some in ranges:
+                target.insert_native(name, source.read(f"SELECT * FROM {name} {some.where}", "Native"))
+                done += some.rows
+                if progress:
+                    progress(table, done, some.total)
         _compare(table, held[table], content(target, table))
     return held
 
@@ -173,29 +174,46 @@ def snapshot(source: TraceStore, table: str) -> Iterator[Chunk]:
     Reads on the calling thread's own connection, always the same thread's: inserts do not wait for it.
     """
     name = f"{DATABASE}.{table}"
-    if source.select("SELECT 1 FROM system.tables WHERE database = {db:String} AND engine = 'Distributed' LIMIT 1", _DB):
-        raise UsageError("the traces are on a cluster: use ClickHouse's own BACKUP … ON CLUSTER")
-    with _still(source, name):
-        parts = source.select(
-            "SELECT name, rows FROM system.parts WHERE database = {db:String} AND table = {table:String} AND active ORDER BY name",
-            {**_DB, "table": table},
-        )
-        total = sum(int(str(rows)) for _, rows in parts)
-        for part, rows in parts:
-            for start in range(0, int(str(rows)), CHUNK_ROWS):
-                where = f"WHERE _part = '{part}' AND _part_offset >= {start} AND _part_offset < {start + CHUNK_ROWS}"
-                counted = source.read(f"SELECT count(), sum(cityHash64(*)) FROM {name} {where}", "TabSeparated").split()
-                if found := int(counted[0]):  # else all of them were deleted
-                    yield Chunk(table, found, int(counted[1]), total, source.read(f"SELECT * FROM {name} {where}", "Native"))
+    with _ranges(source, table) as ranges:
+        for some in ranges:
+            counted = source.read(f"SELECT count(), sum(cityHash64(*)) FROM {name} {some.where}", "TabSeparated").split()
+            if found := int(counted[0]):  # else all of them were deleted
+                yield Chunk(table, found, int(counted[1]), some.total, source.read(f"SELECT * FROM {name} {some.where}", "Native"))
+
+
+class _Range(NamedTuple):
+    where: str
+    """The condition that these rows alone fulfil."""
+    rows: int
+    """Those that are deleted and not gone yet among them, as in `total`."""
+    total: int
 
 
 @contextlib.contextmanager
-def _still(source: TraceStore, name: str) -> Generator[None]:
+def _ranges(source: TraceStore, table: str) -> Generator[list[_Range]]:
+    """All rows of `table` as they are now, in pieces; no parts are merged until the end."""
+    name = f"{DATABASE}.{table}"
+    if source.select("SELECT 1 FROM system.tables WHERE database = {db:String} AND engine = 'Distributed' LIMIT 1", _DB):
+        raise UsageError("the traces are on a cluster: use ClickHouse's own BACKUP … ON CLUSTER")
     source.command(f"SYSTEM STOP MERGES {name}")
     try:
-        yield
+        found = source.select(
+            "SELECT name, rows FROM system.parts WHERE database = {db:String} AND table = {table:String} AND active ORDER BY name",
+            {**_DB, "table": table},
+        )
+        parts = [(str(part), int(str(rows))) for part, rows in found]
+        total = sum(rows for _, rows in parts)
+        yield [
+            _Range(f"WHERE _part = '{part}' AND _part_offset >= {start} AND _part_offset < {end}", end - start, total)
+            for part, rows in parts
+            for start, end in _pieces(rows)
+        ]
     finally:
         source.command(f"SYSTEM START MERGES {name}")
+
+
+def _pieces(rows: int) -> Iterator[tuple[int, int]]:
+    return ((start, min(start + CHUNK_ROWS, rows)) for start in range(0, rows, CHUNK_ROWS))
 
 
 def _compare(table: str, sent: Content, arrived: Content) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-import aiohttp
 import torch
 from transformers.utils import logging as transformers_logging
 
@@ -19,6 +18,7 @@ from agl_otel.algorithms.grpo.tiny import make_policy
 from agl_otel.algorithms.grpo.vllm import START_SECONDS, STOP_SECONDS, vllm_command
 from agl_otel.algorithms.run_folder import RunFolder, digest_of, write_json
 from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
+from agl_otel.listen import is_well
 from agl_otel.processes import HEALTH_POLL_SECONDS, Process
 from agl_otel.settings import free_port, is_free
 from agl_otel.store import Store
@@ -115,14 +115,7 @@ class ServedRun(JobRun):
         await self._server.ready(self._server_is_well, timeout_seconds=seconds)
 
     async def _server_is_well(self) -> bool:
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session,
-                session.get(f"{self.server_url}/health") as answer,
-            ):
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
+        return await is_well(f"{self.server_url}/health")
 
     def _ended(self, process: Process) -> type[AglError]:
         return ModelServerError if process is self._server else super()._ended(process)

@@ -37,7 +37,7 @@ from agl_otel.algorithms.metrics import check_metrics
 from agl_otel.algorithms.report import Clock
 from agl_otel.algorithms.run_folder import RunFolder, course_of, kept
 from agl_otel.algorithms.run_log import RunLog, log_of, step_of
-from agl_otel.algorithms.utils import sampling_seed, survives_its_runner, why_not
+from agl_otel.algorithms.utils import items, sampling_seed, survives_its_runner, why_not
 from agl_otel.columns import Traces
 from agl_otel.errors import DataError, UsageError
 from agl_otel.types import (
@@ -192,8 +192,7 @@ class GRPO(Algorithm):
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """What Trainer.fit calls: `train` on the data. Raises what `train` raises."""
-        data = train_dataset if train_dataset is not None else []
-        await self.train(cast("RolloutStore", self.get_store()), [data[place] for place in range(len(data))])
+        await self.train(cast("RolloutStore", self.get_store()), items(train_dataset))
 
     async def train(self, store: RolloutStore, tasks: Sequence[Any]) -> list[StepReport]:
         """Train until `max_steps` or `target_score`; returns the reports. The server ends up with the last weights.

@@ -29,7 +29,7 @@ from aiohttp import web
 
 from agl_otel.algorithms.grpo.model_port import MAX_BODY_BYTES, error_response, parser_of
 from agl_otel.errors import AglError, ModelServerError, SettingsError, UsageError
-from agl_otel.listen import bodies_in_time, listen, make_runner
+from agl_otel.listen import bodies_in_time, is_well, listen, make_runner
 from agl_otel.processes import Process
 from agl_otel.semconv import HEADER_MODEL_VERSION
 from agl_otel.settings import free_port
@@ -167,11 +167,7 @@ class Front:
                 raise UsageError(f"vLLM refused {path}: HTTP {answer.status} {(await answer.text())[:500]}")
 
     async def _well(self) -> bool:
-        try:
-            async with self._session.get(f"{self.url}/health", timeout=aiohttp.ClientTimeout(total=5)) as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
+        return await is_well(f"{self.url}/health", self._session, seconds=5)
 
 
 @web.middleware

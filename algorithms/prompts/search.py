@@ -22,7 +22,7 @@ from agl_otel.algorithms.prompts.editor import Editor, SearchOverError, Spend
 from agl_otel.algorithms.prompts.evaluate import Evaluation, Evaluator
 from agl_otel.algorithms.prompts.journal import Journal, digest_of
 from agl_otel.algorithms.run_log import RunLog, flat
-from agl_otel.algorithms.utils import survives_its_runner
+from agl_otel.algorithms.utils import items, survives_its_runner
 from agl_otel.errors import SettingsError
 from agl_otel.types import Dataset, NamedResources, PromptTemplate, RolloutConfig, TrainingStep
 
@@ -251,11 +251,6 @@ class PromptSearch(Algorithm):
             metrics=flat(metrics | ({"best_score": self.best_score} if self.best_score != float("-inf") else {})),
             attempts=[(rollout_id, "") for each in done for rollout_id in each.rollout_ids],
         )
-
-
-def items(dataset: Dataset[Any] | None) -> list[Any]:
-    """The tasks of a data set."""
-    return [] if dataset is None else [dataset[index] for index in range(len(dataset))]
 
 
 def default_client(**options: Any) -> Any:

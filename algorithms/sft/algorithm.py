@@ -38,7 +38,7 @@ from agl_otel.algorithms.run_folder import RunFolder, course_of, kept
 from agl_otel.algorithms.run_log import log_of, step_of
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import NOT_TRAINED, ROWS, SPEC, TRAINED, Row, Spec, Trained
-from agl_otel.algorithms.utils import sampling_seed, survives_its_runner, why_not
+from agl_otel.algorithms.utils import items, sampling_seed, survives_its_runner, why_not
 from agl_otel.columns import AttemptKey, Traces
 from agl_otel.errors import DataError, UnavailableError, UsageError
 from agl_otel.processes import Process
@@ -151,8 +151,7 @@ class SFT(Algorithm):
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """What Trainer.fit calls: `train` on the data. Raises what `train` raises."""
-        data = train_dataset if train_dataset is not None else []
-        await self.train(cast("RolloutStore", self.get_store()), [data[place] for place in range(len(data))])
+        await self.train(cast("RolloutStore", self.get_store()), items(train_dataset))
 
     async def train(self, store: RolloutStore, tasks: Sequence[Any]) -> list[RoundReport]:
         """Train until `max_steps` or `target_score`; returns the reports. The server ends up with the last weights.

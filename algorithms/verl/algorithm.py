@@ -20,7 +20,7 @@ from typing import Any, Final
 from agl_otel import errors
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.run_folder import METRICS, RunFolder, digest_of, fingerprint, write_json
-from agl_otel.algorithms.utils import survives_its_runner
+from agl_otel.algorithms.utils import items, survives_its_runner
 from agl_otel.algorithms.verl.defaults import LOOP_FILE, environment, fixed, on_cpu, with_defaults
 from agl_otel.algorithms.verl.keys import get, merged, translate
 from agl_otel.algorithms.verl.samples import Rules
@@ -132,7 +132,7 @@ class VERL(Algorithm):
         with an error: its last words, and where its log is.
         """
         require_extra()
-        train, val = _items(train_dataset), _items(val_dataset)
+        train, val = items(train_dataset), items(val_dataset)
         if not train:
             raise UsageError("VERL needs at least one task to train on")
         if isinstance(self.run_dir, RunFolder):
@@ -253,7 +253,3 @@ def _failure(outcome: Path, code: int, process: Process) -> AglError:
         if told["error"]:
             return getattr(errors, told["error"], DataError)(told["message"])
     return DataError(f"verl ended with exit code {code}; its log is {process.log}. {process.last_words()}")
-
-
-def _items(dataset: Dataset[Any] | None) -> list[Any]:
-    return [] if dataset is None else [dataset[index] for index in range(len(dataset))]

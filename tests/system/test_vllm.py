@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.vllm import vllm_command
 from agl_otel.errors import SettingsError
+from bench.harness import below
 from tests.system.stack_process import alive, until
 from tests.system.test_model_server import CallingStore
 
@@ -93,16 +93,6 @@ async def test_grpo_trains_on_what_vllm_samples_with_the_weights_that_were_pushe
     assert alive(vllm) == [], "and its engine, too"
     assert served.process.stdout is not None
     assert "error: vLLM ended with exit code" in served.process.stdout.read()
-
-
-def below(pid: int) -> list[int]:
-    """The processes that come of this one."""
-    found = [pid]
-    for each in found:
-        for children in Path(f"/proc/{each}/task").glob("*/children"):
-            with suppress(OSError):  # it has ended
-                found += map(int, children.read_text().split())
-    return found[1:]
 
 
 def test_a_sigterm_while_vllm_starts_ends_both(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ It only reads: a Jaeger's own writes are refused, spans come in through the coll
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, NoReturn
@@ -17,6 +16,7 @@ import grpc.aio
 from google.protobuf.timestamp_pb2 import Timestamp
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
+from agl_otel.bearer import TokenCheck
 from agl_otel.errors import AglError, UsageError, grpc_status
 from agl_otel.grpc_port import GrpcPort
 from agl_otel.grpc_requests import tolerant
@@ -141,7 +141,8 @@ class JaegerServer:
         await self._listener.stop(grace_seconds)
 
     def _make(self) -> grpc.aio.Server:
-        server = grpc.aio.server(options=_OPTIONS)
+        interceptors = TokenCheck.of(self._token, "this port wants the header `authorization: Bearer TOKEN` (AGL_TOKEN)")
+        server = grpc.aio.server(interceptors=interceptors, options=_OPTIONS)
         server.add_generic_rpc_handlers(
             tuple(grpc.method_handlers_generic_handler(name, self._handlers(name)) for name in (READER, DEPENDENCIES))
         )
@@ -161,7 +162,6 @@ class JaegerServer:
 
     def _unary(self, method: Callable[[Any], Any], request_type: Any) -> Any:
         async def call(request: Any, context: Context) -> Any:
-            await self._check(context)
             try:
                 return await method(request)
             except AglError as error:
@@ -173,7 +173,6 @@ class JaegerServer:
 
     def _stream(self, method: Callable[[Any], AsyncIterator[TracesData]], request_type: Any) -> Any:
         async def call(request: Any, context: Context) -> AsyncIterator[TracesData]:
-            await self._check(context)
             try:
                 async for data in method(request):
                     yield data
@@ -183,11 +182,6 @@ class JaegerServer:
                 await _abort(context, UsageError(f"a time or duration is out of its range: {error}"))
 
         return tolerant(grpc.unary_stream_rpc_method_handler(call, request_type.FromString, _serialised))
-
-    async def _check(self, context: Context) -> None:
-        given = dict(context.invocation_metadata() or ()).get("authorization", "")
-        if self._token and not hmac.compare_digest(str(given).encode(errors="replace"), f"Bearer {self._token}".encode()):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this port wants the header `authorization: Bearer TOKEN` (AGL_TOKEN)")
 
 
 def _serialised(message: Any) -> bytes:

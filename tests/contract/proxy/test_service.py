@@ -147,5 +147,6 @@ async def test_a_port_in_use_is_one_clear_line(settings: Settings) -> None:
         _, err = await asyncio.wait_for(process.communicate(), 300)
     assert process.returncode == 1
     assert err.decode().splitlines() == [
-        f"agl-otel proxy: cannot listen on 127.0.0.1:{settings.proxy_port} (Address already in use): set AGL_PROXY_PORT"
+        f"agl-otel proxy: cannot listen on 127.0.0.1:{settings.proxy_port} (Address already in use): "
+        "stop what runs there, or choose another with AGL_PROXY_PORT"
     ]

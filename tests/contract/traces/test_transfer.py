@@ -95,6 +95,14 @@ def test_all_rows_arrive_at_a_server_and_the_views_follow(source: TraceStore, se
     assert steps[-1] == ("otel_traces", 2 * ROWS, 2 * ROWS)
 
 
+def test_what_was_deleted_is_not_carried(source: TraceStore, server_engine: TraceStore, tmp_path: Path) -> None:
+    source.command("DELETE FROM otel.otel_traces WHERE RolloutId IN ('ro-0', 'ro-1')")  # more than the first chunk of either day
+    left = transfer.content(source, "otel_traces")
+    assert 0 < left.rows < 2 * ROWS
+    assert transfer.dump(source, tmp_path / "dump")["otel_traces"] == left
+    assert transfer.move(source, server_engine)["otel_traces"] == left == transfer.content(server_engine, "otel_traces")
+
+
 def test_what_holds_traces_is_not_overwritten(source: TraceStore, server_engine: TraceStore) -> None:
     server_engine.insert("otel.otel_logs", ["Body"], b'{"Body":"mine"}')
     with pytest.raises(ConflictError, match=r"already holds 1 rows in otel\.otel_logs, and nothing is overwritten"):
