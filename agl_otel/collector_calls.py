@@ -42,11 +42,23 @@ async def posting(
         raise UnavailableError(f"the collector does not answer at {url}: {error or 'it takes too long'}") from None
 
 
-async def barriers(session: aiohttp.ClientSession, collectors: Iterable[str], *, seconds: float = BARRIER_SECONDS) -> None:
-    """Return when all that these collectors (base URLs) acked before now is visible. Raises UnavailableError where one does not answer."""
-    await asyncio.gather(*(_barrier(session, address, seconds) for address in collectors))
+async def barriers(
+    session: aiohttp.ClientSession, collectors: Iterable[str], *, seconds: float = BARRIER_SECONDS, wipe: bool = False
+) -> None:
+    """Return when all that these collectors (base URLs) acked before now is visible; with `wipe`, and in no file of their logs.
+
+    Raises UnavailableError where one does not answer, or cannot wipe.
+    """
+    await asyncio.gather(*(_barrier(session, address, seconds, wipe) for address in collectors))
 
 
-async def _barrier(session: aiohttp.ClientSession, address: str, seconds: float) -> None:
-    async with posting(session, f"{address}/barrier", seconds=seconds):
-        pass
+async def _barrier(session: aiohttp.ClientSession, address: str, seconds: float, wipe: bool) -> None:
+    body = {"wipe": True} if wipe else None
+    async with posting(session, f"{address}/barrier", seconds=seconds, body=body) as answer:
+        if not wipe:
+            return
+        found: dict[str, Any] = await answer.json()
+        if "position" in found and not found.get("wiped"):  # a Go collector has no position: what it acks is stored
+            raise UnavailableError(
+                f"the collector at {address} is of an earlier release and keeps its log: start this release's in its place"
+            )

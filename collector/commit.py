@@ -6,16 +6,20 @@ Delivery is in log order, on the event loop; whoever waits on a place knows that
 from __future__ import annotations
 
 import asyncio
+import functools
 import queue
 import threading
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from agl_otel.collector.wal import Log, Place
 from agl_otel.errors import UnavailableError
 
 MAX_WAITING_BYTES: Final = 256 << 20  # received, not yet on disk
 
+T = TypeVar("T")
 _Item = tuple[int, bytes, "asyncio.Future[Place]"]
+_Work = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
 class GroupCommit:
@@ -24,13 +28,13 @@ class GroupCommit:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._loop = asyncio.get_running_loop()
-        self._queue: queue.SimpleQueue[_Item | int | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Item | _Work | None] = queue.SimpleQueue()
         self._closed = False
         self.waiting_bytes = 0
         self.groups = 0
         """How many fsyncs were made."""
         self.bytes_held = log.bytes_held
-        """Size of the log, as of the last group."""
+        """Size of the log, as of the last group or release."""
         self._thread = threading.Thread(target=self._run, name="wal", daemon=True)
         self._thread.start()
 
@@ -48,9 +52,18 @@ class GroupCommit:
         self._queue.put((kind, payload, future))
         return future
 
-    def release(self, position: int) -> None:
-        """Everything before `position` is stored: its segments may go."""
-        self._queue.put(position)
+    def turn_over(self) -> asyncio.Future[int]:
+        """Go on in a new segment after what was appended before; the position at which it begins.
+
+        By then, all that is logged before it was delivered. Raises UnavailableError, here or from the future.
+        """
+        if self._closed:
+            raise UnavailableError("the collector is stopping: ask again")
+        return self._do(self._log.turn_over)
+
+    def release(self, position: int) -> asyncio.Future[None]:
+        """Everything before `position` is stored: its segments may go, and have gone when the future is done. It may hold an OSError."""
+        return self._do(functools.partial(self._log.release, position))
 
     async def close(self) -> None:
         """Write what waits, and end the thread."""
@@ -67,18 +80,42 @@ class GroupCommit:
             while True:
                 if item is None:
                     closing = True
-                elif isinstance(item, int):
-                    self._log.release(item)
+                elif len(item) == 2:
+                    self._commit(group)
+                    group = []
+                    self._work(*item)
                 else:
                     group.append(item)
                 try:
                     item = self._queue.get_nowait()
                 except queue.Empty:
                     break
-            if group:
-                self._commit(group)
+            self._commit(group)
+
+    def _do(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._queue.put((work, future))
+        return future
+
+    def _work(self, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
+        try:
+            result, error = work(), None
+        except (UnavailableError, OSError) as raised:
+            result, error = None, raised
+        self._loop.call_soon_threadsafe(self._worked, future, result, error, self._log.bytes_held)
+
+    def _worked(self, future: asyncio.Future[Any], result: Any, error: Exception | None, bytes_held: int) -> None:
+        self.bytes_held = bytes_held
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
 
     def _commit(self, group: list[_Item]) -> None:
+        if not group:
+            return
         try:
             places = self._log.append([(kind, payload) for kind, payload, _ in group])
         except UnavailableError as error:

@@ -3,25 +3,27 @@
 Rows without ids that were copied to a rollout later (late_pass.py) go with it. They are found by its copies, so they go before these:
 a deletion that dies anywhere is finished by asking for the same rollouts again. What arrives for a rollout afterwards is stored
 (contracts.md §2.6). Rows are masked at once (ClickHouse's lightweight DELETE, which is answered when it is done) and leave the disk
-with the next merge of their part.
+with the next merge of their part, or now where somebody asks for that (`wipe`).
 
 Who has the engine open does it, as with maintenance.py: the collector for the embedded one (`POST /delete`, body {"rollouts": [ids]}; an
-empty list asks whether a deletion could be done), `agl-otel` itself for a server.
+empty list asks whether a deletion could be done; "wipe": true wipes), `agl-otel` itself for a server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
 from aiohttp import web
 
-from agl_otel.errors import UsageError
+from agl_otel.errors import UnavailableError, UsageError
 from agl_otel.traces.engine import Engine
 from agl_otel.traces.migrate import named_query
 
+WIPE_SECONDS: Final = 240.0  # ClickHouse looks about twice a minute for files that it may remove
 SOURCES: Final = 1_000  # rows without ids that go in one statement
 TABLES: Final = (
     "otel_metrics_gauge",
@@ -34,6 +36,9 @@ TABLES: Final = (
     "otel_traces",  # the last one: what it holds says which rows without ids belong to a rollout
 )
 """Every table that is keyed by rollout."""
+_OLD_PARTS: Final = (
+    "SELECT table, name FROM system.parts WHERE database = 'otel' AND table IN {tables:Array(String)} AND NOT active LIMIT 1"
+)
 _SAME_SPAN: Final = (
     "RolloutId = '' AND TraceId IN arrayDistinct({traces:Array(String)}) "
     "AND (TraceId, SpanId) IN arrayZip({traces:Array(String)}, {spans:Array(String)})"
@@ -61,6 +66,30 @@ class Deletion:
         async with self._turn:
             return await asyncio.to_thread(self._run, sorted({name for name in rollout_ids if name}))
 
+    async def wipe(self) -> None:
+        """Take what was deleted off the disk: when this returns, no file of ClickHouse's holds it.
+
+        Parts that hold deleted rows are written anew, all of them, and the old ones removed. Raises UnavailableError where that takes too
+        long (somebody reads them), ClickHouseError where it cannot be done; then it can be asked for again.
+        """
+        async with self._turn:
+            await asyncio.to_thread(self._wipe)
+
+    def _wipe(self) -> None:
+        for table in TABLES:
+            self._engine.command(f"ALTER TABLE otel.{table} MODIFY SETTING old_parts_lifetime = 0")
+        try:
+            for table in TABLES:
+                self._engine.command(f"ALTER TABLE otel.{table} APPLY DELETED MASK SETTINGS mutations_sync = 2")
+            deadline = time.monotonic() + WIPE_SECONDS
+            while old := self._engine.select(_OLD_PARTS, {"tables": list(TABLES)}):
+                if time.monotonic() > deadline:
+                    raise UnavailableError(f"ClickHouse still keeps old files ({old[0][0]}, {old[0][1]}): ask for the same deletion again")
+                time.sleep(0.5)
+        finally:
+            for table in TABLES:
+                self._engine.command(f"ALTER TABLE otel.{table} RESET SETTING old_parts_lifetime")
+
     def _run(self, ids: list[str]) -> dict[str, int]:
         params = {"rollouts": ids}
         if not ids:
@@ -85,8 +114,12 @@ class Deletion:
         try:
             body: Any = await request.json()
             ids: Any = body["rollouts"]
+            wipe = body.get("wipe", False)
         except (ValueError, TypeError, KeyError, json.JSONDecodeError):
-            ids = None
+            ids, wipe = None, False
         if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):  # pyright: ignore[reportUnknownVariableType] JSON
-            raise UsageError('POST /delete takes {"rollouts": [rollout ids]}')
-        return web.json_response({"removed": await self.run(ids)})  # pyright: ignore[reportUnknownArgumentType] checked above
+            raise UsageError('POST /delete takes {"rollouts": [rollout ids], "wipe": true or false}')
+        removed = await self.run(ids)  # pyright: ignore[reportUnknownArgumentType] checked above
+        if wipe is True:
+            await self.wipe()
+        return web.json_response({"removed": removed})

@@ -6,8 +6,9 @@ Only translates between the wire and `Intake`. Bodies are decompressed here and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aiohttp import web
 from google.rpc.status_pb2 import Status
@@ -114,8 +115,18 @@ class HttpPort:
     async def _get_health(self, _: web.Request) -> web.Response:
         return web.json_response(self._health())
 
-    async def _post_barrier(self, _: web.Request) -> web.Response:
-        return web.json_response({"position": await self._receiver.writer.barrier()})
+    async def _post_barrier(self, request: web.Request) -> web.Response:
+        """With the body {"wipe": true}, no file of the log holds what was acked before, either."""
+        body: Any = None
+        if request.can_read_body:
+            with contextlib.suppress(ValueError, LookupError), body_in_time(request):
+                body = await request.json()
+        if not isinstance(body, dict) or cast("dict[str, Any]", body).get("wipe") is not True:
+            return web.json_response({"position": await self._receiver.writer.barrier()})
+        try:
+            return web.json_response({"position": await self._receiver.writer.forget(), "wiped": True})
+        except OSError as error:
+            raise UnavailableError(f"the write-ahead log keeps what is stored: {error.strerror or error}; ask again") from None
 
     def _errors(self) -> Any:
         @web.middleware

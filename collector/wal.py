@@ -104,8 +104,9 @@ class Log:
     def append(self, records: Sequence[tuple[int, bytes]]) -> list[Place]:
         """Write and fsync `records` as one group. Raises UnavailableError where the disk refuses; then none of them counts."""
         segment = self._segments[-1]
-        if segment.size >= self.segment_bytes:
-            segment = self._open_segment(segment.first + segment.count)
+        if segment.size >= self.segment_bytes or self._handle < 0:
+            self.turn_over()
+            segment = self._segments[-1]
         parts: list[bytes] = []
         places: list[Place] = []
         offset = segment.size
@@ -135,11 +136,26 @@ class Log:
             raise DataError(f"record {place.position} of the write-ahead log {place.segment} is damaged")
         return found[1]
 
+    def turn_over(self) -> int:
+        """Go on in a new segment; the position at which it begins. Raises UnavailableError where there is no room for it."""
+        position = self._next_position()
+        if self._segments[-1].count or self._handle < 0:
+            try:
+                self._open_segment(position)
+            except OSError as error:
+                raise UnavailableError(f"the write-ahead log in {self.directory} cannot go on: {error.strerror or error}") from None
+        return position
+
     def release(self, position: int) -> None:
-        """Delete the segments all of whose records lie before `position`; the open one stays."""
+        """Delete the segments all of whose records lie before `position`; the open one stays. Raises OSError; then it can be repeated."""
+        released = False
         while len(self._segments) > 1 and self._segments[0].first + self._segments[0].count <= position:
-            self._segments.pop(0).path.unlink(missing_ok=True)
+            self._segments[0].path.unlink(missing_ok=True)
+            self._segments.pop(0)
+            released = True
             faults.reach("segment-released")
+        if released:
+            _sync_directory(self.directory)
 
     def clear(self) -> None:
         """Forget everything: only where all of it is stored. Positions go on."""
@@ -175,24 +191,29 @@ class Log:
             _logger.error("write-ahead log %s: %d bytes are damaged; kept aside as *.damaged", segment.path, rest)
         os.truncate(segment.path, segment.size)
 
-    def _open_segment(self, first: int) -> _Segment:
+    def _open_segment(self, first: int) -> None:
+        """Append to the segment that begins at `first`. Where that fails (OSError) none is open, and the next append tries again."""
         self.close()
-        if self._segments and self._segments[-1].first == first:
-            segment = self._segments[-1]
-        else:
-            segment = _Segment(self.directory / f"{first:020d}.wal", first)
+        again = bool(self._segments) and self._segments[-1].first == first
+        segment = self._segments[-1] if again else _Segment(self.directory / f"{first:020d}.wal", first)
+        handle = os.open(segment.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.ftruncate(handle, segment.size)
+            _sync_directory(self.directory)
+            faults.reach("segment-opened")
+        except OSError:
+            os.close(handle)
+            raise
+        self._handle = handle
+        if not again:
             self._segments.append(segment)
-        self._handle = os.open(segment.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        _sync_directory(self.directory)
-        faults.reach("segment-opened")
-        return segment
 
     def _abandon(self, segment: _Segment) -> None:
         """After a failed write or fsync nothing is known of this file's tail: cut it off, and go on in a new file."""
         try:
+            self.close()
             os.truncate(segment.path, segment.size)
-            if segment.count:
-                self._open_segment(segment.first + segment.count)
+            self._open_segment(segment.first + segment.count)
         except OSError as error:
             _logger.error("write-ahead log %s: cannot start a new segment: %s", segment.path, error)
 

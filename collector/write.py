@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from agl_otel.collector import faults
 from agl_otel.collector.commit import GroupCommit
@@ -135,6 +135,17 @@ class Writer:
         await self.wait(position)
         return position
 
+    async def forget(self) -> int:
+        """A barrier after which no file of the log holds what was acked before it; the log position at which the log begins then.
+
+        Whatever dies in between, each request is in the log or stored: segments go only when all that they hold is stored, the oldest
+        first, as after any batch. Raises UnavailableError, OSError; then it can be asked for again.
+        """
+        position = await self._commit.turn_over()
+        await self.barrier()  # all before `position` was added: the turn was delivered after it
+        await self._commit.release(position)
+        return position
+
     async def run(self) -> None:
         """Write until `close`."""
         try:
@@ -224,9 +235,8 @@ class Writer:
         await self._until_it_works("ClickHouse", attempt)
         if self._on_stored is not None:
             self._on_stored([request.received_ms for _, request in members], watch.began_at, watch.seconds)
-        note = self._commit.append(STORED, pack_stored(batch))
-        note.add_done_callback(lambda done: done.cancelled() or done.exception())  # a hint: recovery does without
-        self._commit.release(batch.last + 1)
+        for hint in (self._commit.append(STORED, pack_stored(batch)), self._commit.release(batch.last + 1)):
+            hint.add_done_callback(_look_at)  # recovery does without the first, and the next batch releases, too
         faults.reach("stored-noted")
         self.batches += 1
         self.stored = max(self.stored, batch.last)
@@ -266,6 +276,11 @@ class Writer:
         """Time-ordered, unique across collectors: 42 bits of milliseconds, 22 random bits."""
         self._batch_id = max(self._batch_id + 1, (time.time_ns() // 1_000_000) << 22 | random.getrandbits(22))
         return self._batch_id
+
+
+def _look_at(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled() and (error := done.exception()):
+        _logger.warning("the write-ahead log: %s", error)
 
 
 class _StoppedError(Exception):

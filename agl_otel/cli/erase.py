@@ -10,32 +10,49 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol
 
 import click
 
+from agl_otel.backup import SQLITE_SCHEME
 from agl_otel.collector.deletion import Deletion
 from agl_otel.collector_calls import barriers, open_session, posting
-from agl_otel.errors import AglError, UnavailableError
+from agl_otel.errors import AglError, UnavailableError, UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
 
 DELETE_SECONDS: Final = 600.0  # for some hundred rollouts; each table is gone through once
 ALTERNATIVE: Final = "--keep-spans removes rollouts from the queue alone"
-Erase = Callable[[Sequence[str]], Awaitable[None]]
 
+
+class Erase(Protocol):
+    """Deletes what is stored of rollouts; `wipe` takes all that was ever deleted off the disk."""
+
+    async def __call__(self, ids: Sequence[str], *, wipe: bool = False) -> None:
+        """Raises UnavailableError, ClickHouseError."""
+        ...
+
+
+wipe_option = click.option("--wipe", is_flag=True, help="Off the disk, too, before it returns: a minute, and parts are written anew.")
 keep_spans_option = click.option("--keep-spans", is_flag=True, help="From the queue only: their spans and logs stay.")
 
 
 @contextlib.asynccontextmanager
-async def eraser(settings: Settings, queue: QueueClient, *, keep_spans: bool) -> AsyncGenerator[Callable[[list[str]], Awaitable[int]]]:
+async def eraser(
+    settings: Settings, queue: QueueClient, *, keep_spans: bool, wipe: bool = False
+) -> AsyncGenerator[Callable[[list[str]], Awaitable[int]]]:
     """What deletes some rollouts and answers how many the queue knew; with `keep_spans` it asks the queue alone.
 
+    With `wipe`, when the block ends, no file of ClickHouse's, of the collectors' logs and of the embedded queue holds what was deleted.
+
     Raises UnavailableError where ClickHouse cannot be asked now; then nothing was deleted. What is yielded raises it where ClickHouse
-    went away since, and says what is left.
+    went away since, and says what is left. Raises UsageError where a wipe was asked for elsewhere than at the queue's database.
     """
+    database = _database(settings) if wipe else None
     if keep_spans:
         yield queue.delete
         return
@@ -57,6 +74,28 @@ async def eraser(settings: Settings, queue: QueueClient, *, keep_spans: bool) ->
             return deleted
 
         yield delete
+        if wipe:
+            await erase((), wipe=True)
+            if database is not None:
+                await asyncio.to_thread(_empty_log, database)
+
+
+def _database(settings: Settings) -> Path | None:
+    """The embedded queue's file; None where the queue is on PostgreSQL."""
+    if not settings.queue_db.startswith(SQLITE_SCHEME):
+        return None
+    database = Path(settings.queue_db.removeprefix(SQLITE_SCHEME))
+    if not database.exists():
+        raise UsageError(f"--wipe works where the data are, and {database} is not here: run it there, with --data-dir or AGL_QUEUE_URL")
+    return database
+
+
+def _empty_log(database: Path) -> None:
+    """SQLite overwrites what is deleted (secure_delete); its log still holds what was written before."""
+    with contextlib.closing(sqlite3.connect(database, timeout=60)) as opened:
+        (busy, *_) = opened.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    if busy:
+        raise UnavailableError(f"{database}-wal is being read and still holds what was deleted: ask for the same deletion again")
 
 
 @contextlib.asynccontextmanager
@@ -70,17 +109,19 @@ async def _erasing(settings: Settings, queue: QueueClient) -> AsyncGenerator[Era
             closers.callback(engine.close)
             deletion = Deletion(engine)
 
-        async def erase(ids: Sequence[str]) -> None:
+        async def erase(ids: Sequence[str], *, wipe: bool = False) -> None:
             collectors = [address.rstrip("/") for address in (await queue.describe()).collectors]
             if not collectors and deletion is None:
                 raise UnavailableError(
                     "no collector has said where it is: start one with `agl-otel up`, or name a server with AGL_CLICKHOUSE_URL"
                 )
-            await barriers(session, collectors)
+            await barriers(session, collectors, wipe=wipe)
             if deletion is not None:
                 await deletion.run(ids)
+                if wipe:
+                    await deletion.wipe()
                 return
-            url, body = f"{collectors[0]}/delete", {"rollouts": list(ids)}
+            url, body = f"{collectors[0]}/delete", {"rollouts": list(ids), "wipe": wipe}
             async with posting(session, url, body=body, seconds=DELETE_SECONDS, unable="deletes nothing"):
                 pass
 

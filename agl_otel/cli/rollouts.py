@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, store_option
-from agl_otel.cli.erase import eraser, keep_spans_option
+from agl_otel.cli.erase import eraser, keep_spans_option, wipe_option
 from agl_otel.cli.queue import BOTH_STORES, CHUNK, clock, open_queue, progress, prune, rollout_ids_of, table_of
 from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient, RolloutUpdate
@@ -267,9 +267,11 @@ def retry(**selected: Any) -> None:
 @selection
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @keep_spans_option
+@wipe_option
 def delete(
     yes: bool,
     keep_spans: bool,
+    wipe: bool,
     data_dir: Path | None,
     store: str | None,
     as_json: bool,
@@ -280,9 +282,12 @@ def delete(
     """Remove rollouts, with their attempts, spans and logs.
 
     Ids that the queue does not know are taken, too: what is stored of them is removed. So a deletion that was cut short can be repeated.
-    Spans that arrive later are stored all the same.
+    Spans that arrive later are stored all the same. What is deleted is found by no query and leaves the disk when ClickHouse merges;
+    with --wipe no file of ClickHouse's, of the collectors' logs and of the embedded queue holds it any more.
     """
     _check_named(rollout_ids, statuses, modes)
+    if wipe and keep_spans:
+        raise UsageError("--wipe and --keep-spans do not go together")
     if not yes and not as_json:
         click.confirm("This removes them for good. Go on?", abort=True)
     settings = Settings.load(data_dir=data_dir, store=store)
@@ -290,7 +295,7 @@ def delete(
     async def main() -> None:
         async with open_queue(data_dir, store, only=("queue",) if keep_spans else BOTH_STORES) as queue:
             ids = [*dict.fromkeys(rollout_ids)] or await _selected(queue, (), statuses, modes)
-            async with eraser(settings, queue, keep_spans=keep_spans) as remove:
+            async with eraser(settings, queue, keep_spans=keep_spans, wipe=wipe) as remove:
                 await _in_chunks("deleted", ids, remove, as_json=as_json)
 
     run_async(main)

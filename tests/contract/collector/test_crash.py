@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections import Counter
 from pathlib import Path
@@ -26,6 +27,12 @@ passed = itertools.count(1)
 faults.hooks[{point!r}] = lambda: next(passed) == {nth} and os.kill(os.getpid(), signal.SIGKILL)
 sys.exit(main())
 """
+
+
+async def sent_before(stack: Stack) -> set[str]:
+    """The ids of two spans that are acked before the course begins."""
+    await post_spans(stack, first := span_request([("ro-first", "at-0")], spans=2))
+    return {s.span_id.hex() for r in first.resource_spans for g in r.scope_spans for s in g.spans}
 
 
 async def send_until_it_dies(stack: Stack, acked: set[str], client: int) -> None:
@@ -57,10 +64,30 @@ async def check_every_acked_span_is_there_once(stack: Stack, acked: set[str]) ->
 async def test_acked_spans_survive_kill_9(point: str, nth: int, own_stack: Stack) -> None:
     await own_stack.start_queue()
     await own_stack.start_collector("-c", KILLED_AT.format(point=point, nth=nth + 2))
-    acked: set[str] = set()
-    await post_spans(own_stack, first := span_request([("ro-first", "at-0")], spans=2))
-    acked.update(s.span_id.hex() for r in first.resource_spans for g in r.scope_spans for s in g.spans)
+    acked = await sent_before(own_stack)
     await asyncio.gather(*(send_until_it_dies(own_stack, acked, client) for client in range(CLIENTS)))
+    assert await asyncio.to_thread(own_stack.processes["collector"].wait, 30) == -signal.SIGKILL
+    await own_stack.start_collector()
+    await check_every_acked_span_is_there_once(own_stack, acked)
+
+
+async def forget_until_it_dies(stack: Stack) -> None:
+    async with aiohttp.ClientSession() as session:
+        with contextlib.suppress(aiohttp.ClientError, ConnectionError):
+            while True:
+                async with session.post(f"{stack.http}/barrier", json={"wipe": True}) as response:
+                    assert (await response.json())["wiped"]
+
+
+@pytest.mark.parametrize("nth", [1, 3])
+@pytest.mark.parametrize("point", faults.ROTATION_POINTS)
+async def test_acked_spans_survive_kill_9_while_the_log_is_wiped(point: str, nth: int, own_stack: Stack) -> None:
+    await own_stack.start_queue()
+    first = point == "segment-opened"  # reached once more, at the start
+    await own_stack.start_collector("-c", KILLED_AT.format(point=point, nth=nth + first))
+    acked = await sent_before(own_stack)
+    sending = [send_until_it_dies(own_stack, acked, client) for client in range(CLIENTS)]
+    await asyncio.gather(*sending, forget_until_it_dies(own_stack))
     assert await asyncio.to_thread(own_stack.processes["collector"].wait, 30) == -signal.SIGKILL
     await own_stack.start_collector()
     await check_every_acked_span_is_there_once(own_stack, acked)

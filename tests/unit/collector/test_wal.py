@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agl_otel.collector import faults
 from agl_otel.collector.wal import Log
-from agl_otel.errors import DataError, SettingsError
+from agl_otel.errors import DataError, SettingsError, UnavailableError
 
 RECORDS = st.lists(st.lists(st.tuples(st.integers(1, 5), st.binary(max_size=40)), min_size=1, max_size=4), max_size=8)
 
@@ -79,6 +81,50 @@ def test_segments_are_deleted_only_when_all_of_them_is_stored(tmp_path: Path) ->
     log.release(100)
     assert [record.position for record in log.replay()] == [6, 7]
     log.close()
+
+
+def test_a_log_that_turned_over_lets_go_of_all_that_came_before(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    assert log.turn_over() == 0
+    log.append([(1, b"a"), (1, b"b")])
+    assert log.turn_over() == log.turn_over() == 2
+    log.append([(1, b"c")])
+    log.release(2)
+    assert contents(log) == [(2, 1, b"c")]
+    log.close()
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Where it holds True, there is no room for another segment."""
+    answer = [False]
+
+    def refuse() -> None:
+        if answer[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setitem(faults.hooks, "segment-opened", refuse)
+    return answer
+
+
+def test_a_segment_that_cannot_be_begun_costs_nothing_that_was_acked(tmp_path: Path, full: list[bool]) -> None:
+    log = Log(tmp_path, segment_bytes=20)
+    log.append([(1, b"a" * 20)])
+    full[0] = True
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="No space left"):
+            log.append([(1, b"refused")])
+    with pytest.raises(UnavailableError, match="No space left"):
+        log.turn_over()
+    full[0] = False
+    log.append([(1, b"b")])
+    expected = [(0, 1, b"a" * 20), (1, 1, b"b")]
+    assert contents(log) == expected
+    log.close()
+    again = Log(tmp_path)
+    assert contents(again) == expected
+    assert again.append([(1, b"c")])[0].position == 2
+    again.close()
 
 
 def test_positions_go_on_after_everything_was_cleared(tmp_path: Path) -> None:

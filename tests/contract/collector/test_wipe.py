@@ -1,0 +1,77 @@
+"""What is to be gone is gone: the files of the data directory are searched for its bytes, in what ClickHouse compressed, too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import lz4.block
+from backports import zstd
+
+from agl_otel import semconv
+from agl_otel.queue.client import QueueClient
+from agl_otel.types import EnqueueRolloutRequest
+
+from .otlp import post_spans, request_of, span
+from .stack import Stack, start
+
+SECRET = "sEcReT-4711-of-Jane-Doe"
+KEPT = "kept-0815-of-somebody-else"
+HEAD_BYTES = 25  # of a block of ClickHouse's: checksum (16), method, size with these nine, size of what it unfolds to
+
+
+def blocks(data: bytes) -> Iterator[bytes]:
+    """What the compressed blocks of a file of ClickHouse's unfold to; nothing for other files."""
+    place = 0
+    while place + HEAD_BYTES <= len(data):
+        method, size, unfolded = data[place + 16], *struct.unpack_from("<II", data, place + 17)
+        end = place + 16 + size
+        if size < 9 or end > len(data):
+            return
+        body = data[place + HEAD_BYTES : end]
+        with contextlib.suppress(zstd.ZstdError, lz4.block.LZ4BlockError):
+            yield zstd.decompress(body) if method == 0x90 else lz4.block.decompress(body, unfolded) if method == 0x82 else body
+        place = end
+
+
+def holding(folder: Path, text: str) -> set[str]:
+    """The first parts of the names of files that hold `text`."""
+    found: set[str] = set()
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file() and not path.is_symlink():
+                data = path.read_bytes()
+                if text.encode() in data or any(text.encode() in block for block in blocks(data)):
+                    found.add(path.relative_to(folder).parts[0])
+    return found
+
+
+def wipe(stack: Stack, rollout_id: str) -> None:
+    where = ("--store", stack.queue, "--data-dir", str(stack.settings.data_dir))
+    command = [sys.executable, "-m", "agl_otel", "rollouts", "delete", rollout_id, "--yes", "--wipe", *where]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+
+
+async def test_what_is_wiped_is_in_no_file(own_stack: Stack) -> None:
+    data = own_stack.settings.data_dir
+    await start(own_stack)
+    (data / "VERSION").write_text("1\n")  # what `up` marks a data directory with
+    rollouts: list[str] = []
+    async with QueueClient(own_stack.queue) as queue:
+        for text in (SECRET, KEPT):
+            (begun,) = await queue.start([EnqueueRolloutRequest(input={"who": text, "more": "x" * 5000}, metadata={"name": text})])
+            ids = {semconv.ROLLOUT_ID: begun.rollout_id, semconv.ATTEMPT_ID: begun.attempt.attempt_id}
+            await post_spans(own_stack, request_of([span(values={"who": text}) for _ in range(20)], ids), ack="stored")
+            rollouts.append(begun.rollout_id)
+    assert {"traces", "queue.db-wal"} <= holding(data, SECRET), "the search finds what is there"
+    await asyncio.to_thread(wipe, own_stack, rollouts[0])
+    assert holding(data, SECRET) == set()
+    assert {"traces", "queue.db"} <= holding(data, KEPT)
+    async with own_stack.reader() as reader:
+        assert len(await reader.spans([rollouts[1]])) == 20
