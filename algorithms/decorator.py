@@ -43,11 +43,15 @@ class FunctionalAlgorithm(Algorithm):
         """Whether the function is."""
         return inspect.iscoroutinefunction(self._function)
 
+    def takes(self, name: str) -> bool:
+        """Whether the function has a parameter of that name."""
+        return name in self._names
+
     def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Any:
         """Call the function with what it names. Raises TypeError for a data set that it does not take."""
-        given: dict[str, Any] = {name: give(self) for name, give in _GIVEN.items() if name in self._names}
+        given: dict[str, Any] = {name: give(self) for name, give in _GIVEN.items() if self.takes(name)}
         for name, data in zip(_DATASETS, (train_dataset, val_dataset), strict=True):
-            if name in self._names:
+            if self.takes(name):
                 given[name] = data
             elif data is not None:
                 raise TypeError(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.utils import items
 from agl_otel.store import Store
-from agl_otel.types import AttemptedRollout, Dataset, Rollout, RolloutMode, Span
+from agl_otel.types import AttemptedRollout, Dataset, Rollout, RolloutConfig, RolloutMode, Span
 
 RESOURCES_ID: Final = "default"
 SHOWN_CHARACTERS: Final = 300
@@ -19,6 +19,16 @@ _log = logging.getLogger(__name__)
 
 class FastAlgorithm(Algorithm):
     """Base of algorithms that `Trainer.dev` takes: they finish soon and change nothing."""
+
+
+class Played(NamedTuple):
+    """A rollout that has ended."""
+
+    rollout_id: str
+    mode: RolloutMode | None
+    status: str
+    reward: float | None
+    """The last one; None where there is none."""
 
 
 class Baseline(FastAlgorithm):
@@ -32,6 +42,7 @@ class Baseline(FastAlgorithm):
         polling_interval: seconds, at most, between two looks at the queue while it is full.
         max_queue_length: another rollout is enqueued while no more than so many wait for a runner.
         span_verbosity: what is logged of spans: keys of their attributes, their values too, or nothing.
+        rollout_config: time limits and retries of every rollout; None: the store's.
 
     Raises ValueError for a train_split that is no part of a whole.
     """
@@ -44,6 +55,7 @@ class Baseline(FastAlgorithm):
         polling_interval: float = 5.0,
         max_queue_length: int = 4,
         span_verbosity: Literal["keys", "key_values", "none"] = "keys",
+        rollout_config: RolloutConfig | None = None,
     ) -> None:
         super().__init__()
         if not 0 < train_split < 1:
@@ -52,6 +64,16 @@ class Baseline(FastAlgorithm):
         self.polling_interval = polling_interval
         self.max_queue_length = max_queue_length
         self.span_verbosity = span_verbosity
+        self.rollout_config = rollout_config
+        self.ended: list[Played] = []
+        """What has ended, in that order."""
+
+    def scores(self) -> dict[str, float]:
+        """{mode: mean reward}; a rollout that did not succeed, or has no reward, counts 0."""
+        found: dict[str, list[float]] = {}
+        for each in self.ended:
+            found.setdefault(each.mode or "train", []).append((each.reward or 0.0) if each.status == "succeeded" else 0.0)
+        return {mode: sum(rewards) / len(rewards) for mode, rewards in found.items()}
 
     async def run(  # pyright: ignore[reportIncompatibleMethodOverride]  # async, as the base allows
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
@@ -76,7 +98,7 @@ class Baseline(FastAlgorithm):
             for task, mode in work:
                 while await _waiting(store) > self.max_queue_length:
                     await self._moment(followed)
-                rollout = await store.enqueue_rollout(task, mode=mode, resources_id=resources_id)
+                rollout = await store.enqueue_rollout(task, mode=mode, resources_id=resources_id, config=self.rollout_config)
                 followed.add(asyncio.create_task(self._follow(store, rollout.rollout_id)))
             await asyncio.gather(*followed)
         finally:
@@ -103,6 +125,7 @@ class Baseline(FastAlgorithm):
         who = rollout.rollout_id
         spans = list(await store.query_spans(who, "latest"))
         reward = find_final_reward(spans)
+        self.ended.append(Played(who, rollout.mode, rollout.status, reward))
         _log.info("[Rollout %s] %s, mode %s, %d spans, final reward: %s", who, rollout.status, rollout.mode, len(spans), reward)
         for attempt in await store.query_attempts(who):
             error = (attempt.error or "").strip().rpartition("\n")[2]

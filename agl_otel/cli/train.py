@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run is kept.  [default: runs/<time> in the data directory]")
 @json_option
 def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Path | None, as_json: bool) -> None:
-    """Train what JOB.toml describes: score, train, score again.
+    """Train what JOB.toml describes: score, train, score again (or run its agent alone, or your own algorithm).
 
     Uses the stack at --store or AGL_STORE; without one it starts a stack on --data-dir for as long as it trains. The run is kept
-    in a folder: the policy, checkpoints, metrics.jsonl, logs. examples/first_light/job.toml and examples/apo/job.toml are jobs to
-    start from.
+    in a folder: the policy, checkpoints, metrics.jsonl, logs. examples/first_light/job.toml, examples/apo/job.toml and, for an
+    algorithm of your own, examples/tutorial/job.toml are jobs to start from.
 
     A run that is started again with its --run-dir, and the data directory or store it was begun with, goes on where it was stopped,
     and pays for nothing twice.
@@ -51,8 +51,26 @@ async def _train(job_file: Path, settings: Settings, run_dir: Path | None, conso
     except ModuleNotFoundError as error:
         raise SettingsError(f"training needs the [train] extra ({error.name} is missing): pip install 'agl-otel[train]'") from error
     folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).absolute()
-    run = _search if job.searches_prompts else {"sft": _tune, "verl": _on_verl}.get(job.algorithm.get("name", ""), _fit)
+    run = {"prompts": _search, "tuning": _tune, "verl": _on_verl, "training": _fit, "own": _own}[job.run_by.rpartition(".")[2]]
     return await run(job, settings, folder, console)
+
+
+async def _own(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
+    from agl_otel.algorithms import Baseline
+    from agl_otel.stack import stack_for
+    from agl_otel.trainer import OwnRun
+
+    train_tasks, val_tasks = job.tasks("train"), job.tasks("val") if job.data.val else None
+    async with stack_for(settings) as (store, failed), OwnRun(job, store, folder, stack_failed=failed) as run:
+        algorithm = await run.fit(train_tasks, val_tasks)
+    result: dict[str, Any] = {"folder": str(folder)}
+    if isinstance(algorithm, Baseline):
+        ended = algorithm.ended
+        result |= {"rollouts": len(ended), "succeeded": sum(each.status == "succeeded" for each in ended), "score": algorithm.scores()}
+        for mode, score in result["score"].items():
+            console.print(f"score: {score:.3f} on {sum((each.mode or 'train') == mode for each in ended)} rollouts in mode {mode}")
+    console.print(f"kept in {folder}", soft_wrap=True)
+    return result
 
 
 async def _search(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Algorithm, runners and store in one call: Trainer (trainer.py) for Python programs, job files (job.py) for the command line.
 
-A job trains weights (training.py, tuning.py, verl.py) or searches for prompts (prompts.py). Names are loaded when they are first used: only
-training needs torch.
+A job trains weights (training.py, tuning.py, verl.py), searches for prompts (prompts.py), or runs any other algorithm (own.py). Names are
+loaded when they are first used: only training needs torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from agl_otel.trainer.job import Job
+    from agl_otel.trainer.own import OwnRun
     from agl_otel.trainer.prompts import PromptSearching
     from agl_otel.trainer.registry import build_component
     from agl_otel.trainer.run import Evaluation, JobRun, Runners
@@ -24,6 +25,7 @@ __all__ = [
     "Evaluation",
     "Job",
     "JobRun",
+    "OwnRun",
     "PromptSearching",
     "Report",
     "Runners",
@@ -38,6 +40,7 @@ _MODULE_OF: Final = {
     "Evaluation": "run",
     "Job": "job",
     "JobRun": "run",
+    "OwnRun": "own",
     "PromptSearching": "prompts",
     "Report": "training",
     "Runners": "run",

@@ -1,7 +1,7 @@
 """A job file: which agent, which tasks, which algorithm, and what it begins with. `agl-otel train JOB.toml` runs it.
 
 What runs it is in other modules, chosen by the algorithm's name: training.py, tuning.py and verl.py train weights (torch), prompts.py
-searches for prompts.
+searches for prompts, own.py runs the baseline and algorithms of the user's own.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ OPTIONS_OF: Final = {
     "apo": "agl_otel.trainer.prompts",
     "gepa": "agl_otel.trainer.prompts",
     "random_search": "agl_otel.trainer.prompts",
+    "baseline": "agl_otel.trainer.own",
 }
 """{name of an algorithm: the module whose `options_model(name)` knows its options}; those of `prompts` search for prompts."""
 
@@ -69,7 +70,8 @@ class DataSpec(_Strict):
     """[data]: tasks, as a .jsonl file or as `file.py:name`, a function that takes `options` and returns a list."""
 
     train: str
-    val: str
+    val: str | None = None
+    """All algorithms but the baseline and your own score what they made on it."""
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
@@ -98,7 +100,7 @@ class EditorSpec(_Strict):
 
 
 class _Named(BaseModel):
-    name: Literal["grpo", "sft", "verl", "apo", "gepa", "random_search"] = "grpo"
+    name: Literal["grpo", "sft", "verl", "apo", "gepa", "random_search", "baseline"] = "grpo"
 
 
 class Job(_Strict):
@@ -111,13 +113,15 @@ class Job(_Strict):
     resources: NamedResources = Field(default_factory=dict)
     """[resources]: what a search for prompts begins with, and what else its agent needs. A text is an f-string template."""
     algorithm: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """[algorithm]: `name`, and options that are the algorithm's own keyword arguments."""
+    """[algorithm]: `name` (one of OPTIONS_OF, or `file.py:name` of your own), and options: the algorithm's own keyword arguments."""
     folder: Path = Field(default=Path(), exclude=True)
     """Where the file lies; set by `load`."""
 
     @field_validator("algorithm")
     @classmethod
     def _known_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        if _is_own(options.get("name")):
+            return options  # held against its arguments once it is loaded
         name = _Named.model_validate(options).name
         known: type[BaseModel] = import_module(OPTIONS_OF[name]).options_model(name)
         return {"name": name, **known.model_validate(options).model_dump(exclude={"name"}, exclude_unset=True)}
@@ -131,9 +135,15 @@ class Job(_Strict):
         }
 
     @property
+    def run_by(self) -> str:
+        """The module that runs the algorithm."""
+        name = self.algorithm.get("name", "grpo")
+        return OPTIONS_OF["baseline" if _is_own(name) else name]
+
+    @property
     def searches_prompts(self) -> bool:
-        """Whether the algorithm searches for prompts; else it trains weights."""
-        return OPTIONS_OF[self.algorithm.get("name", "grpo")] == OPTIONS_OF["apo"]
+        """Whether the algorithm searches for prompts."""
+        return self.run_by == OPTIONS_OF["apo"]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -162,7 +172,9 @@ class Job(_Strict):
 
     def tasks(self, which: Literal["train", "val"]) -> list[Any]:
         """The tasks of one split. Raises SettingsError where there are none."""
-        source: str = getattr(self.data, which)
+        source: str | None = getattr(self.data, which)
+        if source is None:
+            raise SettingsError(f"[data] {which} is missing: {self.algorithm.get('name', 'grpo')} scores what it made on those tasks")
         if ":" in source:
             tasks = list(load_function(self.located(source))(**self.data.options))
         else:
@@ -185,6 +197,11 @@ def _merged(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
     for key, value in values.items():
         result[key] = _merged(result.get(key, {}), value) if isinstance(value, Mapping) else value
     return result
+
+
+def _is_own(name: object) -> bool:
+    """Whether an algorithm's name is a reference to one of the user's own."""
+    return isinstance(name, str) and ":" in name
 
 
 def _words(error: Mapping[str, Any]) -> str:

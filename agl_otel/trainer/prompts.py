@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final, Literal, get_type_hints
+from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel
 
 from agl_otel.adapters import TraceToMessages
 from agl_otel.algorithms.prompts import APO, GEPA, PromptSearch, RandomSearch
 from agl_otel.algorithms.prompts.search import default_client
 from agl_otel.errors import SettingsError
+from agl_otel.trainer.options import options_of
 from agl_otel.trainer.run import JobRun, unless
 
 SEARCHES: Final[dict[str, type[PromptSearch]]] = {kind.name: kind for kind in (APO, GEPA, RandomSearch)}
-_SET_BY_JOB: Final = frozenset({"self", "async_openai_client", "run_dir", "rollout_config", "more", "_poml_trace"})
+_SET_BY_JOB: Final = frozenset({"async_openai_client", "run_dir", "rollout_config", "more", "_poml_trace"})
 _FILES: Final = ("gradient_prompts", "edit_prompts", "reflect_prompt", "merge_prompt")
 
 
 def options_model(name: str) -> type[BaseModel]:
     """[algorithm] of a job that searches for prompts: its name and its options, which are the algorithm's own keyword arguments."""
-    options: dict[str, Any] = {"name": (Literal[name], name)}
-    for kind in (PromptSearch, SEARCHES[name]):
-        hints = get_type_hints(kind.__init__)
-        for parameter in inspect.signature(kind.__init__).parameters.values():
-            if parameter.name not in _SET_BY_JOB:
-                options[parameter.name] = (
-                    hints[parameter.name],
-                    ... if parameter.default is inspect.Parameter.empty else parameter.default,
-                )
-    return create_model("AlgorithmOptions", __config__=ConfigDict(extra="forbid"), **options)
+    return options_of(name, PromptSearch, SEARCHES[name], hidden=_SET_BY_JOB)
 
 
 class PromptSearching(JobRun):

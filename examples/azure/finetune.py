@@ -1,5 +1,6 @@
 """The loop over a fine-tuning service: roll out, keep the best rollouts, upload them, wait for the job, deploy, prune, validate, again.
 
+    agl-otel train job.toml                     # against service.py, or with your resource's addresses in job.toml
     python finetune.py --store http://localhost:4747 --base-url https://RESOURCE.openai.azure.com/openai/v1 --model gpt-4.1-mini \
         --deployments https://management.azure.com/subscriptions/…/resourceGroups/…/providers/Microsoft.CognitiveServices/accounts/RESOURCE
 
@@ -23,6 +24,7 @@ from tasks import train, val
 import agl_otel as agl
 from agl_otel.adapters import Reading, rows_of
 from agl_otel.adapters.formats import as_written
+from agl_otel.algorithms.utils import items
 from agl_otel.store import Store
 
 MANAGEMENT_VERSION = "2024-10-01"
@@ -136,17 +138,28 @@ class Finetuning:
         return sum(rewards[-1].value for rewards in traces.rewards.values() if rewards) / len(tasks)
 
 
+class AzureFinetuning(agl.Algorithm):
+    """The loop as an algorithm, for Trainer and job files. `more` are Finetuning's own options."""
+
+    def __init__(self, *, base_url: str, deployments: str, model: str = "gpt-4.1-mini", steps: int = 2, **more: Any) -> None:
+        super().__init__()
+        self.base_url, self.deployments, self.model, self.steps, self.more = base_url, deployments, model, steps, more
+
+    async def run(self, train_dataset: agl.Dataset[Any] | None = None, val_dataset: agl.Dataset[Any] | None = None) -> None:
+        key = os.environ.get("AZURE_OPENAI_API_KEY", "none")
+        async with AsyncOpenAI(base_url=self.base_url, api_key=key) as service, aiohttp.ClientSession() as session:
+            deployments = Deployments(session, self.deployments, os.environ.get("AZURE_MANAGEMENT_TOKEN", ""))
+            loop = Finetuning(self.get_store(), service, deployments, model=self.model, base_url=self.base_url, **self.more)
+            scores = await loop.run(self.steps, items(train_dataset), items(val_dataset))
+        print(json.dumps({"scores": scores}), flush=True)
+
+
 async def main(options: argparse.Namespace) -> None:
-    key = os.environ.get("AZURE_OPENAI_API_KEY", "none")
-    async with (
-        await Store.connect(options.store) as store,
-        AsyncOpenAI(base_url=options.base_url, api_key=key) as service,
-        aiohttp.ClientSession() as session,
-    ):
-        deployments = Deployments(session, options.deployments, os.environ.get("AZURE_MANAGEMENT_TOKEN", ""))
-        own = {"model": options.model, "base_url": options.base_url, "poll_seconds": options.poll_seconds}
-        scores = await Finetuning(store, service, deployments, **own).run(options.steps, train(), val())
-    print(json.dumps({"scores": scores}))
+    own = {"base_url": options.base_url, "deployments": options.deployments, "model": options.model, "steps": options.steps}
+    algorithm = AzureFinetuning(**own, poll_seconds=options.poll_seconds)
+    async with await Store.connect(options.store) as store:
+        algorithm.set_store(store)
+        await algorithm.run(train(), val())
 
 
 if __name__ == "__main__":

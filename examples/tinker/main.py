@@ -1,6 +1,7 @@
 """Twenty questions, played and trained: all in one, algorithm and runners apart, or played once without training.
 
-    python main.py oneclick                                    # everything in one call
+    agl-otel train job.toml                                    # everything in one call, with a stack and runner processes
+    python main.py oneclick                                    # the same from Python, in threads of one process
     agl-otel store;  python main.py runner;  python main.py algo       # three terminals (--store ADDRESS)
     python main.py dryrun --endpoint http://localhost:8000/v1 --model MODEL     # any model, no training
 
@@ -22,22 +23,31 @@ from game import SECRETS
 import agl_otel as agl
 
 TASKS = list(SECRETS)
+MODEL = "Qwen/Qwen3-4B-Instruct-2507"
 
 
-def algorithm(options: argparse.Namespace) -> TinkerGRPO:
-    course = {"steps": options.steps, "group_size": options.group_size}
-    if not options.real:
+def tasks() -> list[str]:
+    return TASKS
+
+
+def algorithm(*, real: bool = False, model: str = MODEL, steps: int = 8, group_size: int = 16) -> TinkerGRPO:
+    course = {"steps": steps, "group_size": group_size}
+    if not real:
         return TinkerGRPO(scripted, scripted.ServiceClient(), base_model="table", learning_rate=1.5, **course)
     tinker: Any = importlib.import_module("tinker")
-    return TinkerGRPO(tinker, tinker.ServiceClient(), base_model=options.model, **course)
+    return TinkerGRPO(tinker, tinker.ServiceClient(), base_model=model, **course)
+
+
+def chosen(options: argparse.Namespace) -> TinkerGRPO:
+    return algorithm(real=options.real, model=options.model, steps=options.steps, group_size=options.group_size)
 
 
 def oneclick(options: argparse.Namespace) -> None:
-    agl.Trainer(algorithm=algorithm(options), n_runners=8, strategy="shm").fit(play, TASKS)
+    agl.Trainer(algorithm=chosen(options), n_runners=8, strategy="shm").fit(play, TASKS)
 
 
 async def algo(options: argparse.Namespace) -> None:
-    made, store = algorithm(options), agl.LightningStoreClient(options.store)
+    made, store = chosen(options), agl.LightningStoreClient(options.store)
     made.set_store(store)
     await made.run(TASKS)
     await store.close()
@@ -70,7 +80,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--group-size", type=int, default=16)
     parser.add_argument("--real", action="store_true")
-    parser.add_argument("--model", default="Qwen/Qwen3-4B-Instruct-2507")
+    parser.add_argument("--model", default=MODEL)
     parser.add_argument("--endpoint", default="http://localhost:8000/v1")
     given = parser.parse_args()
     done = modes[given.mode](given)

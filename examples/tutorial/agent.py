@@ -10,6 +10,10 @@ import agl_otel as agl
 WANTED = ("friendly", "short", "example")
 
 
+def tasks() -> list[str]:
+    return ["What is a rollout?"]
+
+
 def simple_agent(task: str, prompt_template: agl.PromptTemplate) -> float:
     prompt = prompt_template.format(question=task)
     agl.emit_message(f"asked: {prompt}")

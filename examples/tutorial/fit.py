@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from agent import simple_agent
+from agent import simple_agent, tasks
 from algorithm import PROMPTS, find_best_prompt
 
 import agl_otel as agl
@@ -19,4 +19,4 @@ async def best_prompt(*, store: agl.LightningStore, train_dataset: agl.Dataset[s
 if __name__ == "__main__":
     agl.setup_logging()
     strategy = sys.argv[1] if len(sys.argv) > 1 else "cs"
-    agl.Trainer(algorithm=best_prompt, n_runners=2, strategy=strategy).fit(simple_agent, ["What is a rollout?"])
+    agl.Trainer(algorithm=best_prompt, n_runners=2, strategy=strategy).fit(simple_agent, tasks())

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import runpy
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -32,17 +33,25 @@ async def on(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
         yield running
 
 
-async def test_azure_tunes_deploys_prunes_and_validates_in_a_loop_and_the_score_rises(on: Stage) -> None:
-    folder = EXAMPLES / "azure"
-    async with (
-        serving(sys.executable, folder / "service.py", "--port", "0") as service,
-        on.runner(folder, "--function", "agent.py:answer", "--grader", "grade.py:grade"),
-    ):
-        where = ("--base-url", f"{service}/openai/v1", "--deployments", f"{service}/account", "--poll-seconds", "0.05")
-        output = await finished(sys.executable, folder / "finetune.py", "--store", on.address, *where, cwd=folder)
+async def trained(on: Stage, example: str, tmp_path: Path, *changes: tuple[str, str]) -> str:
+    """Run an example's own job file on the stage, with some of its words changed, in a copy of its folder; what was printed."""
+    folder = tmp_path / example
+    shutil.copytree(EXAMPLES / example, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    job = (folder / "job.toml").read_text()
+    for old, new in changes:
+        assert old in job, f"{example}/job.toml has no {old!r}"
+        job = job.replace(old, new)
+    (folder / "job.toml").write_text(job)
+    where = ("--store", on.address, "--run-dir", tmp_path / "run", "--json")
+    return await finished(sys.executable, "-m", "agl_otel", "train", folder / "job.toml", *where, cwd=folder)
+
+
+async def test_azure_tunes_deploys_prunes_and_validates_in_a_loop_and_the_score_rises(on: Stage, tmp_path: Path) -> None:
+    async with serving(sys.executable, EXAMPLES / "azure" / "service.py", "--port", "0") as service:
+        output = await trained(on, "azure", tmp_path, ("http://127.0.0.1:8095", service), ("poll_seconds = 0.1", "poll_seconds = 0.05"))
         async with aiohttp.ClientSession() as session, session.get(f"{service}/account/deployments") as answer:
             deployed = [each["name"] for each in (await answer.json())["value"]]
-    *steps, last = map(json.loads, output.splitlines())
+    *steps, last = [json.loads(line) for line in output.splitlines() if line.startswith(('{"step"', '{"scores"'))]
     assert [step["rows"] for step in steps] == [24, 24], "half of four rollouts of 12 tasks"
     assert len(last["scores"]) == 3 and last["scores"][-1] > max(0.5, last["scores"][0] + 0.2), output
     assert deployed == ["gpt-4.1-mini", "gpt-4.1-mini-v2"] and steps[-1]["deployed"] == ["gpt-4.1-mini-v2"]
@@ -55,6 +64,12 @@ async def test_tinker_learns_from_traces_of_its_own_sampler_algorithm_and_runner
     lines = [json.loads(line) for line in output.splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5] and {line["stale"] for line in lines} == {0}
     assert lines[0]["reward"] < 0.35 and lines[-1]["reward"] >= lines[0]["reward"] + 0.2, lines
+
+
+async def test_tinker_is_trained_by_its_job_file(on: Stage, tmp_path: Path) -> None:
+    output = await trained(on, "tinker", tmp_path, ("steps = 8", "steps = 1"), ("group_size = 16", "group_size = 2"))
+    [line] = [json.loads(line) for line in output.splitlines() if line.startswith('{"step"')]
+    assert line["calls"] >= 8 and line["stale"] == 0
 
 
 async def test_tinker_in_one_call_and_without_training(on: Stage) -> None:
@@ -122,6 +137,15 @@ async def test_chartqa_keeps_its_pictures_from_the_agent_to_the_exported_rows(on
     found = rows_of(Reading(form="trajectories"), traces).rows
     assert {row["rollout_id"]: row["images"] for row in found} == {rollout_id: [image] for rollout_id, image in asked.items()}
     assert all(asked[row["rollout_id"]] in json.dumps(row["messages"][0]["content"]) for row in found)
+
+
+async def test_chartqas_job_tells_how_good_a_model_is(on: Stage, tmp_path: Path) -> None:
+    async with ScriptedModel(reads_charts) as model:
+        output = await trained(on, "chartqa", tmp_path, ("http://127.0.0.1:8000/v1", model.url))
+    told = json.loads(output.splitlines()[-1])
+    tasks = runpy.run_path(str(EXAMPLES / "chartqa" / "charts.py"))["val"]()
+    right = sum("red" in task["question"] and abs(51 - int(task["expected"])) <= 0.05 * int(task["expected"]) for task in tasks)
+    assert (told["rollouts"], told["succeeded"], told["score"]) == (16, 16, {"train": right / 16}) and model.asked, output
 
 
 async def test_chartqa_with_a_vision_model(on: Stage) -> None:

@@ -68,6 +68,14 @@ def test_store_runner_and_algorithm_as_three_processes(tmp_path: Path) -> None:
     until(lambda: naming(data) == [], "nothing is left")
 
 
+def test_the_job_file_runs_the_same_function(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    data = ("--data-dir", str(tmp_path / "data"), "--run-dir", str(tmp_path / "run"))
+    with Command("train", str(TUTORIAL / "job.toml"), *data, log=log, cwd=tmp_path) as job:
+        assert job.wait(900) == 0, job.output
+    assert BEST in job.output and job.output.count("succeeded, 1 finished") == 3, job.output
+
+
 @pytest.mark.parametrize("strategy", ["cs", "shm"])
 def test_one_call_of_fit(tmp_path: Path, strategy: str) -> None:
     log = tmp_path / "fit.log"

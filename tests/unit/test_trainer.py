@@ -3,13 +3,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 pytest.importorskip("torch", reason="needs the [train] extra")
 
 from agl_otel.errors import SettingsError
-from agl_otel.trainer import Job
+from agl_otel.trainer import Job, OwnRun
 from agl_otel.types import PromptTemplate
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "first_light" / "job.toml"
@@ -94,3 +95,67 @@ def test_a_wrong_search_is_refused_by_name(tmp_path: Path, old: str, new: str, w
         Job.load(path)
     for word in ["job.toml", *words]:
         assert word in str(caught.value)
+
+
+OWN = """
+import agl_otel as agl
+
+class Mine(agl.Algorithm):
+    def __init__(self, *, rounds: int, run_dir=None, rollout_config=None):
+        super().__init__()
+        self.given = rounds, run_dir, rollout_config
+
+@agl.algo
+def made(train_dataset):
+    pass
+
+def none(rounds: int = 1):
+    return "no algorithm"
+"""
+
+
+def own_run(tmp_path: Path, algorithm: str, data: str = "train = 'tasks.jsonl'") -> OwnRun:
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "tasks.jsonl").write_text("1\n")
+    path = tmp_path / "job.toml"
+    path.write_text(f"[agent]\nfunction = 'a.py:f'\ntimeout_seconds = 7.0\n[data]\n{data}\n[algorithm]\n{algorithm}\n")
+    return OwnRun(Job.load(path), cast("Any", None), tmp_path / "run")
+
+
+async def test_an_algorithm_of_ones_own_gets_its_options_and_what_it_asks_for_of_the_job(tmp_path: Path) -> None:
+    run = own_run(tmp_path, "name = 'mine.py:Mine'\nrounds = 3")
+    algorithm: Any = run.algorithm()
+    rounds, folder, config = algorithm.given
+    assert (rounds, folder, config.timeout_seconds) == (3, tmp_path / "run", 7.0) and not run.job.searches_prompts
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        ("name = 'mine.py:Mine'", ["mine.py:Mine", "rounds"]),
+        ("name = 'mine.py:Mine'\nrounds = 1\nturns = 2", ["turns", "it takes rounds, run_dir, rollout_config"]),
+        ("name = 'mine.py:made'\nrounds = 1", ["rounds", "mine.py:made", "takes no options"]),
+        ("name = 'mine.py:none'", ["mine.py:none", "gives a str"]),
+    ],
+)
+async def test_an_algorithm_that_does_not_fit_is_refused_by_name(tmp_path: Path, algorithm: str, words: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        own_run(tmp_path, algorithm).algorithm()
+    for word in words:
+        assert word in str(caught.value)
+
+
+async def test_tasks_that_an_algorithm_cannot_take_or_lacks_are_named(tmp_path: Path) -> None:
+    run = own_run(tmp_path, "name = 'mine.py:made'", "train = 'tasks.jsonl'\nval = 'tasks.jsonl'")
+    with pytest.raises(SettingsError, match=r"val: algorithm mine\.py:made takes no val_dataset"):
+        await run.fit([1], [1])
+    with pytest.raises(SettingsError, match=r"\[data\] val is missing: grpo scores"):
+        own_run(tmp_path, "name = 'grpo'").job.tasks("val")
+    with pytest.raises(SettingsError, match=r"algorithm.polling_interval.*number"):
+        own_run(tmp_path, "name = 'baseline'\npolling_interval = 'often'")
+
+
+@pytest.mark.parametrize("example", sorted(path.parent.name for path in EXAMPLE.parents[1].glob("*/job.toml")))
+def test_job_files_of_the_examples_are_read(example: str) -> None:
+    job = Job.load(EXAMPLE.parents[1] / example / "job.toml")
+    assert job.agent.function or job.agent.command
