@@ -202,6 +202,11 @@ def check_tree(tree: str, table_functions: frozenset[str]) -> None:
             raise QueryError(f"the function {name} is not allowed here")
 
 
+def is_settled(canonical: str) -> bool:
+    """Whether `check_tree` says the same whatever the parameters are: a value is a literal in the tree, an {x:Identifier} is a name."""
+    return "identifier" not in canonical.lower()
+
+
 def wrap(text: str, prefix: str, settings: Mapping[str, str]) -> str:
     """Step 4."""
     tail = "\nSETTINGS " + ", ".join(f"{name} = {value}" for name, value in settings.items()) if settings else ""

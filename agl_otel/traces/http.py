@@ -1,8 +1,9 @@
-"""The ClickHouse HTTP protocol from the client's side: one POST with the query and its parameters as a form."""
+"""The ClickHouse HTTP protocol from the client's side: one POST with the query; its parameters go into the URL, long ones into a form."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from urllib.parse import quote
 
 import aiohttp
 
@@ -11,6 +12,7 @@ from agl_otel.tls import connector
 from agl_otel.traces.engine import parameter
 
 TIMEOUT_SECONDS = 120.0
+URL_CHARS = 2000  # parameters that are shorter in all go into the URL: a form costs both sides a millisecond more
 
 
 class ClickHouseHttp:
@@ -50,14 +52,16 @@ class ClickHouseHttp:
         """
         if not self.url:
             raise UnavailableError("the stack has no ClickHouse yet: its collector is still starting, or `agl-otel up` runs without one")
-        with aiohttp.MultipartWriter("form-data") as form:
-            form.append(f"{sql.strip().rstrip(';')}\nFORMAT {format_name}").set_content_disposition("form-data", name="query")
-            for name, value in (params or {}).items():
-                form.append(parameter(value)).set_content_disposition("form-data", name=f"param_{name}")
+        text = f"{sql.strip().rstrip(';')}\nFORMAT {format_name}"
+        given = {f"param_{name}": parameter(value) for name, value in (params or {}).items()}
+        in_url = {name: str(value) for name, value in (settings or {}).items()}
+        if sum(len(quote(value)) for value in given.values()) <= URL_CHARS:
+            data: bytes | aiohttp.MultipartWriter = text.encode()
+            in_url |= given
+        else:
+            data = _form({"query": text, **given})
         try:
-            async with self.session.post(
-                f"{self.url}/", params={name: str(value) for name, value in (settings or {}).items()}, data=form
-            ) as response:
+            async with self.session.post(f"{self.url}/", params=in_url, data=data) as response:
                 body = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise UnavailableError(f"ClickHouse does not answer at {self.url}: {error}") from None
@@ -68,3 +72,10 @@ class ClickHouseHttp:
                 f"ClickHouse at {self.url} refused a query ({response.status}): {body[:2000].decode(errors='replace').strip()}"
             )
         return body
+
+
+def _form(values: Mapping[str, str]) -> aiohttp.MultipartWriter:
+    with aiohttp.MultipartWriter("form-data") as form:
+        for name, value in values.items():
+            form.append(value).set_content_disposition("form-data", name=name)
+    return form

@@ -197,6 +197,23 @@ def test_a_parameter_is_data(endpoint: SqlEndpoint) -> None:
     assert answer == b"x') INTO OUTFILE 'y\n"
 
 
+def test_a_text_that_passed_is_answered_for_other_values(endpoint: SqlEndpoint) -> None:
+    for value in ("1", "2", "3"):
+        assert endpoint.run("SELECT {passed:UInt8} FORMAT CSV", {"passed": value}, {}, "TSV") == (f"{value}\n".encode(), "CSV")
+
+
+def test_a_text_that_passed_is_not_answered_for_other_names(endpoint: SqlEndpoint) -> None:
+    for sql, harmless, hostile in (
+        ("SELECT count() > 0 FROM system.{t:Identifier}", "one", "processes"),
+        ("SELECT count() > 0 FROM {t:Identifier}(2)", "numbers", "sleep"),
+        ("SELECT {t:Identifier}('x') != ''", "lower", "file"),
+    ):
+        with contextlib.suppress(AglError):  # some of them pass nowhere
+            assert endpoint.run(sql, {"t": harmless}, {}, "TSV")[0] in (b"1\n", b"true\n")
+        with pytest.raises(AglError):
+            endpoint.run(sql, {"t": hostile}, {}, "TSV")
+
+
 HARMLESS = [
     ("SELECT 1", b"1\n"),
     ("select 1 as a, 2 as b FORMAT CSV", b"1,2\n"),
