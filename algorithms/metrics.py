@@ -5,11 +5,15 @@ A sink is a MetricSink; `SINKS` has ours by name. All get the same: every number
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -47,7 +51,8 @@ class TensorBoard:
 
     def begin(self, run_id: str, folder: Path | None, done: Sequence[TrainingStep]) -> None:
         """Begin with what is done."""
-        from tensorboardX import SummaryWriter
+        with _without_torch():
+            from tensorboardX import SummaryWriter
 
         assert folder is not None
         for old in (folder / TENSORBOARD).glob("events.*"):
@@ -65,6 +70,27 @@ class TensorBoard:
     def close(self) -> None:
         """Have it on disk."""
         self._writer.close()
+
+
+@contextlib.contextmanager
+def _without_torch() -> Generator[None]:
+    """Within the block this thread imports no torch that is not there yet.
+
+    tensorboardX imports it for a type hint: 400 MB and seconds, of which a search for prompts has no use.
+    """
+    me = threading.get_ident()
+
+    class Refusing(MetaPathFinder):
+        def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+            if fullname == "torch" and threading.get_ident() == me:
+                raise ModuleNotFoundError("not now", name=fullname)
+
+    refusing = Refusing()
+    sys.meta_path.insert(0, refusing)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(refusing)
 
 
 class WandB:

@@ -60,7 +60,13 @@ def audit(url: str, *more: str) -> subprocess.CompletedProcess[str]:
     uv = next((str(path) for path in (ROOT / ".tools/bin/uv", shutil.which("uv")) if path and Path(path).exists()), None)
     if uv is None:
         pytest.skip("there is no uv here: `make setup` brings it")
-    environment = {"UV_AUDIT_URL": url, "UV_HTTP_RETRIES": "0", "HTTPS_PROXY": "http://127.0.0.1:9", "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
+    environment = {
+        "UV_AUDIT_URL": url,
+        "UV_HTTP_RETRIES": "0",
+        "HTTPS_PROXY": "http://127.0.0.1:9",
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(Path.home()),
+    }
     command = [sys.executable, "-m", "tests.audit", "--uv", uv, "--only", "python", *more]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
 

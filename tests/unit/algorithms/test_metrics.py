@@ -6,6 +6,8 @@ import importlib.util
 import logging
 import math
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -73,6 +75,22 @@ def test_tensorboard_has_every_number_of_every_step_once_also_after_a_stop(tmp_p
     )
     rewards = {step: value for tag, step, value in found if tag == "reward_mean"}
     assert rewards == pytest.approx({1: 0.1, 2: 0.2, 3: 0.6, 4: 0.8})
+
+
+def test_tensorboard_brings_no_torch_into_a_process_that_has_none_and_keeps_nobody_from_it(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs the [train] extra")
+    program = f"""
+import sys
+from pathlib import Path
+from agl_otel.algorithms.metrics import TensorBoard
+sink = TensorBoard()
+sink.begin("apo-1", Path({str(tmp_path)!r}), [])
+sink.close()
+assert "torch" not in sys.modules
+import torch.version
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+    assert list((tmp_path / "tensorboard").glob("events.*"))
 
 
 @pytest.mark.parametrize("metrics", [{}, {"best_score": 1.0, "editor_tokens": 3, "tokens": None}, {"reward_mean": math.nan}])
