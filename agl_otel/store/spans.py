@@ -150,9 +150,16 @@ class Spans(Connected):
         """The traces that `query` asks for, the latest first."""
         return await (await self._open()).reader.find_traces(query)
 
-    async def spans_of_traces(self, trace_ids: Sequence[str], *, limit: int = MANY) -> list[Span]:
-        """All spans of some traces (32 hex digits), by trace and time; at most `limit`, the first ones."""
-        return await (await self._open()).reader.by_trace(trace_ids, limit=limit)
+    async def rollouts_of_traces(self, trace_ids: Sequence[str]) -> list[str]:
+        """The ids of the rollouts that have spans of these traces; an empty one where there are spans without ids."""
+        return await (await self._open()).reader.rollouts_of_traces(trace_ids)
+
+    async def spans_of_traces(self, trace_ids: Sequence[str], *, rollouts: Sequence[str] | None = None, limit: int = MANY) -> list[Span]:
+        """All spans of some traces (32 hex digits), by trace and time; at most `limit`, the first ones.
+
+        `rollouts` is what `rollouts_of_traces` answered, where somebody has asked already.
+        """
+        return await (await self._open()).reader.by_trace(trace_ids, rollouts=rollouts, limit=limit)
 
     async def services(self) -> list[str]:
         """Every service that spans came from."""

@@ -7,6 +7,7 @@ Queries stand in sql/; rows become types in rows.py, counts become facts in fact
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import logging
 import re
@@ -142,9 +143,8 @@ class TraceReader:
 
     async def arrow(self, sql: str, *, params: Mapping[str, object] | None = None) -> Table:
         """The same as an Arrow table."""
-        import pyarrow as pa
-
-        body = await self._http.fetch(sql, "Arrow", params)
+        fetched = self._http.fetch(sql, "Arrow", params)
+        body, pa = await asyncio.gather(fetched, asyncio.to_thread(importlib.import_module, "pyarrow"))  # it takes a second, once
         with pa.ipc.open_file(pa.BufferReader(body)) as file:
             return file.read_all()
 
@@ -161,14 +161,21 @@ class TraceReader:
             return []
         return [event_of(row) for row in await self.query(named_query("events"), params={"rollouts": list(rollout_ids)})]
 
-    async def by_trace(self, trace_ids: Sequence[str], *, limit: int = MANY) -> list[Span]:
+    async def rollouts_of_traces(self, trace_ids: Sequence[str]) -> list[str]:
+        """The rollouts that have spans of these traces (hex ids); an empty one where there are spans without ids."""
+        rows = await self.query(named_query("trace_rollouts"), params={"traces": list(trace_ids)}) if trace_ids else []
+        return [row["RolloutId"] for row in rows]
+
+    async def by_trace(self, trace_ids: Sequence[str], *, rollouts: Sequence[str] | None = None, limit: int = MANY) -> list[Span]:
         """All spans of some traces (hex ids), by (trace, time), one for each (trace id, span id): the one with ids where there is one.
 
-        At most `limit`, the first ones.
+        At most `limit`, the first ones. `rollouts` is what `rollouts_of_traces` answered, where somebody has asked already.
         """
-        if not trace_ids:
+        rollouts = await self.rollouts_of_traces(trace_ids) if rollouts is None else rollouts
+        if not rollouts:
             return []
-        rows = await self.query(named_query("by_trace"), params={"traces": list(trace_ids), "limit": limit})
+        params = {"traces": list(trace_ids), "rollouts": list(rollouts), "limit": limit}
+        rows = await self.query(named_query("by_trace"), params=params)
         return await asyncio.to_thread(lambda: [span_of(row) for row in rows])  # a large trace takes a second, and others wait
 
     async def find_traces(self, query: TraceQuery) -> list[FoundTrace]:

@@ -1,6 +1,6 @@
 -- All spans of some traces, one row for each (TraceId, SpanId): the identified one first, else the one without ids, of these the latest
--- (a training step that was done again). In order of time. Their rollouts are looked up first: trace ids are found by bloom filters, which
--- err in some parts, and opening all the columns of a part costs more than reading the rows.
+-- (a training step that was done again). In order of time. Their rollouts are given (trace_rollouts.sql): trace ids are found by bloom filters,
+-- which err in some parts, and opening all the columns of a part costs more than reading the rows.
 SELECT RolloutId, AttemptId, SequenceId, TraceId, SpanId, ParentSpanId, SpanName, SpanKind, StatusCode, StatusMessage, ServiceName,
   ScopeName, ScopeVersion, TraceState, toUnixTimestamp64Nano(Timestamp) AS StartNano, Duration, SpanAttributes, ResourceAttributes,
   AttrTypes, PromptTokenIds, ResponseTokenIds, ResponseLogprobs, arrayMap(t -> toUnixTimestamp64Nano(t), Events.Timestamp) AS EventNanos,
@@ -9,7 +9,7 @@ SELECT RolloutId, AttemptId, SequenceId, TraceId, SpanId, ParentSpanId, SpanName
 FROM (
   SELECT * FROM otel.otel_traces
   WHERE TraceId IN {traces:Array(String)}
-    AND RolloutId IN (SELECT RolloutId FROM otel.otel_traces WHERE TraceId IN {traces:Array(String)})
+    AND RolloutId IN {rollouts:Array(String)}
   ORDER BY TraceId, SpanId, RolloutId = '', SequenceId, RolloutId, AttemptId, ReceivedAt DESC, BatchId DESC
   LIMIT 1 BY TraceId, SpanId
 )

@@ -5,6 +5,7 @@ Token ids and log-probs are left out, and said how many there were: they are mos
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,9 +44,9 @@ class Attempts:
     tags: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict[tuple[str, str], Mapping[str, Any]])
 
     @classmethod
-    async def of(cls, store: Store, spans: Iterable[Span]) -> Attempts:
-        """Verdicts and final rewards of all attempts that the spans belong to; those that the queue does not know have none."""
-        ids = sorted({span.rollout_id for span in spans if span.rollout_id})
+    async def of(cls, store: Store, rollouts: Iterable[str]) -> Attempts:
+        """Verdicts and final rewards of all attempts of these rollouts; those that the queue does not know have none."""
+        ids = sorted({rollout_id for rollout_id in rollouts if rollout_id})
         if not ids:
             return cls()
         tags: dict[tuple[str, str], dict[str, Any]] = {}
@@ -67,7 +68,10 @@ async def pages_of(store: Store, trace_ids: Sequence[str]) -> AsyncIterator[tupl
     pages = deque(ids[first : first + PAGE_TRACES] for first in range(0, len(ids), PAGE_TRACES))
     while pages:
         page = pages.popleft()
-        spans = await store.spans_of_traces(page, limit=TRACE_SPANS + 1)
+        rollouts = await store.rollouts_of_traces(page)
+        spans, attempts = await asyncio.gather(
+            store.spans_of_traces(page, rollouts=rollouts, limit=TRACE_SPANS + 1), Attempts.of(store, rollouts)
+        )
         if len(spans) > TRACE_SPANS:
             if len(page) > 1:
                 pages.extendleft([trace_id] for trace_id in reversed(page))
@@ -75,7 +79,7 @@ async def pages_of(store: Store, trace_ids: Sequence[str]) -> AsyncIterator[tupl
             spans.pop()
             spans[0].attributes[WARNINGS] = [LEFT_OUT]
         of_trace = {trace_id: list(own) for trace_id, own in groupby(spans, lambda span: span.trace_id)}
-        yield [of_trace[trace_id] for trace_id in page if trace_id in of_trace], await Attempts.of(store, spans)
+        yield [of_trace[trace_id] for trace_id in page if trace_id in of_trace], attempts
 
 
 def traces_data(spans: Sequence[Span], attempts: Attempts) -> Iterator[TracesData]:
