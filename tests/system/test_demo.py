@@ -71,14 +71,14 @@ def test_a_collector_that_is_gone_for_good_ends_the_demo_with_its_name(tmp_path:
 
 
 def test_a_model_server_that_dies_ends_the_training_with_its_name(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with Command("demo", "--data-dir", str(data), log=tmp_path / "demo.log", cwd=small_demo(tmp_path, val=1)) as demo:
-        until(lambda: "score before" in demo.output, "the training begins")
+    data, job = tmp_path / "data", small_demo(tmp_path, val=1) / DEMO / "job.toml"
+    with Command("train", str(job), "--data-dir", str(data), log=tmp_path / "train.log", cwd=tmp_path) as training:
+        until(lambda: "score before" in training.output, "the training begins")
         servers = [pid for pid in naming(data) if b"grpo.server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(servers) == 1
         os.kill(servers[0], signal.SIGKILL)
-        assert demo.wait(300) == 1
-        assert "the model server ended with exit code" in demo.output
+        assert training.wait(300) == 1
+        assert "the model server ended with exit code" in training.output
     assert naming(data) == []
 
 
