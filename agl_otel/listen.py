@@ -5,7 +5,8 @@ HTTP what is wanted. A client certificate is asked for where there is an authori
 showed none, so that /health stays open. gRPC owns its sockets: there the handshake itself fails.
 
 Nobody holds a connection for nothing: `make_runner` ends those that rest or do not come to the end of a head, `body_in_time` those
-whose body does not come. Both count from the beginning, so a byte now and then does not help.
+whose body does not come. Both count from the beginning, so a byte now and then does not help. `end_stalled` ends those that do not read
+their answer.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ BACKLOG: Final = 1024
 IDLE_SECONDS: Final = 75.0  # longer than exporters rest between two requests (5 s, metrics 60 s)
 PROBE_SECONDS: Final = 2.0
 BODY_SECONDS: Final = 120.0  # 64 MiB over 5 Mbit/s
+STALLED_SECONDS: Final = 60.0  # that a client takes nothing of its answer, which is held in memory meanwhile
 NO_CERTIFICATE: Final = "this port wants a client certificate of the authority in AGL_TLS_CLIENT_CA"
 _NO_TARGET: Final = URL("*")  # as of `OPTIONS *`: no route is called so
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -122,6 +124,20 @@ async def bodies_in_time(request: web.Request, handler: Callable[[web.Request], 
     """`body_in_time` for every request of an application."""
     with body_in_time(request):
         return await handler(request)
+
+
+def end_stalled(app: web.Application, seconds: float = STALLED_SECONDS) -> None:
+    """Have the kernel end the connections of `app` whose clients take nothing of an answer for `seconds` (Linux; elsewhere nobody does)."""
+    option: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if option is None:
+        return
+
+    async def limit(request: web.Request, _: web.StreamResponse) -> None:
+        connection = request.transport.get_extra_info("socket") if request.transport is not None else None
+        if connection is not None and connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, option, int(seconds * 1000))
+
+    app.on_response_prepare.append(limit)
 
 
 def only_own_pages(origins: Collection[str] = (), *, names: Collection[str] | None = None) -> Any:

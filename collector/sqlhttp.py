@@ -21,12 +21,15 @@ from aiohttp import BasicAuth, BodyPartReader, web
 
 from agl_otel.collector import guard, guard_tables
 from agl_otel.errors import QueryError, UnavailableError
-from agl_otel.listen import bodies_in_time, readable
+from agl_otel.listen import STALLED_SECONDS, bodies_in_time, end_stalled, readable
 from agl_otel.traces.engine import ClickHouseError
 from agl_otel.traces.opened import TraceStore
 
 READ_THREADS: Final = 4
 MAX_BODY_BYTES: Final = 16 << 20  # parameters may hold long lists of ids
+SLICE_BYTES: Final = 256 << 10
+HELD_BYTES: Final = 1 << 30  # of answers that their readers have not taken; beyond it queries wait, so that viewers that hang cost no more
+ROOM_SECONDS: Final = 2 * STALLED_SECONDS  # that a query waits for that
 MAX_MESSAGE: Final = 4000  # characters of an error
 DEFAULT_FORMAT: Final = "TabSeparated"
 _RESERVED: Final = frozenset(
@@ -42,13 +45,25 @@ _NOT_FOUND: Final = frozenset({46, 47, 60, 81})  # unknown function, identifier,
 class SqlEndpoint:
     """Answers queries from `engine`; `shared` where other databases may live beside ours, which are then out of reach."""
 
-    def __init__(self, engine: TraceStore, *, token: str = "", shared: bool = False) -> None:
+    def __init__(
+        self,
+        engine: TraceStore,
+        *,
+        token: str = "",
+        shared: bool = False,
+        held_bytes: int = HELD_BYTES,
+        stalled_seconds: float = STALLED_SECONDS,
+    ) -> None:
         self._engine = engine
         self._shared = shared
         self._token = token
+        self._held_bytes = held_bytes
+        self._stalled_seconds = stalled_seconds
         self._threads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="sql")
         self._table_functions: frozenset[str] = frozenset()
         self._passed: dict[str, _Passed] = {}
+        self._held = 0
+        self._taken = asyncio.Condition()
         self.counts: Counter[str] = Counter()
 
     def app(self) -> web.Application:
@@ -56,6 +71,7 @@ class SqlEndpoint:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[bodies_in_time, readable])
         app.router.add_get("/ping", self._ping)
         app.router.add_route("*", "/", self._query)
+        end_stalled(app, self._stalled_seconds)
         return app
 
     def close(self) -> None:
@@ -65,7 +81,7 @@ class SqlEndpoint:
     async def _ping(self, _: web.Request) -> web.Response:
         return web.Response(text="Ok.\n")
 
-    async def _query(self, request: web.Request) -> web.Response:
+    async def _query(self, request: web.Request) -> web.StreamResponse:
         if self._token and not self._allowed(request):
             return _error(
                 401, 516, "this endpoint wants the token (AGL_TOKEN): Authorization: Bearer TOKEN, or the password", "AUTHENTICATION_FAILED"
@@ -89,6 +105,7 @@ class SqlEndpoint:
         default = request.headers.get("X-ClickHouse-Format") or values.get("default_format") or DEFAULT_FORMAT
         started = time.perf_counter_ns()
         try:
+            await self._room()
             data, used = await asyncio.get_running_loop().run_in_executor(self._threads, self.run, sql, params, settings, default)
         except QueryError as error:
             self.counts["refused"] += 1
@@ -109,7 +126,35 @@ class SqlEndpoint:
             "X-Content-Type-Options": "nosniff",  # rows hold what agents said
             "Content-Type": guard.CONTENT_TYPES.get(used, "text/plain; charset=UTF-8"),
         }
-        return web.Response(body=data, headers=headers)
+        if len(data) <= SLICE_BYTES or request.method == "HEAD":
+            return web.Response(body=data, headers=headers)
+        return await self._send(request, data, headers)
+
+    async def _send(self, request: web.Request, data: bytes, headers: Mapping[str, str]) -> web.StreamResponse:
+        """A large answer, as its reader takes it: the whole would stand in memory twice."""
+        response = web.StreamResponse(headers=headers)
+        response.content_length = len(data)
+        self._held += len(data)
+        try:
+            await response.prepare(request)
+            for start in range(0, len(data), SLICE_BYTES):
+                await response.write(memoryview(data)[start : start + SLICE_BYTES])
+            await response.write_eof()
+        finally:
+            self._held -= len(data)
+            async with self._taken:
+                self._taken.notify_all()
+        return response
+
+    async def _room(self) -> None:
+        """Return when another answer may be held. Raises UnavailableError where none is taken for long."""
+        if self._held <= self._held_bytes:
+            return
+        try:
+            async with asyncio.timeout(ROOM_SECONDS), self._taken:
+                await self._taken.wait_for(lambda: self._held <= self._held_bytes)
+        except TimeoutError:
+            raise UnavailableError(f"answers of {self._held >> 20} MiB wait for their readers: ask again when these have read") from None
 
     def run(self, sql: str, params: Mapping[str, str], settings: Mapping[str, str], default_format: str) -> tuple[bytes, str]:
         """(bytes, format) of a query, in this thread. Raises QueryError where the guard refuses it, else ClickHouseError."""

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from agl_otel import logformat
 from agl_otel.errors import AglError, InUseError, http_status
-from agl_otel.listen import bodies_in_time, listen, make_runner, only_own_pages, own_names, readable, require_certificate
+from agl_otel.listen import bodies_in_time, end_stalled, listen, make_runner, only_own_pages, own_names, readable, require_certificate
 from agl_otel.queue.convert import reachable
 from agl_otel.queue.presence import Presence
 from agl_otel.settings import Settings
@@ -98,6 +98,7 @@ def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = (), n
     """The application over a store that is open in the running loop; `names`: see `only_own_pages`."""
     own_pages = only_own_pages([origin.strip() for origin in cors_origins if origin.strip()], names=names)
     app = web.Application(middlewares=[bodies_in_time, cors, own_pages, readable, guard], client_max_size=MAX_BODY_BYTES)
+    end_stalled(app)
     app[STORE] = store
     app[TOKEN] = token
     app[ORIGINS] = frozenset(origin.strip() for origin in cors_origins if origin.strip())
