@@ -39,6 +39,8 @@ FINISH_SECONDS: Final = 10.0
 """The longest that sealing and flushing may delay the end of the process."""
 SETTLE_SECONDS: Final = 1.0
 """How long spans that other threads end meanwhile are still sealed."""
+PAUSE_SECONDS: Final = (0.2, 5.0)
+"""Between two looks whether the process has ended by its SIGTERM: the first, and the longest; doubled each time."""
 MAX_ATTRIBUTES: Final = "4096"
 """The SDK's 128 would drop the oldest attributes of a span, which are the ids, in long conversations."""
 _ATTRIBUTE_LIMIT: Final = "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"
@@ -144,8 +146,11 @@ class Hook:
 
             def end() -> None:
                 self.finish()
-                self._ending = "finished"
-                os.kill(os.getpid(), number)
+                self._ending, pause = "finished", PAUSE_SECONDS[0]
+                while self._ending == "finished":  # one that comes while the main thread is about to sleep does not wake it
+                    os.kill(os.getpid(), number)
+                    time.sleep(pause)
+                    pause = min(2 * pause, PAUSE_SECONDS[1])
 
             _thread.start_new_thread(end, ())
             return

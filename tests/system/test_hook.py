@@ -158,6 +158,25 @@ def test_a_child_that_is_terminated_as_soon_as_it_is_forked_ends(receiver: OtlpR
     assert status == 0, err
 
 
+def test_a_sigterm_that_the_main_thread_sleeps_through_is_sent_again(receiver: OtlpReceiver, agent: Agent) -> None:
+    """It came between the last look at signals and the call that sleeps: Python looks at it when that call is done."""
+    code = """
+    tracer.start_span('work').end()
+    kill, sent = os.kill, []
+    def missed(pid, number):
+        sent.append(number)
+        if len(sent) > 1:
+            kill(pid, number)
+    os.kill = missed
+    kill(os.getpid(), signal.SIGTERM)
+    time.sleep(120)
+    sys.exit(7)
+    """
+    status, _, err = agent.run(code)
+    assert status == -signal.SIGTERM, err
+    assert sealed_completely(receiver)
+
+
 def test_a_sigterm_while_a_child_is_being_made_is_handled_when_it_is_made(receiver: OtlpReceiver, agent: Agent) -> None:
     code = """
     tracer.start_span('work').end()
