@@ -26,7 +26,7 @@ from agl_otel.collector_calls import COPY_SECONDS, barriers, open_session, posti
 from agl_otel.errors import ConflictError, DataError, SettingsError, UnavailableError, UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.lifecycle import FINISHED
-from agl_otel.queue.sqlite import table_names
+from agl_otel.queue.sqlite import sqlite_path, table_names
 from agl_otel.settings import Settings
 from agl_otel.traces.opened import CHDB_SCHEME, TraceStore, open_store
 from agl_otel.traces.transfer import Chunk, Content, DumpFiles, Progress, check_dump, dump, load
@@ -36,7 +36,6 @@ MANIFEST: Final = "backup.json"
 QUEUE_FILE: Final = "queue.db"
 TRACES: Final = "traces"
 PLAIN: Final = ("wal", "refused", "VERSION")  # copied as they are
-SQLITE_SCHEME: Final = "sqlite:///"
 _RAISE: Final = (
     "INSERT INTO sequences (rollout_id, last) VALUES (?, ?) ON CONFLICT (rollout_id) DO UPDATE SET last = max(last, excluded.last)"
 )
@@ -147,10 +146,10 @@ def restore(source: Path, settings: Settings, progress: Progress | None = None) 
 
 def queue_path(settings: Settings) -> Path:
     """The SQLite file of the queue. Raises SettingsError where the queue is elsewhere."""
-    url = settings.queue_db
-    if not url.startswith(SQLITE_SCHEME):
+    path = sqlite_path(settings.queue_db)
+    if path is None:
         raise SettingsError("the queue is not in SQLite (AGL_QUEUE_URL): back it up with its own tools, such as pg_dump")
-    return Path("/" + url.removeprefix(SQLITE_SCHEME).lstrip("/"))
+    return path
 
 
 def copy_queue(source: Path, target: Path) -> dict[str, int]:

@@ -25,7 +25,7 @@ class Played(NamedTuple):
     """A rollout that has ended."""
 
     rollout_id: str
-    mode: RolloutMode | None
+    mode: RolloutMode
     status: str
     reward: float | None
     """The last one; None where there is none."""
@@ -72,7 +72,7 @@ class Baseline(FastAlgorithm):
         """{mode: mean reward}; a rollout that did not succeed, or has no reward, counts 0."""
         found: dict[str, list[float]] = {}
         for each in self.ended:
-            found.setdefault(each.mode or "train", []).append((each.reward or 0.0) if each.status == "succeeded" else 0.0)
+            found.setdefault(each.mode, []).append((each.reward or 0.0) if each.status == "succeeded" else 0.0)
         return {mode: sum(rewards) / len(rewards) for mode, rewards in found.items()}
 
     async def run(  # pyright: ignore[reportIncompatibleMethodOverride]  # async, as the base allows
@@ -125,7 +125,7 @@ class Baseline(FastAlgorithm):
         who = rollout.rollout_id
         spans = list(await store.query_spans(who, "latest"))
         reward = find_final_reward(spans)
-        self.ended.append(Played(who, rollout.mode, rollout.status, reward))
+        self.ended.append(Played(who, rollout.mode or "train", rollout.status, reward))
         _log.info("[Rollout %s] %s, mode %s, %d spans, final reward: %s", who, rollout.status, rollout.mode, len(spans), reward)
         for attempt in await store.query_attempts(who):
             error = (attempt.error or "").strip().rpartition("\n")[2]

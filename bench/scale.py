@@ -37,10 +37,10 @@ import numpy as np
 from agl_otel import semconv
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
-from agl_otel.types import EnqueueRolloutRequest
+from agl_otel.types import LLM, EnqueueRolloutRequest
 from bench import proxy as proxy_bench
 from bench.claimers import Job, claimers
-from bench.harness import cpu_seconds, free_port, process, report_against_bar, resident_bytes
+from bench.harness import below, cpu_seconds, free_port, process, report_against_bar, resident_bytes
 from bench.load import Address, drive
 from bench.otlp import request_of, requests
 from bench.scale_model import Costs, Load, Outcome, Plan, measured_shape, plan, try_plan
@@ -244,8 +244,6 @@ async def measure_proxy(made: Stack, costs: dict[str, float], points: list[dict[
         process([sys.executable, "-m", "agl_otel.proxy"], environment, settings.proxy_port) as pid,
         QueueClient(made.queue_address) as queue,
     ):
-        from agl_otel.types import LLM
-
         update = await queue.put_resources({"llm": LLM(endpoint=f"http://127.0.0.1:{port}/v1", model="policy")})
         (begun,) = await queue.start([EnqueueRolloutRequest(input=1, resources_id=update.resources_id)])
         url = f"http://127.0.0.1:{settings.proxy_port}/rollout/{begun.rollout_id}/attempt/{begun.attempt.attempt_id}/v1"
@@ -274,8 +272,6 @@ async def measure_runners(made: Stack, costs: dict[str, float], model: str) -> N
     async def play(arguments: Sequence[str], rollouts: int) -> float:
         """CPU seconds of a runner and of all that it started, for each rollout, its start left out."""
         async with QueueClient(made.queue_address, timeout_seconds=120) as queue:
-            from agl_otel.types import LLM
-
             update = await queue.put_resources({"llm": LLM(endpoint=model, model="policy")})
             child = await asyncio.create_subprocess_exec(
                 *program, *arguments, env=environment, cwd=folder, stdout=asyncio.subprocess.DEVNULL
@@ -311,8 +307,6 @@ async def _drained(made: Stack) -> None:
 
 
 async def _agent_memory(made: Stack, command: Sequence[str], environment: dict[str, str], folder: Path, model: str) -> float:
-    from agl_otel.types import LLM
-
     async with QueueClient(made.queue_address) as queue:
         update = await queue.put_resources({"llm": LLM(endpoint=model, model="policy")})
         child = await asyncio.create_subprocess_exec(*command, env=environment, cwd=folder, stdout=asyncio.subprocess.DEVNULL)
@@ -332,7 +326,7 @@ async def _agent_memory(made: Stack, command: Sequence[str], environment: dict[s
 
 def tree(pid: int) -> list[int]:
     """A process and all below it."""
-    return [pid, *(each for child in _children(pid) for each in tree(child))]
+    return [pid, *below(pid)]
 
 
 def _children(pid: int) -> list[int]:

@@ -17,11 +17,11 @@ from typing import Final, Protocol
 
 import click
 
-from agl_otel.backup import SQLITE_SCHEME
 from agl_otel.collector.deletion import Deletion
 from agl_otel.collector_calls import barriers, open_session, posting
 from agl_otel.errors import AglError, UnavailableError, UsageError
 from agl_otel.queue.client import QueueClient
+from agl_otel.queue.sqlite import sqlite_path
 from agl_otel.settings import Settings
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
 
@@ -82,10 +82,8 @@ async def eraser(
 
 def _database(settings: Settings) -> Path | None:
     """The embedded queue's file; None where the queue is on PostgreSQL."""
-    if not settings.queue_db.startswith(SQLITE_SCHEME):
-        return None
-    database = Path(settings.queue_db.removeprefix(SQLITE_SCHEME))
-    if not database.exists():
+    database = sqlite_path(settings.queue_db)
+    if database is not None and not database.exists():
         raise UsageError(f"--wipe works where the data are, and {database} is not here: run it there, with --data-dir or AGL_QUEUE_URL")
     return database
 

@@ -68,7 +68,7 @@ async def _own(job: Job, settings: Settings, folder: Path, console: Console) -> 
         ended = algorithm.ended
         result |= {"rollouts": len(ended), "succeeded": sum(each.status == "succeeded" for each in ended), "score": algorithm.scores()}
         for mode, score in result["score"].items():
-            console.print(f"score: {score:.3f} on {sum((each.mode or 'train') == mode for each in ended)} rollouts in mode {mode}")
+            console.print(f"score: {score:.3f} on {sum(each.mode == mode for each in ended)} rollouts in mode {mode}")
     console.print(f"kept in {folder}", soft_wrap=True)
     return result
 

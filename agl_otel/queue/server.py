@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 from typing import Final, cast
 
 import grpc
@@ -19,7 +18,7 @@ from agl_otel.grpc_requests import Registrar
 from agl_otel.queue.engine import Engine
 from agl_otel.queue.proto import queue_pb2_grpc
 from agl_otel.queue.service import QueueService
-from agl_otel.queue.sqlite import SqliteEngine
+from agl_otel.queue.sqlite import SqliteEngine, sqlite_path
 from agl_otel.tls import Tls
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
@@ -42,9 +41,9 @@ def open_engine(url: str) -> Engine:
 
     Raises SettingsError, InUseError, ConflictError, and UnavailableError where the server does not answer.
     """
+    if (file := sqlite_path(url)) is not None:
+        return SqliteEngine(file)
     scheme, _, path = url.partition("://")
-    if scheme == "sqlite" and path.startswith("/") and len(path) > 1:
-        return SqliteEngine(Path(path[1:]))
     if scheme in ("postgresql", "postgres"):
         return _open_postgres(url)
     raise SettingsError(  # the rest of the URL may hold a password

@@ -33,6 +33,12 @@ _ONLY_HERE: Final = "-- sqlite: "  # begins lines of migrations that PostgreSQL 
 _log = logging.getLogger(__name__)
 
 
+def sqlite_path(url: str) -> Path | None:
+    """The file that sqlite:///PATH names (four slashes for an absolute path); None for any other URL."""
+    path = url.removeprefix("sqlite:///")
+    return Path(path) if path and path != url else None
+
+
 def table_names(database: sqlite3.Connection) -> list[str]:
     """The tables of a queue's file, in order, without SQLite's own."""
     names = [str(row[0]) for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]

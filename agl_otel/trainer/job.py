@@ -29,7 +29,7 @@ OPTIONS_OF: Final = {
     "random_search": "agl_otel.trainer.prompts",
     "baseline": "agl_otel.trainer.own",
 }
-"""{name of an algorithm: the module whose `options_model(name)` knows its options}; those of `prompts` search for prompts."""
+"""{name of an algorithm: the module that runs it, whose `options_model(name)` knows its options}."""
 
 
 class _Strict(BaseModel):
@@ -139,11 +139,6 @@ class Job(_Strict):
         """The module that runs the algorithm."""
         name = self.algorithm.get("name", "grpo")
         return OPTIONS_OF["baseline" if _is_own(name) else name]
-
-    @property
-    def searches_prompts(self) -> bool:
-        """Whether the algorithm searches for prompts."""
-        return self.run_by == OPTIONS_OF["apo"]
 
     @property
     def options(self) -> dict[str, Any]:

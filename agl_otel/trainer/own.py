@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from pydantic import BaseModel
 
@@ -39,8 +39,7 @@ class OwnRun(JobRun):
         if self.job.resources:
             algorithm.set_initial_resources(self.job.resources)
         async with self.runners():
-            work = algorithm.run(train, val) if algorithm.is_async() else call(algorithm.run, train, val)
-            await unless(self.failed, cast("Any", work))
+            await unless(self.failed, call(algorithm.run, train, val))
         return algorithm
 
     def algorithm(self) -> Algorithm:

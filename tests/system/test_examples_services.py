@@ -33,17 +33,17 @@ async def on(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
         yield running
 
 
-async def trained(on: Stage, example: str, tmp_path: Path, *changes: tuple[str, str]) -> str:
+async def trained(on: Stage, example: str, tmp_path: Path, *changes: tuple[str, str], job_file: str = "job.toml") -> str:
     """Run an example's own job file on the stage, with some of its words changed, in a copy of its folder; what was printed."""
     folder = tmp_path / example
     shutil.copytree(EXAMPLES / example, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    job = (folder / "job.toml").read_text()
+    job = (folder / job_file).read_text()
     for old, new in changes:
-        assert old in job, f"{example}/job.toml has no {old!r}"
+        assert old in job, f"{example}/{job_file} has no {old!r}"
         job = job.replace(old, new)
-    (folder / "job.toml").write_text(job)
+    (folder / job_file).write_text(job)
     where = ("--store", on.address, "--run-dir", tmp_path / "run", "--json")
-    return await finished(sys.executable, "-m", "agl_otel", "train", folder / "job.toml", *where, cwd=folder)
+    return await finished(sys.executable, "-m", "agl_otel", "train", folder / job_file, *where, cwd=folder)
 
 
 async def test_azure_tunes_deploys_prunes_and_validates_in_a_loop_and_the_score_rises(on: Stage, tmp_path: Path) -> None:
@@ -162,10 +162,7 @@ async def test_chartqa_with_a_vision_model(on: Stage) -> None:
 async def test_the_room_selector_finds_the_prompt_that_names_everything_and_is_debugged_without_training(on: Stage, tmp_path: Path) -> None:
     folder = EXAMPLES / "apo"
     async with serving(sys.executable, folder / "server.py", "--port", "0") as url:
-        for name in ("rooms.toml", "rooms.py"):
-            (tmp_path / name).write_text((folder / name).read_text().replace("http://127.0.0.1:8099/v1", url))
-        where = ("--store", on.address, "--run-dir", tmp_path / "run", "--json")
-        output = await finished(sys.executable, "-m", "agl_otel", "train", tmp_path / "rooms.toml", *where, cwd=tmp_path)
+        output = await trained(on, "apo", tmp_path, ("http://127.0.0.1:8099/v1", url), job_file="rooms.toml")
         found = json.loads(output.splitlines()[-1])
         assert found["best_score"] == 1.0 and found["best"]["prompt_template"].startswith("Choose the smallest room that is free"), found
         scores = [json.loads(line)["score"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -71,9 +71,9 @@ SEARCH = Path(__file__).parents[2] / "examples" / "apo" / "job.toml"
 
 def test_a_job_may_search_for_prompts_and_then_needs_no_torch() -> None:
     job = Job.load(SEARCH, overrides={"data": {"options": {"target": "flip"}}})
-    assert job.searches_prompts and job.options["beam_width"] == 2 and "name" not in job.options
+    assert job.run_by == "agl_otel.trainer.prompts" and job.options["beam_width"] == 2 and "name" not in job.options
     assert job.resources["prompt_template"] == PromptTemplate(template="answer", engine="f-string")
-    assert not Job.load(EXAMPLE).searches_prompts
+    assert Job.load(EXAMPLE).run_by == "agl_otel.trainer.training"
     program = "import sys; from pathlib import Path; from agl_otel.trainer import Job, PromptSearching; Job.load(Path(sys.argv[1]));"
     subprocess.run([sys.executable, "-c", f"{program} assert 'torch' not in sys.modules", str(SEARCH)], check=True)
 
@@ -126,7 +126,7 @@ async def test_an_algorithm_of_ones_own_gets_its_options_and_what_it_asks_for_of
     run = own_run(tmp_path, "name = 'mine.py:Mine'\nrounds = 3")
     algorithm: Any = run.algorithm()
     rounds, folder, config = algorithm.given
-    assert (rounds, folder, config.timeout_seconds) == (3, tmp_path / "run", 7.0) and not run.job.searches_prompts
+    assert (rounds, folder, config.timeout_seconds) == (3, tmp_path / "run", 7.0) and run.job.run_by == "agl_otel.trainer.own"
 
 
 @pytest.mark.parametrize(
