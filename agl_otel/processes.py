@@ -92,14 +92,21 @@ class Process:
         """Wait until `healthy` says so. Raises UnavailableError with the end of its log where it ends or takes too long."""
         try:
             async with asyncio.timeout(timeout_seconds):
-                while not await healthy():
-                    if not self.running:
-                        raise UnavailableError(f"{self.name} ended with exit code {self.returncode}: {self.last_words()}")
+                while True:
+                    well = await healthy()
+                    self.check_running()  # what answers may be another's service, which took the port first
+                    if well:
+                        return
                     await asyncio.sleep(HEALTH_POLL_SECONDS)
         except TimeoutError:
             raise UnavailableError(
                 f"{self.name} did not answer within {timeout_seconds:.0f} s; see {self.log}. {self.last_words()}"
             ) from None
+
+    def check_running(self) -> None:
+        """Raise UnavailableError with the end of its log where it has ended."""
+        if not self.running:
+            raise UnavailableError(f"{self.name} ended with exit code {self.returncode}: {self.last_words()}")
 
     def last_words(self) -> str:
         """The end of its log, without empty lines."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import random
 import socket
+import sys
+import time
 import tomllib
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -18,6 +21,9 @@ from agl_otel.errors import InUseError, SettingsError
 CONFIG_FILE: Final = "agl.toml"
 SECRETS: Final = ("token", "upstream_key", "forward_headers")
 _OWN_PORTS: Final = range(20_000, 32_000)
+RESERVED_SECONDS: Final = 120.0  # longer than a service takes to start on a busy machine
+_reserved: Final[deque[tuple[float, socket.socket]]] = deque()
+"""(until when, a socket bound to a port of `free_ports`), the oldest first."""
 PORTS: Final = ("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port")
 
 
@@ -205,17 +211,36 @@ class Settings(BaseSettings):
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Different ports that nobody listens on, below those that the system hands out itself: no connection takes them meanwhile.
 
-    Raises InUseError where there are none.
+    On Linux they are held for RESERVED_SECONDS, so that no other process finds them free before they are listened on; a server that sets
+    SO_REUSEADDR, as all do, may listen there. Raises InUseError where there are none.
     """
+    while _reserved and _reserved[0][0] < time.monotonic():
+        _reserved.popleft()[1].close()
     ports: list[int] = []
-    for port in random.sample(_OWN_PORTS, len(_OWN_PORTS)):
+    for port in random.SystemRandom().sample(_OWN_PORTS, len(_OWN_PORTS)):  # forks of one process, or two with one seed, must differ
         if len(ports) == count:
             break
-        if is_free(host, port):
+        if _reserve(host, port):
             ports.append(port)
     if len(ports) < count:
         raise InUseError(f"there are not {count} free ports from {_OWN_PORTS[0]} to {_OWN_PORTS[-1]} on {host}: name ports in the settings")
     return ports
+
+
+def _reserve(host: str, port: int) -> bool:
+    """Whether the port was free. A bound socket keeps others from binding without SO_REUSEADDR, which is how free ports are looked for."""
+    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        holder.bind((host, port))
+    except OSError:
+        holder.close()
+        return False
+    if sys.platform != "linux":  # elsewhere a port that is bound is taken for all
+        holder.close()
+        return True
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of both sockets: then Linux lets the second one bind and listen
+    _reserved.append((time.monotonic() + RESERVED_SECONDS, holder))
+    return True
 
 
 def free_port(host: str = "127.0.0.1") -> int:

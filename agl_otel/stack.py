@@ -157,7 +157,7 @@ class Stack:
 
     async def _all_announced(self) -> None:
         """Wait until the queue knows where the others are: a service may be well before it has said so, and clients ask the queue."""
-        wanted = [name for name in ANNOUNCED if any(service.name == ANNOUNCED[name] for service in self.services)]
+        missing = [name for name in ANNOUNCED if any(service.name == ANNOUNCED[name] for service in self.services)]
         try:
             async with (
                 asyncio.timeout(START_TIMEOUT_SECONDS),
@@ -165,12 +165,17 @@ class Stack:
             ):
                 while True:
                     known = await queue.describe()
-                    if all(getattr(known, name) for name in wanted):
+                    missing = [name for name in missing if not getattr(known, name)]
+                    if not missing:
                         return
+                    for name in missing:
+                        self._running[ANNOUNCED[name]].process.check_running()
                     await asyncio.sleep(HEALTH_POLL_SECONDS)
         except TimeoutError:
+            silent = [self._running[ANNOUNCED[name]].process for name in missing]
+            words = "; ".join(f"{process.name} (its log is {process.log}): {process.last_words()}" for process in silent)
             raise UnavailableError(
-                f"not all of {', '.join(wanted)} were announced to the queue; see the logs in {self.data_dir / 'logs'}"
+                f"not announced to the queue within {START_TIMEOUT_SECONDS:.0f} s, though the service answers: {words}"
             ) from None
 
     def _probe(self, service: Service) -> Callable[[], Awaitable[bool]]:

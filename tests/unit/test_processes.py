@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agl_otel.errors import UnavailableError
 from agl_otel.processes import Process, is_alive, on_stop_signals
 
 
@@ -33,6 +34,18 @@ async def heard(*numbers: signal.Signals, same_seconds: float) -> list[str]:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             loop.remove_signal_handler(number)
     return called
+
+
+async def test_a_process_that_ended_is_not_ready_whoever_answers_for_it(tmp_path: Path) -> None:
+    process = Process("mine", [sys.executable, "-c", "print('port 1 is in use')"], log=tmp_path / "mine.log")
+
+    async def another_answers() -> bool:
+        await process.wait()
+        return True
+
+    await process.start()
+    with pytest.raises(UnavailableError, match=r"mine ended with exit code 0: port 1 is in use"):
+        await process.ready(another_answers, timeout_seconds=60)
 
 
 async def test_signals_of_one_moment_are_one() -> None:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from agl_otel.errors import SettingsError
-from agl_otel.settings import PORTS, Settings
+from agl_otel.settings import PORTS, Settings, free_port, is_free
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +53,24 @@ def test_ports_of_zero_become_different_free_ones_and_the_others_stay() -> None:
     settings = Settings.load(**dict.fromkeys(PORTS, 0) | {"web_port": 4999}).with_ports()
     ports = [getattr(settings, name) for name in PORTS]
     assert 0 not in ports and len(set(ports)) == len(ports) and settings.web_port == 4999
+
+
+LISTEN = """
+import socket, sys
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))):
+    pass
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ports are reserved on Linux only")
+def test_a_free_port_is_not_free_for_another_process_until_it_is_listened_on() -> None:
+    port = free_port()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))  # as others look for free ones
+    assert is_free("127.0.0.1", port)
+    subprocess.run([sys.executable, "-c", LISTEN, str(port)], check=True)  # a server takes it all the same
+    with socket.create_server(("127.0.0.1", port)):
+        assert not is_free("127.0.0.1", port)
 
 
 def test_environment_makes_a_child_load_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
