@@ -1,4 +1,4 @@
-import { useEffect, useState, type ReactNode } from "react";
+import { useEffect, useRef, useState, type ReactNode } from "react";
 import { Link } from "react-router";
 import { duration, oneLine, visible } from "../text";
 
@@ -86,9 +86,14 @@ export const Took = ({ start, end, now }: { start: number; end: number | null; n
   <span className={end == null ? "going" : ""}>{duration((end ?? now) - start)}</span>
 );
 
+/** `value` at once where it had rested for `ms`, else when it rests again: a letter or a pasted id is looked for now, a word once. */
 export function useLater<T>(value: T, ms = 200): T {
   const [later, setLater] = useState(value);
+  const changedAt = useRef(-Infinity);
   useEffect(() => {
+    const rested = performance.now() - changedAt.current > ms;
+    changedAt.current = performance.now();
+    if (rested) { setLater(value); return; }
     const timer = setTimeout(() => setLater(value), ms);
     return () => clearTimeout(timer);
   }, [value, ms]);
