@@ -15,6 +15,7 @@ from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer  # pyright: ignore[reportMissingImports]
 
 from agl_otel.algorithms.run_log import RunLog
+from agl_otel.algorithms.verl.order import in_order
 from agl_otel.algorithms.verl.publish import Publisher, sampling_of
 from agl_otel.algorithms.verl.samples import Counts, figures_of, nothing_left
 from agl_otel.algorithms.verl.spec import SECTION, Spec, step_of
@@ -58,6 +59,7 @@ def watched(trainer: Any) -> Any:
 
         def on_init_end(self) -> None:
             super().on_init_end()
+            self.replay_buffer.sample = in_order(self.replay_buffer)
             self._publish()
 
         def on_step_end(self) -> None:

@@ -1,0 +1,51 @@
+"""The rows of a step in an order that a second run has, too. Knows no verl.
+
+Trajectories come into verl's replay buffer in the order in which their rollouts happened to end, and the last digits of a loss are those of
+the order of its sum: without this no run would repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+
+class Batch(Protocol):
+    """What verl's replay buffer gives; its rows' keys are `{task's uid}_{session}_{number of the sample}`."""
+
+    keys: list[str]
+
+    def reorder(self, indexes: list[int]) -> None:
+        """Bring rows, and all that is known of them, into this order."""
+        ...
+
+
+class Buffer(Protocol):
+    """verl's replay buffer."""
+
+    @property
+    def prompt_global_steps(self) -> Mapping[str, Mapping[str, int]]:
+        """{partition: {uid: step}}, in the order in which tasks were asked for."""
+        ...
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Batch, dict[str, Any]]:
+        """Wait for a batch, and take it out."""
+        ...
+
+
+def in_order(buffer: Buffer) -> Callable[..., tuple[Any, dict[str, Any]]]:
+    """`buffer.sample`, but for the order of the rows: by task, as they were asked for, then session, then sample."""
+    sample = buffer.sample
+
+    def sample_in_order(global_steps: int, partition_id: str, batch_size: int) -> tuple[Batch, dict[str, Any]]:
+        batch, metrics = sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+        place = {uid: number for number, uid in enumerate(buffer.prompt_global_steps[partition_id])}
+
+        def row(index: int) -> tuple[int, int, int]:
+            uid, session, number = batch.keys[index].rsplit("_", 2)
+            return place[uid], int(session), int(number)
+
+        batch.reorder(sorted(range(len(batch.keys)), key=row))
+        return batch, metrics
+
+    return sample_in_order
