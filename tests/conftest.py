@@ -1,4 +1,4 @@
-"""What the whole suite shares: how hypothesis searches, and a tracer provider for each file.
+"""What the whole suite shares: how hypothesis searches, a tracer provider for each file, and one tiny model.
 
 `make test` plays the same examples each time, so that what passed here passes there. `make search` draws new ones; what it finds becomes a
 test of its own, or an `@example`.
@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +21,7 @@ from agl_otel.instrumentation import uninstrument_all
 from agl_otel.instrumentation.unwrapping import unwrap_leftovers
 from agl_otel.tracer import process
 from tests.one_certificate import read_one_certificate
+from tests.policies import tiny_policy_in
 
 # Several workers share the cores, and no model here is large: a second thread of torch or numpy would wait for its turn, at full speed.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -48,3 +50,10 @@ def own_tracer_provider() -> Iterator[None]:
     process._telemetry = None  # pyright: ignore[reportPrivateUsage] - nothing public forgets it, nor the two below
     trace._TRACER_PROVIDER = None  # pyright: ignore[reportPrivateUsage]
     trace._TRACER_PROVIDER_SET_ONCE = Once()  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.fixture(scope="session")
+def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The warm-started tiny model of seed 0: to read, or to copy to where a run looks before it makes its own."""
+    base = tmp_path_factory.getbasetemp()
+    return tiny_policy_in(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -22,9 +23,10 @@ pytest.importorskip("torch", reason="needs the [train] extra")
 pytestmark = pytest.mark.timeout(1200)
 
 
-def test_what_is_trained_on_is_what_was_sampled_and_stored(tmp_path: Path) -> None:
+def test_what_is_trained_on_is_what_was_sampled_and_stored(tmp_path: Path, tiny_policy: Path) -> None:
     data = tmp_path / "data"
     small_demo(tmp_path, val=32)
+    shutil.copytree(tiny_policy, data / "run" / "policy")
     done = run("demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=tmp_path, seconds=900)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
@@ -47,8 +49,9 @@ def test_what_is_trained_on_is_what_was_sampled_and_stored(tmp_path: Path) -> No
     assert json.loads(listed.stdout)["total"] == 2 * 16
 
 
-def test_a_collector_that_is_gone_for_good_ends_the_demo_with_its_name(tmp_path: Path) -> None:
+def test_a_collector_that_is_gone_for_good_ends_the_demo_with_its_name(tmp_path: Path, tiny_policy: Path) -> None:
     data = tmp_path / "data"
+    shutil.copytree(tiny_policy, data / "run" / "policy")
     with Command("demo", "--data-dir", str(data), log=tmp_path / "demo.log", cwd=small_demo(tmp_path, val=1)) as demo:
         metrics = data / "run" / "metrics.jsonl"
         until(lambda: metrics.exists() and metrics.read_text() != "", "the first step is done")
@@ -70,9 +73,12 @@ def test_a_collector_that_is_gone_for_good_ends_the_demo_with_its_name(tmp_path:
     assert naming(data) == []
 
 
-def test_a_model_server_that_dies_ends_the_training_with_its_name(tmp_path: Path) -> None:
+def test_a_model_server_that_dies_ends_the_training_with_its_name(tmp_path: Path, tiny_policy: Path) -> None:
     data, job = tmp_path / "data", small_demo(tmp_path, val=1) / DEMO / "job.toml"
-    with Command("train", str(job), "--data-dir", str(data), log=tmp_path / "train.log", cwd=tmp_path) as training:
+    shutil.copytree(tiny_policy, data / "run" / "policy")
+    with Command(
+        "train", str(job), "--data-dir", str(data), "--run-dir", str(data / "run"), log=tmp_path / "train.log", cwd=tmp_path
+    ) as training:
         until(lambda: "score before" in training.output, "the training begins")
         servers = [pid for pid in naming(data) if b"grpo.server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(servers) == 1
@@ -83,6 +89,7 @@ def test_a_model_server_that_dies_ends_the_training_with_its_name(tmp_path: Path
 
 
 def test_ctrl_c_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The one demo here that makes its model."""
     data = tmp_path / "data"
     with Command("demo", "--data-dir", str(data), log=tmp_path / "demo.log", cwd=small_demo(tmp_path, val=1)) as demo:
         until(lambda: "3." in demo.output, "the commands run")
@@ -98,14 +105,18 @@ def test_a_wrong_job_file_is_a_wrong_use_and_starts_nothing(tmp_path: Path) -> N
     assert not (tmp_path / "data").exists()
 
 
-def test_a_grader_that_raises_ends_the_training_with_what_it_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_grader_that_raises_ends_the_training_with_what_it_said(
+    tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "bad.py").write_text("def grade(task, answer):\n    raise KeyError('no such field: score')\n")
     job = small_demo(tmp_path, val=8) / DEMO / "job.toml"
     job.write_text(job.read_text().replace("grade.py:", f"{tmp_path}/bad.py:"))
+    data = tmp_path / "data"
+    shutil.copytree(tiny_policy, data / "run" / "policy")
     with pytest.raises(SystemExit) as ended:
-        main(["train", str(job), "--data-dir", str(tmp_path / "data")])  # in this process, which has torch already
+        main(["train", str(job), "--data-dir", str(data), "--run-dir", str(data / "run")])  # in this process, which has torch already
     told = capsys.readouterr().err
     assert ended.value.code == 1
     assert "no such field: score" in told and "grade" in told
-    listed = run("rollouts", "--json", "--data-dir", str(tmp_path / "data"), cwd=tmp_path)
+    listed = run("rollouts", "--json", "--data-dir", str(data), cwd=tmp_path)
     assert json.loads(listed.stdout)["total"] == 8, "what happened is still there"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,10 +59,10 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> Iterator[Server]:
     torch.set_num_threads(1)
     base = tmp_path_factory.mktemp("server")
-    folder = tiny.make_policy(base / "policy")
+    folder = Path(shutil.copytree(tiny_policy, base / "policy"))
     command = [sys.executable, "-m", MODEL, "--model", str(folder), "--port", "0", "--record", str(base / "record.jsonl")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,14 @@ from tests.system.stack_process import DEMO, small_demo
 pytestmark = pytest.mark.system
 
 
-def test_a_job_tunes_on_its_best_rollouts_and_keeps_what_it_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_tunes_on_its_best_rollouts_and_keeps_what_it_trained_on(
+    tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = small_demo(tmp_path, val=32) / DEMO / "job.toml"
     job = path.read_text().split("[algorithm]")[0]
     path.write_text(f'{job}[algorithm]\nname = "sft"\nprompts_per_step = 24\nmax_steps = 2\n')
     assert Job.load(path).algorithm["name"] == "sft"
+    shutil.copytree(tiny_policy, tmp_path / "run" / "policy")
     with pytest.raises(SystemExit) as ended:
         main(["train", str(path), "--data-dir", str(tmp_path / "data"), "--run-dir", str(tmp_path / "run"), "--json"])
     captured = capsys.readouterr()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -78,13 +79,10 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> Iterator[Place]:
     """A stack, and a folder with a policy and tasks."""
-    from agl_otel.algorithms.grpo import tiny
-
     folder = tmp_path_factory.mktemp("resumes")
-    torch.set_num_threads(1)
-    tiny.make_policy(folder / "policy")
+    shutil.copytree(tiny_policy, folder / "policy")
     (folder / "tasks.py").write_text(TASKS)
     ports = {f"AGL_{name}_PORT": "0" for name in ("QUEUE", "OTLP_GRPC", "OTLP_HTTP", "CLICKHOUSE", "PROXY", "WEB")}
     stack_file = folder / "data" / "stack.json"

@@ -34,9 +34,10 @@ def environment(server: ClickHouseServer) -> dict[str, str]:
     return {"AGL_COLLECTOR": str(binary()), "AGL_CLICKHOUSE_URL": server.url()}
 
 
-def test_the_demo_trains_on_what_was_sampled_and_stored(server: ClickHouseServer, tmp_path: Path) -> None:
+def test_the_demo_trains_on_what_was_sampled_and_stored(server: ClickHouseServer, tmp_path: Path, tiny_policy: Path) -> None:
     pytest.importorskip("torch", reason="needs the [train] extra")
     data = tmp_path / "data"
+    shutil.copytree(tiny_policy, data / "run" / "policy")
     done = run(
         "demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=small_demo(tmp_path, val=2), env=environment(server), seconds=900
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,6 @@ def test_what_we_set_and_translate_to_has_a_place_in_verls_own_config(python: Pa
 FIT = """
 import asyncio, json, sys
 import aiohttp
-import torch
 import agl_otel as agl
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.errors import DataError
@@ -101,9 +101,8 @@ async def told(store):
             for step in await store.training_steps(run.run_id)]
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     store = Store(source=EmbeddedStack(services=("queue", "collector", "proxy")))
-    verl = agl.VERL(json.loads(sys.argv[1]), model_dir=tiny.make_policy("policy"), run_dir="run", seed=5)
+    verl = agl.VERL(json.loads(sys.argv[1]), model_dir=sys.argv[2], run_dir="run", seed=5)
     trainer = agl.Trainer(algorithm=verl, store=store, strategy="shm", n_runners=4, tracer=agl.OtelTracer())
     try:
         trainer.fit(agent, [437, 512, 230, 101], val_dataset=[300, 311])
@@ -123,11 +122,11 @@ CONFIG = {
 }
 
 
-def test_a_trainer_trains_by_verl_and_names_why_a_validation_came_to_nothing(python: Path, tmp_path: Path) -> None:
+def test_a_trainer_trains_by_verl_and_names_why_a_validation_came_to_nothing(python: Path, tmp_path: Path, tiny_policy: Path) -> None:
     """One start: a step by Trainer.fit, kept as a span that is linked to its attempts; then all validation rollouts are refused."""
     (tmp_path / "main.py").write_text(FIT)
     done = subprocess.run(
-        [python, "main.py", json.dumps(CONFIG)],
+        [python, "main.py", json.dumps(CONFIG), str(tiny_policy)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -148,9 +147,10 @@ def value_at(path: str) -> Any:
     return {} if path in ("ray_kwargs.ray_init", "critic.fsdp") or path.endswith("nsight_options") else 1
 
 
-def test_a_run_trains_on_what_the_agents_traces_say(python: Path, tmp_path: Path) -> None:
+def test_a_run_trains_on_what_the_agents_traces_say(python: Path, tmp_path: Path, tiny_policy: Path) -> None:
     """One start, because it takes a minute; `python -m bench.verl` kills one and goes on."""
     (tmp_path / "job.toml").write_text(JOB)
+    shutil.copytree(tiny_policy, tmp_path / "run" / "policy")
     command = [python, "-m", "agl_otel", "train", "job.toml", "--data-dir", "data", "--run-dir", "run", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment(python), timeout=1200)
     assert done.returncode == 0, done.stderr[-3000:]
