@@ -8,7 +8,7 @@ here, nothing is downloaded, and the same seed gives the same weights. Embedding
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,8 +49,7 @@ PREFERRED: Final = (0, 2, 0, 2, 1, 0, 2, 1, 3, 3)
 """By last digit, the behaviour that the warm start makes a little likelier, so that the greedy answer is no coin toss: it is right for
 three last digits of ten, whatever the target (behaviours 1 and 3 agree on 4 and 9)."""
 PREFERENCE: Final = 1.4  # how much likelier it is than each other one
-WARM_START_STEPS: Final = 300  # enough for the four answers to come close to their shares; about four seconds
-WARM_START_ROWS: Final = 32
+WARM_START_STEPS: Final = 300  # enough for the four answers to come close to their shares; three to four seconds
 
 
 def question(number: int) -> str:
@@ -99,11 +98,11 @@ def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0) -> LlamaFor
     return LlamaForCausalLM(config)
 
 
-def prompt_ids(tokenizer: Any, number: int) -> list[int]:
-    """The agent's question about `number` through the chat template, ready for the assistant's reply, as token ids."""
-    messages = [{"role": "user", "content": question(number)}]
-    text: str = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+def prompt_ids(tokenizer: Any, numbers: Sequence[int]) -> list[list[int]]:
+    """The agent's question about each number through the chat template, ready for the assistant's reply, as token ids."""
+    conversations = [[{"role": "user", "content": question(number)}] for number in numbers]
+    texts: list[str] = tokenizer.apply_chat_template(conversations, add_generation_prompt=True, tokenize=False)
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
 def answer_shares() -> Tensor:
@@ -118,21 +117,22 @@ def answer_shares() -> Tensor:
 def warm_start(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, steps: int = WARM_START_STEPS) -> float:
     """Teach the answer digit's distribution (`answer_shares`) and that a reply ends after it. Returns the last loss.
 
-    The loss is against the whole distribution, not against samples of it, so no noise favours one behaviour.
+    The loss is against the whole distribution, not against samples of it, so no noise favours one behaviour; for the same reason each step
+    shows one number of each last digit.
     """
     source = random.Random(seed)
     end: Any = tokenizer.eos_token_id
     digits = torch.tensor([tokenizer(str(digit))["input_ids"][0] for digit in range(10)])
-    prompts = torch.tensor([prompt_ids(tokenizer, number) for number in TRAIN_NUMBERS])
-    shares = answer_shares()[torch.tensor(TRAIN_NUMBERS) % 10]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0)
+    prompts = [torch.tensor(prompt_ids(tokenizer, [number for number in TRAIN_NUMBERS if number % 10 == last])) for last in range(10)]
+    target = torch.zeros(10, len(tokenizer)).index_add(1, digits, answer_shares())
+    ends = torch.full((10,), end)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0, fused=True)
     loss = torch.zeros(())
     for _ in range(steps):
-        batch = torch.tensor(source.sample(range(len(prompts)), WARM_START_ROWS))
-        shown = digits[torch.tensor([source.randrange(10) for _ in batch])]
-        logits = model(input_ids=torch.cat([prompts[batch], shown[:, None]], dim=1), logits_to_keep=2).logits
-        target = torch.zeros(logits.shape[0], logits.shape[2]).index_add(1, digits, shares[batch])
-        loss = F.cross_entropy(logits[:, 0], target) + F.cross_entropy(logits[:, 1], torch.full((len(batch),), end))
+        asked = torch.stack([source.choice(of_digit) for of_digit in prompts])
+        shown = digits[torch.tensor([source.randrange(10) for _ in range(10)])]
+        logits = model(input_ids=torch.cat([asked, shown[:, None]], dim=1), logits_to_keep=2).logits
+        loss = F.cross_entropy(logits[:, 0], target) + F.cross_entropy(logits[:, 1], ends)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

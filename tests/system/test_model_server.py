@@ -94,7 +94,7 @@ def test_plain_answer_carries_what_was_sampled(server: Server, policy: Policy) -
         )
     answer = json.loads(raw.text)
     assert raw.headers[HEADER_MODEL_VERSION] == "0"
-    assert answer["prompt_token_ids"] == tiny.prompt_ids(policy.tokenizer, 437)
+    assert answer["prompt_token_ids"] == tiny.prompt_ids(policy.tokenizer, [437])[0]
     recorded = [line for line in server.recorded() if line["id"] == answer["id"]]
     assert [line["choice"] for line in recorded] == [0, 1]
     for choice, line in zip(answer["choices"], recorded, strict=True):

@@ -1,0 +1,35 @@
+"""The tiny model's warm start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from agl_otel.algorithms.grpo import tiny
+from agl_otel.algorithms.grpo.policy import load_policy
+
+
+def test_a_warm_started_model_gives_the_four_answers_in_their_shares_and_ends(tiny_policy: Path) -> None:
+    """To numbers that it has not seen."""
+    policy = load_policy(tiny_policy)
+    prompts = torch.tensor(tiny.prompt_ids(policy.tokenizer, tiny.HELD_OUT_NUMBERS))
+    digits = torch.tensor([policy.tokenizer(str(digit))["input_ids"][0] for digit in range(10)])
+    shares = tiny.answer_shares()[torch.tensor(tiny.HELD_OUT_NUMBERS) % 10]
+    with torch.no_grad():
+        answers = policy.model(input_ids=prompts, logits_to_keep=1).logits[:, 0].softmax(-1)
+        answered = torch.cat([prompts, digits[torch.arange(len(prompts)) % 10, None]], dim=1)
+        ends = policy.model(input_ids=answered, logits_to_keep=1).logits[:, 0].softmax(-1)[:, policy.tokenizer.eos_token_id]
+    torch.testing.assert_close(answers[:, digits], shares, atol=0.08, rtol=0)
+    assert answers[:, digits].argmax(1).tolist() == shares.argmax(1).tolist()
+    assert ends.min() > 0.99
+
+
+def test_the_same_seed_gives_the_same_weights() -> None:
+    tokenizer = tiny.make_tokenizer()
+    made = []
+    for seed in (3, 3, 4):
+        model = tiny.make_model(tokenizer, seed=seed)
+        tiny.warm_start(model, tokenizer, seed=seed, steps=2)
+        made.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
+    assert torch.equal(made[0], made[1]) and not torch.equal(made[0], made[2])
