@@ -57,7 +57,9 @@ def environment(python: Path) -> dict[str, str]:
 
 
 COMPOSE = """
-import json, sys
+import functools, json, sys
+import hydra
+hydra.compose = functools.cache(hydra.compose)  # verl's own part is the same each time
 from agl_otel.algorithms.verl.__main__ import composed
 for given in json.load(sys.stdin):
     try:
