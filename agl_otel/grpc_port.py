@@ -23,6 +23,18 @@ LOOK_SECONDS: Final = 0.25
 _log = logging.getLogger(__name__)
 
 
+class _NoTracebacksOfStrangers(logging.Filter):
+    """Drops what grpcio logs, with a traceback, of each header whose name is no UTF-8 (it takes it as Latin-1, and goes on)."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record stays."""
+        return not (record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError))
+
+
+_OF_STRANGERS: Final = _NoTracebacksOfStrangers()
+_GRPCIO: Final = logging.getLogger("grpc._cython.cygrpc")
+
+
 class GrpcPort:
     """Use `start`, then `stop`.
 
@@ -39,6 +51,7 @@ class GrpcPort:
 
     async def start(self, host: str, port: int, tls: Tls | None = None) -> int:
         """Listen on host:port (0: a free one), with `tls` where it is given; answers the port. Raises InUseError where it is taken."""
+        _GRPCIO.addFilter(_OF_STRANGERS)
         if port:
             with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:  # gRPC's own words do not name the reason
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

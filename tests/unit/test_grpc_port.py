@@ -13,7 +13,7 @@ import pytest
 
 from agl_otel.errors import InUseError
 from agl_otel.grpc_port import GrpcPort
-from tests.chaos.clients import HTTP2, grpc_head
+from tests.chaos.clients import HTTP2, frame, grpc_head
 
 
 class Echo(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument] - generic in the stubs only
@@ -66,6 +66,25 @@ async def test_a_request_that_ends_the_server_cuts_what_is_under_way_and_another
         await under_way
     assert cut.value.code() is grpc.StatusCode.UNAVAILABLE
     await echo.stop(0)
+
+
+async def test_a_header_whose_name_is_no_utf_8_leaves_no_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    echo = listener(asyncio.Event())
+    port = await echo.start("127.0.0.1", 0)
+    asked = HTTP2 + grpc_head("/echo/now").replace(b"content-type", b"content-typ\xe1") + frame(0, 1, 1, b"\0\0\0\0\1x")
+
+    def ask() -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=300) as connection:
+            connection.sendall(asked)
+            answer = b""
+            while b"grpc-status" not in answer and (piece := connection.recv(4096)):
+                answer += piece
+            return answer
+
+    assert b"grpc-status" in await asyncio.to_thread(ask)
+    assert await call(port, "/echo/now") == b"x"
+    await echo.stop(0)
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
