@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from opentelemetry import trace
 from opentelemetry.util._once import Once
 
-from agl_otel.instrumentation import uninstrument_all
+from agl_otel.instrumentation import uninstrument_all, waiting
 from agl_otel.instrumentation.unwrapping import unwrap_leftovers
 from agl_otel.tracer import process
 from tests.one_certificate import read_one_certificate
@@ -43,6 +43,7 @@ def own_tracer_provider() -> Iterator[None]:
     yield
     process.shut_down()
     uninstrument_all()
+    waiting.forget_all()
     for point in entry_points(group="opentelemetry_instrumentor"):
         if point.module in sys.modules and (instrumentor := point.load()()).is_instrumented_by_opentelemetry:
             instrumentor.uninstrument()

@@ -27,6 +27,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from agl_otel.instrumentation import autoload
 from agl_otel.instrumentation.context import AttemptContext, carried_context, from_environment, with_ids
 from agl_otel.instrumentation.export import ExportProcessor
 from agl_otel.instrumentation.guard import never_raises, note_failure
@@ -228,8 +229,9 @@ _hook: Hook | None = None
 
 @never_raises
 def pre_instrument() -> None:
-    """Install the hook, once."""
+    """Have instrumentations wait for their libraries, and install the hook, once."""
     global _hook
+    autoload.begin()
     if _hook is not None:
         return
     attempt = from_environment(os.environ)
@@ -247,7 +249,8 @@ def pre_instrument() -> None:
 
 @never_raises
 def post_instrument() -> None:
-    """Adopt the provider of an instrumentation that brought its own."""
+    """Every instrumentation is loaded, or waits. Adopt the provider of one that brought its own."""
+    autoload.end()
     provider = trace.get_tracer_provider()
     if _hook is not None and isinstance(provider, TracerProvider):
         _hook.adopt(provider)

@@ -22,6 +22,7 @@ from opentelemetry.util._importlib_metadata import entry_points
 
 from agl_otel import semconv
 from agl_otel.errors import SettingsError, UnavailableError
+from agl_otel.instrumentation import waiting
 from agl_otel.instrumentation.context import Key, format_traceparent
 from agl_otel.instrumentation.export import ExportProcessor
 from agl_otel.instrumentation.hook import Hook, count_dropped, ensure_propagators, is_own
@@ -115,7 +116,7 @@ class Telemetry:
     def switch_on(self, instrument: Sequence[str]) -> None:
         """Switch on instrumentations, as `start` does."""
         for name in dict.fromkeys(each for asked in instrument for each in _ALSO.get(asked, (asked,))):
-            _switch_on(name)
+            _Switch(name).on()
 
     @property
     def marker(self) -> str:
@@ -204,35 +205,57 @@ def _some(keys: Sequence[Key]) -> str:
     return names if len(keys) <= 3 else f"{names} and {len(keys) - 3} more"
 
 
-def _switch_on(name: str) -> Any:
-    """The instrumentor, switched on where its library is installed. Raises SettingsError where it is not installed itself."""
-    found = next(iter(entry_points(group=_GROUP, name=name)), None)
-    if found is None:
-        raise SettingsError(f"no OpenTelemetry instrumentation {name!r} is installed: install opentelemetry-instrumentation-{name}")
-    instrumentor = found.load()()
-    if get_dependency_conflicts(instrumentor.instrumentation_dependencies()) is None and not instrumentor.is_instrumented_by_opentelemetry:
-        instrumentor.instrument()
-    return instrumentor
+class _Switch:
+    """One instrumentation in this process."""
+
+    def __init__(self, name: str) -> None:
+        """Raises SettingsError where it is not installed."""
+        found = next(iter(entry_points(group=_GROUP, name=name)), None)
+        if found is None:
+            raise SettingsError(f"no OpenTelemetry instrumentation {name!r} is installed: install opentelemetry-instrumentation-{name}")
+        self._found = found
+        self._instrumentor: Any = None
+
+    def on(self, *, quietly: bool = False) -> None:
+        """Switch on where its library is installed: now, or when the process imports that (waiting.py). `quietly`: log errors."""
+        on_now = self._try_on_now if quietly else self._on_now
+        if not waiting.wait(self._found.module, on_now):
+            on_now()
+
+    def off(self) -> None:
+        """Switch off; what waits does not come on any more."""
+        waiting.forget(self._found.module)
+        instrumentor, self._instrumentor = self._instrumentor, None
+        if instrumentor is not None:
+            instrumentor.uninstrument()
+            unwrap_leftovers(instrumentor)
+
+    def _on_now(self) -> None:
+        instrumentor = self._found.load()()
+        conflict = get_dependency_conflicts(instrumentor.instrumentation_dependencies())
+        if conflict is None and not instrumentor.is_instrumented_by_opentelemetry:
+            instrumentor.instrument()
+        self._instrumentor = instrumentor
+
+    def _try_on_now(self) -> None:
+        try:
+            self._on_now()
+        except Exception as error:  # noqa: BLE001 - the boundary: somebody else's instrumentation, of a library that may not be there
+            _log.debug("instrumentation %s cannot be switched on: %r", self._found.name, error)
 
 
-_switched_on: Final[dict[str, Any]] = {}
+_switched_on: Final[dict[str, _Switch]] = {}
 
 
 def switch_on_installed() -> None:
     """Switch on those of INSTRUMENTATIONS that are installed and not on yet. Never raises."""
     installed = {point.name for point in entry_points(group=_GROUP)}
     for name in [name for name in INSTRUMENTATIONS if name in installed and name not in _switched_on]:
-        try:
-            _switched_on[name] = _switch_on(name)
-        except Exception as error:  # noqa: BLE001 - the boundary: somebody else's instrumentation, of a library that may not be there
-            _switched_on[name] = None
-            _log.debug("instrumentation %s cannot be switched on: %r", name, error)
+        _switched_on[name] = _Switch(name)
+        _switched_on[name].on(quietly=True)
 
 
 def switch_off() -> None:
     """Switch off what `switch_on_installed` switched on."""
     while _switched_on:
-        _, instrumentor = _switched_on.popitem()
-        if instrumentor is not None:
-            instrumentor.uninstrument()
-            unwrap_leftovers(instrumentor)
+        _switched_on.popitem()[1].off()

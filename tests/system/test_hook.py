@@ -25,8 +25,6 @@ IDS = {
     "OTEL_RESOURCE_ATTRIBUTES": "team=blue,agentlightning.rollout_id=ro-1,agentlightning.attempt_id=at-1",
 }
 KEY = ("ro-1", "at-1")
-WITHOUT_MODELS = {"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "openai,langchain"}
-"""For agents that call no model: what traces those calls imports their SDK into every process, which costs most of its start."""
 HEAD = "import os, sys, signal, threading, time\nfrom opentelemetry import trace\ntracer = trace.get_tracer('agent')\n"
 
 
@@ -40,11 +38,10 @@ def receiver() -> Iterator[OtlpReceiver]:
 class Agent:
     """Runs agent code under the hook."""
 
-    def __init__(self, receiver: OtlpReceiver, directory: Path, protocol: str = "http/protobuf", *, models: bool = False) -> None:
+    def __init__(self, receiver: OtlpReceiver, directory: Path, protocol: str = "http/protobuf") -> None:
         self._directory = directory
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "AGL_", "PYTHON"))},
-            **({} if models else WITHOUT_MODELS),
             "OTEL_TRACES_EXPORTER": "otlp",
             "OTEL_LOGS_EXPORTER": "otlp",
             "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
@@ -97,7 +94,7 @@ def test_a_second_sigterm_does_not_cut_the_sealing_off(receiver: OtlpReceiver, a
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 def test_a_plain_agents_spans_carry_ids_marker_and_parent_and_are_sealed(receiver: OtlpReceiver, tmp_path: Path, protocol: str) -> None:
     code = "with tracer.start_as_current_span('outer'):\n    with tracer.start_as_current_span('inner'): pass\n"
-    status, _, err = Agent(receiver, tmp_path, protocol, models=True).run(code)
+    status, _, err = Agent(receiver, tmp_path, protocol).run(code)
     assert (status, err) == (0, "")
     outer, inner = receiver.spans("outer")[0], receiver.spans("inner")[0]
     assert outer.key == inner.key == KEY and outer.marker == inner.marker

@@ -1,0 +1,249 @@
+"""Instrumentations wait for their library, and no span is missed for that: real libraries, each time in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.environments import ROOT, AbsentError, over_ours
+
+pytestmark = pytest.mark.system
+PATCHED = """
+import sys
+from types import ModuleType
+from wrapt import FunctionWrapper
+from agl_otel.instrumentation import waiting
+
+def patched(*packages):
+    "{module, class and name: the modules of the wrappers around it} within these packages"
+    found = {}
+    for module in list(sys.modules.values()):
+        if not isinstance(module, ModuleType) or module.__name__.partition('.')[0] not in packages:
+            continue
+        classes = [held for held in list(vars(module).values()) if issubclass(type(held), type) and held.__module__ == module.__name__]
+        for owner in (module, *classes):
+            for name, held in list(vars(owner).items()):
+                around = []
+                while type(held) is FunctionWrapper:
+                    around.append(held._self_wrapper.__module__)
+                    held = held.__wrapped__
+                if around:
+                    found[f"{module.__name__}:{getattr(owner, '__qualname__', '')}.{name}"] = around
+    return found
+
+def calls():
+    "how many wrappers are around the call of a chat model"
+    return len(patched('openai').get('openai.resources.chat.completions.completions:Completions.create', ()))
+"""
+OPENAI = "opentelemetry.instrumentation.openai"
+
+
+def run(code: str, *, python: str = sys.executable, instrument: bool = True, **environment: str) -> tuple[str, str]:
+    """What a program prints, to both streams; by opentelemetry-instrument, or plainly. Raises AssertionError where it fails."""
+    start = [str(Path(sys.executable).with_name("opentelemetry-instrument"))] if instrument else []
+    done = subprocess.run(
+        [*start, python, "-W", "ignore", "-c", PATCHED + textwrap.dedent(code)],
+        env={
+            **{name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "AGL_", "PYTHON"))},
+            "OTEL_TRACES_EXPORTER": "none",
+            **environment,
+        },
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip(), done.stderr
+
+
+def test_what_is_not_imported_is_not_loaded_and_the_rest_is_on() -> None:
+    told, said = run("""
+        import threading
+        print([name for name in ("openai", "httpx2", waiting.__name__) if name in sys.modules], len(patched("threading", "httpx2")) > 1)
+    """)
+    assert told == "['httpx2', 'agl_otel.instrumentation.waiting'] True"
+    assert said == ""
+
+
+IMPORTS = {
+    "a submodule first": "from openai.resources.chat import completions",
+    "looked for before": "import importlib.util; assert 'openai' not in sys.modules and importlib.util.find_spec('openai'); import openai",
+    "its instrumentation first": f"import {OPENAI}; import openai",
+    "by name, and loaded anew": "import importlib; importlib.import_module('openai.types'); importlib.reload(sys.modules['openai'])",
+    "in a fork": """
+        import os
+        if pid := os.fork():
+            _, status = os.waitpid(pid, 0)
+            assert 'openai' not in sys.modules
+            sys.exit(os.waitstatus_to_exitcode(status))
+        import openai
+    """,
+    "lazily": """
+        import importlib.util
+        spec = importlib.util.find_spec('openai')
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        sys.modules['openai'] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        import openai
+    """,
+    "by another finder's loader": """
+        import wrapt
+        told = []
+        wrapt.register_post_import_hook(told.append, 'openai')
+        import openai
+        assert told == [openai], told
+    """,
+}
+
+
+@pytest.mark.parametrize("how", IMPORTS)
+def test_it_is_on_when_its_library_is_imported(how: str) -> None:
+    program = textwrap.dedent(IMPORTS[how])
+    told, said = run(f"{program}\nimport openai; openai.OpenAI(api_key='x').chat.completions; print(calls(), openai.__spec__.loader.name)")
+    assert told == "1 openai"
+    assert said == ""
+
+
+@pytest.mark.parametrize("second", ["import openai", "from openai.resources.chat import completions"])
+def test_of_two_threads_that_import_at_once_both_find_it_on(second: str) -> None:
+    told, said = run(f"""
+        import threading
+        together, found = threading.Barrier(2), []
+        def go(program):
+            together.wait()
+            exec(program)
+            from openai.resources.chat import completions
+            found.append(calls())
+        threads = [threading.Thread(target=go, args=(program,)) for program in ("import openai", {second!r})]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        print(calls(), found)
+    """)
+    assert told.startswith("1 "), said
+    assert len(json.loads(told[2:])) == 2, said
+    assert "Traceback" not in said
+
+
+def test_an_import_that_fails_fails_as_ever_and_the_next_finds_it_on() -> None:
+    told, said = run("""
+        sys.modules["sniffio"] = None
+        for _ in range(2):
+            try:
+                import openai
+            except ImportError as error:
+                print("sniffio" in str(error), "openai" in sys.modules)
+        del sys.modules["sniffio"]
+        for name in [name for name in sys.modules if name.startswith("openai.")]: del sys.modules[name]
+        import openai
+        print(calls())
+    """)
+    assert told.split("\n") == ["True False", "True False", "1"]
+    assert said == ""
+
+
+def test_a_version_that_does_not_fit_is_told_and_left_alone(tmp_path: Path) -> None:
+    old = tmp_path / "openai-0.9.0.dist-info"
+    old.mkdir()
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: openai\nVersion: 0.9.0\n")
+    told, said = run("import openai; from openai.resources.chat import completions; print(calls())", PYTHONPATH=str(tmp_path))
+    assert told == "0"
+    assert 'currently installed version ("openai 0.9.0") falls outside of that range' in said
+
+
+def test_one_that_is_disabled_does_not_wait() -> None:
+    told, _ = run(
+        "import openai; from openai.resources.chat import completions; print(calls())", OTEL_PYTHON_DISABLED_INSTRUMENTATIONS="openai"
+    )
+    assert told == "0"
+
+
+def test_one_that_fails_is_told_of_and_the_program_runs_on() -> None:
+    told, said = run("""
+        from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
+        def fails(*_, **__): raise RuntimeError("no way")
+        BaseInstrumentor.instrument = fails
+        import openai
+        print(openai.OpenAI.__name__)
+    """)
+    assert told == "OpenAI"
+    assert "Instrumenting of openai failed" in said
+    assert "no way" in said
+
+
+@pytest.mark.parametrize("instrument", [True, False])
+def test_what_is_switched_off_while_it_waits_does_not_come_on(instrument: bool) -> None:
+    told, _ = run(
+        """
+        from agl_otel.instrumentation import instrument_all, uninstrument_all
+        instrument_all()
+        print("openai" in sys.modules)
+        uninstrument_all()
+        import openai; from openai.resources.chat import completions
+        print(calls())
+        instrument_all()
+        print(calls())
+        uninstrument_all()
+        print(calls())
+        """,
+        instrument=instrument,
+    )
+    assert told.split("\n") == ["False", "0", "1", "0"]
+
+
+def test_a_plain_program_finds_it_on_whether_it_imported_before_or_after() -> None:
+    for order in ("import openai; instrument_all()", "instrument_all(); import openai"):
+        told, said = run(
+            f"from agl_otel.instrumentation import instrument_all; {order}; from openai.resources.chat import completions; print(calls())",
+            instrument=False,
+        )
+        assert (told, said) == ("1", "")
+
+
+FAMILY = ("langchain_core", "langchain", "langchain_openai", "langgraph", "langgraph_sdk", "openai")
+AT_START = """
+from agl_otel.instrumentation import waiting
+from opentelemetry.instrumentation.auto_instrumentation import initialize
+if {eager}: waiting.LIBRARIES.clear()
+initialize(swallow_exceptions=False)
+before = [name for name in {family} if name in sys.modules]
+import {first}
+import langchain.agents, langchain_openai, langgraph.graph, langgraph.prebuilt, langgraph_sdk
+import json
+print(json.dumps([before, patched(*{family})]))
+"""
+
+
+@cache
+def with_langchain() -> str:
+    try:
+        return str(over_ours("langchain", ROOT / "tests" / "langchain.txt"))
+    except AbsentError as error:
+        pytest.skip(str(error))
+
+
+def after_importing(first: str, *, eager: bool = False) -> tuple[list[str], dict[str, list[str]]]:
+    """What of FAMILY was loaded by the start, and what is patched in the end where a program imports `first` before all others."""
+    told, _ = run(AT_START.format(eager=eager, family=FAMILY, first=first), python=with_langchain(), instrument=False)
+    return tuple(json.loads(told))
+
+
+@cache
+def eagerly() -> dict[str, list[str]]:
+    return after_importing("json", eager=True)[1]
+
+
+@pytest.mark.parametrize("first", ["langchain_openai", "langgraph.graph", "langgraph_sdk"])
+def test_whatever_of_langchain_is_imported_first_as_much_is_patched_as_at_the_start(first: str) -> None:
+    before, patched = after_importing(first)
+    assert before == []
+    assert patched == eagerly()
+    assert len(patched) > 20
