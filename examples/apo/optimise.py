@@ -1,9 +1,10 @@
 """Find the prompt that makes the agent answer as the tasks want it: APO in one script, with no key and no network.
 
-    python optimise.py [TARGET] [--run-dir FOLDER --data-dir FOLDER --port PORT]
+    python optimise.py [TARGET] [--run-dir FOLDER --data-dir FOLDER --port PORT --lost-after SECONDS]
 
 Started again on the same folders it goes on where it was stopped, and pays for nothing twice. Rollouts that were queued then look for the
-model where it was: a run that is to be gone on with needs a port of its own.
+model where it was: a run that is to be gone on with needs a port of its own. Those that were running are run again when they have been
+silent for so long.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tasks import train, val
 from words import WORDS
 
 import agl_otel as agl
+from agl_otel.algorithms.utils import survives_its_runner
 
 
 def background(server: Server, port: int) -> str:
@@ -34,6 +36,7 @@ def main() -> None:
     parser.add_argument("--run-dir")
     parser.add_argument("--data-dir", help="where the store is kept; without it nothing is")
     parser.add_argument("--port", type=int, default=0, help="where the model is served; without it anywhere")
+    parser.add_argument("--lost-after", type=float, default=60.0, help="seconds of silence after which a rollout is run again")
     options = parser.parse_args()
     url = background(Server(), options.port)
     apo = agl.APO(
@@ -46,6 +49,7 @@ def main() -> None:
         branch_factor=2,
         beam_rounds=2,
         run_dir=options.run_dir,
+        rollout_config=survives_its_runner(unresponsive_seconds=options.lost_after),
         seed=0,
         max_editor_calls=100,
     )

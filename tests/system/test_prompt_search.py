@@ -24,7 +24,7 @@ BEST = re.compile(r"^best prompt \(1\.00\): \w* ?flip$", re.MULTILINE)
 
 def started(folder: Path, log: Path, port: int = 0) -> subprocess.Popen[bytes]:
     folders = ["--run-dir", str(folder / "run"), "--data-dir", str(folder / "data")]
-    arguments = ["optimise.py", "flip", *folders, "--port", str(port)]
+    arguments = ["optimise.py", "flip", *folders, "--port", str(port), "--lost-after", "15"]
     with log.open("wb") as out:
         return subprocess.Popen(
             [sys.executable, "-u", *arguments], cwd=EXAMPLE, stdout=out, stderr=subprocess.STDOUT, env=ENVIRONMENT, start_new_session=True
