@@ -39,7 +39,7 @@ ACK_SECONDS: Final = 30.0
 _ALSO: Final = {"httpx": ("httpx", "httpx2")}
 """Instrumentations that belong together: newer OpenAI clients come with httpx2, and baggage must travel with either."""
 INSTRUMENTATIONS: Final = (
-    *("openai", "anthropic", "mistralai", "google_generativeai", "litellm", "langchain", "openai_agents", "crewai", "llama_index"),
+    *("openai", "anthropic", "mistralai", "google_generativeai", "litellm", "langchain", "openai_agents", "crewai", "llama-index"),
     *("httpx", "httpx2", "requests", "aiohttp-client", "threading"),
 )
 """What a plain script gets where they and their library are installed: model calls, frameworks, and what carries baggage to the proxy."""

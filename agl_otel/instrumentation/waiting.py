@@ -48,7 +48,7 @@ LIBRARIES: Final = {
 }
 """{the module of an instrumentation: what it waits for}. Each costs an agent's start seconds of CPU (CHANGELOG.md); others do not wait."""
 _LOCKS: Final[Any] = importlib.import_module("importlib._bootstrap")
-"""Where the import system's own locks are; nothing public names them."""
+"""Where the import system's own locks are; nothing public names them. Without them two threads that import at once may fail, as ever."""
 _waiting: Final[dict[str, list[Callable[[], None]]]] = {}
 
 
@@ -155,19 +155,28 @@ def _switch_on(instrumentation: str, imported: str) -> None:
 @contextlib.contextmanager
 def _unlocked(module: str) -> Generator[None]:
     """Without this thread's lock of a module that it imports."""
-    lock: Any = _LOCKS._get_module_lock(module)
-    held = lock.owner == _thread.get_ident()  # else the loader was called by hand
-    if held:
+    lock = _own_lock(module)
+    if lock is not None:
         lock.release()
     try:
         yield
     finally:
-        if held:
+        if lock is not None:
             lock.acquire()
+
+
+def _own_lock(module: str) -> Any:
+    """This thread's lock of a module; None where it has none (its loader was called by hand), or this Python keeps them elsewhere."""
+    with contextlib.suppress(AttributeError):
+        lock: Any = _LOCKS._get_module_lock(module)
+        return lock if lock.owner == _thread.get_ident() else None
+    return None
 
 
 def _held_by_others(instrumentation: str) -> bool:
     """Whether other threads are importing something of the library's family."""
     library, me = LIBRARIES[instrumentation], _thread.get_ident()
-    locks: list[Any] = [ref() for name, ref in list(_LOCKS._module_locks.items()) if library.has(name.partition(".")[0])]
-    return any(lock is not None and lock.owner not in (None, me) for lock in locks)
+    with contextlib.suppress(AttributeError):
+        locks: list[Any] = [ref() for name, ref in list(_LOCKS._module_locks.items()) if library.has(name.partition(".")[0])]
+        return any(lock is not None and lock.owner not in (None, me) for lock in locks)
+    return False

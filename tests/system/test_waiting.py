@@ -95,6 +95,11 @@ IMPORTS = {
         spec.loader.exec_module(module)
         import openai
     """,
+    "by a Python that keeps its locks elsewhere": """
+        from types import ModuleType
+        waiting._LOCKS = ModuleType("none")
+        import openai
+    """,
     "by another finder's loader": """
         import wrapt
         told = []
