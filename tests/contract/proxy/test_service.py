@@ -140,9 +140,7 @@ async def test_a_call_under_way_ends_before_the_proxy_does(receiver: OtlpReceive
 
 
 async def test_a_port_in_use_is_one_clear_line(settings: Settings) -> None:
-    with socket.socket() as taken:
-        taken.bind((settings.host, settings.proxy_port))
-        taken.listen()
+    with socket.create_server((settings.host, settings.proxy_port)):
         process = await start("agl_otel.proxy", settings)
         _, err = await asyncio.wait_for(process.communicate(), 300)
     assert process.returncode == 1
