@@ -94,13 +94,17 @@ class ModelServer:
     async def _completions(self, request: web.Request) -> web.Response:
         body = json.loads(await request.read())
         self.requests.append(body)
-        text = body["prompt"][::-1]
-        choice: Json = {"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}
-        if body.get("logprobs") is not None:
-            choice["logprobs"] = {"tokens": list(text), "token_logprobs": [self.logprob] * len(text), "top_logprobs": None}
-        if body.get("return_token_ids"):
-            choice |= {"token_ids": [ord(t) for t in text], "prompt_token_ids": [ord(t) for t in body["prompt"]]}
-        return web.json_response({"id": "cmpl-1", "object": "text_completion", "created": 0, "model": body["model"], "choices": [choice]})
+        prompts: list[str] = [body["prompt"]] if isinstance(body["prompt"], str) else body["prompt"]
+        choices: list[Json] = []
+        for index, prompt in enumerate(prompts):
+            text = prompt[::-1]
+            choice: Json = {"index": index, "text": text, "finish_reason": "stop", "logprobs": None}
+            if body.get("logprobs") is not None:
+                choice["logprobs"] = {"tokens": list(text), "token_logprobs": [self.logprob] * len(text), "top_logprobs": None}
+            if body.get("return_token_ids"):
+                choice |= {"token_ids": [ord(t) for t in text], "prompt_token_ids": [ord(t) for t in prompt]}
+            choices.append(choice)
+        return web.json_response({"id": "cmpl-1", "object": "text_completion", "created": 0, "model": body["model"], "choices": choices})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())

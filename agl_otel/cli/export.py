@@ -115,7 +115,12 @@ def export(
 
 
 async def read(store: Store, reading: Reading, rules: Sequence[MaskRule], ids: Sequence[str]) -> tuple[Traces, Rows]:
-    """What was observed of the rollouts, and the rows it makes."""
+    """What was observed of the rollouts, and the rows it makes. Raises UsageError where the rules cannot be applied to such rows."""
+    if rules and reading.adapter:
+        raise UsageError(
+            f"masking rules do not know the rows of an adapter of your own ({reading.adapter}) and would leave texts in them: "
+            "export a form of ours, or mask in the collector (AGL_MASK)"
+        )
     traces, spans = await _observed(store, ids, with_spans=needs_spans(reading))
     found = rows_of(reading, traces, spans, functions_of(reading))
     return traces, replace(found, rows=[masked(row, rules) for row in found.rows]) if rules else found

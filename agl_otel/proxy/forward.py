@@ -151,14 +151,19 @@ class Forwarder:
 
     async def pass_through(self, request: web.Request, key: Key | None, path: str) -> web.StreamResponse:
         """Forward a request as it is; nothing is recorded."""
-        pool = (await self._upstreams.resolve(key, None)).pool
-        upstream = self.health.order(pool, key[0] if key is not None else None)[0]
+        raw = await request.read()
+        asked = parse_object(raw) if raw else None
+        model = asked.get("model") if asked is not None else None
+        pool = (await self._upstreams.resolve(key, model if isinstance(model, str) else None)).pool
+        upstream = await self._located(self.health.order(pool, key[0] if key is not None else None)[0])
+        if asked is not None and isinstance(model, str) and upstream.model:
+            raw = with_fields(raw, asked, {"model": upstream.model})
         headers = self._headers(request, upstream, _KEY_HEADERS)
         if "content-type" in request.headers:
             headers["content-type"] = request.headers["content-type"]
         try:
             async with self._session.request(
-                request.method, f"{upstream.base_url}/{path}", data=_sent(await request.read()) or None, headers=headers
+                request.method, f"{upstream.base_url}/{path}", data=_sent(raw) or None, headers=headers
             ) as response:
                 return web.Response(status=response.status, body=await response.read(), headers=passed(response))
         except (aiohttp.ClientError, OSError) as error:

@@ -41,6 +41,7 @@ _DEFECTS: Final = {
     "logprobs_not_finite": "the model server returned a log-prob that is not finite",
     "ids_out_of_range": "the model server returned token ids that are none, or beyond its vocabulary",
     "no_prompt_ids": "the model server returned token ids of the reply and none of the prompt",
+    "several_prompts": "a call asked for replies to several prompts: make a call for each",
 }
 """{what is wrong with a reply: the same for the log}."""
 
@@ -153,6 +154,10 @@ class Recorder:
         )
         if reply.bad_ids or beyond:
             defect = "ids_out_of_range"
+        elif reply.several_prompts or (
+            call.dialect.several_prompts(call.body) and any(choice.token_ids for choice in reply.choices.values())
+        ):
+            defect = "several_prompts"  # which reply is to which prompt is not said by all servers
         elif reply.prompt_token_ids is None and any(choice.token_ids for choice in reply.choices.values()):
             defect = "no_prompt_ids"
         else:

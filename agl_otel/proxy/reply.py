@@ -52,6 +52,8 @@ class Reply:
     error: str | None = None
     bad_ids: bool = False
     """Token ids came that are no ids: no integers, negative, or beyond 31 bits."""
+    several_prompts: bool = False
+    """Choices came whose prompts are not the same."""
 
     def choice(self, index: Any = 0) -> Choice:
         """The choice of that number."""
@@ -74,8 +76,11 @@ class Reply:
 
     def prompt(self, part: Json) -> None:
         """Take the prompt's token ids, where `part` has them."""
-        if self.prompt_token_ids is None and part.get("prompt_token_ids"):
-            self.prompt_token_ids = self.ids(part["prompt_token_ids"]) or None
+        given = part.get("prompt_token_ids")
+        if self.prompt_token_ids is None:
+            self.prompt_token_ids = self.ids(given) or None
+        elif given and given != self.prompt_token_ids:
+            self.several_prompts = True
 
     def ids(self, value: Any) -> list[int]:
         """`value` as token ids; none, and noted, where it holds anything that is no id."""
@@ -137,16 +142,22 @@ class Events:
 
 def payload_of(event: bytes) -> Json | None:
     """The JSON object in a server-sent event; None for comments, [DONE] and what is no JSON object."""
-    if event.startswith(b"data:"):
-        return parse_object(event[5:])
-    at = event.find(b"\ndata:")
-    return parse_object(event[at + 6 :]) if at >= 0 else None
+    at = 0 if event.startswith(b"data:") else event.find(b"\ndata:") + 1
+    if not at and event[:5] != b"data:":
+        return None
+    payload = parse_object(event[at + 5 :])  # nearly always all of it is the data
+    return payload if payload is not None else parse_object(_data_of(event))
+
+
+def _data_of(event: bytes) -> bytes:
+    """The data of an event that may spread over lines, with other fields between and after."""
+    return b"\n".join(line[5:] for line in event.splitlines() if line.startswith(b"data:"))
 
 
 def with_payload(event: bytes, payload: Json) -> bytes:
-    """The event with `payload` in place of its own; its other lines stay."""
-    head = b"" if event.startswith(b"data:") else event[: event.find(b"\ndata:") + 1]
-    return head + b"data: " + encoded(payload) + b"\n\n"
+    """The event with `payload` in place of its own; its other lines stay, before it."""
+    others = [line for line in event.splitlines() if line and not line.startswith(b"data:")]
+    return b"\n".join([*others, b"data: " + encoded(payload)]) + b"\n\n"
 
 
 def with_fields(raw: bytes, payload: Json, fields: Json) -> bytes:

@@ -91,7 +91,10 @@ class VERL(Algorithm):
         super().__init__()
         for name, given in (("trainer_cls", trainer_cls), ("daemon_cls", daemon_cls)):
             if given is not None:
-                raise UsageError(f"VERL takes no {name} here: register a trainer with verl itself, and name it in trainer.v1.trainer_mode")
+                raise UsageError(
+                    f"VERL takes no {name}: verl's own trainers run, one of {', '.join(TRAINER_MODES)} by trainer.v1.trainer_mode, "
+                    "and rollouts come from the queue. Leave it out"
+                )
         told = translate(config)
         self.config = with_defaults(told.config, model_dir=str(model_dir) if model_dir is not None else None)
         """verl's config, as far as it is not verl's default."""

@@ -25,6 +25,8 @@ class Dialect:
     shown: Callable[[Any], Json]
     """One of them as the OpenTelemetry conventions write it."""
     provider: str = "openai"
+    several_prompts: Callable[[Mapping[str, Any]], bool] = lambda _: False
+    """Whether a request asks for replies to more than one prompt."""
     sampling: Mapping[str, str] | None = None
     """{sampling parameter of a resource: this dialect's name of it}; None: all, under the names they have."""
     samples: bool = True

@@ -53,6 +53,14 @@ def _prompt(body: Mapping[str, Any]) -> list[Any]:
     return [body.get("prompt")]
 
 
+def _several_prompts(body: Mapping[str, Any]) -> bool:
+    """A list of texts, or of lists of token ids; a list of token ids is one prompt."""
+    prompt = body.get("prompt")
+    return (
+        isinstance(prompt, list) and len(cast("list[Any]", prompt)) > 1 and not all(type(each) is int for each in cast("list[Any]", prompt))
+    )
+
+
 def _input(body: Mapping[str, Any]) -> list[Any]:
     return [body.get("input")]
 
@@ -66,5 +74,7 @@ def _usage(reply: Reply, payload: Json) -> None:
 
 
 CHAT: Final = Dialect("chat/completions", "chat", {TOKEN_IDS: True, "logprobs": True}, take, _messages, chat_message)
-COMPLETIONS: Final = Dialect("completions", "text_completion", {TOKEN_IDS: True, "logprobs": 0}, take, _prompt, _text)
+COMPLETIONS: Final = Dialect(
+    "completions", "text_completion", {TOKEN_IDS: True, "logprobs": 0}, take, _prompt, _text, several_prompts=_several_prompts
+)
 EMBEDDINGS: Final = Dialect("embeddings", "embeddings", {}, _usage, _input, _text, sampling={}, samples=False)

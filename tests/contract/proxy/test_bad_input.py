@@ -75,6 +75,26 @@ async def test_what_cannot_be_trained_on_is_not_recorded_and_says_why(
     assert (await stand.close())["spans"] == 1
 
 
+@pytest.mark.parametrize("prompts", [["ab", "cde"], ["ab", "ab"]])
+async def test_replies_to_several_prompts_are_passed_on_and_not_trained_on(stand: Stand, prompts: list[str]) -> None:
+    async with stand.client() as client:
+        answer = await client.completions.create(model="m", prompt=prompts)
+    assert [choice.text for choice in answer.choices] == [prompt[::-1] for prompt in prompts]
+    spans = await stand.calls()
+    assert len(spans) == 2
+    for span in spans:
+        assert span.attributes[semconv.LLM_DEFECT] == "several_prompts"
+        assert not any(name in span.attributes for name in IDS)
+    assert (await stand.health())["counts"]["several_prompts"] == 1
+
+
+async def test_a_list_of_one_prompt_is_one(stand: Stand) -> None:
+    async with stand.client() as client:
+        await client.completions.create(model="m", prompt=["ab"])
+    (span,) = await stand.calls()
+    assert span.attributes[semconv.LLM_PROMPT_TOKEN_IDS] == [97, 98] and span.attributes[semconv.LLM_RESPONSE_TOKEN_IDS] == [98, 97]
+
+
 async def test_ids_within_the_vocabulary_are_kept(stand: Stand, model: ModelServer) -> None:
     model.vocabulary = 256
     await ask(stand.client())

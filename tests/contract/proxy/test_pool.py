@@ -181,8 +181,13 @@ async def test_other_providers_go_through_litellm_or_say_how_to_set_it_up(receiv
     async with proxy(receiver, ListedUpstreams(models), models=models) as stand:
         status, answer, _ = await stand.post(CHAT, {**BODY, "model": "g"})
         assert (status, answer["error"]["code"]) == (501, "no_litellm") and "AGL_LITELLM_URL" in answer["error"]["message"]
+        async with stand.client() as client:
+            with pytest.raises(openai.APIStatusError, match="AGL_LITELLM_URL"):
+                await client.models.list()
     async with proxy(receiver, ListedUpstreams(models), models=models, limits=Limits(litellm_url=f"{model.url}/")) as stand:
         assert (await stand.post(CHAT, {**BODY, "model": "g"}))[0] == 200
+        async with stand.client() as client:
+            assert [card.id async for card in client.models.list()] == ["m"]
     assert model.requests[0]["model"] == "gemini/flash"
 
 
@@ -243,6 +248,8 @@ async def test_the_list_of_models_gives_aliases_and_may_change(receiver: OtlpRec
         assert (await stand.post(CHAT, {**BODY, "model": "claude-sonnet-9"}))[0] == 200
         async with stand.client("/v1") as client:
             assert [card.id async for card in client.models.list()] == ["claude-*"]
-    assert model.requests[0]["model"] == "local" and model.headers[0]["authorization"] == "Bearer k"
+        counted = {"model": "claude-sonnet-9", "messages": []}
+        assert (await stand.post("/v1/messages/count_tokens", counted))[:2] == (200, {"input_tokens": 5})
+    assert [request["model"] for request in model.requests] == ["local", "local"] and model.headers[0]["authorization"] == "Bearer k"
     (span,) = receiver.spans(semconv.SPAN_LLM)
     assert span.attributes["gen_ai.request.model"] == "claude-sonnet-9"

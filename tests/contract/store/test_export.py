@@ -119,6 +119,9 @@ def test_wrong_use_is_worded(store: Store, tmp_path: Path, capsys: pytest.Captur
     assert "name a FILE" in cli.run(code=2)
     (tmp_path / "rules.toml").write_text("[[rule]]\naction = 'burn'\n")
     assert "action = 'burn'" in cli.run(str(tmp_path / "x.jsonl"), "--mask", str(tmp_path / "rules.toml"), code=2)
+    (tmp_path / "rules.toml").write_text("[[rule]]\naction = 'drop_text'\n")
+    said = cli.run(str(tmp_path / "x.jsonl"), "--adapter", "json:loads", "--mask", str(tmp_path / "rules.toml"), code=2)
+    assert "masking rules do not know the rows of an adapter of your own (json:loads)" in said
     (tmp_path / "pin").write_text("{}")
     assert "is no pin" in cli.run("--diff", str(tmp_path / "pin"), code=1)
 

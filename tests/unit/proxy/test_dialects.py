@@ -206,6 +206,14 @@ def test_events_keep_their_other_lines() -> None:
     assert with_payload(event, {"b": "ü"}) == 'event: message_start\ndata: {"b":"ü"}\n\n'.encode()
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_an_event_may_have_fields_after_its_data_and_data_over_several_lines(end: str) -> None:
+    event = end.join(["event: x", 'data: {"a":', "data: 1}", "id: 7", "", ""]).encode()
+    assert payload_of(event) == {"a": 1}
+    assert with_payload(event, {"b": 2}) == b'event: x\nid: 7\ndata: {"b":2}\n\n'
+    assert payload_of(end.join(["data: [DONE]", "id: 8", "", ""]).encode()) is None
+
+
 @given(st.lists(st.sampled_from(["data: ü€😀\n\n", "data: x\r\n\r\n", ": p\n\n", "event: a\ndata: b\n\n"])), st.lists(st.integers(0, 200)))
 def test_events_survive_a_cut_inside_a_character(events: list[str], cuts: list[int]) -> None:
     whole = [event.encode() for event in events]
