@@ -5,6 +5,7 @@ So one address is enough for a client of Agent Lightning 0.3. Who sends much sen
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -32,6 +33,7 @@ _REQUEST_HEADERS: Final = (
 _ANSWER_HEADERS: Final = ("Content-Type", "Content-Encoding", "Retry-After")
 SESSION: Final = web.AppKey("session", aiohttp.ClientSession)
 ALARMS: Final = web.AppKey("alarms", Alarms)
+_log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -49,7 +51,7 @@ async def otlp(request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """GET /metrics: the collector's page; before it the queue's counts, and what is refused for training (alarms.py)."""
+    """GET /metrics: the collector's page, where it answers; before it the queue's counts, and what is refused for training (alarms.py)."""
     counts = await request.app[STORE].queue.statistics()
     by_status = [({"status": status}, count) for status, count in sorted(counts["rollouts_by_status"].items())]
     lines = metric_lines("agl_rollouts", "gauge", "Rollouts by status.", by_status)
@@ -57,11 +59,18 @@ async def metrics(request: web.Request) -> web.Response:
     waiting = counts["oldest_claimable_age_seconds"] or 0.0
     lines += metric_lines("agl_oldest_claimable_age_seconds", "gauge", "How long the first of them waits; 0 without one.", [({}, waiting)])
     headers = {name: request.headers[name] for name in ("Authorization",) if name in request.headers}
-    answer = await _passed("GET", await _collector(request) + "/metrics", request, headers, None)
-    if answer.status != 200 or not isinstance(answer.body, bytes):
+    try:
+        answer = await _passed("GET", await _collector(request) + "/metrics", request, headers, None)
+    except UnavailableError as error:  # of which this page has to tell, and of the rest
+        _log.warning("metrics without the collector's: %s", error)
+        answer = None
+    if answer is not None and (answer.status != 200 or not isinstance(answer.body, bytes)):
         return answer
+    up = [({}, int(answer is not None))]
+    lines += metric_lines("agl_collector_up", "gauge", "Whether the collector answers; its figures are missing where not.", up)
     alarms = await request.app[ALARMS].page()
-    return web.Response(body="\n".join([*lines, alarms]).encode() + answer.body, content_type="text/plain")
+    theirs = answer.body if answer is not None and isinstance(answer.body, bytes) else b""
+    return web.Response(body="\n".join([*lines, alarms]).encode() + theirs, content_type="text/plain")
 
 
 async def _passed(method: str, url: str, request: web.Request, headers: dict[str, str], body: bytes | None) -> web.Response:

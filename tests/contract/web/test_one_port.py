@@ -5,13 +5,17 @@ from __future__ import annotations
 import gzip
 import os
 import time
+from pathlib import Path
 
+import aiohttp
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agl_otel import semconv
+from agl_otel.settings import PORTS, Settings
+from agl_otel.stack import Stack
 from tests.contract.web.conftest import ORIGIN, Web
 
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
@@ -59,6 +63,16 @@ def test_metrics_are_one_page(web: Web, path: str) -> None:
     samples = dict(line.rsplit(" ", 1) for line in answer.body.decode().splitlines() if line and not line.startswith("#"))
     assert float(samples['agl_rollouts{status="queuing"}']) >= 1 and float(samples["agl_claimable"]) >= 1
     assert any(name.startswith("agl_collector") for name in samples), sorted(samples)[:20]
+
+
+async def test_metrics_tell_that_the_collector_is_away_and_the_rest(tmp_path: Path) -> None:
+    settings = Settings.load(data_dir=tmp_path / "data", **dict.fromkeys(PORTS, 0))
+    async with Stack(settings, only=("queue", "web")) as stack, aiohttp.ClientSession() as session:
+        address = stack.addresses()["web"].partition("://")[2]
+        async with session.get(f"http://{address}/metrics") as answer:
+            text = await answer.text()
+    assert answer.status == 200
+    assert "\nagl_collector_up 0" in text and "\nagl_claimable 0" in text and "\n# TYPE agl_verdicts_total" in text
 
 
 def test_only_pages_of_the_given_origin_may_call(web: Web) -> None:
