@@ -7,11 +7,12 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, get_args
 
 import torch
 from transformers.utils import logging as transformers_logging
 
+from agl_otel.algorithms.grpo.groups import cancel_if_there
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
 from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME
 from agl_otel.algorithms.grpo.tiny import make_policy
@@ -24,7 +25,7 @@ from agl_otel.settings import free_port, is_free
 from agl_otel.store import Store
 from agl_otel.trainer.job import Job
 from agl_otel.trainer.run import Evaluation, JobRun
-from agl_otel.types import LLM
+from agl_otel.types import LLM, TERMINAL_STATUSES, RolloutStatus
 
 OUR_SERVER: Final = "agl_otel.algorithms.grpo.server"
 VLLM: Final = "agl_otel.algorithms.grpo.vllm"
@@ -66,7 +67,20 @@ class ServedRun(JobRun):
         }
         self.run = RunFolder(self.folder, algorithm=self.name, options=options, seed=algorithm.seed)
         self._exit.callback(self.run.close)
+        await self._cancel_unfinished()
         await self._serve(await self._port(), *algorithm.last_weights(self.run))
+
+    async def _cancel_unfinished(self) -> None:
+        """What the run left waiting when it was stopped may be of a later step than the weights that are served now.
+
+        The algorithm has what was cancelled run again when it comes to it (groups.py: try_again).
+        """
+        left = await self.store.query_rollouts(
+            status_in=[status for status in get_args(RolloutStatus) if status not in TERMINAL_STATUSES],
+            mode_in=["train"],
+            rollout_id_contains=f"ro-{self.run.run_id}-",
+        )
+        await asyncio.gather(*(cancel_if_there(self.store, rollout.rollout_id) for rollout in left))
 
     async def _port(self) -> int:
         """The run's own: rollouts that wait when it is stopped look for their model there when it goes on. Raises InUseError."""

@@ -68,7 +68,9 @@ class Case:
 
 GRPO_SAME = ("flat_groups", "resampled", "carried", "oldest", "gradient_norm", "max_ratio_error")
 CASES = (
-    Case("grpo", 3, 3, 4, 'metrics = ["plots", "tensorboard"]\n', (*SAME, *GRPO_SAME), "checkpoints/step-000003"),
+    Case(
+        "grpo", 3, 3, 4, 'checkpoint_every_steps = 2\nmetrics = ["plots", "tensorboard"]\n', (*SAME, *GRPO_SAME), "checkpoints/step-000003"
+    ),
     Case("sft", 2, 4, 3, "top_fraction = 0.5\nepochs = 1\n", (*SAME, "kept", "kept_reward_mean", "loss_before"), "weights/2"),
 )
 
