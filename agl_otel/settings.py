@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import math
 import os
 import random
 import socket
@@ -214,8 +216,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     On Linux they are held for RESERVED_SECONDS, so that no other process finds them free before they are listened on; a server that sets
     SO_REUSEADDR, as all do, may listen there. Raises InUseError where there are none.
     """
-    while _reserved and _reserved[0][0] < time.monotonic():
-        _reserved.popleft()[1].close()
+    _give_back(time.monotonic())
     ports: list[int] = []
     for port in random.SystemRandom().sample(_OWN_PORTS, len(_OWN_PORTS)):  # forks of one process, or two with one seed, must differ
         if len(ports) == count:
@@ -225,6 +226,14 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     if len(ports) < count:
         raise InUseError(f"there are not {count} free ports from {_OWN_PORTS[0]} to {_OWN_PORTS[-1]} on {host}: name ports in the settings")
     return ports
+
+
+def _give_back(now: float) -> None:
+    while _reserved and _reserved[0][0] <= now:
+        _reserved.popleft()[1].close()
+
+
+atexit.register(_give_back, math.inf)
 
 
 def _reserve(host: str, port: int) -> bool:

@@ -117,7 +117,7 @@ class WandB:
     def step(self, step: TrainingStep) -> None:
         """One row."""
         if step.step > self._sent:
-            self._run.log(numbers(step), step=step.step)
+            self._run.log(numbers(step), step=step.step, commit=True)  # else the row waits for the next one, and a killed run loses it
             write_json(self._cursor, {"step": step.step})
             self._sent = step.step
 
