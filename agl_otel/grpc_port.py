@@ -16,22 +16,14 @@ from typing import Final
 import grpc.aio
 
 from agl_otel.errors import InUseError
+from agl_otel.logformat import WithoutErrors
 from agl_otel.tls import Tls
 
 LOOK_SECONDS: Final = 0.25
 """How long it may stand still before it is noticed."""
 _log = logging.getLogger(__name__)
-
-
-class _NoTracebacksOfStrangers(logging.Filter):
-    """Drops what grpcio logs, with a traceback, of each header whose name is no UTF-8 (it takes it as Latin-1, and goes on)."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record stays."""
-        return not (record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError))
-
-
-_OF_STRANGERS: Final = _NoTracebacksOfStrangers()
+_OF_STRANGERS: Final = WithoutErrors(UnicodeDecodeError)
+"""Of each header whose name is no UTF-8, which grpcio takes as Latin-1, and goes on."""
 _GRPCIO: Final = logging.getLogger("grpc._cython.cygrpc")
 
 

@@ -27,6 +27,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.log import server_logger
 from yarl import URL
 
+from agl_otel.logformat import WithoutErrors
 from agl_otel.settings import Settings
 
 TLS_HANDSHAKE: Final = b"\x16"
@@ -64,16 +65,9 @@ async def is_well(url: str, session: aiohttp.ClientSession | None = None, *, sec
     return False
 
 
-class _NoTracebacksOfStrangers(logging.Filter):
-    """Drops what aiohttp logs, with a traceback, of each request that is no HTTP or whose body is not what its Content-Encoding says (its
-    client was answered 400 with the reason), and of each whose client hung up."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record stays."""
-        return not (record.exc_info and isinstance(record.exc_info[1], (HttpProcessingError, web.RequestPayloadError, ConnectionError)))
-
-
-_OF_STRANGERS: Final = _NoTracebacksOfStrangers()
+_OF_STRANGERS: Final = WithoutErrors(HttpProcessingError, web.RequestPayloadError, ConnectionError)
+"""Of each request that is no HTTP or whose body is not what its Content-Encoding says (its client was answered 400 with the reason), and of
+each whose client hung up."""
 
 
 def make_runner(app: web.Application, *, idle_seconds: float = IDLE_SECONDS, **options: Any) -> web.AppRunner:

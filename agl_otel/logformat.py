@@ -15,6 +15,18 @@ TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
+class WithoutErrors(logging.Filter):
+    """Drops what a library logs with a traceback of one of these errors: strangers can cause as many as they like, and were answered."""
+
+    def __init__(self, *errors: type[BaseException]) -> None:
+        super().__init__()
+        self._errors = errors
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record stays."""
+        return not (record.exc_info and isinstance(record.exc_info[1], self._errors))
+
+
 class TextFormatter(logging.Formatter):
     """One record: its line, and indented below what belongs to it."""
 

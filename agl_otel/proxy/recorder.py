@@ -152,13 +152,12 @@ class Recorder:
             ids and max(ids) >= call.vocabulary
             for ids in (reply.prompt_token_ids, *(choice.token_ids for choice in reply.choices.values()))
         )
+        sampled = any(choice.token_ids for choice in reply.choices.values())
         if reply.bad_ids or beyond:
             defect = "ids_out_of_range"
-        elif reply.several_prompts or (
-            call.dialect.several_prompts(call.body) and any(choice.token_ids for choice in reply.choices.values())
-        ):
+        elif reply.several_prompts or (sampled and call.dialect.several_prompts(call.body)):
             defect = "several_prompts"  # which reply is to which prompt is not said by all servers
-        elif reply.prompt_token_ids is None and any(choice.token_ids for choice in reply.choices.values()):
+        elif sampled and reply.prompt_token_ids is None:
             defect = "no_prompt_ids"
         else:
             return None

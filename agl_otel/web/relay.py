@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
@@ -59,17 +59,19 @@ async def metrics(request: web.Request) -> web.Response:
     waiting = counts["oldest_claimable_age_seconds"] or 0.0
     lines += metric_lines("agl_oldest_claimable_age_seconds", "gauge", "How long the first of them waits; 0 without one.", [({}, waiting)])
     headers = {name: request.headers[name] for name in ("Authorization",) if name in request.headers}
+    theirs: Any = b""
+    up = True
     try:
         answer = await _passed("GET", await _collector(request) + "/metrics", request, headers, None)
     except UnavailableError as error:  # of which this page has to tell, and of the rest
         _log.warning("metrics without the collector's: %s", error)
-        answer = None
-    if answer is not None and (answer.status != 200 or not isinstance(answer.body, bytes)):
-        return answer
-    up = [({}, int(answer is not None))]
-    lines += metric_lines("agl_collector_up", "gauge", "Whether the collector answers; its figures are missing where not.", up)
+        up = False
+    else:
+        if answer.status != 200:
+            return answer
+        theirs = answer.body
+    lines += metric_lines("agl_collector_up", "gauge", "Whether the collector answers; its figures are missing where not.", [({}, int(up))])
     alarms = await request.app[ALARMS].page()
-    theirs = answer.body if answer is not None and isinstance(answer.body, bytes) else b""
     return web.Response(body="\n".join([*lines, alarms]).encode() + theirs, content_type="text/plain")
 
 

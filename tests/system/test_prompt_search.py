@@ -7,13 +7,13 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from agl_otel.settings import free_port
 from agl_otel.store import Store
 from tests.system.stack_process import ENVIRONMENT, Command, naming, run, until
 
@@ -29,11 +29,6 @@ def started(folder: Path, log: Path, port: int = 0) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-u", *arguments], cwd=EXAMPLE, stdout=out, stderr=subprocess.STDOUT, env=ENVIRONMENT, start_new_session=True
         )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def ended(process: subprocess.Popen[bytes], log: Path) -> str:
