@@ -1,6 +1,6 @@
-"""Length limits for trajectories: what is too long is refused or cut, and ids, mask and log-probs are cut at the same place. Pure.
+"""What a model can read: what is too long is refused or cut (ids, mask and log-probs at the same place), ids it does not have are refused.
 
-A cut prompt is not what the model saw, so its log-probs are no longer those of what is trained on: by default such a trajectory is
+Pure. A cut prompt is not what the model saw, so its log-probs are no longer those of what is trained on: by default such a trajectory is
 refused and counted. A cut response loses its end only, which changes nothing for the tokens before.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.adapters.ragged import pieces, take
+from agl_otel.adapters.ragged import count_per_row, pieces, take
 from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.columns import Ragged
 from agl_otel.errors import UsageError
@@ -22,6 +22,7 @@ LENGTH_REFUSALS: Final = {
     "prompt_too_long": "the prompt is longer than max_prompt_tokens",
     "beyond_context": "prompt and response are longer than the model's context",
     "nothing_left": "after max_response_tokens no token of the model's is left",
+    "beyond_vocabulary": "a token id that the trained model does not have: another model answered, or its server sends wrong ids",
 }
 """Why a trajectory is refused; counted once for each trajectory."""
 LongPrompts = Literal["refuse", "keep_last", "keep_first"]
@@ -57,14 +58,31 @@ def limit_lengths(
     return replace(pick(limited, np.flatnonzero(keep)), cut=int(np.count_nonzero(cut & keep)))
 
 
-def within_context(batch: TrajectoryBatch, context_tokens: int) -> TrajectoryBatch:
-    """The trajectories that the model can read as a whole; the others are counted in `refused` as `beyond_context`."""
-    fits = batch.prompt.lengths + batch.response.lengths <= context_tokens
-    if fits.all():
+def readable(batch: TrajectoryBatch, *, vocabulary: int | None = None, context_tokens: int | None = None) -> TrajectoryBatch:
+    """The trajectories that the model can read as a whole; `refused` counts the others as `beyond_vocabulary` or `beyond_context`.
+
+    Args:
+        batch: what an adapter made.
+        vocabulary: how many token ids the model has, as its embedding counts them; None where that is not known.
+        context_tokens: how many tokens it reads at most; None is no limit.
+    """
+    strange = _beyond(batch.prompt, vocabulary) | _beyond(batch.response, vocabulary)
+    total = batch.prompt.lengths + batch.response.lengths
+    too_long = total > context_tokens if context_tokens is not None else np.zeros(len(batch), np.bool_)
+    if not (strange | too_long).any():
         return batch
     refused = Counter(batch.refused)
-    refused["beyond_context"] += int(np.count_nonzero(~fits))
-    return pick(replace(batch, refused=refused), np.flatnonzero(fits))
+    for reason, rows in (("beyond_vocabulary", strange), ("beyond_context", too_long & ~strange)):
+        if count := int(np.count_nonzero(rows)):
+            refused[reason] += count
+    return pick(replace(batch, refused=refused), np.flatnonzero(~(strange | too_long)))
+
+
+def _beyond(rows: Ragged, vocabulary: int | None) -> NDArray[np.bool_]:
+    """Of each row: has it an id that is none of 0 … vocabulary - 1?"""
+    if vocabulary is None:
+        return np.zeros(len(rows), np.bool_)
+    return count_per_row((rows.values < 0) | (rows.values >= vocabulary), rows.offsets) > 0
 
 
 def clipped(rows: Ragged, limit: int | None, *, from_end: bool = False) -> Ragged:

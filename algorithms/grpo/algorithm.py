@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agl_otel.adapters.lengths import pick, within_context
+from agl_otel.adapters.lengths import pick, readable
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State, as_random_state
@@ -349,7 +349,7 @@ class GRPO(Algorithm):
         finished = [group.finished[rollout_id] for group in groups for rollout_id in group.rollout_ids if rollout_id in group.finished]
         traces = await store.traces(finished)
         batch = to_trajectories(traces, fill_reward=self.fill_reward, agent_match=self.agent_match)
-        batch = within_context(batch, self.policy.context_tokens)
+        batch = readable(batch, vocabulary=self.policy.vocabulary, context_tokens=self.policy.context_tokens)
         count = sum(len(group.rollout_ids) for group in groups)
         batch.refused.update({"not_finished": count - len(finished)} if len(finished) < count else {})
         return self._score(traces, batch, groups)

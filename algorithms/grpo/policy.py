@@ -34,6 +34,11 @@ class Policy:
     context_tokens: int
 
     @property
+    def vocabulary(self) -> int:
+        """How many token ids the model knows; ids are below it. May be more than the tokenizer's, where the embedding is padded."""
+        return int(self.model.get_input_embeddings().num_embeddings)
+
+    @property
     def decode(self) -> Callable[..., str]:
         """Token ids to text; special tokens are left out unless `skip_special_tokens=False`."""
         tokenizer = self.tokenizer

@@ -23,7 +23,7 @@ import aiohttp
 import numpy as np
 import torch
 
-from agl_otel.adapters.lengths import pick, within_context
+from agl_otel.adapters.lengths import pick, readable
 from agl_otel.adapters.records import IGNORED
 from agl_otel.adapters.selection import check_selection, left_out, task_key
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
@@ -218,7 +218,7 @@ class SFT(Algorithm):
         clock.lap("rollout")
         traces = await store.traces(finished)
         batch = to_trajectories(traces, fill_reward=self.fill_reward, agent_match=self.agent_match, by_call=self.by_call)
-        batch = within_context(batch, self._context_tokens)
+        batch = readable(batch, **self._limits)
         batch.refused.update({"not_finished": len(ids) - len(finished)} if len(finished) < len(ids) else {})
         chosen = self._chosen(traces, batch) if finished or self.from_mode is None else batch
         clock.lap("read")
@@ -343,7 +343,7 @@ class SFT(Algorithm):
     def _copied(self) -> Path:
         """The first weights, in a folder as the server reads them."""
         policy = load_policy(self.model_dir)
-        self._context_tokens = policy.context_tokens
+        self._limits = {"vocabulary": policy.vocabulary, "context_tokens": policy.context_tokens}
         return save_weights(policy.model, self._folder / "weights" / "0")
 
     def _reached_target(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from typing import Any, Final
 
 import ray  # pyright: ignore[reportMissingImports] - of the extra [verl], as the next ones
@@ -20,6 +21,7 @@ from agl_otel.store import Store
 from agl_otel.types import RolloutMode
 
 NAME: Final = "agl_otel"
+_log = logging.getLogger(__name__)
 
 
 @register(NAME)  # pyright: ignore[reportUntypedClassDecorator] - it is not in our own environment
@@ -35,7 +37,8 @@ class TracedAgentLoop(AgentLoopBase):
 
         How to sample is in the resources (`main_llm`), which the trainer publishes for training and for validation.
         """
-        rollouts = _rollouts(json.dumps(_plain(self.config[SECTION])))
+        model = self.config.actor_rollout_ref.model
+        rollouts = _rollouts(json.dumps(_plain(self.config[SECTION])), model.path, bool(model.get("trust_remote_code", False)))
         read = await rollouts.run(
             Wanted(
                 task=json.loads(row["task"]),
@@ -65,15 +68,28 @@ def output_of(sample: Sample, rollout_id: str) -> Any:
 
 
 @functools.cache
-def _rollouts(spec: str) -> Rollouts:
+def _rollouts(spec: str, model: str, trust_remote_code: bool) -> Rollouts:
     """One for each process: a worker of verl's has one event loop."""
     told = Spec.of(json.loads(spec))
+    told.rules["vocabulary"] = _vocabulary(model, trust_remote_code)
     tally = find_tally(ray)
 
     async def count(mode: RolloutMode, counts: Counts) -> None:
         await tally.add.remote(mode, counts)
 
     return Rollouts(Store(told.store), told, count)
+
+
+def _vocabulary(model: str, trust_remote_code: bool) -> int | None:
+    """How many token ids the model has, by its config (tokenizers may have fewer); None, with a warning, where that cannot be read."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:  # a path of a file system that only verl reads
+        _log.warning("the config of the model %s cannot be read, so token ids beyond its vocabulary are not refused: %s", model, error)
+        return None
+    return int(config.get_text_config().vocab_size)
 
 
 def _plain(section: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agl_otel.adapters.lengths import limit_lengths
+from agl_otel.adapters.lengths import limit_lengths, readable
 from agl_otel.adapters.trajectories import to_trajectories
 from agl_otel.algorithms.utils import failures_of, in_words
 from agl_otel.columns import AttemptKey, Traces
@@ -21,7 +21,7 @@ from agl_otel.types import VerdictKind
 
 @dataclass(frozen=True)
 class Rules:
-    """What becomes a sample; the same names as in `to_trajectories` and `limit_lengths`."""
+    """What becomes a sample; the same names as in `to_trajectories`, `limit_lengths` and `readable`."""
 
     take: Collection[VerdictKind] = ("complete", "unproven")
     fill_reward: float | None = None
@@ -30,6 +30,8 @@ class Rules:
     by_call: bool = False
     max_prompt_tokens: int | None = None
     max_response_tokens: int | None = None
+    vocabulary: int | None = None
+    """How many token ids the model has; None: not known."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], C
         by_call=rules.by_call,
     )
     batch = limit_lengths(batch, max_prompt_tokens=rules.max_prompt_tokens, max_response_tokens=rules.max_response_tokens)
+    batch = readable(batch, vocabulary=rules.vocabulary)
     found: dict[str, list[Sample]] = {rollout.rollout_id: [] for rollout in traces.rollouts}
     columns: Any = (batch.prompt, batch.response, batch.response_mask, batch.logprobs)
     for row, rollout_id in enumerate(batch.rollout_id):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agl_otel.adapters.lengths import LENGTH_REFUSALS, limit_lengths, within_context
+from agl_otel.adapters.lengths import LENGTH_REFUSALS, limit_lengths, readable
 from agl_otel.adapters.trajectories import to_trajectories
 from agl_otel.errors import UsageError
 from tests.unit.adapters.conftest import CallRow, TracesBuilder
@@ -38,10 +38,27 @@ def test_what_the_model_cannot_read_as_a_whole_is_refused_and_counted(traces: An
     batch = to_trajectories(
         traces.build(row(rollout="ro-1", prompt=[1, 2], response=[3]), row(rollout="ro-2", prompt=[1, 2], response=[3, 4])),
     )
-    assert within_context(batch, 4) is batch
-    fits = within_context(batch, 3)
+    assert readable(batch, context_tokens=4) is batch
+    fits = readable(batch, context_tokens=3)
     assert (fits.rollout_id, fits.refused) == (["ro-1"], {"beyond_context": 1})
     assert batch.refused == {}, "what was read stays as it is"
+
+
+def test_ids_that_the_model_does_not_have_are_refused_and_counted_once(traces: Any, row: Any) -> None:
+    rows = [
+        row(rollout="ro-1", prompt=[1, 9], response=[3]),
+        row(rollout="ro-2", prompt=[1, 2], response=[10, 4]),
+        row(rollout="ro-3", prompt=[10], response=[4, 10]),
+        row(rollout="ro-4", prompt=[1, 2], response=[3], call=1),
+        row(rollout="ro-4", call=2, prefix=(1, 0), prompt=[11], response=[9]),
+    ]
+    batch = to_trajectories(traces.build(*rows))
+    assert readable(batch, vocabulary=12) is batch
+    assert readable(batch) is batch
+    known = readable(batch, vocabulary=10, context_tokens=2)
+    assert known.rollout_id == []
+    assert known.refused == {"beyond_vocabulary": 3, "beyond_context": 1}
+    assert readable(batch, vocabulary=11).rollout_id == ["ro-1", "ro-2", "ro-3"]
 
 
 @st.composite

@@ -81,7 +81,7 @@ def test_a_line_of_metrics_says_what_was_scored() -> None:
     [
         ({"config": {"data.train_files": "a.parquet"}}, "data.train_files has no place here: the data come from fit"),
         ({"config": {"trainer.v1.trainer_mode": "fast"}}, "trainer.v1.trainer_mode is 'fast': use one of sync, colocate_async"),
-        ({"config": {}, "daemon_cls": object}, "VERL takes no daemon_cls here"),
+        ({"config": {}, "daemon_cls": object}, "VERL takes no daemon_cls: verl's own trainers run"),
     ],
 )
 def test_what_has_no_place_is_named(given: dict[str, Any], says: str) -> None:

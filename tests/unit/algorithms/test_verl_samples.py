@@ -107,3 +107,8 @@ def test_where_nothing_is_left_the_reasons_are_told() -> None:
     )
     assert "What failed: 1 × failed." in told
     assert nothing_left(Counts(), "step 1") is None
+
+
+def test_ids_that_the_trained_model_does_not_have_are_refused() -> None:
+    found, counts = to_samples(TracesBuilder().build(CallRow(prompt=[1, 2], response=[300])), Rules(vocabulary=300))
+    assert (found["ro-1"], counts.refused) == ([], {"beyond_vocabulary": 1})
