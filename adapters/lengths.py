@@ -82,7 +82,8 @@ def _beyond(rows: Ragged, vocabulary: int | None) -> NDArray[np.bool_]:
     """Of each row: has it an id that is none of 0 … vocabulary - 1?"""
     if vocabulary is None:
         return np.zeros(len(rows), np.bool_)
-    return count_per_row((rows.values < 0) | (rows.values >= vocabulary), rows.offsets) > 0
+    ids: Any = rows.values
+    return count_per_row((ids < 0) | (ids >= vocabulary), rows.offsets) > 0
 
 
 def clipped(rows: Ragged, limit: int | None, *, from_end: bool = False) -> Ragged:
