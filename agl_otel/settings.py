@@ -82,9 +82,9 @@ class Settings(BaseSettings):
     litellm: str = ""
     """The Python interpreter of an environment that has litellm[proxy]. The proxy then runs litellm as a process of its own: agents that
     speak Anthropic's Messages or OpenAI's Responses are served by model servers that only know chat/completions, with all token ids."""
-    translate: Literal["missing", "always"] = "missing"
-    """Which calls litellm turns into chat/completions: those that the model server has no route for, or, for servers whose Messages and
-    Responses give no token ids, all of them."""
+    translate: Literal["auto", "missing", "always"] = "auto"
+    """Which calls of Messages and Responses litellm turns into chat/completions: `missing` those that the model server has no route for,
+    `auto` also those that it answers without token ids while its chat/completions has them, `always` all."""
     litellm_url: str = ""
     """Where a litellm proxy of your own serves (http://host:4001/v1): models of providers other than OpenAI-compatible servers are asked
     through it; without, through the one of `litellm`, which takes their keys from the environment."""

@@ -56,7 +56,10 @@ def _token_ids(once: Once) -> Finding:
     with_ids = int((calls.response.lengths > 0).sum())
     failed = [span.status.description or "" for span in once.spans if span.name == semconv.SPAN_LLM and span.status.status_code == "ERROR"]
     detail = f"{with_ids} of {len(calls)} calls" + (f"; {plain(failed[0], 120)}" if failed else "")
-    remedy = "the model server must answer return_token_ids: vLLM 0.10.2 or newer, SGLang, or ours. Hosted models do not give token ids"
+    remedy = (
+        "the model server must answer return_token_ids: vLLM 0.10.2 or newer, SGLang, or ours. Hosted models do not give token ids. "
+        "Messages and Responses, which mostly come without, are asked by chat/completions where litellm is set up (AGL_LITELLM)"
+    )
     return Finding("token ids come with them", with_ids > 0 and with_ids == len(calls), detail, remedy)
 
 

@@ -11,8 +11,9 @@ import io
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -23,10 +24,11 @@ from agl_otel.errors import RefusedError, UsageError
 from agl_otel.instrumentation.context import Key, format_traceparent
 from agl_otel.proxy.answer import CLIENT_SECONDS, NOT_PASSED, error_response, pass_on, passed
 from agl_otel.proxy.attempts import Attempts
-from agl_otel.proxy.dialects import Dialect, prepare
+from agl_otel.proxy.dialects import CHAT, Dialect, prepare
 from agl_otel.proxy.gate import Gate
 from agl_otel.proxy.keys import is_ours
 from agl_otel.proxy.litellm import HOW, Litellm
+from agl_otel.proxy.native import Native, Translate
 from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
 from agl_otel.proxy.reply import Json, parse_object, with_fields
@@ -67,8 +69,8 @@ class Limits:
     """Of each attempt whose rollout has none of its own."""
     litellm_url: str = ""
     """Who is asked for models of providers that speak another protocol; empty: the litellm that runs here, where one does."""
-    translate: Literal["missing", "always"] = "missing"
-    """Which calls litellm turns into chat/completions: those that a server has no route for, or all whose dialect allows it."""
+    translate: Translate = "auto"
+    """Which calls litellm turns into chat/completions."""
 
 
 class Forwarder:
@@ -93,7 +95,7 @@ class Forwarder:
         self._token = token
         self._settling: asyncio.TimerHandle | None = None
         self._plain: set[tuple[str, str]] = set()
-        self._no_route: set[tuple[str, str]] = set()
+        self._native = Native(limits.translate, can_translate=litellm is not None)
         self._litellm = litellm
         self._translation = (
             Translation(litellm, recorder, self._tried, client_seconds=limits.client_seconds, silence_seconds=limits.silence_seconds)
@@ -124,6 +126,7 @@ class Forwarder:
     async def close(self) -> None:
         """Close the connections, and stop litellm."""
         self.settle()
+        await self._native.close()
         await self._session.close()
         if self._translation is not None:
             await self._translation.stop()
@@ -223,11 +226,11 @@ class Forwarder:
             call.body = {**drawn, **shown}
         try:
             ordered = self.health.order(pool, key[0] if key is not None else None)
-            if not self._needs_translation(dialect, ordered[0]):
+            if not self._native.is_asked_by_chat(dialect, ordered[0]):
                 try:
                     return await self._tried(request, ordered, raw, asked, call)
                 except _NoRouteError as error:
-                    self._no_route.add((error.base_url, dialect.path))
+                    self._native.has_no_route(dialect, error.base_url)
             return await self._translated(request, ordered, raw, asked, call)
         except (asyncio.CancelledError, ConnectionResetError):
             call.incomplete = call.incomplete or "client_gone"
@@ -236,12 +239,6 @@ class Forwarder:
             self._recorder.ended(call)
             if self._settling is None:
                 self._settling = asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.settle)
-
-    def _needs_translation(self, dialect: Dialect, upstream: Upstream) -> bool:
-        if not dialect.via_chat or upstream.provider != "openai":
-            return False
-        always = self._limits.translate == "always" and self._translation is not None
-        return always or (upstream.base_url, dialect.path) in self._no_route
 
     async def _translated(self, request: web.Request, pool: Sequence[Upstream], raw: bytes, asked: Json, call: Call) -> web.StreamResponse:
         if self._translation is not None:
@@ -304,8 +301,21 @@ class Forwarder:
                 if response.status in (400, 422) and prepared.added and _names_any(await response.read(), prepared.added):
                     self._plain.add(plain)
                     continue
-                return await pass_on(request, response, prepared.added, call, client_seconds=self._limits.client_seconds)
+                answer = await pass_on(request, response, prepared.added, call, client_seconds=self._limits.client_seconds)
+            if dialect.via_chat:
+                headers = self._headers(request, upstream, CHAT.key_headers)
+                self._native.answered(call, upstream, partial(self._chat, upstream.base_url, headers))
+            return answer
         raise AssertionError("without extras nothing is refused because of them")
+
+    async def _chat(self, base_url: str, headers: CIMultiDict[str], body: bytes) -> bytes | None:
+        """What chat/completions answers to a question of the proxy's own; None where it does not."""
+        headers["content-type"] = "application/json"
+        try:
+            async with self._session.post(f"{base_url}/{CHAT.path}", data=body, headers=headers) as response:
+                return await response.read() if response.status == 200 else None
+        except (aiohttp.ClientError, OSError):
+            return None
 
     def _headers(self, request: web.Request, upstream: Upstream, key_headers: Sequence[str]) -> CIMultiDict[str]:
         agent = request.get(AGENT, request)

@@ -21,9 +21,10 @@ from aiohttp import web
 
 from agl_otel import semconv
 from agl_otel.errors import SettingsError
+from agl_otel.instrumentation.context import Key
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.litellm import Litellm
-from agl_otel.proxy.upstream import FixedUpstreams, Upstream
+from agl_otel.proxy.upstream import FixedUpstreams, Route, Upstream
 from tests.contract.proxy.stand import HELLO, Stand, proxy
 from tests.litellm_environment import litellm_python
 from tests.model_server import ModelServer
@@ -35,11 +36,23 @@ TOOL = {"name": "weather", "description": "of a city", "input_schema": {"type": 
 _numbers = itertools.count(1)
 
 
+class Switched(FixedUpstreams):
+    """One pool, and others for some rollouts."""
+
+    def __init__(self, *pool: Upstream) -> None:
+        super().__init__(*pool)
+        self.others: dict[str, Upstream] = {}
+
+    async def resolve(self, key: Key | None, asked: str | None) -> Route:
+        other = self.others.get(key[0]) if key is not None else None
+        return Route([other]) if other is not None else await super().resolve(key, asked)
+
+
 class Translated:
     """The stand, with a new attempt for each test."""
 
-    def __init__(self, stand: Stand, model: ModelServer, litellm: Litellm) -> None:
-        self.stand, self.model, self.litellm = stand, model, litellm
+    def __init__(self, stand: Stand, model: ModelServer, litellm: Litellm, upstreams: Switched) -> None:
+        self.stand, self.model, self.litellm, self.upstreams = stand, model, litellm, upstreams
         self.begin()
 
     def begin(self) -> None:
@@ -73,10 +86,10 @@ async def module(shared_receiver: OtlpReceiver, tmp_path_factory: pytest.TempPat
     litellm = Litellm(litellm_python(), tmp_path_factory.mktemp("litellm"))
     model = ModelServer()
     await model.start()
-    upstream = Upstream(model.url, "served-model", "real-key", {"temperature": 0.25}, "3")
-    async with proxy(shared_receiver, FixedUpstreams(upstream), litellm=litellm, limits=Limits(silence_seconds=300)) as stand:
+    upstreams = Switched(Upstream(model.url, "served-model", "real-key", {"temperature": 0.25}, "3"))
+    async with proxy(shared_receiver, upstreams, litellm=litellm, limits=Limits(silence_seconds=300)) as stand:
         await stand.until(lambda health: health["litellm"] == "up")
-        yield Translated(stand, model, litellm)
+        yield Translated(stand, model, litellm, upstreams)
     await model.stop()
     assert litellm.state == "down"
 
@@ -211,6 +224,54 @@ async def test_a_client_that_goes_away_ends_the_call_upstream(translated: Transl
 async def test_chat_itself_takes_no_way_round(translated: Translated) -> None:
     status, answer, _ = await translated.stand.post(f"/rollout/{translated.rollout}/attempt/at-1/v1/chat/completions", {"messages": HELLO})
     assert status == 200 and answer["id"] == "chatcmpl-1" and len(await translated.spans()) == 1
+
+
+@contextlib.asynccontextmanager
+async def native_server(translated: Translated, *, chat_has_ids: bool) -> AsyncGenerator[ModelServer]:
+    """A server that speaks Messages, without token ids; its chat/completions may have them. The test's rollout goes to it."""
+
+    async def native(_: web.Request) -> web.Response:
+        said = {"type": "text", "text": "native"}
+        head = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "usage": {"input_tokens": 3, "output_tokens": 1}}
+        return web.json_response({**head, "content": [said], "stop_reason": "end_turn"})
+
+    server = ModelServer({"/v1/messages": native})
+    server.plain = not chat_has_ids
+    await server.start()
+    translated.upstreams.others[translated.rollout] = Upstream(server.url, "served-model", "real-key")
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def texts(translated: Translated, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What two calls are answered, the second after the proxy has asked the server about token ids."""
+    said: list[str] = []
+    for _ in range(2):
+        async with translated.messages({"messages": HELLO}) as answer:
+            said.append((await answer.json())["content"][0]["text"])
+        await translated.stand.until(lambda _: "chat/completions" in caplog.text)  # what was learnt is logged
+    return said
+
+
+async def test_messages_without_token_ids_are_asked_by_chat_where_that_has_them(
+    translated: Translated, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with native_server(translated, chat_has_ids=True) as server:
+        assert await texts(translated, caplog) == ["native", "olleh:0"]
+        tried, sampled = server.requests
+        assert tried["max_tokens"] == 1 and (tried["model"], server.headers[0]["authorization"]) == ("served-model", "Bearer real-key")
+        first, second = await translated.spans()
+        assert semconv.LLM_RESPONSE_TOKEN_IDS not in first.attributes
+        assert second.attributes[semconv.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in "olleh:0"]
+        assert sampled["messages"][-1]["content"] == "hello"
+
+
+async def test_and_stay_as_they_are_where_chat_has_none_either(translated: Translated, caplog: pytest.LogCaptureFixture) -> None:
+    async with native_server(translated, chat_has_ids=False) as server:
+        assert await texts(translated, caplog) == ["native", "native"]
+        assert len(server.requests) == 1, "asked once"
 
 
 async def test_a_litellm_that_ends_is_started_again_and_the_call_waits_for_it(translated: Translated) -> None:
