@@ -57,6 +57,10 @@ class Settings(BaseSettings):
     """REST, OTLP over HTTP and metrics, on one port."""
     jaeger_port: int = Field(default=0, ge=0, le=65535)
     """gRPC for a Jaeger that reads its traces from here (remote storage v2, for which Jaeger itself takes 17271); 0: not served."""
+    queue_metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Where the queue serves its own metrics (`/metrics`, for Prometheus); 0: not, and the web service's page has those of one queue."""
+    runner_metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Where a runner serves its own metrics (`/metrics`); 0: not. Each runner of a machine needs a port of its own."""
     cors_origins: str = ""
     """Origins (scheme://host:port, or *) whose pages may call the web service, separated by commas; empty means none."""
     queue_url: str = ""

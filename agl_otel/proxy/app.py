@@ -18,10 +18,13 @@ from opentelemetry.context import Context
 
 from agl_otel import errors, semconv
 from agl_otel.errors import AglError, InvalidIdError, RefusedError, UsageError
+from agl_otel.exposition import Sample
 from agl_otel.instrumentation.context import Key, key_of
 from agl_otel.instrumentation.guard import failures
 from agl_otel.instrumentation.setup import Telemetry
 from agl_otel.listen import only_own_pages, readable
+from agl_otel.meters import Meters
+from agl_otel.metrics_http import counted_requests, page
 from agl_otel.proxy.answer import error_response
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import DIALECTS, Dialect
@@ -46,7 +49,7 @@ PAUSE_WAIT_SECONDS: Final = 60.0
 MAX_PAUSE_WAIT_SECONDS: Final = 3600.0
 KNOWN: Final = (
     f"POST [{SCOPE}][/v1]/{{{','.join((*DIALECTS, *PASSED))}}}, GET [{SCOPE}][/v1]/models, POST {SCOPE}/close, "
-    "POST /close, POST /pause, POST /resume, POST /model_list, GET /health"
+    "POST /close, POST /pause, POST /resume, POST /model_list, GET /health, GET /metrics"
 )
 logger = logging.getLogger("agl_otel.proxy")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -79,10 +82,16 @@ class Proxy:
         self._recorder = Recorder(telemetry.whole_spans("agl_otel.proxy"), self._attempts)
         self._forwarder: Forwarder | None = None
         self._call_ended = asyncio.Event()
+        self._meters = Meters()
+        self._count = counted_requests(self._meters)
+        self._meters.gauge("agl.proxy.attempts", "Attempts that are remembered.", lambda: [({}, len(self._attempts))])
+        self._meters.gauge("agl.proxy.under_way", "Model calls under way.", lambda: [({}, self._gate.under_way)])
+        self._meters.gauge("agl.proxy.held", "Model calls that wait for new weights.", lambda: [({}, self._gate.held)])
+        self._meters.gauge("agl.proxy.total", "Model calls, and what was missing in them: /health's counts.", self._counted, kind="counter")
 
     def app(self) -> web.Application:
         """The aiohttp application; run it with `handler_cancellation=True`, or calls of clients that went away run on."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[only_own_pages(), readable, _errors_as_json])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._count, only_own_pages(), readable, _errors_as_json])
         for prefix in PREFIXES:
             for dialect in DIALECTS.values():
                 app.router.add_post(f"{prefix}/{dialect.path}", self._call(dialect))
@@ -95,6 +104,7 @@ class Proxy:
         app.router.add_post("/resume", self._resume)
         app.router.add_post("/model_list", self._replace_models)
         app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics)
         app.on_startup.append(self._start)
         app.on_cleanup.append(self._stop)
         return app
@@ -152,6 +162,13 @@ class Proxy:
                 "failures": failures,
             }
         )
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        self._authorise(request)
+        return page(self._meters)
+
+    def _counted(self) -> list[Sample]:
+        return [({"what": what}, count) for what, count in sorted(self._recorder.counts.items())]
 
     async def _pause(self, request: web.Request) -> web.Response:
         """Let no more calls through ({"mode": "hold" or "refuse", "wait_seconds": for those under way}); how many are left."""

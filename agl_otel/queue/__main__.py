@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
@@ -28,9 +29,18 @@ async def serve(settings: Settings) -> None:
     try:
         address = await server.start(settings.host, settings.queue_port, tls)
         logging.getLogger("agl_otel.queue").info("the queue serves on %s with %s", address, engine.where)
-        await stop.wait()
+        async with _metrics(server, settings):
+            await stop.wait()
     finally:
         await server.stop()
+
+
+def _metrics(server: QueueServer, settings: Settings) -> contextlib.AbstractAsyncContextManager[None]:
+    if not settings.queue_metrics_port:
+        return contextlib.nullcontext()
+    from agl_otel.metrics_http import metrics_port  # the queue speaks no HTTP otherwise
+
+    return metrics_port(server.meters, settings, settings.queue_metrics_port, "AGL_QUEUE_METRICS_PORT")
 
 
 def main() -> int:

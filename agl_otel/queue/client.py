@@ -355,6 +355,10 @@ class QueueClient:
             "oldest_claimable_age_seconds": answer.oldest_claimable_age_seconds if has_oldest else None,
         }
 
+    async def metrics(self) -> str:
+        """The service's own metrics in Prometheus' text format; empty from a release that has none."""
+        return (await self._calls.call("Statistics", pb.StatisticsRequest(metrics=True), pb.StatisticsResponse)).metrics
+
     async def lease(self, name: str, holder: str, seconds: float) -> bool:
         """Take or prolong a lease for `seconds` (0 gives it back); answers whether `holder` has it."""
         request = pb.LeaseRequest(name=name, holder=holder, seconds=seconds)

@@ -28,6 +28,8 @@ class Signals:
     """How many rollouts it made claimable."""
     settled: list[str] = field(default_factory=list[str])
     """Rollouts that it finished or deleted."""
+    ended: list[tuple[str, str, float]] = field(default_factory=list[tuple[str, str, float]])
+    """(status, mode or unknown, seconds since its start) of the rollouts that it finished; for this service's metrics alone."""
     missed: bool = False
     """Rollouts may have been finished unheard: whoever waits for some looks at them. (The watchdog looks at what is claimable.)"""
 
@@ -38,6 +40,7 @@ class Signals:
         """Take over what `other` holds."""
         self.claimable += other.claimable
         self.settled += other.settled
+        self.ended += other.ended
         self.missed |= other.missed
 
 

@@ -16,6 +16,7 @@ from agl_otel.errors import AglError, SettingsError
 from agl_otel.grpc_port import GrpcPort
 from agl_otel.grpc_requests import Registrar
 from agl_otel.queue.engine import Engine
+from agl_otel.queue.measured import MeasuredEngine, QueueMeters
 from agl_otel.queue.proto import queue_pb2_grpc
 from agl_otel.queue.service import QueueService
 from agl_otel.queue.sqlite import SqliteEngine, sqlite_path
@@ -67,7 +68,12 @@ class QueueServer:
         self, engine: Engine, *, token: str = "", clock: Callable[[], float] | None = None, sweep_seconds: float = SWEEP_SECONDS
     ) -> None:
         self._engine = engine
-        self.service = QueueService(engine, version=version("agl-otel"), clock=clock or engine.now)
+        self._measured = QueueMeters()
+        self.meters = self._measured.meters
+        service = QueueService(
+            MeasuredEngine(engine, self._measured), version=version("agl-otel"), clock=clock or engine.now, meters=self.meters
+        )
+        self.service = service
         self._token = token
         self._sweep_seconds = sweep_seconds
         self._listener = GrpcPort(self._make, "AGL_QUEUE_PORT or --queue-port")
@@ -86,7 +92,7 @@ class QueueServer:
         interceptors = TokenCheck.of(self._token, "this queue wants a token: set AGL_TOKEN to the one the stack was started with")
         server = grpc.aio.server(interceptors=interceptors, options=OPTIONS)
         queue_pb2_grpc.add_QueueServicer_to_server(
-            cast("queue_pb2_grpc.QueueServicer", self.service), cast("grpc.aio.Server", Registrar(server))
+            cast("queue_pb2_grpc.QueueServicer", self.service), cast("grpc.aio.Server", Registrar(server, self._measured.called))
         )
         return server
 

@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 
 from agl_otel.errors import AglError, UnavailableError, grpc_status
+from agl_otel.meters import Meters
 from agl_otel.queue import lifecycle
 from agl_otel.queue.convert import rollouts_pb
 from agl_otel.queue.engine import Engine, Transaction
@@ -60,13 +61,15 @@ _log = logging.getLogger(__name__)
 
 
 class QueueService:
-    """A servicer of queue.proto on one engine. `clock` gives Unix seconds."""
+    """A servicer of queue.proto on one engine. `clock` gives Unix seconds; `meters` are what Statistics tells of the service, if asked."""
 
-    def __init__(self, engine: Engine, *, version: str = "", clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, engine: Engine, *, version: str = "", clock: Callable[[], float] = time.time, meters: Meters | None = None) -> None:
         self._engine = engine
         self._clock = clock
         self._version = version
         self._started = clock()
+        self._meters = meters or Meters()
+        self._meters.gauge("agl.queue.claims_waiting", "Claims that wait for a rollout.", lambda: [({}, self.claims_parked)])
         self._waiting = Waiting()
         self._claims: Together[pb.ClaimRequest, pb.Rollouts] = Together(
             engine, lambda tx, requests: claims.claim_all(tx, requests, self._clock())
@@ -172,6 +175,8 @@ class QueueService:
         answer = await self._read(lambda tx, _: stack.statistics(tx, self._clock()), request, context)
         answer.uptime_seconds = self._clock() - self._started
         answer.engine = self._engine.name
+        if request.metrics:
+            answer.metrics = self._meters.text()
         return answer
 
     # --- how calls are made

@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 
 from agl_otel.errors import UnavailableError, UsageError
 from agl_otel.instrumentation import Telemetry
+from agl_otel.metrics_http import metrics_port
 from agl_otel.processes import on_stop_signals
 from agl_otel.queue.client import QueueClient
 from agl_otel.runner import groups
@@ -19,6 +20,7 @@ from agl_otel.runner.certificates import certificates
 from agl_otel.runner.ending import persist
 from agl_otel.runner.environment import Addresses, shared_environment
 from agl_otel.runner.job import Agent
+from agl_otel.runner.metrics import RunnerMeters
 from agl_otel.runner.runner import FIND_STACK_SECONDS, GRACE_SECONDS, HEARTBEAT_SECONDS, Runner
 from agl_otel.runner.running import RunnerEvent
 from agl_otel.settings import Settings
@@ -71,14 +73,16 @@ async def run_runner(
         telemetry = Telemetry.start(
             otlp_endpoint=addresses.collector_grpc, token=token, service_name=SERVICE_NAME, instrument=agent.instrument
         )
+        meters = RunnerMeters(on_event)
         runner = Runner(
             connected.queue, telemetry, agent, concurrency=concurrency, worker_id=worker_id, heartbeat_seconds=heartbeat_seconds,
-            modes=modes, labels=labels, max_rollouts=max_rollouts, on_event=on_event, token=token, grace_seconds=grace_seconds,
+            modes=modes, labels=labels, max_rollouts=max_rollouts, on_event=meters.hear, token=token, grace_seconds=grace_seconds,
             timeout_seconds=timeout_seconds,
         )  # fmt: skip
         _log.info("runner %s: %d places, store %s", runner.worker_id, concurrency, address)
         try:
-            return await runner.run(stop)
+            async with metrics_port(meters.meters, settings, settings.runner_metrics_port, "AGL_RUNNER_METRICS_PORT"):
+                return await runner.run(stop)
         finally:
             await asyncio.to_thread(telemetry.shutdown)
 

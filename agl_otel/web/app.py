@@ -17,6 +17,8 @@ from aiohttp import web
 from agl_otel import logformat
 from agl_otel.errors import AglError, InUseError, http_status
 from agl_otel.listen import bodies_in_time, end_stalled, listen, make_runner, only_own_pages, own_names, readable, require_certificate
+from agl_otel.meters import Meters
+from agl_otel.metrics_http import counted_requests
 from agl_otel.queue.convert import reachable
 from agl_otel.queue.presence import Presence
 from agl_otel.settings import Settings
@@ -97,7 +99,9 @@ async def cors(request: web.Request, handler: Handler) -> web.StreamResponse:
 def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = (), names: Sequence[str] | None = None) -> web.Application:
     """The application over a store that is open in the running loop; `names`: see `only_own_pages`."""
     own_pages = only_own_pages([origin.strip() for origin in cors_origins if origin.strip()], names=names)
-    app = web.Application(middlewares=[bodies_in_time, cors, own_pages, readable, guard], client_max_size=MAX_BODY_BYTES)
+    meters = Meters()
+    count = counted_requests(meters)
+    app = web.Application(middlewares=[count, bodies_in_time, cors, own_pages, readable, guard], client_max_size=MAX_BODY_BYTES)
     end_stalled(app)
     app[STORE] = store
     app[TOKEN] = token
@@ -108,7 +112,7 @@ def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = (), n
     app.router.add_get(PREFIX + "/openapi.json", openapi)
     add_table(app, (*VIEWS, *ROUTES))
     jaeger_rest.add_routes(app)
-    relay.add_routes(app)
+    relay.add_routes(app, meters)
     static.add_routes(app)
     return app
 

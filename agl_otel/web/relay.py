@@ -5,17 +5,19 @@ So one address is enough for a client of Agent Lightning 0.3. Who sends much sen
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 from aiohttp import web
 
 from agl_otel.errors import UnavailableError
+from agl_otel.exposition import CONTENT_TYPE, Sample, merged, metric_lines
+from agl_otel.meters import Meters
 from agl_otel.tls import connector
 from agl_otel.web.alarms import Alarms
-from agl_otel.web.exposition import metric_lines
 from agl_otel.web.routes import STORE
 
 OTLP_PATHS: Final = ("/v1/traces", "/v1/logs", "/v1/metrics")
@@ -33,6 +35,7 @@ _REQUEST_HEADERS: Final = (
 _ANSWER_HEADERS: Final = ("Content-Type", "Content-Encoding", "Retry-After")
 SESSION: Final = web.AppKey("session", aiohttp.ClientSession)
 ALARMS: Final = web.AppKey("alarms", Alarms)
+METERS: Final = web.AppKey("meters", Meters)
 _log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -51,28 +54,42 @@ async def otlp(request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """GET /metrics: the collector's page, where it answers; before it the queue's counts, and what is refused for training (alarms.py)."""
-    counts = await request.app[STORE].queue.statistics()
+    """GET /metrics: figures of the queue, of what training refuses (alarms.py), of this service, and of every collector that answers.
+
+    With `?relay=0` without the pages of the other services, for a Prometheus that scrapes them, too.
+    """
+    queue = request.app[STORE].queue
+    counts = await queue.statistics()
     by_status = [({"status": status}, count) for status, count in sorted(counts["rollouts_by_status"].items())]
     lines = metric_lines("agl_rollouts", "gauge", "Rollouts by status.", by_status)
     lines += metric_lines("agl_claimable", "gauge", "Rollouts that wait to be claimed.", [({}, counts["claimable"])])
     waiting = counts["oldest_claimable_age_seconds"] or 0.0
     lines += metric_lines("agl_oldest_claimable_age_seconds", "gauge", "How long the first of them waits; 0 without one.", [({}, waiting)])
-    headers = {name: request.headers[name] for name in ("Authorization",) if name in request.headers}
-    theirs: Any = b""
-    up = True
-    try:
-        answer = await _passed("GET", await _collector(request) + "/metrics", request, headers, None)
-    except UnavailableError as error:  # of which this page has to tell, and of the rest
-        _log.warning("metrics without the collector's: %s", error)
-        up = False
-    else:
-        if answer.status != 200:
-            return answer
-        theirs = answer.body
-    lines += metric_lines("agl_collector_up", "gauge", "Whether the collector answers; its figures are missing where not.", [({}, int(up))])
+    described = await queue.describe()
+    urls = described.collectors or ([described.collector_http] if described.collector_http else [])
+    pages = dict(zip(urls, await asyncio.gather(*(_collector_page(request, url) for url in urls)), strict=True))
+    answering = {url: page for url, page in pages.items() if page is not None}
+    up: list[Sample] = [({"collector": url} if len(urls) > 1 else {}, int(url in answering)) for url in urls] or [({}, 0)]
+    lines += metric_lines("agl_collector_up", "gauge", "Whether the collector answers; its figures are missing where not.", up)
     alarms = await request.app[ALARMS].page()
-    return web.Response(body="\n".join([*lines, alarms]).encode() + theirs, content_type="text/plain")
+    collectors = merged(answering, "collector") if len(urls) > 1 else "".join(answering.values())
+    own = "\n".join([*lines, alarms]) + request.app[METERS].text()
+    text = own if request.query.get("relay") == "0" else own + await queue.metrics() + collectors
+    return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+
+
+async def _collector_page(request: web.Request, url: str) -> str | None:
+    """Its /metrics, empty where it has none; None where it does not answer."""
+    headers = {name: request.headers[name] for name in ("Authorization",) if name in request.headers} | {"Accept-Encoding": "identity"}
+    try:
+        async with request.app[SESSION].get(url + "/metrics", headers=headers) as answer:
+            text = await answer.text()
+            if answer.status in (200, 404):  # the OpenTelemetry Collector has its page elsewhere
+                return text if answer.status == 200 else ""
+            _log.warning("no metrics of the collector at %s: it answers %d: %.200s", url, answer.status, text)
+    except (aiohttp.ClientError, TimeoutError) as error:  # of which this page has to tell, and of the rest
+        _log.warning("no metrics of the collector at %s: %r", url, error)
+    return None
 
 
 async def _passed(method: str, url: str, request: web.Request, headers: dict[str, str], body: bytes | None) -> web.Response:
@@ -91,8 +108,9 @@ async def _session(app: web.Application):
         yield
 
 
-def add_routes(app: web.Application) -> None:
-    """Put the routes into `app`, which holds the store under STORE."""
+def add_routes(app: web.Application, meters: Meters) -> None:
+    """Put the routes into `app`, which holds the store under STORE; `meters` are those of the service itself."""
+    app[METERS] = meters
     app.cleanup_ctx.append(_session)
     app[ALARMS] = Alarms(app[STORE])
     for path in OTLP_PATHS:

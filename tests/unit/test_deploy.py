@@ -122,6 +122,22 @@ def test_the_chart_renders_to_objects_that_kubernetes_takes(values: Mapping[str,
     assert "value: s3cret" not in text and "privileged" not in text
 
 
+def test_the_chart_has_every_service_scraped_where_its_metrics_are(tmp_path: Path) -> None:
+    text = rendered(tmp_path, EVERYTHING | {"metrics": {"podMonitors": True}})
+    objects = text.split("\n---\n")
+    monitors = {re.findall(r"name: agl-(\w+)", each)[0]: each for each in objects if "kind: PodMonitor" in each}
+    assert {*monitors} == {*SERVICES, "runner"} - {"maintain"}
+    for component, monitor in monitors.items():
+        port = re.findall(r"port: ([\w-]+)", monitor)[0]
+        pod = next(each for each in objects if re.search(rf"kind: (Deployment|StatefulSet)\nmetadata:\n  name: agl-{component}\n", each))
+        assert f"{{name: {port}, containerPort:" in pod, component
+        assert "key: token" in monitor and "scheme: https" in monitor
+    assert text.count('_METRICS_PORT, value: "9464"') == 2
+    assert "kind: PodMonitor" not in rendered(tmp_path, EVERYTHING), "they need the Prometheus Operator"
+    policies = [each for each in objects if "kind: NetworkPolicy" in each]
+    assert sum("port: 9464" in each for each in policies) == 2
+
+
 def test_the_chart_is_clean_and_refuses_secrets_in_settings(tmp_path: Path) -> None:
     helm, chart = tool("helm", "helm"), str(DEPLOY / "helm" / "agl-otel")
     subprocess.run([helm, "lint", "--strict", "--kube-version", f"{KUBERNETES}.0", chart], check=True, capture_output=True)

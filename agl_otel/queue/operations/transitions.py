@@ -64,6 +64,8 @@ def with_status(tx: Transaction, rollout: RolloutRow, status: RolloutStatus, now
     moved(tx, rollout, changed)
     if status in lifecycle.FINISHED:
         tx.signals.settled.append(rollout.rollout_id)
+        if rollout.status not in lifecycle.FINISHED:
+            tx.signals.ended.append((status, rollout.mode or "unknown", now - rollout.start_time))
     return changed
 
 

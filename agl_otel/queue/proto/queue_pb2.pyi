@@ -1765,12 +1765,16 @@ Global___RunMembers: _TypeAlias = RunMembers  # noqa: Y015
 class StatisticsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    METRICS_FIELD_NUMBER: _builtins.int
+    metrics: _builtins.bool
     def __init__(
         self,
+        *,
+        metrics: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1809,6 +1813,7 @@ class StatisticsResponse(_message.Message):
     ENGINE_FIELD_NUMBER: _builtins.int
     CLAIMABLE_FIELD_NUMBER: _builtins.int
     OLDEST_CLAIMABLE_AGE_SECONDS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     total_rollouts: _builtins.int
     total_attempts: _builtins.int
     total_resources: _builtins.int
@@ -1817,6 +1822,8 @@ class StatisticsResponse(_message.Message):
     engine: _builtins.str
     claimable: _builtins.int
     oldest_claimable_age_seconds: _builtins.float
+    metrics: _builtins.str
+    """of this service, in Prometheus' text format, where they are asked for"""
     @_builtins.property
     def rollouts_by_status(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     def __init__(
@@ -1831,10 +1838,11 @@ class StatisticsResponse(_message.Message):
         engine: _builtins.str = ...,
         claimable: _builtins.int = ...,
         oldest_claimable_age_seconds: _builtins.float | None = ...,
+        metrics: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_oldest_claimable_age_seconds", b"_oldest_claimable_age_seconds", "oldest_claimable_age_seconds", b"oldest_claimable_age_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_claimable_age_seconds", b"_oldest_claimable_age_seconds", "claimable", b"claimable", "engine", b"engine", "oldest_claimable_age_seconds", b"oldest_claimable_age_seconds", "rollouts_by_status", b"rollouts_by_status", "total_attempts", b"total_attempts", "total_resources", b"total_resources", "total_rollouts", b"total_rollouts", "total_workers", b"total_workers", "uptime_seconds", b"uptime_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_claimable_age_seconds", b"_oldest_claimable_age_seconds", "claimable", b"claimable", "engine", b"engine", "metrics", b"metrics", "oldest_claimable_age_seconds", b"oldest_claimable_age_seconds", "rollouts_by_status", b"rollouts_by_status", "total_attempts", b"total_attempts", "total_resources", b"total_resources", "total_rollouts", b"total_rollouts", "total_workers", b"total_workers", "uptime_seconds", b"uptime_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__oldest_claimable_age_seconds: _TypeAlias = _typing.Literal["oldest_claimable_age_seconds"]  # noqa: Y015
     _WhichOneofArgType__oldest_claimable_age_seconds: _TypeAlias = _typing.Literal["_oldest_claimable_age_seconds", b"_oldest_claimable_age_seconds"]  # noqa: Y015

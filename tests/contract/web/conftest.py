@@ -53,6 +53,10 @@ class Web:
             with error:
                 return Answer(error.code, error.headers, error.read())
 
+    def of(self, service: str) -> Web:
+        """A client of another service of the stack."""
+        return Web(self.rest("GET", "/describe").json[service], token=self.token)
+
     def rest(self, method: str, path: str, given: Any = None) -> Answer:
         """A route below /v1/agl: what is given is the query of a GET and the JSON body of a POST."""
         path = "/v1/agl" + path

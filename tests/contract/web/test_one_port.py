@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import os
+import re
 import time
 from pathlib import Path
 
@@ -14,9 +16,13 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agl_otel import semconv
+from agl_otel.collector.readings import COUNTERS, GAUGES
+from agl_otel.queue.client import QueueClient
+from agl_otel.runner.metrics import RunnerMeters
 from agl_otel.settings import PORTS, Settings
 from agl_otel.stack import Stack
 from tests.contract.web.conftest import ORIGIN, Web
+from tests.environments import ROOT
 
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 
@@ -62,7 +68,46 @@ def test_metrics_are_one_page(web: Web, path: str) -> None:
     assert answer.status == 200 and answer.headers["Content-Type"].startswith("text/plain")
     samples = dict(line.rsplit(" ", 1) for line in answer.body.decode().splitlines() if line and not line.startswith("#"))
     assert float(samples['agl_rollouts{status="queuing"}']) >= 1 and float(samples["agl_claimable"]) >= 1
-    assert any(name.startswith("agl_collector") for name in samples), sorted(samples)[:20]
+    assert any(name.startswith("agl_collector_inserted_total") for name in samples), sorted(samples)[:20]
+    assert float(samples['agl_store_total{method="enqueue_many_rollouts",store_pubmeth="enqueue_many_rollouts",status="OK"}']) >= 1
+    assert float(samples['agl_http_total{path="/v1/agl/queues/rollouts/enqueue",method="POST",status="201"}']) >= 1
+    alone = web.call("GET", path + "?relay=0").body.decode()
+    assert "\nagl_http_total{" in alone and "agl_store_total" not in alone and "agl_collector_inserted" not in alone
+    text = answer.body.decode()
+    heads = [line for line in text.splitlines() if line.startswith("# TYPE ")]
+    assert len(heads) == len(set(heads)), "each metric is described once"
+
+
+async def test_metrics_of_several_collectors_are_told_apart(web: Web) -> None:
+    where = web.rest("GET", "/describe").json
+    url, queue_address = where["collectors"][0], where["queue"]
+    twin = url.replace("127.0.0.1", "localhost")  # the same one by another name
+    async with QueueClient(queue_address) as queue:
+        await queue.announce("collector", twin, {"collector_http": twin})
+        try:
+            text = await asyncio.to_thread(lambda: web.call("GET", "/metrics").body.decode())
+        finally:
+            await queue.announce("collector", twin, {"collector_http": twin}, gone=True)
+    samples = {line.rsplit(" ", 1)[0] for line in text.splitlines()}
+    for each in (url, twin):
+        assert {f'agl_collector_up{{collector="{each}"}}', f'agl_collector_batches_total{{collector="{each}"}}'} <= samples
+    assert text.count("# TYPE agl_collector_batches_total counter") == 1
+
+
+def test_docs_name_every_metric(web: Web) -> None:
+    def names(text: str) -> set[str]:
+        return {line.split(" ")[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+
+    told = (
+        names(web.call("GET", "/metrics").body.decode())
+        | names(web.of("proxy").call("GET", "/metrics").body.decode())
+        | names(RunnerMeters().meters.text())
+    )
+    told -= {name for name in told if name.startswith("agl_training_") or name == "target_info"}  # what trainers record
+    listed = set(re.findall(r"^\| `(agl_\w+)`", (ROOT / "docs" / "metrics.md").read_text(), flags=re.MULTILINE))
+    made = {f"agl_collector_{name}_total" for name, *_ in COUNTERS} | {f"agl_collector_{name}" for name, *_ in GAUGES}
+    made |= {f"agl_collector_{what}_duration_seconds" for what in ("wait", "insert", "visible")}
+    assert told | made == listed, f"docs/metrics.md lacks {sorted((told | made) - listed)}; nobody tells {sorted(listed - told - made)}"
 
 
 async def test_metrics_tell_that_the_collector_is_away_and_the_rest(tmp_path: Path) -> None:

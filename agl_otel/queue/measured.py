@@ -1,0 +1,104 @@
+"""The queue's own metrics: its calls, the transactions below them, and the rollouts that end. The names are Agent Lightning 0.3's.
+
+0.3 counted calls of its store by the store's method and those of its collections; here the store is this service and a collection's call
+is one transaction of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from time import perf_counter
+from typing import Final, TypeVar
+
+from agl_otel.errors import AglError
+from agl_otel.meters import Meters
+from agl_otel.queue.engine import Engine, Operation, Signals
+
+T = TypeVar("T")
+STORE_METHODS: Final = {
+    "Enqueue": "enqueue_many_rollouts",
+    "Claim": "dequeue_many_rollouts",
+    "Start": "start_rollout",
+    "UpdateRollouts": "update_rollout",
+    "UpdateAttempts": "update_attempt",
+    "PutResources": "update_resources",
+    "Heartbeat": "update_worker",
+    "TakeSequence": "get_many_span_sequence_ids",
+    "Wait": "wait_for_rollouts",
+}
+"""{call: the method of 0.3's store for it}; others have the call's own name, in small letters with underscores."""
+
+
+def store_method(call: str) -> str:
+    """The `method` of a call."""
+    return STORE_METHODS.get(call) or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", call).lower()
+
+
+class QueueMeters:
+    """What a queue service counts."""
+
+    def __init__(self) -> None:
+        self.meters = Meters()
+        self._calls = self.meters.counter("agl.store.total", "Calls of the queue.", "method", "store_pubmeth", "status")
+        self._call_took = self.meters.durations(
+            "agl.store.latency", "Seconds of a call, the waiting of a claim and of a wait included.", "method", "store_pubmeth", "status"
+        )
+        self._transactions = self.meters.counter("agl.collections.total", "Transactions of the queue's database.", "operation", "status")
+        self._transaction_took = self.meters.durations(
+            "agl.collections.latency", "Seconds from when one is asked for until it is on the disk.", "operation", "status"
+        )
+        self._ended = self.meters.counter("agl.rollouts.total", "Rollouts that ended.", "status", "mode")
+        self._rollout_took = self.meters.durations("agl.rollouts.duration", "Seconds from their start until then.", "status", "mode")
+
+    def called(self, call: str, status: str, seconds: float) -> None:
+        """A call has ended; see grpc_requests.Observe."""
+        method = store_method(call)
+        self._calls(method, method, status)
+        self._call_took(seconds, method, method, status)
+
+    def committed(self, signals: Signals) -> None:
+        """A transaction was committed, here or in another service: of those the rollouts that ended are not told."""
+        for status, mode, seconds in signals.ended:
+            self._ended(status, mode)
+            self._rollout_took(seconds, status, mode)
+
+    def transacted(self, operation: str, error: BaseException | None, seconds: float) -> None:
+        """A transaction has ended."""
+        status = "OK" if error is None else type(error).__name__ if isinstance(error, AglError) else "UNKNOWN"
+        self._transactions(operation, status)
+        self._transaction_took(seconds, operation, status)
+
+
+class MeasuredEngine:
+    """An engine whose transactions are measured; see engine.Engine."""
+
+    def __init__(self, engine: Engine, meters: QueueMeters) -> None:
+        self._engine = engine
+        self._meters = meters
+        self.name = engine.name
+        self.where = engine.where
+        self.now = engine.now
+        self.subscribe = engine.subscribe
+        self.close = engine.close
+        engine.subscribe(meters.committed)
+
+    def write(self, operation: Operation[T]) -> asyncio.Future[T]:
+        """As the engine's."""
+        began = perf_counter()
+        writing = self._engine.write(operation)
+        writing.add_done_callback(
+            lambda done: self._meters.transacted("write", None if done.cancelled() else done.exception(), perf_counter() - began)
+        )
+        return writing
+
+    async def read(self, operation: Operation[T]) -> T:
+        """As the engine's."""
+        began = perf_counter()
+        try:
+            answer = await self._engine.read(operation)
+        except BaseException as error:
+            self._meters.transacted("read", error, perf_counter() - began)
+            raise
+        self._meters.transacted("read", None, perf_counter() - began)
+        return answer
