@@ -47,7 +47,8 @@ _LAST_NUMBERS: Final = (
 def backup(settings: Settings, target: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Write everything of a stopped stack to `target`, which must not exist or be empty. Returns the manifest.
 
-    Raises UsageError where the target holds something, SettingsError where the queue is not in SQLite, InUseError where a collector runs.
+    A queue on PostgreSQL becomes a SQLite file, too, so that it can be restored to either. Raises UsageError where the target holds
+    something, InUseError where a collector runs, and as queue.move.fetch.
     """
     staging, rows = _begin(settings, target, PLAIN)
     held = _with_store(settings.clickhouse_db, lambda store: dump(store, staging / TRACES, progress))
@@ -95,10 +96,10 @@ async def _receive(stream: aiohttp.StreamReader, files: DumpFiles) -> dict[str, 
 
 def _begin(settings: Settings, target: Path, plain: Sequence[str]) -> tuple[Path, dict[str, int]]:
     """Where the backup is being written, with the queue and the files named `plain` in it; {table of the queue: rows}."""
-    source = queue_path(settings)
+    source = sqlite_path(settings.queue_db)
     _refuse_unless_empty(target)
     staging = _staging(target)
-    rows = copy_queue(source, staging / QUEUE_FILE)
+    rows = _fetch(settings.queue_db, staging / QUEUE_FILE) if source is None else copy_queue(source, staging / QUEUE_FILE)
     for name in plain:
         _copy_plain(settings.data_dir.absolute() / name, staging / name)
     return staging, rows
@@ -118,13 +119,12 @@ def _finish(staging: Path, target: Path, rows: dict[str, int], held: dict[str, C
 
 
 def restore(source: Path, settings: Settings, progress: Progress | None = None) -> dict[str, Any]:
-    """Make the data directory of `settings` from a backup; neither it nor a ClickHouse server of theirs may hold anything.
+    """Make the data directory of `settings` from a backup; neither it nor servers of theirs may hold anything.
 
     Raises UsageError, ConflictError or DataError; then nothing was put in place.
     """
     manifest = _check(source)
     data_dir = settings.data_dir.absolute()
-    queue_path(settings)
     _refuse_unless_empty(data_dir)
     staging = _staging(data_dir)
     copy_queue(source / QUEUE_FILE, staging / QUEUE_FILE)
@@ -140,16 +140,24 @@ def restore(source: Path, settings: Settings, progress: Progress | None = None) 
 
     _with_store(f"{CHDB_SCHEME}{staging / TRACES}" if own else url, fill)
     (staging / f"{TRACES}.lock").unlink(missing_ok=True)
+    if sqlite_path(settings.queue_db) is None:
+        _move().move(staging / QUEUE_FILE, settings.queue_db)
+        (staging / QUEUE_FILE).unlink()
     _into_place(staging, data_dir)
     return manifest
 
 
-def queue_path(settings: Settings) -> Path:
-    """The SQLite file of the queue. Raises SettingsError where the queue is elsewhere."""
-    path = sqlite_path(settings.queue_db)
-    if path is None:
-        raise SettingsError("the queue is not in SQLite (AGL_QUEUE_URL): back it up with its own tools, such as pg_dump")
-    return path
+def _fetch(url: str, target: Path) -> dict[str, int]:
+    move = _move()
+    return move.fetch(url, target)
+
+
+def _move() -> Any:
+    try:
+        from agl_otel.queue import move
+    except ImportError as error:
+        raise SettingsError(f"the queue is on PostgreSQL but {error.name} is missing: pip install 'agl-otel[postgres]'") from None
+    return move
 
 
 def copy_queue(source: Path, target: Path) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, Final
 
 import aiohttp
@@ -43,17 +43,24 @@ async def posting(
 
 
 async def barriers(
-    session: aiohttp.ClientSession, collectors: Iterable[str], *, seconds: float = BARRIER_SECONDS, wipe: bool = False
+    session: aiohttp.ClientSession,
+    collectors: Iterable[str],
+    *,
+    seconds: float = BARRIER_SECONDS,
+    wipe: bool = False,
+    rollout_ids: Sequence[str] = (),
 ) -> None:
     """Return when all that these collectors (base URLs) acked before now is visible; with `wipe`, and in no file of their logs.
 
+    With `wipe` nothing of the rollouts `rollout_ids` is left in what they keep aside, either.
+
     Raises UnavailableError where one does not answer, or cannot wipe.
     """
-    await asyncio.gather(*(_barrier(session, address, seconds, wipe) for address in collectors))
+    await asyncio.gather(*(_barrier(session, address, seconds, wipe, rollout_ids) for address in collectors))
 
 
-async def _barrier(session: aiohttp.ClientSession, address: str, seconds: float, wipe: bool) -> None:
-    body = {"wipe": True} if wipe else None
+async def _barrier(session: aiohttp.ClientSession, address: str, seconds: float, wipe: bool, rollout_ids: Sequence[str]) -> None:
+    body = {"wipe": True, "rollouts": list(rollout_ids)} if wipe else None
     async with posting(session, f"{address}/barrier", seconds=seconds, body=body) as answer:
         if not wipe:
             return

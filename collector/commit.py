@@ -10,6 +10,7 @@ import functools
 import queue
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from agl_otel.collector.wal import Log, Place
@@ -51,6 +52,11 @@ class GroupCommit:
         self.waiting_bytes += len(payload)
         self._queue.put((kind, payload, future))
         return future
+
+    @property
+    def directory(self) -> Path:
+        """Where the log's files are."""
+        return self._log.directory
 
     def turn_over(self) -> asyncio.Future[int]:
         """Go on in a new segment after what was appended before; the position at which it begins.

@@ -116,15 +116,19 @@ class HttpPort:
         return web.json_response(self._health())
 
     async def _post_barrier(self, request: web.Request) -> web.Response:
-        """With the body {"wipe": true}, no file of the log holds what was acked before, either."""
+        """With the body {"wipe": true}, no file of the log holds what was acked before, either.
+
+        With "rollouts": [ids] in it, nor does a request of theirs that was kept aside.
+        """
         body: Any = None
         if request.can_read_body:
             with contextlib.suppress(ValueError, LookupError), body_in_time(request):
                 body = await request.json()
-        if not isinstance(body, dict) or cast("dict[str, Any]", body).get("wipe") is not True:
+        asked = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
+        if asked.get("wipe") is not True:
             return web.json_response({"position": await self._receiver.writer.barrier()})
         try:
-            return web.json_response({"position": await self._receiver.writer.forget(), "wiped": True})
+            return web.json_response({"position": await self._receiver.writer.forget(_texts(asked.get("rollouts"))), "wiped": True})
         except OSError as error:
             raise UnavailableError(f"the write-ahead log keeps what is stored: {error.strerror or error}; ask again") from None
 
@@ -184,6 +188,10 @@ def _in_time(action: Handler) -> Handler:
             return await action(request)
 
     return post
+
+
+def _texts(values: Any) -> list[str]:
+    return [each for each in cast("list[Any]", values) if isinstance(each, str)] if isinstance(values, list) else []
 
 
 def _page(page: Callable[[], web.Response]) -> Handler:

@@ -6,14 +6,13 @@ it, until the guilty request stands alone and is kept aside with its reason; any
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from agl_otel.collector import faults
+from agl_otel.collector import aside, faults
 from agl_otel.collector.decode import LOG_COLUMNS, TRACE_COLUMNS, log_rows, span_rows
 from agl_otel.collector.journal import Batch, Request, assign
 from agl_otel.collector.metrics import COLUMNS as METRIC_COLUMNS
@@ -198,16 +197,15 @@ class BatchStore:
             self._keep_aside(member, error)
             return {}
 
+    def forget_aside(self, log: Path, rollout_ids: Collection[str]) -> int:
+        """Remove what was kept aside and may hold something of these rollouts, damaged pieces of the log in the folder `log`, too."""
+        return aside.forget(self._refused_dir, log, rollout_ids)
+
     def _keep_aside(self, member: Member, error: Exception) -> None:
         position, request = member
-        self._refused_dir.mkdir(parents=True, exist_ok=True)
-        stem = self._refused_dir / f"{request.received_ms}-{position}-{request.signal}"
-        stem.with_suffix(".otlp").write_bytes(request.raw)
-        stem.with_suffix(".json").write_text(
-            json.dumps({"reason": str(error), "signal": request.signal, "received_ms": request.received_ms})
-        )
+        kept = aside.keep(self._refused_dir, position, request, str(error))
         self.counts["refused"] += 1
-        _logger.error("a request of %d rows cannot be stored; it is kept aside as %s.otlp: %s", request.rows, stem, error)
+        _logger.error("a request of %d rows cannot be stored; it is kept aside as %s: %s", request.rows, kept, error)
 
 
 class _NotKeptError(ClickHouseError):

@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -135,8 +135,10 @@ class Writer:
         await self.wait(position)
         return position
 
-    async def forget(self) -> int:
+    async def forget(self, rollout_ids: Collection[str] = ()) -> int:
         """A barrier after which no file of the log holds what was acked before it; the log position at which the log begins then.
+
+        What was kept aside of these rollouts goes, too (aside.py).
 
         Whatever dies in between, each request is in the log or stored: segments go only when all that they hold is stored, the oldest
         first, as after any batch. Raises UnavailableError, OSError; then it can be asked for again.
@@ -144,6 +146,7 @@ class Writer:
         position = await self._commit.turn_over()
         await self.barrier()  # all before `position` was added: the turn was delivered after it
         await self._commit.release(position)
+        await asyncio.to_thread(self._store.forget_aside, self._commit.directory, rollout_ids)
         return position
 
     async def run(self) -> None:

@@ -26,13 +26,15 @@ from agl_otel.settings import Settings
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
 
 DELETE_SECONDS: Final = 600.0  # for some hundred rollouts; each table is gone through once
+RUNS: Final = "runs"
+TEXTS: Final = (".json", ".jsonl", ".toml", ".txt", ".md", ".csv", ".log")
 ALTERNATIVE: Final = "--keep-spans removes rollouts from the queue alone"
 
 
 class Erase(Protocol):
-    """Deletes what is stored of rollouts; `wipe` takes all that was ever deleted off the disk."""
+    """Deletes what is stored of rollouts; `wipe` takes all that was ever deleted off the disk, and what was kept `aside` of some."""
 
-    async def __call__(self, ids: Sequence[str], *, wipe: bool = False) -> None:
+    async def __call__(self, ids: Sequence[str], *, wipe: bool = False, aside: Sequence[str] = ()) -> None:
         """Raises UnavailableError, ClickHouseError."""
         ...
 
@@ -47,7 +49,8 @@ async def eraser(
 ) -> AsyncGenerator[Callable[[list[str]], Awaitable[int]]]:
     """What deletes some rollouts and answers how many the queue knew; with `keep_spans` it asks the queue alone.
 
-    With `wipe`, when the block ends, no file of ClickHouse's, of the collectors' logs and of the embedded queue holds what was deleted.
+    With `wipe`, when the block ends, no file of ClickHouse's, of the collectors' logs and what they keep aside, and of the embedded queue
+    holds what was deleted; run folders of the data directory that name a rollout are told on stderr.
 
     Raises UnavailableError where ClickHouse cannot be asked now; then nothing was deleted. What is yielded raises it where ClickHouse
     went away since, and says what is left. Raises UsageError where a wipe was asked for elsewhere than at the queue's database.
@@ -62,7 +65,10 @@ async def eraser(
         except AglError as error:
             raise UnavailableError(f"nothing was deleted, because the spans cannot be: {error}. {ALTERNATIVE}") from None
 
+        gone: list[str] = []
+
         async def delete(ids: list[str]) -> int:
+            gone.extend(ids)
             deleted = await queue.delete(ids)
             try:
                 await erase(ids)
@@ -75,9 +81,11 @@ async def eraser(
 
         yield delete
         if wipe:
-            await erase((), wipe=True)
+            await erase((), wipe=True, aside=gone)
             if database is not None:
                 await asyncio.to_thread(_empty_log, database)
+            for folder in await asyncio.to_thread(_naming, settings.data_dir.absolute() / RUNS, gone):
+                click.echo(f"{folder} names them, and may hold what was trained on: look, and remove it yourself", err=True)
 
 
 def _database(settings: Settings) -> Path | None:
@@ -96,6 +104,17 @@ def _empty_log(database: Path) -> None:
         raise UnavailableError(f"{database}-wal is being read and still holds what was deleted: ask for the same deletion again")
 
 
+def _naming(runs: Path, rollout_ids: Sequence[str]) -> list[Path]:
+    """The run folders with a file that names one of these rollouts; weights name none."""
+    wanted = [rollout_id.encode() for rollout_id in rollout_ids]
+    found: list[Path] = []
+    for folder in sorted(path for path in runs.glob("*") if path.is_dir()):
+        files = (path for path in folder.rglob("*") if path.is_file() and path.suffix in TEXTS)
+        if any(rollout_id in data for data in (path.read_bytes() for path in files) for rollout_id in wanted):
+            found.append(folder)
+    return found
+
+
 @contextlib.asynccontextmanager
 async def _erasing(settings: Settings, queue: QueueClient) -> AsyncGenerator[Erase]:
     async with contextlib.AsyncExitStack() as closers:
@@ -107,13 +126,13 @@ async def _erasing(settings: Settings, queue: QueueClient) -> AsyncGenerator[Era
             closers.callback(engine.close)
             deletion = Deletion(engine)
 
-        async def erase(ids: Sequence[str], *, wipe: bool = False) -> None:
+        async def erase(ids: Sequence[str], *, wipe: bool = False, aside: Sequence[str] = ()) -> None:
             collectors = [address.rstrip("/") for address in (await queue.describe()).collectors]
             if not collectors and deletion is None:
                 raise UnavailableError(
                     "no collector has said where it is: start one with `agl-otel up`, or name a server with AGL_CLICKHOUSE_URL"
                 )
-            await barriers(session, collectors, wipe=wipe)
+            await barriers(session, collectors, wipe=wipe, rollout_ids=aside)
             if deletion is not None:
                 await deletion.run(ids)
                 if wipe:

@@ -283,7 +283,7 @@ def delete(
 
     Ids that the queue does not know are taken, too: what is stored of them is removed. So a deletion that was cut short can be repeated.
     Spans that arrive later are stored all the same. What is deleted is found by no query and leaves the disk when ClickHouse merges;
-    with --wipe no file of ClickHouse's, of the collectors' logs and of the embedded queue holds it any more.
+    with --wipe no file of ClickHouse's, of the collectors' logs and refused requests, and of the embedded queue holds it any more.
     """
     _check_named(rollout_ids, statuses, modes)
     if wipe and keep_spans:

@@ -1,4 +1,4 @@
-"""A queue from SQLite to PostgreSQL, with all that it knows: one transaction, counted on both sides.
+"""A queue from SQLite to PostgreSQL and, for a backup, the other way, with all that it knows: one transaction, counted on both sides.
 
 Both have the same tables (sql/migrations). What only the process that ran knows is not carried: leases, and where services are.
 """
@@ -18,7 +18,7 @@ from agl_otel.errors import ConflictError, DataError, UnavailableError
 from agl_otel.queue.migrate import migrations
 from agl_otel.queue.postgres.address import Address
 from agl_otel.queue.postgres.schema import migrate
-from agl_otel.queue.sqlite import table_names
+from agl_otel.queue.sqlite import new_database, table_names
 
 LEFT: Final = frozenset({"schema_migrations", "leases", "services", "counters"})
 """Tables that are not carried: PostgreSQL numbers by a sequence of its own (`places`), which begins above all that is there."""
@@ -27,6 +27,7 @@ _HIGHEST: Final = (
     "SELECT max(n) FROM (SELECT max(ordinal) AS n FROM rollouts UNION ALL SELECT max(position) FROM rollouts UNION ALL "
     "SELECT max(ordinal) FROM resources)"
 )
+FETCHED: Final = 2_000  # rows that are read at a time
 PLACE_BITS: Final = 24  # of a number that the sequence does not give (sql/postgres.sql)
 
 
@@ -52,10 +53,50 @@ def move(source: Path, url: str) -> dict[str, int]:
     return moved
 
 
+def fetch(url: str, target: Path) -> dict[str, int]:
+    """Copy the queue in the PostgreSQL database at `url`, as it is at one moment, to a new SQLite file. Returns {table: rows}.
+
+    Services may go on with it meanwhile. Raises ConflictError where it is of another release, SettingsError, UnavailableError, DataError.
+    """
+    address = Address.parse(url)
+    with contextlib.closing(new_database(target)) as new, address.connect() as old:
+        try:
+            with old.transaction(), new:
+                old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                (version,) = old.execute("SELECT coalesce(max(version), 0) FROM schema_migrations").fetchone() or (0,)
+                _check_version(int(version), address.shown)
+                found = {table: _fetch(old, new, table) for table in table_names(new) if table not in LEFT}
+                (highest,) = new.execute(_HIGHEST).fetchone()
+                new.execute("INSERT INTO counters (name, last) VALUES ('place', ?)", (highest or 0,))
+        except psycopg.OperationalError as error:
+            raise UnavailableError(f"{address.shown} went away ({address.words(error)}): try again") from None
+        except (psycopg.Error, sqlite3.Error) as error:
+            raise DataError(f"what is in {address.shown} cannot be copied: {error}") from None
+    return found
+
+
+def _fetch(old: psycopg.Connection[Any], new: sqlite3.Connection, table: str) -> int:
+    columns = [str(row[1]) for row in new.execute(f'PRAGMA table_info("{table}")')]
+    new.execute(f'DELETE FROM "{table}"')  # what migrations filled: counters of nothing
+    names = sql.SQL(", ").join(map(sql.Identifier, columns))
+    insert = f'INSERT INTO "{table}" ({", ".join(columns)}) VALUES ({", ".join("?" * len(columns))})'
+    with old.cursor(name="fetch") as cursor:
+        cursor.itersize = FETCHED
+        new.executemany(insert, cursor.execute(sql.SQL("SELECT {} FROM {}").format(names, sql.Identifier(table))))
+    sent = _count(old.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))))
+    if (arrived := _count(new.execute(f'SELECT count(*) FROM "{table}"'))) != sent:
+        raise DataError(f"{table}: {sent} rows were read and {arrived} arrived")
+    return sent
+
+
 def _check_release(old: sqlite3.Connection, source: Path) -> None:
     (version,) = old.execute("SELECT max(version) FROM schema_migrations").fetchone()
+    _check_version(version, str(source))
+
+
+def _check_version(version: int, where: str) -> None:
     if version != (newest := migrations()[-1].version):
-        raise ConflictError(f"{source} has schema {version}, this release {newest}: start a stack of this release on it once, and stop it")
+        raise ConflictError(f"{where} has schema {version}, this release {newest}: start a stack of this release on it once, and stop it")
 
 
 def _copy(old: sqlite3.Connection, new: psycopg.Connection[Any], table: str, address: Address) -> int:

@@ -51,11 +51,12 @@ def holding(folder: Path, text: str) -> set[str]:
     return found
 
 
-def wipe(stack: Stack, rollout_id: str) -> None:
+def wipe(stack: Stack, rollout_id: str) -> str:
     where = ("--store", stack.queue, "--data-dir", str(stack.settings.data_dir))
     command = [sys.executable, "-m", "agl_otel", "rollouts", "delete", rollout_id, "--yes", "--wipe", *where]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    return done.stderr
 
 
 async def test_what_is_wiped_is_in_no_file(own_stack: Stack) -> None:
@@ -69,8 +70,15 @@ async def test_what_is_wiped_is_in_no_file(own_stack: Stack) -> None:
             ids = {semconv.ROLLOUT_ID: begun.rollout_id, semconv.ATTEMPT_ID: begun.attempt.attempt_id}
             await post_spans(own_stack, request_of([span(values={"who": text}) for _ in range(20)], ids), ack="stored")
             rollouts.append(begun.rollout_id)
-    assert {"traces", "queue.db-wal"} <= holding(data, SECRET), "the search finds what is there"
-    await asyncio.to_thread(wipe, own_stack, rollouts[0])
+    (data / "refused").mkdir()
+    (data / "refused" / "1-1-traces.otlp").write_text(SECRET)
+    (data / "refused" / "1-1-traces.json").write_text(f'{{"reason": "{SECRET}", "rollouts": ["{rollouts[0]}"]}}')
+    (data / "wal" / "00000000000000000000.damaged").write_text(SECRET)
+    (data / "runs" / "run-1").mkdir(parents=True)
+    (data / "runs" / "run-1" / "rows.jsonl").write_text(f'{{"rollout": "{rollouts[0]}"}}')
+    assert {"traces", "queue.db-wal", "refused", "wal"} <= holding(data, SECRET), "the search finds what is there"
+    told = await asyncio.to_thread(wipe, own_stack, rollouts[0])
+    assert f"{data / 'runs' / 'run-1'} names them" in told
     assert holding(data, SECRET) == set()
     assert {"traces", "queue.db"} <= holding(data, KEPT)
     async with own_stack.reader() as reader:

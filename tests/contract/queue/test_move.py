@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from agl_otel.queue.client import AttemptUpdate
+from agl_otel.queue.move import fetch
 from agl_otel.queue.postgres_server import Postgres
 from agl_otel.queue.testing import LocalQueue
 from agl_otel.types import LLM, EnqueueRolloutRequest
 
 
-def agl(data_dir: Path, url: str) -> subprocess.CompletedProcess[str]:
+def agl(data_dir: Path, url: str, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "agl_otel", "queue", "move", "--to", url, "--data-dir", str(data_dir), "--json"],
-        capture_output=True, text=True, check=False, timeout=120,
+        [sys.executable, "-m", "agl_otel", *(command or ("queue", "move", "--to", url)), "--data-dir", str(data_dir), "--json"],
+        capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "AGL_QUEUE_URL": url if command else ""},
     )  # fmt: skip
 
 
@@ -54,3 +56,30 @@ async def test_rollouts_move_to_postgresql_with_all_that_belongs_to_them(postgre
         assert await new.client.take_sequence([("ro-1", 1, 0)]) == [8]
     again = agl(tmp_path, url)
     assert again.returncode and "nothing is overwritten" in again.stderr and "Traceback" not in again.stderr
+    known_there, back = None, tmp_path / "back.db"
+    async with LocalQueue(url) as new:  # which serves while it is copied
+        known_there = await known(new)
+        assert fetch(url, back)["rollouts"] == 6
+    async with LocalQueue(f"sqlite:///{back}") as returned:
+        assert await known(returned) == known_there
+        assert await returned.client.take_sequence([("ro-1", 1, 0)]) == [9]
+        for name in ("ro-later", "ro-last"):
+            await returned.client.enqueue([EnqueueRolloutRequest(input=7, rollout_id=name)])
+        assert [each.rollout_id for each in await returned.client.claim(9)] == ["ro-later", "ro-last"]
+        assert [each.rollout_id for each in await returned.client.query_rollouts()][-2:] == ["ro-later", "ro-last"]
+
+
+async def test_a_stack_with_its_queue_on_postgresql_is_backed_up_and_restored(postgres: Postgres, tmp_path: Path) -> None:
+    url, other, data, copy = postgres.new_schema(), postgres.new_schema(), tmp_path / "data", tmp_path / "copy"
+    data.mkdir()
+    async with LocalQueue(url) as queue:
+        await queue.client.put_resources({"llm": LLM(endpoint="http://m", model="policy")}, resources_id="rs-1")
+        await queue.client.enqueue([EnqueueRolloutRequest(input=1, rollout_id="ro-1"), EnqueueRolloutRequest(input=2)])
+        before = await known(queue)
+    done = agl(data, url, "backup", str(copy))
+    assert done.returncode == 0 and json.loads(done.stdout)["queue"]["rows"]["rollouts"] == 2, done.stderr
+    done = agl(tmp_path / "restored", other, "restore", str(copy))
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "restored" / "queue.db").exists()
+    async with LocalQueue(other) as queue:
+        assert await known(queue) == before

@@ -1,0 +1,47 @@
+"""What a collector keeps aside for a person to look at: requests that ClickHouse refuses (refused/), damaged pieces of its log (*.damaged).
+
+Nothing reads them again, so a deletion that is to be gone from the disk must reach them here: a request that names a deleted rollout, or
+has a row of no known rollout, which may belong to it; and every damaged piece, of which nobody can say what it holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Final
+
+from agl_otel.collector.journal import Request
+
+DAMAGED: Final = ".damaged"
+
+
+def keep(folder: Path, position: int, request: Request, reason: str) -> Path:
+    """Write a request and why it is refused; the file with its bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = folder / f"{request.received_ms}-{position}-{request.signal}"
+    of = sorted({each.rollout_id for each in request.identities if not each.reason})
+    about = {"reason": reason, "signal": request.signal, "received_ms": request.received_ms, "rollouts": of}
+    stem.with_suffix(".json").write_text(json.dumps(about))  # the first one: where it is missing, a deletion takes the bytes
+    stem.with_suffix(".otlp").write_bytes(request.raw)
+    return stem.with_suffix(".otlp")
+
+
+def forget(refused: Path, log: Path, rollout_ids: Collection[str]) -> int:
+    """Remove what holds, or may hold, something of these rollouts; how many files. Raises OSError."""
+    if not rollout_ids:
+        return 0
+    gone = [path for path in refused.glob("*.otlp") if _may_hold(path, set(rollout_ids))]
+    files = [*(each for path in gone for each in (path, path.with_suffix(".json"))), *log.glob(f"*{DAMAGED}")]
+    for path in files:
+        path.unlink(missing_ok=True)
+    return len(files)
+
+
+def _may_hold(path: Path, rollout_ids: set[str]) -> bool:
+    try:
+        about: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
+    except (FileNotFoundError, ValueError):
+        return True
+    of: list[str] | None = about.get("rollouts")  # not told by earlier releases
+    return not of or "" in of or not rollout_ids.isdisjoint(of)
