@@ -131,6 +131,8 @@ SHOWN_PROMPT_TOKENS: Final = "agentlightning.llm.prompt_tokens"
 """How many there are: the arrays themselves are not shown. The same of the two below."""
 SHOWN_RESPONSE_TOKENS: Final = "agentlightning.llm.response_tokens"
 SHOWN_LOGPROBS: Final = "agentlightning.llm.logprobs"
+SHOWN_CUT: Final = "agentlightning.shown.cut"
+"""On a span that is too large to be sent whole to a viewer: what was cut, and where all of it is."""
 
 # --- rewards, links, tags, messages, objects, operations ---------------------------------------------------------
 REWARD: Final = "agentlightning.reward"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from agl_otel import semconv as s
+from agl_otel.store.figures import PREFIX
 
 FOLDER: Final = Path(__file__).parent / "dashboards"
 CLICKHOUSE: Final = {"type": "grafana-clickhouse-datasource", "uid": "agl-otel"}
@@ -118,6 +119,39 @@ TRAINING: Final = Dashboard(
             f"SpanAttributes['{s.LLM_MODEL_VERSION}'] AS version, toFloat64(count()) AS calls\n"
             f"FROM {CALLS} AND mapContains(SpanAttributes, '{s.LLM_MODEL_VERSION}') GROUP BY time, version ORDER BY time",
             "Model calls by the version that answered: an old one that stays is stale.",
+            stacked=True,
+        ),
+        Panel(
+            "Verdicts by their seals",
+            "timeseries",
+            "SELECT $__timeInterval(last) AS time,\n"
+            "  multiIf(processes = 0, 'unproven', wrong = 0, 'complete', 'incomplete') AS verdict, toFloat64(count()) AS attempts\n"
+            "FROM (SELECT AttemptId, max(seen) AS last, countIf(process != '') AS processes,\n"
+            "    countIf(process != '' AND (sealed = 0 OR stored != spans OR dropped > 0)) AS wrong\n"
+            f"  FROM (SELECT AttemptId, Facts['{s.PROCESS}'] AS process, max(ReceivedAt) AS seen,\n"
+            f"      countIf(SpanName = '{s.SPAN_SEAL}') AS sealed,\n"
+            f"      countIf(SpanName NOT IN ('{s.SPAN_SEAL}', '{s.SPAN_ATTEMPT}')) AS stored,\n"
+            f"      max(toUInt64OrZero(SpanAttributes['{s.SEAL_SPANS}'])) AS spans,\n"
+            f"      max(toUInt64OrZero(SpanAttributes['{s.SEAL_DROPPED}'])) AS dropped\n"
+            "    FROM otel_traces WHERE AttemptId != '' AND $__timeFilter(ReceivedAt) GROUP BY AttemptId, process)\n"
+            "  GROUP BY AttemptId)\nGROUP BY time, verdict ORDER BY time, verdict",
+            "Attempts by what their processes sealed; training also knows what runners reported. Running ones are incomplete.",
+            stacked=True,
+        ),
+        Panel(
+            "Staleness and drift",
+            "timeseries",
+            f"SELECT TimeUnix AS time, replaceOne(MetricName, '{PREFIX}', '') AS figure, Value AS value\n"
+            f"FROM otel_metrics_gauge WHERE MetricName IN ('{PREFIX}stale_share', '{PREFIX}logprob_drift') AND $__timeFilter(TimeUnix)\n"
+            "ORDER BY time",
+            "As trainers record it: the share of samples of older weights, and how far log-probs of sampler and trainer lie apart.",
+        ),
+        Panel(
+            "Verdicts that training gave",
+            "timeseries",
+            "sum by (verdict) (increase(agl_verdicts_total[$__rate_interval]))",
+            "Of the latest attempts of rollouts that ended, as the web service judges them.",
+            prometheus=True,
             stacked=True,
         ),
         Panel("Rollouts by status", "timeseries", "agl_rollouts", "As the queue counts them.", prometheus=True, stacked=True),

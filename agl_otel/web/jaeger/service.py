@@ -23,6 +23,7 @@ from agl_otel.grpc_requests import tolerant
 from agl_otel.store import Store
 from agl_otel.tls import Tls
 from agl_otel.traces.trace_query import DEFAULT_LIMIT, TraceQuery
+from agl_otel.web.jaeger.cut import fitted
 from agl_otel.web.jaeger.proto import storage_pb2 as pb
 from agl_otel.web.jaeger.spans import pages_of, traces_data
 
@@ -85,7 +86,8 @@ class JaegerStorage:
         async for found, attempts in pages_of(self._store, trace_ids):
             for spans in found:
                 made = traces_data(spans, attempts)
-                while (data := await asyncio.to_thread(next, made, None)) is not None:  # a large trace takes seconds, and others wait
+                fitting = map(fitted, made)
+                while (data := await asyncio.to_thread(next, fitting, None)) is not None:  # a large trace takes seconds, and others wait
                     yield data
 
 

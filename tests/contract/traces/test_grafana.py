@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import runpy
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from agl_otel import semconv
+from agl_otel.collector.metrics import identify_points, metric_rows
+from agl_otel.store.figures import figures_request
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.reader import TraceReader
 
@@ -82,6 +85,8 @@ def filled(engine: TraceStore) -> TraceStore:
             span(2, semconv.SPAN_LLM, call, ParentSpanId="s1"),
             span(3, semconv.SPAN_REWARD, {**process, semconv.reward_value_key(0): "0.5"}, ParentSpanId="s1"),
             span(4, "tool", process, StatusCode="Error", ParentSpanId="s1"),
+            span(6, semconv.SPAN_SEAL, {**process, semconv.SEAL_SPANS: "3"}, ParentSpanId="s1"),
+            span(7, "tool", {semconv.PROCESS: "q"}, ParentSpanId="s1", RolloutId="ro-2", AttemptId="at-2"),
             span(5, semconv.SPAN_TRAIN_STEP, step, TraceId="run", RolloutId="", AttemptId="", SequenceId=0),
         ],
     )
@@ -94,6 +99,11 @@ def filled(engine: TraceStore) -> TraceStore:
         "AttemptId": "at-1",
     }
     put(engine, "otel_logs", [record])
+    moment = int(datetime.fromisoformat(f"{NOW}+00:00").timestamp())
+    figures = figures_request({"stale_share": 0.25, "logprob_drift": 1e-4}, "grpo", moment * 10**9)
+    found = identify_points(figures, now_unix_nano=moment * 10**9)
+    for kind, rows in metric_rows(figures.SerializeToString(), found, received_ms=moment * 1000, batch=1, first={}).items():
+        put(engine, f"otel_metrics_{kind}", [json.loads(row) for row in rows])  # as the collector writes them
     return engine
 
 
@@ -115,6 +125,14 @@ async def test_every_panel_and_variable_of_clickhouse_returns_rows(filled: Trace
             if variable["type"] == "query":
                 values = [next(iter(row.values())) for row in await reader.query(asked(variable["query"]))]
                 assert values[0] == CHOSEN[variable["name"]], f"{variable['name']} of {name}"
+
+
+async def test_verdicts_and_staleness_are_what_is_stored(filled: TraceStore, reader: TraceReader) -> None:
+    queries = {param.id: param.values[0]["rawSql"] for param in TARGETS if "rawSql" in param.values[0]}  # type: ignore[index]
+    verdicts = await reader.query(asked(queries["training: Verdicts by their seals"]))
+    assert {(row["verdict"], row["attempts"]) for row in verdicts} == {("complete", 1.0), ("incomplete", 1.0)}
+    figures = await reader.query(asked(queries["training: Staleness and drift"]))
+    assert {(row["figure"], row["value"]) for row in figures} == {("stale_share", 0.25), ("logprob_drift", 1e-4)}
 
 
 async def test_what_hyperdx_selects_is_there(filled: TraceStore, reader: TraceReader) -> None:

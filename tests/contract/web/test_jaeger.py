@@ -268,6 +268,23 @@ def test_a_trace_of_ten_megabytes_comes_in_messages_that_a_jaeger_takes(web: Web
     assert len(shown["spans"]) == 200 and shown["processes"]["p1"]["serviceName"] == "large"
 
 
+def test_a_span_that_is_larger_than_a_message_is_shown_cut_and_says_so(web: Web, channel: grpc.Channel) -> None:
+    trace_id, now, book = os.urandom(16), time.time_ns(), "é" * 3_000_000  # 6 MB
+    span = Span(
+        trace_id=trace_id, span_id=b"12345678", name="chat", start_time_unix_nano=now, end_time_unix_nano=now,
+        attributes=[pair("gen_ai.input.messages", book), pair("gen_ai.request.model", "policy")],
+    )  # fmt: skip
+    post(web, {"book": [span]})
+    (data,) = traces(channel, "GetTraces", pb.GetTracesRequest(query=[pb.GetTraceParams(trace_id=trace_id)]))
+    (found,) = spans_of(data)
+    tags = {each.key: each.value.string_value for each in found.attributes}
+    assert data.ByteSize() < 4 << 20 and tags["gen_ai.request.model"] == "policy"
+    assert tags["gen_ai.input.messages"].startswith("éé") and tags["gen_ai.input.messages"].endswith("(cut)")
+    assert "long texts in it are cut" in tags[semconv.SHOWN_CUT]
+    whole = web.call("GET", f"/api/traces/{trace_id.hex()}").json["data"][0]["spans"][0]["tags"]
+    assert book in [each["value"] for each in whole], "HTTP has no such limit"
+
+
 def test_of_a_trace_of_very_many_spans_the_first_are_shown_with_a_warning(web: Web, channel: grpc.Channel) -> None:
     trace_id, now, count = os.urandom(16), time.time_ns(), TRACE_SPANS + 500
     spans = [
