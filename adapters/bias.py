@@ -12,7 +12,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, cast
 
-from agl_otel.adapters.trajectories import CALL_REFUSALS, judged, to_trajectories
+import numpy as np
+
+from agl_otel.adapters.trajectories import CALL_REFUSALS, TrajectoryBatch, judged, to_trajectories
 from agl_otel.columns import Traces
 from agl_otel.types import Rollout, VerdictKind
 
@@ -40,6 +42,8 @@ class Bias:
     """TAKEN or a key of CALL_REFUSALS: (call, choice) of attempts that were taken."""
     trajectories: int = 0
     breaks: Counter[str] = field(default_factory=Counter[str])
+    endings: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    """(range of the reward, `whole` or `truncated`): attempts that were taken, by whether a reply of theirs ended at its length limit."""
     versions: Counter[str] = field(default_factory=Counter[str])
     """`same` or `mixed`: whether the calls of an attempt were answered by one version of the weights."""
 
@@ -61,6 +65,7 @@ def bias_of(traces: Traces, *, take: Collection[str] = ("complete", "unproven"),
     found.calls.update({why: count for why, count in batch.refused.items() if why in CALL_REFUSALS} | {TAKEN: int(batch.calls.sum())})
     found.trajectories = len(batch)
     found.breaks = batch.breaks
+    found.endings = _endings(traces, batch)
     versions: dict[tuple[str, str], set[str]] = {}
     for rollout_id, attempt_id, version in zip(traces.calls.rollout_id, traces.calls.attempt_id, traces.calls.model_version, strict=True):
         versions.setdefault((rollout_id, attempt_id), set()).add(version)
@@ -82,6 +87,14 @@ def bias_of_attempts(
             found.verdicts[verdict.kind] += 1
             found.alarms += verdict.alarm
     return found
+
+
+def _endings(traces: Traces, batch: TrajectoryBatch) -> Counter[tuple[str, str]]:
+    calls = traces.calls
+    rows = np.flatnonzero(calls.truncated).tolist() if calls.truncated is not None else []
+    truncated = {(calls.rollout_id[row], calls.attempt_id[row]) for row in rows}
+    rewards = dict(zip(zip(batch.rollout_id, batch.attempt_id, strict=True), batch.reward.tolist(), strict=True))
+    return Counter((reward_range(reward), "truncated" if key in truncated else "whole") for key, reward in rewards.items())
 
 
 def reward_range(reward: float | None) -> str:

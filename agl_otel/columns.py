@@ -80,6 +80,8 @@ class CallColumns:
     """Why the reply was cut off; empty on a whole reply."""
     has_images: NDArray[np.bool_] | None = None
     """Whether the prompt seems to hold images, whose addresses are in the texts; None: not known."""
+    truncated: NDArray[np.bool_] | None = None
+    """Whether the reply ended at the limit of its length (finish reason `length`); None: not known."""
 
     def __len__(self) -> int:
         return len(self.rollout_id)

@@ -56,6 +56,7 @@ NAMES: Final[Mapping[str, str]] = {
     "model_version": semconv.LLM_MODEL_VERSION,
     "incomplete": semconv.LLM_INCOMPLETE,
     "retry_of": semconv.LLM_RETRY_OF,
+    "finish": "gen_ai.response.finish_reasons",
     "seal_spans": semconv.SEAL_SPANS,
     "seal_dropped": semconv.SEAL_DROPPED,
     "hooked": semconv.ATTEMPT_HOOKED,

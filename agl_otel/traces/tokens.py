@@ -79,6 +79,7 @@ def call_columns(table: Table) -> CallColumns:
         agent=_agents(table, calls),
         incomplete=_incomplete(calls, rollouts, attempts),
         has_images=_numbers(calls, "HasImages", np.bool_),
+        truncated=_numbers(calls, "IsTruncated", np.bool_),
     )
 
 

@@ -40,6 +40,10 @@ def _pairs(first: str, counts: Mapping[tuple[str, str], int]) -> Iterable[Sample
     return (({first: group, "outcome": outcome}, count) for (group, outcome), count in sorted(counts.items()))
 
 
+def _by_reward(counts: Mapping[tuple[str, str], int]) -> Iterable[Sample]:
+    return (({"reward": reward, "replies": ending}, count) for (reward, ending), count in sorted(counts.items()))
+
+
 def _labelled(name: str, counts: Mapping[str, int]) -> Iterable[Sample]:
     return (({name: key}, count) for key, count in sorted(counts.items()))
 
@@ -65,6 +69,7 @@ METRICS: Final[tuple[tuple[str, str, Callable[[Bias], Iterable[Sample]]], ...]] 
     ("calls", "Model calls of attempts that were taken.", lambda b: _labelled("outcome", b.calls)),
     ("trajectories", "Training samples that they make.", lambda b: [({}, b.trajectories)]),
     ("trajectory_breaks", "Trajectories that began because an earlier one broke off, by reason.", lambda b: _labelled("reason", b.breaks)),
+    ("attempts_by_ending", "Attempts that were taken, by whether a reply ended at its length limit.", lambda b: _by_reward(b.endings)),
     ("attempts_by_weights", "Attempts answered by one version of the weights, or by several.", lambda b: _labelled("versions", b.versions)),
 )
 """(name, description, what to read); each gets the prefix agl_ and the suffix _total."""

@@ -15,6 +15,7 @@ SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(Rollout
   multiIf(Facts[{agent:String}] != '', Facts[{agent:String}], Facts[{own_agent:String}] != '', Facts[{own_agent:String}],
     startsWith(SpanName, {task:String}) AND Facts[{integration:String}] = 'langgraph', Facts[{node:String}], '') AS Agent,
   toInt64OrZero(Facts[{retry_of:String}]) AS RetryOf,
+  position(Facts[{finish:String}], '"length"') > 0 AS IsTruncated,
   mapFilter((key, value) -> startsWith(key, {prefix:String}), Facts) AS Rewards,
   notEmpty(Rewards) AS IsReward,
   HasImages, PromptTokenIds, ResponseTokenIds, ResponseLogprobs

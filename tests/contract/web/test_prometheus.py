@@ -6,11 +6,13 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
+from agl_otel.algorithms.grpo.report import StepReport
 from tests.contract.web.conftest import Web
 
 DEPLOY: Final = Path(__file__).parents[3] / "deploy"
@@ -22,6 +24,9 @@ def test_every_metric_that_alerts_and_panels_read_is_there(web: Web) -> None:
     panels = [panel for path in (DEPLOY / "grafana" / "dashboards").glob("*.json") for panel in json.loads(path.read_text())["panels"]]
     texts = [ALERTS.read_text(), *(target["expr"] for panel in panels for target in panel["targets"] if "expr" in target)]
     read = {name for text in texts for name in re.findall(r"\bagl_\w+", text)}
+    kinds = {field.name: str(field.type) for field in fields(StepReport)}
+    empty: dict[str, Any] = {name: {} if kind.startswith("dict") else [] if kind.startswith("list") else 0 for name, kind in kinds.items()}
+    told |= {f"agl_training_{name}" for name in StepReport(**empty).figures}  # shown once a trainer has recorded them
     assert len(read) >= 8
     assert read <= told
 

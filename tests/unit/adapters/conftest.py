@@ -27,6 +27,7 @@ class CallRow:
     version: str = "1"
     agent: str = ""
     incomplete: str = ""
+    truncated: bool = False
 
 
 def call_columns(rows: Sequence[CallRow]) -> CallColumns:
@@ -49,6 +50,7 @@ def call_columns(rows: Sequence[CallRow]) -> CallColumns:
         model_version=[r.version for r in rows],
         agent=[r.agent for r in rows],
         incomplete=[r.incomplete for r in rows],
+        truncated=np.array([r.truncated for r in rows], np.bool_),
     )
 
 

@@ -15,7 +15,8 @@ def test_attempts_are_counted_by_outcome_reward_and_task_and_calls_by_what_becam
     traces.verdict = {("ro-bad", "at-1"): "incomplete"}
     traces.extra = [Rollout(rollout_id="ro-new", input="not begun", start_time=1)]
     built = traces.build(
-        row(rollout="ro-good"), row(rollout="ro-good", call=2, prompt=[9], version="2"), row(rollout="ro-bad"), row(rollout="ro-none"),
+        row(rollout="ro-good"), row(rollout="ro-good", call=2, prompt=[9], version="2", truncated=True),
+        row(rollout="ro-bad", truncated=True), row(rollout="ro-none"),
         row(rollout="ro-part", logprobs=[]), row(rollout="ro-part", call=2),
     )  # fmt: skip
     found = bias_of(built)
@@ -26,6 +27,7 @@ def test_attempts_are_counted_by_outcome_reward_and_task_and_calls_by_what_becam
     assert found.calls == {TAKEN: 3, "no_logprobs": 1}
     assert (found.trajectories, found.breaks.total(), found.verdicts["incomplete"]) == (3, 1, 1)
     assert found.versions == {"same": 3, "mixed": 1}
+    assert found.endings == {("1 and more", "truncated"): 1, ("1 and more", "whole"): 1}
     assert found.shares()["task"] == {"{}": {"verdict_incomplete": 0.25, "no_reward": 0.25}, "not begun": {"no_attempt": 1.0}}
     twice = Bias()
     twice.add(found)
