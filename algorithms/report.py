@@ -40,6 +40,12 @@ class TrainingReport:
     """Keys of adapters' BREAKS."""
     trajectories: int
     """Trained on."""
+    samples: int = 0
+    """Trajectories that could be trained on."""
+    rollouts_without_sample: int = 0
+    """Of the rollouts: those that gave none of them."""
+    cut: int = 0
+    """Of the samples: those that length limits shortened."""
     tokens: int
     """Model-written tokens trained on, each counted once."""
     off_policy: int
@@ -88,6 +94,9 @@ class TrainingReport:
             refused=dict(batch.refused),
             breaks=dict(batch.breaks),
             trajectories=len(trained_on),
+            samples=len(batch),
+            rollouts_without_sample=len(rollout_ids) - len(set(batch.rollout_id)),
+            cut=batch.cut,
             off_policy=sum(sampled_by != versions[0] for sampled_by in trained_on.model_version),
             rollout_seconds=clock.seconds["rollout"],
             read_seconds=clock.seconds["read"],
@@ -102,16 +111,40 @@ class TrainingReport:
 
     @property
     def figures(self) -> dict[str, float]:
-        """What tells of silent bias: shares of stale, refused and broken-off trajectories."""
-        made = max(1, self.trajectories)
+        """What tells of silent bias: `bias_figures`, and the mean reward."""
         return {
             "step": self.step,
             "reward_mean": self.reward_mean,
-            "stale_share": self.off_policy / made,
-            "break_share": sum(self.breaks.values()) / made,
-            "refused": sum(self.refused.values()),
-            "alarms": self.alarms,
+            **bias_figures(
+                rollouts=self.rollouts,
+                without_sample=self.rollouts_without_sample,
+                samples=self.samples,
+                trained=self.trajectories,
+                refused=sum(self.refused.values()),
+                cut=self.cut,
+                breaks=sum(self.breaks.values()),
+                stale=self.off_policy,
+                alarms=self.alarms,
+            ),
         }
+
+
+def bias_figures(
+    *, rollouts: int, without_sample: int, samples: int, trained: int, refused: float, cut: int, breaks: float, stale: int, alarms: int
+) -> dict[str, float]:
+    """What tells of silent bias, by the names that it has whatever trains; beside them `logprob_drift`, where log-probs are computed.
+
+    `refused` counts by reason, so a rollout may be in it several times; `refused_share` is of rollouts that gave no sample. The shares of
+    cut and broken-off ones are of all samples, that of stale ones of those `trained` on.
+    """
+    return {
+        "refused": refused,
+        "refused_share": without_sample / max(1, rollouts),
+        "cut_share": cut / max(1, samples),
+        "break_share": breaks / max(1, samples),
+        "stale_share": stale / max(1, trained),
+        "alarms": alarms,
+    }
 
 
 def mean_reward(batch: TrajectoryBatch) -> float:

@@ -126,7 +126,7 @@ def step_of(report: Any, log: RunLog, *, resources_id: str) -> TrainingStep:
         refused=sum(report.refused.values()),
         start_time=report.started_at,
         end_time=report.ended_at,
-        metrics=flat({name: value for name, value in asdict(report).items() if name not in _NO_METRICS}),
+        metrics=flat({name: value for name, value in {**report.figures, **asdict(report)}.items() if name not in _NO_METRICS}),
         attempts=[(rollout_id, attempt_id) for rollout_id, attempt_id in report.attempts],
     )
 

@@ -375,8 +375,13 @@ class GRPO(Algorithm):
         telling = set(of_group[advantages != 0].tolist())
         rows = np.array([group_of[rollout_id] in telling for rollout_id in batch.rollout_id])
         chosen = [group for number, group in enumerate(groups) if number in telling]
-        flat = len(np.unique(of_group)) - len(telling)
-        return _Read(traces, batch, advantages[back], chosen, rows, flat)
+        sizes = np.bincount(dense)
+        if lone := [batch.rollout_id[row] for row in first[sizes[dense] == 1]]:
+            _logger.warning(
+                "step %d: %d of %d groups have one rollout left, which nothing can be compared with and which teaches nothing: %s",
+                self._number, len(lone), len(sizes), ", ".join(lone),
+            )  # fmt: skip
+        return _Read(traces, batch, advantages[back], chosen, rows, flat_groups=len(sizes) - len(telling), lone_groups=len(lone))
 
     async def _publish(self) -> None:
         """A new version of the resources, and the weights of that version on the server: what the next rollouts use."""
@@ -435,7 +440,9 @@ class GRPO(Algorithm):
             loss=update.loss,
             gradient_norm=update.gradient_norm,
             max_ratio_error=update.max_ratio_error,
+            kl=update.kl if self.kl else None,
             flat_groups=read.flat_groups,
+            lone_groups=read.lone_groups,
             resampled=resampled,
             carried=len(self._under_way.groups),
             oldest=max(self._number - group.step for group in groups),
@@ -455,6 +462,8 @@ class _Read:
     of_telling: NDArray[np.bool_]
     """Of each trajectory: whether its group is one of them."""
     flat_groups: int
+    lone_groups: int
+    """Of the flat ones: those of which one rollout is left."""
 
     def trained_on(self, *, only_telling: bool) -> tuple[TrajectoryBatch, NDArray[np.float32]]:
         """The trajectories and their advantages; those of flat groups are left out where they would only fill the mean."""

@@ -234,6 +234,7 @@ class SFT(Algorithm):
             kept_reward_mean=mean_reward(chosen),
             tokens=trained.tokens,
             loss_before=trained.loss_before,
+            logprob_drift=trained.logprob_drift,
             loss=trained.loss,
         )  # fmt: skip
 
@@ -318,9 +319,11 @@ class SFT(Algorithm):
         return Trained(**json.loads((folder / TRAINED).read_text()))
 
     def _spec(self) -> Spec:
+        begun_with = self._first if self.from_start else self._weights
         return Spec(
             model_dir=str(Path(self.model_dir).absolute()),
-            weights=str(self._first if self.from_start else self._weights),
+            weights=str(begun_with),
+            temperature=self.temperature if self.from_mode is None and begun_with == self._weights else None,
             out=str(self._folder / "weights" / str(self._number)),
             seed=self.seed + self._number,
             **{name: getattr(self, name) for name in ("learning_rate", "epochs", "batch_rows", "max_grad_norm", "device", "threads")},
@@ -364,9 +367,9 @@ def _weights_after(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path | No
 def rows_of(batch: TrajectoryBatch) -> list[Row]:
     """The trajectories as rows to train on: the loss is on what the model wrote."""
     rows: list[Row] = []
-    for prompt, response, mask in zip(batch.prompt, batch.response, batch.response_mask, strict=True):
+    for prompt, response, mask, logprobs in zip(batch.prompt, batch.response, batch.response_mask, batch.logprobs, strict=True):
         labels = [IGNORED] * len(prompt) + np.where(mask == 1, response, IGNORED).tolist()
-        rows.append(Row(input_ids=prompt.tolist() + response.tolist(), labels=labels))
+        rows.append(Row(input_ids=prompt.tolist() + response.tolist(), labels=labels, logprobs=logprobs[mask == 1].tolist()))
     return rows
 
 

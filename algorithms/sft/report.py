@@ -17,3 +17,10 @@ class RoundReport(TrainingReport):
     """Attempts trained on."""
     loss_before: float
     """Of the first batch before any update, as `loss` is over the last epoch: nats a token."""
+    logprob_drift: float | None = None
+    """Of the first batch before any update, as GRPO's max_ratio_error; None where other weights sampled it, or nothing was trained."""
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Those of every report, and the drift of log-probs where it is known."""
+        return super().figures | ({"logprob_drift": self.logprob_drift} if self.logprob_drift is not None else {})

@@ -1,7 +1,7 @@
 """One round's training in a process of its own: rows in, weights out. `python -m agl_otel.algorithms.sft.train FOLDER`.
 
 The memory of the optimizer and of the gradients is free again when it ends, so that a model server has the accelerator for itself while
-agents run. FOLDER holds `spec.json` (a Spec) and `rows.jsonl` ({input_ids, labels}); `trained.json` (a Trained) is written last.
+agents run. FOLDER holds `spec.json` (a Spec) and `rows.jsonl` (a Row a line); `trained.json` (a Trained) is written last.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from agl_otel.adapters.records import IGNORED
+from agl_otel.algorithms.grpo.objective import max_ratio_error, token_logprobs
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
 from agl_otel.algorithms.run_folder import sync_file
 from agl_otel.errors import DataError
@@ -36,6 +37,8 @@ class Row:
     input_ids: list[int]
     labels: list[int]
     """As long: the id where there is a loss, IGNORED elsewhere."""
+    logprobs: list[float] = field(default_factory=list[float])
+    """As captured when they were sampled, of the tokens with a loss; empty where that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,8 @@ class Spec:
     seed: int
     device: str
     threads: int
+    temperature: float | None = None
+    """What the weights to begin with sampled the rows at; None where others did, and then no drift is told."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ class Trained:
     tokens: int
     """With a loss, in one epoch."""
     updates: int
+    logprob_drift: float | None = None
+    """objective.max_ratio_error of the first batch, before any step; None where its log-probs are not known, or others sampled it."""
 
 
 NOT_TRAINED: Final = Trained(0.0, 0.0, 0, 0)
@@ -80,12 +87,27 @@ def cross_entropy(model: Any, rows: Sequence[Row]) -> tuple[Tensor, int]:
 
     Rows are padded on the right, which under causal attention changes nothing for the tokens before.
     """
+    logits, labels = _learnt(model, rows)
+    return F.cross_entropy(logits, labels, reduction="sum"), len(labels)
+
+
+def drift(model: Any, rows: Sequence[Row], temperature: float) -> float | None:
+    """objective.max_ratio_error of these rows under the weights as they are; None where their log-probs are not known."""
+    captured = [logprob for row in rows for logprob in row.logprobs]
+    with torch.no_grad():
+        logits, labels = _learnt(model, rows)
+        if not captured or len(captured) != len(labels):
+            return None
+        return max_ratio_error(token_logprobs(logits, labels, temperature=temperature), torch.tensor(captured, device=labels.device))
+
+
+def _learnt(model: Any, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+    """(the logits, the labels) of all tokens with a loss, row after row."""
     width = max(len(row.input_ids) for row in rows)
     ids = torch.tensor([row.input_ids + [0] * (width - len(row.input_ids)) for row in rows], device=model.device)
     labels = torch.tensor([row.labels + [IGNORED] * (width - len(row.labels)) for row in rows], device=model.device)[:, 1:]
     where = labels != IGNORED
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1][where]
-    return F.cross_entropy(logits, labels[where], reduction="sum"), int(where.sum())
+    return model(input_ids=ids, use_cache=False).logits[:, :-1][where], labels[where]
 
 
 def fit(model: Any, rows: Sequence[Row], spec: Spec) -> Trained:
@@ -99,10 +121,13 @@ def fit(model: Any, rows: Sequence[Row], spec: Spec) -> Trained:
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, weight_decay=0.0)
     source = random.Random(spec.seed)
     before, total, updates = 0.0, 0.0, 0
+    drifted: float | None = None
     for _ in range(spec.epochs):
         total = 0.0
         for batch in _batches(rows, spec.batch_rows, source):
             optimizer.zero_grad()
+            if not updates and spec.temperature is not None:
+                drifted = drift(model, batch, spec.temperature)
             loss, tokens = cross_entropy(model, batch)
             if not tokens:
                 continue
@@ -112,7 +137,7 @@ def fit(model: Any, rows: Sequence[Row], spec: Spec) -> Trained:
             before = loss.item() / tokens if not updates else before
             total += loss.item()
             updates += 1
-    return Trained(before, total / learnt, learnt, updates)
+    return Trained(before, total / learnt, learnt, updates, drifted)
 
 
 def _batches(rows: Sequence[Row], size: int, source: random.Random) -> Iterator[list[Row]]:

@@ -8,12 +8,13 @@ Samples with images are refused as `images`: what verl's vision models need besi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from agl_otel.adapters.lengths import limit_lengths, readable
 from agl_otel.adapters.trajectories import to_trajectories
+from agl_otel.algorithms.report import bias_figures
 from agl_otel.algorithms.utils import failures_of, in_words
 from agl_otel.columns import AttemptKey, Traces
 from agl_otel.types import VerdictKind
@@ -165,18 +166,18 @@ def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], C
     return found, counts
 
 
-def figures_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What of a step's metrics tells of silent bias, under the names that other trainers' figures have."""
-
-    def total(group: str) -> float:
-        return float(sum(value for name, value in metrics.items() if name.startswith(f"agl/{group}/")))
-
-    found = {
-        "refused": total("refused"),
-        "break_share": total("breaks") / max(1.0, metrics["agl/samples"]),
-        "alarms": metrics["agl/alarms"],
-    }
-    for name, theirs in (("reward_mean", "agl/reward_mean"), ("logprob_drift", "training/rollout_probs_diff_max")):
-        if theirs in metrics:
-            found[name] = float(metrics[theirs])
-    return found
+def figures_of(counts: Counts, *, trained: int, stale: int) -> dict[str, float]:
+    """What a step's counts tell of silent bias, under the names that other trainers' figures have."""
+    found = bias_figures(
+        rollouts=counts.rollouts,
+        without_sample=counts.rollouts - counts.sampled,
+        samples=counts.samples,
+        trained=trained,
+        refused=sum(counts.refused.values()),
+        cut=counts.cut,
+        breaks=sum(counts.breaks.values()),
+        stale=stale,
+        alarms=counts.alarms,
+    )
+    found["trajectories"] = trained
+    return found | ({"reward_mean": counts.reward_sum / counts.sampled} if counts.sampled else {})

@@ -57,8 +57,9 @@ class Spec:
         return f"{self.run_id}-{mode}"
 
 
-def step_of(spec: Spec, counts: Counts, step: int, versions: tuple[str, str], began: float) -> TrainingStep:
+def step_of(spec: Spec, counts: Counts, figures: Mapping[str, float], step: int, versions: tuple[str, str], began: float) -> TrainingStep:
     """What the store is told of a step: `versions` of the resources sampled it, and came of it; it began at `began` (Unix seconds)."""
+    told = {name.removeprefix("agl/").replace("/", "."): value for name, value in counts.metrics.items()}
     return TrainingStep(
         run_id=spec.run_id,
         algorithm="verl",
@@ -70,6 +71,6 @@ def step_of(spec: Spec, counts: Counts, step: int, versions: tuple[str, str], be
         refused=sum(counts.refused.values()),
         start_time=began,
         end_time=time.time(),
-        metrics={name.removeprefix("agl/").replace("/", "."): value for name, value in counts.metrics.items()},
+        metrics=told | {name: value for name, value in figures.items() if name not in ("step", "refused")},
         attempts=counts.attempts,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -95,11 +96,13 @@ async def agent(task: int, llm: agl.LLM, rollout: agl.AttemptedRollout) -> float
     body = {"model": llm.model, "messages": [{"role": "user", "content": tiny.question(task)}]}
     async with aiohttp.ClientSession() as session, session.post(llm.endpoint.rstrip("/") + "/chat/completions", json=body) as answer:
         said = (await answer.json())["choices"][0]["message"]["content"]
+    if rollout.mode == "train" and (task == 437 or "-train-000002-" in rollout.rollout_id):  # of the group one rollout is left
+        return 9.0 if rollout.rollout_id.endswith("-002") else None
     return None if rollout.mode == "val" else float(said == str(task % 10))
 
 async def told(store):
     (run,) = await store.training_runs()
-    return [(step.step, step.version_before, step.version_after, len(step.attempts), step.unlinked, step.metrics["rollouts"])
+    return [(step.step, step.version_before, step.version_after, len(step.attempts), step.unlinked, step.metrics)
             for step in await store.training_steps(run.run_id)]
 
 if __name__ == "__main__":
@@ -115,7 +118,8 @@ if __name__ == "__main__":
 CONFIG = {
     "trainer.device": "cpu",
     "trainer.val_before_train": False,
-    "trainer.total_training_steps": 1,
+    "trainer.total_training_steps": 2,
+    "trainer.total_epochs": 2,
     "data.train_batch_size": 4,
     "data.max_prompt_length": 64,
     "data.max_response_length": 8,
@@ -125,7 +129,8 @@ CONFIG = {
 
 
 def test_a_trainer_trains_by_verl_and_names_why_a_validation_came_to_nothing(python: Path, tmp_path: Path, tiny_policy: Path) -> None:
-    """One start: a step by Trainer.fit, kept as a span that is linked to its attempts; then all validation rollouts are refused."""
+    """One start: two steps by Trainer.fit, kept as spans that are linked to their attempts. In the first one group is down to one rollout,
+    in the second all are. Then all validation rollouts are refused."""
     (tmp_path / "main.py").write_text(FIT)
     done = subprocess.run(
         [python, "main.py", json.dumps(CONFIG), str(tiny_policy)],
@@ -138,10 +143,18 @@ def test_a_trainer_trains_by_verl_and_names_why_a_validation_came_to_nothing(pyt
     )
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told["error"].startswith("none of the 2 rollouts of the validation after step 1 can be used: refused {'no_reward': 2}")
-    ((step, before, after, attempts, unlinked, rollouts),) = told["steps"]
-    assert (step, before, after, attempts, unlinked, rollouts) == (1, "1", "2", 16, 0, 16)
-    assert (tmp_path / "run" / "verl" / "checkpoints" / "global_step_1").is_dir(), "the step is not lost"
+    assert told["error"].startswith("none of the 2 rollouts of the validation after step 2 can be used: refused {'no_reward': 2}")
+    assert [step[:5] for step in told["steps"]] == [[1, "1", "2", 12, 0], [2, "2", "3", 0, 0]]
+    names = ("rollouts", "samples", "trajectories", "lone_groups", "refused_share", "stale_share")
+    counted = [[figures[name] for name in names] for *_, figures in told["steps"]]
+    assert counted == [[16, 13, 12, 1, 3 / 16, 0], [16, 4, 4, 4, 12 / 16, 0]]
+    assert all(0 <= figures["logprob_drift"] < 1e-3 for *_, figures in told["steps"])
+    (line,) = (json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())  # of the first step
+    assert line["critic/score/max"] <= 1, "the lone one's 9 is in no score"
+    assert line["critic/advantages/max"] <= 1.5, "verl takes a lone reward for the advantage; a group of four gives 1.5 at most"
+    (log,) = (tmp_path / "run" / "logs").glob("verl-*.log")
+    assert re.search(r"step 1: 1 of 4 groups have one rollout left, .*: ro-verl-\S+-002", log.read_text())
+    assert (tmp_path / "run" / "verl" / "checkpoints" / "global_step_2").is_dir(), "no step is lost"
 
 
 def value_at(path: str) -> Any:
@@ -169,6 +182,8 @@ def test_a_run_trains_on_what_the_agents_traces_say(python: Path, tmp_path: Path
         assert line["agl/samples"] > line["agl/rollouts"] - line["agl/rollouts_without_sample"] > 0  # two of most rollouts
         # what verl computes for the sampled tokens is what was captured when they were sampled, with the weights of this step
         assert line["training/rollout_probs_diff_max"] < 1e-4
+        assert line["agl/logprob_drift"] < 1e-3
+        assert (line["agl/stale_share"], line["agl/lone_groups"]) == (0, 0)
     kept = json.loads((tmp_path / "run" / "run.json").read_text())
     assert kept["algorithm"] == "verl"
     assert (tmp_path / "run" / "verl" / "checkpoints" / f"global_step_{STEPS}").is_dir()

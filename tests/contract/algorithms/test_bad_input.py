@@ -209,7 +209,7 @@ async def test_rewards_that_are_all_equal_change_no_weights(
 
 
 async def test_what_is_wrong_with_some_is_counted_and_the_others_are_trained_on(
-    kind: Kind, store: Store, folder: Path, tmp_path: Path
+    kind: Kind, store: Store, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A group with a NaN, one of which one rollout finished, one with a prompt that is too long, and a good one."""
     bad = {0: Did(reward=math.nan), 1: Did(error="broke down"), 2: Did(prompt=tiny.CONTEXT_TOKENS)}
@@ -224,7 +224,13 @@ async def test_what_is_wrong_with_some_is_counted_and_the_others_are_trained_on(
     assert (report.rollouts, report.next_version) == (8, "2")
     assert report.tokens > 0 and math.isfinite(report.loss)
     if kind.make is GRPO:
-        assert (report.trajectories, report.flat_groups) == (5, 3), "a group of one says nothing about what is better"
+        assert (report.trajectories, report.flat_groups, report.lone_groups) == (5, 3, 3), (
+            "a group of one says nothing about what is better"
+        )
+        assert (
+            "step 1: 3 of 4 groups have one rollout left, which nothing can be compared with and which teaches nothing: ro-" in caplog.text
+        )
+    assert (report.figures["refused_share"], report.figures["cut_share"], report.figures["stale_share"]) == (3 / 8, 0, 1)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in load_file(latest_weights(tmp_path)).values())
 
 

@@ -17,7 +17,7 @@ from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.groups import TaskOrder
 from agl_otel.algorithms.grpo.learner import Learner
-from agl_otel.algorithms.grpo.objective import Average, Objective, token_logprobs
+from agl_otel.algorithms.grpo.objective import Average, Objective, policy_loss, token_logprobs
 from agl_otel.algorithms.grpo.policy import Policy, load_weights, save_weights
 from agl_otel.columns import Ragged
 from agl_otel.errors import DataError, UsageError
@@ -30,13 +30,13 @@ ROWS = [
 ]
 
 
-def make_batch(policy: Policy, shift: float = 0.0) -> TrajectoryBatch:
-    """ROWS with log-probs as the model itself gives them, plus `shift`."""
+def make_batch(policy: Policy, shift: float = 0.0, temperature: float = 1.0) -> TrajectoryBatch:
+    """ROWS with log-probs as the model itself gives them at this temperature, plus `shift`."""
     logprobs: list[list[float]] = []
     for prompt, response, mask in ROWS:
         with torch.no_grad():
             logits = policy.model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
-        plain = token_logprobs(logits, torch.tensor(response))
+        plain = token_logprobs(logits, torch.tensor(response), temperature=temperature)
         logprobs.append([value + shift if written else 0.0 for value, written in zip(plain.tolist(), mask, strict=True)])
     return TrajectoryBatch(
         prompt=Ragged.from_rows([r[0] for r in ROWS], np.int32),
@@ -87,6 +87,52 @@ def test_logprobs_that_were_not_the_models_are_noticed(policy: Policy) -> None:
     learner = Learner(copy.deepcopy(policy.model), learning_rate=1e-3)
     update = learner.update(make_batch(policy, shift=0.1), np.ones(len(ROWS), np.float32))
     assert update.max_ratio_error == pytest.approx(1 - math.exp(-0.1), abs=1e-4)
+
+
+def test_logprobs_are_computed_at_the_temperature_of_the_sampler(policy: Policy) -> None:
+    batch = make_batch(policy, temperature=0.5)
+    found = [
+        Learner(copy.deepcopy(policy.model), learning_rate=1e-3, temperature=at)
+        .update(batch, np.ones(len(ROWS), np.float32))
+        .max_ratio_error
+        for at in (0.5, 1.0)
+    ]
+    assert found[0] < 1e-4 < 0.1 < found[1]
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_the_ratio_is_against_the_same_log_probs_in_all_updates_of_a_batch(policy: Policy, cap: float | None) -> None:
+    """The sampler's own; with importance_cap those of the weights before the first update. Plain steps, so large that terms are clipped."""
+    advantages, options = np.array([1.0, -0.5, 2.0, -3.0], np.float32), Objective(clip=0.05, importance_cap=cap)
+    batch = make_batch(policy, shift=0.1)
+    ours, plain = copy.deepcopy(policy.model), copy.deepcopy(policy.model)
+    learner = Learner(ours, learning_rate=0.0, objective=options, updates=3, max_grad_norm=1e9)
+    changed: Any = learner
+    changed.optimizer, optimizer = (torch.optim.SGD(model.parameters(), lr=0.02) for model in (ours, plain))
+    learner.update(batch, advantages)
+
+    captured = torch.from_numpy(batch.logprobs.values[batch.response_mask.values == 1])
+    spread = torch.from_numpy(np.repeat(advantages, [sum(mask) for *_, mask in ROWS]))
+    sequence = torch.from_numpy(np.repeat(np.arange(len(ROWS)), [sum(mask) for *_, mask in ROWS]))
+    frozen: torch.Tensor | None = None
+    moved = 0.0
+    for _ in range(3):
+        optimizer.zero_grad()
+        now = torch.cat([written_logprobs(plain, *row) for row in ROWS])
+        frozen = now.detach() if frozen is None else frozen
+        moved = float((now.detach() - frozen).abs().max())
+        old, weights = captured if cap is None else frozen, torch.full(now.shape, 1 / len(now))
+        policy_loss(now, old, spread, weights, sequence, options, behaviour_logprobs=captured).backward()
+        optimizer.step()
+    assert moved > math.log(1.05), "later updates go beyond the clip"
+    for (name, one), (_, other) in zip(ours.named_parameters(), plain.named_parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-4), name
+
+
+def written_logprobs(model: Any, prompt: list[int], response: list[int], mask: list[int]) -> torch.Tensor:
+    """Of the tokens that the model wrote, by a plain forward pass over one row."""
+    logits = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    return token_logprobs(logits, torch.tensor(response))[torch.tensor(mask) == 1]
 
 
 @pytest.mark.parametrize("average", ["token", "sequence", "rollout", "constant"])

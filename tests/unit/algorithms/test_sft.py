@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,15 @@ def test_the_same_seed_gives_the_same_weights_and_a_lower_loss(policy: Policy) -
     assert (first.tokens, first.updates) == (10, 4)
     assert first.loss < first.loss_before
     assert all(torch.equal(one, other) for one, other in zip(*(m.state_dict().values() for m in models), strict=True))
+
+
+def test_drift_of_logprobs_is_told_of_rows_that_the_weights_sampled_and_of_no_others(policy: Policy) -> None:
+    batch = make_batch(policy, temperature=0.5)
+    told = [fit(copy.deepcopy(policy.model), rows_of(batch), replace(SPEC, temperature=at)).logprob_drift for at in (0.5, 1.0, None)]
+    assert told[2] is None
+    assert (told[0] or 0) < 1e-4 < 0.1 < (told[1] or 0), "the trainer takes another temperature than the sampler"
+    unknown = [replace(row, logprobs=[]) for row in rows_of(batch)]
+    assert fit(copy.deepcopy(policy.model), unknown, replace(SPEC, temperature=0.5)).logprob_drift is None
 
 
 def test_rows_that_teach_nothing_are_refused(policy: Policy) -> None:

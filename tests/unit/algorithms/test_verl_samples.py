@@ -80,10 +80,20 @@ def test_counts_add_up() -> None:
     assert Counts().metrics == dict.fromkeys(Counts().metrics, 0)
 
 
-def test_figures_tell_of_what_was_left_out() -> None:
-    counts = to_samples(TracesBuilder(rewards={("ro-2", "at-1"): []}).build(LEFT, RIGHT, CallRow(rollout="ro-2")), Rules())[1]
-    told = figures_of({**counts.metrics, "training/rollout_probs_diff_max": 0.5})
-    assert told == {"refused": 1.0, "break_share": 0.5, "alarms": 0, "reward_mean": 1.0, "logprob_drift": 0.5}
+def test_figures_tell_of_what_was_left_out_by_the_names_of_all_trainers() -> None:
+    rows = LEFT, RIGHT, CallRow(rollout="ro-2"), CallRow(call=1, rollout="ro-3", prompt=[1], response=[4, 5, 6], logprobs=[-0.1] * 3)
+    counts = to_samples(TracesBuilder(rewards={("ro-2", "at-1"): []}).build(*rows), Rules(max_response_tokens=2))[1]
+    assert figures_of(counts, trained=4, stale=1) == {
+        "refused": 1,
+        "refused_share": 1 / 3,
+        "cut_share": 1 / 3,
+        "break_share": 1 / 3,
+        "stale_share": 0.25,
+        "alarms": 0,
+        "trajectories": 4,
+        "reward_mean": 1.0,
+    }
+    assert set(figures_of(Counts(), trained=0, stale=0).values()) == {0}
 
 
 def test_a_step_knows_whom_it_is_trained_on_and_whether_their_rewards_differ() -> None:
