@@ -120,7 +120,10 @@ class APO(PromptSearch, Generic[T]):
         return made, None
 
     async def _branch(self, step: str, parent: Candidate, tasks: Sequence[Any]) -> Candidate | None:
-        """Run the parent, criticise it, edit it. A critique without a word keeps the parent's text; an edit without one is left out."""
+        """Run the parent, criticise it, edit it.
+
+        A critique that fails, or has not a word, keeps the parent's text, as in Agent Lightning 0.3; such an edit is left out.
+        """
         self.editor.check()
         evaluation = await self.evaluator.evaluate(f"{step}/train", parent, tasks, "train")
         source, prompt = self._source(step), parent.templates[self._prompt_name]
@@ -132,7 +135,10 @@ class APO(PromptSearch, Generic[T]):
             return render(gradient_file, {"prompt": prompt, "samples": await self.evaluator.samples(evaluation, tasks, places)})
 
         shown = [gradient_file.name, prompt, [evaluation.rollout_ids[place] for place in places]]
-        critique = await self.editor.ask(f"{step}/critique", self.gradient_model, shown, gradient_prompt)
+        try:
+            critique = await self.editor.ask(f"{step}/critique", self.gradient_model, shown, gradient_prompt)
+        except EditorError:
+            critique = ""
         if not critique:
             return self._made(parent.templates, parent)
 

@@ -22,6 +22,7 @@ from agl_otel.store import Store
 from agl_otel.types import EnqueueRolloutRequest, NamedResources, RolloutConfig, RolloutMode, Span
 
 SHOWN_CHARACTERS: Final = 8000  # of one rollout's messages or spans, to the editor
+NO_MESSAGES: Final = "(no messages were captured of this rollout)"
 _log = logging.getLogger(__name__)
 
 
@@ -102,13 +103,20 @@ class Evaluator:
         spans: dict[str, list[Span]] = {rollout_id: [] for rollout_id in ids}
         for span in await self.store.spans(ids) if ids else []:
             spans[span.rollout_id].append(span)
+        said = {rollout_id: self._messages(of_one) for rollout_id, of_one in spans.items()}
+        if silent := [rollout_id for rollout_id, messages in said.items() if not messages]:
+            _log.warning(
+                "%s makes no messages of %d of %d rollouts that the editor is to read: %s. Does their agent ask its model through the "
+                "proxy, or under an instrumentation that captures content?",
+                type(self.adapter).__name__, len(silent), len(ids), ", ".join(silent),
+            )  # fmt: skip
         return [
             {
                 "number": number,
                 "status": evaluation.statuses[place] or "unfinished",
                 "reward": "none" if (reward := evaluation.rewards[place]) is None else f"{reward:g}",
                 "task": _cut("Task: " + _text(tasks[place])),
-                "messages": _cut(self._messages(spans[rollout_id])),
+                "messages": _cut(said[rollout_id] or NO_MESSAGES),
                 "spans": _cut("\n".join(f"{span.name}: {json.dumps(span.attributes, default=str)}" for span in spans[rollout_id])),
             }
             for number, (place, rollout_id) in enumerate(zip(places, ids, strict=True), start=1)

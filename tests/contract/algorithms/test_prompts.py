@@ -94,8 +94,10 @@ def test_apo_finds_the_prompt_that_the_tasks_want(models: Models, store: Store, 
     assert published.resources["p"] == apo.get_best_prompt() and published.resources["main_llm"].model == "words"
 
 
-def test_apo_learns_nothing_where_rewards_do_not_depend_on_the_prompt(models: Models, store: Store) -> None:
-    """The control: an editor that guesses, and rewards that are dealt out by the task alone."""
+def test_apo_learns_nothing_where_rewards_do_not_depend_on_the_prompt(
+    models: Models, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The control: an editor that guesses, and rewards that are dealt out by the task alone. Nor does the agent ask any model."""
 
     def dealt(task: dict[str, Any], prompt_template: agl.PromptTemplate) -> float:
         return float(task["digit"] % 2)
@@ -104,6 +106,28 @@ def test_apo_learns_nothing_where_rewards_do_not_depend_on_the_prompt(models: Mo
     fit(apo, models, store, "next", agent=dealt)
     assert apo.get_best_prompt().template == SEED_PROMPT, "no candidate is strictly better"
     assert len({row["best_score"] for row in apo.history}) == 1
+    assert "TraceToMessages makes no messages of 3 of 3 rollouts that the editor is to read: ro-" in caplog.text
+
+
+class WithoutCritic:
+    """A client whose critic is down; all else goes to `client`."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self.chat, self.completions = client, self, self
+
+    async def create(self, *, model: str, **more: Any) -> Any:
+        if model == "critic":
+            raise ConnectionError("no critic here")
+        return await self._client.chat.completions.create(model=model, **more)
+
+
+def test_a_critique_that_fails_keeps_the_parents_text_as_a_candidate(models: Models, store: Store) -> None:
+    apo = agl.APO[Any](WithoutCritic(models.as_editor("reads")), seed=0, **{**SMALL, "beam_rounds": 1, "branch_factor": 1})
+    fit(apo, models, store, "next")
+    (*_, row) = apo.history
+    assert (row["made"], row["editor_failures"], models.server.calls) == (2, 2, 0), "and the editor is not asked to edit by nothing"
+    assert {candidate["templates"]["p"] for candidate in row["candidates"]} == {SEED_PROMPT}
+    assert apo.stopped_because == "all rounds are done"
 
 
 @pytest.mark.parametrize("habit", ["repeats", "babbles", "invents"])
