@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from agl_otel.types import Dataset, NamedResources
 
 if TYPE_CHECKING:
+    from agl_otel.algorithms.run_folder import RunFolder
     from agl_otel.store import Store
 
 
@@ -26,6 +27,7 @@ class Algorithm:
         self._llm_proxy: Callable[[], Any] = lambda: None
         self._store: Store | None = None
         self._initial_resources: NamedResources | None = None
+        self._run_folder: RunFolder | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """An algorithm that knows nothing yet."""
@@ -61,6 +63,9 @@ class Algorithm:
         """The adapter. Raises ValueError where there is none."""
         return _known(self._adapter(), "adapter", "call set_adapter (and keep it), or give Trainer(adapter=…)")
 
+    def take_adapter(self, adapter: Any) -> None:
+        """Told, before the run, of an adapter that the user chose. Raises UsageError where the algorithm would not go by it."""
+
     def set_llm_proxy(self, llm_proxy: Any) -> None:
         """Give it a proxy, or None; a weak reference is kept."""
         self._llm_proxy = weakref.ref(llm_proxy) if llm_proxy is not None else lambda: None
@@ -76,6 +81,14 @@ class Algorithm:
     def get_initial_resources(self) -> NamedResources | None:
         """What to begin with; None where nothing was given."""
         return self._initial_resources
+
+    def set_run_folder(self, run: RunFolder | None) -> None:
+        """Give it the folder of the run at work."""
+        self._run_folder = run
+
+    def get_run_folder(self) -> RunFolder | None:
+        """The run's id, its seed, and lines for metrics.jsonl (run_folder.py); None where the run is not kept, or keeps itself."""
+        return self._run_folder
 
     def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Awaitable[None] | None:
         """Do the work; the runners stop when this returns."""

@@ -18,13 +18,14 @@ _GIVEN: Final[dict[str, Callable[[Algorithm], Any]]] = {
     "adapter": lambda algorithm: algorithm.get_adapter(),
     "llm_proxy": lambda algorithm: algorithm.get_llm_proxy(),
     "initial_resources": lambda algorithm: algorithm.get_initial_resources(),
+    "run_folder": lambda algorithm: algorithm.get_run_folder(),
 }
 
 
 class FunctionalAlgorithm(Algorithm):
     """A function as an algorithm; calling it calls the function.
 
-    It gets, by name: store, adapter, llm_proxy, initial_resources, train_dataset, val_dataset.
+    It gets, by name: store, adapter, llm_proxy, initial_resources, run_folder, train_dataset, val_dataset.
     """
 
     def __init__(self, function: Function) -> None:
@@ -33,7 +34,7 @@ class FunctionalAlgorithm(Algorithm):
         self._function = function
         parameters = inspect.signature(function).parameters.values()
         self._names = [p.name for p in parameters if p.kind not in _VARIADIC]
-        self._name: str = getattr(function, "__name__", repr(function))
+        self.name: str = getattr(function, "__name__", repr(function))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the plain function."""
@@ -54,9 +55,7 @@ class FunctionalAlgorithm(Algorithm):
             if self.takes(name):
                 given[name] = data
             elif data is not None:
-                raise TypeError(
-                    f"{name} was given, and algorithm {self._name} has no parameter of that name: add it, or leave the data out"
-                )
+                raise TypeError(f"{name} was given, and algorithm {self.name} has no parameter of that name: add it, or leave the data out")
         return self._function(**given)
 
 

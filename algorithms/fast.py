@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from agl_otel.algorithms.base import Algorithm
-from agl_otel.algorithms.utils import items
+from agl_otel.algorithms.grpo.groups import try_again
+from agl_otel.algorithms.run_folder import RunFolder, digest_of, kept
+from agl_otel.algorithms.run_log import RunLog, flat
+from agl_otel.algorithms.utils import items, survives_its_runner
 from agl_otel.store import Store
-from agl_otel.types import AttemptedRollout, Dataset, Rollout, RolloutConfig, RolloutMode, Span
+from agl_otel.types import (
+    AttemptedRollout,
+    Dataset,
+    EnqueueRolloutRequest,
+    ResourcesUpdate,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+    Span,
+    TrainingStep,
+)
 
+NAME: Final = "baseline"
 RESOURCES_ID: Final = "default"
 SHOWN_CHARACTERS: Final = 300
 _log = logging.getLogger(__name__)
@@ -29,6 +45,8 @@ class Played(NamedTuple):
     status: str
     reward: float | None
     """The last one; None where there is none."""
+    attempt_id: str = ""
+    """Of its latest attempt; empty where it had none."""
 
 
 class Baseline(FastAlgorithm):
@@ -42,7 +60,10 @@ class Baseline(FastAlgorithm):
         polling_interval: seconds, at most, between two looks at the queue while it is full.
         max_queue_length: another rollout is enqueued while no more than so many wait for a runner.
         span_verbosity: what is logged of spans: keys of their attributes, their values too, or nothing.
-        rollout_config: time limits and retries of every rollout; None: the store's.
+        rollout_config: time limits and retries of every rollout; None: the store's, or survives_its_runner() where the run is kept.
+        run_dir: where the run is kept: run.json, and a line for each epoch in metrics.jsonl. A run that is there already is gone on with:
+            what has succeeded is read again and not run again, and what failed is tried again while it has attempts left. Each epoch is a
+            span then, linked to its attempts. None: in memory.
 
     Raises ValueError for a train_split that is no part of a whole.
     """
@@ -56,6 +77,7 @@ class Baseline(FastAlgorithm):
         max_queue_length: int = 4,
         span_verbosity: Literal["keys", "key_values", "none"] = "keys",
         rollout_config: RolloutConfig | None = None,
+        run_dir: str | Path | None = None,
     ) -> None:
         super().__init__()
         if not 0 < train_split < 1:
@@ -65,40 +87,71 @@ class Baseline(FastAlgorithm):
         self.max_queue_length = max_queue_length
         self.span_verbosity = span_verbosity
         self.rollout_config = rollout_config
+        self.run_dir = run_dir
         self.ended: list[Played] = []
         """What has ended, in that order."""
 
     def scores(self) -> dict[str, float]:
         """{mode: mean reward}; a rollout that did not succeed, or has no reward, counts 0."""
-        found: dict[str, list[float]] = {}
-        for each in self.ended:
-            found.setdefault(each.mode, []).append((each.reward or 0.0) if each.status == "succeeded" else 0.0)
-        return {mode: sum(rewards) / len(rewards) for mode, rewards in found.items()}
+        return _scores(self.ended)
 
     async def run(  # pyright: ignore[reportIncompatibleMethodOverride]  # async, as the base allows
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> None:
-        """Run the agent on every task: the first data set in mode train, then the second in mode val."""
+        """Run the agent on every task: the first data set in mode train, then the second in mode val.
+
+        Raises UsageError where `run_dir` holds a run of other tasks, InUseError where another process works on it.
+        """
         datasets: tuple[tuple[RolloutMode, Dataset[Any] | None], ...] = (("train", train_dataset), ("val", val_dataset))
         work: list[tuple[Any, RolloutMode]] = [(task, mode) for mode, dataset in datasets for task in items(dataset)]
         if not work:
             _log.error("neither a train nor a val data set was given: there is nothing to run")
             return
-        store = self.get_store()
-        resources_id = None
-        if (resources := self.get_initial_resources()) is not None:
-            resources_id = (await store.update_resources(RESOURCES_ID, resources)).resources_id
-        for epoch in range(self.n_epochs):
-            _log.info("epoch %d of %d: %d tasks", epoch + 1, self.n_epochs, len(work))
-            await self._epoch(store, work, resources_id)
+        with kept(self.run_dir, algorithm=NAME, options=lambda: {"tasks": digest_of(work)}, seed=None) as run:
+            if run is None:
+                await self._epochs(work, None, None)
+            else:
+                run.metrics(0)  # written anew: what has ended is read again
+                async with RunLog(self.get_store(), run_id=run.run_id, algorithm=NAME, folder=run.folder) as log:
+                    await self._epochs(work, run, log)
 
-    async def _epoch(self, store: Store, work: Sequence[tuple[Any, RolloutMode]], resources_id: str | None) -> None:
+    async def _epochs(self, work: Sequence[tuple[Any, RolloutMode]], run: RunFolder | None, log: RunLog | None) -> None:
+        store, resources = self.get_store(), self.get_initial_resources()
+        published = await store.update_resources(RESOURCES_ID, resources) if resources is not None else None
+        for epoch in range(1, self.n_epochs + 1):
+            _log.info("epoch %d of %d: %d tasks", epoch, self.n_epochs, len(work))
+            began, before = time.time(), len(self.ended)
+            await self._epoch(store, self._requests(work, published, epoch, run))
+            if run is not None and log is not None:
+                step = _step_of(run, epoch, published, self.ended[before:], began)
+                run.metric({"step": epoch, **step.metrics})
+                await log.note(step, {"step": epoch, "reward_mean": step.metrics["reward_mean"]})
+
+    def _requests(
+        self, work: Sequence[tuple[Any, RolloutMode]], published: ResourcesUpdate | None, epoch: int, run: RunFolder | None
+    ) -> list[EnqueueRolloutRequest]:
+        """In a run that is kept rollouts have ids made of run, epoch and place: enqueued again they are what is there already."""
+        config = self.rollout_config if self.rollout_config is not None or run is None else survives_its_runner()
+        return [
+            EnqueueRolloutRequest(
+                input=task,
+                mode=mode,
+                resources_id=published.resources_id if published is not None else None,
+                config=config,
+                rollout_id=f"ro-{run.run_id}-{epoch:04d}-{place:06d}" if run is not None else None,
+            )
+            for place, (task, mode) in enumerate(work)
+        ]
+
+    async def _epoch(self, store: Store, requests: Sequence[EnqueueRolloutRequest]) -> None:
         followed: set[asyncio.Task[None]] = set()
         try:
-            for task, mode in work:
+            for request in requests:
                 while await _waiting(store) > self.max_queue_length:
                     await self._moment(followed)
-                rollout = await store.enqueue_rollout(task, mode=mode, resources_id=resources_id, config=self.rollout_config)
+                (rollout,) = await store.enqueue([request])
+                if request.rollout_id is not None:
+                    await try_again(store, [rollout])
                 followed.add(asyncio.create_task(self._follow(store, rollout.rollout_id)))
             await asyncio.gather(*followed)
         finally:
@@ -125,7 +178,8 @@ class Baseline(FastAlgorithm):
         who = rollout.rollout_id
         spans = list(await store.query_spans(who, "latest"))
         reward = find_final_reward(spans)
-        self.ended.append(Played(who, rollout.mode or "train", rollout.status, reward))
+        attempt = rollout.attempt.attempt_id if isinstance(rollout, AttemptedRollout) else ""
+        self.ended.append(Played(who, rollout.mode or "train", rollout.status, reward, attempt))
         _log.info("[Rollout %s] %s, mode %s, %d spans, final reward: %s", who, rollout.status, rollout.mode, len(spans), reward)
         for attempt in await store.query_attempts(who):
             error = (attempt.error or "").strip().rpartition("\n")[2]
@@ -142,6 +196,35 @@ class Baseline(FastAlgorithm):
     def _shown(self, span: Span) -> str:
         shown: object = span.attributes if self.span_verbosity == "key_values" else sorted(span.attributes)
         return str(shown)[:SHOWN_CHARACTERS]
+
+
+def _scores(ended: Sequence[Played]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for each in ended:
+        found.setdefault(each.mode, []).append((each.reward or 0.0) if each.status == "succeeded" else 0.0)
+    return {mode: sum(rewards) / len(rewards) for mode, rewards in found.items()}
+
+
+def _step_of(run: RunFolder, epoch: int, published: ResourcesUpdate | None, ended: Sequence[Played], began: float) -> TrainingStep:
+    """What is told of an epoch; it changes nothing, so the versions are one."""
+    rewards = [each.reward for each in ended if each.status == "succeeded" and each.reward is not None]
+    succeeded = sum(each.status == "succeeded" for each in ended)
+    told = {"rollouts": len(ended), "succeeded": succeeded, "reward_mean": sum(rewards) / max(1, len(rewards)), "score": _scores(ended)}
+    version = str(published.version) if published is not None else ""
+    return TrainingStep(
+        run_id=run.run_id,
+        algorithm=NAME,
+        step=epoch,
+        resources_id=published.resources_id if published is not None else "",
+        version_before=version,
+        version_after=version,
+        samples=len(rewards),
+        refused=len(ended) - len(rewards),
+        start_time=began,
+        end_time=time.time(),
+        metrics=flat(told),
+        attempts=[(each.rollout_id, each.attempt_id) for each in ended if each.attempt_id],
+    )
 
 
 async def _waiting(store: Store) -> int:

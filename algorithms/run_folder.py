@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import uuid
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -33,8 +34,8 @@ def digest_of(*values: Any) -> str:
 
 
 def new_run_id(algorithm: str) -> str:
-    """An id for a new run."""
-    return f"{algorithm}-{uuid.uuid4().hex[:8]}"
+    """An id for a new run, fit to stand in rollout ids."""
+    return f"{re.sub(r'[^A-Za-z0-9._]+', '-', algorithm).strip('-')[:64]}-{uuid.uuid4().hex[:8]}"
 
 
 def new_seed() -> int:

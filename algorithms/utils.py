@@ -10,10 +10,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
+from agl_otel.adapters import LlmProxyTraceToTriplet, TracerTraceToTriplet
+from agl_otel.errors import UsageError
 from agl_otel.types import AttemptedRollout, Dataset, Rollout, RolloutConfig
 
 UNRESPONSIVE_SECONDS: Final = 60.0  # twelve heartbeats of a runner
 MAX_ATTEMPTS: Final = 3
+_TAKEN: Final = ("agent_match", "_skip_empty_token_spans")
+"""Options of TracerTraceToTriplet that trajectories have, too; calls without token ids are refused, and counted, in any case."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -127,3 +131,23 @@ def in_words(failures: Counter[str]) -> str:
 def sampling_seed(*names: object) -> int:
     """48 bits that stand for these names: the seed of what a rollout samples."""
     return int.from_bytes(hashlib.blake2b("/".join(map(str, names)).encode(), digest_size=6).digest())
+
+
+def agent_match_of(algorithm: str, adapter: Any, own: str | None) -> str | None:
+    """Which agents are trained by an algorithm that reads trajectories: its `own` agent_match, or the adapter's that a user chose for it.
+
+    Trajectories are made of token ids as they were captured, so nothing else that an adapter does has a place there. Raises UsageError
+    that names it.
+    """
+    remedy = f"leave it out: {algorithm} reads token ids as they were captured, and its own agent_match says whose"
+    if isinstance(adapter, LlmProxyTraceToTriplet):
+        return own
+    if type(adapter) is not TracerTraceToTriplet:
+        raise UsageError(f"{algorithm} does not go by a {type(adapter).__name__}: {remedy}")
+    usual = vars(TracerTraceToTriplet())
+    other = [name for name, value in vars(adapter).items() if name not in _TAKEN and value != usual[name]]
+    if other:
+        raise UsageError(f"{algorithm} does not go by the adapter's {', '.join(other)}: {remedy}")
+    if own is not None and adapter.agent_match not in (None, own):
+        raise UsageError(f"agent_match of {algorithm} is {own!r}, and the adapter's is {adapter.agent_match!r}: give one")
+    return own if adapter.agent_match is None else adapter.agent_match

@@ -29,11 +29,14 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
     """Train what JOB.toml describes: score, train, score again (or run its agent alone, or your own algorithm).
 
     Uses the stack at --store or AGL_STORE; without one it starts a stack on --data-dir for as long as it trains. The run is kept
-    in a folder: the policy, checkpoints, metrics.jsonl, logs. examples/first_light/job.toml, examples/apo/job.toml and, for an
-    algorithm of your own, examples/tutorial/job.toml are jobs to start from.
+    in a folder: run.json with its id and what it was begun with, metrics.jsonl, logs; where weights are trained, the policy and
+    checkpoints. examples/first_light/job.toml, examples/apo/job.toml and, for an algorithm of your own, examples/tutorial/job.toml are
+    jobs to start from.
 
     A run that is started again with its --run-dir, and the data directory or store it was begun with, goes on where it was stopped,
-    and pays for nothing twice.
+    and pays for nothing twice: grpo, sft and verl after the last step that is kept, apo, gepa and random_search by their journal,
+    baseline by the rollouts that have succeeded. An algorithm of your own gets the same run id again, and the lines it has written
+    to metrics.jsonl, from `run_folder`; what it does not do again is its own business.
     """
     setup_logging()
     settings = Settings.load(data_dir=data_dir, store=store)

@@ -13,10 +13,11 @@ from agl_otel.algorithms import Algorithm, Baseline, FunctionalAlgorithm
 from agl_otel.errors import SettingsError
 from agl_otel.runner.agents import load_function
 from agl_otel.runner.threads import call
+from agl_otel.trainer.keeping import OWN_FOLDER, keeping
 from agl_otel.trainer.options import options_of
 from agl_otel.trainer.run import JobRun, unless
 
-GIVEN: Final = ("run_dir", "rollout_config")
+GIVEN: Final = (OWN_FOLDER, "rollout_config")
 """What an algorithm gets from the job, where it takes an argument of that name: the run's folder, and [agent]'s time limits."""
 
 
@@ -28,6 +29,8 @@ def options_model(name: str) -> type[BaseModel]:
 class OwnRun(JobRun):
     """A run of the baseline, or of the user's algorithm, over a store. Use `async with`."""
 
+    _keeps_itself = False
+
     async def fit(self, train: Sequence[Any], val: Sequence[Any] | None) -> Algorithm:
         """Run it, with runners; the algorithm afterwards. Raises SettingsError where the job does not fit it, and what it raises itself."""
         adapter = TracerTraceToTriplet()
@@ -38,8 +41,16 @@ class OwnRun(JobRun):
         algorithm.set_adapter(adapter)
         if self.job.resources:
             algorithm.set_initial_resources(self.job.resources)
-        async with self.runners():
-            await unless(self.failed, call(algorithm.run, train, val))
+        with keeping(
+            algorithm,
+            None if self._keeps_itself else self.folder,
+            train=train,
+            val=val,
+            resources=self.job.resources,
+            options={**self.job.options, "agent": self.job.agent.model_dump(include={"function", "command", "grader"})},
+        ):
+            async with self.runners():
+                await unless(self.failed, call(algorithm.run, train, val))
         return algorithm
 
     def algorithm(self) -> Algorithm:
@@ -50,7 +61,9 @@ class OwnRun(JobRun):
             if self.job.options:
                 raise SettingsError(f"[algorithm] {', '.join(self.job.options)}: {name} is made already and takes no options")
             return found
-        made = found(**self._arguments(name, found))
+        arguments = self._arguments(name, found)
+        self._keeps_itself = OWN_FOLDER in arguments
+        made = found(**arguments)
         if not isinstance(made, Algorithm):
             kind = type(made).__name__
             raise SettingsError(
@@ -60,7 +73,7 @@ class OwnRun(JobRun):
 
     def _arguments(self, name: str, make: Callable[..., Any]) -> dict[str, Any]:
         parameters = inspect.signature(make).parameters
-        ours = {"run_dir": self.folder, "rollout_config": self.job.agent.rollout_config}
+        ours = {OWN_FOLDER: self.folder, "rollout_config": self.job.agent.rollout_config}
         given = {key: value for key, value in ours.items() if key in parameters} | self.job.options
         try:
             inspect.signature(make).bind(**given)

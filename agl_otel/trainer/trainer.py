@@ -6,6 +6,7 @@ import asyncio
 import logging
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from agl_otel.adapters import TraceAdapter, TracerTraceToTriplet
@@ -18,6 +19,7 @@ from agl_otel.runner.litagent import LitAgentRunner, Runner
 from agl_otel.runner.threads import call
 from agl_otel.store import InMemoryLightningStore, Store
 from agl_otel.tracer import AgentOpsTracer, Tracer
+from agl_otel.trainer.keeping import keeping
 from agl_otel.trainer.registry import build_component
 from agl_otel.types import Dataset, Hook, NamedResources
 
@@ -57,6 +59,7 @@ class Trainer:
             interrupted.
         llm_proxy: handed to the algorithm.
         hooks: one, or several.
+        run_dir: where the run is kept, whatever the algorithm (keeping.py); an algorithm's own `run_dir` wins. None: as the algorithm says.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Trainer:
         algorithm: Any = None,
         llm_proxy: Any = None,
         hooks: Hook | Sequence[Hook] | None = None,
+        run_dir: str | Path | None = None,
         daemon: bool = True,
         **old: Any,
     ) -> None:
@@ -94,6 +98,9 @@ class Trainer:
         self.algorithm: Algorithm | None = build_component(
             algorithm, expected_type=Algorithm, spec_name="algorithm", allow_none=True, registry=ALGORITHMS
         )
+        if self.algorithm is not None and given["adapter"] is not None:
+            self.algorithm.take_adapter(self.adapter)
+        self.run_dir = run_dir
         self.llm_proxy: LLMProxy | None = build_component(
             llm_proxy, expected_type=LLMProxy, spec_name="llm_proxy", allow_none=True, dict_default_cls=LLMProxy
         )
@@ -169,10 +176,11 @@ class Trainer:
         if self.llm_proxy is not None:
             self.llm_proxy.set_store(store)
             algorithm.set_llm_proxy(self.llm_proxy)
-        if algorithm.is_async():
-            await algorithm.run(train, val)  # pyright: ignore[reportGeneralTypeIssues]  # it says that it is async
-        else:
-            await call(algorithm.run, train, val)
+        with keeping(algorithm, self.run_dir, train=train, val=val, resources=self.initial_resources):
+            if algorithm.is_async():
+                await algorithm.run(train, val)  # pyright: ignore[reportGeneralTypeIssues]  # it says that it is async
+            else:
+                await call(algorithm.run, train, val)
 
     async def _run_runner(self, agent: LitAgent[Any], store: Store, worker_id: int, event: ExecutionEvent) -> None:
         runner = self._runner()

@@ -37,7 +37,7 @@ from agl_otel.algorithms.metrics import check_metrics
 from agl_otel.algorithms.report import Clock
 from agl_otel.algorithms.run_folder import RunFolder, course_of, kept
 from agl_otel.algorithms.run_log import RunLog, log_of, step_of
-from agl_otel.algorithms.utils import items, sampling_seed, survives_its_runner, why_not
+from agl_otel.algorithms.utils import agent_match_of, items, sampling_seed, survives_its_runner, why_not
 from agl_otel.columns import Traces
 from agl_otel.errors import DataError, UsageError
 from agl_otel.types import (
@@ -176,6 +176,10 @@ class GRPO(Algorithm):
         self._weights_dir = Path(self.weights_dir or Path(self.model_dir) / "weights").absolute()
         self._shuffle = random.Random(f"{self.seed}/shuffle")
         self._run: RunFolder | None = None
+
+    def take_adapter(self, adapter: Any) -> None:
+        """Take its `agent_match`. Raises UsageError for anything else that an adapter may do."""
+        self.agent_match = agent_match_of("GRPO", adapter, self.agent_match)
 
     def course(self, tasks: Sequence[Any]) -> dict[str, Any]:
         """What decides the course of a run beside its seed, as JSON: the options of its run.json."""

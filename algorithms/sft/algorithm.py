@@ -38,7 +38,7 @@ from agl_otel.algorithms.run_folder import RunFolder, course_of, kept
 from agl_otel.algorithms.run_log import log_of, step_of
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import NOT_TRAINED, ROWS, SPEC, TRAINED, Row, Spec, Trained
-from agl_otel.algorithms.utils import items, sampling_seed, survives_its_runner, why_not
+from agl_otel.algorithms.utils import agent_match_of, items, sampling_seed, survives_its_runner, why_not
 from agl_otel.columns import AttemptKey, Traces
 from agl_otel.errors import DataError, UnavailableError, UsageError
 from agl_otel.processes import Process
@@ -136,6 +136,10 @@ class SFT(Algorithm):
                 raise UsageError(f"{name} is {getattr(self, name)}: it must be at least 1")
         check_metrics(self.metrics)
         self._run: RunFolder | None = None
+
+    def take_adapter(self, adapter: Any) -> None:
+        """Take its `agent_match`. Raises UsageError for anything else that an adapter may do."""
+        self.agent_match = agent_match_of("SFT", adapter, self.agent_match)
 
     def course(self, tasks: Sequence[Any]) -> dict[str, Any]:
         """What decides the course of a run beside its seed, as JSON: the options of its run.json."""

@@ -12,7 +12,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,7 @@ from typing import Any, Final
 from agl_otel import errors
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.run_folder import METRICS, RunFolder, digest_of, fingerprint, write_json
-from agl_otel.algorithms.utils import items, survives_its_runner
+from agl_otel.algorithms.utils import agent_match_of, items, survives_its_runner
 from agl_otel.algorithms.verl.defaults import LOOP_FILE, environment, fixed, on_cpu, with_defaults
 from agl_otel.algorithms.verl.keys import get, merged, translate
 from agl_otel.algorithms.verl.samples import Rules
@@ -117,6 +117,10 @@ class VERL(Algorithm):
         self._taken = 0
         self.metrics: list[dict[str, Any]] = []
         """The lines of metrics.jsonl: {"step", …verl's metrics and ours (agl/…)}."""
+
+    def take_adapter(self, adapter: Any) -> None:
+        """Take its `agent_match`. Raises UsageError for anything else that an adapter may do."""
+        self.rules = replace(self.rules, agent_match=agent_match_of("VERL", adapter, self.rules.agent_match))
 
     def course(self, train: Sequence[Any], val: Sequence[Any]) -> dict[str, Any]:
         """What decides the course of a run, as JSON: the options of its run.json."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -74,6 +75,8 @@ def test_the_job_file_runs_the_same_function(tmp_path: Path) -> None:
     with Command("train", str(TUTORIAL / "job.toml"), *data, log=log, cwd=tmp_path) as job:
         assert job.wait(900) == 0, job.output
     assert BEST in job.output and job.output.count("succeeded, 1 finished") == 3, job.output
+    told = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert told["algorithm"] == "best_prompt" and told["run_id"].startswith("best_prompt-")
 
 
 @pytest.mark.parametrize("strategy", ["cs", "shm"])

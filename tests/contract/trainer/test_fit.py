@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from opentelemetry import trace
 
 import agl_otel as agl
 from agl_otel import semconv
+from agl_otel.errors import UsageError
 from agl_otel.store import InMemoryLightningStore, Store
 
 
@@ -76,6 +79,76 @@ def test_baseline_goes_through_both_data_sets_and_tells_what_came_of_each(store:
     assert resources is not None and resources.resources == {"p": template}
     with pytest.raises(ValueError, match="between 0 and 1"):
         agl.Baseline(train_split=1.0)
+
+
+def test_a_baseline_that_is_kept_goes_on_and_runs_nothing_twice(store: Store, tmp_path: Path) -> None:
+    """As if it had been killed after two of three tasks: the third was not asked for, or had failed."""
+    seen: list[str] = []
+
+    def agent(task: str) -> float:
+        seen.append(task)
+        if task == "bad" and seen.count("bad") == 1:
+            raise RuntimeError("no answer")
+        return 0.5
+
+    def run(tasks: list[str]) -> agl.Baseline:
+        baseline = agl.Baseline(polling_interval=0.2)
+        trained(store, algorithm=baseline, run_dir=tmp_path / "run").fit(agent, tasks)
+        return baseline
+
+    first = run(["good", "bad"])
+    assert sorted(played.status for played in first.ended) == ["failed", "succeeded"]
+    again = run(["good", "bad"])
+    assert seen == ["good", "bad", "bad"] and [played.status for played in again.ended] == ["succeeded", "succeeded"]
+    assert {played.rollout_id for played in first.ended} == {played.rollout_id for played in again.ended}
+    told = json.loads((tmp_path / "run" / "run.json").read_text())
+    (line,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert told["algorithm"] == "baseline" and (line["rollouts"], line["succeeded"], line["score.train"]) == (2, 2, 0.5)
+    with pytest.raises(UsageError, match="was begun with another tasks"):
+        run(["good"])
+
+    async def steps() -> list[agl.TrainingStep]:
+        return await store.training_steps(told["run_id"])
+
+    assert [(step.step, step.samples, len(step.attempts)) for step in asyncio.run(steps())] == [(1, 2, 2)]
+
+
+def test_an_algorithm_of_ones_own_has_a_run_that_is_kept_too(store: Store, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+
+    @agl.algo
+    def mine(run_folder: Any) -> None:
+        done = run_folder.metrics(None)
+        run_folder.metric({"step": len(done) + 1})
+        told.append((run_folder.run_id, run_folder.seed, len(done)))
+
+    for _ in range(2):
+        trained(store, algorithm=mine, run_dir=tmp_path / "run").fit(len)
+    (first, second) = told
+    assert first[:2] == second[:2] and (first[2], second[2]) == (0, 1)
+    assert first[0].startswith("mine-") and mine.get_run_folder() is None
+    with pytest.raises(UsageError, match="was begun with another train"):
+        trained(store, algorithm=mine, run_dir=tmp_path / "run").fit(len, ["a task"])
+
+
+def test_trainers_of_weights_take_whose_calls_to_train_from_an_adapter_and_refuse_any_other(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs the [train] extra")
+    from agl_otel.algorithms.grpo.algorithm import GRPO
+    from agl_otel.algorithms.sft.algorithm import SFT
+
+    served: Any = {"model_dir": tmp_path, "model_server_url": "http://127.0.0.1:1"}
+    for make in (lambda **given: GRPO(**served, **given), lambda **given: SFT(**served, **given), lambda **given: agl.VERL({}, **given)):
+        algorithm: Any = make()
+        agl.Trainer(algorithm=algorithm, adapter={"agent_match": "writer"})
+        assert getattr(algorithm, "rules", algorithm).agent_match == "writer"
+        agl.Trainer(algorithm=make(agent_match="writer"), adapter=agl.LlmProxyTraceToTriplet())
+        for adapter, words in (
+            (agl.TraceToMessages(), "does not go by a TraceToMessages: leave it out"),
+            ({"reward_match": "first_sibling"}, "does not go by the adapter's reward_match: leave it out"),
+            ({"agent_match": "checker"}, "is 'writer', and the adapter's is 'checker': give one"),
+        ):
+            with pytest.raises(UsageError, match=words):
+                agl.Trainer(algorithm=make(agent_match="writer"), adapter=adapter)
 
 
 def test_a_reward_that_is_returned_and_emitted_counts_once(store: Store, caplog: pytest.LogCaptureFixture) -> None:
