@@ -10,12 +10,15 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from agl_otel.collector.masking import load_masker
+from agl_otel.trainer.job import Job
 from tests.system.stack_process import ENVIRONMENT, Command, until
 from tests.unit.test_docs import PAGES, ROOT, commands_in
 
@@ -24,7 +27,9 @@ MY_AGENT: Final = "import sys\nimport agl_otel as agl\n\nagl.emit_reward(1.0)\np
 NOT_RUN: Final = {
     r"agl-otel (up|store)\b": "it stays: the module's own stack is one",
     r"agl-otel top$": "a live screen that stays: tests/contract/cli and tests/unit/cli draw it",
-    r"agl-otel (train|runs|export|traces steps)\b": "it needs a training or model calls: test_examples.py and test_tutorial.py play them",
+    r"agl-otel train\b": "it needs a model or a page's own files: test_examples.py, test_sft_job.py, test_verl.py …",
+    r"agl-otel (runs|traces steps)\b": "it needs a run: tests/contract/store/test_runs_command.py and test_steps.py",
+    r"agl-otel export\b": "it needs model calls with token ids: tests/contract/store/test_export.py",
     r"agl-otel runner\b": "it stays: tests/system/test_runner.py plays runners",
     r"agl-otel traces move\b": "it needs a stopped stack and a server: tests/contract/collector/test_backup.py",
     r"agl-otel queue move\b": "it needs a stopped stack and a server: tests/contract/queue/test_move.py",
@@ -33,6 +38,22 @@ NOT_RUN: Final = {
     r"agl-otel doctor -- python agent\.py": "the same command with my_agent.py is run",
 }
 """{a command as docs show it: why it is not run here}; an example's own README is played by the test of the example."""
+OTHERS_NOT_RUN: Final = {
+    r"make (demo|test|setup|lint|chaos|chaos-queue|wheel)\b": "CI runs these verbs, or they take an hour; that they exist: test_docs.py",
+    r"cp deploy/compose/\.env\.example|docker compose|kubectl |helm ": "needs Docker or a cluster: test_deploy.py checks",
+    r"jaeger --config": "needs a Jaeger: tests/system/test_jaeger.py starts it with this file",
+    r"python -m bench\.scale plan": "tests/unit/bench plays it",
+    r"pip install": "the package itself: tests/try_wheel.py tries the wheel; others' from where a test has its own environment",
+    r"python (optimise|runner|algorithm)\.py": "of an example: test_prompt_search.py and test_tutorial.py play it",
+}
+"""The same of commands that are not ours."""
+OTHER_LANGUAGES: Final = {
+    "text": "what a command prints or says of itself",
+    "sql": "docs/tables.md: written from the schema, which test_docs.py holds it against",
+    "yaml": "docs/masking.md: of a Collector with the transform processor, which our build has not",
+    "protobuf": "docs/grpc.md: written from the .proto",
+}
+"""Blocks of which nothing is run; toml is read, python and commands are run or marked."""
 PYTHON_NOT_RUN: Final = {
     "await store.": "a piece of a program with a store: tests/system/test_tutorial.py plays the whole",
     "Trainer(algorithm=VERL": "needs Ray and verl: tests/system/test_verl.py",
@@ -74,6 +95,46 @@ def test_a_command_of_the_docs_runs(typed: str, folder: Path) -> None:
     )  # fmt: skip
     fine = (0, 3) if typed.startswith("agl-otel doctor") else (0,)  # 3: it names what is missing, here a model call
     assert done.returncode in fine and "Traceback" not in done.stderr, f"{typed}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
+
+
+def blocks() -> list[tuple[str, str, str]]:
+    """(page, language, block) of the pages whose commands are shown()."""
+    pages = [page for page in PAGES if page.parent.parent.name != "examples" and page.parent.name != "examples"]
+    return [
+        (page.name, language, block)
+        for page in pages
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    ]
+
+
+def test_what_is_typed_beside_our_commands_has_its_reason() -> None:
+    typed: list[str] = []
+    for _, language, block in blocks():
+        if language in ("console", "bash", "sh", ""):
+            lines = block.replace("\\\n", " ").splitlines()
+            prompted = any(line.startswith("$ ") for line in lines)
+            typed += [line.removeprefix("$ ") for line in lines if line.strip() and (line.startswith("$ ") or not prompted)]
+    others = [each for each in typed if not each.startswith("agl-otel ")]
+    assert not [each for each in others if not any(re.match(pattern, each) for pattern in OTHERS_NOT_RUN)]
+    assert not [pattern for pattern in OTHERS_NOT_RUN if not any(re.match(pattern, each) for each in others)]
+
+
+def test_blocks_of_other_languages_are_read_or_have_their_reason(tmp_path: Path) -> None:
+    known = {"console", "bash", "sh", "", "python", "toml", *OTHER_LANGUAGES}
+    found = {language for _, language, _ in blocks()}
+    assert {*OTHER_LANGUAGES} <= found <= known
+    job = tomllib.loads((ROOT / "examples" / "first_light" / "job.toml").read_text())
+    path = tmp_path / "block.toml"
+    for page, language, block in blocks():
+        if language != "toml":
+            continue
+        given = tomllib.loads(block)
+        if "rule" in given:
+            path.write_text(block)
+            assert load_masker(str(path)) is not None, page
+            continue
+        whole = {"agent": job["agent"], "data": job["data"], **given}  # a piece of a job: its other tables are those of an example
+        Job.model_validate(whole)
 
 
 def test_every_reason_has_a_command() -> None:

@@ -112,7 +112,10 @@ def test_the_skill_has_a_front_matter_and_its_links_lead_somewhere() -> None:
 
 
 def test_every_example_is_in_the_table_of_examples() -> None:
-    listed = set(re.findall(r"^\| \[(\w+)\]", (EXAMPLES / "README.md").read_text(), flags=re.MULTILINE))
+    rows = [line for line in (EXAMPLES / "README.md").read_text().splitlines() if line.startswith("| [")]
+    catalogue = (ROOT / "docs" / "examples.md").read_text().replace("](../examples/", "](").splitlines()
+    assert rows == [line for line in catalogue if line.startswith("| [")], "docs/examples.md has the same table"
+    listed = set(re.findall(r"^\| \[(\w+)\]", "\n".join(rows), flags=re.MULTILINE))
     assert listed == {path.name for path in EXAMPLES.iterdir() if path.is_dir() and not path.name.startswith(("_", "."))}
 
 
