@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -146,6 +146,10 @@ def _point(row: Mapping[str, Any]) -> CurvePoint:
     )
 
 
+HTTP_SPANS: Final = 3  # between a model span and the proxy, at most
+AGENT_SPANS: Final = ("invoke_agent", "create_agent")  # by the conventions: around calls, and no call
+
+
 class OutlineSpan(Model):
     """A span as a waterfall or a tree draws it. Times are Unix nanoseconds and nanoseconds, as text: JavaScript's numbers end before."""
 
@@ -166,6 +170,9 @@ class OutlineSpan(Model):
     call: int
     choice: int
     model: str
+    response_id: str
+    within: str = ""
+    """On a call as the proxy recorded it: the agent's own span of the same call, with which it is one node; empty where there is none."""
     model_version: str
     agent: str
     tool: str
@@ -197,6 +204,7 @@ def outline_span(row: Mapping[str, Any]) -> OutlineSpan:
         call=row["Call"],
         choice=row["Choice"],
         model=row["Model"],
+        response_id=row["ResponseId"],
         model_version=row["ModelVersion"],
         agent=row["Agent"],
         tool=row["Tool"],
@@ -206,3 +214,32 @@ def outline_span(row: Mapping[str, Any]) -> OutlineSpan:
         rewards={reward.name or str(reward.index): reward.value for reward in rewards if math.isfinite(reward.value)},
         events=row["EventCount"],
     )
+
+
+def joined(spans: Iterable[OutlineSpan]) -> list[OutlineSpan]:
+    """The spans, those of the proxy with the agent's own span of the same call in `within`.
+
+    That is the span around it by traceparent, or one that names the same response. Of several calls in one span (tries of an SDK, a
+    framework's loop) the one whose response the span names; further choices of a call are nodes of their own.
+    """
+    found = list(spans)
+    places = {(span.trace_id, span.span_id): span for span in found}
+    named = {(span.attempt_id, span.response_id): span for span in found if not span.is_call and span.model and span.response_id}
+    inside: dict[tuple[str, str], list[OutlineSpan]] = {}
+    for span in found:
+        if span.is_call and not span.choice:
+            around = named.get((span.attempt_id, span.response_id)) or _around(span, places)
+            if around is not None and around.response_id in ("", span.response_id):
+                inside.setdefault((around.trace_id, around.span_id), []).append(span)
+    alone = {(calls[0].trace_id, calls[0].span_id): outer[1] for outer, calls in inside.items() if len(calls) == 1}
+    return [span.model_copy(update={"within": alone[key]}) if (key := (span.trace_id, span.span_id)) in alone else span for span in found]
+
+
+def _around(span: OutlineSpan, places: Mapping[tuple[str, str], OutlineSpan]) -> OutlineSpan | None:
+    """The agent's model span around a call; spans of its HTTP client may stand between."""
+    at = places.get((span.trace_id, span.parent_id))
+    for _ in range(HTTP_SPANS):
+        if at is None or at.model or at.kind != "Client":
+            break
+        at = places.get((at.trace_id, at.parent_id))
+    return at if at is not None and at.model and not at.is_call and not at.name.startswith(AGENT_SPANS) else None

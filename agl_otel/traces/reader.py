@@ -21,7 +21,7 @@ from agl_otel.collector_calls import barriers
 from agl_otel.columns import AttemptKey, Traces
 from agl_otel.errors import UnavailableError
 from agl_otel.traces.facts import ReadFacts, attempt_facts
-from agl_otel.traces.figures import AttemptFigures, OutlineSpan, attempt_figures, outline_span
+from agl_otel.traces.figures import AttemptFigures, OutlineSpan, attempt_figures, joined, outline_span
 from agl_otel.traces.http import TIMEOUT_SECONDS, ClickHouseHttp
 from agl_otel.traces.migrate import named_query
 from agl_otel.traces.rows import event_of, rewards_of, span_of
@@ -73,6 +73,7 @@ NAMES: Final[Mapping[str, str]] = {
     "messages_call": semconv.LLM_MESSAGES_CALL,
     "messages_before": semconv.LLM_MESSAGES_BEFORE,
     "model": "gen_ai.request.model",
+    "response": "gen_ai.response.id",
     "tool": "gen_ai.tool.name",
 }
 """What the parameters of the named queries stand for."""
@@ -239,7 +240,7 @@ class TraceReader:
         """The first `limit` spans of a rollout, or of one attempt, in order of time, and how many there are."""
         given = {**_params("outline", [rollout_id]), "attempt_id": attempt_id, "limit": limit}
         rows = await self.query(named_query("outline"), params=given)
-        return [outline_span(row) for row in rows], int(rows[0]["Total"]) if rows else 0
+        return joined(map(outline_span, rows)), int(rows[0]["Total"]) if rows else 0
 
     async def sql(self, query: str, *, limit: int) -> dict[str, Any]:
         """What somebody's query answers, in ClickHouse's JSONCompact: `meta` (name and type of each column) and `data`, `limit` rows of it.

@@ -65,9 +65,11 @@ def use(page: Any) -> None:
     expect(main).to_contain_text("No rollouts match")
     assert "mode=val" in page.url
     page.goto(given["url"] + rollout)
-    main.get_by_role("row").filter(has_text="agentlightning.llm").click()
+    expect(main.get_by_role("row").filter(has_text="agentlightning.llm")).to_have_count(0)
+    main.get_by_role("row").filter(has_text="chat x").filter(has_text="+ proxy").click()
     panel = page.get_by_label("Span", exact=True)
     panel.get_by_role("button", name="Token ids and log-probs").click()
+    expect(panel).to_contain_text("agentlightning.llm")
     expect(panel.locator(".ids .lp").first).to_have_text("4711")
     expect(panel.locator(".ids .lp").last).to_have_attribute("title", "#1  log-prob -3.0000  p 0.0498")
     harmless(page)

@@ -63,9 +63,10 @@ def begun(web: Web) -> dict[str, Any]:
     call = {semconv.LLM_CALL: 1, semconv.LLM_CHOICE: 0, semconv.PROCESS: "proxy-1", "gen_ai.request.model": HOSTILE}
     spans = [
         span(made, 1, "invoke_agent"),
-        span(made, 2, semconv.SPAN_LLM, 1, **tokens, **messages, **call),
+        span(made, 2, semconv.SPAN_LLM, 5, **tokens, **messages, **call),
         span(made, 3, HOSTILE, 1, **{"gen_ai.tool.name": "t", HOSTILE: HOSTILE}),
         span(made, 4, semconv.SPAN_ANNOTATION, 1, **{semconv.reward_name_key(0): "exact", semconv.reward_value_key(0): 0.75}),
+        span(made, 5, "chat x", 1, **{"gen_ai.request.model": "x"}),
     ]
     for each in spans:
         assert web.rest("POST", "/spans", each).status == 201

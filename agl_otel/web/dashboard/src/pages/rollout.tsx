@@ -67,7 +67,7 @@ export function Rollout() {
               <div className={span ? "split panelled" : "split none"}>
                 {outline.data ? <Spans spans={outline.data.spans} view={view} chosen={span} choose={(next) => set("span", next === span ? "" : next)} />
                   : attemptId === undefined && attempts.data ? <Empty>No attempt yet.</Empty> : <div className="wait" />}
-                {span && <SpanPanel rolloutId={rolloutId} attemptId={attemptId ?? ""} spanId={span} close={() => set("span", "")} />}
+                {span && <SpanPanel rolloutId={rolloutId} attemptId={attemptId ?? ""} spanId={span} proxyId={outline.data?.spans.find((each) => each.within === span)?.span_id} close={() => set("span", "")} />}
               </div>
             )}
         </>
@@ -83,20 +83,21 @@ function Spans({ spans, view, chosen, choose }: { spans: OutlineSpan[]; view: "w
   const fold = (key: string) => setFolded((before) => { const next = new Set(before); if (!next.delete(key)) next.add(key); return next; });
   const name: Column<Node> = {
     key: "name", title: `Span (${number(spans.length)})`, width: view === "waterfall" ? "minmax(230px, 0.8fr)" : "minmax(420px, 2fr)",
-    cell: ({ span, depth, children }) => (
+    cell: ({ span, proxy, depth, children }) => (
       <span className="spanname" style={{ paddingLeft: Math.min(depth, 24) * 14 }}>
         {children ? <button className="fold" aria-expanded={!folded.has(span.span_id)} aria-label="Children" onClick={() => fold(span.span_id)}>{folded.has(span.span_id) ? "▸" : "▾"}</button> : <i className="leaf" />}
         <i className={`dot ${kindOf(span)}`} />
         <span className={span.status === "Error" ? "bad" : ""} title={oneLine(span.name, 400)}>{oneLine(span.name, 120)}</span>
         {span.tool && <span className="dim">{oneLine(span.tool, 60)}</span>}
         {span.model && <span className="dim">{oneLine(span.model, 60)}</span>}
+        {proxy && <span className="dim" title={`with the proxy's span ${proxy.span_id}: call ${proxy.call}`}>+ proxy</span>}
         {folded.has(span.span_id) && <span className="dim">+{children}</span>}
         {view === "tree" && span.agent && <span className="tag">{oneLine(span.agent, 40)}</span>}
         {view === "tree" && span.message && <span className="bad">{oneLine(span.message, 120)}</span>}
       </span>
     ),
   };
-  const tokens: Column<Node> = { key: "tokens", title: "Tokens", width: "92px", right: true, cell: ({ span }) => span.response_tokens ? <span className="dim" title="read + written">{short(span.prompt_tokens)} + {short(span.response_tokens)}</span> : null };
+  const tokens: Column<Node> = { key: "tokens", title: "Tokens", width: "92px", right: true, cell: ({ span, proxy = span }) => proxy.response_tokens ? <span className="dim" title="read + written">{short(proxy.prompt_tokens)} + {short(proxy.response_tokens)}</span> : null };
   const rewards: Column<Node> = { key: "reward", title: "Reward", width: "84px", right: true, cell: ({ span }) => Object.entries(span.rewards).slice(0, 1).map(([key, value]) => <span key={key} title={Object.entries(span.rewards).map(([each, one]) => `${visible(each)} = ${figure(one)}`).join("\n")}><Reward value={value} /></span>) };
   const bar: Column<Node> = {
     key: "bar", title: "", width: "minmax(260px, 1.6fr)",
@@ -115,7 +116,7 @@ function Spans({ spans, view, chosen, choose }: { spans: OutlineSpan[]; view: "w
     { key: "duration", title: "Duration", width: "84px", right: true, cell: ({ length }) => duration(length / 1e9) },
     { key: "at", title: "At", width: "84px", right: true, cell: ({ from }) => <span className="dim">+{duration((from - start) / 1e9)}</span> },
     { key: "service", title: "Service", width: "minmax(80px, 0.5fr)", cell: ({ span }) => <span className="dim">{oneLine(span.service, 60)}</span> },
-    { key: "weights", title: "Weights", width: "70px", right: true, cell: ({ span }) => span.model_version ? <span className="dim">v{oneLine(span.model_version, 20)}</span> : null },
+    { key: "weights", title: "Weights", width: "70px", right: true, cell: ({ span, proxy = span }) => proxy.model_version ? <span className="dim">v{oneLine(proxy.model_version, 20)}</span> : null },
     { key: "seq", title: "Seq.", width: "52px", right: true, cell: ({ span }) => <span className="dim">{span.sequence_id}</span> },
   ];
   const columns = view === "waterfall" ? [name, bar, tokens, rewards] : [name, tokens, rewards, ...more];

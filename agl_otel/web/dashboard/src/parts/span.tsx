@@ -1,6 +1,6 @@
 // What one span says, read when it is asked for.
 import { useQuery } from "@tanstack/react-query";
-import { useState } from "react";
+import { useState, type ReactNode } from "react";
 import { get, id, type Json as JsonValue, type Page, type Span, type Tokens as TokensType } from "../api";
 import { Badge, Json, Problem, Text } from "./common";
 import { TokenView } from "./tokens";
@@ -8,12 +8,24 @@ import { duration, figure, masked, number, visible, when } from "../text";
 
 const LONG = new Set(["agentlightning.llm.prompt_token_ids", "agentlightning.llm.response_token_ids", "agentlightning.llm.response_logprobs"]);
 
-export function SpanPanel({ rolloutId, attemptId, spanId, close }: { rolloutId: string; attemptId: string; spanId: string; close: () => void }) {
+type Asked = { rolloutId: string; attemptId: string; spanId: string };
+
+// `proxyId` is the proxy's span of the same model call.
+export function SpanPanel({ proxyId, close, ...asked }: Asked & { proxyId?: string; close: () => void }) {
+  return (
+    <aside className="panel" aria-label="Span">
+      <Said {...asked} trail={<button className="plain" onClick={close} aria-label="Close">✕</button>} />
+      {proxyId && <Said {...asked} spanId={proxyId} />}
+    </aside>
+  );
+}
+
+function Said({ rolloutId, attemptId, spanId, trail }: Asked & { trail?: ReactNode }) {
   const { data, error } = useQuery({ queryKey: ["span", rolloutId, attemptId, spanId], queryFn: ({ signal }) => get<Page<Span>>("/spans", { rollout_id: rolloutId, attempt_id: attemptId, span_id: spanId, limit: 1 }, signal) });
   const span = data?.items[0];
   return (
-    <aside className="panel" aria-label="Span">
-      <div className="line"><h2>{span ? visible(span.name) : "Span"}</h2><button className="plain" onClick={close} aria-label="Close">✕</button></div>
+    <>
+      <div className="line"><h2>{span ? visible(span.name) : "Span"}</h2>{trail}</div>
       <Problem error={error} />
       {data && !span && <p className="empty">There is no such span.</p>}
       {span && (
@@ -37,7 +49,7 @@ export function SpanPanel({ rolloutId, attemptId, spanId, close }: { rolloutId: 
           <Pairs values={masked(span.resource.attributes) as Record<string, JsonValue>} />
         </>
       )}
-    </aside>
+    </>
   );
 }
 
