@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from agl_otel.adapters.call_rewards import call_rewards
 from agl_otel.adapters.chats import conversations
 from agl_otel.adapters.lengths import limit_lengths, pick
 from agl_otel.adapters.messages import image_urls, to_messages
@@ -53,6 +54,9 @@ class Reading:
     """Keep so many attempts of each task, the best; the rest is counted as `not_best_of_group`."""
     by_call: bool = False
     """A row for each call, with the reward of its attempt; `transitions` always are."""
+    call_rewards: bool = False
+    """A call's reward is the one that the agent gave it (call_rewards.py), not its attempt's; calls without one take `fill_reward`, or are
+    counted as `no_call_reward`."""
     discount: float | None = None
     """With it, a call's reward is its attempt's times this, once for each call of the attempt that came later."""
     max_prompt_tokens: int | None = None
@@ -66,6 +70,8 @@ class Reading:
         if self.form not in FORMS:
             raise UsageError(f"there is no form {self.form!r}: use one of {', '.join(FORMS)}")
         check_selection(self.top_fraction, self.best_of_group)
+        if self.call_rewards and (self.discount is not None or not (self.calls_alone and self.form in TOKEN_FORMS)):
+            raise UsageError("rewards of calls are for transitions: add by_call (--by-call), in a form of token ids, and no discount")
         if self.discount is not None and not (self.calls_alone and self.form in TOKEN_FORMS):
             raise UsageError("a discount is for the calls of an attempt: add by_call (--by-call), in a form of token ids")
 
@@ -154,7 +160,10 @@ def needs_spans(reading: Reading) -> bool:
 
 
 def to_transitions(traces: Traces, **options: Any) -> TrajectoryBatch:
-    """As `to_trajectories`, but every call is a row of its own, with its whole prompt and the reward of its attempt."""
+    """As `to_trajectories`, but every call is a row of its own, with its whole prompt and the reward of its attempt.
+
+    `call_rewards.call_rewards` finds the reward that a call has for itself.
+    """
     return to_trajectories(traces, by_call=True, **options)
 
 
@@ -170,7 +179,18 @@ def _batch(reading: Reading, traces: Traces) -> TrajectoryBatch:
     batch = limit_lengths(batch, max_prompt_tokens=reading.max_prompt_tokens, max_response_tokens=reading.max_response_tokens)
     if (reading.min_reward, reading.top_fraction, reading.best_of_group) != (None, None, None):
         batch = _selected(reading, traces, batch)
+    if reading.call_rewards:
+        return _by_own_reward(reading, traces, batch)
     return batch if reading.discount is None else replace(batch, reward=_discounted(batch, reading.discount))
+
+
+def _by_own_reward(reading: Reading, traces: Traces, batch: TrajectoryBatch) -> TrajectoryBatch:
+    rewards = call_rewards(traces, batch, reading.reward)
+    missing = np.isnan(rewards)
+    if reading.fill_reward is not None:
+        return replace(batch, reward=np.where(missing, np.float32(reading.fill_reward), rewards))
+    batch.refused.update({"no_call_reward": int(missing.sum())} if missing.any() else {})
+    return pick(replace(batch, reward=rewards), np.flatnonzero(~missing))
 
 
 def _selected(reading: Reading, traces: Traces, batch: TrajectoryBatch) -> TrajectoryBatch:

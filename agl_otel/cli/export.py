@@ -43,6 +43,9 @@ _GIVEN: Final = tuple(each.name for each in fields(Reading))
 @click.option("--top-fraction", type=click.FloatRange(0, 1, min_open=True), help="Keep this share of the attempts, the best.")
 @click.option("--best-of-group", type=click.IntRange(1), metavar="N", help="Keep the N best attempts of each task.")
 @click.option("--by-call", is_flag=True, default=None, help="A row for each model call, with the reward of its attempt.")
+@click.option(
+    "--call-rewards", is_flag=True, default=None, help="With --by-call: the reward that the agent gave a call, not its attempt's."
+)
 @click.option("--discount", type=float, help="With --by-call: times this for each later call of the attempt.  [default: 1]")
 @click.option("--max-prompt-tokens", type=click.IntRange(1), help="Refuse longer prompts.")
 @click.option("--max-response-tokens", type=click.IntRange(1), help="Cut longer responses.")

@@ -9,6 +9,7 @@ import pytest
 from agl_otel.adapters.masking import MaskRule, masked
 from agl_otel.adapters.pins import Pin, content_hash, differences, line_of
 from agl_otel.adapters.records import FORMS, IGNORED, Reading, rows_of, to_transitions
+from agl_otel.columns import Reward
 from agl_otel.errors import DataError, UsageError
 from tests.unit.adapters.spans import call, reward
 from tests.unit.adapters.test_texts import text, texts
@@ -47,6 +48,26 @@ def test_trajectories_and_transitions_carry_ids_and_messages(conversation: Any) 
     ]
     batch = to_transitions(conversation, agent_match="solver")
     assert (len(batch), batch.calls.tolist(), dict(batch.breaks), dict(batch.refused)) == (3, [1, 1, 1], {}, {"other_agent": 1})
+
+
+def test_a_transition_may_have_the_reward_that_the_agent_gave_its_call(traces: Any, row: Any) -> None:
+    traces.rewards = {
+        ("ro-1", "at-1"): [Reward(1, "a", 0, "primary", 9.0), Reward(3, "b", 0, "primary", 0.5), Reward(3, "b", 1, "other", 7.0),
+                           Reward(4, "c", 0, "primary", math.nan), Reward(9, "d", 0, "primary", 1.0)],
+    }  # fmt: skip
+    built = traces.build(*(row(rollout="ro-1", call=number, prompt=[number], response=[9]) for number in range(1, 5)))
+    built.calls.sequence[:] = [2, 3, 5, 8]  # before any reward; before 0.5; after NaN's; before 1.0
+    found = rows_of(Reading(form="transitions", call_rewards=True), built)
+    assert [(each["prompt_ids"], each["reward"]) for each in found.rows] == [([1], 0.5), ([4], 1.0)]
+    assert found.refused == {"no_call_reward": 2}, "one had a reward that is no number, one had none"
+    filled = rows_of(Reading(form="transitions", call_rewards=True, fill_reward=0.25), built)
+    assert [each["reward"] for each in filled.rows] == [0.5, 0.25, 0.25, 1.0]
+    by_name = rows_of(Reading(form="sft", by_call=True, call_rewards=True, reward="other"), built)
+    assert [each["reward"] for each in by_name.rows] == [7.0]
+    wrongs: list[dict[str, Any]] = [{}, {"form": "transitions", "discount": 0.5}, {"form": "messages", "by_call": True}]
+    for wrong in wrongs:
+        with pytest.raises(UsageError, match="rewards of calls are for transitions"):
+            Reading(call_rewards=True, **wrong)
 
 
 def test_sft_has_loss_only_on_what_the_model_wrote(conversation: Any) -> None:

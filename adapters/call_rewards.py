@@ -1,0 +1,42 @@
+"""Which reward belongs to which call, where an agent rewards its steps. Pure.
+
+As Agent Lightning 0.3 matches them for a proxy's calls: each reward goes to the latest call before it, by the collector's sequence, that
+has none yet. Clocks are not asked: agents and proxies have several.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agl_otel.adapters.trajectories import TrajectoryBatch
+from agl_otel.columns import AttemptKey, Traces
+
+
+def call_rewards(traces: Traces, batch: TrajectoryBatch, reward_name: str | None = None) -> NDArray[np.float32]:
+    """The own reward of each transition, float32 [transitions]; NaN where it has none, or one that is not finite.
+
+    Args:
+        traces: what `batch` was made of.
+        batch: of `to_transitions`: a row for each call.
+        reward_name: the dimension that is the reward; None is the primary one.
+    """
+    places: dict[AttemptKey, list[tuple[int, int]]] = {}
+    rows: Any = batch.rows.values  # one for each transition
+    sequences: list[int] = traces.calls.sequence[rows].tolist()
+    for place, (rollout_id, attempt_id, sequence) in enumerate(zip(batch.rollout_id, batch.attempt_id, sequences, strict=True)):
+        places.setdefault((rollout_id, attempt_id), []).append((sequence, place))
+    found = np.full(len(batch), math.nan, np.float32)
+    for key, free in places.items():
+        free.sort()
+        for reward in traces.rewards.get(key, ()):
+            if (reward.index != 0) if reward_name is None else (reward.name != reward_name):
+                continue
+            before = bisect.bisect_left(free, (reward.sequence, -1))
+            if before:
+                found[free.pop(before - 1)[1]] = reward.value if math.isfinite(reward.value) else math.nan
+    return found
