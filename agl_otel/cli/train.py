@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,7 @@ async def _train(job_file: Path, settings: Settings, run_dir: Path | None, conso
     except ModuleNotFoundError as error:
         raise SettingsError(f"training needs the [train] extra ({error.name} is missing): pip install 'agl-otel[train]'") from error
     folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).absolute()
+    import_module(job.run_by).check(job)
     run = {"prompts": _search, "tuning": _tune, "verl": _on_verl, "training": _fit, "own": _own}[job.run_by.rpartition(".")[2]]
     return await run(job, settings, folder, console)
 
@@ -122,11 +124,10 @@ async def _tune(job: Job, settings: Settings, folder: Path, console: Console) ->
 
 
 async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
-    from agl_otel.algorithms.verl.algorithm import require_extra, scores
+    from agl_otel.algorithms.verl.algorithm import scores
     from agl_otel.stack import stack_for
     from agl_otel.trainer import VerlRun
 
-    require_extra()
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
 
     def show(line: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from agl_otel.algorithms import Algorithm, Baseline, FunctionalAlgorithm
 from agl_otel.errors import SettingsError
 from agl_otel.runner.agents import load_function
 from agl_otel.runner.threads import call
+from agl_otel.trainer.job import Job
 from agl_otel.trainer.keeping import OWN_FOLDER, keeping
 from agl_otel.trainer.options import options_of
 from agl_otel.trainer.run import JobRun, unless
@@ -24,6 +25,10 @@ GIVEN: Final = (OWN_FOLDER, "rollout_config")
 def options_model(name: str) -> type[BaseModel]:
     """[algorithm] of a job that runs the baseline: its name and its options, which are its own keyword arguments."""
     return options_of(name, Baseline, hidden=GIVEN)
+
+
+def check(job: Job) -> None:
+    """The baseline needs no extra; what an algorithm of the user's own needs is its own business."""
 
 
 class OwnRun(JobRun):

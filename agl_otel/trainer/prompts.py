@@ -10,9 +10,11 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from agl_otel.adapters import TraceToMessages
+from agl_otel.algorithms.metrics import check_metrics
 from agl_otel.algorithms.prompts import APO, GEPA, PromptSearch, RandomSearch
-from agl_otel.algorithms.prompts.search import default_client
+from agl_otel.algorithms.prompts.search import default_client, require_openai
 from agl_otel.errors import SettingsError
+from agl_otel.trainer.job import Job
 from agl_otel.trainer.options import options_of
 from agl_otel.trainer.run import JobRun, unless
 
@@ -24,6 +26,13 @@ _FILES: Final = ("gradient_prompts", "edit_prompts", "reflect_prompt", "merge_pr
 def options_model(name: str) -> type[BaseModel]:
     """[algorithm] of a job that searches for prompts: its name and its options, which are the algorithm's own keyword arguments."""
     return options_of(name, PromptSearch, SEARCHES[name], hidden=_SET_BY_JOB)
+
+
+def check(job: Job) -> None:
+    """Raise SettingsError where something that the job needs is not installed; before anything is started."""
+    check_metrics(job.options.get("metrics"))
+    if job.algorithm["name"] != RandomSearch.name:
+        require_openai()
 
 
 class PromptSearching(JobRun):

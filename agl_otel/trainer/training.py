@@ -9,8 +9,11 @@ from typing import Any, Final, Literal, get_type_hints
 from pydantic import BaseModel, ConfigDict, create_model
 
 from agl_otel.algorithms.grpo.algorithm import GRPO
+from agl_otel.algorithms.grpo.lora import require_lora
 from agl_otel.algorithms.grpo.report import StepReport
+from agl_otel.algorithms.metrics import check_metrics
 from agl_otel.algorithms.run_folder import RunFolder
+from agl_otel.trainer.job import Job
 from agl_otel.trainer.run import unless
 from agl_otel.trainer.served import ServedRun
 
@@ -26,6 +29,13 @@ def options_model(name: str) -> type[BaseModel]:
 
 AlgorithmSpec: Final = options_model("grpo")
 """[algorithm]: its name and its options, which are the algorithm's own keyword arguments."""
+
+
+def check(job: Job) -> None:
+    """Raise SettingsError where something that the job needs is not installed; before anything is started."""
+    check_metrics(job.options.get("metrics"))
+    if job.options.get("lora_rank") is not None:
+        require_lora()
 
 
 @dataclass

@@ -8,9 +8,11 @@ from typing import Any, Final, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
+from agl_otel.algorithms.metrics import check_metrics
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.algorithms.sft.report import RoundReport
+from agl_otel.trainer.job import Job
 from agl_otel.trainer.run import unless
 from agl_otel.trainer.served import ServedRun
 
@@ -22,6 +24,11 @@ def options_model(name: str) -> type[BaseModel]:
     hints = get_type_hints(SFT)
     options: dict[str, Any] = {f.name: (hints[f.name], f.default) for f in fields(SFT) if f.name not in _SET_BY_JOB}
     return create_model("AlgorithmOptions", __config__=ConfigDict(extra="forbid"), name=(Literal["sft"], name), **options)
+
+
+def check(job: Job) -> None:
+    """Raise SettingsError where something that the job needs is not installed; before anything is started."""
+    check_metrics(job.options.get("metrics"))
 
 
 class Tuning(ServedRun):

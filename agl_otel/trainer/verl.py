@@ -13,6 +13,7 @@ from agl_otel.algorithms.utils import survives_its_runner
 from agl_otel.algorithms.verl.algorithm import VERL, require_extra
 from agl_otel.algorithms.verl.keys import has, translate
 from agl_otel.errors import UsageError
+from agl_otel.trainer.job import Job
 from agl_otel.trainer.run import unless
 from agl_otel.trainer.served import ServedRun
 
@@ -30,6 +31,11 @@ def options_model(name: str) -> type[BaseModel]:
         if each.name not in _SET_BY_JOB
     }
     return create_model("AlgorithmOptions", __config__=ConfigDict(extra="forbid"), name=(Literal["verl"], name), **options)
+
+
+def check(job: Job) -> None:
+    """Raise SettingsError where something that the job needs is not installed; before anything is started."""
+    require_extra()
 
 
 class VerlRun(ServedRun):

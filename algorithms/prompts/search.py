@@ -10,6 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -253,12 +254,17 @@ class PromptSearch(Algorithm):
         )
 
 
+def require_openai() -> None:
+    """Raise SettingsError that says what to install where the openai package is missing."""
+    if find_spec("openai") is None:
+        raise SettingsError("the editor needs the [apo] extra (openai is missing): pip install 'agl-otel[apo]'")
+
+
 def default_client(**options: Any) -> Any:
     """An AsyncOpenAI as `options`, else the environment, say. Raises SettingsError where the openai package or a key are missing."""
-    try:
-        from openai import AsyncOpenAI, OpenAIError
-    except ModuleNotFoundError:
-        raise SettingsError("the editor needs the [apo] extra (openai is missing): pip install 'agl-otel[apo]'") from None
+    require_openai()
+    from openai import AsyncOpenAI, OpenAIError
+
     try:
         return AsyncOpenAI(**options)
     except OpenAIError as error:

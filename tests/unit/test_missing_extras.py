@@ -24,6 +24,17 @@ CASES = {
         GRPO.split("[algorithm]")[0] + '[algorithm]\nname = "sft"\n',
         "training needs the [train] extra (torch is missing): pip install 'agl-otel[train]'",
     ),
+    "lora": ("peft", GRPO + "lora_rank = 4\n", "lora_rank needs the [lora] extra (peft is missing): pip install 'agl-otel[lora]'"),
+    "wandb": (
+        "wandb",
+        GRPO + 'metrics = ["wandb"]\n',
+        "metrics = 'wandb' needs the [wandb] extra (wandb is missing): pip install 'agl-otel[wandb]'",
+    ),
+    "apo": (
+        "openai",
+        (EXAMPLES / "apo" / "job.toml").read_text(),
+        "the editor needs the [apo] extra (openai is missing): pip install 'agl-otel[apo]'",
+    ),
 }
 
 

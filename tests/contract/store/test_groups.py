@@ -66,3 +66,26 @@ async def test_what_nobody_will_take_is_cancelled(store: Store) -> None:
     assert await running.cancel() == 4
     assert {rollout.status for rollout in await store.query_rollouts(rollout_id_in=rollout_ids)} == {"cancelled"}
     assert running.groups == []
+
+
+async def test_a_run_that_goes_on_takes_up_its_groups_and_tries_again_what_was_lost_with_it(store: Store) -> None:
+    before = await under_way(store, 2)
+    whole, half = before.groups
+    for rollout_id in (*whole.rollout_ids, half.rollout_ids[0]):
+        await store.update_rollout(rollout_id, status="succeeded")
+    await store.update_rollout(half.rollout_ids[1], status="cancelled")
+    kept = [{"number": group.number, "step": group.step, "rollout_ids": list(group.rollout_ids)} for group in before.groups]
+
+    after = UnderWay(store)
+    await after.restore(before.count, kept)
+    (again,) = await store.query_rollouts(rollout_id_in=[half.rollout_ids[1]])
+    assert again.status == "requeuing"
+    await after.enqueue([[EnqueueRolloutRequest(input={"task": "new"})] * 2], step=2)
+    assert [(group.number, group.step) for group in after.groups] == [(0, 1), (1, 1), (2, 2)]
+    (taken,) = await after.take(1, oldest_step=NONE_OVERDUE, timeout_seconds=HANG_SECONDS)
+    assert taken.number == 0 and {rollout.status for rollout in taken.finished.values()} == {"succeeded"}
+    taking = asyncio.create_task(after.take(2, oldest_step=1, timeout_seconds=HANG_SECONDS))
+    await finish(store, after.groups[1])
+    await store.update_rollout(half.rollout_ids[1], status="succeeded")
+    first, second = await taking
+    assert (first.number, second.number, half.rollout_ids[1] in first.finished) == (1, 2, True)

@@ -1,0 +1,36 @@
+"""What GRPO makes of a step's groups: one advantage for each rollout, and which of them are trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agl_otel.adapters.trajectories import to_trajectories
+from agl_otel.algorithms.grpo.algorithm import GRPO
+from agl_otel.algorithms.grpo.groups import Group
+from tests.unit.adapters.conftest import CallRow, TracesBuilder, reward
+
+REWARDS = {"a-1": 1.0, "a-2": 0.0, "b-1": 0.5, "b-2": 0.5, "c-1": 9.0}
+GROUPS = [Group(0, 1, ["a-1", "a-2"]), Group(1, 1, ["b-1", "b-2"]), Group(2, 1, ["c-1", "c-2"])]
+CALLS = [CallRow(rollout="a-1", call=2, prompt=[9]), *(CallRow(rollout=rollout) for rollout in REWARDS)]
+"""a-1 makes two calls that do not go on from each other; c-2 is lost."""
+
+
+@pytest.mark.parametrize(("scaled", "expected"), [(True, 0.5**0.5), (False, 0.5)])
+def test_all_trajectories_of_a_rollout_have_its_advantage_which_is_computed_once(tmp_path: Path, scaled: bool, expected: float) -> None:
+    """By trajectory the mean of the first group would be 2/3."""
+    grpo = GRPO(model_dir=tmp_path, model_server_url="http://127.0.0.1:1", scale_advantages=scaled)
+    traces = TracesBuilder(rewards={(rollout, "at-1"): [reward(value)] for rollout, value in REWARDS.items()}).build(*CALLS)
+    private: Any = grpo
+    read = private._score(traces, to_trajectories(traces), GROUPS)
+    assert read.batch.rollout_id == ["a-1", "a-1", "a-2", "b-1", "b-2", "c-1"]
+    assert read.advantages == pytest.approx(np.array([expected, expected, -expected, 0, 0, 0]), abs=1e-5)
+    assert (read.flat_groups, read.lone_groups, [group.number for group in read.telling]) == (2, 1, [0])
+
+    everything, _ = read.trained_on(only_telling=False)
+    telling, advantages = read.trained_on(only_telling=True)  # dynamic sampling
+    assert len(everything) == 6
+    assert telling.rollout_id == ["a-1", "a-1", "a-2"] and advantages == pytest.approx(read.advantages[:3])
