@@ -12,6 +12,7 @@ from agl_otel.algorithms.verl.spec import SECTION
 
 COMMON: Final[Mapping[str, Any]] = {
     "algorithm.adv_estimator": "grpo",
+    "reward.num_workers": 0,  # rewards come with the samples; each of verl's workers would be a process of half a gigabyte
     "trainer.logger": ["console"],
     "trainer.project_name": "agl-otel",
     "trainer.save_freq": 1,
@@ -32,7 +33,6 @@ CPU: Final[Mapping[str, Any]] = {
     "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype": "fp32",
     "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
     "actor_rollout_ref.actor.use_torch_compile": False,
-    "reward.num_workers": 1,
     "data.dataloader_num_workers": 0,
     "trainer.n_gpus_per_node": 1,
     "trainer.nnodes": 1,

@@ -1,0 +1,44 @@
+"""This package's own model server as a Ray actor. Knows no verl, which takes a processor many seconds to import."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+import ray  # pyright: ignore[reportMissingImports] - of the extra [verl]
+import torch
+
+from agl_otel.algorithms.grpo.engine import Engine
+from agl_otel.algorithms.grpo.policy import load_policy
+from agl_otel.algorithms.grpo.server import make_app
+from agl_otel.listen import listen, make_runner
+
+
+class ModelServer:
+    """One replica; runs as a Ray actor."""
+
+    def __init__(self, model_dir: str, seed: int) -> None:
+        torch.set_num_threads(1)
+        self._engine = Engine(load_policy(model_dir), seed=seed)
+        self._exit = AsyncExitStack()
+
+    async def start(self) -> str:
+        """Serve on a free port of this node; host:port."""
+        await self._exit.enter_async_context(self._engine)
+        runner = make_runner(make_app(self._engine))
+        await runner.setup()
+        self._exit.push_async_callback(runner.cleanup)
+        host = ray.util.get_node_ip_address() if os.environ.get("RAY_ADDRESS") else "127.0.0.1"
+        return f"{host}:{await listen(runner, host, 0, None)}"
+
+    async def load(self, weights: Mapping[str, torch.Tensor], version: int | None) -> None:
+        """Sample with these from the next batch on."""
+        await self._engine.take_weights(weights, self._engine.version if version is None else str(version))
+
+    async def nothing(self, *_: Any, **__: Any) -> None:
+        """There is no GPU memory to give back, nothing to profile, and no request that a synchronous trainer would abort."""
+
+    wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = nothing
+    start_profile = stop_profile = abort_all_requests = resume_generation = nothing
