@@ -77,6 +77,7 @@ NAMES: Final[Mapping[str, str]] = {
     "tool": "gen_ai.tool.name",
 }
 """What the parameters of the named queries stand for."""
+OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
 
 
 class FoundTrace(NamedTuple):
@@ -229,6 +230,15 @@ class TraceReader:
         if not ids:
             return []
         return attempt_figures(await self.arrow(named_query("figures"), params=_params("figures", ids)), attempts)
+
+    async def outputs(self, attempts: Sequence[Attempt], *, limit: int) -> dict[tuple[str, str], str]:
+        """{(rollout, attempt): the last reply of a model in it (OUTPUT_MESSAGES, JSON), its first `limit` bytes}, where there is one."""
+        ids = sorted({attempt.rollout_id for attempt in attempts})
+        if not ids:
+            return {}
+        given = {"rollouts": ids, "output": OUTPUT_MESSAGES, "limit": limit}
+        found = {(row["RolloutId"], row["AttemptId"]): row["Reply"] for row in await self.query(named_query("outputs"), params=given)}
+        return {key: found[key] for key in ((a.rollout_id, a.attempt_id) for a in attempts) if key in found}
 
     async def run_figures(self, rollout_ids: Sequence[str]) -> Table:
         """One row for each of these rollouts that has spans (sql/run_figures.sql); where they are many, rows of others among them, too."""

@@ -32,6 +32,10 @@ READ_SPANS: Final = 20_000
 """A conversation is read whole: attempts with more spans are for SQL and for export."""
 JUDGED: Final = 256
 SQL_ROWS: Final = 1_000
+OUTPUT_CHARACTERS: Final = 300
+OUTPUT_BYTES: Final = 16 << 10
+"""Of the messages that are read for it; longer ones are shown as their beginning."""
+_CONTENT: Final = re.compile(r'"content": ?"((?:[^"\\]|\\.)*)')
 _PROCESS: Final = re.compile(r"^process [^\s:]+")
 
 
@@ -103,6 +107,13 @@ class Tokens(Model):
     """The whole prompt; empty where the call that it goes on from is not stored."""
     response_token_ids: list[int]
     logprobs: list[float] | None
+
+
+class Output(Model):
+    """What the last model call of a rollout's latest attempt replied, shortened."""
+
+    rollout_id: str
+    text: str
 
 
 class Answer(Model):
@@ -181,6 +192,27 @@ async def _figures(store: Store, request: web.Request) -> Any:
 async def _figures_of(store: Store, rollout_ids: list[str]) -> list[AttemptFigures]:
     attempts = await store.queue.query_attempts(rollout_ids, latest_only=True) if rollout_ids else []
     return await store.reader.figures(list(attempts))
+
+
+async def _outputs(store: Store, request: web.Request) -> Any:
+    await store.open()
+    ids = (await asked_of(request, _Figures)).rollout_ids
+    attempts = await store.queue.query_attempts(ids, latest_only=True) if ids else []
+    found = await store.reader.outputs(list(attempts), limit=OUTPUT_BYTES)
+    return [Output(rollout_id=rollout_id, text=_reply_text(said)) for (rollout_id, _), said in found.items()]
+
+
+def _reply_text(said: str) -> str:
+    """The texts of messages, whose JSON may be cut anywhere; what has none (a call of a tool) as it is."""
+    texts = [part for part in (_unquoted(found) for found in _CONTENT.findall(said)) if part]
+    return (" ".join(texts) or said)[:OUTPUT_CHARACTERS]
+
+
+def _unquoted(text: str) -> str:
+    try:
+        return str(json.loads(f'"{text}"'))
+    except ValueError:  # cut within an escape
+        return text
 
 
 async def _attempt_figures(store: Store, request: web.Request) -> Any:
@@ -312,6 +344,7 @@ VIEWS: Final = (
     Route("GET", "/runs/curve", _curve, "Rewards and costs of a run, step by step.", _RunQuery, Curve),
     Route("GET", "/runs/verdicts", _verdicts, "Verdicts of the rollouts of a run that ended last.", _RunQuery, Verdicts),
     Route("POST", "/rollouts/figures", _figures, "Verdict, reward and sizes of latest attempts.", _Figures, list[AttemptFigures]),
+    Route("POST", "/rollouts/outputs", _outputs, "The last reply of a model in latest attempts.", _Figures, list[Output]),
     Route("GET", "/rollouts/{rollout_id}/figures", _attempt_figures, "The same of all attempts of a rollout.", None, list[AttemptFigures]),
     Route("GET", "/rollouts/{rollout_id}/outline", _outline, "Spans without what was said, in order of time.", _OfAttempt, Outline),
     Route("GET", "/rollouts/{rollout_id}/conversation", _conversation, "Model calls with what was said.", _Calls, Conversation),

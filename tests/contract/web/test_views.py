@@ -80,6 +80,26 @@ def test_rollouts_have_figures(web: Web, begun: dict[str, Any]) -> None:
     assert web.rest("GET", f"/rollouts/{begun['rollout_id']}/figures").json == [figures]
 
 
+def test_rollouts_have_the_last_reply_of_a_model(web: Web, begun: dict[str, Any]) -> None:
+    made = web.rest("POST", "/rollouts", {"input": 2}).json
+    long = 'a "quoted" line\n' * 2000  # beyond what is read: its JSON is cut
+    for each in (
+        call(made, 1, [message("user", "?")], long),
+        span(made, 2, "tool", **{"gen_ai.output.messages": '[{"role": "assistant"}]'}),
+    ):
+        assert web.rest("POST", "/spans", each).status == 201
+    silent = web.rest("POST", "/rollouts", {"input": 3}).json
+    asked = {"rollout_ids": [begun["rollout_id"], silent["rollout_id"]]}
+    assert web.rest("POST", "/rollouts/outputs", asked).json == [{"rollout_id": begun["rollout_id"], "text": "yes"}]
+    [found] = web.rest("POST", "/rollouts/outputs", {"rollout_ids": [made["rollout_id"]]}).json
+    assert found["text"] == '[{"role": "assistant"}]', "the last one, though it holds no text"
+    cut = call(made, 3, [message("user", "?")], long)
+    assert web.rest("POST", "/spans", cut).status == 201
+    [found] = web.rest("POST", "/rollouts/outputs", {"rollout_ids": [made["rollout_id"]]}).json
+    assert found["text"].startswith('a "quoted" line\na "quoted"') and len(found["text"]) == 300
+    assert web.rest("POST", "/rollouts/outputs", {"rollout_ids": []}).json == []
+
+
 def test_an_outline_leaves_out_what_is_large(web: Web, begun: dict[str, Any]) -> None:
     outline = web.rest("GET", f"/rollouts/{begun['rollout_id']}/outline", {"limit": 2}).json
     assert outline["total"] == 3 and [(s["name"], s["call"], s["response_tokens"]) for s in outline["spans"]] == [

@@ -27,6 +27,7 @@ export type Figures = {
   rollout_id: string; attempt_id: string; verdict: Verdict; reward: number | null; rewards: Record<string, number>;
   spans: number; errors: number; calls: number; prompt_tokens: number; response_tokens: number;
 };
+export type Output = { rollout_id: string; text: string };
 export type OutlineSpan = {
   attempt_id: string; sequence_id: number; trace_id: string; span_id: string; parent_id: string; name: string; kind: string; service: string;
   status: string; message: string; start_nano: string; duration_nano: string; process: string; is_call: boolean; call: number; choice: number;

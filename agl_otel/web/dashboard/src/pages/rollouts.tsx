@@ -2,7 +2,7 @@
 import { keepPreviousData, useQueries, useQuery } from "@tanstack/react-query";
 import { useCallback, useMemo, useState } from "react";
 import { Link, useNavigate, useSearchParams } from "react-router";
-import { get, id, post, type Attempt, type Figures, type Page, type Rollout } from "../api";
+import { get, id, post, type Attempt, type Figures, type Output, type Page, type Rollout } from "../api";
 import { Badge, Chips, Empty, Head, Problem, RolloutLink, Short, STATUS_ORDER, Took, useLater, useNow } from "../parts/common";
 import { Table, type Column, type Sort } from "../parts/table";
 import { useSettings } from "../settings";
@@ -52,6 +52,10 @@ export function Rollouts() {
     queryKey: ["figures", ids], enabled: ids.length > 0, placeholderData: keepPreviousData,
     queryFn: async ({ signal }) => new Map((await post<Figures[]>("/rollouts/figures", { rollout_ids: ids }, signal)).map((each) => [each.rollout_id, each])),
   });
+  const outputs = useQuery({
+    queryKey: ["outputs", ids], enabled: ids.length > 0, placeholderData: keepPreviousData,
+    queryFn: async ({ signal }) => new Map((await post<Output[]>("/rollouts/outputs", { rollout_ids: ids }, signal)).map((each) => [each.rollout_id, each.text])),
+  });
   const of = (rollout: Rollout) => figures.data?.get(rollout.rollout_id);
 
   function set(name: string, values: string[]) {
@@ -69,6 +73,7 @@ export function Rollouts() {
     { key: "status", title: "Status", width: "96px", sort: "status", cell: (r) => <Badge kind={r.status} title={r.reason ?? undefined} /> },
     { key: "mode", title: "Mode", width: "62px", sort: "mode", cell: (r) => <span className="dim">{r.mode ?? "–"}</span> },
     { key: "input", title: "Input", width: "minmax(120px, 1.6fr)", cell: (r) => <Short value={r.input} /> },
+    { key: "output", title: "Output", width: "minmax(100px, 1.2fr)", cell: (r) => { const text = outputs.data?.get(r.rollout_id); return text ? <Short value={text} /> : <span className="dim">–</span>; } },
     { key: "reward", title: "Reward", width: "66px", right: true, cell: (r) => <Reward value={of(r)?.reward} /> },
     { key: "verdict", title: "Verdict", width: "92px", cell: (r) => { const found = of(r)?.verdict; return found && r.end_time ? <Badge kind={found.kind} title={found.reasons.join("\n") || undefined} /> : null; } },
     { key: "tokens", title: "Tokens", width: "72px", right: true, cell: (r) => { const f = of(r); return f && f.prompt_tokens + f.response_tokens ? <span title={`${number(f.prompt_tokens)} read, ${number(f.response_tokens)} written`}>{short(f.prompt_tokens + f.response_tokens)}</span> : <span className="dim">–</span>; } },
@@ -90,7 +95,7 @@ export function Rollouts() {
         <Chips names={MODES} chosen={mode} choose={(names) => set("mode", names)} />
         {run !== undefined && <button className="chip on" onClick={() => set("run", [])} title="Show all runs">run {visible(run)} ✕</button>}
       </div>
-      <Problem error={error ?? figures.error} />
+      <Problem error={error ?? figures.error ?? outputs.error} />
       {pages.byPage.get(0) && (
         <Table label="Rollouts" columns={columns} count={total} row={row} onRange={onRange} sort={sort}
           onSort={(next) => { const place = new URLSearchParams(search); place.set("sort", next.by); place.set("order", next.desc ? "desc" : "asc"); setSearch(place, { replace: true }); }}
