@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
+
+from agl_otel.scoped import refusal
 
 
 def shows(authorization: str | bytes, *tokens: str) -> bool:
@@ -16,21 +18,24 @@ def shows(authorization: str | bytes, *tokens: str) -> bool:
     return any(hmac.compare_digest(given, f"Bearer {token}".encode()) for token in tokens)
 
 
+def bearer_refusal(authorization: str | bytes, token: str, *scopes: str) -> str | None:
+    """As scoped.refusal, for an Authorization header."""
+    given = authorization.decode(errors="replace") if isinstance(authorization, bytes) else authorization
+    return refusal(token, given.removeprefix("Bearer "), *scopes)
+
+
 class TokenCheck(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingTypeArgument] - generic in the stubs only
-    """Refuses calls without `authorization: Bearer <token>`, with `words`."""
+    """Refuses calls without `authorization: Bearer <token>`, with `words`; a token for one of `scopes` is taken, too."""
 
-    def __init__(self, token: str, words: str) -> None:
+    def __init__(self, token: str, words: str, scopes: Sequence[str]) -> None:
         self._token = token
-
-        async def refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, words)
-
-        self._refusal = grpc.unary_unary_rpc_method_handler(refuse)
+        self._words = words
+        self._scopes = scopes
 
     @classmethod
-    def of(cls, token: str, words: str) -> list[TokenCheck]:
+    def of(cls, token: str, words: str, *scopes: str) -> list[TokenCheck]:
         """The interceptors of a server: none where there is no token."""
-        return [cls(token, words)] if token else []
+        return [cls(token, words, scopes)] if token else []
 
     async def intercept_service(
         self,
@@ -39,4 +44,12 @@ class TokenCheck(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingTy
     ) -> grpc.RpcMethodHandler[Any, Any]:
         """See grpc.aio.ServerInterceptor."""
         given = next((value for key, value in handler_call_details.invocation_metadata if key == "authorization"), "")
-        return await continuation(handler_call_details) if shows(given, self._token) else self._refusal
+        why = bearer_refusal(given, self._token, *self._scopes)
+        return await continuation(handler_call_details) if why is None else _refusing(why or self._words)
+
+
+def _refusing(words: str) -> grpc.RpcMethodHandler[Any, Any]:
+    async def refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, words)
+
+    return grpc.unary_unary_rpc_method_handler(refuse)

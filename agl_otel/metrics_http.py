@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from agl_otel.bearer import shows
+from agl_otel.bearer import bearer_refusal
 from agl_otel.errors import InUseError
 from agl_otel.exposition import CONTENT_TYPE
 from agl_otel.listen import listen, make_runner, only_own_pages, require_certificate
@@ -73,8 +73,9 @@ async def metrics_port(meters: Meters, settings: Settings, port: int, setting: s
     tls, token = Tls.load(settings), settings.token.get_secret_value()
 
     async def metrics(request: web.Request) -> web.Response:
-        if token and not shows(request.headers.get("Authorization", ""), token):
-            return web.Response(status=401, text=NO_TOKEN + "\n", headers={"WWW-Authenticate": "Bearer"})
+        why = bearer_refusal(request.headers.get("Authorization", ""), token, "metrics") if token else None
+        if why is not None:
+            return web.Response(status=401, text=(why or NO_TOKEN) + "\n", headers={"WWW-Authenticate": "Bearer"})
         return page(meters)
 
     async def health(_: web.Request) -> web.Response:

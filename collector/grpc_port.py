@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn
 import grpc
 import grpc.aio
 
-from agl_otel.collector.receive import METRICS_OFF, UNAUTHENTICATED, Receiver, status_of
+from agl_otel.collector.receive import METRICS_OFF, Receiver, status_of
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, grpc_status
 
@@ -88,8 +88,9 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingType
     def _guarded(self, method: str, handler: _Handle) -> Any:
         async def call(raw: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
             metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-            if not self._receiver.allowed(metadata.get("authorization", ""), sending=method != BARRIER_METHOD):
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNAUTHENTICATED)
+            why = self._receiver.refusal(metadata.get("authorization", ""), sending=method != BARRIER_METHOD)
+            if why is not None:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
             try:
                 return await handler(raw, metadata)
             except _UnimplementedError as error:

@@ -16,7 +16,7 @@ from google.rpc.status_pb2 import Status
 from agl_otel.collector import otlpjson
 from agl_otel.collector.compress import EncodingError, TooLargeError, decompress, too_large
 from agl_otel.collector.limits import InFlight
-from agl_otel.collector.receive import GRPC_NUMBER, METRICS_OFF, RETRY_SECONDS, UNAUTHENTICATED, Receiver, status_of
+from agl_otel.collector.receive import GRPC_NUMBER, METRICS_OFF, RETRY_SECONDS, Receiver, status_of
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, UnavailableError, http_status
 from agl_otel.listen import BODY_SECONDS, NO_CERTIFICATE, body_in_time, only_own_pages, peer_has_certificate, readable
@@ -157,8 +157,10 @@ class HttpPort:
     def _not_allowed(self, request: web.Request) -> web.Response | None:
         if self._client_certificate and not peer_has_certificate(request.transport):
             return web.Response(status=401, text=NO_CERTIFICATE + "\n")
-        if not self._receiver.allowed(request.headers.get("Authorization", ""), sending=request.path in _SENDING):
-            return web.Response(status=401, text=UNAUTHENTICATED + "\n", headers={"WWW-Authenticate": "Bearer"})
+        scopes = ("metrics",) if request.path == "/metrics" else ()
+        why = self._receiver.refusal(request.headers.get("Authorization", ""), *scopes, sending=request.path in _SENDING)
+        if why is not None:
+            return web.Response(status=401, text=why + "\n", headers={"WWW-Authenticate": "Bearer"})
         return None
 
     def _paths(self, request: web.Request) -> str:

@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from agl_otel.bearer import shows
+from agl_otel.bearer import bearer_refusal, shows
 from agl_otel.collector.intake import Intake
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.collector.write import Writer
@@ -40,10 +40,15 @@ class Receiver:
         """Whether this signal is switched on."""
         return self.metrics or protocol.signal != "metrics"
 
-    def allowed(self, authorization: str, *, sending: bool = False) -> bool:
-        """Whether a client that sends this Authorization header may come in; with `sending` the agents' key is enough, too."""
-        keys = (self.token, ingest_key(self.token)) if sending else (self.token,)
-        return not self.token or shows(authorization, *keys)
+    def refusal(self, authorization: str, *scopes: str, sending: bool = False) -> str | None:
+        """Why a client that sends this Authorization header may not come in; with `sending` the agents' key is enough.
+
+        Tokens for the collector, or for one of `scopes`, are taken, too.
+        """
+        if not self.token or (sending and shows(authorization, ingest_key(self.token))):
+            return None
+        why = bearer_refusal(authorization, self.token, "collector", *scopes)
+        return why if why is None else why or UNAUTHENTICATED
 
 
 def status_of(error: AglError) -> Status:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import re
 import time
 import uuid
@@ -22,6 +21,7 @@ from aiohttp import BasicAuth, BodyPartReader, web
 from agl_otel.collector import guard, guard_tables
 from agl_otel.errors import QueryError, UnavailableError
 from agl_otel.listen import STALLED_SECONDS, bodies_in_time, end_stalled, readable
+from agl_otel.scoped import refusal
 from agl_otel.traces.engine import ClickHouseError
 from agl_otel.traces.opened import TraceStore
 
@@ -40,6 +40,7 @@ PASSED_TEXTS: Final = 500  # queries of dashboards and readers: their texts stay
 PASSED_CHARS: Final = 16 << 10
 _Passed = tuple[str, dict[str, str], str]  # what guard.inner answers
 _NOT_FOUND: Final = frozenset({46, 47, 60, 81})  # unknown function, identifier, table, database
+WANTED: Final = "this endpoint wants the token (AGL_TOKEN): Authorization: Bearer TOKEN, or the password"
 
 
 class SqlEndpoint:
@@ -82,10 +83,8 @@ class SqlEndpoint:
         return web.Response(text="Ok.\n")
 
     async def _query(self, request: web.Request) -> web.StreamResponse:
-        if self._token and not self._allowed(request):
-            return _error(
-                401, 516, "this endpoint wants the token (AGL_TOKEN): Authorization: Bearer TOKEN, or the password", "AUTHENTICATION_FAILED"
-            )
+        if self._token and (why := self._refusal(request)) is not None:
+            return _error(401, 516, why or WANTED, "AUTHENTICATION_FAILED")
         values = dict(request.query)
         sql = values.get("query", "")
         if request.method == "POST":
@@ -190,13 +189,14 @@ class SqlEndpoint:
             self._table_functions = frozenset(names.split())
         return self._table_functions
 
-    def _allowed(self, request: web.Request) -> bool:
+    def _refusal(self, request: web.Request) -> str | None:
         sent = request.headers.get("Authorization", "")
         if sent.lower().startswith("basic "):
             with contextlib.suppress(ValueError):
                 sent = BasicAuth.decode(sent).password
         candidates = (sent.removeprefix("Bearer "), request.headers.get("X-ClickHouse-Key", ""), request.query.get("password", ""))
-        return any(hmac.compare_digest(candidate.encode(errors="replace"), self._token.encode()) for candidate in candidates)
+        found = [refusal(self._token, candidate, "clickhouse") for candidate in candidates]
+        return None if None in found else next(filter(None, found), "")
 
 
 async def _form(request: web.Request) -> dict[str, str]:

@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "maintain": "agl_otel.cli.maintain:maintain",
     "export": "agl_otel.cli.export:export",
     "disk": "agl_otel.cli.disk:disk",
+    "token": "agl_otel.cli.token:token",
     "backup": "agl_otel.cli.data:backup",
     "restore": "agl_otel.cli.data:restore",
 }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
@@ -36,6 +35,7 @@ from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.recorder import Recorder
 from agl_otel.proxy.reply import Json, dicts, parse_object
 from agl_otel.proxy.upstream import Upstreams
+from agl_otel.scoped import refusal
 
 MAX_BODY_BYTES: Final = 64 << 20
 CLOSE_WAIT_SECONDS: Final = 1.0  # for calls of an attempt whose agent has just gone
@@ -164,7 +164,7 @@ class Proxy:
         )
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        self._authorise(request)
+        self._authorise(request, "metrics")
         return page(self._meters)
 
     def _counted(self) -> list[Sample]:
@@ -231,9 +231,9 @@ class Proxy:
         markers = [count.marker if count is not None else self._telemetry.marker for count in known]
         return markers, [c.spans if c is not None else 0 for c in known], [c.dropped if c is not None else 0 for c in known]
 
-    def _authorise(self, request: web.Request) -> None:
-        if self._token and not hmac.compare_digest(_given(request).encode(errors="replace"), self._token.encode()):
-            raise web.HTTPUnauthorized(text="a bearer token is needed: set AGL_TOKEN to the stack's token")
+    def _authorise(self, request: web.Request, *scopes: str) -> None:
+        if self._token and (why := refusal(self._token, _given(request), "proxy", *scopes)) is not None:
+            raise web.HTTPUnauthorized(text=why or "a bearer token is needed: set AGL_TOKEN to the stack's token")
 
     def _allowed(self, request: web.Request) -> Key | None:
         """The attempt that the call names. Raises RefusedError where its key is not that attempt's."""

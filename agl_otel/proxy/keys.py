@@ -10,6 +10,9 @@ import hmac
 from hashlib import sha256
 from typing import Final
 
+from agl_otel.scoped import PREFIX as SCOPED
+from agl_otel.scoped import refusal
+
 PREFIX: Final = "agl-"
 """What our keys start with; a provider's key never does."""
 SHARED: Final = "shared"
@@ -27,7 +30,7 @@ def shared_key(token: str) -> str:
 
 def is_ours(key: str) -> bool:
     """Whether this looks like one of these keys, which no provider may see."""
-    return key.startswith(PREFIX)
+    return key.startswith((PREFIX, SCOPED))
 
 
 def may_call(token: str, given: str, rollout_id: str, attempt_id: str) -> bool:
@@ -37,8 +40,9 @@ def may_call(token: str, given: str, rollout_id: str, attempt_id: str) -> bool:
 
 
 def is_trusted(token: str, given: str) -> bool:
-    """Whether `given` is the stack's token or the shared key."""
-    return not token or any(hmac.compare_digest(given.encode(errors="replace"), key.encode()) for key in (shared_key(token), token))
+    """Whether `given` is the stack's token, one for the proxy, or the shared key."""
+    shared = hmac.compare_digest(given.encode(errors="replace"), shared_key(token).encode())
+    return not token or shared or refusal(token, given, "proxy") is None
 
 
 def _made(token: str, what: str) -> str:

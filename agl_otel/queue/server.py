@@ -89,7 +89,7 @@ class QueueServer:
         return self.service.address
 
     def _make(self) -> grpc.aio.Server:
-        interceptors = TokenCheck.of(self._token, "this queue wants a token: set AGL_TOKEN to the one the stack was started with")
+        interceptors = TokenCheck.of(self._token, "this queue wants a token: set AGL_TOKEN to the one the stack was started with", "queue")
         server = grpc.aio.server(interceptors=interceptors, options=OPTIONS)
         queue_pb2_grpc.add_QueueServicer_to_server(
             cast("queue_pb2_grpc.QueueServicer", self.service), cast("grpc.aio.Server", Registrar(server, self._measured.called))

@@ -6,7 +6,6 @@ Routes live in rest.py, relay.py and jaeger/rest.py; there is no SQL in this roo
 from __future__ import annotations
 
 import asyncio
-import hmac
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import distribution
@@ -21,6 +20,7 @@ from agl_otel.meters import Meters
 from agl_otel.metrics_http import counted_requests
 from agl_otel.queue.convert import reachable
 from agl_otel.queue.presence import Presence
+from agl_otel.scoped import refusal
 from agl_otel.settings import Settings
 from agl_otel.store import DESCRIBE_PATH, Store
 from agl_otel.tls import Tls
@@ -76,8 +76,10 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     token = request.app[TOKEN]
     given = request.headers.get("Authorization", "").removeprefix("Bearer ")
     open_to_all = request.path in OPEN_PATHS or request.match_info.route.name == static.PAGE
-    if token and not open_to_all and not hmac.compare_digest(given.encode(errors="replace"), token.encode()):
-        return web.json_response({"detail": "a bearer token is needed: set AGL_TOKEN to the stack's token"}, status=401)
+    if token and not open_to_all:
+        scopes = ("web", "metrics") if request.path in relay.METRICS_PATHS else ("web",)
+        if (why := refusal(token, given, *scopes)) is not None:
+            return web.json_response({"detail": why or "a bearer token is needed: set AGL_TOKEN to the stack's token"}, status=401)
     try:
         return await handler(request)
     except AglError as error:
@@ -112,7 +114,7 @@ def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = (), n
     app.router.add_get(PREFIX + "/openapi.json", openapi)
     add_table(app, (*VIEWS, *ROUTES))
     jaeger_rest.add_routes(app)
-    relay.add_routes(app, meters)
+    relay.add_routes(app, meters, token)
     static.add_routes(app)
     return app
 

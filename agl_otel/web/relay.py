@@ -36,6 +36,7 @@ _ANSWER_HEADERS: Final = ("Content-Type", "Content-Encoding", "Retry-After")
 SESSION: Final = web.AppKey("session", aiohttp.ClientSession)
 ALARMS: Final = web.AppKey("alarms", Alarms)
 METERS: Final = web.AppKey("meters", Meters)
+OWN_TOKEN: Final = web.AppKey("own_token", str)
 _log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -80,7 +81,8 @@ async def metrics(request: web.Request) -> web.Response:
 
 async def _collector_page(request: web.Request, url: str) -> str | None:
     """Its /metrics, empty where it has none; None where it does not answer."""
-    headers = {name: request.headers[name] for name in ("Authorization",) if name in request.headers} | {"Accept-Encoding": "identity"}
+    token = request.app[OWN_TOKEN]  # the caller's may be one for this service alone
+    headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {token}"} if token else {})}
     try:
         async with request.app[SESSION].get(url + "/metrics", headers=headers) as answer:
             text = await answer.text()
@@ -108,9 +110,10 @@ async def _session(app: web.Application):
         yield
 
 
-def add_routes(app: web.Application, meters: Meters) -> None:
-    """Put the routes into `app`, which holds the store under STORE; `meters` are those of the service itself."""
+def add_routes(app: web.Application, meters: Meters, token: str) -> None:
+    """Put the routes into `app`, which holds the store under STORE; `meters` are those of the service itself, `token` the stack's."""
     app[METERS] = meters
+    app[OWN_TOKEN] = token
     app.cleanup_ctx.append(_session)
     app[ALARMS] = Alarms(app[STORE])
     for path in OTLP_PATHS:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -116,3 +118,22 @@ def naming(folder: Path) -> list[int]:
         if str(folder).encode() in text:
             found.append(int(entry.name))
     return alive(found)
+
+
+def listening(pids: Sequence[int]) -> list[str]:
+    """The addresses on which these processes listen, one for each socket."""
+    inodes: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    inodes.add(str(entry.readlink()).removeprefix("socket:[").removesuffix("]"))
+    found: list[str] = []
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == "0A" and rest[5] in inodes:
+                words = bytes.fromhex(local.rpartition(":")[0])
+                packed = b"".join(words[start : start + 4][::-1] for start in range(0, len(words), 4))
+                found.append(socket.inet_ntop(family, packed).removeprefix("::ffff:"))  # IPv4, as gRPC binds it
+    return found

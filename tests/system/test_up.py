@@ -15,7 +15,7 @@ import pytest
 from agl_otel.queue.postgres_server import Postgres
 from agl_otel.settings import PORTS
 from tests.contract.queue.conftest import postgres  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a fixture
-from tests.system.stack_process import Command, alive, naming, run, until
+from tests.system.stack_process import Command, alive, listening, naming, run, until
 
 FREE_PORTS = [argument for port in PORTS for argument in (f"--{port.replace('_', '-')}", "0")]
 
@@ -39,6 +39,8 @@ def test_up_serves_on_every_port_and_ctrl_c_leaves_nothing(tmp_path: Path) -> No
         for name in ("collector_http", "proxy", "web"):
             assert urllib.request.urlopen(described[name] + "/health").status == 200
         assert urllib.request.urlopen(described["clickhouse"] + "/?query=SELECT%201").read() == b"1\n"
+        bound = listening([service["pid"] for service in services.values()] + [command.process.pid])
+        assert len(bound) >= len(PORTS) and set(bound) == {"127.0.0.1"}, "nothing listens beyond loopback unless AGL_HOST says so"
         listed = run("rollouts", "--json", "--store", services["web"]["address"], cwd=tmp_path)
         assert json.loads(listed.stdout) == {"total": 0, "items": []}, listed.stderr
         command.process.send_signal(signal.SIGINT)

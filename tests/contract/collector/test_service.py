@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gzip
 import socket
+import time
 
 import aiohttp
 import pytest
 
 from agl_otel import semconv
 from agl_otel.queue.client import QueueClient
+from agl_otel.scoped import scoped_token
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.migrate import migrate
 from agl_otel.types import EnqueueRolloutRequest
@@ -128,6 +130,16 @@ async def test_a_token_is_asked_for_on_every_port(own_stack: Stack) -> None:
                 assert response.status == 401
                 assert "AGL_TOKEN" in await response.text()
         await post_on(session, own_stack, request, ack="stored", Authorization="Bearer secret")
+        for page, scope, until, status, says in (
+            (f"{own_stack.http}/metrics", "metrics", 3600, 200, "agl_collector"),
+            (f"{own_stack.http}/status", "metrics", 3600, 401, "not for collector"),
+            (f"{own_stack.http}/status", "collector", -1, 401, "expired at"),
+            (f"{own_stack.sql}/?query=SELECT+42", "clickhouse", 3600, 200, "42"),
+            (f"{own_stack.sql}/?query=SELECT+42", "web", 3600, 401, "not for clickhouse"),
+        ):
+            token = scoped_token("secret", [scope], time.time() + until)
+            async with session.get(page, headers={"Authorization": f"Bearer {token}"}) as response:
+                assert response.status == status and says in await response.text(), page
     async with own_stack.reader() as reader:
         await reader.barrier()
         assert len(await reader.spans(["ro-1"])) == 1

@@ -4,39 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import lz4.block
-from backports import zstd
 
 from agl_otel import semconv
 from agl_otel.queue.client import QueueClient
 from agl_otel.types import EnqueueRolloutRequest
+from tests.clickhouse_files import blocks
 
 from .otlp import post_spans, request_of, span
 from .stack import Stack, start
 
 SECRET = "sEcReT-4711-of-Jane-Doe"
 KEPT = "kept-0815-of-somebody-else"
-HEAD_BYTES = 25  # of a block of ClickHouse's: checksum (16), method, size with these nine, size of what it unfolds to
-
-
-def blocks(data: bytes) -> Iterator[bytes]:
-    """What the compressed blocks of a file of ClickHouse's unfold to; nothing for other files."""
-    place = 0
-    while place + HEAD_BYTES <= len(data):
-        method, size, unfolded = data[place + 16], *struct.unpack_from("<II", data, place + 17)
-        end = place + 16 + size
-        if size < 9 or end > len(data):
-            return
-        body = data[place + HEAD_BYTES : end]
-        with contextlib.suppress(zstd.ZstdError, lz4.block.LZ4BlockError):
-            yield zstd.decompress(body) if method == 0x90 else lz4.block.decompress(body, unfolded) if method == 0x82 else body
-        place = end
 
 
 def holding(folder: Path, text: str) -> set[str]:

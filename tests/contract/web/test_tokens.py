@@ -1,0 +1,79 @@
+"""Tokens for one service and for a time, at the ports of queue, web and Jaeger's storage (the collector's: test_service.py)."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from agl_otel.errors import AglError
+from agl_otel.queue.client import QueueClient
+from agl_otel.queue.testing import LocalQueue
+from agl_otel.scoped import scoped_token
+from agl_otel.store import Store
+from agl_otel.web.app import build_app
+from agl_otel.web.jaeger.service import READER, JaegerServer
+
+TOKEN = "s3cret"
+LATER = time.time() + 3600
+
+
+def of(*scopes: str, until: float = LATER) -> str:
+    return scoped_token(TOKEN, scopes, until)
+
+
+async def test_the_queue_takes_tokens_for_it_and_says_what_is_wrong_with_others(tmp_path: Path) -> None:
+    async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
+        address = queue.server.service.address
+        async with QueueClient(address, token=of("queue")) as client:
+            assert (await client.statistics())["total_rollouts"] == 0
+        for token, says in (("", "wants a token"), (of("web"), "not for queue"), (of("queue", until=1.0), "expired at")):
+            async with QueueClient(address, token=token) as client:
+                with pytest.raises(AglError, match=says):
+                    await client.statistics()
+
+
+async def test_the_web_service_takes_tokens_for_it_and_prometheus_its_own(tmp_path: Path) -> None:
+    async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
+        store = Store(queue.server.service.address, token=TOKEN)
+        async with store, TestClient(TestServer(build_app(store, TOKEN))) as client:
+
+            async def ask(path: str, token: str) -> tuple[int, str]:
+                async with client.get(path, headers={"Authorization": f"Bearer {token}"}) as answer:
+                    return answer.status, await answer.text()
+
+            assert (await ask("/v1/agl/describe", of("web")))[0] == 200 == (await ask("/metrics?relay=0", of("metrics")))[0]
+            for token, says in (
+                ("wrong", "a bearer token is needed"),
+                (of("metrics"), "not for web"),
+                (of("web", until=1.0), "expired at"),
+            ):
+                status, text = await ask("/v1/agl/describe", token)
+                assert status == 401 and says in text
+
+
+async def test_jaegers_storage_refuses_who_shows_no_token() -> None:
+    server = JaegerServer(Store("127.0.0.1:1"), TOKEN)
+    await server.start("127.0.0.1", 0)
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            for token, code, says in (
+                ("", grpc.StatusCode.UNAUTHENTICATED, "authorization: Bearer TOKEN"),
+                ("wrong", grpc.StatusCode.UNAUTHENTICATED, "authorization: Bearer TOKEN"),
+                (of("web", until=1.0), grpc.StatusCode.UNAUTHENTICATED, "expired at"),
+                (TOKEN, grpc.StatusCode.UNIMPLEMENTED, ""),
+                (of("web"), grpc.StatusCode.UNIMPLEMENTED, ""),
+            ):
+                metadata = (("authorization", f"Bearer {token}"),) if token else ()
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await channel.unary_unary(f"/{READER}/NoSuchMethod", bytes, bytes)(b"", metadata=metadata)
+                assert refused.value.code() is code and says in (refused.value.details() or "")
+                if not token:
+                    with pytest.raises(grpc.aio.AioRpcError) as refused:
+                        await channel.unary_unary(f"/{READER}/GetServices", bytes, bytes)(b"")
+                    assert refused.value.code() is code
+    finally:
+        await server.stop(0)

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from agl_otel.errors import UsageError
+from agl_otel.proxy.keys import is_ours, is_trusted
+from agl_otel.scoped import SCOPES, refusal, scoped_token
+
+TOKEN = "the stack's own"
+
+
+def test_a_token_opens_what_it_is_for_until_its_time_is_over() -> None:
+    made = scoped_token(TOKEN, ["web", "clickhouse"], 1000.0)
+    for scope in SCOPES:
+        assert (refusal(TOKEN, made, scope, now=999.0) is None) == (scope in ("web", "clickhouse"))
+        assert refusal(TOKEN, TOKEN, scope, now=1e10) is None
+    assert refusal(TOKEN, made, "queue", now=999.0) == "this token is for clickhouse, web and not for queue"
+    assert "expired at 1970-01-01 00:16:40 UTC" in (refusal(TOKEN, made, "web", now=1000.0) or "")
+    assert TOKEN not in made
+
+
+@pytest.mark.parametrize("change", [
+    lambda made: made.replace("-1000-", "-9000-"), lambda made: made.replace("web", "queue"), lambda made: made[:-1] + "g",
+    lambda made: "", lambda made: "aglt", lambda made: "aglt-web-1000-", lambda made: "aglt---", lambda made: made + "\udcff",
+])  # fmt: skip
+def test_what_was_changed_or_made_up_opens_nothing(change: object) -> None:
+    assert callable(change)
+    given = str(change(scoped_token(TOKEN, ["web"], 1000.0)))
+    assert refusal(TOKEN, given, "web", now=1.0) == ""
+    assert refusal("another stack's", scoped_token(TOKEN, ["web"], 1000.0), "web", now=1.0) == ""
+
+
+def test_the_proxy_knows_them_and_shows_them_to_no_provider() -> None:
+    made = scoped_token(TOKEN, ["proxy"], 1e11)
+    assert is_ours(made) and is_trusted(TOKEN, made) and not is_trusted(TOKEN, scoped_token(TOKEN, ["web"], 1e11))
+
+
+@pytest.mark.parametrize(
+    ("token", "scopes", "says"), [("", ["web"], "AGL_TOKEN"), (TOKEN, [], "opens nothing"), (TOKEN, ["all"], "no service all")]
+)
+def test_none_is_made_of_nothing(token: str, scopes: list[str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        scoped_token(token, scopes, 1000.0)
