@@ -14,6 +14,7 @@ FLAGS = [
 ]  # fmt: skip
 given: dict[str, str] = json.loads(sys.argv[1])
 rollout = f"/rollouts/{given['rollout']}"
+COLOUR = "element => { const style = getComputedStyle(element); return style.backgroundColor + style.color }"
 PAGES = {
     "runs": ("/runs", given["run"]),
     "run": (f"/runs/view?run={given['run']}", "0.75"),
@@ -59,11 +60,18 @@ def use(page: Any) -> None:
     page.wait_for_url("**/rollouts")
     page.get_by_label("Search by id").fill(given["rollout"])
     expect(main.get_by_role("row")).to_have_count(2, timeout=30_000)  # the head and the one
+    expect(main.get_by_role("row").last).to_contain_text("**<script>", timeout=30_000)  # its output
     page.get_by_role("button", name="Attempts").click()
     expect(main).to_contain_text("#1")
     page.get_by_role("button", name="val", exact=True).click()
     expect(main).to_contain_text("No rollouts match")
     assert "mode=val" in page.url
+    page.goto(given["url"] + f"/rollouts?run={given['run']}")
+    expect(page.locator(".count")).to_have_text("2", timeout=30_000)
+    new = {"rollouts": [{"input": "later", "metadata": {"run": given["run"], "step": 3}}]}
+    assert page.request.post(given["url"] + "/v1/agl/queues/rollouts/enqueue", data=new).ok
+    expect(page.locator(".count")).to_have_text("3", timeout=60_000)  # by itself: the page looks again
+    expect(main).to_contain_text("later")
     page.goto(given["url"] + rollout)
     expect(main.get_by_role("row").filter(has_text="agentlightning.llm")).to_have_count(0)
     main.get_by_role("row").filter(has_text="chat x").filter(has_text="+ proxy").click()
@@ -72,6 +80,8 @@ def use(page: Any) -> None:
     expect(panel).to_contain_text("agentlightning.llm")
     expect(panel.locator(".ids .lp").first).to_have_text("4711")
     expect(panel.locator(".ids .lp").last).to_have_attribute("title", "#1  log-prob -3.0000  p 0.0498")
+    likely, unlikely = (panel.locator(".ids .lp").nth(place).evaluate(COLOUR) for place in (0, 1))
+    assert likely != unlikely, "a token is coloured by its log-prob"
     harmless(page)
     main.get_by_role("row").filter(has_text="window.hacked").last.click()
     expect(panel).to_contain_text("␛[31mred\\u202egnp")
