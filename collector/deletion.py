@@ -23,7 +23,7 @@ from agl_otel.errors import UnavailableError, UsageError
 from agl_otel.traces.engine import Engine
 from agl_otel.traces.migrate import named_query
 
-WIPE_SECONDS: Final = 240.0  # ClickHouse looks about twice a minute for files that it may remove
+WIPE_SECONDS: Final = 240.0  # woken, ClickHouse removes old files within seconds, unless somebody reads them
 SOURCES: Final = 1_000  # rows without ids that go in one statement
 TABLES: Final = (
     "otel_metrics_gauge",
@@ -85,6 +85,8 @@ class Deletion:
             while old := self._engine.select(_OLD_PARTS, {"tables": list(TABLES)}):
                 if time.monotonic() > deadline:
                     raise UnavailableError(f"ClickHouse still keeps old files ({old[0][0]}, {old[0][1]}): ask for the same deletion again")
+                for table in TABLES:
+                    self._engine.command(f"SYSTEM START MERGES otel.{table}")  # wakes what removes them; it may rest for minutes
                 time.sleep(0.5)
         finally:
             for table in TABLES:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
@@ -14,7 +15,7 @@ import pytest
 from agl_otel.collector import faults
 
 from .otlp import post_on, post_spans, span_request
-from .stack import Stack
+from .stack import Stack, new_stack
 
 CLIENTS = 6
 
@@ -27,6 +28,24 @@ passed = itertools.count(1)
 faults.hooks[{point!r}] = lambda: next(passed) == {nth} and os.kill(os.getpid(), signal.SIGKILL)
 sys.exit(main())
 """
+
+
+@pytest.fixture(scope="module")
+def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One queue for the stacks whose collectors are killed: it goes on, as in life."""
+    made = new_stack(tmp_path_factory.mktemp("queue"))
+    try:
+        asyncio.run(made.start_queue())
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def killed_stack(own_stack: Stack, queue: Stack) -> Stack:
+    """A collector's data directory of the test's own, with that queue."""
+    own_stack.settings = own_stack.settings.model_copy(update={"queue_port": queue.settings.queue_port})
+    return own_stack
 
 
 async def sent_before(stack: Stack) -> set[str]:
@@ -61,14 +80,13 @@ async def check_every_acked_span_is_there_once(stack: Stack, acked: set[str]) ->
 
 @pytest.mark.parametrize("nth", [1, 4])
 @pytest.mark.parametrize("point", faults.POINTS)
-async def test_acked_spans_survive_kill_9(point: str, nth: int, own_stack: Stack) -> None:
-    await own_stack.start_queue()
-    await own_stack.start_collector("-c", KILLED_AT.format(point=point, nth=nth + 2))
-    acked = await sent_before(own_stack)
-    await asyncio.gather(*(send_until_it_dies(own_stack, acked, client) for client in range(CLIENTS)))
-    assert await asyncio.to_thread(own_stack.processes["collector"].wait, 30) == -signal.SIGKILL
-    await own_stack.start_collector()
-    await check_every_acked_span_is_there_once(own_stack, acked)
+async def test_acked_spans_survive_kill_9(point: str, nth: int, killed_stack: Stack) -> None:
+    await killed_stack.start_collector("-c", KILLED_AT.format(point=point, nth=nth + 2))
+    acked = await sent_before(killed_stack)
+    await asyncio.gather(*(send_until_it_dies(killed_stack, acked, client) for client in range(CLIENTS)))
+    assert await asyncio.to_thread(killed_stack.processes["collector"].wait, 30) == -signal.SIGKILL
+    await killed_stack.start_collector()
+    await check_every_acked_span_is_there_once(killed_stack, acked)
 
 
 async def forget_until_it_dies(stack: Stack) -> None:
@@ -81,29 +99,27 @@ async def forget_until_it_dies(stack: Stack) -> None:
 
 @pytest.mark.parametrize("nth", [1, 3])
 @pytest.mark.parametrize("point", faults.ROTATION_POINTS)
-async def test_acked_spans_survive_kill_9_while_the_log_is_wiped(point: str, nth: int, own_stack: Stack) -> None:
-    await own_stack.start_queue()
+async def test_acked_spans_survive_kill_9_while_the_log_is_wiped(point: str, nth: int, killed_stack: Stack) -> None:
     first = point == "segment-opened"  # reached once more, at the start
-    await own_stack.start_collector("-c", KILLED_AT.format(point=point, nth=nth + first))
-    acked = await sent_before(own_stack)
-    sending = [send_until_it_dies(own_stack, acked, client) for client in range(CLIENTS)]
-    await asyncio.gather(*sending, forget_until_it_dies(own_stack))
-    assert await asyncio.to_thread(own_stack.processes["collector"].wait, 30) == -signal.SIGKILL
-    await own_stack.start_collector()
-    await check_every_acked_span_is_there_once(own_stack, acked)
+    await killed_stack.start_collector("-c", KILLED_AT.format(point=point, nth=nth + first))
+    acked = await sent_before(killed_stack)
+    sending = [send_until_it_dies(killed_stack, acked, client) for client in range(CLIENTS)]
+    await asyncio.gather(*sending, forget_until_it_dies(killed_stack))
+    assert await asyncio.to_thread(killed_stack.processes["collector"].wait, 30) == -signal.SIGKILL
+    await killed_stack.start_collector()
+    await check_every_acked_span_is_there_once(killed_stack, acked)
 
 
-async def test_a_second_crash_during_recovery_loses_nothing(own_stack: Stack) -> None:
-    await own_stack.start_queue()
+async def test_a_second_crash_during_recovery_loses_nothing(killed_stack: Stack) -> None:
     acked: set[str] = set()
-    await own_stack.start_collector("-c", KILLED_AT.format(point="inserted", nth=3))
-    await asyncio.gather(*(send_until_it_dies(own_stack, acked, client) for client in range(CLIENTS)))
-    own_stack.processes["collector"].wait(300)
+    await killed_stack.start_collector("-c", KILLED_AT.format(point="inserted", nth=3))
+    await asyncio.gather(*(send_until_it_dies(killed_stack, acked, client) for client in range(CLIENTS)))
+    killed_stack.processes["collector"].wait(300)
     for point in ("inserted", "batch-noted"):
-        process = own_stack.spawn("collector", "-c", KILLED_AT.format(point=point, nth=1))
+        process = killed_stack.spawn("collector", "-c", KILLED_AT.format(point=point, nth=1))
         assert await asyncio.to_thread(process.wait, 30) in (-signal.SIGKILL, 0)
-    await own_stack.start_collector()
-    await check_every_acked_span_is_there_once(own_stack, acked)
+    await killed_stack.start_collector()
+    await check_every_acked_span_is_there_once(killed_stack, acked)
 
 
 async def test_a_replayed_span_keeps_its_time_of_receipt(own_stack: Stack) -> None:
