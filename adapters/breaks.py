@@ -3,21 +3,28 @@
 Tokens alone say that a prompt differs, not why. Messages do: where those of an earlier call and its reply are all there again, in
 other tokens, the template or the tokeniser drifted; where they are not, somebody edited the history. They are read only for attempts
 that have a break (traces/reader.py), so an intact conversation pays nothing for them.
+
+Whether a call asks again or goes on from an earlier one is looked up among all calls before it (beginnings.py); what was edited or left
+out, which means to compare them, among the LOOKED_AT latest of its agent: an attempt may have ten thousand calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agl_otel.adapters.beginnings import Beginnings, Sums
+
 TokenIds = NDArray[np.int32]
 T = TypeVar("T")
 SYSTEM: Final = ("system", "developer")
 """Roles of messages that say nothing of whose conversation it is."""
+
+LOOKED_AT: Final = 64
 
 BREAKS: Final = {
     "choice": "a further choice of the same call (n > 1)",
@@ -52,6 +59,37 @@ class Call:
     """The reply, in the same form."""
 
 
+class Seen:
+    """The calls of an attempt that came before, for at most `capacity` of them."""
+
+    def __init__(self, capacity: int) -> None:
+        self.calls: list[Call] = []
+        self._prompts = Beginnings(capacity)
+        self._ends = Beginnings(capacity)
+        self._by_agent: dict[str, list[Call]] = {}
+
+    def add(self, call: Call, sums: Sums) -> None:
+        """Add a call; `sums` are those of its prompt and response."""
+        self._prompts.set(len(self.calls), sums[: len(call.prompt) + 1])
+        self._ends.set(len(self.calls), sums)
+        self.calls.append(call)
+        self._by_agent.setdefault(call.agent, []).append(call)
+
+    def mates(self, call: Call) -> list[Call]:
+        """The latest calls of the same agent."""
+        return self._by_agent.get(call.agent, [])[-LOOKED_AT:]
+
+    def bases(self, call: Call, sums: Sums) -> list[Call]:
+        """Those that it goes on from; `sums` are those of its prompt."""
+        return [other for place in self._ends.of(sums) if goes_on(call, other := self.calls[place])]
+
+    def begun(self, call: Call, sums: Sums) -> Iterator[Call]:
+        """Those of the same agent whose prompt its prompt begins with, the latest first."""
+        nothing = call.prompt[:0]
+        found = (self.calls[place] for place in reversed(self._prompts.of(sums)))
+        return (other for other in found if other.agent == call.agent and starts_with(call.prompt, other.prompt, nothing))
+
+
 def goes_on(call: Call, last: Call) -> bool:
     """Whether the prompt starts with the prompt and response of `last`. Choices of one call never follow each other."""
     return call.call != last.call and starts_with(call.prompt, last.prompt, last.response)
@@ -68,26 +106,32 @@ def starts_with(tokens: TokenIds, first: TokenIds, second: TokenIds) -> bool:
     )
 
 
-def reason(call: Call, tips: Sequence[Call], seen: Sequence[Call]) -> str:
-    """The key of BREAKS; `tips` are the last calls of trajectories whose tokens it goes on from, `seen` all calls before it."""
-    mates = [other for other in seen if other.agent == call.agent]
-    if any(other.call == call.call for other in seen):
+def reason(call: Call, sums: Sums, tips: Sequence[Call], seen: Seen) -> str:
+    """The key of BREAKS.
+
+    Args:
+        call: with the number of the latest one before it, or a higher one.
+        sums: of its prompt.
+        tips: the last calls of trajectories whose tokens it goes on from.
+        seen: all calls before it; at least one.
+    """
+    mates = seen.mates(call)
+    if seen.calls[-1].call == call.call:
         return "choice"
     if tips:
         return "model_version" if any(tip.agent == call.agent for tip in tips) else "sub_agent"
     if not mates:
         return "sub_agent"
-    if any(np.array_equal(call.prompt, other.prompt) for other in mates):
+    if any(len(other.prompt) == len(call.prompt) for other in seen.begun(call, sums)):
         return "branch"
-    bases = [other for other in seen if goes_on(call, other)]
+    bases = seen.bases(call, sums)
     if call.asked and (known := [other for other in mates if other.asked]):
         return _by_messages(call, known, bases)
     if bases:
         return "branch"
     if any(_left_out(call, other) for other in mates):
         return "truncated"
-    nothing = call.prompt[:0]
-    return "response_changed" if any(starts_with(call.prompt, other.prompt, nothing) for other in mates) else "prompt_changed"
+    return "response_changed" if any(True for _ in seen.begun(call, sums)) else "prompt_changed"
 
 
 def _by_messages(call: Call, known: Sequence[Call], bases: Sequence[Call]) -> str:

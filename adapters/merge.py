@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.adapters.breaks import BREAKS, Call, TokenIds, goes_on, reason
+from agl_otel.adapters.beginnings import Beginnings, sums_of
+from agl_otel.adapters.breaks import BREAKS, Call, Seen, TokenIds, goes_on, reason
 
 __all__ = ["BREAKS", "Call", "Merged", "StoredCall", "TokenIds", "full_prompts", "lay_out", "merge"]
 
@@ -39,16 +40,26 @@ class Merged:
 def merge(calls: Sequence[Call]) -> list[Merged]:
     """The trajectories of one attempt and process; `calls` sorted by (call, choice), all of them fit to train on."""
     merged: list[Merged] = []
-    seen: list[Call] = []
+    ends, seen = Beginnings(len(calls)), Seen(len(calls))
     for call in calls:
-        tips = [m for m in merged if goes_on(call, m.calls[-1])]
-        own = [m for m in tips if m.calls[-1].agent == call.agent and m.calls[-1].model_version == call.model_version]
+        sums = sums_of(call.prompt, call.response)
+        asked = sums[: len(call.prompt) + 1]
+        tips = [place for place in ends.of(asked) if goes_on(call, merged[place].calls[-1])]
+        own = [place for place in tips if _alike(merged[place].calls[-1], call)]
         if own:
-            max(own, key=lambda m: m.length).calls.append(call)
+            place = max(own, key=lambda each: merged[each].length)
+            merged[place].calls.append(call)
         else:
-            merged.append(Merged([call], reason(call, [m.calls[-1] for m in tips], seen) if seen else ""))
-        seen.append(call)
+            place = len(merged)
+            why = reason(call, asked, [merged[each].calls[-1] for each in tips], seen) if seen.calls else ""
+            merged.append(Merged([call], why))
+        ends.set(place, sums)
+        seen.add(call, sums)
     return merged
+
+
+def _alike(last: Call, call: Call) -> bool:
+    return last.agent == call.agent and last.model_version == call.model_version
 
 
 def lay_out(merged: Merged, logprobs: Sequence[NDArray[np.float32]]) -> tuple[TokenIds, TokenIds, NDArray[np.int8], NDArray[np.float32]]:
@@ -89,14 +100,34 @@ def full_prompts(calls: Sequence[StoredCall]) -> list[TokenIds | None]:
     A reference must name an earlier call that is there and whose own prompt is known.
     """
     referenced = {(stored.prefix_call, stored.prefix_choice) for stored in calls if stored.prefix_call}
-    known: dict[tuple[int, int], TokenIds] = {}
+    known: dict[tuple[int, int], _Grown] = {}
     prompts: list[TokenIds | None] = []
     for stored in calls:
-        prompt: TokenIds | None = stored.prompt
+        whole: _Grown | None = _Grown(stored.prompt)
         if stored.prefix_call:
             base = known.get((stored.prefix_call, stored.prefix_choice)) if stored.prefix_call < stored.call else None
-            prompt = None if base is None else np.concatenate([base, stored.prompt])
-        if prompt is not None and len(prompt) and (stored.call, stored.choice) in referenced:
-            known[stored.call, stored.choice] = np.concatenate([prompt, stored.response])
-        prompts.append(prompt)
+            whole = None if base is None else base.plus(stored.prompt)
+        prompts.append(whole.tokens if whole is not None else None)
+        if whole is not None and len(whole.tokens) and (stored.call, stored.choice) in referenced:
+            known[stored.call, stored.choice] = whole.plus(stored.response)
     return prompts
+
+
+class _Grown:
+    """Tokens that others go on from. What goes on first shares the memory, so a conversation of n calls is there once and not n times."""
+
+    def __init__(self, tokens: TokenIds, room: TokenIds | None = None) -> None:
+        self.tokens = tokens
+        self._room = room
+        """Memory of ours that begins with the tokens; None where there is none left: what is stored is not written to."""
+
+    def plus(self, more: TokenIds) -> _Grown:
+        """These tokens and `more`."""
+        length = len(self.tokens)
+        end = length + len(more)
+        room, self._room = self._room, None
+        if room is None or end > len(room):
+            room = np.empty(2 * end, np.int32)
+            room[:length] = self.tokens
+        room[length:end] = more
+        return _Grown(room[:end], room)

@@ -136,3 +136,20 @@ def test_nothing_observed_gives_an_empty_batch(traces: Any) -> None:
 def test_ten_thousand_lone_calls_are_ten_thousand_trajectories(traces: Any, row: Any) -> None:
     batch = to_trajectories(traces.build(*(row(rollout=f"ro-{i:05}", prompt=range(20), response=range(10)) for i in range(10_000))))
     assert len(batch) == 10_000 and not batch.refused
+
+
+@pytest.mark.parametrize("shape", ["one chain", "two chains", "unrelated", "retries"])
+def test_ten_thousand_calls_of_one_attempt_are_merged(traces: Any, row: Any, shape: str) -> None:
+    """In a moment and in little memory: comparing each with each took minutes (the time limit of a test is the bound)."""
+
+    def call(number: int) -> Any:
+        if shape == "unrelated":
+            return row(call=number, prompt=[number % 97] * 20)
+        base = 1 if shape == "retries" else 4_000 if shape == "two chains" and number == 5_000 else number - 1
+        return row(call=number, prompt=[number], prefix=(base, 0) if number > 1 else (0, 0))
+
+    batch = to_trajectories(traces.build(*map(call, range(1, 10_001))))
+    assert (len(batch), batch.breaks.total()) == {
+        "one chain": (1, 0), "two chains": (2, 1), "unrelated": (10_000, 9_999), "retries": (9_999, 9_998),
+    }[shape]  # fmt: skip
+    assert int(batch.response_mask.values.sum()) == 20_000, "each sampled token is trained on once"
