@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from agl_otel.errors import UsageError
+from agl_otel.proxy.keys import attempt_key
+from agl_otel.proxy.models import sampling_in
 from agl_otel.types import LLM, ProxyLLM, routed_base_url
 
 if TYPE_CHECKING:
@@ -110,7 +112,9 @@ class LLMProxy:
         model: str | None = None,
         sampling_parameters: Mapping[str, Any] | None = None,
     ) -> LLM:
-        """A model as a resource: without ids for any rollout, with both for that attempt.
+        """A model as a resource: without ids for any rollout, with both for that attempt, with its key.
+
+        It samples as its litellm_params say, and `sampling_parameters` where those say otherwise.
 
         Raises ValueError where only one id is given, UsageError (a ValueError) where the model is not clear or not in the list.
         """
@@ -118,14 +122,15 @@ class LLMProxy:
             raise ValueError("as_resource takes a rollout id and an attempt id, or neither")
         entry = self._entry(model)
         endpoint, served, key = _backend(entry)
-        sampling = dict(sampling_parameters or {})
+        sampling = {**sampling_in(entry["litellm_params"]), **(sampling_parameters or {})}
         if rollout_id is None or attempt_id is None:
             return ProxyLLM(endpoint=endpoint, model=served, api_key=key, sampling_parameters=sampling)
         store = self.get_store()
         proxy = store.description.proxy if store is not None else None
         if proxy is None:
             raise UsageError("as_resource with ids needs the address of a running proxy: set_store(…) with a store that is connected")
-        return LLM(endpoint=routed_base_url(proxy, rollout_id, attempt_id), model=served, sampling_parameters=sampling)
+        own = attempt_key(store.token, rollout_id, attempt_id) if store is not None and store.token else None
+        return LLM(endpoint=routed_base_url(proxy, rollout_id, attempt_id), model=served, api_key=own, sampling_parameters=sampling)
 
     def _entry(self, model: str | None) -> ModelConfig:
         names = {entry["model_name"] for entry in self.model_list}

@@ -57,4 +57,5 @@ def refusal(token: str, given: str, *scopes: str, now: float | None = None) -> s
 
 
 def _signature(token: str, body: str) -> str:
-    return hmac.new(token.encode(), body.encode(errors="replace"), sha256).hexdigest()[:LENGTH]
+    """Of nothing else that the stack's token signs (proxy/keys.py): no id holds a NUL."""
+    return hmac.new(token.encode(), b"scoped\0" + body.encode(errors="replace"), sha256).hexdigest()[:LENGTH]

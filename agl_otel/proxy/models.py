@@ -20,7 +20,14 @@ from agl_otel.proxy.upstream import Upstream
 DIRECT: Final[Mapping[str, str]] = {"hosted_vllm": "", "openai": "https://api.openai.com/v1", "vllm": "", "sglang": ""}
 """{provider that speaks OpenAI's protocol: where it is, unless `api_base` says so}."""
 _ENVIRONMENT: Final = "os.environ/"
-_NO_SAMPLING: Final = frozenset({"model", "api_base", "base_url", "api_key", "custom_llm_provider"})
+_NO_SAMPLING: Final = frozenset(
+    {
+        *("model", "api_base", "base_url", "api_key", "api_version", "organization", "custom_llm_provider", "drop_params"),
+        *("timeout", "stream_timeout", "max_retries", "num_retries", "max_parallel_requests", "rpm", "tpm", "weight", "order", "tags"),
+        *("input_cost_per_token", "output_cost_per_token", "use_in_pass_through"),
+    }
+)
+"""What litellm_params say of the connection, of quotas and of prices."""
 
 
 class ModelList:
@@ -61,7 +68,7 @@ def parse_entry(entry: Mapping[str, Any]) -> tuple[str, Upstream]:
     held = cast("Json", params)
     base = held.get("api_base") or held.get("base_url") or ""
     key = _secret(held.get("api_key"), name)
-    sampling = {key: value for key, value in held.items() if key not in _NO_SAMPLING}
+    sampling = sampling_in(held)
     provider, slash, rest = model.partition("/")
     if (slash and provider in DIRECT) or (not slash and base):
         url = str(base or DIRECT[provider]).rstrip("/")
@@ -69,6 +76,11 @@ def parse_entry(entry: Mapping[str, Any]) -> tuple[str, Upstream]:
             raise UsageError(f"model {name}: {model} needs an api_base, the base URL of the server")
         return name, Upstream(url, (rest if slash else model), key, sampling)
     return name, Upstream(str(base).rstrip("/"), model, key, sampling, provider="litellm")
+
+
+def sampling_in(params: Mapping[str, Any]) -> Json:
+    """The sampling parameters among litellm_params."""
+    return {name: value for name, value in params.items() if name not in _NO_SAMPLING}
 
 
 def load(path: str) -> list[Json]:

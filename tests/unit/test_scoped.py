@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agl_otel.errors import UsageError
-from agl_otel.proxy.keys import is_ours, is_trusted
+from agl_otel.proxy.keys import attempt_key, is_ours, is_trusted
 from agl_otel.scoped import SCOPES, refusal, scoped_token
 
 TOKEN = "the stack's own"
@@ -41,3 +41,9 @@ def test_the_proxy_knows_them_and_shows_them_to_no_provider() -> None:
 def test_none_is_made_of_nothing(token: str, scopes: list[str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         scoped_token(token, scopes, 1000.0)
+
+
+def test_the_key_of_an_attempt_is_no_token() -> None:
+    """Whatever ids it has: both are signed with the stack's token."""
+    signature = attempt_key(TOKEN, "aglt-web-99999999999", "at").rpartition("-")[2]
+    assert refusal(TOKEN, f"aglt-web-99999999999/at-{signature}", "web", now=1.0) == ""

@@ -199,7 +199,8 @@ class Connected:
 
 
 async def test_llm_proxy_hands_its_models_to_the_stacks_proxy_and_takes_them_back(receiver: OtlpReceiver, model: ModelServer) -> None:
-    entry: Any = {"model_name": "policy", "litellm_params": {"model": "hosted_vllm/local", "api_base": model.url}}
+    params = {"model": "hosted_vllm/local", "api_base": model.url, "temperature": 0.5, "top_p": 0.9, "rpm": 5}
+    entry: Any = {"model_name": "policy", "litellm_params": params}
     models = ModelList()
     async with proxy(receiver, ListedUpstreams(models), models=models, token="secret") as stand:
         store: Any = Connected(stand.url)
@@ -208,9 +209,10 @@ async def test_llm_proxy_hands_its_models_to_the_stacks_proxy_and_takes_them_bac
         asked = {**BODY, "model": "policy"}
         assert (await stand.post("/v1/chat/completions", asked, authorization="Bearer secret"))[0] == 200
         free = llm_proxy.as_resource(sampling_parameters={"temperature": 0})
-        assert (free.model, free.sampling_parameters) == ("local", {"temperature": 0}) and isinstance(free, ProxyLLM)
+        assert (free.model, free.sampling_parameters) == ("local", {"temperature": 0, "top_p": 0.9}) and isinstance(free, ProxyLLM)
         routed = llm_proxy.as_resource("ro-1", "at-1")
-        key = {"authorization": f"Bearer {attempt_key('secret', 'ro-1', 'at-1')}"}
+        assert routed.api_key == attempt_key("secret", "ro-1", "at-1")
+        key = {"authorization": f"Bearer {routed.api_key}"}
         assert (await stand.post(f"{routed.endpoint.removeprefix(stand.url)}/chat/completions", asked, **key))[0] == 200
         other: Any = {**entry, "model_name": "other"}
         llm_proxy.update_model_list([entry, other])
@@ -228,7 +230,7 @@ async def test_llm_proxy_hands_its_models_to_the_stacks_proxy_and_takes_them_bac
             await LLMProxy(model_list=[entry], store=foreign).start()
     with pytest.raises(UnavailableError, match="cannot be reached"):
         await llm_proxy.start()
-    assert [request["model"] for request in model.requests] == ["local", "local"]
+    assert [(request["model"], request["top_p"], "rpm" in request) for request in model.requests] == [("local", 0.9, False)] * 2
 
 
 async def test_a_model_of_another_provider_is_a_resource_that_litellm_serves(receiver: OtlpReceiver, model: ModelServer) -> None:
