@@ -35,6 +35,9 @@ PARTS: Final[Mapping[str, str]] = {
 """{first part of a name in the data directory: what it holds}."""
 WINDOWS: Final = (3600.0, 86400.0)
 """Seconds over which the rate is measured: the last hour; the last day where nothing came in it."""
+_SERVER: Final = """SELECT sum(bytes_on_disk) AS Bytes, (
+    SELECT min(free_space) FROM system.disks WHERE name IN (SELECT disk_name FROM system.parts WHERE active AND database = 'otel')
+) AS Free FROM system.parts WHERE active AND database = 'otel'"""
 _RECEIVED: Final = """SELECT count() AS Rows, countIf(ReceivedAt > now() - 3600) AS Hour, countIf(ReceivedAt > now() - 86400) AS Day
 FROM otel.otel_traces"""
 
@@ -83,7 +86,7 @@ def forecast(
 def disk(data_dir: Path | None, as_json: bool) -> None:
     """Show what of a data directory fills the disk, how fast it grows, and when the disk will be full.
 
-    Traces on a ClickHouse server are on the server's disk: of them only the rate in rows is known here.
+    Traces on a ClickHouse server are on the server's disk, which is looked at too (of a cluster: that of the server that answers).
     """
     settings = Settings.load(data_dir=data_dir)
     setup_logging()
@@ -91,24 +94,27 @@ def disk(data_dir: Path | None, as_json: bool) -> None:
     if not folder.is_dir():
         raise SettingsError(f"there is no data directory {folder}: name it with --data-dir")
 
-    async def rows() -> dict[str, Any]:
+    embedded = settings.clickhouse_db.startswith(CHDB_SCHEME)
+
+    async def read() -> tuple[dict[str, Any], dict[str, Any] | None]:
         async with open_store(settings) as opened:
             await opened.reader.barrier()
-            return (await opened.reader.query(_RECEIVED))[0]
+            return (await opened.reader.query(_RECEIVED))[0], None if embedded else (await opened.reader.query(_SERVER))[0]
 
-    counted = run_async(rows)
+    counted, server = run_async(read)
     sizes = sizes_of(folder)
-    embedded = settings.clickhouse_db.startswith(CHDB_SCHEME)
     free = shutil.disk_usage(folder).free
     found = forecast(
-        traces_bytes=sizes.get("traces", 0) if embedded else 0,
+        traces_bytes=int(server["Bytes"]) if server is not None else sizes.get("traces", 0),
         rows=int(counted["Rows"]),
         received=(int(counted["Hour"]), int(counted["Day"])),
-        free=free,
-        reserve=settings.disk_reserve_bytes,
+        free=int(server["Free"]) if server is not None else free,
+        reserve=settings.disk_reserve_bytes if embedded else 0,
         retention_days=settings.retention_days,
     )
     told = {"data_dir": str(folder), "bytes": sizes, "free_bytes": free, "reserve_bytes": settings.disk_reserve_bytes}
+    if server is not None:
+        told["server"] = {"bytes": int(server["Bytes"]), "free_bytes": int(server["Free"])}
     if as_json:
         print_json({**told, "rows": counted, **asdict(found), "embedded": embedded})
         return
@@ -116,6 +122,9 @@ def disk(data_dir: Path | None, as_json: bool) -> None:
     console = Console(highlight=False)
     console.print(table_of(str(folder), ("part", "MiB", "what"), lines))
     console.print(f"{free / (1 << 30):,.1f} GiB are free; below {settings.disk_reserve_bytes / (1 << 20):,.0f} MiB nothing more is taken")
+    if server is not None:
+        size, room = (int(server[name]) / (1 << 30) for name in ("Bytes", "Free"))
+        console.print(f"the ClickHouse server holds {size:,.1f} GiB of it, and {room:,.1f} GiB of its disk are free")
     console.print(outlook(found, settings.retention_days, embedded=embedded), markup=False)
 
 
@@ -136,8 +145,6 @@ def sizes_of(folder: Path) -> dict[str, int]:
 
 def outlook(found: Forecast, retention_days: int, *, embedded: bool) -> str:
     """The forecast in words."""
-    if not embedded:
-        return "traces are on a ClickHouse server: look at its disk (system.disks) there"
     if not found.bytes_per_day:
         return "no span was received within a day: nothing grows"
     grows = f"traces grow by {found.bytes_per_day / (1 << 30):,.2f} GiB a day"
@@ -146,5 +153,6 @@ def outlook(found: Forecast, retention_days: int, *, embedded: bool) -> str:
         return f"{grows}; retention_days = {retention_days} keeps about {kept:,.1f} GiB, for which there is room"
     days = found.full_in_seconds / SECONDS["d"]
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + min(found.full_in_seconds, 1e9)))
-    remedy = "lower retention_days" if retention_days else "set retention_days"
-    return f"{grows}: full in {days:,.1f} days ({when}). {remedy}, `agl-otel queue prune`, or `agl-otel traces move` to a server"
+    remedies = ["lower retention_days" if retention_days else "set retention_days", "`agl-otel queue prune`"]
+    more = "or `agl-otel traces move` to a server" if embedded else "or a larger disk of the server"
+    return f"{grows}: full in {days:,.1f} days ({when}). {', '.join([*remedies, more])}"

@@ -153,6 +153,10 @@ async def test_embedded_traces_move_to_a_server(own_stack: Stack, tmp_path: Path
         assert "nothing is overwritten" in agl(own_stack, "traces", "move", "--to", server.url(), fails=True)
         own_stack.settings = own_stack.settings.model_copy(update={"clickhouse_url": server.url()})
         await check(own_stack)
+        (own_stack.settings.data_dir / "VERSION").write_text("1\n")  # what `up` marks a data directory with
+        disk = agl(own_stack, "disk", "--json")
+        assert disk["rows"]["Rows"] == 7 and disk["server"]["bytes"] > 0 and not disk["embedded"]
+        assert disk["bytes_per_day"] > 0 and disk["full_in_seconds"] > 0
     assert "does not answer" in agl(own_stack, "traces", "move", "--to", server.url(), fails=True)
 
 

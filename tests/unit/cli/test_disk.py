@@ -43,7 +43,11 @@ def test_with_a_retention_that_fits_it_is_never_full() -> None:
 def test_where_nothing_comes_nothing_grows() -> None:
     assert of(received=(0, 0)).full_in_seconds is None and of(rows=0, received=(0, 0)).bytes_per_day == 0.0
     assert "nothing grows" in outlook(of(received=(0, 0)), 0, embedded=True)
-    assert "server" in outlook(of(), 0, embedded=False)
+
+
+def test_on_a_server_its_disk_counts() -> None:
+    said = outlook(of(reserve=0), 0, embedded=False)
+    assert "full in 11.0 days" in said and "traces move" not in said
 
 
 def test_a_data_directory_is_measured_by_its_parts(tmp_path: Path) -> None:
