@@ -81,7 +81,7 @@ async def test_a_wait_at_one_ends_when_the_rollout_ends_at_the_other(pair: tuple
 
 async def test_a_request_that_is_repeated_at_the_other_happens_once(pair: tuple[LocalQueue, LocalQueue]) -> None:
     request = pb.EnqueueRequest(rollouts=[pb.NewRollout(input_json="1")], request_id="r", idempotency_key="k")
-    calls = [Calls(queue.client.address, token="", timeout_seconds=10, retry_seconds=0) for queue in pair]
+    calls = [Calls(queue.client.address, token="", timeout_seconds=10, retry_seconds=30) for queue in pair]
     answers = await asyncio.gather(*(calls[i % 2].call("Enqueue", request, pb.Rollouts) for i in range(8)))
     assert len({answer.rollouts[0].rollout_id for answer in answers}) == 1
     claim = pb.ClaimRequest(limit=1, request_id="c")
