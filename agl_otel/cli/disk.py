@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from agl_otel.errors import SettingsError
 from agl_otel.settings import Settings
 from agl_otel.stack import open_store
 from agl_otel.traces.opened import CHDB_SCHEME
+from agl_otel.traces.opened import open_store as open_traces
 
 PARTS: Final[Mapping[str, str]] = {
     "traces": "spans, logs and metrics (ClickHouse)",
@@ -96,25 +98,26 @@ def disk(data_dir: Path | None, as_json: bool) -> None:
 
     embedded = settings.clickhouse_db.startswith(CHDB_SCHEME)
 
-    async def read() -> tuple[dict[str, Any], dict[str, Any] | None]:
+    async def received() -> dict[str, Any]:
         async with open_store(settings) as opened:
             await opened.reader.barrier()
-            return (await opened.reader.query(_RECEIVED))[0], None if embedded else (await opened.reader.query(_SERVER))[0]
+            return (await opened.reader.query(_RECEIVED))[0]
 
-    counted, server = run_async(read)
+    counted = run_async(received)
+    server = None if embedded else on_server(settings.clickhouse_db)
     sizes = sizes_of(folder)
     free = shutil.disk_usage(folder).free
     found = forecast(
-        traces_bytes=int(server["Bytes"]) if server is not None else sizes.get("traces", 0),
+        traces_bytes=server["bytes"] if server is not None else sizes.get("traces", 0),
         rows=int(counted["Rows"]),
         received=(int(counted["Hour"]), int(counted["Day"])),
-        free=int(server["Free"]) if server is not None else free,
+        free=server["free_bytes"] if server is not None else free,
         reserve=settings.disk_reserve_bytes if embedded else 0,
         retention_days=settings.retention_days,
     )
     told = {"data_dir": str(folder), "bytes": sizes, "free_bytes": free, "reserve_bytes": settings.disk_reserve_bytes}
     if server is not None:
-        told["server"] = {"bytes": int(server["Bytes"]), "free_bytes": int(server["Free"])}
+        told["server"] = server
     if as_json:
         print_json({**told, "rows": counted, **asdict(found), "embedded": embedded})
         return
@@ -123,9 +126,16 @@ def disk(data_dir: Path | None, as_json: bool) -> None:
     console.print(table_of(str(folder), ("part", "MiB", "what"), lines))
     console.print(f"{free / (1 << 30):,.1f} GiB are free; below {settings.disk_reserve_bytes / (1 << 20):,.0f} MiB nothing more is taken")
     if server is not None:
-        size, room = (int(server[name]) / (1 << 30) for name in ("Bytes", "Free"))
-        console.print(f"the ClickHouse server holds {size:,.1f} GiB of it, and {room:,.1f} GiB of its disk are free")
+        size, room = (server[name] / (1 << 30) for name in ("bytes", "free_bytes"))
+        console.print(f"the ClickHouse server holds {size:,.1f} GiB, and {room:,.1f} GiB of its disk are free")
     console.print(outlook(found, settings.retention_days, embedded=embedded), markup=False)
+
+
+def on_server(url: str) -> dict[str, int]:
+    """What traces take on the server's disk, and what is free there (`bytes`, `free_bytes`). Raises ClickHouseError."""
+    with closing(open_traces(url)) as engine:
+        ((size, free),) = engine.select(_SERVER)
+    return {"bytes": int(str(size)), "free_bytes": int(str(free))}
 
 
 def sizes_of(folder: Path) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,13 +30,14 @@ def elsewhere(tmp_path: Path) -> Iterator[Stack]:
     made.close()
 
 
-def agl(stack: Stack, *args: str, fails: bool = False) -> Any:
+def agl(stack: Stack, *args: str, fails: bool = False, **environment: str) -> Any:
     done = subprocess.run(
         [sys.executable, "-m", "agl_otel", *args, "--data-dir", str(stack.settings.data_dir)],
         capture_output=True,
         text=True,
         timeout=300,
         cwd=stack.log.parent,
+        env={**os.environ, **environment},
         check=False,
     )
     assert bool(done.returncode) == fails, done.stderr
@@ -154,7 +156,7 @@ async def test_embedded_traces_move_to_a_server(own_stack: Stack, tmp_path: Path
         own_stack.settings = own_stack.settings.model_copy(update={"clickhouse_url": server.url()})
         await check(own_stack)
         (own_stack.settings.data_dir / "VERSION").write_text("1\n")  # what `up` marks a data directory with
-        disk = agl(own_stack, "disk", "--json")
+        disk = agl(own_stack, "disk", "--json", AGL_CLICKHOUSE_URL=server.url())
         assert disk["rows"]["Rows"] == 7 and disk["server"]["bytes"] > 0 and not disk["embedded"]
         assert disk["bytes_per_day"] > 0 and disk["full_in_seconds"] > 0
     assert "does not answer" in agl(own_stack, "traces", "move", "--to", server.url(), fails=True)
