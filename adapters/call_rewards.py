@@ -34,9 +34,7 @@ def call_rewards(traces: Traces, batch: TrajectoryBatch, reward_name: str | None
     for key, free in places.items():
         free.sort()
         for reward in traces.rewards.get(key, ()):
-            if (reward.index != 0) if reward_name is None else (reward.name != reward_name):
-                continue
             before = bisect.bisect_left(free, (reward.sequence, -1))
-            if before:
+            if before and reward.is_of(reward_name):
                 found[free.pop(before - 1)[1]] = reward.value if math.isfinite(reward.value) else math.nan
     return found

@@ -70,9 +70,10 @@ class Reading:
         if self.form not in FORMS:
             raise UsageError(f"there is no form {self.form!r}: use one of {', '.join(FORMS)}")
         check_selection(self.top_fraction, self.best_of_group)
-        if self.call_rewards and (self.discount is not None or not (self.calls_alone and self.form in TOKEN_FORMS)):
+        by_tokens = self.calls_alone and self.form in TOKEN_FORMS
+        if self.call_rewards and (self.discount is not None or not by_tokens):
             raise UsageError("rewards of calls are for transitions: add by_call (--by-call), in a form of token ids, and no discount")
-        if self.discount is not None and not (self.calls_alone and self.form in TOKEN_FORMS):
+        if self.discount is not None and not by_tokens:
             raise UsageError("a discount is for the calls of an attempt: add by_call (--by-call), in a form of token ids")
 
     @property

@@ -163,7 +163,7 @@ def judged(
 def _final_reward(rewards: Sequence[Reward], fill: float | None, name: str | None) -> float | None:
     """The last reward of the dimension (`rewards` are ordered by sequence), `fill` where there is none; None where it is not finite."""
     for reward in reversed(rewards):
-        if (reward.index == 0) if name is None else (reward.name == name):
+        if reward.is_of(name):
             return reward.value if math.isfinite(reward.value) else None
     return fill
 

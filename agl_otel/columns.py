@@ -112,6 +112,10 @@ class Reward:
     name: str
     value: float
 
+    def is_of(self, dimension: str | None) -> bool:
+        """Whether it is of the dimension of that name; None is the primary one."""
+        return self.index == 0 if dimension is None else self.name == dimension
+
 
 @dataclass(frozen=True)
 class Traces:

@@ -7,13 +7,17 @@ Used in one thread.
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import accumulate
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from agl_otel.exposition import Sample, head_lines, metric_lines, sample_line
+
+if TYPE_CHECKING:
+    from agl_otel.settings import Settings
 
 BOUNDS_SECONDS: Final = (*(float(f"{digit}e{power}") for power in range(-6, 2) for digit in (1, 2, 5)), 100.0, 200.0, 300.0)
 """Of the buckets: 1 µs to 300 s, as in 0.3."""
@@ -56,6 +60,15 @@ class Meters:
     def text(self) -> str:
         """All of it in Prometheus' text format."""
         return "".join(f"{line}\n" for tell in self._told for line in tell())
+
+
+def served(meters: Meters, settings: Settings, port: int, setting: str) -> contextlib.AbstractAsyncContextManager[None]:
+    """As metrics_http.metrics_port; where `port` is 0 on none, and then no HTTP server is imported."""
+    if not port:
+        return contextlib.nullcontext()
+    from agl_otel.metrics_http import metrics_port
+
+    return metrics_port(meters, settings, port, setting)
 
 
 class _Durations:

@@ -63,13 +63,10 @@ def page(meters: Meters) -> web.Response:
 
 @contextlib.asynccontextmanager
 async def metrics_port(meters: Meters, settings: Settings, port: int, setting: str) -> AsyncGenerator[None]:
-    """Serve GET /metrics (with the token, where there is one) and GET /health on `port` of the settings' host; 0: on none.
+    """Serve GET /metrics (with the token, where there is one) and GET /health on `port` of the settings' host.
 
     Raises InUseError where it is taken.
     """
-    if not port:
-        yield
-        return
     tls, token = Tls.load(settings), settings.token.get_secret_value()
 
     async def metrics(request: web.Request) -> web.Response:

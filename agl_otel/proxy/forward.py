@@ -303,16 +303,16 @@ class Forwarder:
                     continue
                 answer = await pass_on(request, response, prepared.added, call, client_seconds=self._limits.client_seconds)
             if dialect.via_chat:
-                headers = self._headers(request, upstream, CHAT.key_headers)
-                self._native.answered(call, upstream, partial(self._chat, upstream.base_url, headers))
+                self._native.answered(call, upstream, partial(self._chat, request, upstream))
             return answer
         raise AssertionError("without extras nothing is refused because of them")
 
-    async def _chat(self, base_url: str, headers: CIMultiDict[str], body: bytes) -> bytes | None:
-        """What chat/completions answers to a question of the proxy's own; None where it does not."""
+    async def _chat(self, request: web.Request, upstream: Upstream, body: bytes) -> bytes | None:
+        """What chat/completions answers to a question of the proxy's own, with the key of the agent's request; None where it does not."""
+        headers = self._headers(request, upstream, CHAT.key_headers)
         headers["content-type"] = "application/json"
         try:
-            async with self._session.post(f"{base_url}/{CHAT.path}", data=body, headers=headers) as response:
+            async with self._session.post(f"{upstream.base_url}/{CHAT.path}", data=body, headers=headers) as response:
                 return await response.read() if response.status == 200 else None
         except (aiohttp.ClientError, OSError):
             return None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import sys
 
 from agl_otel import logformat
 from agl_otel.errors import AglError
+from agl_otel.meters import served
 from agl_otel.queue.server import QueueServer, open_engine
 from agl_otel.settings import Settings
 from agl_otel.tls import Tls
@@ -29,18 +29,10 @@ async def serve(settings: Settings) -> None:
     try:
         address = await server.start(settings.host, settings.queue_port, tls)
         logging.getLogger("agl_otel.queue").info("the queue serves on %s with %s", address, engine.where)
-        async with _metrics(server, settings):
+        async with served(server.meters, settings, settings.queue_metrics_port, "AGL_QUEUE_METRICS_PORT"):
             await stop.wait()
     finally:
         await server.stop()
-
-
-def _metrics(server: QueueServer, settings: Settings) -> contextlib.AbstractAsyncContextManager[None]:
-    if not settings.queue_metrics_port:
-        return contextlib.nullcontext()
-    from agl_otel.metrics_http import metrics_port  # the queue speaks no HTTP otherwise
-
-    return metrics_port(server.meters, settings, settings.queue_metrics_port, "AGL_QUEUE_METRICS_PORT")
 
 
 def main() -> int:

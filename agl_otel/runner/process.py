@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 
 from agl_otel.errors import UnavailableError, UsageError
 from agl_otel.instrumentation import Telemetry
-from agl_otel.metrics_http import metrics_port
+from agl_otel.meters import served
 from agl_otel.processes import on_stop_signals
 from agl_otel.queue.client import QueueClient
 from agl_otel.runner import groups
@@ -81,7 +81,7 @@ async def run_runner(
         )  # fmt: skip
         _log.info("runner %s: %d places, store %s", runner.worker_id, concurrency, address)
         try:
-            async with metrics_port(meters.meters, settings, settings.runner_metrics_port, "AGL_RUNNER_METRICS_PORT"):
+            async with served(meters.meters, settings, settings.runner_metrics_port, "AGL_RUNNER_METRICS_PORT"):
                 return await runner.run(stop)
         finally:
             await asyncio.to_thread(telemetry.shutdown)

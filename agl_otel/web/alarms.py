@@ -36,12 +36,8 @@ WHERE startsWith(MetricName, '{PREFIX}') AND TimeUnix > now() - INTERVAL 1 DAY G
 _log = logging.getLogger(__name__)
 
 
-def _pairs(first: str, counts: Mapping[tuple[str, str], int]) -> Iterable[Sample]:
-    return (({first: group, "outcome": outcome}, count) for (group, outcome), count in sorted(counts.items()))
-
-
-def _by_reward(counts: Mapping[tuple[str, str], int]) -> Iterable[Sample]:
-    return (({"reward": reward, "replies": ending}, count) for (reward, ending), count in sorted(counts.items()))
+def _pairs(counts: Mapping[tuple[str, str], int], *names: str) -> Iterable[Sample]:
+    return ((dict(zip(names, key, strict=True)), count) for key, count in sorted(counts.items()))
 
 
 def _labelled(name: str, counts: Mapping[str, int]) -> Iterable[Sample]:
@@ -57,19 +53,23 @@ def _refused_by_task(bias: Bias) -> Iterable[Sample]:
     told: Counter[tuple[str, str]] = Counter()
     for (task, reason), count in refused.items():
         told[task if task in shown else "other", reason] += count
-    return (({"task": task, "reason": reason}, count) for (task, reason), count in sorted(told.items()))
+    return _pairs(told, "task", "reason")
 
 
 METRICS: Final[tuple[tuple[str, str, Callable[[Bias], Iterable[Sample]]], ...]] = (
-    ("attempts", "Latest attempts of ended rollouts, by what training makes of them.", lambda b: _pairs("mode", b.attempts)),
-    ("attempts_by_reward", "The same, by their reward.", lambda b: _pairs("reward", b.rewards)),
+    ("attempts", "Latest attempts of ended rollouts, by what training makes of them.", lambda b: _pairs(b.attempts, "mode", "outcome")),
+    ("attempts_by_reward", "The same, by their reward.", lambda b: _pairs(b.rewards, "reward", "outcome")),
     ("attempts_refused_by_task", "Those refused, of the tasks with most of them.", _refused_by_task),
     ("verdicts", "Verdicts of these attempts.", lambda b: _labelled("verdict", b.verdicts)),
     ("verdict_alarms", "Unproven attempts whose agents ran under the hook.", lambda b: [({}, b.alarms)]),
     ("calls", "Model calls of attempts that were taken.", lambda b: _labelled("outcome", b.calls)),
     ("trajectories", "Training samples that they make.", lambda b: [({}, b.trajectories)]),
     ("trajectory_breaks", "Trajectories that began because an earlier one broke off, by reason.", lambda b: _labelled("reason", b.breaks)),
-    ("attempts_by_ending", "Attempts that were taken, by whether a reply ended at its length limit.", lambda b: _by_reward(b.endings)),
+    (
+        "attempts_by_ending",
+        "Attempts that were taken, by whether a reply ended at its length limit.",
+        lambda b: _pairs(b.endings, "reward", "replies"),
+    ),
     ("attempts_by_weights", "Attempts answered by one version of the weights, or by several.", lambda b: _labelled("versions", b.versions)),
 )
 """(name, description, what to read); each gets the prefix agl_ and the suffix _total."""
