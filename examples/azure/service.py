@@ -13,6 +13,7 @@ import asyncio
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,7 @@ class Service:
         self.files: dict[str, list[dict[str, Any]]] = {}
         self.jobs: dict[str, dict[str, Any]] = {}
         self.polls: dict[str, int] = {}
-        self.source = random.Random(0)
+        self.asked: Counter[tuple[str, int]] = Counter()
         self.app = web.Application()
         self.app.add_routes(
             [
@@ -88,6 +89,12 @@ class Service:
                 followed[place] += shares[place] / sum(shares[other] for other in fitting) / len(rows)
         return [each / sum(followed) for each in followed]
 
+    def _answer(self, model: str, number: int) -> str:
+        """By a rule drawn for the model, the number and how often it was asked: the same whatever the order in which requests arrive."""
+        self.asked[model, number] += 1
+        [rule] = random.Random(f"{model} {number} {self.asked[model, number]}").choices(RULES, self.models[model])
+        return str(rule(number))
+
     async def deploy(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         self.deployed[name] = (await request.json())["properties"]["model"]["name"]
@@ -117,8 +124,7 @@ class Service:
             return web.json_response({"error": {"message": f"Unrecognized request argument supplied: {sorted(unknown)[0]}"}}, status=400)
         if asked["model"] not in self.deployed:
             return web.json_response({"error": {"message": f"there is no deployment {asked['model']}"}}, status=404)
-        [rule] = self.source.choices(RULES, self.models[self.deployed[asked["model"]]])
-        said = str(rule(int(re.findall(r"\d+", asked["messages"][-1]["content"])[0])))
+        said = self._answer(self.deployed[asked["model"]], int(re.findall(r"\d+", asked["messages"][-1]["content"])[0]))
         choice = {"index": 0, "message": {"role": "assistant", "content": said}, "finish_reason": "stop", "logprobs": None}
         usage = {"prompt_tokens": 8, "completion_tokens": 1, "total_tokens": 9}
         body = {"id": "chatcmpl-1", "object": "chat.completion", "created": 0, "model": asked["model"], "choices": [choice], "usage": usage}
