@@ -97,7 +97,7 @@ async def play(stack: Stack, python: str, queue: QueueClient, folder: Path, coun
     with stack.log.open("ab") as out:
         runner = await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=out, stderr=out)
     try:
-        assert await asyncio.wait_for(runner.wait(), 120) == 0, stack.log.read_text()[-3000:]
+        assert await asyncio.wait_for(runner.wait(), 300) == 0, stack.log.read_text()[-3000:]
     finally:
         if runner.returncode is None:
             runner.kill()

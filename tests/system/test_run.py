@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +57,7 @@ def test_a_stack_that_was_killed_records_where_it_is_started_again(tmp_path: Pat
     with Command("up", "--data-dir", str(data), *FREE_PORTS, log=tmp_path / "up.log", cwd=tmp_path) as command:
         until((data / "stack.json").exists, "stack.json is written")
         command.process.kill()
-        command.wait(10)
+        command.wait(300)
     until(lambda: naming(data) == [], "the services have ended")
     done = run("run", "--data-dir", str(data), "--", sys.executable, str(AGENT), "hello", cwd=tmp_path, env=environment(server))
     assert done.returncode == 0, done.stderr
@@ -76,7 +77,11 @@ def test_run_fills_the_command_from_the_task(tmp_path: Path, server: ModelServer
     ("timeout", "code", "words"),
     [
         ("60", "import sys; print('it broke', file=sys.stderr); sys.exit(1)", ["failed", "exit code 1", "it broke"]),
-        ("3", "import signal; signal.pause()", ["failed", "ran past its 3 s"]),
+        (
+            "3",
+            "import signal; signal.pause()",
+            ["failed", "ran (past its|longer than) 3 s"],
+        ),  # as runner or queue says, whoever looks first
     ],
 )
 def test_a_command_that_fails_or_hangs_is_told_and_exits_with_1(
@@ -89,7 +94,7 @@ def test_a_command_that_fails_or_hangs_is_told_and_exits_with_1(
     done = run("run", "--timeout", timeout, *store, "--", sys.executable, "-c", code, cwd=tmp_path, env=environment())
     assert done.returncode == 1
     for word in words:
-        assert word in done.stderr
+        assert re.search(word, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
     assert total() == before + 1, "what happened is kept"
 

@@ -112,7 +112,7 @@ async def store(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Store
 
 async def eventually(condition: Callable[[], bool | Awaitable[bool]]) -> None:
     """Wait until the condition holds: of other processes, which set no event."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while True:
             held = condition()
             if held if isinstance(held, bool) else await held:

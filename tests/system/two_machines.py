@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 HOLD = ("sleep", "infinity")
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,7 @@ async def test_rollouts_that_are_deleted_while_they_run_are_left_out(store: Stor
     assert report.refused["not_finished"] == 1
     (report,) = await trained(grpo, store, folder, tmp_path / "grpo", decide)
     assert report.refused == {"not_finished": 1}
-    (report,) = await trained(grpo, store, folder, tmp_path / "async", decide, groups_under_way=6, step_timeout_seconds=5)
+    (report,) = await trained(grpo, store, folder, tmp_path / "async", decide, groups_under_way=6, step_timeout_seconds=300)
     assert report.carried == 2, "and what is carried over is cancelled at the end, as far as it is there"
 
 

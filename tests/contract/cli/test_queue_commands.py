@@ -46,7 +46,7 @@ class Stack:
         """Something that no command does."""
 
         async def client() -> T:
-            async with QueueClient(self.address, retry_seconds=300) as queue:  # it may still be starting
+            async with QueueClient(self.address, retry_seconds=300) as queue:
                 return await work(queue)
 
         return asyncio.run(client())
@@ -69,7 +69,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = free_port()
     environment = {**os.environ, "AGL_DATA_DIR": str(folder), "AGL_QUEUE_PORT": str(port), "AGL_LOG_LEVEL": "WARNING"}
     queue = subprocess.Popen([sys.executable, "-m", "agl_otel.queue"], env=environment)
+
+    async def answers() -> None:  # the commands wait for no queue that is still starting
+        async with QueueClient(f"127.0.0.1:{port}", retry_seconds=300) as client:
+            await client.describe()
+
     try:
+        asyncio.run(answers())
         yield f"127.0.0.1:{port}"
     finally:
         queue.kill()
@@ -198,5 +204,5 @@ def test_top_stays_on_a_terminal_until_ctrl_c(stack: Stack) -> None:
         while seen.count(b"1 rollouts") < 3:  # it looks again and again
             seen += os.read(ours, 1 << 16)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0, process.stderr and process.stderr.read()
+        assert process.wait(300) == 0, process.stderr and process.stderr.read()
     os.close(ours)

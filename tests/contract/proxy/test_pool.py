@@ -169,7 +169,7 @@ async def test_a_call_that_the_sdk_gave_up_waiting_for_is_linked_too(stand: Stan
     async with stand.client() as client:
         messages: Any = HELLO
         with pytest.raises(openai.APITimeoutError):
-            await client.with_options(timeout=0.2, max_retries=1).chat.completions.create(model="m", messages=messages)
+            await client.with_options(timeout=2.0, max_retries=1).chat.completions.create(model="m", messages=messages)
     await stand.until(lambda health: health["counts"].get("failed") == 2)
     first, second = await stand.calls()
     assert first.attributes[semconv.LLM_INCOMPLETE] == second.attributes[semconv.LLM_INCOMPLETE] == "client_gone"

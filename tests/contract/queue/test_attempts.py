@@ -257,7 +257,7 @@ async def test_wait_gives_finished_rollouts_as_they_finish_and_ends(queue: Local
     await report(queue, first, "succeeded")
     ids = [first.rollout_id, "ro-unknown", second.rollout_id, third.rollout_id]
     batches = queue.client.wait(ids)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(300):
         assert [r.rollout_id for r in await anext(batches)] == [first.rollout_id]
         await report(queue, second, "failed")
         assert [(r.rollout_id, r.status) for r in await anext(batches)] == [(second.rollout_id, "failed")]

@@ -125,7 +125,7 @@ async def test_connections_that_are_cut_are_replaced_and_what_was_missed_is_look
         await a.client.update_rollouts([RolloutUpdate(rollout_id=started.rollout_id, status="cancelled")])
         await a.client.enqueue([EnqueueRolloutRequest(input="x")])
         await b.sweep()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(300):
             assert [c.input for c in await claim] == ["x"]
             assert [r.status for r in await ended] == ["cancelled"]
 

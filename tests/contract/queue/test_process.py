@@ -98,11 +98,11 @@ async def test_sigterm_ends_waiting_calls_and_the_process_in_order(start: Start,
     process = await start(port, tmp_path / "data")
     async with QueueClient(f"127.0.0.1:{port}", retry_seconds=300) as client:
         await client.describe()
-        claim = asyncio.create_task(client.claim(wait_seconds=60))
+        claim = asyncio.create_task(client.claim(wait_seconds=600))
         await asyncio.sleep(0.2)  # the claim reaches another process: nothing here can tell when; too early is no failure
         process.terminate()
-        assert await asyncio.wait_for(claim, 5) == []
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(claim, 300) == []
+        assert await asyncio.wait_for(process.wait(), 300) == 0
 
 
 async def test_a_port_in_use_is_named_with_its_setting(start: Start, tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ class Stack:
     async def finished(self, *rollouts: Rollout) -> list[Attempt]:
         """Wait until the rollouts have finished; their attempts, all of them."""
         ids = [rollout.rollout_id for rollout in rollouts]
-        async for _ in self.queue.wait(ids, timeout_seconds=90):
+        async for _ in self.queue.wait(ids, timeout_seconds=300):
             pass
         return sorted(await self.queue.query_attempts(ids), key=lambda attempt: (ids.index(attempt.rollout_id), attempt.sequence_id))
 

@@ -103,11 +103,11 @@ async def test_a_grader_that_raises_fails_the_attempt_and_gives_no_reward(stack:
 
 
 async def test_a_hanging_process_is_ended_at_its_time_limit_and_what_it_printed_is_kept(stack: Stack) -> None:
-    code = "import sys, time; print('so far', flush=True); time.sleep(60)"
-    _, attempt = await one(stack, python(code, grace_seconds=40.0), timeout_seconds=1.0)
+    code = "import sys, time; print('so far', flush=True); time.sleep(600)"
+    _, attempt = await one(stack, python(code, grace_seconds=200.0), timeout_seconds=5.0)
     assert attempt.status == "timeout"
     assert stack.logs.printed[attempt.attempt_id] == {"stdout": "so far\n"}
-    assert stack.events[-1].seconds < 40
+    assert stack.events[-1].seconds < 200, "it was asked to end"
 
 
 async def test_one_that_ignores_sigterm_is_killed_with_its_children(stack: Stack) -> None:
@@ -119,7 +119,7 @@ async def test_one_that_ignores_sigterm_is_killed_with_its_children(stack: Stack
         "open(sys.argv[1], 'a').write(f'{os.getpid()}\\n')\n"
         "time.sleep(60)\n"
     )
-    _, attempt = await one(stack, python(code, str(pids), grace_seconds=0.2), timeout_seconds=1.0)
+    _, attempt = await one(stack, python(code, str(pids), grace_seconds=0.2), timeout_seconds=5.0)
     assert attempt.status == "timeout"
     found = [int(line) for line in pids.read_text().split()]
     assert len(found) == 2

@@ -148,7 +148,7 @@ async def test_cancelling_a_rollout_ends_its_async_agent_and_reports_nothing(sta
     async with stack.running(FunctionAgent(agent)):
         await began.wait()
         await stack.queue.update_rollouts([RolloutUpdate(rollout_id=rollout.rollout_id, status="cancelled")])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(300):
             await ended.wait()
         await stack.until(lambda: stack.events and stack.events[-1].outcome == "cancelled")
     [found] = await stack.queue.query_rollouts(rollout_id_in=[rollout.rollout_id])
@@ -164,13 +164,14 @@ async def test_a_sync_function_past_its_time_is_left_behind_and_its_place_is_fre
             go_on.wait(300)
         return 1.0
 
-    hangs, *_ = rollouts = await stack.enqueue("hangs", "runs", timeout_seconds=0.3)
+    [hangs] = await stack.enqueue("hangs", timeout_seconds=0.3)
+    [runs] = await stack.enqueue("runs")
     try:
         counts = await stack.run(FunctionAgent(agent), max_rollouts=2, concurrency=1)
     finally:
         go_on.set()
     assert (counts["timeout"] + counts["fenced"] + counts["cancelled"], counts["succeeded"]) == (1, 1)
-    assert [attempt.status for attempt in await stack.finished(*rollouts)] == ["timeout", "succeeded"]
+    assert [attempt.status for attempt in await stack.finished(hangs, runs)] == ["timeout", "succeeded"]
     assert primary(stack, hangs) == []
 
 

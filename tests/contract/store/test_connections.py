@@ -46,7 +46,7 @@ async def test_otlp_goes_where_the_store_says(store: Store) -> None:
 
 async def test_a_client_needs_one_address_and_connects_at_first_use(store: Store) -> None:
     rollout = await store.enqueue_rollout("task")
-    client = LightningStoreClient(f"http://{store.description.queue}", request_timeout=5.0)
+    client = LightningStoreClient(f"http://{store.description.queue}", request_timeout=300.0)
     assert isinstance(client, LightningStore)
     assert await client.get_rollout_by_id(rollout.rollout_id) == rollout
     await client.close()

@@ -147,7 +147,7 @@ async def test_rollouts_can_be_watched_as_they_finish(store: Store) -> None:
     first, second = await store.enqueue_many(["1", "2"])
     await store.update_rollout(second.rollout_id, status="succeeded")
     seen: list[str] = []
-    async for rollout in store.watch([first.rollout_id, second.rollout_id], timeout_seconds=20):
+    async for rollout in store.watch([first.rollout_id, second.rollout_id], timeout_seconds=300):
         seen.append(rollout.rollout_id)
         await store.update_rollout(first.rollout_id, status="failed")
     assert seen == [second.rollout_id, first.rollout_id]

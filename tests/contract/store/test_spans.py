@@ -127,7 +127,7 @@ async def test_a_span_sets_attempt_and_rollout_running_and_is_a_sign_of_life(sto
     await store.add_span(span_of(begun))
     found = await store.get_rollout_by_id(begun.rollout_id)
     assert isinstance(found, AttemptedRollout) and (found.status, found.attempt.status) == ("running", "running")
-    assert found.attempt.last_heartbeat_time == pytest.approx(time.time(), abs=10)
+    assert found.attempt.last_heartbeat_time == pytest.approx(time.time(), abs=300)
 
 
 async def test_a_late_span_revives_what_was_silent_and_never_what_has_ended(store: Store, begun: AttemptedRollout) -> None:

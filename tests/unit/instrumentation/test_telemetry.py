@@ -80,7 +80,7 @@ def test_seal_says_when_the_collector_is_away_and_loses_nothing(receiver: OtlpRe
     with pytest.raises(UnavailableError, match="ro-1/at-1"):
         telemetry.seal([KEY], timeout_seconds=0.3)
     receiver.refuse = False
-    assert list(telemetry.seal([KEY], timeout_seconds=10)[KEY].values()) == [1]
+    assert list(telemetry.seal([KEY], timeout_seconds=300)[KEY].values()) == [1]
     assert len(receiver.spans("a")) == 1
 
 
@@ -89,7 +89,7 @@ def test_a_burst_larger_than_the_queue_is_exported_without_loss(receiver: OtlpRe
     context = with_ids(KEY, Context())
     for _ in range(12_000):
         tracer.start_span("s", context).end()
-    (count,) = telemetry.seal_counts([KEY], timeout_seconds=60).values()
+    (count,) = telemetry.seal_counts([KEY], timeout_seconds=300).values()
     assert (count.spans, count.dropped) == (12_000, 0)
     assert len(receiver.spans("s")) == 12_000
 
@@ -106,7 +106,7 @@ def test_packed_arrays_arrive_as_otlp_arrays(receiver: OtlpReceiver, telemetry: 
 
 def test_an_idle_attempt_is_sealed_without_being_asked(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
     telemetry.tracer("t").start_span("a", with_ids(KEY, Context())).end()
-    receiver.wait_until(lambda spans: any(span.name == semconv.SPAN_SEAL for span in spans), 5)
+    receiver.wait_until(lambda spans: any(span.name == semconv.SPAN_SEAL for span in spans))
 
 
 def test_a_rollout_id_that_breaks_the_rule_marks_nothing(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
