@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,6 @@ from rich.console import Console
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.live import LiveSteps
-from agl_otel.errors import SettingsError
 from agl_otel.printable import printable_lines
 from agl_otel.settings import Settings
 
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 @data_dir_option
 @store_option
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run is kept.  [default: runs/<time> in the data directory]")
+@click.option("--check", is_flag=True, help="Say all that is wrong with the job, and start nothing; exit code 2 where something is.")
 @json_option
-def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Path | None, as_json: bool) -> None:
+def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Path | None, check: bool, as_json: bool) -> None:
     """Train what JOB.toml describes: score, train, score again (or run its agent alone, or your own algorithm).
 
     Uses the stack at --store or AGL_STORE; without one it starts a stack on --data-dir for as long as it trains. The run is kept
@@ -38,24 +39,52 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
     and pays for nothing twice: grpo, sft and verl after the last step that is kept, apo, gepa and random_search by their journal,
     baseline by the rollouts that have succeeded. An algorithm of your own gets the same run id again, and the lines it has written
     to metrics.jsonl, from `run_folder`; what it does not do again is its own business.
+
+    With --check nothing is started: the job file, the files, functions, packages and models that it names, its tasks, and the store,
+    where one is named or runs, are looked at, and all that is wrong is said at once.
     """
     setup_logging()
     settings = Settings.load(data_dir=data_dir, store=store)
     console = Console(stderr=as_json, highlight=False)
+    if check:
+        _check(job_file, settings, console, as_json=as_json)
+        return
     result = run_async(lambda: _train(job_file, settings, run_dir, console))
     if as_json:
         print_json(result)
 
 
+def _check(job_file: Path, settings: Settings, console: Console, *, as_json: bool) -> None:
+    from agl_otel.stack import read_stack_file
+    from agl_otel.trainer.check import check_job
+
+    running = read_stack_file(settings.data_dir)
+    address = settings.store or (running["queue"]["address"] if running else "")
+    found = run_async(lambda: check_job(job_file, store=address, token=settings.token.get_secret_value()))
+    for problem in found.problems:
+        console.print(f"wrong: {printable_lines(problem)}", soft_wrap=True, markup=False)
+    for note in found.notes:
+        console.print(f"note: {printable_lines(note)}", soft_wrap=True, markup=False)
+    if not found.problems:
+        sizes = f"{found.train} tasks to train on, {found.val} to score on"
+        console.print(f"{job_file}: nothing is wrong. {found.algorithm}, {sizes}", soft_wrap=True, markup=False)
+    if as_json:
+        print_json({"ok": not found.problems, **asdict(found)})
+    if found.problems:
+        raise SystemExit(2)
+
+
 async def _train(job_file: Path, settings: Settings, run_dir: Path | None, console: Console) -> dict[str, Any]:
     from agl_otel.trainer import Job
+    from agl_otel.trainer.check import missing_extra
 
     try:
         job = Job.load(job_file)
     except ModuleNotFoundError as error:
-        raise SettingsError(f"training needs the [train] extra ({error.name} is missing): pip install 'agl-otel[train]'") from error
+        raise missing_extra(error) from error
     folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).absolute()
-    import_module(job.run_by).check(job)
+    for need in import_module(job.run_by).needs(job):
+        need()
     run = {"prompts": _search, "tuning": _tune, "verl": _on_verl, "training": _fit, "own": _own}[job.run_by.rpartition(".")[2]]
     return await run(job, settings, folder, console)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -151,6 +151,17 @@ class Job(_Strict):
 
         Raises SettingsError that names the file and each wrong or unknown key.
         """
+        job, wrong = cls.read(path, overrides=overrides)
+        if job is None or wrong:
+            raise SettingsError(f"job file {path}: {'; '.join(wrong)}")
+        return job
+
+    @classmethod
+    def read(cls, path: Path, *, overrides: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[Job | None, list[str]]:
+        """The job without its wrong and unknown keys, None where too little is left; and each of those keys, with what is wrong.
+
+        Raises SettingsError where the file cannot be read, or is not TOML.
+        """
         try:
             content = tomllib.loads(path.read_text())
         except OSError as error:
@@ -159,11 +170,18 @@ class Job(_Strict):
             raise SettingsError(f"job file {path} is not TOML: {error}") from error
         for table, values in (overrides or {}).items():
             content[table] = _merged(content.get(table, {}), values)
+        wrong: list[str] = []
         try:
             job = cls.model_validate(content)
         except ValidationError as error:
-            raise SettingsError(f"job file {path}: {'; '.join(_words(e) for e in error.errors())}") from None
-        return job.model_copy(update={"folder": path.absolute().parent})
+            wrong = [_words(each) for each in error.errors()]
+            for each in error.errors():
+                _drop(content, each["loc"])
+            try:
+                job = cls.model_validate(content)
+            except ValidationError:
+                return None, wrong
+        return job.model_copy(update={"folder": path.absolute().parent}), wrong
 
     def tasks(self, which: Literal["train", "val"]) -> list[Any]:
         """The tasks of one split. Raises SettingsError where there are none."""
@@ -171,7 +189,11 @@ class Job(_Strict):
         if source is None:
             raise SettingsError(f"[data] {which} is missing: {self.algorithm.get('name', 'grpo')} scores what it made on those tasks")
         if ":" in source:
-            tasks = list(load_function(self.located(source))(**self.data.options))
+            give = load_function(self.located(source))
+            try:
+                tasks = list(give(**self.data.options))
+            except Exception as error:  # somebody else's code: whatever it raises becomes a message that names it
+                raise SettingsError(f"[data] {which} = {source!r} gives no tasks: {type(error).__name__}: {error}") from error
         else:
             try:
                 tasks = [json.loads(line) for line in (self.folder / source).read_text().splitlines() if line.strip()]
@@ -192,6 +214,18 @@ def _merged(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
     for key, value in values.items():
         result[key] = _merged(result.get(key, {}), value) if isinstance(value, Mapping) else value
     return result
+
+
+def _drop(content: dict[str, Any], where: Sequence[int | str]) -> None:
+    """Take the key at `where` out; where the path ends in something else than tables, the last key that is there."""
+    table: Any = content
+    for key in where[:-1]:
+        if not isinstance(table.get(key), dict):
+            break
+        table = table[key]
+    else:
+        key = where[-1]
+    table.pop(key, None)
 
 
 def _is_own(name: object) -> bool:

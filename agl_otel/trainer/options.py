@@ -1,12 +1,20 @@
-"""[algorithm] of a job file as a model, made from the keyword arguments of the class that it names."""
+"""[algorithm] of a job file: a model made from the keyword arguments of the class that it names, and the type of what it needs."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
+
+Need = Callable[[], object]
+"""Something that a job needs; raises UsageError where it is not there, and starts nothing."""
+
+
+def without(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Options but for these."""
+    return {name: value for name, value in options.items() if name not in names}
 
 
 def options_of(name: str, *kinds: type, hidden: Collection[str] = ()) -> type[BaseModel]:

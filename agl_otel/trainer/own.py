@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -15,7 +16,7 @@ from agl_otel.runner.agents import load_function
 from agl_otel.runner.threads import call
 from agl_otel.trainer.job import Job
 from agl_otel.trainer.keeping import OWN_FOLDER, keeping
-from agl_otel.trainer.options import options_of
+from agl_otel.trainer.options import Need, options_of
 from agl_otel.trainer.run import JobRun, unless
 
 GIVEN: Final = (OWN_FOLDER, "rollout_config")
@@ -27,8 +28,38 @@ def options_model(name: str) -> type[BaseModel]:
     return options_of(name, Baseline, hidden=GIVEN)
 
 
-def check(job: Job) -> None:
-    """The baseline needs no extra; what an algorithm of the user's own needs is its own business."""
+def needs(job: Job) -> list[Need]:
+    """None: the baseline needs no extra, and what an algorithm of the user's own needs is its own business."""
+    return []
+
+
+def named(job: Job) -> Any:
+    """What the job's `name` names: Baseline, or something of the user's own. Raises UsageError where there is no such thing."""
+    name: str = job.algorithm["name"]
+    return Baseline if name == "baseline" else load_function(job.located(name))
+
+
+def arguments(job: Job, make: Callable[..., Any], folder: Path) -> dict[str, Any]:
+    """What the job's algorithm is made with, by `make`. Raises SettingsError where its options do not fit."""
+    name, parameters = job.algorithm["name"], inspect.signature(make).parameters
+    ours = {OWN_FOLDER: folder, "rollout_config": job.agent.rollout_config}
+    given = {key: value for key, value in ours.items() if key in parameters} | job.options
+    try:
+        inspect.signature(make).bind(**given)
+    except TypeError as error:
+        raise SettingsError(f"[algorithm] the options do not fit {name}: {error}; it takes {', '.join(parameters) or 'none'}") from None
+    return given
+
+
+def check(job: Job, *, val: bool) -> None:
+    """Raise UsageError where the algorithm is not there, or takes other options or no validation tasks (`val`: whether there are some)."""
+    found = named(job)
+    if not isinstance(found, Algorithm):
+        arguments(job, found, Path())
+    elif job.options:
+        raise SettingsError(f"[algorithm] {', '.join(job.options)}: {job.algorithm['name']} is made already and takes no options")
+    if val and isinstance(found, FunctionalAlgorithm) and not found.takes("val_dataset"):
+        raise SettingsError(f"[data] val: algorithm {job.algorithm['name']} takes no val_dataset; leave it out")
 
 
 class OwnRun(JobRun):
@@ -39,9 +70,8 @@ class OwnRun(JobRun):
     async def fit(self, train: Sequence[Any], val: Sequence[Any] | None) -> Algorithm:
         """Run it, with runners; the algorithm afterwards. Raises SettingsError where the job does not fit it, and what it raises itself."""
         adapter = TracerTraceToTriplet()
+        check(self.job, val=val is not None)
         algorithm = self.algorithm()
-        if val is not None and isinstance(algorithm, FunctionalAlgorithm) and not algorithm.takes("val_dataset"):
-            raise SettingsError(f"[data] val: algorithm {self.job.algorithm['name']} takes no val_dataset; leave it out")
         algorithm.set_store(self.store)
         algorithm.set_adapter(adapter)
         if self.job.resources:
@@ -60,28 +90,16 @@ class OwnRun(JobRun):
 
     def algorithm(self) -> Algorithm:
         """The job's algorithm, made with its options. Raises SettingsError where it is none, or takes other options."""
-        name: str = self.job.algorithm["name"]
-        found: Any = Baseline if name == "baseline" else load_function(self.job.located(name))
+        check(self.job, val=False)
+        found = named(self.job)
         if isinstance(found, Algorithm):
-            if self.job.options:
-                raise SettingsError(f"[algorithm] {', '.join(self.job.options)}: {name} is made already and takes no options")
             return found
-        arguments = self._arguments(name, found)
-        self._keeps_itself = OWN_FOLDER in arguments
-        made = found(**arguments)
+        given = arguments(self.job, found, self.folder)
+        self._keeps_itself = OWN_FOLDER in given
+        made = found(**given)
         if not isinstance(made, Algorithm):
-            kind = type(made).__name__
+            name, kind = self.job.algorithm["name"], type(made).__name__
             raise SettingsError(
                 f"[algorithm] name = {name!r} gives a {kind}: name an Algorithm, a function that returns one, or one under @algo"
             )
         return made
-
-    def _arguments(self, name: str, make: Callable[..., Any]) -> dict[str, Any]:
-        parameters = inspect.signature(make).parameters
-        ours = {OWN_FOLDER: self.folder, "rollout_config": self.job.agent.rollout_config}
-        given = {key: value for key, value in ours.items() if key in parameters} | self.job.options
-        try:
-            inspect.signature(make).bind(**given)
-        except TypeError as error:
-            raise SettingsError(f"[algorithm] the options do not fit {name}: {error}; it takes {', '.join(parameters) or 'none'}") from None
-        return given

@@ -12,10 +12,11 @@ from pydantic import BaseModel
 from agl_otel.adapters import TraceToMessages
 from agl_otel.algorithms.metrics import check_metrics
 from agl_otel.algorithms.prompts import APO, GEPA, PromptSearch, RandomSearch
+from agl_otel.algorithms.prompts.candidates import prompts_in
 from agl_otel.algorithms.prompts.search import default_client, require_openai
 from agl_otel.errors import SettingsError
 from agl_otel.trainer.job import Job
-from agl_otel.trainer.options import options_of
+from agl_otel.trainer.options import Need, options_of
 from agl_otel.trainer.run import JobRun, unless
 
 SEARCHES: Final[dict[str, type[PromptSearch]]] = {kind.name: kind for kind in (APO, GEPA, RandomSearch)}
@@ -28,11 +29,38 @@ def options_model(name: str) -> type[BaseModel]:
     return options_of(name, PromptSearch, SEARCHES[name], hidden=_SET_BY_JOB)
 
 
-def check(job: Job) -> None:
-    """Raise SettingsError where something that the job needs is not installed; before anything is started."""
-    check_metrics(job.options.get("metrics"))
-    if job.algorithm["name"] != RandomSearch.name:
-        require_openai()
+def needs(job: Job) -> list[Need]:
+    """What a search needs: packages, a prompt to begin with, prompt files, and an editor's key."""
+    asks = job.algorithm["name"] != RandomSearch.name
+    return [
+        lambda: check_metrics(job.options.get("metrics")),
+        lambda: _check_resources(job),
+        lambda: _check_files(job),
+        *([require_openai, lambda: key_of(job)] if asks else []),
+    ]
+
+
+def _check_resources(job: Job) -> None:
+    if not prompts_in(job.resources):
+        raise SettingsError(f"[resources] has no prompt for {job.algorithm['name']} to begin with: give one, name = 'text'")
+
+
+def _check_files(job: Job) -> None:
+    for option in _FILES:
+        given = job.options.get(option, [])
+        for file in given if isinstance(given, list | tuple) else [given]:
+            if not (job.folder / file).is_file():
+                raise SettingsError(f"[algorithm] {option}: there is no file {job.folder / file}")
+
+
+def key_of(job: Job) -> str:
+    """The editor's key. Raises SettingsError where its variable is not set."""
+    key = os.environ.get(job.editor.api_key_env)
+    if key is None:
+        raise SettingsError(
+            f"[editor] api_key_env: the environment variable {job.editor.api_key_env} is not set (any value, where no key is needed)"
+        )
+    return key
 
 
 class PromptSearching(JobRun):
@@ -67,9 +95,4 @@ class PromptSearching(JobRun):
 
     def _editor(self) -> Any:
         spec = self.job.editor
-        key = os.environ.get(spec.api_key_env)
-        if key is None:
-            raise SettingsError(
-                f"[editor] api_key_env: the environment variable {spec.api_key_env} is not set (any value, where no key is needed)"
-            )
-        return default_client(api_key=key, base_url=spec.base_url, timeout=spec.timeout_seconds)
+        return default_client(api_key=key_of(self.job), base_url=spec.base_url, timeout=spec.timeout_seconds)

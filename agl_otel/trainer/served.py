@@ -24,6 +24,7 @@ from agl_otel.processes import HEALTH_POLL_SECONDS, Process
 from agl_otel.settings import free_port, is_free
 from agl_otel.store import Store
 from agl_otel.trainer.job import Job
+from agl_otel.trainer.options import Need
 from agl_otel.trainer.run import Evaluation, JobRun
 from agl_otel.types import LLM, TERMINAL_STATUSES, RolloutStatus
 
@@ -35,6 +36,21 @@ _AGENT: Final = {"function", "command", "grader"}
 """What of [agent] decides a run's course; how many run at a time may change."""
 VLLM_TOLERANCE: Final = 0.1  # its weights are usually in bfloat16
 MODEL_SERVER_START_SECONDS: Final = 120.0  # importing torch on a busy machine takes most of it
+
+
+def policy_of(job: Job) -> Path | None:
+    """The folder of the job's model, None where it is made on the spot. Raises SettingsError where it holds none."""
+    if job.policy.model == "tiny":
+        return None
+    folder = job.folder / job.policy.model
+    if not (folder / "config.json").exists():
+        raise SettingsError(f"[policy] model = {job.policy.model!r}: {folder} holds no config.json of a transformers model")
+    return folder
+
+
+def needs_of_policy(job: Job) -> list[Need]:
+    """The job's model, and the program that serves it."""
+    return [lambda: policy_of(job), lambda: vllm_command(job.policy.vllm) if job.policy.server == "vllm" else None]
 
 
 class ServedRun(JobRun):
@@ -106,11 +122,9 @@ class ServedRun(JobRun):
         """Find the job's policy, or make the tiny one. Raises SettingsError."""
         transformers_logging.disable_progress_bar()
         spec = self.job.policy
-        self.model_dir = self.folder / "policy" if spec.model == "tiny" else self.job.folder / spec.model
+        self.model_dir = policy_of(self.job) or self.folder / "policy"
         if spec.model == "tiny" and not (self.model_dir / WEIGHTS_FILE).exists():  # the weights are written last
             await asyncio.to_thread(_make_tiny, self.model_dir, spec.seed)
-        if not (self.model_dir / "config.json").exists():
-            raise SettingsError(f"[policy] model = {spec.model!r}: {self.model_dir} holds no config.json of a transformers model")
 
     async def _serve(self, port: int, weights: Path | None, version: int) -> None:
         """Start the model server there, with these weights, and wait until it is well."""

@@ -14,8 +14,9 @@ from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.metrics import check_metrics
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.trainer.job import Job
+from agl_otel.trainer.options import Need, without
 from agl_otel.trainer.run import unless
-from agl_otel.trainer.served import ServedRun
+from agl_otel.trainer.served import ServedRun, needs_of_policy
 
 _SET_BY_TRAINING: Final = frozenset({"model_dir", "model_server_url", "on_step", "reports", "weights_dir", "rollout_config", "run_dir"})
 
@@ -31,11 +32,14 @@ AlgorithmSpec: Final = options_model("grpo")
 """[algorithm]: its name and its options, which are the algorithm's own keyword arguments."""
 
 
-def check(job: Job) -> None:
-    """Raise SettingsError where something that the job needs is not installed; before anything is started."""
-    check_metrics(job.options.get("metrics"))
-    if job.options.get("lora_rank") is not None:
-        require_lora()
+def needs(job: Job) -> list[Need]:
+    """What a job that trains needs: packages, options that go together, its policy, and what serves it."""
+    return [
+        lambda: check_metrics(job.options.get("metrics")),
+        lambda: require_lora() if job.options.get("lora_rank") is not None else None,
+        lambda: GRPO(model_dir="", model_server_url="", **without(job.options, "metrics", "lora_rank")),
+        *needs_of_policy(job),
+    ]
 
 
 @dataclass

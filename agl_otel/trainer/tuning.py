@@ -13,8 +13,9 @@ from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.trainer.job import Job
+from agl_otel.trainer.options import Need, without
 from agl_otel.trainer.run import unless
-from agl_otel.trainer.served import ServedRun
+from agl_otel.trainer.served import ServedRun, needs_of_policy
 
 _SET_BY_JOB: Final = frozenset({"model_dir", "model_server_url", "on_step", "reports", "run_dir", "rollout_config"})
 
@@ -26,9 +27,13 @@ def options_model(name: str) -> type[BaseModel]:
     return create_model("AlgorithmOptions", __config__=ConfigDict(extra="forbid"), name=(Literal["sft"], name), **options)
 
 
-def check(job: Job) -> None:
-    """Raise SettingsError where something that the job needs is not installed; before anything is started."""
-    check_metrics(job.options.get("metrics"))
+def needs(job: Job) -> list[Need]:
+    """What a job that tunes needs: packages, options that go together, its policy, and what serves it."""
+    return [
+        lambda: check_metrics(job.options.get("metrics")),
+        lambda: SFT(model_dir="", model_server_url="", **without(job.options, "metrics")),
+        *needs_of_policy(job),
+    ]
 
 
 class Tuning(ServedRun):

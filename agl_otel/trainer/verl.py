@@ -14,8 +14,9 @@ from agl_otel.algorithms.verl.algorithm import VERL, require_extra
 from agl_otel.algorithms.verl.keys import has, translate
 from agl_otel.errors import UsageError
 from agl_otel.trainer.job import Job
+from agl_otel.trainer.options import Need
 from agl_otel.trainer.run import unless
-from agl_otel.trainer.served import ServedRun
+from agl_otel.trainer.served import ServedRun, policy_of
 
 MODEL: Final = "actor_rollout_ref.model.path"
 _SET_BY_JOB: Final = frozenset({"self", "trainer_cls", "daemon_cls", "model_dir", "run_dir", "rollout_config", "on_step"})
@@ -33,9 +34,17 @@ def options_model(name: str) -> type[BaseModel]:
     return create_model("AlgorithmOptions", __config__=ConfigDict(extra="forbid"), name=(Literal["verl"], name), **options)
 
 
-def check(job: Job) -> None:
-    """Raise SettingsError where something that the job needs is not installed; before anything is started."""
-    require_extra()
+def needs(job: Job) -> list[Need]:
+    """What a job on verl needs: the extra, keys of verl's config that have a place, and a model."""
+    return [require_extra, lambda: VERL(**job.options), lambda: _check_model(job)]
+
+
+def _check_model(job: Job) -> None:
+    """Raise UsageError where two models are named, SettingsError where the policy is none."""
+    if not has(translate(job.options["config"]).config, MODEL):
+        policy_of(job)
+    elif job.policy.model != "tiny":
+        raise UsageError(f"[policy] model and {MODEL} both name the model: give one")
 
 
 class VerlRun(ServedRun):
@@ -43,10 +52,8 @@ class VerlRun(ServedRun):
 
     async def _start(self) -> None:
         require_extra()
-        if has(translate(self.job.options["config"]).config, MODEL):
-            if self.job.policy.model != "tiny":
-                raise UsageError(f"[policy] model and {MODEL} both name the model: give one")
-        else:
+        _check_model(self.job)
+        if not has(translate(self.job.options["config"]).config, MODEL):
             await self._make_policy()
 
     async def fit(self, train: Sequence[Any], val: Sequence[Any], *, on_step: Callable[[dict[str, Any]], object] | None = None) -> VERL:

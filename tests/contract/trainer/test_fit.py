@@ -17,6 +17,8 @@ import agl_otel as agl
 from agl_otel import semconv
 from agl_otel.errors import UsageError
 from agl_otel.store import InMemoryLightningStore, Store
+from agl_otel.trainer.check import Checked, check_job
+from tests.contract.store.test_export import span_of
 
 
 @pytest.fixture(scope="module")
@@ -228,3 +230,34 @@ def test_an_error_of_the_algorithm_ends_fit(store: Store) -> None:
 
     with pytest.raises(RuntimeError, match="no idea"):
         trained(store, algorithm=algorithm).fit(lambda task: 1.0)  # pyright: ignore[reportUnknownLambdaType]
+
+
+def test_an_agent_match_that_matches_nothing_is_known_before_a_job_starts(store: Store, tmp_path: Path) -> None:
+    """`train --check` holds it against the agents of the last rollouts of the same tasks."""
+    pytest.importorskip("torch", reason="needs the [train] extra")
+    task = {"question": "of an agent_match"}
+    (tmp_path / "mine.py").write_text(f"def agent(task): return 1.0\ndef tasks(): return [{task!r}]\n")
+
+    async def address() -> str:
+        return str((await store.open()).description.queue)
+
+    def checked(pattern: str) -> Checked:
+        job = '[agent]\nfunction = "mine.py:agent"\n[data]\ntrain = "mine.py:tasks"\nval = "mine.py:tasks"\n[algorithm]\n'
+        (tmp_path / "job.toml").write_text(f'{job}agent_match = "{pattern}"\n')
+        return asyncio.run(check_job(tmp_path / "job.toml", store=asyncio.run(address())))
+
+    found = checked("write")
+    assert found.problems == [] and "the store has no model calls of these tasks yet" in found.notes[0]
+
+    async def played() -> None:
+        begun = await store.start_rollout(task)
+        ids = (begun.rollout_id, begun.attempt.attempt_id)
+        for number, name in enumerate(("writer", "checker"), 1):
+            call = {semconv.LLM_CALL: number, semconv.LLM_CHOICE: 0, "gen_ai.agent.name": name}
+            await store.add_many_spans([span_of(*ids, number, semconv.SPAN_LLM, call)])
+        await store.update_attempt(*ids, status="succeeded")
+
+    asyncio.run(played())
+    assert checked("^wri").problems == [] == checked("^wri").notes
+    (problem,) = checked("rewrite").problems
+    assert problem.endswith("agent_match = 'rewrite' matches none of the agents that the store knows of these tasks: checker, writer")
