@@ -24,6 +24,7 @@ from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.objective import token_logprobs
 from agl_otel.algorithms.grpo.policy import Policy, load_policy, save_weights
+from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.columns import CallColumns, Ragged, Reward, Traces
 from agl_otel.errors import DataError, ModelServerError
 from agl_otel.semconv import HEADER_MODEL_VERSION
@@ -291,6 +292,28 @@ async def test_grpo_learns_the_rewarded_behaviour_on_policy(server: Server, tmp_
     metadata = [request.metadata or {} for request in store.requests]
     assert (metadata[8]["step"], metadata[8]["group"]) == (1, 1)
     assert len({each["sampling_seed"] for each in metadata}) == len(metadata)
+
+
+async def test_grpo_learns_nothing_from_shuffled_rewards_and_the_same_from_the_true_ones(server: Server, tmp_path: Path) -> None:
+    """The control: the same seeds, tasks and updates; only whose reward is whose differs. What is left over is a walk at random."""
+
+    async def run(place: Path, **control: Any) -> list[StepReport]:
+        async with aiohttp.ClientSession() as session:
+            grpo = GRPO(
+                model_dir=server.folder, model_server_url=server.url, weights_dir=place, max_steps=8, prompts_per_step=8, group_size=8,
+                metrics=[], **control,
+            )  # fmt: skip
+            return await grpo.train(CallingStore(session, target=2), tiny.TRAIN_NUMBERS)
+
+    def last(reports: Sequence[StepReport]) -> float:
+        return sum(report.reward_mean for report in reports[-3:]) / 3
+
+    true, again = [await run(tmp_path / name) for name in ("true", "again")]
+    assert last(true) > 0.55 > 0.45 > true[0].reward_mean
+    assert [(report.reward_mean, report.loss) for report in again] == [(report.reward_mean, report.loss) for report in true], "bit for bit"
+    control = await run(tmp_path / "control", shuffle_rewards=True)
+    assert control[0].reward_mean == true[0].reward_mean and all(report.tokens > 0 for report in control), "it is trained, too"
+    assert last(control) < 0.45, [report.reward_mean for report in control]
 
 
 async def test_grpo_learns_from_groups_that_it_carries_over(server: Server, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from agl_otel.store import Store
 from tests.contract.algorithms.conftest import Models, example
 
 SEED_PROMPT = "answer"
+MERGE_SEED = 23
+"""Of a run in which both prompts are mended in children of the seed."""
 SMALL: dict[str, Any] = {
     "gradient_model": "critic",
     "apply_edit_model": "editor",
@@ -217,6 +219,52 @@ def test_gepa_improves_several_prompts_in_turn(models: Models, store: Store) -> 
     both = [{**task, "prompt": name} for name in ("first", "second") for task in tasks.train("flip")[:3]]
     gepa = agl.GEPA[Any](models.as_editor("reads"), reflection_model="editor", minibatch_size=6, max_iterations=8, seed=0)
     fit(gepa, models, store, "flip", agent=agent, train=both, val=both, first=SEED_PROMPT, second=SEED_PROMPT)
+    assert {name: true_score(models, found.template, "flip") for name, found in gepa.get_best_prompts().items()} == {
+        "first": 1,
+        "second": 1,
+    }
+
+
+def test_gepa_learns_nothing_where_rewards_do_not_depend_on_the_prompt_nor_from_a_useless_editor(models: Models, store: Store) -> None:
+    """The controls: rewards that are dealt out by the task alone, and an editor whose words mean nothing."""
+
+    def dealt(task: dict[str, Any], prompt_template: agl.PromptTemplate) -> float:
+        return float(task["digit"] % 2)
+
+    def run(habit: str, agent: Any) -> agl.GEPA[Any]:
+        gepa = agl.GEPA[Any](models.as_editor(habit), reflection_model="editor", max_iterations=2, perfect_reward=None, seed=0)
+        fit(gepa, models, store, "next", agent=agent)
+        return gepa
+
+    for gepa in (run("guesses", dealt), run("repeats", answer)):
+        assert gepa.get_best_prompt().template == SEED_PROMPT and gepa.spend.editor_calls == 2, "it asked, and nothing was better"
+        assert [row["joined"] for row in gepa.history] == ["v0", None, None]
+
+
+def test_gepa_merges_two_that_mended_different_prompts(models: Models, store: Store) -> None:
+    """One candidate has mended the first prompt and another the second, and each lost a task that the seed's had right: the child of both
+    has both (algorithm 4), and is better than either."""
+
+    async def agent(task: dict[str, Any], resources: agl.NamedResources, llm: agl.LLM) -> float:
+        template = resources[task["prompt"]]
+        assert isinstance(template, agl.PromptTemplate)
+        return await answer(task, template, llm)
+
+    train = [{**task, "prompt": name} for name in ("first", "second") for task in tasks.train("flip")[:3]]
+    own = [{"digit": digit, "wanted": models.words.answer(SEED_PROMPT, digit)} for digit in range(10)]
+    lost = next(task for task in own if int(task["wanted"]) != 9 - task["digit"])
+    val = [*train, *({**lost, "prompt": name} for name in ("first", "second"))]
+    gepa = agl.GEPA[Any](
+        models.as_editor("reads", seed=MERGE_SEED),
+        reflection_model="editor",
+        minibatch_size=6,
+        max_iterations=3,
+        seed=MERGE_SEED,
+    )
+    fit(gepa, models, store, "flip", agent=agent, train=train, val=val, first=SEED_PROMPT, second=SEED_PROMPT)
+    place, row = next((place, row) for place, row in enumerate(gepa.history) if row["kind"] == "merge" and row["joined"])
+    assert row["best_version"] == row["joined"] and row["best_score"] > gepa.history[place - 1]["best_score"], gepa.history
+    assert row["editor_calls"] == gepa.history[place - 1]["editor_calls"], "several prompts are merged without the editor"
     assert {name: true_score(models, found.template, "flip") for name, found in gepa.get_best_prompts().items()} == {
         "first": 1,
         "second": 1,
