@@ -8,8 +8,8 @@ SELECT RolloutId, AttemptId, SequenceId, TraceId, SpanId, ParentSpanId, SpanName
   Links.TraceState AS LinkTraceStates, Links.Attributes AS LinkAttributes
 FROM (
   SELECT * FROM otel.otel_traces
+  PREWHERE RolloutId IN {rollouts:Array(String)}
   WHERE TraceId IN {traces:Array(String)}
-    AND RolloutId IN {rollouts:Array(String)}
   ORDER BY TraceId, SpanId, RolloutId = '', SequenceId, RolloutId, AttemptId, ReceivedAt DESC, BatchId DESC
   LIMIT 1 BY TraceId, SpanId
 )
