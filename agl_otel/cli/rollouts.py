@@ -18,6 +18,7 @@ from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import Settings
+from agl_otel.stack import open_store
 from agl_otel.types import (
     Attempt,
     AttemptedRollout,
@@ -69,21 +70,38 @@ rollouts.add_command(prune)
 @rollouts.command("ls")
 @data_dir_option
 @store_option
-@click.option("--status", "statuses", multiple=True, type=click.Choice(get_args(RolloutStatus)), help="Only these statuses (repeatable).")
-@click.option("--mode", "modes", multiple=True, type=click.Choice(get_args(RolloutMode)), help="Only these modes (repeatable).")
+@click.option("--status", "status_in", multiple=True, type=click.Choice(get_args(RolloutStatus)), help="Only these statuses (repeatable).")
+@click.option("--mode", "mode_in", multiple=True, type=click.Choice(get_args(RolloutMode)), help="Only these modes (repeatable).")
+@click.option("--run", help="Only of this run: what `metadata.run` names, else the set of resources.")
+@click.option("--input", "input_contains", metavar="TEXT", help="Only those with this text in their input, of the latest 100,000.")
+@click.option(
+    "--output",
+    "replied",
+    metavar="TEXT",
+    help="Only those with this text in the last reply of a model, of the latest 500 that match all else.",
+)
+@click.option("--attempts", type=click.IntRange(0), default=0, metavar="N", help="Only those with so many attempts, or more.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
 @json_option
-def list_(data_dir: Path | None, store: str | None, statuses: Statuses, modes: Modes, limit: int, as_json: bool) -> None:
+def list_(data_dir: Path | None, store: str | None, as_json: bool, limit: int, attempts: int, replied: str | None, **chosen: Any) -> None:
     """List rollouts, the newest first."""
+    asked: dict[str, Any] = {name: value or None for name, value in chosen.items()}
+    asked |= {"attempts_from": attempts, "sort_order": "desc", "limit": limit}
 
     async def main() -> None:
-        async with open_queue(data_dir, store) as queue:
-            page = await queue.query_rollouts(status_in=statuses or None, mode_in=modes or None, sort_order="desc", limit=limit)
+        if replied:
+            async with open_store(Settings.load(data_dir=data_dir, store=store)) as opened:
+                page = await opened.query_rollouts(output_contains=replied, **asked)
+        else:
+            async with open_queue(data_dir, store) as queue:
+                page = await queue.query_rollouts(**asked)
         if as_json:
-            print_json({"total": page.total, "items": [_dumped(item) for item in page]})
+            cut = {} if page.searched is None else {"searched": page.searched}
+            print_json({"total": page.total, **cut, "items": [_dumped(item) for item in page]})
             return
         columns = ("rollout", "mode", "status", "attempt", "input", "started", "seconds")
-        Console().print(table_of(f"{len(page)} of {page.total} rollouts", columns, [_row(item) for item in page]))
+        among = "" if page.searched is None else f", found among the latest {page.searched}"
+        Console().print(table_of(f"{len(page)} of {page.total} rollouts{among}", columns, [_row(item) for item in page]))
 
     run_async(main)
 

@@ -173,6 +173,8 @@ class QueueClient:
         mode_in: Sequence[RolloutMode] | None = None,
         ended_before: float | None = None,
         run: str | None = None,
+        input_contains: str | None = None,
+        attempts_from: int = 0,
         filter_logic: FilterLogic = "and",
         sort_by: str | None = None,
         sort_order: SortOrder = "asc",
@@ -182,6 +184,8 @@ class QueueClient:
         """Rollouts with their latest attempts; in the order of their creation unless `sort_by` names a field.
 
         `ended_before` (Unix seconds) leaves out those that are not finished, or finished later, whatever `filter_logic` says.
+        `input_contains` looks for a text, as it is written, in the inputs of the latest 100,000 rollouts; `attempts_from` is how many
+        attempts there must be at least.
         """
         asked = _filter(rollout_id_in, rollout_id_contains, filter_logic, status_in=status_in, mode_in=mode_in)
         if asked is None:
@@ -190,6 +194,9 @@ class QueueClient:
             asked.ended_before = ended_before
         if run is not None:
             asked.run = run
+        if input_contains:
+            asked.input_contains = input_contains
+        asked.attempts_from = attempts_from
         request = pb.QueryRolloutsRequest(filter=asked, page=_page(sort_by, sort_order, limit, offset))
         found, total = await self._query("Rollouts", request, pb.Rollouts, convert.rollout_from_pb)
         return PaginatedResult(found, limit, offset, total)

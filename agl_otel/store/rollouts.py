@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Final, Literal
 
 from agl_otel.queue.client import KEEP, AttemptUpdate, FilterLogic, RolloutUpdate, SortOrder
 from agl_otel.store.base import UNSET, Connected, Unset
@@ -19,6 +20,9 @@ from agl_otel.types import (
     RolloutStatus,
     TaskInput,
 )
+
+OUTPUTS_SEARCHED: Final = 500
+"""Rollouts whose outputs are read to find a text in them."""
 
 
 class Rollouts(Connected):
@@ -99,23 +103,39 @@ class Rollouts(Connected):
         status: Sequence[RolloutStatus] | None = None,
         mode_in: Sequence[RolloutMode] | None = None,
         run: str | None = None,
+        input_contains: str | None = None,
+        attempts_from: int = 0,
+        output_contains: str | None = None,
     ) -> PaginatedResult[Rollout | AttemptedRollout]:
         """Rollouts that match, with their latest attempts; all where nothing is asked for. `limit` below 0 means all.
 
-        `status` and `rollout_ids` are older names of `status_in` and `rollout_id_in`; `run` names a run (see QueueClient.query_runs).
+        `status` and `rollout_ids` are older names of `status_in` and `rollout_id_in`; `run` names a run (see QueueClient.query_runs), and
+        `input_contains` and `attempts_from` are told of there. `output_contains` is a text in the last reply of a model in the latest
+        attempt: it must hold beside all else, whatever `filter_logic` says, and the first OUTPUTS_SEARCHED that match all else, in the
+        order that is asked for, are looked into (`searched` of the answer says so where there are more).
         """
-        return await (await self._open()).queue.query_rollouts(
+        connection = await self._open()
+        ask = partial(
+            connection.queue.query_rollouts,
             status_in=status_in if status_in is not None else status,
             rollout_id_in=rollout_id_in if rollout_id_in is not None else rollout_ids,
             rollout_id_contains=rollout_id_contains,
             mode_in=mode_in,
             run=run,
+            input_contains=input_contains,
+            attempts_from=attempts_from,
             filter_logic=filter_logic,
             sort_by=sort_by,
             sort_order=sort_order,
-            limit=limit,
-            offset=offset,
         )
+        if not output_contains:
+            return await ask(limit=limit, offset=offset)
+        looked = await ask(limit=OUTPUTS_SEARCHED)
+        attempts = [each.attempt for each in looked if isinstance(each, AttemptedRollout)]
+        said = await connection.reader.saying(attempts, output_contains)
+        found = [each for each in looked if each.rollout_id in said]
+        page = found[max(offset, 0) :][: limit if limit > 0 else None]
+        return PaginatedResult(page, limit, offset, len(found), searched=len(looked) if looked.total > len(looked) else None)
 
     async def get_rollout_by_id(self, rollout_id: str) -> Rollout | AttemptedRollout | None:
         """The rollout, with its latest attempt; None where there is none."""

@@ -9,13 +9,17 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class PaginatedResult(Sequence[T_co], Generic[T_co]):
-    """One page of a query; `total` counts the matches before paging. Acts as a sequence of its items."""
+    """One page of a query; `total` counts the matches before paging. Acts as a sequence of its items.
 
-    def __init__(self, items: Sequence[T_co], limit: int = -1, offset: int = 0, total: int = -1) -> None:
+    `searched` says how many were looked into where that was not all of them: there may be more matches. None: all were.
+    """
+
+    def __init__(self, items: Sequence[T_co], limit: int = -1, offset: int = 0, total: int = -1, *, searched: int | None = None) -> None:
         self.items = items
         self.limit = limit
         self.offset = offset
         self.total = len(items) if total < 0 else total
+        self.searched = searched
 
     def __len__(self) -> int:
         return len(self.items)

@@ -26,6 +26,7 @@ from agl_otel.types import (
 )
 from agl_otel.web.routes import Page, PageOf, Route, Strict, asked_of, body_of, given_in, known, words
 
+MAX_TEXT: Final = 200  # characters that are searched for: they fit into an address, whatever they are
 _RESOURCES: Final = TypeAdapter(NamedResources)
 
 
@@ -36,6 +37,12 @@ class _Rollouts(Page):
     mode_in: list[RolloutMode] | None = None
     run: str | None = None
     """What `metadata.run` names, else the set of resources."""
+    input_contains: str | None = Field(default=None, max_length=MAX_TEXT)
+    """Of the latest 100,000 rollouts, those with this text in their input."""
+    output_contains: str | None = Field(default=None, max_length=MAX_TEXT)
+    """Of the first 500 that match all else, those whose last reply of a model has this text; `searched` says where there were more."""
+    attempts_from: int = Field(default=0, ge=0, le=1 << 31)
+    """With so many attempts, or more."""
 
 
 class _Attempts(Page):

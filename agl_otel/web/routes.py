@@ -45,6 +45,8 @@ class PageOf(BaseModel, Generic[T]):
     offset: int
     total: int
     """How many match, before paging."""
+    searched: int | None = None
+    """How many were looked into, where that was not all of them."""
 
 
 class Strict(BaseModel):
@@ -99,7 +101,8 @@ def words(error: ValidationError) -> str:
 def plain(value: Any) -> Any:
     """A result as JSON holds it; the fencing token of a claim is its claimer's alone."""
     if isinstance(value, PaginatedResult):
-        return {"items": plain(list(value)), "limit": value.limit, "offset": value.offset, "total": value.total}
+        cut = {} if value.searched is None else {"searched": value.searched}
+        return {"items": plain(list(value)), "limit": value.limit, "offset": value.offset, "total": value.total, **cut}
     if isinstance(value, list):
         return [plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]  # of anything
     return value.model_dump(mode="json", exclude={"token"}) if isinstance(value, BaseModel) else value

@@ -13,6 +13,8 @@ from agl_otel.queue.rows import AttemptRow, ResourcesRow, WorkerRow
 from agl_otel.queue.statements import page_clause
 from agl_otel.types import RolloutStatus
 
+SEARCHED_INPUTS: Final = 100_000
+"""Of how many rollouts, the latest ones, inputs are read to find a text in them."""
 ROLLOUT_STATUSES: Final = frozenset(get_args(RolloutStatus))
 _ROLLOUT_SORT: Final = {
     name: f"r.{name}"
@@ -64,6 +66,13 @@ def _conditions(kind: str, asked: pb.Filter) -> tuple[list[str], dict[str, Any]]
     if asked.HasField("run"):
         where.append("where_rollout_run")
         params["run"] = asked.run
+    if asked.HasField("input_contains"):
+        where.append("where_rollout_input_contains")
+        text = asked.input_contains
+        params |= {"input_contains": text, "input_escaped": json.dumps(text)[1:-1], "searched": SEARCHED_INPUTS}
+    if asked.attempts_from > 0:
+        where.append("where_rollout_attempts_from")
+        params["attempts_from"] = asked.attempts_from
     return where, params
 
 
@@ -104,14 +113,19 @@ def query_rollouts(tx: Transaction, request: pb.QueryRolloutsRequest) -> pb.Roll
 def _is_dead(request: pb.QueryRolloutsRequest) -> bool:
     """Whether it asks for a page of dead letters, by the time of their end; they have one, all of them."""
     asked = request.filter
-    others = asked.has_id_in or asked.HasField("id_contains") or asked.HasField("run") or (asked.any and bool(asked.mode_in))
+    others = _is_searched(asked) or (asked.any and bool(asked.mode_in))
     return list(asked.status_in) == ["failed"] and request.page.sort_by == "end_time" and _is_cut(request.page) and not others
 
 
 def _is_tallied(asked: pb.Filter) -> bool:
     """Whether the counters know how many rollouts match, so that none has to be counted."""
     either = asked.any and bool(asked.status_in) and bool(asked.mode_in)
-    return not (either or asked.has_id_in or asked.HasField("id_contains") or asked.HasField("run") or asked.HasField("ended_before"))
+    return not (either or _is_searched(asked) or asked.HasField("ended_before"))
+
+
+def _is_searched(asked: pb.Filter) -> bool:
+    """Whether it names more than statuses, modes and times."""
+    return asked.has_id_in or asked.attempts_from > 0 or any(asked.HasField(name) for name in ("id_contains", "run", "input_contains"))
 
 
 def query_attempts(tx: Transaction, request: pb.QueryAttemptsRequest) -> pb.Attempts:

@@ -876,6 +876,8 @@ class Filter(_message.Message):
     ANY_FIELD_NUMBER: _builtins.int
     ENDED_BEFORE_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
+    INPUT_CONTAINS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FROM_FIELD_NUMBER: _builtins.int
     has_id_in: _builtins.bool
     """an empty id_in matches nothing"""
     id_contains: _builtins.str
@@ -885,6 +887,10 @@ class Filter(_message.Message):
     """rollouts: finished, and before this time (always ANDed)"""
     run: _builtins.str
     """rollouts: of this run (see QueryRuns)"""
+    input_contains: _builtins.str
+    """rollouts: of the latest 100,000 those whose input has this text"""
+    attempts_from: _builtins.int
+    """rollouts: with so many attempts or more"""
     @_builtins.property
     def status_in(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -902,21 +908,27 @@ class Filter(_message.Message):
         any: _builtins.bool = ...,
         ended_before: _builtins.float | None = ...,
         run: _builtins.str | None = ...,
+        input_contains: _builtins.str | None = ...,
+        attempts_from: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ended_before", b"_ended_before", "_id_contains", b"_id_contains", "_run", b"_run", "ended_before", b"ended_before", "id_contains", b"id_contains", "run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ended_before", b"_ended_before", "_id_contains", b"_id_contains", "_input_contains", b"_input_contains", "_run", b"_run", "ended_before", b"ended_before", "id_contains", b"id_contains", "input_contains", b"input_contains", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ended_before", b"_ended_before", "_id_contains", b"_id_contains", "_run", b"_run", "any", b"any", "ended_before", b"ended_before", "has_id_in", b"has_id_in", "id_contains", b"id_contains", "id_in", b"id_in", "mode_in", b"mode_in", "run", b"run", "status_in", b"status_in"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ended_before", b"_ended_before", "_id_contains", b"_id_contains", "_input_contains", b"_input_contains", "_run", b"_run", "any", b"any", "attempts_from", b"attempts_from", "ended_before", b"ended_before", "has_id_in", b"has_id_in", "id_contains", b"id_contains", "id_in", b"id_in", "input_contains", b"input_contains", "mode_in", b"mode_in", "run", b"run", "status_in", b"status_in"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ended_before: _TypeAlias = _typing.Literal["ended_before"]  # noqa: Y015
     _WhichOneofArgType__ended_before: _TypeAlias = _typing.Literal["_ended_before", b"_ended_before"]  # noqa: Y015
     _WhichOneofReturnType__id_contains: _TypeAlias = _typing.Literal["id_contains"]  # noqa: Y015
     _WhichOneofArgType__id_contains: _TypeAlias = _typing.Literal["_id_contains", b"_id_contains"]  # noqa: Y015
+    _WhichOneofReturnType__input_contains: _TypeAlias = _typing.Literal["input_contains"]  # noqa: Y015
+    _WhichOneofArgType__input_contains: _TypeAlias = _typing.Literal["_input_contains", b"_input_contains"]  # noqa: Y015
     _WhichOneofReturnType__run: _TypeAlias = _typing.Literal["run"]  # noqa: Y015
     _WhichOneofArgType__run: _TypeAlias = _typing.Literal["_run", b"_run"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ended_before) -> _WhichOneofReturnType__ended_before | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__id_contains) -> _WhichOneofReturnType__id_contains | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__input_contains) -> _WhichOneofReturnType__input_contains | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__run) -> _WhichOneofReturnType__run | None: ...
 

@@ -172,6 +172,15 @@ r.mode IN (SELECT value FROM json_each(:mode_in))
 -- Fragment.
 r.run = :run
 
+-- name: where_rollout_input_contains
+-- Fragment: the text as it is, or as JSON writes it within a string; inputs are read, so only those of the latest rollouts.
+(r.ordinal > coalesce((SELECT y.ordinal FROM rollouts y ORDER BY y.ordinal DESC LIMIT 1 OFFSET :searched), -1) AND EXISTS (SELECT 1 FROM inputs x
+    WHERE x.ordinal = r.ordinal AND (instr(x.input, :input_contains) > 0 OR instr(x.input, :input_escaped) > 0)))
+
+-- name: where_rollout_attempts_from
+-- Fragment.
+r.attempt_count >= :attempts_from
+
 -- name: runs_parts
 -- The counters of runs, of one where it is named.
 SELECT run, status, mode, sum(rollouts), sum(attempts), min(first_start), max(last_end), max(last_step)

@@ -6,6 +6,7 @@ import pytest
 
 from agl_otel.errors import UsageError
 from agl_otel.queue.client import RolloutUpdate
+from agl_otel.queue.operations import queries
 from agl_otel.queue.testing import LocalQueue
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, PromptTemplate, Rollout
 
@@ -30,6 +31,31 @@ async def test_rollouts_are_found_by_each_filter(queue: LocalQueue) -> None:
     assert await ids(queue, mode_in=["train"]) == ["ro-1", "ro-3"]
     assert await ids(queue, mode_in=["train"], status_in=["preparing"]) == ["ro-1"]
     assert await ids(queue, mode_in=["train"], status_in=["preparing"], filter_logic="or") == ["ro-0", "ro-1", "ro-3"]
+
+
+async def test_rollouts_are_found_by_a_text_of_their_input_and_by_their_attempts(queue: LocalQueue) -> None:
+    inputs = [{"question": 'say "hé"\n100%'}, "plain", {"question": "say nothing"}]
+    for number, given in enumerate(inputs):
+        await queue.client.enqueue([EnqueueRolloutRequest(input=given, rollout_id=f"ro-{number}", mode="train", metadata={"run": "r"})])
+    await queue.client.claim(3)
+    await queue.client.start_attempt(["ro-1"])
+    for text in ('"hé"\n', "hé", "100%", '"question":"say \\"h'):
+        assert await ids(queue, input_contains=text) == ["ro-0"], text
+    assert await ids(queue, input_contains="say") == ["ro-0", "ro-2"]
+    assert await ids(queue, input_contains="%") == ["ro-0"], "no wildcards"
+    assert await ids(queue, input_contains="") == ["ro-0", "ro-1", "ro-2"]
+    assert await ids(queue, attempts_from=2) == ["ro-1"]
+    assert await ids(queue, attempts_from=2, input_contains="say") == []
+    assert await ids(queue, attempts_from=2, input_contains="hé", filter_logic="or") == ["ro-0", "ro-1"]
+    page = await queue.client.query_rollouts(input_contains="say", run="r", status_in=["preparing"], sort_by="start_time", limit=1)
+    assert ([r.rollout_id for r in page], page.total) == (["ro-0"], 2)
+    assert len(await queue.client.query_rollouts(status_in=["failed"], attempts_from=1, sort_by="end_time", limit=1)) == 0
+
+
+async def test_inputs_are_searched_of_the_latest_rollouts_only(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queries, "SEARCHED_INPUTS", 2)
+    await queue.client.enqueue([EnqueueRolloutRequest(input="same", rollout_id=f"ro-{number}") for number in range(4)])
+    assert await ids(queue, input_contains="same") == ["ro-2", "ro-3"]
 
 
 async def test_an_empty_list_of_values_matches_nothing(queue: LocalQueue) -> None:

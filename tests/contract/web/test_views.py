@@ -100,6 +100,30 @@ def test_rollouts_have_the_last_reply_of_a_model(web: Web, begun: dict[str, Any]
     assert web.rest("POST", "/rollouts/outputs", {"rollout_ids": []}).json == []
 
 
+def test_rollouts_are_found_by_what_was_replied_last(web: Web) -> None:
+    mine = {"metadata": {"run": "replies"}}
+    made = [web.rest("POST", "/rollouts", {"input": {"q": f"weather in {town}"}, **mine}).json for town in ("Oslo", "Zürich", "Rome")]
+    replies = {0: ["sun", 'it\'s "cold"'], 1: ["cold", "naïve 雨"]}
+    for place, texts in replies.items():
+        for number, text in enumerate(texts, 1):
+            assert web.rest("POST", "/spans", call(made[place], number, [message("user", "?")], text)).status == 201
+
+    def found(**asked: Any) -> tuple[list[int], int, int | None]:
+        answer = web.rest("POST", "/rollouts/search", {"run": "replies", **asked}).json
+        ids = [each["rollout_id"] for each in made]
+        return [ids.index(each["rollout_id"]) for each in answer["items"]], answer["total"], answer.get("searched")
+
+    assert found(output_contains="cold") == ([0], 1, None), "the last reply only"
+    assert found(output_contains='it\'s "cold"') == ([0], 1, None)
+    assert found(output_contains="雨") == found(output_contains="雨", input_contains="Zürich") == ([1], 1, None)
+    assert found(output_contains="雨", input_contains="Oslo") == ([], 0, None)
+    assert found(output_contains="') OR 1 --") == ([], 0, None)
+    assert found(output_contains="assistant", sort_by="rollout_id", sort_order="desc", limit=1) == ([1], 2, None)
+    assert found(input_contains="weather", attempts_from=1) == ([0, 1, 2], 3, None)
+    assert found(attempts_from=2) == ([], 0, None)
+    assert web.rest("GET", "/rollouts", {"output_contains": "x" * 201}).status == 400
+
+
 def test_an_outline_leaves_out_what_is_large(web: Web, begun: dict[str, Any]) -> None:
     outline = web.rest("GET", f"/rollouts/{begun['rollout_id']}/outline", {"limit": 2}).json
     assert outline["total"] == 3 and [(s["name"], s["call"], s["response_tokens"]) for s in outline["spans"]] == [

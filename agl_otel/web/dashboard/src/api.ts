@@ -1,7 +1,7 @@
 // What the service answers under /v1/agl (see /v1/agl/openapi.json), and how it is asked.
 
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
-export type Page<T> = { items: T[]; limit: number; offset: number; total: number };
+export type Page<T> = { items: T[]; limit: number; offset: number; total: number; searched?: number };
 export type Status = "queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing";
 export type Run = {
   run_id: string; rollouts: number; by_status: Partial<Record<Status, number>>; by_mode: Record<string, number>;

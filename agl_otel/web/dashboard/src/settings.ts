@@ -2,9 +2,10 @@
 import { useSyncExternalStore } from "react";
 
 export type Theme = "system" | "light" | "dark";
-export type Settings = { theme: Theme; refreshMs: number };
+/** Prices are of a million tokens, in whatever money; null: not said. */
+export type Settings = { theme: Theme; refreshMs: number; promptPrice: number | null; responsePrice: number | null };
 const KEY = "agl-settings";
-const DEFAULT: Settings = { theme: "system", refreshMs: 5000 };
+const DEFAULT: Settings = { theme: "system", refreshMs: 5000, promptPrice: null, responsePrice: null };
 const listeners = new Set<() => void>();
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 

@@ -20,11 +20,15 @@ export function Rollouts() {
   const run = search.get("run") ?? undefined;
   const [text, setText] = useState(search.get("q") ?? "");
   const wanted = useLater(text.trim());
+  const [input, setInput] = useState(search.get("input") ?? ""), [output, setOutput] = useState(search.get("output") ?? "");
+  const asked = useLater(input.trim()), replied = useLater(output.trim(), 400); // every letter would read the replies of thousands
+  const attempts = search.get("attempts") ?? "";
   const sort: Sort = { by: search.get("sort") ?? "", desc: search.get("order") !== "asc" };
   const [range, setRange] = useState<[number, number]>([0, 0]);
   const [unfolded, setUnfolded] = useState<ReadonlySet<string>>(new Set());
-  const filter = useMemo(() => ({ status_in: status, mode_in: mode, run, rollout_id_contains: wanted || undefined, sort_by: sort.by || undefined, sort_order: sort.desc ? "desc" : "asc" }),
-    [status.join(), mode.join(), run, wanted, sort.by, sort.desc]);
+  const filter = useMemo(() => ({ status_in: status, mode_in: mode, run, rollout_id_contains: wanted || undefined, input_contains: asked || undefined,
+    output_contains: replied || undefined, attempts_from: attempts || undefined, sort_by: sort.by || undefined, sort_order: sort.desc ? "desc" : "asc" }),
+    [status.join(), mode.join(), run, wanted, asked, replied, attempts, sort.by, sort.desc]);
 
   const first = Math.floor(range[0] / PAGE), last = Math.floor(range[1] / PAGE);
   const numbers = Array.from({ length: Math.min(last - first, 3) + 1 }, (_, n) => first + n);
@@ -38,6 +42,7 @@ export function Rollouts() {
     combine: (results) => ({ results, byPage: new Map([...new Set([0, ...numbers])].map((page, place) => [page, results[place]!.data])) }),
   });
   const total = pages.byPage.get(0)?.total ?? 0;
+  const searched = pages.byPage.get(0)?.searched;
   const error = pages.results.find((result) => result.error)?.error;
   const row = (index: number) => pages.byPage.get(Math.floor(index / PAGE))?.items[index % PAGE];
 
@@ -88,20 +93,25 @@ export function Rollouts() {
       <Head title="Rollouts" trail={null}>
         <span className="count">{number(total)}</span>
         <input type="search" placeholder="Search by id" aria-label="Search by id" value={text} onChange={(event) => setText(event.target.value)} />
+        <input type="search" placeholder="Input has" aria-label="Input has" maxLength={200} value={input} onChange={(event) => setInput(event.target.value)} />
+        <input type="search" placeholder="Output has" aria-label="Output has" maxLength={200} value={output} onChange={(event) => setOutput(event.target.value)} />
       </Head>
       <div className="filters">
         <Chips names={STATUS_ORDER} chosen={status} choose={(names) => set("status", names)} />
         <span className="bar" />
         <Chips names={MODES} chosen={mode} choose={(names) => set("mode", names)} />
+        <span className="bar" />
+        <Chips names={["2+ attempts", "3+ attempts"]} chosen={attempts ? [`${attempts}+ attempts`] : []} choose={(names) => set("attempts", names.slice(-1).map((name) => name.split("+")[0]!))} />
         {run !== undefined && <button className="chip on" onClick={() => set("run", [])} title="Show all runs">run {visible(run)} ✕</button>}
       </div>
       <Problem error={error ?? figures.error ?? outputs.error} />
+      {searched !== undefined && <p className="legend">Outputs were looked at of the first {number(searched)} rollouts that match all else: filter more to reach the others.</p>}
       {pages.byPage.get(0) && (
         <Table label="Rollouts" columns={columns} count={total} row={row} onRange={onRange} sort={sort}
           onSort={(next) => { const place = new URLSearchParams(search); place.set("sort", next.by); place.set("order", next.desc ? "desc" : "asc"); setSearch(place, { replace: true }); }}
           onOpen={(rollout) => void go(`/rollouts/${id(rollout.rollout_id)}`)}
           below={(rollout) => unfolded.has(rollout.rollout_id) && <Attempts rolloutId={rollout.rollout_id} />}
-          empty={<Empty>No rollouts{status.length || mode.length || wanted || run ? " match" : " yet"}.</Empty>} />
+          empty={<Empty>No rollouts{status.length || mode.length || wanted || asked || replied || attempts || run ? " match" : " yet"}.</Empty>} />
       )}
     </>
   );

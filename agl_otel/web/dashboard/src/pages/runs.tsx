@@ -57,7 +57,7 @@ function lines(points: CurvePoint[], read: (point: CurvePoint) => Omit<Series["p
 export function Run() {
   const [search] = useSearchParams();
   const run = search.get("run") ?? "";
-  const { refreshMs } = useSettings();
+  const { refreshMs, promptPrice, responsePrice } = useSettings();
   const now = useNow(5000);
   const [band, setBand] = useState<"std" | "range">("std");
   const curve = useQuery({ queryKey: ["curve", run], queryFn: ({ signal }) => get<Curve>("/runs/curve", { run }, signal), refetchInterval: refreshMs || false });
@@ -88,6 +88,8 @@ export function Run() {
             <Stat name="Reward, last step" sub={last ? `± ${figure(last.reward_std)}, ${last.mode || "no mode"}` : undefined}>{figure(last?.reward_mean)}</Stat>
             <Stat name="Last step" sub={curve.data?.by === "order" ? "rollouts name no steps" : undefined}>{about.last_step ?? points.at(-1)?.step ?? "–"}</Stat>
             <Stat name="Tokens" sub={`${short(sum((p) => p.prompt_tokens))} read, ${short(sum((p) => p.response_tokens))} written`}>{short(sum((p) => p.prompt_tokens + p.response_tokens))}</Stat>
+            {(promptPrice !== null || responsePrice !== null) && <Stat name="Cost" sub="at the prices of /settings">
+              {figure((sum((p) => p.prompt_tokens) * (promptPrice ?? 0) + sum((p) => p.response_tokens) * (responsePrice ?? 0)) / 1e6)}</Stat>}
             <Stat name="Spans" sub={`${number(sum((p) => p.errors))} with errors`}>{short(sum((p) => p.spans))}</Stat>
             <Stat name="Began" sub={about.end_time ? `${duration(about.end_time - about.start_time)} until the last end` : "nothing ended yet"}>{ago(about.start_time, now)}</Stat>
           </div>
