@@ -91,7 +91,7 @@ class Settings(BaseSettings):
     `auto` also those that it answers without token ids while its chat/completions has them, `always` all."""
     litellm_url: str = ""
     """Where a litellm proxy of your own serves (http://host:4001/v1): models of providers other than OpenAI-compatible servers are asked
-    through it; without, through the one of `litellm`, which takes their keys from the environment."""
+    through it; without, through the one of `litellm`, which takes their keys from the resource, else from the environment."""
     attempt_max_calls: int = Field(default=0, ge=0)
     """How many model calls one attempt may make; 0 is no limit. A rollout's metadata may say otherwise: {"budget": {"calls", "tokens"}}."""
     attempt_max_tokens: int = Field(default=0, ge=0)

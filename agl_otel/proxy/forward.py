@@ -27,7 +27,7 @@ from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import CHAT, Dialect, prepare
 from agl_otel.proxy.gate import Gate
 from agl_otel.proxy.keys import is_ours
-from agl_otel.proxy.litellm import HOW, Litellm
+from agl_otel.proxy.litellm import HOW, KEY_FIELD, Litellm
 from agl_otel.proxy.native import Native, Translate
 from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
@@ -160,7 +160,7 @@ class Forwarder:
         pool = (await self._upstreams.resolve(key, model if isinstance(model, str) else None)).pool
         upstream = await self._located(self.health.order(pool, key[0] if key is not None else None)[0])
         if asked is not None and isinstance(model, str) and upstream.model:
-            raw = with_fields(raw, asked, {"model": upstream.model})
+            raw = with_fields(raw, asked, _keyed({"model": upstream.model}, upstream))
         headers = self._headers(request, upstream, _KEY_HEADERS)
         if "content-type" in request.headers:
             headers["content-type"] = request.headers["content-type"]
@@ -185,15 +185,8 @@ class Forwarder:
                 status=501,
                 code="no_litellm",
             )
-        if upstream.api_key:
-            raise RefusedError(
-                f"model {upstream.model} has a key of its own, and the litellm that runs here takes keys from its environment: set the "
-                "provider's variable (GEMINI_API_KEY, …) where the proxy is started, or AGL_LITELLM_URL",
-                status=501,
-                code="no_litellm",
-            )
         address = await self._litellm.address()
-        return replace(upstream, base_url=address.url, api_key=address.key)
+        return replace(upstream, base_url=address.url, api_key=address.key, provider_key=upstream.api_key)
 
     def _admit(self, key: Key, budget: Budget) -> None:
         """Raise RefusedError where the attempt is over or has used up what it may use."""
@@ -291,7 +284,8 @@ class Forwarder:
             prepared = prepare(dialect, asked, model=upstream.model, sampling=upstream.sampling, capture=capture)
             if self._recorder.unsettled:  # while the model server works there is time for it
                 asyncio.get_running_loop().call_soon(self.settle)
-            async with self._session.post(url, data=_sent(with_fields(raw, asked, prepared.fields)), headers=headers) as response:
+            sent = _sent(with_fields(raw, asked, _keyed(prepared.fields, upstream)))
+            async with self._session.post(url, data=sent, headers=headers) as response:
                 if may_skip and response.status in _CANNOT_SERVE:
                     self.health.failed(upstream.base_url)
                     return None
@@ -341,6 +335,11 @@ def _retry(headers: Mapping[str, str], raw: bytes) -> tuple[int, bytes]:
     idempotency = headers.get("idempotency-key")
     digest = blake2b(idempotency.encode() if idempotency else raw, digest_size=16).digest()
     return int(number) if number.isdecimal() else 0, digest
+
+
+def _keyed(fields: Json, upstream: Upstream) -> Json:
+    """What is set in a body, and for litellm the key that it shows the provider."""
+    return {**fields, KEY_FIELD: upstream.provider_key} if upstream.provider_key else fields
 
 
 def _sent(body: bytes) -> bytes | io.BytesIO:

@@ -1,8 +1,9 @@
 """litellm's proxy server as a child process of ours, in an environment of its own (it needs an older openai than agents use).
 
 It knows two kinds of models. `agl/NAME` is asked of our own capture side by chat/completions (translation.py makes up a NAME for each
-call); every other name is `provider/model`, whose place litellm knows and whose key it takes from the environment. It refuses addresses
-and keys in a request's body. It is started with the proxy, started again when it ends, and stopped with it.
+call); every other name is `provider/model`, whose place litellm knows, and whose key comes with the request (the resource's) or is taken
+from the environment. It refuses addresses in a request's body. It is started with the proxy, started again when it ends, and stopped with
+it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ RESTART_SECONDS: Final = (1.0, 30.0)  # before it is started again: the first ti
 PREFIX: Final = "agl/"
 PROVIDER: Final = "hosted_vllm/"
 """What litellm calls a server that speaks OpenAI's protocol; it leaves the parameters alone that only such servers know."""
+KEY_FIELD: Final = "api_key"
+"""The field of a request's body in which litellm takes the key of the provider."""
 HOW: Final = "`uv venv DIR && uv pip install --python DIR/bin/python 'litellm[proxy]'`, then AGL_LITELLM=DIR/bin/python"
 _ENVIRONMENT: Final = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}  # asks nobody on the network for anything
 State = Literal["starting", "up", "down"]
@@ -142,8 +145,9 @@ class Litellm:
 
 def _config(capture_url: str) -> dict[str, object]:
     ours = {"model": f"{PROVIDER}*", "api_base": capture_url, "api_key": "none", "use_chat_completions_api": True}
+    others = {"model": "*", "configurable_clientside_auth_params": [KEY_FIELD]}
     return {
-        "model_list": [{"model_name": f"{PREFIX}*", "litellm_params": ours}, {"model_name": "*", "litellm_params": {"model": "*"}}],
+        "model_list": [{"model_name": f"{PREFIX}*", "litellm_params": ours}, {"model_name": "*", "litellm_params": others}],
         "litellm_settings": {"drop_params": True, "num_retries": 0, "telemetry": False},
         "router_settings": {"num_retries": 0, "disable_cooldowns": True},
     }

@@ -49,6 +49,8 @@ class Upstream:
     """The version of the resources: of the weights, where the server does not say."""
     provider: Literal["openai", "litellm"] = "openai"
     """Who is asked: the server itself, or litellm."""
+    provider_key: str | None = field(default=None, repr=False)
+    """What litellm shall show the provider; None: what its environment has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,9 +87,12 @@ async def module(shared_receiver: OtlpReceiver, tmp_path_factory: pytest.TempPat
     model = ModelServer()
     await model.start()
     upstreams = Switched(Upstream(model.url, "served-model", "real-key", {"temperature": 0.25}, "3"))
-    async with proxy(shared_receiver, upstreams, litellm=litellm, limits=Limits(silence_seconds=300)) as stand:
-        await stand.until(lambda health: health["litellm"] == "up")
-        yield Translated(stand, model, litellm, upstreams)
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in (("API_BASE", model.url), ("API_KEY", "key-of-the-environment")):
+            environment.setenv(f"HOSTED_VLLM_{name}", value)  # where litellm finds this provider
+        async with proxy(shared_receiver, upstreams, litellm=litellm, limits=Limits(silence_seconds=300)) as stand:
+            await stand.until(lambda health: health["litellm"] == "up")
+            yield Translated(stand, model, litellm, upstreams)
     await model.stop()
     assert litellm.state == "down"
 
@@ -219,6 +222,34 @@ async def test_a_client_that_goes_away_ends_the_call_upstream(translated: Transl
     await translated.stand.post(f"/rollout/{translated.rollout}/attempt/at-1/close")
     (span,) = await translated.spans()
     assert span.attributes[semconv.LLM_INCOMPLETE] == "client_gone" and translated.model.cancelled == 1
+
+
+@pytest.mark.parametrize("key", ["key-of-the-resource", None])
+@pytest.mark.parametrize("path", ["chat/completions", "messages"])
+async def test_another_providers_model_is_asked_with_its_resources_key_or_the_environments(
+    translated: Translated, path: str, key: str | None
+) -> None:
+    translated.upstreams.others[translated.rollout] = Upstream("litellm:", "hosted_vllm/far", key, provider="litellm")
+    body = {"model": "any", "max_tokens": 50, "messages": HELLO}
+    status, answer, _ = await translated.stand.post(f"/rollout/{translated.rollout}/attempt/at-1/v1/{path}", body)
+    assert status == 200, answer
+    assert translated.model.requests[-1]["model"] == "far" and "api_key" not in translated.model.requests[-1]
+    assert translated.model.headers[-1]["authorization"] == f"Bearer {key or 'key-of-the-environment'}"
+    (span,) = await translated.spans()
+    assert not span.error and "key-of" not in repr(span.attributes)
+
+
+async def test_an_agent_cannot_send_another_providers_key_to_an_address_of_its_own(translated: Translated) -> None:
+    translated.upstreams.others[translated.rollout] = Upstream("litellm:", "hosted_vllm/far", "key-of-the-resource", provider="litellm")
+    for extra in (
+        {"api_base": translated.model.url},
+        {"base_url": translated.model.url},
+        {"extra_body": {"api_base": translated.model.url}},
+    ):
+        body = {"model": "any", "messages": HELLO, **extra}
+        async with aiohttp.ClientSession() as session, session.post(f"{translated.base_url}/chat/completions", json=body) as answer:
+            assert answer.status >= 400
+    assert translated.model.requests == []
 
 
 async def test_chat_itself_takes_no_way_round(translated: Translated) -> None:
