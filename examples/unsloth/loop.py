@@ -59,7 +59,16 @@ async def roll_out(store: Store, url: str, options: argparse.Namespace, source: 
     """(rows of the best calls, mean reward of all rollouts). A call's reward is its rollout's, less for each call that came later."""
     resources = await store.publish({"main_llm": agl.LLM(endpoint=url, model=NAME)})
     tasks = source.sample(train(), options.tasks) * options.group_size
-    rollouts = await store.enqueue(tasks, mode="train", resources_id=resources.resources_id)
+    requests = [
+        agl.EnqueueRolloutRequest(
+            input=task,
+            mode="train",
+            resources_id=resources.resources_id,
+            metadata={"sampling_seed": source.getrandbits(48)},  # what a rollout samples does not depend on when its calls come
+        )
+        for task in tasks
+    ]
+    rollouts = await store.enqueue(requests)
     traces = await store.traces(await store.wait([rollout.rollout_id for rollout in rollouts]))
     reading = Reading(form="sft", by_call=True, discount=0.9, top_fraction=options.top_fraction)
     rows = [as_written("sft", row) for row in rows_of(reading, traces).rows]
