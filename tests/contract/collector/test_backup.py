@@ -72,6 +72,7 @@ async def check(stack: Stack) -> None:
 
 
 async def test_a_backup_comes_back_elsewhere_with_what_was_in_the_log_only(own_stack: Stack, elsewhere: Stack, tmp_path: Path) -> None:
+    """And the disk of a stack that rests is measured, with what was in its log."""
     await fill(own_stack)
     place = tmp_path / "backup"
     made = agl(own_stack, "backup", str(place), "--json")
@@ -81,6 +82,11 @@ async def test_a_backup_comes_back_elsewhere_with_what_was_in_the_log_only(own_s
     assert "not empty" in agl(own_stack, "restore", str(place), fails=True)
     agl(elsewhere, "restore", str(place), "--json")
     await check(elsewhere)
+
+    (own_stack.settings.data_dir / "VERSION").write_text("1\n")  # what `up` marks a data directory with
+    found = agl(own_stack, "disk", "--json")
+    assert found["rows"]["Rows"] == found["rows"]["Hour"] == 7 and found["bytes_per_day"] > 0 and found["full_in_seconds"] > 0
+    assert found["bytes"]["traces"] > 0 and found["bytes"]["queue.db"] > 0
     await check(own_stack)
 
 
@@ -160,11 +166,3 @@ async def test_embedded_traces_move_to_a_server(own_stack: Stack, tmp_path: Path
         assert disk["rows"]["Rows"] == 7 and disk["server"]["bytes"] > 0 and not disk["embedded"]
         assert disk["bytes_per_day"] > 0 and disk["full_in_seconds"] > 0
     assert "does not answer" in agl(own_stack, "traces", "move", "--to", server.url(), fails=True)
-
-
-async def test_the_disk_is_measured_while_the_stack_rests(own_stack: Stack) -> None:
-    await fill(own_stack)
-    (own_stack.settings.data_dir / "VERSION").write_text("1\n")  # what `up` marks a data directory with
-    found = agl(own_stack, "disk", "--json")
-    assert found["rows"]["Rows"] == found["rows"]["Hour"] == 7 and found["bytes_per_day"] > 0 and found["full_in_seconds"] > 0
-    assert found["bytes"]["traces"] > 0 and found["bytes"]["queue.db"] > 0
