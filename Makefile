@@ -34,6 +34,9 @@ WORKERS ?= 3
 test: setup ## run the tests (WORKERS=3 of them at once, ARGS="tests/unit -x", …)
 	$(RUN) pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+compile: setup ## compile the Python that the tests import: else each worker of `make test` does, in a fresh checkout
+	$(RUN) pytest --collect-only >/dev/null
+
 search: setup ## draw new examples for the property tests, where `make test` plays the same ones each time
 	$(RUN) pytest -m hypothesis --hypothesis-profile=search $(ARGS)
 
@@ -76,7 +79,7 @@ wheel: setup web ## build sdist and wheel into dist/, and try the wheel in an en
 	build/wheel/bin/python -I tests/try_wheel.py .
 	rm -rf build/wheel
 
-.PHONY: proto test search chaos chaos-queue fuzz matrix lint audit format web wheel
+.PHONY: proto test compile search chaos chaos-queue fuzz matrix lint audit format web wheel
 
 demo: setup ## train an unmodified agent from its own traces (ARGS="--target 2", …)
 	$(RUN) agl-otel demo $(ARGS)
