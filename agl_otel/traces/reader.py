@@ -50,6 +50,7 @@ NAMES: Final[Mapping[str, str]] = {
     "seal": semconv.SPAN_SEAL,
     "attempt": semconv.SPAN_ATTEMPT,
     "annotation": semconv.SPAN_ANNOTATION,
+    "llm": semconv.SPAN_LLM,
     "call": semconv.LLM_CALL,
     "choice": semconv.LLM_CHOICE,
     "prefix_call": semconv.LLM_PREFIX_CALL,

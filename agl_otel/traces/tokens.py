@@ -6,7 +6,8 @@ pyarrow is imported where a table is read (here, in reader.py and figures.py): m
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 import numpy as np
@@ -60,14 +61,14 @@ def call_columns(table: Table) -> CallColumns:
     """The model calls of the table of sql/traces.sql as columns."""
     is_call = column(table, "IsCall").astype(bool)
     calls = table.drop_columns([*_TOKEN_COLUMNS, "Rewards"]).filter(is_call)
-    rollouts, attempts = strings(calls, "RolloutId"), strings(calls, "AttemptId")
+    rollouts, attempts, processes = strings(calls, "RolloutId"), strings(calls, "AttemptId"), strings(calls, "Process")
     return CallColumns(
         rollout_id=rollouts,
         attempt_id=attempts,
-        process=strings(calls, "Process"),
+        process=processes,
         span_id=strings(calls, "SpanId"),
         parent_span_id=strings(calls, "ParentSpanId"),
-        call=_numbers(calls, "Call", np.int64),
+        call=_call_numbers(_numbers(calls, "Call", np.int64), list(zip(rollouts, attempts, processes, strict=True))),
         choice=_numbers(calls, "Choice", np.int64),
         sequence=_numbers(calls, "SequenceId", np.uint64),
         prefix_call=_numbers(calls, "PrefixCall", np.int64),
@@ -81,6 +82,17 @@ def call_columns(table: Table) -> CallColumns:
         has_images=_numbers(calls, "HasImages", np.bool_),
         truncated=_numbers(calls, "IsTruncated", np.bool_),
     )
+
+
+def _call_numbers(numbers: NDArray[np.int64], places: Sequence[tuple[str, str, str]]) -> NDArray[np.int64]:
+    """The numbers of the calls; those of a product that named no rollout have none, and get 1, 2, … in the order in which they came."""
+    if numbers.all():
+        return numbers
+    given, count = numbers.copy(), Counter[tuple[str, str, str]]()
+    for row in np.flatnonzero(numbers == 0).tolist():
+        count[places[row]] += 1
+        given[row] = count[places[row]]
+    return given
 
 
 def rollouts_to_read(calls: CallColumns) -> list[str]:

@@ -40,7 +40,7 @@ class Publisher:
             if not self.spec.says_version:
                 known = self.store.description
                 for proxy in known.proxies or ([known.proxy] if known.proxy else []):
-                    await _announce(session, proxy, str(step), self.store.token)
+                    await announce(session, proxy, str(step), self.store.token)
         return str(versions["train"])
 
 
@@ -74,7 +74,8 @@ async def _served_model(session: aiohttp.ClientSession, address: str) -> str:
         raise ModelServerError(f"verl's model server does not say at {url} what it serves: {error!r}") from error
 
 
-async def _announce(session: aiohttp.ClientSession, proxy: str, version: str, token: str) -> None:
+async def announce(session: aiohttp.ClientSession, proxy: str, version: str, token: str) -> None:
+    """Tell a proxy which weights answer from now on. Raises ModelServerError where it refuses, UnavailableError where it is away."""
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
         async with session.post(f"{proxy.rstrip('/')}/resume", json={"version": version}, headers=headers) as answer:

@@ -1,5 +1,6 @@
 -- All spans of some rollouts as verdicts, model calls, rewards and agents need them, one row for each identity (the lowest sequence
 -- counts), in the order of CallColumns. Of the attributes only `Facts` is read: the map of all of them is most of what is stored.
+-- A call without a number named no rollout when the proxy recorded it: its trace was adopted.
 SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(RolloutId, AttemptId, TraceId, SpanId) AS Identity,
   Facts[{process:String}] AS Process,
   SpanName != {seal:String} AND SpanName != {attempt:String} AS IsSpan,
@@ -8,7 +9,7 @@ SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(Rollout
   if(IsSeal, toUInt64OrZero(Facts[{seal_spans:String}]), 0) AS SealSpans,
   if(IsSeal, toUInt64OrZero(Facts[{seal_dropped:String}]), 0) AS Dropped,
   SpanName = {attempt:String} AND Facts[{hooked:String}] = 'true' AS Hooked,
-  mapContains(Facts, {call:String}) AS IsCall,
+  mapContains(Facts, {call:String}) OR (SpanName = {llm:String} AND notEmpty(ResponseTokenIds)) AS IsCall,
   toInt64OrZero(Facts[{call:String}]) AS Call, toInt64OrZero(Facts[{choice:String}]) AS Choice,
   toInt64OrZero(Facts[{prefix_call:String}]) AS PrefixCall, toInt64OrZero(Facts[{prefix_choice:String}]) AS PrefixChoice,
   Facts[{model_version:String}] AS ModelVersion, Facts[{incomplete:String}] AS Incomplete,
