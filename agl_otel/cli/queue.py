@@ -58,7 +58,7 @@ def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]
     """A table whose first column is never cut."""
     table = Table(title=escape(printable(title)), title_justify="left")
     for number, column in enumerate(columns):
-        table.add_column(column, no_wrap=number == 0)
+        table.add_column(Text(plain(column)), no_wrap=number == 0)
     for row in rows:
         table.add_row(*(Text("" if value is None else plain(value)) for value in row))  # not markup: agents and workers wrote it
     return table

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from agl_otel import semconv
+from agl_otel.cli.queue import table_of
 from agl_otel.cli.render import attempt_tree, last_content, plain, span_trees
 from agl_otel.types import Attempt, Rollout, Span, Verdict
 
@@ -160,3 +161,11 @@ def test_messages_of_any_form_are_shown_and_drive_nothing() -> None:
     assert "not json" not in rendered(
         [span("c", "a", None, 0, **{"gen_ai.request.model": "m", "gen_ai.input.messages": "not json"})], messages=True
     )
+
+
+def test_a_tables_title_headings_and_cells_cannot_drive_the_terminal() -> None:
+    hostile = "\x1b]0;owned\x07[bold]run[/bold]\u202e"
+    out = io.StringIO()
+    Console(file=out, width=200, force_terminal=False).print(table_of(hostile, ("what", hostile), [(hostile, hostile)]))
+    text = out.getvalue()
+    assert text.count("[bold]run[/bold]") == 4 and not {"\x1b", "\x07", "\u202e"} & set(text)
