@@ -29,7 +29,8 @@ def draw(steps: Sequence[TrainingStep], path: Path, *, title: str) -> Path:
                 axes.plot(numbers, [float("nan") if value is None else value for value in values], marker=".", label=metric)
         axes.set(ylabel=name)
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
+        if axes.lines:
+            axes.legend(frameon=False)
     figure.suptitle(title)
     figure.supxlabel("step")
     beside = path.with_name(f".{path.name}")

@@ -166,3 +166,11 @@ class Clock:
         """The time since the last lap was spent on this."""
         now = time.perf_counter()
         self.seconds[name], self._last = self.seconds.get(name, 0.0) + now - self._last, now
+
+
+def lone_words(step: int, rollout_ids: Sequence[str], groups: int) -> str:
+    """The warning of a step in which these rollouts are all that is left of their groups; `groups` are all of the step's."""
+    return (
+        f"step {step}: {len(rollout_ids)} of {groups} groups have one rollout left, which nothing can be compared with and which teaches "
+        f"nothing: {', '.join(rollout_ids)}"
+    )

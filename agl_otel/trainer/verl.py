@@ -36,7 +36,7 @@ def options_model(name: str) -> type[BaseModel]:
 
 def needs(job: Job) -> list[Need]:
     """What a job on verl needs: the extra, keys of verl's config that have a place, and a model."""
-    return [require_extra, lambda: VERL(**job.options), lambda: _check_model(job)]
+    return [require_extra, lambda: VERL(**job.options).check(), lambda: _check_model(job)]
 
 
 def _check_model(job: Job) -> None:

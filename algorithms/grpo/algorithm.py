@@ -34,7 +34,7 @@ from agl_otel.algorithms.grpo.policy import load_policy, save_weights
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, ended_by_others
 from agl_otel.algorithms.metrics import check_metrics
-from agl_otel.algorithms.report import Clock
+from agl_otel.algorithms.report import Clock, lone_words
 from agl_otel.algorithms.run_folder import RunFolder, course_of, kept
 from agl_otel.algorithms.run_log import RunLog, log_of, step_of
 from agl_otel.algorithms.utils import agent_match_of, items, sampling_seed, survives_its_runner, why_not
@@ -381,10 +381,7 @@ class GRPO(Algorithm):
         chosen = [group for number, group in enumerate(groups) if number in telling]
         sizes = np.bincount(dense)
         if lone := [batch.rollout_id[row] for row in first[sizes[dense] == 1]]:
-            _logger.warning(
-                "step %d: %d of %d groups have one rollout left, which nothing can be compared with and which teaches nothing: %s",
-                self._number, len(lone), len(sizes), ", ".join(lone),
-            )  # fmt: skip
+            _logger.warning("%s", lone_words(self._number, lone, len(sizes)))
         return _Read(traces, batch, advantages[back], chosen, rows, flat_groups=len(sizes) - len(telling), lone_groups=len(lone))
 
     async def _publish(self) -> None:

@@ -7,10 +7,10 @@ and turns its end into an error of ours.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
@@ -19,15 +19,18 @@ from typing import Any, Final
 
 from agl_otel import errors
 from agl_otel.algorithms.base import Algorithm
+from agl_otel.algorithms.metrics import check_metrics, sinks_of
 from agl_otel.algorithms.run_folder import METRICS, RunFolder, digest_of, fingerprint, write_json
+from agl_otel.algorithms.run_log import RunLog
 from agl_otel.algorithms.utils import agent_match_of, items, survives_its_runner
 from agl_otel.algorithms.verl.defaults import LOOP_FILE, environment, fixed, on_cpu, with_defaults
 from agl_otel.algorithms.verl.keys import get, merged, translate
+from agl_otel.algorithms.verl.lone import needs_more_rollouts
 from agl_otel.algorithms.verl.samples import Rules
-from agl_otel.algorithms.verl.spec import ROLLOUT_SECONDS, Spec
+from agl_otel.algorithms.verl.spec import ROLLOUT_SECONDS, Spec, step_shown
 from agl_otel.errors import AglError, DataError, SettingsError, UsageError
 from agl_otel.processes import Process
-from agl_otel.types import Dataset, RolloutConfig
+from agl_otel.types import Dataset, RolloutConfig, TrainingStep
 
 POLL_SECONDS: Final = 0.5  # between two looks at the metrics
 STOP_SECONDS: Final = 30.0  # Ray ends its processes
@@ -65,6 +68,8 @@ class VERL(Algorithm):
         rollout_config: timeouts and retries of every rollout; None: 1200 seconds, and again where its runner was lost.
         step_timeout_seconds: rollouts of a step that have not finished by then are cancelled, left out and counted.
         on_step: called with each line of metrics.jsonl.
+        metrics: where else figures are shown: "tensorboard", "wandb", "plots", or a metrics.MetricSink. None: TensorBoard's files and a
+            picture in the run's folder, where it is kept and their packages are installed.
 
     Raises UsageError that names a key of the config without a place.
     """
@@ -87,8 +92,11 @@ class VERL(Algorithm):
         rollout_config: RolloutConfig | None = None,
         step_timeout_seconds: float | None = None,
         on_step: Callable[[dict[str, Any]], object] | None = None,
+        metrics: Sequence[Any] | None = None,
     ) -> None:
         super().__init__()
+        check_metrics(metrics)
+        self._shown_by = metrics
         for name, given in (("trainer_cls", trainer_cls), ("daemon_cls", daemon_cls)):
             if given is not None:
                 raise UsageError(
@@ -129,16 +137,23 @@ class VERL(Algorithm):
         of_model = {"model": fingerprint(model)} if (Path(model) / "config.json").exists() else {}
         return {"config": held, **of_model, "rules": asdict(self.rules), "train": digest_of(list(train)), "val": digest_of(list(val))}
 
+    def check(self) -> None:
+        """Raise UsageError where a task's single rollout would be compared with nothing."""
+        estimator, rollouts = get(self.config, "algorithm.adv_estimator"), get(self.config, "actor_rollout_ref.rollout.n", 1)
+        if why := needs_more_rollouts(str(estimator), int(rollouts)):
+            raise UsageError(why)
+
     async def run(  # pyright: ignore[reportIncompatibleMethodOverride]  # async, as the base allows
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> None:
         """Train until verl has done its steps.
 
-        Raises SettingsError where the extra is missing, UsageError for a key that verl does not know, no tasks, or a folder of another
-        run, InUseError where one works in it, DataError where all rollouts of a step or of a validation were refused, and where verl ended
-        with an error: its last words, and where its log is.
+        Raises SettingsError where the extra is missing, UsageError for a key that verl does not know, no tasks, an estimator that compares
+        groups where `rollout.n` is 1, or a folder of another run, InUseError where one works in it, DataError where all rollouts of a step
+        or of a validation were refused, and where verl ended with an error: its last words, and where its log is.
         """
         require_extra()
+        self.check()
         train, val = items(train_dataset), items(val_dataset)
         if not train:
             raise UsageError("VERL needs at least one task to train on")
@@ -165,10 +180,17 @@ class VERL(Algorithm):
                 "VERL reads what the proxy captures, and this stack has none: give the store of one that `agl-otel up` started"
             )
         self._write(where.queue, kept, place, files, start, train, val)
+        sinks = sinks_of(self._shown_by, kept=self.run_dir is not None)
+        async with RunLog(_TOLD, run_id=kept.run_id, algorithm=self.name, folder=kept.folder, sinks=sinks) as log:
+            await self._play(kept, place, files, start, log)
+
+    async def _play(self, kept: RunFolder, place: Path, files: Path, start: int, log: RunLog) -> None:
+        """Run verl, and follow its metrics."""
         self._taken = 0
         self.metrics = _lines(kept.folder / METRICS, _checkpoint(place))
         rewritten = "".join(json.dumps(line) + "\n" for line in self.metrics)
         (kept.folder / METRICS).write_text(rewritten)
+        await log.begin([step_shown(kept.run_id, line, time.time()) for line in self.metrics])
         process = Process.python_module(
             "verl",
             "agl_otel.algorithms.verl",
@@ -178,14 +200,14 @@ class VERL(Algorithm):
         )
         process.cwd = place
         await process.start()
+        ending = asyncio.ensure_future(process.wait())
         try:
-            following = asyncio.create_task(self._follow(files / "metrics.jsonl", kept))
-            code = await process.wait()
-            following.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await following
-            self._take_lines(files / "metrics.jsonl", kept)
+            while not ending.done():
+                await asyncio.wait({ending}, timeout=POLL_SECONDS)
+                await self._take_lines(files / "metrics.jsonl", kept, log)
+            code = ending.result()
         finally:
+            ending.cancel()
             await process.stop(grace_seconds=STOP_SECONDS)
         if code:
             raise _failure(files / "outcome.json", code, process)
@@ -213,24 +235,29 @@ class VERL(Algorithm):
 
     # --- its metrics
 
-    async def _follow(self, path: Path, kept: RunFolder) -> None:
-        while True:
-            await asyncio.sleep(POLL_SECONDS)
-            self._take_lines(path, kept)
-
-    def _take_lines(self, path: Path, kept: RunFolder) -> None:
+    async def _take_lines(self, path: Path, kept: RunFolder, log: RunLog) -> None:
         """Take over what verl has written since the last look."""
-        if not path.exists():
-            return
-        lines = path.read_text().split("\n")[:-1]
-        for line in lines[self._taken :]:
-            row = json.loads(line)
-            told = {"step": row["step"], **row["data"]}
+        for told in _written(path)[self._taken :]:
             kept.metric(told)
             self.metrics.append(told)
             self._taken += 1
+            await log.note(step_shown(kept.run_id, told, time.time()), {})
             if self.on_step is not None:
                 self.on_step(told)
+
+
+class _ToldByTrainer:
+    """The store hears of steps from verl's own process (trainer.py), which knows their attempts."""
+
+    async def record_figures(self, figures: Mapping[str, float], *, algorithm: str) -> None:
+        """It has."""
+
+    async def record_steps(self, steps: Sequence[TrainingStep]) -> int:
+        """None is new to it."""
+        return 0
+
+
+_TOLD: Final = _ToldByTrainer()
 
 
 def scores(line: Mapping[str, Any]) -> dict[str, float]:
@@ -238,6 +265,12 @@ def scores(line: Mapping[str, Any]) -> dict[str, float]:
     validation = [value for key, value in line.items() if key.startswith("val-core/") and key.rpartition("/")[2].startswith("mean@")]
     told = {"validation": validation[0]} if validation else {}
     return {**told, **({"reward": line["agl/reward_mean"]} if "agl/reward_mean" in line else {})}
+
+
+def _written(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of verl's own file of metrics, as ours."""
+    rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+    return [{"step": row["step"], **row["data"]} for row in rows]
 
 
 def _checkpoint(place: Path) -> int:

@@ -10,6 +10,24 @@ from typing import Final
 
 WITHOUT_GROUPS: Final = frozenset({"gae", "reinforce_plus_plus", "remax"})
 """verl's estimators (algorithm.adv_estimator) that compare a rollout with something else than its group."""
+OF_GROUPS: Final = frozenset(
+    {
+        *("grpo", "grpo_vectorized", "grpo_passk", "gdpo", "gpg", "opo", "rloo", "rloo_vectorized", "reinforce_plus_plus_baseline"),
+        *("optimal_token_baseline", "tir_optimal_token_baseline"),
+    }
+)
+"""verl's others."""
+
+
+def needs_more_rollouts(estimator: str, rollouts: int) -> str | None:
+    """Why `rollouts` of a task are too few for one of verl's estimators; None where they are not, and for estimators of the user's own."""
+    if estimator not in OF_GROUPS or rollouts > 1:
+        return None
+    return (
+        f"actor_rollout_ref.rollout.n is {rollouts}, and algorithm.adv_estimator = {estimator!r} compares the rollouts of a task with each "
+        "other: it would take the bare reward of a single one for its advantage. Set n to at least 2, or adv_estimator to one of "
+        f"{', '.join(sorted(WITHOUT_GROUPS))}"
+    )
 
 
 def compares_groups(estimator: str, rollouts: int) -> bool:

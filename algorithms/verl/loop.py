@@ -53,8 +53,6 @@ class TracedAgentLoop(AgentLoopBase):
 
 def output_of(sample: Sample, rollout_id: str) -> Any:
     """The sample in verl's form."""
-    version = int(sample.model_version) if sample.model_version.isdigit() else None
-    versions = {"global_steps": version, "min_global_steps": version, "max_global_steps": version} if version is not None else {}
     return AgentLoopOutput(
         prompt_ids=sample.prompt_ids,
         response_ids=sample.response_ids,
@@ -63,7 +61,13 @@ def output_of(sample: Sample, rollout_id: str) -> Any:
         reward_score=sample.reward,
         num_turns=2 * sample.calls,
         metrics={},
-        extra_fields={**versions, "turn_scores": [], "tool_rewards": [], "reward_extra_info": {}, "rollout_id": rollout_id},
+        extra_fields={
+            **dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"), sample.version),
+            "turn_scores": [],
+            "tool_rewards": [],
+            "reward_extra_info": {},
+            "rollout_id": rollout_id,
+        },
     )
 
 

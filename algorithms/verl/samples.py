@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from agl_otel.adapters.lengths import limit_lengths, readable
 from agl_otel.adapters.trajectories import to_trajectories
@@ -18,6 +18,9 @@ from agl_otel.algorithms.report import bias_figures
 from agl_otel.algorithms.utils import failures_of, in_words
 from agl_otel.columns import AttemptKey, Traces
 from agl_otel.types import VerdictKind
+
+NO_VERSION: Final = -1
+"""verl's metrics take a number for every sample; no weights have this one, so such a sample counts as stale."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,11 @@ class Sample:
     model_version: str
     """Of the weights that sampled it, as the proxy recorded it."""
     images: list[str]
+
+    @property
+    def version(self) -> int:
+        """Of the weights, as verl counts them: after how many updates; NO_VERSION where nobody recorded it, or it is none of verl's."""
+        return int(self.model_version) if self.model_version.isdecimal() else NO_VERSION
 
 
 @dataclass

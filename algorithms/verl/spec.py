@@ -12,6 +12,8 @@ from agl_otel.algorithms.verl.samples import Counts, Rules
 from agl_otel.types import RolloutConfig, RolloutMode, TrainingStep
 
 SECTION: Final = "agl_otel"
+OURS: Final = "agl/"
+"""Before our names among verl's metrics."""
 RESOURCE_NAME: Final = "main_llm"
 ROLLOUT_SECONDS: Final = 1200.0
 
@@ -57,9 +59,25 @@ class Spec:
         return f"{self.run_id}-{mode}"
 
 
+def step_shown(run_id: str, line: Mapping[str, Any], ended: float) -> TrainingStep:
+    """A line of metrics.jsonl as metric sinks take it: ours under the names that other trainers' figures have, verl's as they are."""
+    numbers = {name: value for name, value in line.items() if name != "step" and isinstance(value, int | float)}
+    ours = {name.removeprefix(OURS).replace("/", "."): value for name, value in numbers.items() if name.startswith(OURS)}
+    refused = sum(value for name, value in ours.items() if name.startswith("refused."))
+    return TrainingStep(
+        run_id=run_id,
+        algorithm="verl",
+        step=int(line["step"]),
+        refused=int(refused),
+        start_time=ended,
+        end_time=ended,
+        metrics={name: value for name, value in numbers.items() if not name.startswith(OURS)} | ours,
+    )
+
+
 def step_of(spec: Spec, counts: Counts, figures: Mapping[str, float], step: int, versions: tuple[str, str], began: float) -> TrainingStep:
     """What the store is told of a step: `versions` of the resources sampled it, and came of it; it began at `began` (Unix seconds)."""
-    told = {name.removeprefix("agl/").replace("/", "."): value for name, value in counts.metrics.items()}
+    told = {name.removeprefix(OURS).replace("/", "."): value for name, value in counts.metrics.items()}
     return TrainingStep(
         run_id=spec.run_id,
         algorithm="verl",

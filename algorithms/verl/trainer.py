@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from typing import Any, Final
 
 import ray  # pyright: ignore[reportMissingImports] - of the extra [verl], as the next ones
@@ -17,6 +16,7 @@ from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer  # pyright: ignore[reportMissingImports]
 
 from agl_otel.algorithms.grpo.objective import max_ratio_error
+from agl_otel.algorithms.report import lone_words
 from agl_otel.algorithms.run_log import RunLog
 from agl_otel.algorithms.verl.lone import compares_groups, groups_of, lone_keys
 from agl_otel.algorithms.verl.order import in_order
@@ -31,121 +31,124 @@ MODES: Final = ("sync", "colocate_async", "separate_async")
 PREFIX: Final = "agl_otel_"
 """Before the name of a trainer of verl's in `trainer.v1.trainer_mode`."""
 _log = logging.getLogger(__name__)
+_Trainer: Any = object
+"""Which of verl's trainers `Watching` lies over is said by `watched`."""
+
+
+class Watching(_Trainer):
+    """Lies over one of verl's trainers: publishes weights versions, and counts."""
+
+    def __init__(self, config: Any) -> None:
+        self._spec = Spec.of(config[SECTION])
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = self._spec.trainer_mode  # verl looks at its own names
+        self._tally = make_tally(ray)
+        self._store = Store(self._spec.store)
+        self._version = ""
+        self._validating = False
+        self._stepped = Counts()
+        self._lone: list[str] = []
+        self._began = 0.0
+        self._figures: dict[str, float] = {}
+        self._told = RunLog(self._store, run_id=self._spec.run_id, algorithm="verl")
+        super().__init__(config)
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Train. Raises DataError with the reasons where all rollouts of a step or of a validation were refused."""
+        try:
+            super().fit(agent_loop_manager)
+        except Exception as error:
+            what = f"the validation after step {self.global_steps}" if self._validating else f"step {self.global_steps}"
+            counts: Counts = ray.get(self._tally.take.remote("val" if self._validating else "train"))
+            if told := nothing_left(counts, what):
+                raise DataError(told) from error
+            raise
+
+    def on_init_end(self) -> None:
+        """All is built: rows get their order, and agents the first weights."""
+        super().on_init_end()
+        self._sample = in_order(self.replay_buffer)
+        self.replay_buffer.sample = self._sample_comparable
+        self._publish()
+
+    def on_step_end(self) -> None:
+        """The servers have new weights."""
+        super().on_step_end()
+        before = self._version
+        self._publish()
+        step = step_of(self._spec, self._stepped, self._figures, self.global_steps, (before, self._version), self._began)
+        asyncio.run(self._told.note(step, self._figures))
+
+    def on_validate_begin(self) -> None:
+        """What fails from here on is the validation."""
+        super().on_validate_begin()
+        self._validating = True
+
+    def on_validate_end(self) -> None:
+        """It did not fail."""
+        super().on_validate_end()
+        self._validating = False
+        _log.info("validation: %s", ray.get(self._tally.take.remote("val")).metrics)
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
+        """One step of verl's, with our metrics beside its own."""
+        self._began = time.time()
+        self._lone = []
+        batch = super().step(metrics, timing_raw)
+        counts: Counts = ray.get(self._tally.take.remote("train"))
+        if counts.reward_least == counts.reward_most:
+            _log.warning("step %d teaches nothing: the rewards are all %s", self.global_steps, counts.reward_least)
+        counts.attempts = [attempt for attempt in counts.attempts if attempt[0] not in self._lone]
+        rows = [tag for tag in batch.tags if not tag.get("is_padding", False)]
+        stale = sum(tag["min_global_steps"] != self.global_steps - 1 for tag in rows)
+        figures = {**figures_of(counts, trained=len(rows), stale=stale), **self._drift(batch), "lone_groups": len(self._lone)}
+        metrics.update(counts.metrics | {f"agl/{name}": value for name, value in figures.items()})
+        self._stepped = counts
+        self._figures = {"step": self.global_steps, **figures}
+        return batch
+
+    def _drift(self, batch: Any) -> dict[str, float]:
+        """Between the log-probs that were captured and those that verl computed before its update, where it did."""
+        if (self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False):
+            return {}
+        fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
+        read = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields).to_padded_tensor()
+        written = read["response_mask"].bool()
+        return {"logprob_drift": max_ratio_error(read["old_log_probs"][written], read["rollout_log_probs"][written])}
+
+    # --- what there is nothing to compare with
+
+    def _sample_comparable(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        """The replay buffer's `sample`, in order, and without the rows of tasks that have one rollout left."""
+        batch, metrics = self._sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+        compared = compares_groups(str(self.config.algorithm.adv_estimator), self.config.actor_rollout_ref.rollout.n)
+        lone = lone_keys(batch.keys) if compared and partition_id == "train" else []
+        return self._left_out(batch, lone) if lone else batch, metrics
+
+    def _left_out(self, batch: Any, lone: list[str]) -> Any:
+        """The batch without these rows; where they are all that there is, with them, and no reward for any of them."""
+        told = tq.kv_batch_get(keys=lone, partition_id=batch.partition_id, select_fields=["extra_fields"])["extra_fields"]
+        rollouts = list(dict.fromkeys(str(each["rollout_id"]) for each in told))
+        self._lone += rollouts
+        _log.warning("%s", lone_words(self.global_steps, rollouts, groups_of(batch.keys)))
+        left = [key for key in batch.keys if key not in set(lone)]
+        if left:
+            tq.kv_clear(keys=lone, partition_id=batch.partition_id)
+            return batch.select_keys(left)
+        scores = tq.kv_batch_get(keys=lone, partition_id=batch.partition_id, select_fields=["rm_scores"])
+        scores["rm_scores"] = scores["rm_scores"] * 0.0
+        tq.kv_batch_put(keys=lone, partition_id=batch.partition_id, fields=scores)
+        return batch
+
+    def _publish(self) -> None:
+        addresses = self.llm_server_manager.get_addresses()
+        publisher = Publisher(self._store, self._spec, sampling_of(self.config.actor_rollout_ref.rollout))
+        self._version = asyncio.run(publisher.publish(addresses, self.global_steps))
 
 
 def watched(trainer: Any) -> Any:
-    """A subclass of one of verl's trainers that publishes weights versions and counts."""
-
-    class Watched(trainer):
-        def __init__(self, config: Any) -> None:
-            self._spec = Spec.of(config[SECTION])
-            with open_dict(config):
-                config.trainer.v1.trainer_mode = self._spec.trainer_mode  # verl looks at its own names
-            self._tally = make_tally(ray)
-            self._store = Store(self._spec.store)
-            self._version = ""
-            self._validating = False
-            self._stepped = Counts()
-            self._lone: list[str] = []
-            self._began = 0.0
-            self._figures: dict[str, float] = {}
-            self._told = RunLog(self._store, run_id=self._spec.run_id, algorithm="verl")
-            super().__init__(config)
-
-        def fit(self, agent_loop_manager: Any) -> None:
-            try:
-                super().fit(agent_loop_manager)
-            except Exception as error:
-                what = f"the validation after step {self.global_steps}" if self._validating else f"step {self.global_steps}"
-                counts: Counts = ray.get(self._tally.take.remote("val" if self._validating else "train"))
-                if told := nothing_left(counts, what):
-                    raise DataError(told) from error
-                raise
-
-        def on_init_end(self) -> None:
-            super().on_init_end()
-            self.replay_buffer.sample = self._comparable(in_order(self.replay_buffer))
-            self._publish()
-
-        def on_step_end(self) -> None:
-            super().on_step_end()
-            before = self._version
-            self._publish()
-            step = step_of(self._spec, self._stepped, self._figures, self.global_steps, (before, self._version), self._began)
-            asyncio.run(self._told.note(step, self._figures))
-
-        def on_validate_begin(self) -> None:
-            super().on_validate_begin()
-            self._validating = True
-
-        def on_validate_end(self) -> None:
-            super().on_validate_end()
-            self._validating = False
-            _log.info("validation: %s", ray.get(self._tally.take.remote("val")).metrics)
-
-        def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
-            self._began = time.time()
-            self._lone = []
-            batch = super().step(metrics, timing_raw)
-            counts: Counts = ray.get(self._tally.take.remote("train"))
-            if counts.reward_least == counts.reward_most:
-                _log.warning("step %d teaches nothing: the rewards are all %s", self.global_steps, counts.reward_least)
-            counts.attempts = [attempt for attempt in counts.attempts if attempt[0] not in self._lone]
-            rows = [tag for tag in batch.tags if not tag.get("is_padding", False)]
-            stale = sum(tag["min_global_steps"] != self.global_steps - 1 for tag in rows)
-            figures = {**figures_of(counts, trained=len(rows), stale=stale), **self._drift(batch), "lone_groups": len(self._lone)}
-            metrics.update(counts.metrics | {f"agl/{name}": value for name, value in figures.items()})
-            self._stepped = counts
-            self._figures = {"step": self.global_steps, **figures}
-            return batch
-
-        def _drift(self, batch: Any) -> dict[str, float]:
-            """Between the log-probs that were captured and those that verl computed before its update, where it did."""
-            if (self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False):
-                return {}
-            fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
-            read = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields).to_padded_tensor()
-            written = read["response_mask"].bool()
-            return {"logprob_drift": max_ratio_error(read["old_log_probs"][written], read["rollout_log_probs"][written])}
-
-        # --- what there is nothing to compare with
-
-        def _comparable(self, sample: Callable[..., tuple[Any, dict[str, Any]]]) -> Callable[..., tuple[Any, dict[str, Any]]]:
-            """`sample`, but for the rows of tasks that have one rollout left."""
-            if not compares_groups(str(self.config.algorithm.adv_estimator), self.config.actor_rollout_ref.rollout.n):
-                return sample
-
-            def comparable(global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
-                batch, metrics = sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
-                lone = lone_keys(batch.keys) if partition_id == "train" else []
-                return self._left_out(batch, lone) if lone else batch, metrics
-
-            return comparable
-
-        def _left_out(self, batch: Any, lone: list[str]) -> Any:
-            """The batch without these rows; where they are all that there is, with them, and no reward for any of them."""
-            told = tq.kv_batch_get(keys=lone, partition_id=batch.partition_id, select_fields=["extra_fields"])["extra_fields"]
-            rollouts = list(dict.fromkeys(str(each["rollout_id"]) for each in told))
-            self._lone += rollouts
-            _log.warning(
-                "step %d: %d of %d groups have one rollout left, which nothing can be compared with and which teaches nothing: %s",
-                self.global_steps, len(rollouts), groups_of(batch.keys), ", ".join(rollouts),
-            )  # fmt: skip
-            left = [key for key in batch.keys if key not in set(lone)]
-            if left:
-                tq.kv_clear(keys=lone, partition_id=batch.partition_id)
-                return batch.select_keys(left)
-            scores = tq.kv_batch_get(keys=lone, partition_id=batch.partition_id, select_fields=["rm_scores"])
-            scores["rm_scores"] = scores["rm_scores"] * 0.0
-            tq.kv_batch_put(keys=lone, partition_id=batch.partition_id, fields=scores)
-            return batch
-
-        def _publish(self) -> None:
-            addresses = self.llm_server_manager.get_addresses()
-            publisher = Publisher(self._store, self._spec, sampling_of(self.config.actor_rollout_ref.rollout))
-            self._version = asyncio.run(publisher.publish(addresses, self.global_steps))
-
-    return Watched
+    """One of verl's trainers under `Watching`."""
+    return type("Watched", (Watching, trainer), {})
 
 
 def register_trainers() -> None:

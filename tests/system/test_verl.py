@@ -14,6 +14,7 @@ import pytest
 
 from agl_otel.algorithms.verl.defaults import COMMON, CPU, ONE_GPU
 from agl_otel.algorithms.verl.keys import MOVED, put
+from agl_otel.algorithms.verl.lone import OF_GROUPS, WITHOUT_GROUPS
 from tests.environments import AbsentError, over_ours
 from tests.system.stack_process import ENVIRONMENT
 
@@ -62,6 +63,8 @@ import functools, json, sys
 import hydra
 hydra.compose = functools.cache(hydra.compose)  # verl's own part is the same each time
 from agl_otel.algorithms.verl.__main__ import composed
+from verl.trainer.ppo.core_algos import AdvantageEstimator
+print("ESTIMATORS", *(each.value for each in AdvantageEstimator))
 for given in json.load(sys.stdin):
     try:
         composed({"agl_otel": {}, **given})
@@ -79,6 +82,8 @@ def test_what_we_set_and_translate_to_has_a_place_in_verls_own_config(python: Pa
     done = subprocess.run(
         [python, "-c", COMPOSE], input=json.dumps(asked), capture_output=True, text=True, check=True, env=environment(python), timeout=600
     )
+    (estimators,) = (line.split()[1:] for line in done.stdout.splitlines() if line.startswith("ESTIMATORS"))
+    assert set(estimators) == OF_GROUPS | WITHOUT_GROUPS, "we know of each whether it compares the rollouts of a task"
     refused = [line for line in done.stdout.splitlines() if "no place" in line or "has a section there" in line]
     assert [line.split(" has no place")[0] for line in refused] == ["the key trainer.n_gpus_per_nod"]
 
@@ -155,6 +160,9 @@ def test_a_trainer_trains_by_verl_and_names_why_a_validation_came_to_nothing(pyt
     (log,) = (tmp_path / "run" / "logs").glob("verl-*.log")
     assert re.search(r"step 1: 1 of 4 groups have one rollout left, .*: ro-verl-\S+-002", log.read_text())
     assert (tmp_path / "run" / "verl" / "checkpoints" / "global_step_2").is_dir(), "no step is lost"
+    assert (tmp_path / "run" / "plots.png").read_bytes().startswith(b"\x89PNG") and list(
+        (tmp_path / "run" / "tensorboard").glob("events.*")
+    )
 
 
 def value_at(path: str) -> Any:

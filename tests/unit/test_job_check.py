@@ -98,6 +98,7 @@ metrics = ["paper"]
         ),
         ('name = "sft"\ntop_fraction = 2.0', ["top_fraction is 2.0"]),
         ('name = "verl"\nconfig = { "data.train_files" = "x" }', ["data.train_files has no place here"]),
+        ('name = "verl"\nconfig = {}', [r"rollout\.n is 1"]),
         ('name = "mine.py:own"\nsteps = 3', ["steps: mine.py:own is made already and takes no options"]),
         ('name = "mine.py:own"', [r"\[data\] val: algorithm mine\.py:own takes no val_dataset"]),
         ('name = "mine.py:nothing"', ["has no 'nothing'"]),

@@ -100,3 +100,20 @@ async def test_what_has_not_finished_in_time_is_cancelled_left_out_and_counted(s
     rollout = await store.get_rollout_by_id(read.rollout_id)
     assert rollout is not None
     assert rollout.status == "cancelled"
+
+
+async def test_a_rollout_that_is_deleted_while_it_runs_gives_no_sample_and_is_counted(store: Store) -> None:
+    await store.open()
+    told: list[Counts] = []
+    run_id = await begin(store)
+    rollouts = Rollouts(store, spec_of(run_id), lambda _, counts: told.append(counts))
+    asked = asyncio.gather(*(rollouts.run(wanted(session)) for session in range(2)))
+    (finished,) = await act(store, 1)
+    (gone,) = {f"ro-{run_id}-{wanted(session).name}" for session in range(2)} - {finished}
+    await store.queue.delete([gone])
+    reads = {read.rollout_id: read for read in await asked}
+    assert (len(reads[finished].samples), reads[gone].samples) == (1, [])
+    total = Counts()
+    for counts in told:
+        total.add(counts)
+    assert (total.rollouts, total.sampled, total.refused) == (2, 1, {"not_finished": 1})

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from agl_otel.algorithms import VERL
+from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.verl.algorithm import scores
 from agl_otel.algorithms.verl.defaults import environment, fixed, with_defaults
 from agl_otel.algorithms.verl.keys import get
 from agl_otel.algorithms.verl.publish import resources, sampling_of
 from agl_otel.algorithms.verl.samples import Rules
-from agl_otel.algorithms.verl.spec import Spec
+from agl_otel.algorithms.verl.spec import Spec, step_shown
 from agl_otel.cli import main
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.trainer import Job
@@ -90,6 +91,22 @@ def test_what_has_no_place_is_named(given: dict[str, Any], says: str) -> None:
     assert says in str(refused.value)
 
 
+def test_a_step_is_shown_under_the_names_of_other_trainers_and_verls_own() -> None:
+    line = {"step": 3, "agl/reward_mean": 0.5, "agl/refused/no_reward": 2, "agl/refused/late": 1, "critic/score/max": 1.0, "told": "x"}
+    step = step_shown("verl-1", line, 7.0)
+    assert (step.run_id, step.step, step.refused, step.end_time) == ("verl-1", 3, 3, 7.0)
+    assert step.metrics == {"reward_mean": 0.5, "refused.no_reward": 2, "refused.late": 1, "critic/score/max": 1.0}
+
+
+def test_one_rollout_a_task_is_refused_for_what_compares_groups() -> None:
+    with pytest.raises(UsageError, match=r"rollout\.n is 1, and algorithm\.adv_estimator = 'grpo'"):
+        VERL({}).check()
+    VERL({"actor_rollout_ref.rollout.n": 2}).check()
+    VERL({"algorithm.adv_estimator": "reinforce_plus_plus"}).check()
+    with pytest.raises(UsageError, match="metrics has 'paper'"):
+        VERL({}, metrics=["paper"])
+
+
 def test_the_level_of_old_and_the_option_mean_the_same() -> None:
     assert VERL({"agentlightning.trace_aggregator.level": "transition"}).rules.by_call
     assert not VERL({"agentlightning.trace_aggregator.level": "transition"}, by_call=False).rules.by_call
@@ -112,6 +129,17 @@ def test_a_job_for_a_missing_extra_says_what_to_install_before_anything_is_start
     assert ended.value.code == 2
     assert "pip install 'agl-otel[verl]'" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
+
+
+def test_a_run_whose_model_is_another_one_now_is_refused(tmp_path: Path) -> None:
+    """The course of a run has the model's fingerprint, which run.json holds."""
+    (tmp_path / "config.json").write_text("{}")
+    verl = VERL({"actor_rollout_ref.rollout.n": 2}, model_dir=tmp_path)
+    RunFolder(tmp_path / "run", algorithm="verl", options=verl.course(["task"], []), seed=1).close()
+    RunFolder(tmp_path / "run", algorithm="verl", options=verl.course(["task"], []), seed=1).close()
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    with pytest.raises(UsageError, match="was begun with another model"):
+        RunFolder(tmp_path / "run", algorithm="verl", options=verl.course(["task"], []), seed=1)
 
 
 def test_a_job_names_options_that_verl_does_not_have(tmp_path: Path) -> None:

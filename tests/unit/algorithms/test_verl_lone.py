@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agl_otel.algorithms.verl.lone import compares_groups, groups_of, lone_keys
+from agl_otel.algorithms.verl.lone import OF_GROUPS, WITHOUT_GROUPS, compares_groups, groups_of, lone_keys, needs_more_rollouts
 
 A, B, C = (f"{name * 8}-0000-4000-8000-000000000000" for name in "abc")
 
@@ -26,3 +26,11 @@ def test_rows_of_a_task_with_one_session_left_are_found_however_many_samples_it_
 )
 def test_only_estimators_that_compare_a_group_need_one(estimator: str, rollouts: int, compared: bool) -> None:
     assert compares_groups(estimator, rollouts) is compared
+
+
+def test_a_single_rollout_of_a_task_is_too_few_for_estimators_of_groups_and_the_reason_names_both() -> None:
+    for estimator in OF_GROUPS:
+        told = needs_more_rollouts(estimator, 1)
+        assert told is not None and "actor_rollout_ref.rollout.n is 1" in told and repr(estimator) in told
+        assert needs_more_rollouts(estimator, 2) is None
+    assert {needs_more_rollouts(estimator, 1) for estimator in (*WITHOUT_GROUPS, "a users own")} == {None}

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from agl_otel.algorithms.verl.samples import Counts, Rules, figures_of, nothing_left, to_samples
+from agl_otel.algorithms.verl.samples import NO_VERSION, Counts, Rules, figures_of, nothing_left, to_samples
 from tests.unit.adapters.conftest import CallRow, TracesBuilder, reward
 
 LEFT, RIGHT = CallRow(call=1, prompt=[1, 2], response=[3]), CallRow(call=2, prompt=[9], response=[4, 5])
@@ -122,3 +123,15 @@ def test_where_nothing_is_left_the_reasons_are_told() -> None:
 def test_ids_that_the_trained_model_does_not_have_are_refused() -> None:
     found, counts = to_samples(TracesBuilder().build(CallRow(prompt=[1, 2], response=[300])), Rules(vocabulary=300))
     assert (found["ro-1"], counts.refused) == ([], {"beyond_vocabulary": 1})
+
+
+def test_every_sample_has_a_number_for_its_weights_because_verls_metrics_take_no_none() -> None:
+    (sample,) = to_samples(TracesBuilder().build(LEFT), Rules())[0]["ro-1"]
+    assert [replace(sample, model_version=said).version for said in ("12", "", "v3", "²")] == [12, NO_VERSION, NO_VERSION, NO_VERSION]
+
+
+def test_a_reward_that_is_no_number_is_none_and_a_rollout_alone_in_its_group_still_gives_its_sample() -> None:
+    """The trainer leaves the lone one out (test_verl_lone.py): here nothing is lost."""
+    rows = [CallRow(rollout=f"ro-{n}") for n in range(2)]
+    found, counts = to_samples(TracesBuilder(rewards={("ro-1", "at-1"): [reward(math.nan)]}).build(*rows), Rules())
+    assert ([len(found[f"ro-{n}"]) for n in range(2)], counts.refused) == ([1, 0], {"no_reward": 1})
