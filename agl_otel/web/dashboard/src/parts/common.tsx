@@ -114,7 +114,7 @@ export function Chips({ names, chosen, choose }: { names: readonly string[]; cho
   return (
     <div className="chips">
       {names.map((name) => (
-        <button key={name} aria-pressed={chosen.includes(name)} className={`chip ${name} ${chosen.includes(name) ? "on" : ""}`}
+        <button key={name} aria-pressed={chosen.includes(name)} className={`chip ${name.replaceAll(" ", "-")} ${chosen.includes(name) ? "on" : ""}`}
           onClick={() => choose(chosen.includes(name) ? chosen.filter((each) => each !== name) : [...chosen, name])}>{name}</button>
       ))}
     </div>
