@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from agl_otel.algorithms.verl.defaults import COMMON, CPU, ONE_GPU
 from agl_otel.algorithms.verl.keys import MOVED, put
 from agl_otel.algorithms.verl.lone import OF_GROUPS, WITHOUT_GROUPS
 from tests.environments import AbsentError, over_ours
-from tests.system.stack_process import ENVIRONMENT
+from tests.system.stack_process import ENVIRONMENT, naming, until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
@@ -160,9 +161,6 @@ def test_a_trainer_trains_by_verl_and_names_why_a_validation_came_to_nothing(pyt
     (log,) = (tmp_path / "run" / "logs").glob("verl-*.log")
     assert re.search(r"step 1: 1 of 4 groups have one rollout left, .*: ro-verl-\S+-002", log.read_text())
     assert (tmp_path / "run" / "verl" / "checkpoints" / "global_step_2").is_dir(), "no step is lost"
-    assert (tmp_path / "run" / "plots.png").read_bytes().startswith(b"\x89PNG") and list(
-        (tmp_path / "run" / "tensorboard").glob("events.*")
-    )
 
 
 def value_at(path: str) -> Any:
@@ -170,11 +168,19 @@ def value_at(path: str) -> Any:
     return {} if path in ("ray_kwargs.ray_init", "critic.fsdp") or path.endswith("nsight_options") else 1
 
 
-def test_a_run_trains_on_what_the_agents_traces_say(python: Path, tmp_path: Path, tiny_policy: Path) -> None:
-    """One start, because it takes a minute; `python -m bench.verl` kills one and goes on."""
+def test_a_run_that_is_killed_goes_on_and_trains_on_what_the_agents_traces_say(python: Path, tmp_path: Path, tiny_policy: Path) -> None:
+    """Two starts of a run of two steps, because each takes a minute; `python -m bench.verl` has one learn over a kill."""
     (tmp_path / "job.toml").write_text(JOB)
     shutil.copytree(tiny_policy, tmp_path / "run" / "policy")
     command = [python, "-m", "agl_otel", "train", "job.toml", "--data-dir", "data", "--run-dir", "run", "--json"]
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment(python)) as first:
+        until(lambda: first.poll() is not None or (metrics.exists() and '"step": 1,' in metrics.read_text()), "a step is done", 1200)
+        first.send_signal(signal.SIGKILL)
+        told_first = first.communicate()[1]
+    assert first.returncode == -signal.SIGKILL, told_first[-3000:]
+    until(lambda: naming(tmp_path) == [], "what it started has ended")
+    before = [json.loads(line) for line in metrics.read_text().splitlines()]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment(python), timeout=1200)
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout)
@@ -192,6 +198,10 @@ def test_a_run_trains_on_what_the_agents_traces_say(python: Path, tmp_path: Path
         assert line["training/rollout_probs_diff_max"] < 1e-4
         assert line["agl/logprob_drift"] < 1e-3
         assert (line["agl/stale_share"], line["agl/lone_groups"]) == (0, 0)
+    assert [line for line in lines if line["step"] <= 1 and "agl/rollouts" in line] == [line for line in before if "agl/rollouts" in line]
     kept = json.loads((tmp_path / "run" / "run.json").read_text())
     assert kept["algorithm"] == "verl"
+    assert (tmp_path / "run" / "plots.png").read_bytes().startswith(b"\x89PNG") and list(
+        (tmp_path / "run" / "tensorboard").glob("events.*")
+    )
     assert (tmp_path / "run" / "verl" / "checkpoints" / f"global_step_{STEPS}").is_dir()
