@@ -94,6 +94,17 @@ async def test_calls_come_as_flat_columns_in_call_order(engine: TraceStore, read
     assert traces.spans == 3
 
 
+async def test_calls_of_adopted_traces_are_calls_everywhere_though_nobody_numbered_them(engine: TraceStore, reader: TraceReader) -> None:
+    tokens = {"PromptTokenIds": [1, 2], "ResponseTokenIds": [3], "ResponseLogprobs": [-0.5]}
+    insert(engine, row(1, semconv.SPAN_LLM, **tokens), row(2, semconv.SPAN_LLM, **tokens), row(3), row(4, semconv.SPAN_LLM))
+    traces = await reader.traces([rollout()], [attempt()])
+    assert traces.calls.call.tolist() == [1, 2] and [traces.calls.response[n].tolist() for n in range(2)] == [[3], [3]]
+    [figures] = await reader.figures([attempt()])
+    assert (figures.calls, figures.spans, figures.prompt_tokens, figures.response_tokens) == (2, 4, 4, 2)
+    outline, _ = await reader.outline("ro-1", limit=10)
+    assert [span.is_call for span in outline] == [True, True, False, False]
+
+
 async def test_a_call_is_named_after_the_nearest_agent_above_it(engine: TraceStore, reader: TraceReader) -> None:
     insert(
         engine,
