@@ -15,7 +15,7 @@ from tests.environments import AbsentError, installed
 pytestmark = pytest.mark.system
 WANDB = ("wandb==0.31.0",)
 SHOW = '''
-import glob, json, sys
+import glob, json, sys, time
 sys.path.append(sys.argv[1])  # ours first: wandb brings other versions of what we use
 from pathlib import Path
 from agl_otel.algorithms.metrics import SINKS, check_metrics
@@ -28,6 +28,7 @@ def step(number):
 
 check_metrics(["wandb"])
 for done, new in ((0, 3), (2, 4)):
+    time.sleep(done)  # W&B names a run's folder by the second of its start
     sink = SINKS["wandb"].make()
     sink.begin("grpo-1", folder, [step(number) for number in range(1, done + 1)])
     for number in range(done + 1, new + 1):

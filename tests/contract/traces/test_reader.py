@@ -95,7 +95,7 @@ async def test_calls_come_as_flat_columns_in_call_order(engine: TraceStore, read
 
 
 async def test_calls_of_adopted_traces_are_calls_everywhere_though_nobody_numbered_them(engine: TraceStore, reader: TraceReader) -> None:
-    tokens = {"PromptTokenIds": [1, 2], "ResponseTokenIds": [3], "ResponseLogprobs": [-0.5]}
+    tokens: dict[str, Any] = {"PromptTokenIds": [1, 2], "ResponseTokenIds": [3], "ResponseLogprobs": [-0.5]}
     insert(engine, row(1, semconv.SPAN_LLM, **tokens), row(2, semconv.SPAN_LLM, **tokens), row(3), row(4, semconv.SPAN_LLM))
     traces = await reader.traces([rollout()], [attempt()])
     assert traces.calls.call.tolist() == [1, 2] and [traces.calls.response[n].tolist() for n in range(2)] == [[3], [3]]

