@@ -326,6 +326,12 @@ def read_stack_file(data_dir: Path) -> dict[str, dict[str, Any]]:
     return told if any(is_alive(service["pid"]) for service in told.values()) else {}
 
 
+def running_address(settings: Settings) -> str:
+    """The queue's address of the stack that settings name, else of the one that runs on the data directory; empty where there is none."""
+    running = read_stack_file(settings.data_dir)
+    return settings.store or (running["queue"]["address"] if running else "")
+
+
 @contextlib.asynccontextmanager
 async def stack_for(settings: Settings, *, only: Sequence[str] = ()) -> AsyncGenerator[tuple[Store, asyncio.Future[None]]]:
     """A store for a command that works: over the stack that settings name, else the one that runs on the data directory, else
@@ -334,8 +340,7 @@ async def stack_for(settings: Settings, *, only: Sequence[str] = ()) -> AsyncGen
     Yields the store and a future that fails when a service of a stack that was started here is gone for good.
     """
     token = settings.token.get_secret_value()
-    running = read_stack_file(settings.data_dir)
-    if address := settings.store or (running["queue"]["address"] if running else ""):
+    if address := running_address(settings):
         async with await Store.connect(address, token=token) as store:
             never = asyncio.get_running_loop().create_future()
             yield store, never

@@ -17,7 +17,7 @@ from agl_otel.collector_calls import open_session
 from agl_otel.errors import UnavailableError
 from agl_otel.printable import printable_lines
 from agl_otel.settings import Settings
-from agl_otel.stack import read_stack_file
+from agl_otel.stack import running_address
 from agl_otel.store import Store
 
 ASK_SECONDS: Final = 5.0
@@ -62,8 +62,7 @@ def status(data_dir: Path | None, store: str | None, as_json: bool) -> int:
 
 def running_stack(settings: Settings) -> str:
     """The address of the stack that runs. Raises UnavailableError where none does."""
-    running = read_stack_file(settings.data_dir)
-    address = settings.store or (running["queue"]["address"] if running else "")
+    address = running_address(settings)
     if not address:
         raise UnavailableError(f"no stack runs on {settings.data_dir}: give --data-dir or --store, or start one with `agl-otel up`")
     return address

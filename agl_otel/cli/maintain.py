@@ -33,7 +33,7 @@ from agl_otel.collector_calls import open_session, posting
 from agl_otel.errors import AglError, ConflictError, InUseError, UnavailableError
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
-from agl_otel.stack import read_stack_file
+from agl_otel.stack import running_address
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
 
 LEASE: Final = "maintain"
@@ -157,8 +157,7 @@ async def maintainer(settings: Settings) -> AsyncGenerator[Maintainer]:
 
 def queue_address(settings: Settings) -> str:
     """The queue's address: as the settings say, else of the stack that runs on the data directory, else the usual one."""
-    running = read_stack_file(settings.data_dir)
-    return settings.store or (running["queue"]["address"] if running else settings.queue_address)
+    return running_address(settings) or settings.queue_address
 
 
 async def ask(queue: QueueClient, session: aiohttp.ClientSession, since: float) -> Report:

@@ -55,11 +55,10 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
 
 
 def _check(job_file: Path, settings: Settings, console: Console, *, as_json: bool) -> None:
-    from agl_otel.stack import read_stack_file
+    from agl_otel.stack import running_address
     from agl_otel.trainer.check import check_job
 
-    running = read_stack_file(settings.data_dir)
-    address = settings.store or (running["queue"]["address"] if running else "")
+    address = running_address(settings)
     found = run_async(lambda: check_job(job_file, store=address, token=settings.token.get_secret_value()))
     for problem in found.problems:
         console.print(f"wrong: {printable_lines(problem)}", soft_wrap=True, markup=False)

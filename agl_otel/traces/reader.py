@@ -43,7 +43,6 @@ ASK_AGAIN_SECONDS: Final = 0.2  # an attempt that is not yet complete is looked 
 LARGE_BYTES: Final = 1 << 20  # an answer that is read beside the event loop
 MANY: Final = (1 << 32) - 1  # rows: no limit
 ROOTS_TOGETHER: Final = 2000  # rollouts in one query
-SAYING_TOGETHER: Final = 500  # the same, where texts are read
 _log = logging.getLogger(__name__)
 NAMES: Final[Mapping[str, str]] = {
     "process": semconv.PROCESS,
@@ -245,13 +244,11 @@ class TraceReader:
     async def saying(self, attempts: Sequence[Attempt], text: str) -> set[str]:
         """The rollouts of those of these attempts in whose last reply of a model stands `text`, as it is or as JSON writes it."""
         of = {attempt.rollout_id: attempt.attempt_id for attempt in attempts}
-        ids, found = sorted(of), set[str]()
-        for start in range(0, len(ids), SAYING_TOGETHER):
-            some = ids[start : start + SAYING_TOGETHER]
-            given = {"rollouts": some, "attempts": [of[each] for each in some], "output": OUTPUT_MESSAGES}
-            rows = await self.query(named_query("saying"), params={**given, "text": text, "escaped": json.dumps(text)[1:-1]})
-            found.update(row["RolloutId"] for row in rows)
-        return found
+        if not of:
+            return set()
+        given = {"rollouts": sorted(of), "attempts": list(of.values()), "output": OUTPUT_MESSAGES}
+        rows = await self.query(named_query("saying"), params={**given, "text": text, "escaped": json.dumps(text)[1:-1]})
+        return {row["RolloutId"] for row in rows}
 
     async def run_figures(self, rollout_ids: Sequence[str]) -> Table:
         """One row for each of these rollouts that has spans (sql/run_figures.sql); where they are many, rows of others among them, too."""

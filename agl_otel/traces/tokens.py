@@ -68,7 +68,7 @@ def call_columns(table: Table) -> CallColumns:
         process=processes,
         span_id=strings(calls, "SpanId"),
         parent_span_id=strings(calls, "ParentSpanId"),
-        call=_call_numbers(_numbers(calls, "Call", np.int64), list(zip(rollouts, attempts, processes, strict=True))),
+        call=_call_numbers(_numbers(calls, "Call", np.int64), rollouts, attempts, processes),
         choice=_numbers(calls, "Choice", np.int64),
         sequence=_numbers(calls, "SequenceId", np.uint64),
         prefix_call=_numbers(calls, "PrefixCall", np.int64),
@@ -84,11 +84,15 @@ def call_columns(table: Table) -> CallColumns:
     )
 
 
-def _call_numbers(numbers: NDArray[np.int64], places: Sequence[tuple[str, str, str]]) -> NDArray[np.int64]:
-    """The numbers of the calls; those of a product that named no rollout have none, and get 1, 2, … in the order in which they came."""
+def _call_numbers(numbers: NDArray[np.int64], *place: Sequence[str]) -> NDArray[np.int64]:
+    """The numbers of the calls; those of a product that named no rollout have none, and get 1, 2, … in the order in which they came.
+
+    `place` are the columns that say among which calls one is counted.
+    """
     if numbers.all():
         return numbers
-    given, count = numbers.copy(), Counter[tuple[str, str, str]]()
+    given, count = numbers.copy(), Counter[tuple[str, ...]]()
+    places = list(zip(*place, strict=True))
     for row in np.flatnonzero(numbers == 0).tolist():
         count[places[row]] += 1
         given[row] = count[places[row]]

@@ -61,18 +61,20 @@ async def _check(job: Job, store: str, token: str, found: Checked) -> None:
         with _told(found):
             need()
     with contextlib.chdir(job.folder):  # where runners work
-        tasks: dict[str, list[Any]] = {"train": [], "val": []}
+        train, val = list[Any](), list[Any]()
         scores = job.run_by != own.__name__
-        for split in tasks if scores or job.data.val else ["train"]:
+        with _told(found):
+            train = job.tasks("train")
+        if scores or job.data.val:
             with _told(found):
-                tasks[split] = job.tasks("train" if split == "train" else "val")
-        found.train, found.val = len(tasks["train"]), len(tasks["val"])
+                val = job.tasks("val")
+        found.train, found.val = len(train), len(val)
         if not scores:
             with _told(found):
-                own.check(job, val=job.data.val is not None)
-        _check_agent(job, [*tasks["train"], *tasks["val"]], found)
+                own.named(job, val=job.data.val is not None)
+        _check_agent(job, [*train, *val], found)
     pattern = _agent_match(job, found)
-    await _check_store(store, token, found, pattern, [*tasks["train"], *tasks["val"]])
+    await _check_store(store, token, found, pattern, [*train, *val])
 
 
 def _check_agent(job: Job, tasks: Sequence[Any], found: Checked) -> None:

@@ -33,12 +33,6 @@ def needs(job: Job) -> list[Need]:
     return []
 
 
-def named(job: Job) -> Any:
-    """What the job's `name` names: Baseline, or something of the user's own. Raises UsageError where there is no such thing."""
-    name: str = job.algorithm["name"]
-    return Baseline if name == "baseline" else load_function(job.located(name))
-
-
 def arguments(job: Job, make: Callable[..., Any], folder: Path) -> dict[str, Any]:
     """What the job's algorithm is made with, by `make`. Raises SettingsError where its options do not fit."""
     name, parameters = job.algorithm["name"], inspect.signature(make).parameters
@@ -51,15 +45,20 @@ def arguments(job: Job, make: Callable[..., Any], folder: Path) -> dict[str, Any
     return given
 
 
-def check(job: Job, *, val: bool) -> None:
-    """Raise UsageError where the algorithm is not there, or takes other options or no validation tasks (`val`: whether there are some)."""
-    found = named(job)
+def named(job: Job, *, val: bool) -> Any:
+    """What the job's `name` names: Baseline, or something of the user's own.
+
+    Raises UsageError where it is not there, or takes other options or no validation tasks (`val`: whether there are some).
+    """
+    name: str = job.algorithm["name"]
+    found: Any = Baseline if name == "baseline" else load_function(job.located(name))
     if not isinstance(found, Algorithm):
         arguments(job, found, Path())
     elif job.options:
-        raise SettingsError(f"[algorithm] {', '.join(job.options)}: {job.algorithm['name']} is made already and takes no options")
+        raise SettingsError(f"[algorithm] {', '.join(job.options)}: {name} is made already and takes no options")
     if val and isinstance(found, FunctionalAlgorithm) and not found.takes("val_dataset"):
-        raise SettingsError(f"[data] val: algorithm {job.algorithm['name']} takes no val_dataset; leave it out")
+        raise SettingsError(f"[data] val: algorithm {name} takes no val_dataset; leave it out")
+    return found
 
 
 class OwnRun(JobRun):
@@ -70,8 +69,7 @@ class OwnRun(JobRun):
     async def fit(self, train: Sequence[Any], val: Sequence[Any] | None) -> Algorithm:
         """Run it, with runners; the algorithm afterwards. Raises SettingsError where the job does not fit it, and what it raises itself."""
         adapter = TracerTraceToTriplet()
-        check(self.job, val=val is not None)
-        algorithm = self.algorithm()
+        algorithm = self.algorithm(val=val is not None)
         algorithm.set_store(self.store)
         algorithm.set_adapter(adapter)
         if self.job.resources:
@@ -88,10 +86,9 @@ class OwnRun(JobRun):
                 await unless(self.failed, call(algorithm.run, train, val))
         return algorithm
 
-    def algorithm(self) -> Algorithm:
-        """The job's algorithm, made with its options. Raises SettingsError where it is none, or takes other options."""
-        check(self.job, val=False)
-        found = named(self.job)
+    def algorithm(self, *, val: bool = False) -> Algorithm:
+        """The job's algorithm, made with its options. Raises SettingsError where it is none, or does not fit the job (`named`)."""
+        found = named(self.job, val=val)
         if isinstance(found, Algorithm):
             return found
         given = arguments(self.job, found, self.folder)

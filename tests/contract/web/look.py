@@ -53,14 +53,8 @@ def visit(page: Any, theme: str) -> None:
         page.screenshot(path=f"{given['shots']}/{name}-{theme}.png")
 
 
-def use(page: Any) -> None:
-    """What a person does."""
-    main = page.locator("main")
-    page.goto(given["url"] + "/")
-    page.wait_for_url("**/rollouts")
-    page.get_by_label("Search by id").fill(given["rollout"])
-    expect(main.get_by_role("row")).to_have_count(2, timeout=30_000)  # the head and the one
-    expect(main.get_by_role("row").last).to_contain_text("**<script>", timeout=30_000)  # its output
+def narrow(page: Any, main: Any) -> None:
+    """The filters of the one rollout that is shown."""
     page.get_by_label("Output has").fill("<script>window")
     expect(main.get_by_role("row")).to_have_count(2, timeout=30_000)
     page.get_by_label("Output has").fill("nobody said so")
@@ -73,6 +67,17 @@ def use(page: Any) -> None:
     expect(main).to_contain_text("No rollouts match")
     page.get_by_label("Input has").fill("")
     expect(main.get_by_role("row")).to_have_count(2, timeout=30_000)
+
+
+def use(page: Any) -> None:
+    """What a person does."""
+    main = page.locator("main")
+    page.goto(given["url"] + "/")
+    page.wait_for_url("**/rollouts")
+    page.get_by_label("Search by id").fill(given["rollout"])
+    expect(main.get_by_role("row")).to_have_count(2, timeout=30_000)  # the head and the one
+    expect(main.get_by_role("row").last).to_contain_text("**<script>", timeout=30_000)  # its output
+    narrow(page, main)
     page.get_by_role("button", name="Attempts", exact=True).click()
     expect(main).to_contain_text("#1")
     page.get_by_role("button", name="val", exact=True).click()
