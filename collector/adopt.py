@@ -80,6 +80,8 @@ class Adoption:
     async def run(self, since_ms: int, now_ms: int) -> None:
         """Adopt the traces that went quiet since the pass at `since_ms` (0: all), and finish what an earlier pass left unfinished."""
         await self._finish(await self._unfinished())
+        if not await self._late.unidentified("otel_traces"):
+            return
         quiet = now_ms - self._quiet_ms
         for part in await self._late.parts(since_ms):
             asked = {**part, "quiet": quiet, "since": max(0, since_ms - self._quiet_ms), "limit": TRACES}

@@ -32,6 +32,10 @@ TABLES: Final = {
 FAST_FROM_SPANS: Final = 400  # ClickHouse analyses its view at each insert: below this many spans that costs more than it saves
 FAST: Final = "fast"
 """The part of a batch that ClickHouse builds; the other parts are kinds of rows, from one log position to another."""
+STORED: Final = (
+    "BatchId = {batch:UInt64} AND ReceivedAt BETWEEN fromUnixTimestamp64Milli({first:Int64}) AND fromUnixTimestamp64Milli({last:Int64})"
+)
+"""Rows of a batch. When they were received is what ClickHouse knows of each part by heart: of the others it opens nothing."""
 T = TypeVar("T")
 Member = tuple[int, Request]
 """(log position, request)."""
@@ -53,6 +57,12 @@ class _Spans(NamedTuple):
     @property
     def positions(self) -> range:
         return range(self.first, self.first + len(self.numbers))
+
+
+def _received(members: Sequence[Member]) -> dict[str, object]:
+    """The parameters of STORED that hold for every table."""
+    received = [request.received_ms for _, request in members]
+    return {"first": min(received), "last": max(received)}
 
 
 def _place(batch: Batch, members: Sequence[Member]) -> dict[int, _Spans]:
@@ -93,6 +103,7 @@ class BatchStore:
         self._refused_dir = refused_dir
         self._fast_from = fast_from_spans
         self._tries = Tries()
+        self._received: dict[str, object] = {}  # of the batch at work
         self.counts: Counter[str] = Counter()
         """rows, fast (those of them that ClickHouse built), fast_refused (batches that it would not build), refused (requests kept
         aside), recovered (rows that a batch in doubt still missed)."""
@@ -100,6 +111,7 @@ class BatchStore:
     def store(self, batch: Batch, members: Sequence[Member], *, in_doubt: bool) -> None:
         """Insert the batch; `in_doubt` where an earlier try may have stored some of it. Raises ClickHouseError to be tried again."""
         self._tries.begin(batch.batch_id)
+        self._received = _received(members)
         spans = _place(batch, members)
         left: frozenset[int] | None = None
         doubt = in_doubt
@@ -134,9 +146,7 @@ class BatchStore:
                 self.counts["fast_refused"] += 1
                 return None
             expected = sum(len(set(each.positions) - left) for each in spans.values())
-            (row,) = self._engine.select(
-                f"SELECT count() FROM {TABLES['traces'][0]} WHERE BatchId = {{batch:UInt64}}", {"batch": batch.batch_id}
-            )
+            (row,) = self._engine.select(f"SELECT count() FROM {TABLES['traces'][0]} WHERE {STORED}", {"batch": batch.batch_id, **self._received})
             if (kept := int(str(row[0]))) < expected:
                 self._tries.skipped(FAST)
                 raise _NotKeptError(batch, expected - kept)
@@ -172,7 +182,7 @@ class BatchStore:
         self._count(len(rows), in_doubt=in_doubt)
 
     def _stored(self, batch: Batch, table: str) -> frozenset[int]:
-        found = self._engine.select(f"SELECT BatchPos FROM {table} WHERE BatchId = {{batch:UInt64}}", {"batch": batch.batch_id})
+        found = self._engine.select(f"SELECT BatchPos FROM {table} WHERE {STORED}", {"batch": batch.batch_id, **self._received})
         return frozenset(int(str(row[0])) for row in found)
 
     def _build(
