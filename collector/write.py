@@ -29,9 +29,9 @@ MAX_BATCH_ROWS: Final = 20_000
 MAX_BATCH_BYTES: Final = 32 << 20
 MAX_HELD_BYTES: Final = 128 << 20  # of requests that wait to be written; beyond it they are read back from the log
 GATHER_SECONDS: Final = 0.02  # from the first row to the insert: what belongs together comes together, and an agent's start has the CPU
-LINGER_SECONDS: Final = 0.25  # between two inserts while nobody waits for one: each costs 20 to 50 ms, however few its rows
-BUSY_LINGER_SECONDS: Final = 0.5  # the same while many rows come: what is written in fewer, larger parts is also merged less often
-BUSY_ROWS: Final = 100  # in the first LINGER_SECONDS
+LINGER_SECONDS: Final = 0.9  # between two inserts while nobody waits for one: each costs 20 to 50 ms of CPU, however few its rows
+BUSY_LINGER_SECONDS: Final = 0.5  # the same while many rows come: they take a while to be written, and are to be visible within a second
+BUSY_ROWS: Final = 200  # within BUSY_LINGER_SECONDS
 RETRY_SECONDS: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -204,12 +204,12 @@ class Writer:
     async def _linger(self) -> None:
         """Let more come together, unless somebody waits or there is a full batch."""
         for since, seconds, rows in (
-            (time.monotonic(), GATHER_SECONDS, 0),
-            (self._last_batch_at, LINGER_SECONDS, 0),
-            (self._last_batch_at, BUSY_LINGER_SECONDS, BUSY_ROWS),
+            (time.monotonic(), GATHER_SECONDS, MAX_BATCH_ROWS),
+            (self._last_batch_at, BUSY_LINGER_SECONDS, MAX_BATCH_ROWS),
+            (self._last_batch_at, LINGER_SECONDS, BUSY_ROWS),
         ):
             rest = since + seconds - time.monotonic()
-            if rest > 0 and not self._waiters and rows <= self._rows < MAX_BATCH_ROWS:
+            if rest > 0 and not self._waiters and self._rows < rows:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._hurry.wait(), rest)
         self._hurry.clear()
