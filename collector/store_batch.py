@@ -146,7 +146,9 @@ class BatchStore:
                 self.counts["fast_refused"] += 1
                 return None
             expected = sum(len(set(each.positions) - left) for each in spans.values())
-            (row,) = self._engine.select(f"SELECT count() FROM {TABLES['traces'][0]} WHERE {STORED}", {"batch": batch.batch_id, **self._received})
+            (row,) = self._engine.select(
+                f"SELECT count() FROM {TABLES['traces'][0]} WHERE {STORED}", {"batch": batch.batch_id, **self._received}
+            )
             if (kept := int(str(row[0]))) < expected:
                 self._tries.skipped(FAST)
                 raise _NotKeptError(batch, expected - kept)
