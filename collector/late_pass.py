@@ -86,9 +86,9 @@ class LatePass:
                 await self.command("late_refill", {"shards": part["shards"], "shard": part["shard"]})
 
     async def unidentified(self, table: str) -> bool:
-        """Whether the table has any rows without ids, but for steps of our own training runs: most stores have none, and to ask is cheap."""
-        ours = f"SpanName != '{semconv.SPAN_TRAIN_STEP}'" if table == "otel_traces" else "1"
-        return bool(await self.rows(f"SELECT 1 FROM otel.{table} WHERE RolloutId = '' AND {ours} LIMIT 1", {}))
+        """Whether the table has rows without ids, other than the steps of training runs: most stores have none, and to ask is cheap."""
+        ours, params = ("", {}) if table == "otel_logs" else (" AND SpanName != {train:String}", {"train": _NAMES["train"]})
+        return bool(await self.rows(f"SELECT 1 FROM otel.{table} WHERE RolloutId = ''{ours} LIMIT 1", params))
 
     async def parts(self, since_ms: int) -> list[dict[str, int]]:
         """Parameters of the queries for each part of a pass."""
