@@ -1,6 +1,7 @@
 """What is in deploy/ is taken by the tools that will read it: Docker Compose's own loader, helm, Kubernetes' schemas, systemd.
 
-`make compose-check helm` build the first two; without them their tests skip. The schemas are those of the package kubernetes-validate.
+`make compose-check` builds the first; helm is a package of ours on Linux (x86-64), elsewhere the one on the PATH. What is missing makes its
+tests skip. The schemas are those of the package kubernetes-validate.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,11 +33,11 @@ EVERYTHING = {
 }  # fmt: skip
 
 
-def tool(name: str, verb: str) -> str:
-    built = ROOT / "build" / "tools" / name
-    found = str(built) if built.exists() else shutil.which(name)
+def tool(name: str, remedy: str) -> str:
+    ours = [str(ROOT / "build" / "tools"), str(Path(sys.executable).parent)]
+    found = shutil.which(name, path=os.pathsep.join([*ours, os.environ.get("PATH", os.defpath)]))
     if found is None:
-        pytest.skip(f"{name} is not here: `make {verb}` builds it")
+        pytest.skip(f"{name} is not here: {remedy}")
     return found
 
 
@@ -50,7 +52,7 @@ def loaded(tmp_path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
         return environment.get(name) or rest
 
     (tmp_path / "compose.yaml").write_text(re.sub(r"\$\{(\w+):([-?])([^}]*)\}", value, text))
-    loader = tool("compose-load", "compose-check")
+    loader = tool("compose-load", "`make compose-check` builds it")
     done = subprocess.run([loader, "-format", "json", "compose.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -96,7 +98,14 @@ def test_modules_that_deployments_start_exist() -> None:
 
 def rendered(tmp_path: Path, values: Mapping[str, Any]) -> str:
     (tmp_path / "values.json").write_text(json.dumps(values))
-    command = [tool("helm", "helm"), "template", "agl", str(DEPLOY / "helm" / "agl-otel"), "--kube-version", f"{KUBERNETES}.0"]
+    command = [
+        tool("helm", "https://helm.sh/docs/intro/install"),
+        "template",
+        "agl",
+        str(DEPLOY / "helm" / "agl-otel"),
+        "--kube-version",
+        f"{KUBERNETES}.0",
+    ]
     done = subprocess.run([*command, "-f", str(tmp_path / "values.json")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -139,7 +148,7 @@ def test_the_chart_has_every_service_scraped_where_its_metrics_are(tmp_path: Pat
 
 
 def test_the_chart_is_clean_and_refuses_secrets_in_settings(tmp_path: Path) -> None:
-    helm, chart = tool("helm", "helm"), str(DEPLOY / "helm" / "agl-otel")
+    helm, chart = tool("helm", "https://helm.sh/docs/intro/install"), str(DEPLOY / "helm" / "agl-otel")
     subprocess.run([helm, "lint", "--strict", "--kube-version", f"{KUBERNETES}.0", chart], check=True, capture_output=True)
     for wrong in ("settings.AGL_TOKEN=x", "nosuch.value=1", "queue.replicas=-1"):
         done = subprocess.run([helm, "template", "agl", chart, "--set", wrong], capture_output=True, text=True, check=False)
