@@ -239,6 +239,22 @@ async def test_spans_that_were_stored_before_there_was_a_column_of_facts_read_th
     assert (after.verdicts["ro-1", "at-1"].kind, after.spans) == ("complete", 4)
 
 
+async def test_the_rollouts_of_a_trace_are_found_whatever_times_its_spans_claim(engine: TraceStore, reader: TraceReader) -> None:
+    times = ("1900-01-02 00:00:00", "1970-01-01 00:00:00", "2025-06-15 15:06:40.5", "2106-02-07 06:28:15.9", "2250-01-01 00:00:00")
+    for number, said in enumerate(times):  # an insert each: a part of its own, that could be left closed
+        insert(engine, row(number, Timestamp=said, TraceId=f"t{number}", RolloutId=f"ro-{number}"))
+        insert(engine, row(number, Timestamp=said, TraceId="shared", RolloutId=f"ro-{number}"))
+    for number in range(len(times)):
+        assert await reader.rollouts_of_traces([f"t{number}"]) == [f"ro-{number}"]
+    everyone = [f"ro-{number}" for number in range(len(times))]
+    assert sorted(await reader.rollouts_of_traces(["shared"])) == everyone
+    assert sorted(await reader.rollouts_of_traces([f"t{number}" for number in range(len(times))])) == everyone
+    assert await reader.rollouts_of_traces(["nobody's"]) == []
+    engine.command("TRUNCATE TABLE otel.otel_traces_trace_id_ts")  # a view can fail after its source was written
+    insert(engine, row(9, TraceId="later", RolloutId="ro-9"))
+    assert sorted(await reader.rollouts_of_traces(["t2", "later", "later"])) == ["ro-2", "ro-9"]
+
+
 async def test_arrow_and_rows_say_the_same(engine: TraceStore, reader: TraceReader) -> None:
     insert(engine, row(1), row(2))
     sql = "SELECT SpanId, SequenceId FROM otel_traces WHERE RolloutId = {r:String} ORDER BY SequenceId"
