@@ -9,10 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
+
+import pytest
+
+from agl_otel.cli import main
 
 START_SECONDS = 300.0
 DEMO = Path("examples/first_light")
@@ -70,6 +75,39 @@ def run(*arguments: str, cwd: Path, env: dict[str, str] | None = None, seconds: 
         [sys.executable, "-m", "agl_otel", *arguments],
         capture_output=True, text=True, check=False, cwd=cwd, timeout=seconds, env={**ENVIRONMENT, "PATH": path, **(env or {})},
     )  # fmt: skip
+
+
+def run_here(
+    capsys: pytest.CaptureFixture[str], *arguments: str, cwd: Path, beside: Callable[[threading.Event], None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`run` in this process, which has torch already: one more that imports it and transformers takes a processor eight seconds.
+
+    `beside` runs in a thread meanwhile, and is told when the command has ended; where it fails, the command is interrupted.
+    """
+    failed: list[BaseException] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        try:
+            if beside is not None:
+                beside(over)
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            failed.append(error)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        with contextlib.chdir(cwd), pytest.raises(SystemExit) as ended:
+            main(arguments)
+    finally:
+        over.set()
+        thread.join()
+    if failed:
+        raise failed[0]
+    captured = capsys.readouterr()
+    assert isinstance(ended.value.code, int)
+    return subprocess.CompletedProcess(arguments, ended.value.code, captured.out, captured.err)
 
 
 def small_demo(folder: Path, *, prompts: int = 4, members: int = 4, val: int = 4) -> Path:

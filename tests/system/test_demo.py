@@ -10,15 +10,15 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agl_otel.cli import main
 from agl_otel.stack import MAX_RESTARTS
-from tests.system.stack_process import DEMO, Command, naming, run, small_demo, until
+from tests.system.stack_process import DEMO, Command, naming, run, run_here, small_demo, until
 
 pytest.importorskip("torch", reason="needs the [train] extra")
 pytestmark = pytest.mark.timeout(1200)
@@ -34,11 +34,11 @@ def running(data: Path, module: str) -> list[int]:
     return found
 
 
-def test_what_is_trained_on_is_what_was_sampled_and_stored(tmp_path: Path, tiny_policy: Path) -> None:
+def test_what_is_trained_on_is_what_was_sampled_and_stored(tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "data"
-    small_demo(tmp_path, val=32)
+    small_demo(tmp_path, val=12)
     shutil.copytree(tiny_policy, data / "run" / "policy")
-    done = run("demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=tmp_path, seconds=900)
+    done = run_here(capsys, "demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     assert result["steps"] == 2
@@ -47,7 +47,7 @@ def test_what_is_trained_on_is_what_was_sampled_and_stored(tmp_path: Path, tiny_
     assert result["calls_equal_to_model_server"] == result["rollouts"] == 2 * 16 + 2 * result["tasks_scored"] + 2 * 4
     assert result["verdicts"] == {"complete": result["rollouts"]}
     assert result["max_ratio_error"] < 1e-4
-    assert result["tasks_scored"] == 32 and result["score_before"] <= 0.45
+    assert result["tasks_scored"] == 12 and result["score_before"] <= 0.45
     assert Path(result["plot"]).read_bytes().startswith(b"\x89PNG")
     assert "openai.chat" in done.stderr and "primary = " in done.stderr, "the command's trace is shown as a tree"
     assert naming(data) == []
@@ -60,38 +60,46 @@ def test_what_is_trained_on_is_what_was_sampled_and_stored(tmp_path: Path, tiny_
     assert json.loads(listed.stdout)["total"] == 2 * 16
 
 
-def test_a_collector_that_is_gone_for_good_ends_the_demo_with_its_name(tmp_path: Path, tiny_policy: Path) -> None:
+def test_a_collector_that_is_gone_for_good_ends_the_demo_with_its_name(
+    tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = tmp_path / "data"
     shutil.copytree(tiny_policy, data / "run" / "policy")
-    with Command("demo", "--data-dir", str(data), log=tmp_path / "demo.log", cwd=small_demo(tmp_path, val=1)) as demo:
-        metrics = data / "run" / "metrics.jsonl"
-        until(lambda: metrics.exists() and metrics.read_text() != "", "the first step is done")
+    metrics = data / "run" / "metrics.jsonl"
+
+    def kill(over: threading.Event) -> None:
+        until(lambda: over.is_set() or (metrics.exists() and metrics.read_text() != ""), "the first step is done")
         killed: set[int] = set()
         deadline = time.monotonic() + 300
-        while len(killed) <= MAX_RESTARTS and time.monotonic() < deadline and demo.process.poll() is None:
+        while len(killed) <= MAX_RESTARTS and time.monotonic() < deadline and not over.wait(0.02):
             for pid in running(data, "agl_otel.collector"):  # when it has hardly begun: its start takes long on a loaded machine
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 killed.add(pid)
-            signal.sigtimedwait([], 0.02)
-        assert demo.wait(300) == 1
-        steps = len(metrics.read_text().splitlines())
-        assert "error: collector is gone" in demo.output and "log is" in demo.output
-        assert "score after" not in demo.output and steps < 100
+
+    small_demo(tmp_path, val=1)
+    ended = run_here(capsys, "demo", "--data-dir", str(data), cwd=tmp_path, beside=kill)
+    assert ended.returncode == 1
+    assert "error: collector is gone" in ended.stderr and "log is" in ended.stderr
+    assert "score after" not in ended.stdout and len(metrics.read_text().splitlines()) < 100
     assert naming(data) == []
 
 
-def test_a_model_server_that_dies_ends_the_training_with_its_name(tmp_path: Path, tiny_policy: Path) -> None:
+def test_a_model_server_that_dies_ends_the_training_with_its_name(
+    tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, job = tmp_path / "data", small_demo(tmp_path, val=1) / DEMO / "job.toml"
     shutil.copytree(tiny_policy, data / "run" / "policy")
-    with Command(
-        "train", str(job), "--data-dir", str(data), "--run-dir", str(data / "run"), log=tmp_path / "train.log", cwd=tmp_path
-    ) as training:
-        until(lambda: "score before" in training.output, "the training begins")
+    metrics = data / "run" / "metrics.jsonl"
+
+    def kill(over: threading.Event) -> None:
+        until(lambda: over.is_set() or (metrics.exists() and metrics.read_text() != ""), "the training is under way")
         (server,) = running(data, "agl_otel.algorithms.grpo.server")
         os.kill(server, signal.SIGKILL)
-        assert training.wait(300) == 1
-        assert "the model server ended with exit code" in training.output
+
+    ended = run_here(capsys, "train", str(job), "--data-dir", str(data), "--run-dir", str(data / "run"), cwd=tmp_path, beside=kill)
+    assert ended.returncode == 1
+    assert "the model server ended with exit code" in ended.stderr
     assert naming(data) == []
 
 
@@ -120,10 +128,9 @@ def test_a_grader_that_raises_ends_the_training_with_what_it_said(
     job.write_text(job.read_text().replace("grade.py:", f"{tmp_path}/bad.py:"))
     data = tmp_path / "data"
     shutil.copytree(tiny_policy, data / "run" / "policy")
-    with pytest.raises(SystemExit) as ended:
-        main(["train", str(job), "--data-dir", str(data), "--run-dir", str(data / "run")])  # in this process, which has torch already
-    told = capsys.readouterr().err
-    assert ended.value.code == 1
+    ended = run_here(capsys, "train", str(job), "--data-dir", str(data), "--run-dir", str(data / "run"), cwd=tmp_path)
+    told = ended.stderr
+    assert ended.returncode == 1
     assert "no such field: score" in told and "grade" in told
     listed = run("rollouts", "--json", "--data-dir", str(data), cwd=tmp_path)
     assert json.loads(listed.stdout)["total"] == 8, "what happened is still there"
