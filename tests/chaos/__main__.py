@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 from tests.chaos.check import Tally
-from tests.chaos.nursery import Nursery
 from tests.chaos.scenarios import SCENARIOS, Result, play
+from tests.nursery import Nursery
 
 COLUMNS = ("scenario", "kills", "acked", "readable", "lost", "doubled", "wrong id", "disorder", "MiB", "seconds", "")
 WIDTHS = (26, 6, 9, 9, 6, 8, 9, 9, 6, 8, 0)

@@ -14,8 +14,8 @@ import pytest
 
 from tests.chaos import clickhouse, clients, fuzz, kills, neighbours
 from tests.chaos.check import Tally
-from tests.chaos.nursery import Nursery
 from tests.chaos.world import World, new_world
+from tests.nursery import Nursery
 
 SMALL_SEGMENTS: Final = {"wal_budget_bytes": 16 << 20}  # and segments of an eighth: they change and go while the load runs
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import aiohttp
 import pytest
@@ -23,11 +23,11 @@ from agl_otel import semconv
 from agl_otel.errors import UnavailableError
 from tests.chaos.check import Tally, acked_ids, check
 from tests.chaos.load import Config, command
-from tests.chaos.nursery import MAIN, Nursery
 from tests.clickhouse_server import ClickHouseServer
 from tests.contract.collector import stack as stacks
 from tests.contract.collector.otlp import post_spans, request_of, span
 from tests.contract.collector.test_crash import KILLED_AT
+from tests.nursery import Nursery
 
 ROOT: Final = Path(__file__).parents[2]
 MEMORY_BYTES: Final = 3 << 30  # what a collector may ever hold, ClickHouse inside it
@@ -40,30 +40,13 @@ FINE: Final = ("", "UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED", "503")
 
 
 @dataclass
-class Stack(stacks.Stack):
-    """A stack whose collectors come from a nursery."""
-
-    nursery: Nursery | None = None
-    """None: each collector imports by itself."""
-
-    def spawn(self, service: str, *args: str) -> subprocess.Popen[bytes]:
-        """Start a service; `args` may be ("-c", code)."""
-        if service != "collector" or self.nursery is None:
-            return super().spawn(service, *args)
-        environment = {**os.environ, **self.settings.environment(), **self.environment}
-        child = self.nursery.spawn(args[1] if args else MAIN, environment, self.log)
-        self.processes[service] = process = cast("subprocess.Popen[bytes]", child)  # as far as anybody here uses it
-        return process
-
-
-@dataclass
 class World:
     """One scenario's processes and findings."""
 
     directory: Path
     chance: random.Random
     full: bool
-    stack: Stack
+    stack: stacks.Stack
     server: ClickHouseServer | None = None
     share: float = 1.0
     """Of the full run's kills, rounds and requests."""
@@ -232,7 +215,7 @@ def new_world(directory: Path, nursery: Nursery, *, seed: int, full: bool, share
     """A world, not started."""
     directory.mkdir(parents=True, exist_ok=True)
     made = stacks.new_stack(directory)
-    stack = Stack(made.settings, made.log, nursery=nursery)
+    stack = stacks.Stack(made.settings, made.log, nursery=nursery)
     server = ClickHouseServer(directory / "server") if on_server else None
     if server is not None:
         settings["clickhouse_url"] = server.url()

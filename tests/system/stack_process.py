@@ -18,6 +18,7 @@ from typing import IO
 import pytest
 
 from agl_otel.cli import main
+from tests.nursery import nursery
 
 START_SECONDS = 300.0
 DEMO = Path("examples/first_light")
@@ -69,12 +70,9 @@ class Command:
 
 
 def run(*arguments: str, cwd: Path, env: dict[str, str] | None = None, seconds: float = 900.0) -> subprocess.CompletedProcess[str]:
-    """Run `agl-otel …` to its end."""
+    """Run `agl-otel …` to its end, in a fork of a process that has imported what commands need."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return subprocess.run(
-        [sys.executable, "-m", "agl_otel", *arguments],
-        capture_output=True, text=True, check=False, cwd=cwd, timeout=seconds, env={**ENVIRONMENT, "PATH": path, **(env or {})},
-    )  # fmt: skip
+    return nursery().run(arguments, {**ENVIRONMENT, "PATH": path, **(env or {})}, cwd=cwd, seconds=seconds)
 
 
 def run_here(

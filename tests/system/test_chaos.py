@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.nursery import Nursery
 from tests.chaos.scenarios import SCENARIOS, play
+from tests.nursery import nursery
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 SMALL = ("killed-at-points", "killed-on-a-server", "vanished-part", "queue-away", "disk-full", "slow-clients")
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery()
-    yield made
-    made.close()
-
-
 @pytest.mark.parametrize("name", SMALL)
-async def test_every_acked_span_is_readable_once(name: str, nursery: Nursery, tmp_path: Path) -> None:
+async def test_every_acked_span_is_readable_once(name: str, tmp_path: Path) -> None:
     assert name in SCENARIOS
-    result = await play(name, tmp_path, nursery, seed=1, full=False)
+    result = await play(name, tmp_path, nursery(), seed=1, full=False)
     if result.skipped:
         pytest.skip(result.skipped)
     assert not result.problems, "\n".join(result.problems)

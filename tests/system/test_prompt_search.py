@@ -15,6 +15,7 @@ import pytest
 
 from agl_otel.settings import free_port
 from agl_otel.store import Store
+from agl_otel.store.embedded import EmbeddedStack
 from tests.system.stack_process import ENVIRONMENT, Command, naming, run, until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
@@ -47,9 +48,9 @@ def paid(folder: Path) -> int:
     """How many rollouts there are in the store of a run that has ended."""
 
     async def count() -> int:
-        store = Store.embedded(folder / "data")
+        store = Store(source=EmbeddedStack(folder / "data", services=("queue",)))
         try:
-            return (await store.statistics()).get("total_rollouts", 0)
+            return int((await (await store.open()).queue.statistics())["total_rollouts"])
         finally:
             await store.close()
 

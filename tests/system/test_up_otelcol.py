@@ -15,7 +15,7 @@ from tests.authority import Authority
 from tests.clickhouse_server import PASSWORD, ClickHouseServer
 from tests.model_server import ModelServer
 from tests.system.otelcol_process import binary
-from tests.system.stack_process import Command, naming, run, small_demo, until
+from tests.system.stack_process import Command, naming, run, run_here, small_demo, until
 from tests.system.test_up import FREE_PORTS, stack_file
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
@@ -34,13 +34,15 @@ def environment(server: ClickHouseServer) -> dict[str, str]:
     return {"AGL_COLLECTOR": str(binary()), "AGL_CLICKHOUSE_URL": server.url()}
 
 
-def test_the_demo_trains_on_what_was_sampled_and_stored(server: ClickHouseServer, tmp_path: Path, tiny_policy: Path) -> None:
+def test_the_demo_trains_on_what_was_sampled_and_stored(
+    server: ClickHouseServer, tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch", reason="needs the [train] extra")
     data = tmp_path / "data"
     shutil.copytree(tiny_policy, data / "run" / "policy")
-    done = run(
-        "demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=small_demo(tmp_path, val=2), env=environment(server), seconds=900
-    )
+    for name, value in environment(server).items():
+        monkeypatch.setenv(name, value)
+    done = run_here(capsys, "demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=small_demo(tmp_path, val=2))
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     assert result["trajectories"] == result["trajectories_in_clickhouse"] == 2 * 16

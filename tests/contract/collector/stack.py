@@ -1,4 +1,4 @@
-"""A queue and a collector of our own as real processes on free ports."""
+"""A queue and a collector of our own as real processes on free ports, forked from one that has imported what they need."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import aiohttp
 
 from agl_otel.settings import Settings
 from agl_otel.traces.reader import TraceReader
+from tests.nursery import SERVICES, Nursery, nursery
 
 START_SECONDS = 300.0
 T = TypeVar("T")
@@ -29,6 +30,8 @@ class Stack:
     log: Path
     environment: dict[str, str] = field(default_factory=dict[str, str])
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict[str, "subprocess.Popen[bytes]"])
+    nursery: Nursery | None = field(default_factory=nursery)
+    """Forks the services; None: each imports by itself, as it does where there is an `environment`, which what is imported may read."""
 
     @property
     def http(self) -> str:
@@ -50,7 +53,13 @@ class Stack:
         return TraceReader(self.sql, collectors=[self.http], token=self.settings.token.get_secret_value())
 
     def spawn(self, service: str, *args: str) -> subprocess.Popen[bytes]:
+        """Start a service; `args` may be ("-c", code)."""
         environment = {**os.environ, **self.settings.environment(), **self.environment}
+        if self.nursery is not None and service in SERVICES and not self.environment:
+            forks = self.nursery
+            child = forks.spawn(args[1], environment, self.log) if args else forks.service(service, environment, self.log)
+            self.processes[service] = process = cast("subprocess.Popen[bytes]", child)  # as far as anybody here uses it
+            return process
         with self.log.open("ab") as out:
             process = subprocess.Popen([sys.executable, *(args or ("-m", f"agl_otel.{service}"))], env=environment, stdout=out, stderr=out)
         self.processes[service] = process

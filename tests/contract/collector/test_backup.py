@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.types import EnqueueRolloutRequest
 from tests.clickhouse_server import PASSWORD, ClickHouseServer
+from tests.nursery import nursery
 
 from .otlp import post_spans, span_request
 from .stack import Stack, new_stack
@@ -31,15 +30,8 @@ def elsewhere(tmp_path: Path) -> Iterator[Stack]:
 
 
 def agl(stack: Stack, *args: str, fails: bool = False, **environment: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "agl_otel", *args, "--data-dir", str(stack.settings.data_dir)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=stack.log.parent,
-        env={**os.environ, **environment},
-        check=False,
-    )
+    command = (*args, "--data-dir", str(stack.settings.data_dir))
+    done = nursery().run(command, {**os.environ, **environment}, cwd=stack.log.parent, seconds=300)
     assert bool(done.returncode) == fails, done.stderr
     assert "Traceback" not in done.stderr
     assert PASSWORD not in done.stdout + done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from agl_otel.traces.server import ServerEngine
 from agl_otel.types import EnqueueRolloutRequest
 from tests.clickhouse_server import ClickHouseServer
 from tests.contract.queue.conftest import postgres  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a fixture
+from tests.nursery import ROOT, nursery
 
 from .otlp import post_spans, request_of, span
 from .stack import Stack, start
@@ -125,12 +125,8 @@ def test_every_table_of_rollouts_is_gone_through(engine: TraceStore) -> None:
 async def agl(stack: Stack, *arguments: str) -> tuple[int, str]:
     """Run a command; its exit code, and what it printed on both outputs."""
     environment = {**os.environ, **stack.settings.environment(), "AGL_STORE": stack.queue}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "agl_otel", *arguments, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    text = (await process.communicate())[0].decode()
-    assert process.returncode is not None
-    return process.returncode, text.strip()
+    done = await asyncio.to_thread(nursery().run, arguments, environment, cwd=ROOT, seconds=300)
+    return done.returncode, (done.stdout + done.stderr).strip()
 
 
 async def one_rollout(stack: Stack, name: str) -> None:

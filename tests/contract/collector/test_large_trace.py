@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 
 from agl_otel import semconv
 from agl_otel.queue.client import QueueClient
 from agl_otel.types import EnqueueRolloutRequest
+from tests.nursery import ROOT, nursery
 
 from .otlp import post_spans, request_of, span
 from .stack import Stack, start
@@ -20,7 +19,7 @@ AT_ONCE = 10_000
 
 
 def agl(*args: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "agl_otel", *args], capture_output=True, text=True, timeout=300, check=False)
+    done = nursery().run(args, os.environ, cwd=ROOT, seconds=300)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     return done.stdout
 

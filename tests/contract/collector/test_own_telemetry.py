@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
-import sys
 from typing import Any
 
 import aiohttp
 import pytest
 
 from agl_otel import semconv
+from tests.nursery import ROOT, nursery
 
 from .otlp import post_spans, request_of, span
 from .stack import Stack
@@ -79,8 +80,7 @@ async def test_prometheus_reads_the_same_numbers(stack: Stack) -> None:
 
 
 async def status_command(stack: Stack, *args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "agl_otel", "collector", "status", *args]
-    return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=300)
+    return await asyncio.to_thread(nursery().run, ("collector", "status", *args), os.environ, cwd=ROOT, seconds=300)
 
 
 async def test_the_command_prints_what_every_collector_says(stack: Stack) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 from agl_otel import semconv
 from agl_otel.queue.client import QueueClient
 from agl_otel.types import EnqueueRolloutRequest
 from tests.clickhouse_files import blocks
+from tests.nursery import ROOT, nursery
 
 from .otlp import post_spans, request_of, span
 from .stack import Stack, start
@@ -34,8 +34,8 @@ def holding(folder: Path, text: str) -> set[str]:
 
 def wipe(stack: Stack, rollout_id: str) -> str:
     where = ("--store", stack.queue, "--data-dir", str(stack.settings.data_dir))
-    command = [sys.executable, "-m", "agl_otel", "rollouts", "delete", rollout_id, "--yes", "--wipe", *where]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    command = ("rollouts", "delete", rollout_id, "--yes", "--wipe", *where)
+    done = nursery().run(command, os.environ, cwd=ROOT, seconds=400)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     return done.stderr
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from agl_otel.queue.client import AttemptUpdate
@@ -13,13 +12,12 @@ from agl_otel.queue.move import fetch
 from agl_otel.queue.postgres_server import Postgres
 from agl_otel.queue.testing import LocalQueue
 from agl_otel.types import LLM, EnqueueRolloutRequest
+from tests.nursery import ROOT, nursery
 
 
 def agl(data_dir: Path, url: str, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "agl_otel", *(command or ("queue", "move", "--to", url)), "--data-dir", str(data_dir), "--json"],
-        capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "AGL_QUEUE_URL": url if command else ""},
-    )  # fmt: skip
+    arguments = (*(command or ("queue", "move", "--to", url)), "--data-dir", str(data_dir), "--json")
+    return nursery().run(arguments, {**os.environ, "AGL_QUEUE_URL": url if command else ""}, cwd=ROOT, seconds=120)
 
 
 async def known(queue: LocalQueue) -> list[object]:

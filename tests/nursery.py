@@ -1,0 +1,218 @@
+"""Queues, collectors and commands that start at once: a process that has imported everything forks one for each start.
+
+Imports are most of what a start takes a processor (0.5 s of a queue's 0.6, 1.1 of a collector's 2.0, 1.2 of a command's 1.3), and a run of
+the tests starts hundreds. (chdb is imported after the fork: its threads would not survive one.)
+
+What runs in the fork is the service's or the command's own main (or the code of a test that ends in it), in an environment, a folder and
+with files for its output of its own; it ends as any interpreter does. `python -m tests.nursery` reads one JSON object a line (a Birth), and
+writes {"pid"} for each, and {"pid", "status"} when one has ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final
+
+from agl_otel.cli import COMMANDS
+from agl_otel.interpreter import load_quickly
+
+ROOT: Final = Path(__file__).parents[1]
+SERVICES: Final = ("queue", "collector")
+COMMAND: Final = "import runpy\nrunpy.run_module('agl_otel', run_name='__main__', alter_sys=True)\n"
+_END: Final = os.waitstatus_to_exitcode
+
+
+class Child:
+    """A forked process, with the methods of subprocess.Popen that the stack uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.ended = threading.Event()
+
+    def poll(self) -> int | None:
+        """Its exit status, if it has ended."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status. Raises TimeoutExpired."""
+        if not self.ended.wait(timeout):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Nursery:
+    """The process that forks."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.nursery"]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._born: SimpleQueue[int] = SimpleQueue()
+        self._children: dict[int, Child] = {}
+        self._early: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def spawn(
+        self,
+        code: str,
+        environment: Mapping[str, str],
+        log: Path,
+        *,
+        errors: Path | None = None,
+        cwd: Path = ROOT,
+        argv: Sequence[str] = (),
+    ) -> Child:
+        """A new process that runs `code`; what it prints goes to `log`, but for its errors where they have a file."""
+        assert self._process.stdin is not None
+        birth = Birth(code, dict(environment), str(cwd), [str(log), str(errors or log)], list(argv))
+        print(json.dumps(asdict(birth)), file=self._process.stdin, flush=True)
+        child = Child(self._born.get(timeout=120))
+        with self._lock:
+            self._children[child.pid] = child
+            if child.pid in self._early:
+                self._end(child, self._early.pop(child.pid))
+        return child
+
+    def service(self, name: str, environment: Mapping[str, str], log: Path) -> Child:
+        """One of SERVICES: what `python -m agl_otel.NAME` is."""
+        return self.spawn(f"import sys\nfrom agl_otel.{name}.__main__ import main\nsys.exit(main())\n", environment, log)
+
+    def run(
+        self, arguments: Sequence[str], environment: Mapping[str, str], *, cwd: Path, seconds: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `python -m agl_otel ARGUMENTS` to its end. Raises TimeoutExpired."""
+        with tempfile.TemporaryDirectory() as place:
+            out, errors = Path(place) / "out", Path(place) / "errors"
+            argv = ["agl_otel", *arguments]
+            child = self.spawn(COMMAND, environment, out, errors=errors, cwd=cwd, argv=argv)
+            try:
+                code = child.wait(seconds)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+                raise
+            return subprocess.CompletedProcess(argv, code, out.read_text(), errors.read_text())
+
+    def close(self) -> None:
+        """End it, and with it whatever it has forked."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._thread.join(60)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            told: dict[str, Any] = json.loads(line)
+            if "status" not in told:
+                self._born.put(told["pid"])
+                continue
+            with self._lock:
+                if (child := self._children.pop(told["pid"], None)) is not None:
+                    self._end(child, told["status"])
+                else:  # it ended before its birth was noted
+                    self._early[told["pid"]] = told["status"]
+
+    def _end(self, child: Child, status: int) -> None:
+        self._children.pop(child.pid, None)
+        child.returncode = status
+        child.ended.set()
+
+
+@functools.cache
+def nursery() -> Nursery:
+    """The one of this process."""
+    made = Nursery()
+    atexit.register(made.close)
+    return made
+
+
+@dataclass(frozen=True)
+class Birth:
+    """What a fork is to be."""
+
+    code: str
+    environment: dict[str, str]
+    cwd: str
+    files: list[str]
+    """For its output, and for its errors."""
+    argv: list[str]
+
+    def run(self, parent: int) -> None:
+        """In the fork."""
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it dies with the nursery
+        if os.getppid() != parent:
+            os._exit(1)
+        for number, file in enumerate(self.files, 1):
+            os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.chdir(self.cwd)
+        os.environ.clear()
+        os.environ.update(self.environment)
+        sys.argv = self.argv
+        exec(self.code, {"__name__": "__main__"})
+
+
+def main() -> None:
+    """Fork on demand until stdin ends."""
+    load_quickly()
+    for name in (*(f"agl_otel.{name}.__main__" for name in SERVICES), *(place.partition(":")[0] for place in COMMANDS.values())):
+        importlib.import_module(name)
+    gc.freeze()
+    me = os.getpid()
+    running: set[int] = set()
+    rest = b""
+    while True:
+        while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            running.discard(ended[0])
+            print(json.dumps({"pid": ended[0], "status": _END(ended[1])}), flush=True)
+        if not select.select([0], [], [], 0.01)[0]:
+            continue
+        data = os.read(0, 1 << 16)
+        if not data:
+            break
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            wanted = Birth(**json.loads(line))
+            if (pid := os.fork()) == 0:
+                wanted.run(me)
+                return
+            running.add(pid)
+            print(json.dumps({"pid": pid}), flush=True)
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    main()
