@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import aiohttp
 
@@ -29,8 +29,10 @@ from agl_otel.processes import HEALTH_POLL_SECONDS, Process, is_alive
 from agl_otel.queue.client import QueueClient
 from agl_otel.services import ANNOUNCED, SERVICES, Service, services_of
 from agl_otel.settings import Settings
-from agl_otel.store import Store
 from agl_otel.tls import Tls, Trust, connector
+
+if TYPE_CHECKING:
+    from agl_otel.store import Store
 
 LOG = logging.getLogger(__name__)
 STACK_FILE: Final = "stack.json"
@@ -339,6 +341,8 @@ async def stack_for(settings: Settings, *, only: Sequence[str] = ()) -> AsyncGen
 
     Yields the store and a future that fails when a service of a stack that was started here is gone for good.
     """
+    from agl_otel.store import Store  # with numpy, which a supervisor that only supervises need not import
+
     token = settings.token.get_secret_value()
     if address := running_address(settings):
         async with await Store.connect(address, token=token) as store:

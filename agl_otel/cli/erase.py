@@ -1,4 +1,4 @@
-"""Removes rollouts from both stores: what `rollouts delete` and `queue prune` share.
+"""Removes rollouts from both stores: what `rollouts delete`, `queue prune` and `maintain` share.
 
 The queue forgets rollouts first, so that nobody sees one without its spans; then ClickHouse does, by collector/deletion.py. As with
 `maintain`, a ClickHouse server (AGL_CLICKHOUSE_URL) is reached from here, the embedded one through its collector. Before the first rollout
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -24,7 +24,9 @@ from agl_otel.queue.client import QueueClient
 from agl_otel.queue.sqlite import sqlite_path
 from agl_otel.settings import Settings
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
+from agl_otel.types import RolloutStatus
 
+CHUNK: Final = 500  # rollouts in one call
 DELETE_SECONDS: Final = 600.0  # for some hundred rollouts; each table is gone through once
 RUNS: Final = "runs"
 TEXTS: Final = (".json", ".jsonl", ".toml", ".txt", ".md", ".csv", ".log")
@@ -37,6 +39,12 @@ class Erase(Protocol):
     async def __call__(self, ids: Sequence[str], *, wipe: bool = False, aside: Sequence[str] = ()) -> None:
         """Raises UnavailableError, ClickHouseError."""
         ...
+
+
+async def finished_before(opened: QueueClient, statuses: Sequence[RolloutStatus], before: float) -> AsyncIterator[list[str]]:
+    """Ids of rollouts that ended before a time (Unix seconds), page by page; the caller removes each page."""
+    while page := await opened.query_rollouts(status_in=statuses or None, ended_before=before, limit=CHUNK):
+        yield [item.rollout_id for item in page]
 
 
 wipe_option = click.option("--wipe", is_flag=True, help="Off the disk, too, before it returns: a minute, and parts are written anew.")

@@ -27,7 +27,7 @@ import click
 
 from agl_otel import logformat
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
-from agl_otel.cli.queue import SECONDS, finished_before
+from agl_otel.cli.erase import finished_before
 from agl_otel.collector.maintenance import Maintenance
 from agl_otel.collector_calls import open_session, posting
 from agl_otel.errors import AglError, ConflictError, InUseError, UnavailableError
@@ -40,6 +40,7 @@ LEASE: Final = "maintain"
 LEASE_SECONDS: Final = 30.0
 INTERVAL_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 6 * 3600.0  # how often a pass goes over everything
+DAY_SECONDS: Final = 86400.0
 PRUNE_SECONDS: Final = 3600.0  # how often the queue is asked for rollouts that are past the retention
 Report = dict[str, float]
 Work = Callable[[float], Awaitable[Report]]
@@ -103,7 +104,7 @@ class Maintainer:
         if not self._retention_days or now < self._prune_at:
             return 0
         pruned = 0
-        async for ids in finished_before(self._queue, (), now - self._retention_days * SECONDS["d"]):
+        async for ids in finished_before(self._queue, (), now - self._retention_days * DAY_SECONDS):
             pruned += await self._queue.delete(ids)
         self._prune_at = now + PRUNE_SECONDS
         return pruned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option, warn_of_passwords
-from agl_otel.cli.erase import eraser, keep_spans_option
+from agl_otel.cli.erase import CHUNK, eraser, finished_before, keep_spans_option
 from agl_otel.cli.render import plain
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.printable import printable
@@ -27,7 +27,6 @@ from agl_otel.settings import Settings
 from agl_otel.stack import stack_for
 from agl_otel.types import AttemptedRollout, RolloutMode, RolloutStatus
 
-CHUNK: Final = 500  # rollouts in one call
 BOTH_STORES: Final = ("queue", "collector")  # what deleting needs
 SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
@@ -203,13 +202,6 @@ def prune(
             click.echo(f"{found} rollouts would be removed" if dry_run else f"removed {removed} rollouts")
 
     run_async(main)
-
-
-async def finished_before(opened: QueueClient, statuses: Sequence[RolloutStatus], before: float) -> AsyncIterator[list[str]]:
-    """Ids of rollouts that ended before a time (Unix seconds), page by page; the caller removes each page."""
-    arguments: dict[str, Any] = {"status_in": statuses or None, "ended_before": before, "limit": CHUNK}
-    while page := await opened.query_rollouts(**arguments):
-        yield [item.rollout_id for item in page]
 
 
 @queue.command()

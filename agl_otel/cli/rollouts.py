@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, store_option
-from agl_otel.cli.erase import eraser, keep_spans_option, wipe_option
-from agl_otel.cli.queue import BOTH_STORES, CHUNK, clock, open_queue, progress, prune, rollout_ids_of, table_of
+from agl_otel.cli.erase import CHUNK, eraser, keep_spans_option, wipe_option
+from agl_otel.cli.queue import BOTH_STORES, clock, open_queue, progress, prune, rollout_ids_of, table_of
 from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.lifecycle import FINISHED
