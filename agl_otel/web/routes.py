@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
@@ -17,6 +18,8 @@ from agl_otel.types import PaginatedResult
 PREFIX: Final = "/v1/agl"
 STORE: Final = web.AppKey("store", Store)
 LARGEST: Final = (1 << 62) - 1
+SHOWN: Final = 40  # characters of a number that is refused
+_MAY_OVERFLOW: Final = re.compile(rb"[eE]\+?\d{3}|\d{200}")  # every number beyond a double's range is written with one of these
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -75,10 +78,22 @@ class Page(Strict):
 
 async def body_of(request: web.Request, model: type[M]) -> M:
     """The JSON body. Raises UsageError that names what is wrong in it."""
+    body = await request.read() or b"{}"
     try:
-        return model.model_validate_json(await request.read() or b"{}")
+        given = model.model_validate_json(body)
     except ValidationError as error:
         raise UsageError(f"the body is no {model.__name__.lstrip('_')}: {words(error)}") from None
+    if _MAY_OVERFLOW.search(body):
+        json.loads(body, parse_float=_in_range)
+    return given
+
+
+def _in_range(literal: str) -> float:
+    number = float(literal)
+    if math.isinf(number):
+        shown = literal if len(literal) <= SHOWN else f"{literal[:SHOWN]}…"
+        raise UsageError(f"the number {shown} in the body is beyond what can be kept (about 1.8e308): send it as text, or leave it out")
+    return number
 
 
 async def asked_of(request: web.Request, model: type[M]) -> M:

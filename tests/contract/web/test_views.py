@@ -170,6 +170,16 @@ def test_a_number_that_json_has_not_is_null(web: Web) -> None:
     assert b"NaN" not in web.rest("GET", f"/rollouts/{made['rollout_id']}").body
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1E+0400", "1" + "0" * 250 + "e99", "1" + "0" * 400 + ".5"])
+def test_a_number_that_cannot_be_kept_is_refused(web: Web, number: str) -> None:
+    for body in (f'{{"input": {{"limit": [{number}]}}}}', f'{{"input": 1, "metadata": {{"loss": {number}}}}}'):
+        refused = web.call("POST", "/v1/agl/rollouts", body.encode(), {"Content-Type": "application/json"})
+        assert refused.status == 400 and f"the number {number[:40]}" in refused.json["detail"], refused
+    kept = {"large": 1.5e308, "text": "1e999", "small": 1e-300, "many": 10**300, "said": "e999, " + "9" * 300}
+    made = web.rest("POST", "/rollouts", {"input": kept})
+    assert made.status == 201 and web.rest("GET", f"/rollouts/{made.json['rollout_id']}").json["input"] == kept
+
+
 def test_the_document_has_every_route(web: Web) -> None:
     document = web.call("GET", "/v1/agl/openapi.json").json
     said = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
