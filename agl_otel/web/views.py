@@ -217,7 +217,11 @@ def _unquoted(text: str) -> str:
 
 async def _attempt_figures(store: Store, request: web.Request) -> Any:
     await store.open()
-    return await store.reader.figures(list(await store.queue.query_attempts([request.match_info["rollout_id"]])))
+    rollout_id = request.match_info["rollout_id"]
+    attempts = list(await store.queue.query_attempts([rollout_id]))
+    if not attempts:
+        await _must_exist(store, rollout_id)
+    return await store.reader.figures(attempts)
 
 
 async def _outline(store: Store, request: web.Request) -> Any:
@@ -225,7 +229,19 @@ async def _outline(store: Store, request: web.Request) -> Any:
     await store.open()
     rollout_id = request.match_info["rollout_id"]
     spans, total = await store.reader.outline(rollout_id, attempt_id=asked.attempt_id or "", limit=asked.limit)
+    if not total:
+        await _must_exist(store, rollout_id, asked.attempt_id)
     return Outline(spans=spans, total=total)
+
+
+async def _must_exist(store: Store, rollout_id: str, attempt_id: str | None = None) -> None:
+    """Of what no span is stored. Raises NotFoundError where the queue does not know it, either."""
+    if attempt_id is None:
+        known(await store.get_rollout_by_id(rollout_id), f"rollout {rollout_id!r}, and no span of it")
+        return
+    attempts = await store.queue.query_attempts([rollout_id])
+    what = f"attempt {attempt_id!r} of rollout {rollout_id!r}, and no span of it"
+    known(next((each for each in attempts if each.attempt_id == attempt_id), None), what)
 
 
 async def _read(store: Store, rollout_id: str, attempt_id: str | None) -> list[Span]:
@@ -234,6 +250,8 @@ async def _read(store: Store, rollout_id: str, attempt_id: str | None) -> list[S
     _, total = await store.reader.outline(rollout_id, attempt_id=attempt_id or "", limit=1)
     if total > READ_SPANS:
         raise UsageError(f"this has {total} spans, and a conversation is read of up to {READ_SPANS}: use SQL, or `agl-otel export`")
+    if not total:
+        await _must_exist(store, rollout_id, attempt_id)
     return await store.spans(rollout_id, attempt_id=attempt_id)
 
 

@@ -12,6 +12,7 @@ import pytest
 from agl_otel import semconv
 from agl_otel.web.rest import ROUTES
 from agl_otel.web.views import VIEWS
+from tests.contract.collector.otlp import span_request
 from tests.contract.web.conftest import Web
 from tests.environments import AbsentError, installed
 
@@ -146,7 +147,32 @@ def test_a_conversation_says_what_is_new_and_tokens_are_whole(web: Web, begun: d
     tokens = web.rest("GET", f"{path}/tokens", asked).json
     assert tokens == {"prompt_token_ids": [1, 2, 3, 4, 5, 1, 2, 3], "response_token_ids": [4, 5], "logprobs": [-0.5, -2.0]}
     assert web.rest("GET", f"{path}/tokens", {**asked, "span_id": "none"}).status == 404
-    assert web.rest("GET", "/rollouts/ro-none/conversation").json == {"calls": [], "total": 0}
+
+
+VIEWS_OF_ONE = ("outline", "conversation", "figures", "tokens?attempt_id=at-none&span_id=none")
+
+
+@pytest.mark.parametrize("view", VIEWS_OF_ONE)
+def test_what_there_is_not_is_named_and_what_has_no_span_yet_is_empty(web: Web, begun: dict[str, Any], view: str) -> None:
+    unknown = web.rest("GET", f"/rollouts/ro-none/{view}")
+    assert unknown.status == 404 and "'ro-none'" in unknown.json["detail"], unknown
+    if view != "figures":
+        joint = "&" if "?" in view else "?"
+        path = f"/rollouts/{begun['rollout_id']}/{view.replace('at-none', 'at-x')}"
+        unknown = web.rest("GET", path if "at-x" in path else f"{path}{joint}attempt_id=at-x")
+        assert unknown.status == 404 and "'at-x'" in unknown.json["detail"], unknown
+    empty = {"outline": {"spans": [], "total": 0}, "conversation": {"calls": [], "total": 0}}.get(view)
+    if empty is not None:
+        made = web.rest("POST", "/rollouts", {"input": 1}).json
+        given = {"attempt_id": made["attempt"]["attempt_id"]}
+        assert [web.rest("GET", f"/rollouts/{made['rollout_id']}/{view}", asked).json for asked in (None, given)] == [empty, empty]
+
+
+def test_spans_of_a_rollout_that_the_queue_does_not_know_are_shown(web: Web) -> None:
+    headers = {"Content-Type": "application/x-protobuf", semconv.HEADER_ACK: "stored"}
+    sent = web.call("POST", "/v1/traces", span_request([("ro-stray", "at-stray")], spans=1).SerializeToString(), headers)
+    assert sent.status == 200, sent
+    assert web.rest("GET", "/rollouts/ro-stray/outline", {"attempt_id": "at-stray"}).json["total"] == 1
 
 
 def test_resources_have_versions(web: Web, begun: dict[str, Any]) -> None:
