@@ -10,11 +10,11 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from pydantic import TypeAdapter
 
-from agl_otel.errors import AglError, from_grpc
+from agl_otel.errors import AglError, UsageError, from_grpc
 from agl_otel.queue import convert
 from agl_otel.queue.calls import RETRY_SECONDS, Calls, new_request_id, parts
 from agl_otel.queue.proto import queue_pb2 as pb
@@ -42,6 +42,8 @@ __all__ = ["KEEP", "AttemptUpdate", "Observation", "QueueClient", "RolloutUpdate
 T = TypeVar("T")
 SortOrder = Literal["asc", "desc"]
 FilterLogic = Literal["and", "or"]
+FIRST_FILTERS: Final = frozenset({"status_in", "id_in", "has_id_in", "id_contains", "mode_in", "any"})
+"""Of rollouts: what every queue knows, also one that does not say which filters it knows."""
 _RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 
 
@@ -198,7 +200,15 @@ class QueueClient:
             asked.input_contains = input_contains
         asked.attempts_from = attempts_from
         request = pb.QueryRolloutsRequest(filter=asked, page=_page(sort_by, sort_order, limit, offset))
-        found, total = await self._query("Rollouts", request, pb.Rollouts, convert.rollout_from_pb)
+        applied: set[str] = set()
+        found, total = await self._query(
+            "Rollouts", request, pb.Rollouts, convert.rollout_from_pb, lambda part: applied.update(part.filters)
+        )
+        if ignored := sorted({field.name for field, _ in asked.ListFields()} - FIRST_FILTERS - applied):
+            raise UsageError(
+                f"the queue at {self.address} is of an earlier release ({(await self.describe()).version}) and answers as if "
+                f"{', '.join(ignored)} had not been asked for: update it, or ask without"
+            )
         return PaginatedResult(found, limit, offset, total)
 
     async def query_attempts(
@@ -373,10 +383,13 @@ class QueueClient:
 
     # --- helpers
 
-    async def _query(self, what: str, request: object, answer: type[Any], converted: Callable[[Any], T]) -> tuple[list[T], int]:
-        """What a query finds, of whatever size, and how many match without its page."""
+    async def _query(
+        self, what: str, request: object, answer: type[Any], converted: Callable[[Any], T], seen: Callable[[Any], object] = bool
+    ) -> tuple[list[T], int]:
+        """What a query finds, of whatever size, and how many match without its page; `seen` gets every part of the answer."""
 
         def take(part: Any) -> tuple[list[T], int]:
+            seen(part)
             return [converted(item) for item in getattr(part, what.lower())], part.total
 
         taken = await self._calls.collect(f"Stream{what}", f"Query{what}", request, answer, take)

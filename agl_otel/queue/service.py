@@ -196,7 +196,10 @@ class QueueService:
     async def _read_in_parts(self, operation: Callable[[Transaction, Any], Any], field: str, request: object, context: Context) -> Any:
         answer = await self._read(operation, request, context)
         for chunk in _chunks(getattr(answer, field)):
-            yield type(answer)(**{field: chunk}, total=answer.total)
+            part = type(answer)(**{field: chunk}, total=answer.total)
+            if isinstance(answer, pb.Rollouts):
+                part.filters.extend(answer.filters)
+            yield part
 
     def _described(self, answer: pb.DescribeResponse) -> pb.DescribeResponse:
         answer.version = self._version

@@ -107,6 +107,7 @@ def query_rollouts(tx: Transaction, request: pb.QueryRolloutsRequest) -> pb.Roll
         total = _total(tx, "rollouts_total", where, params, request.page, len(rows), **options)
     answer = rollouts_pb(rows)
     answer.total = total
+    answer.filters.extend(field.name for field, _ in request.filter.ListFields())
     return answer
 
 
