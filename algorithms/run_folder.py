@@ -1,6 +1,6 @@
 """The folder of one run: which run it is, that one process works on it, and a line for each of its steps.
 
-    run.json        the run's id, its algorithm, its options, its seed
+    run.json        the run's id, its algorithm, its options without secrets (redacted.py), its seed
     lock            held while a process works on the run
     metrics.jsonl   a line for each step
 
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from agl_otel.errors import DataError, InUseError, SettingsError, UsageError
+from agl_otel.redacted import without_secrets
 
 RUN: Final = "run.json"
 METRICS: Final = "metrics.jsonl"
@@ -119,19 +120,22 @@ class RunFolder:
         except BlockingIOError:
             raise InUseError(f"another process works on the run in {folder}: wait for its end, or choose another folder") from None
 
-    def _begin(self, path: Path, algorithm: str, options: dict[str, Any], seed: int | None) -> None:
+    def _begin(self, path: Path, algorithm: str, given: dict[str, Any], seed: int | None) -> None:
+        options = without_secrets(given)  # a run is gone on with by what it is given then; this copy says whether that is the same run
         if not path.exists():
             write_json(path, {"run_id": self.run_id, "algorithm": algorithm, "seed": self.seed, "options": options})
             return
         try:
             begun: dict[str, Any] = json.loads(path.read_text())
-            before: dict[str, Any] = begun["options"]
+            before: dict[str, Any] = without_secrets(begun["options"])
             self.run_id, self.seed = begun["run_id"], begun["seed"]
             other = [name for name in {*options, *before} if options.get(name) != before.get(name)]
             other += ["algorithm"] if begun["algorithm"] != algorithm else []
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} is damaged ({error!r}): mend it, or choose a new folder") from error
         other += ["seed"] if seed is not None and self.seed != seed else []
+        if before != begun.get("options") and not other:
+            write_json(path, {**begun, "options": before})  # as an earlier release left it
         if other:
             raise UsageError(
                 f"the run in {path.parent} was begun with another {', '.join(sorted(other))}: give what run.json says, or a new folder"

@@ -34,6 +34,7 @@ from agl_otel.proxy.recorder import Call, Recorder
 from agl_otel.proxy.reply import Json, parse_object, with_fields
 from agl_otel.proxy.translation import AGENT, Translation
 from agl_otel.proxy.upstream import SEED, Budget, Upstream, Upstreams, call_seed
+from agl_otel.redacted import without_secrets
 
 CONNECT_SECONDS: Final = 10.0
 SILENCE_SECONDS: Final = 600.0  # the longest that a model server may say nothing: a long prompt behind a full batch
@@ -238,7 +239,7 @@ class Forwarder:
             return await self._translation.ask(request, pool, raw, asked, call)
         call.status = 501
         raise RefusedError(
-            f"the model server {pool[0].base_url} has no route /{call.dialect.path}, and litellm, which would ask it by chat/completions, "
+            f"the model server {_shown(pool[0])} has no route /{call.dialect.path}, and litellm, which would ask it by chat/completions, "
             f"is not set up: {HOW}",
             status=501,
             code="no_litellm",
@@ -326,6 +327,8 @@ class Forwarder:
                     headers[name] = api_key
                 elif len(key_headers) == 1 or not (urlsplit(upstream.base_url).hostname or "").endswith("anthropic.com"):
                     headers[name] = f"Bearer {api_key}"
+        if "@" in urlsplit(upstream.base_url).netloc:  # the name and the password in it are the authorization
+            headers.popall("authorization", None)
         return headers
 
 
@@ -362,5 +365,11 @@ def _names_any(body: bytes, fields: frozenset[str]) -> bool:
 
 def _failure(error: Exception, upstream: Upstream) -> web.Response:
     if isinstance(error, TimeoutError):
-        return error_response(504, f"the model server {upstream.base_url} did not answer in time", "timeout")
-    return error_response(502, f"the model server {upstream.base_url} cannot be reached or broke off: {error!r}", "upstream_error")
+        return error_response(504, f"the model server {_shown(upstream)} did not answer in time", "timeout")
+    why = without_secrets(repr(error))
+    return error_response(502, f"the model server {_shown(upstream)} cannot be reached or broke off: {why}", "upstream_error")
+
+
+def _shown(upstream: Upstream) -> str:
+    """Its address, as an agent and its spans may know it: without a password that stands in it."""
+    return without_secrets(upstream.base_url)

@@ -15,7 +15,8 @@ import pytest
 
 from agl_otel.ingest import ingest_key
 from agl_otel.queue.proto import queue_pb2
-from agl_otel.settings import PORTS
+from agl_otel.redacted import LEFT_OUT
+from agl_otel.settings import PORTS, free_port
 from tests.clickhouse_files import blocks
 from tests.model_server import ModelServer
 from tests.system.stack_process import Command, alive, naming, run, until
@@ -29,6 +30,56 @@ from pathlib import Path
 openai.OpenAI().chat.completions.create(model="m", messages=[{"role": "user", "content": "hello"}])
 argv = [p.read_bytes().decode() for p in Path("/proc").glob("[0-9]*/cmdline")]
 Path(sys.argv[1]).write_text(json.dumps({"env": dict(os.environ), "argv": argv}))
+"""
+
+
+JOB_KEY, RESOURCE_KEY, HEADER_KEY, PASSWORD = (
+    "sk-jobs-own-key-of-this-test",
+    "resources-own-key-of-this-test",
+    "header-key-x-2718",
+    "pass-word-31415",
+)
+JOB = """
+[agent]
+function = "functions.py:answer"
+
+[data]
+train = "tasks.jsonl"
+
+[resources]
+main_llm = {{ resource_type = "llm", endpoint = "http://someone:{password}@{host}/v1", model = "m", api_key = "{resource}" }}
+
+[editor]
+base_url = "http://someone:{password}@{host}/v1"
+
+[algorithm]
+name = "functions.py:search"
+api_key = "{job}"
+address = "https://someone:{password}@models.example/v1"
+headers = {{ Authorization = "Bearer {header}", X-Api-Key = "{header}" }}
+litellm_params = [{{ model = "openai/m", api_key = "{job}" }}]
+patience = 3
+"""
+FUNCTIONS = """
+import json
+from pathlib import Path
+import agl_otel as agl
+
+def search(api_key, address, headers, litellm_params, patience):
+    @agl.algo
+    async def work(store, train_dataset, run_folder, initial_resources):
+        assert (api_key, patience) == ("{job}", 3), "it has what the job says, on a resumed run, too"
+        run_folder.metric({{"step": 1, "patience": patience}})
+        kept = await store.add_resources(initial_resources)
+        made = await store.enqueue(train_dataset, resources_id=kept.resources_id)
+        ended = await store.wait([each.rollout_id for each in made])
+        assert [each.status for each in ended] == ["succeeded"] * len(made), ended
+    return work
+
+async def answer(task, llm: agl.LLM):
+    argv = [p.read_bytes().decode(errors="replace") for p in Path("/proc").glob("[0-9]*/cmdline")]
+    Path("argv.json").write_text(json.dumps(argv))
+    return 1.0
 """
 
 
@@ -96,3 +147,49 @@ def test_an_agent_can_send_and_ask_its_model_and_nothing_else(tmp_path: Path, mo
             for part in (content, *blocks(content)):
                 assert TOKEN.encode() not in part and KEY.encode() not in part, path
             assert b"Traceback" not in content or path.suffix != ".log", path
+
+
+def test_a_runs_folder_and_what_was_told_of_it_hold_no_secret_and_the_run_goes_on(tmp_path: Path, model_server: ModelServer) -> None:
+    data, folder = tmp_path / "data", tmp_path / "run"
+    host = model_server.url.removeprefix("http://").removesuffix("/v1")
+    given = {"password": PASSWORD, "host": host, "resource": RESOURCE_KEY, "job": JOB_KEY, "header": HEADER_KEY}
+    (tmp_path / "job.toml").write_text(JOB.format(**given))
+    (tmp_path / "functions.py").write_text(FUNCTIONS.format(**given))
+    (tmp_path / "tasks.jsonl").write_text('{"q": 1}\n{"q": 2}\n')
+    ports = {f"AGL_{port.upper()}": "0" for port in PORTS}
+    secrets = {"AGL_TOKEN": TOKEN, "AGL_UPSTREAM_URL": model_server.url, "AGL_UPSTREAM_KEY": KEY, "OPENAI_API_KEY": KEY, **ports}
+    given_to_train = ("train", "job.toml", "--data-dir", str(data), "--run-dir", str(folder))
+    first, done = (run(*given_to_train, cwd=tmp_path, env=secrets) for _ in range(2))  # the second start goes on with the run
+    assert first.returncode == done.returncode == 0, first.stderr + done.stdout + done.stderr
+    begun = json.loads((folder / "run.json").read_text())
+    assert begun["options"]["options"]["patience"] == 3 and begun["options"]["options"]["api_key"] == LEFT_OUT
+    (tmp_path / "job.toml").write_text(JOB.format(**{**given, "header": "another-key-141421"}))
+    assert run(*given_to_train, cwd=tmp_path, env=secrets).returncode == 0, "another key is no other run"
+    (tmp_path / "job.toml").write_text(JOB.format(**given).replace("patience = 3", "patience = 4"))
+    refused = run(*given_to_train, cwd=tmp_path, env=secrets)
+    assert refused.returncode == 2 and "begun with another options" in refused.stderr, refused.stderr
+    said = first.stdout + first.stderr + done.stdout + done.stderr + refused.stderr + (tmp_path / "argv.json").read_text()
+    forbidden = [TOKEN, KEY, JOB_KEY, RESOURCE_KEY, HEADER_KEY, PASSWORD]
+    assert not [secret for secret in forbidden if secret in said], said
+    for path in [*data.rglob("*"), *folder.rglob("*")]:
+        kept_by_the_queue = (RESOURCE_KEY, PASSWORD) if path.name.startswith("queue.db") else ()
+        if path.is_file():
+            content = path.read_bytes()
+            for part in (content, *blocks(content)):
+                assert not [each for each in forbidden if each.encode() in part and each not in kept_by_the_queue], path
+
+
+def test_a_password_in_the_address_of_a_model_server_is_told_to_nobody(tmp_path: Path) -> None:
+    """Of a server that is not there: the error goes to the agent, into its spans, and into logs."""
+    data = tmp_path / "data"
+    ask = "import openai; openai.OpenAI(max_retries=0).chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'hello'}])"
+    address = f"http://someone:{PASSWORD}@127.0.0.1:{free_port()}/v1"
+    secrets = {"AGL_UPSTREAM_URL": address, "OPENAI_API_KEY": "none", **{f"AGL_{port.upper()}": "0" for port in PORTS}}
+    done = run("run", "--data-dir", str(data), "--", sys.executable, "-c", ask, cwd=tmp_path, env=secrets)
+    said = done.stdout + done.stderr
+    assert done.returncode == 1 and "cannot be reached" in said and LEFT_OUT in said, said
+    assert PASSWORD not in said
+    for path in data.rglob("*"):
+        if path.is_file() and not path.name.startswith("queue.db"):  # which keeps it: it is a resource
+            content = path.read_bytes()
+            assert not [part for part in (content, *blocks(content)) if PASSWORD.encode() in part], path

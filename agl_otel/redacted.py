@@ -1,0 +1,73 @@
+"""What a person may read of options, without what is secret in them: keys, passwords, tokens, by their names and by their shapes.
+
+For copies only: run.json, messages. Whoever works with the options has the options. What is left out says so, and two copies that differ in
+secrets alone are equal, so that a key may be changed between two starts of a run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+LEFT_OUT: Final = "(secret-left-out)"
+_WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_SECRET_WORDS: Final = frozenset(
+    {"apikey", "password", "passwd", "passphrase", "secret", "secrets", "authorization", "credential", "credentials", "cookie"}
+)
+_SECRET_KEYS: Final = frozenset({"api", "access", "private", "secret", "auth", "account", "master", "signing", "encryption"})
+"""Before `key`."""
+_PLAIN_TOKENS: Final = frozenset({"pad", "eos", "bos", "unk", "stop", "mask", "sep", "cls", "special", "image", "start", "end", "per"})
+"""Before `token`: a tokenizer's."""
+_PLACES: Final = frozenset({"env", "file", "path", "name", "header", "env_var"})
+"""At the end of a name: it says where a secret is, and is none."""
+_SHAPES: Final = (
+    (re.compile(r"(?<=://)[^/\s@\"']+(?=@)"), LEFT_OUT),  # user:password@host
+    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {LEFT_OUT}"),
+    (re.compile(r"(?i)([?&](?:api[-_]?key|key|token|access[-_]?token|password|secret|sig|signature)=)[^&\s\"']+"), rf"\1{LEFT_OUT}"),
+    (re.compile(r"(?i)(--?[a-z-]*(?:api-key|token|password|secret)=)\S+"), rf"\1{LEFT_OUT}"),
+    (re.compile(r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{8,}"), LEFT_OUT),
+    (re.compile(r"\b(?:hf_|gh[oprsu]_|github_pat_|glpat-|xox[abeprs]-|nvapi-|gsk_|AKIA|AIza)[A-Za-z0-9_-]{12,}"), LEFT_OUT),
+)
+_FLAG: Final = re.compile(r"--?[A-Za-z][\w-]*$")
+
+
+def is_secret(name: str) -> bool:
+    """Whether what stands under this name (of an option, a header, a flag, a variable) is a secret."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    if not words or words[-1] in _PLACES:
+        return False
+    before = words[-2] if len(words) > 1 else ""
+    if words[-1] == "token":
+        return before not in _PLAIN_TOKENS
+    return not _SECRET_WORDS.isdisjoint(words) or (words[-1] == "key" and before in _SECRET_KEYS)
+
+
+def without_secrets(value: Any) -> Any:
+    """The same, as JSON has it, with LEFT_OUT in the place of every secret."""
+    if isinstance(value, Mapping):
+        given = cast("Mapping[Any, Any]", value)
+        return {name: LEFT_OUT if _hides(str(name), inner) else without_secrets(inner) for name, inner in given.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return _listed(cast("Sequence[Any]", value))
+    return _text(value) if isinstance(value, str) else value
+
+
+def _hides(name: str, value: object) -> bool:
+    return is_secret(name) and isinstance(value, str) and bool(value)
+
+
+def _listed(values: Sequence[Any]) -> list[Any]:
+    """A list, which may be a command's arguments: what follows `--api-key` is left out, too."""
+    kept: list[Any] = []
+    flag = ""
+    for value in values:
+        kept.append(LEFT_OUT if flag and _hides(flag, value) and not _FLAG.match(value) else without_secrets(value))
+        flag = value if isinstance(value, str) and _FLAG.match(value) else ""
+    return kept
+
+
+def _text(text: str) -> str:
+    for shape, instead in _SHAPES:
+        text = shape.sub(instead, text)
+    return text

@@ -1,0 +1,61 @@
+"""What is kept of options has no secret in it, and everything else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agl_otel.redacted import LEFT_OUT, is_secret, without_secrets
+
+SECRET = "zQ81-hunter2-not-to-be-kept"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"api_key": SECRET},
+        {"editor": {"apiKey": SECRET, "OPENAI_API_KEY": SECRET}},
+        {"headers": {"Authorization": f"Bearer {SECRET}", "X-Api-Key": SECRET, "Cookie": f"a={SECRET}"}},
+        {"hf_token": SECRET, "db_password": SECRET, "clientSecret": SECRET, "secret_access_key": SECRET},
+        {"base_url": f"https://someone:{SECRET}@models.example/v1"},
+        {"base_url": f"https://{SECRET}@models.example/v1?x=1"},
+        {"url": f"https://models.example/v1?api_key={SECRET}&model=m"},
+        {"note": f"send Authorization: Bearer {SECRET} to it"},
+        {"command": ["python", "agent.py", "--api-key", SECRET, "--seed", "1"]},
+        {"command": ["python", "agent.py", f"--api-key={SECRET}"]},
+        {"litellm_params": [{"model": "openai/m", "api_key": SECRET}]},
+        {"anything": f"sk-proj-{SECRET}"},
+        {"anything": "AKIAIOSFODNN7EXAMPLE" + SECRET},
+    ],
+)
+def test_a_secret_is_left_out_and_it_is_said_so(given: dict[str, Any]) -> None:
+    kept = json.dumps(without_secrets(given))
+    assert SECRET not in kept and "hunter2" not in kept and LEFT_OUT in kept
+
+
+KEPT: dict[str, Any] = {
+    "max_tokens": 512, "max_editor_tokens": None, "tokenizer": "qwen", "pad_token": "<pad>", "eos_token": "</s>", "key": "round-1",
+    "api_key_env": "OPENAI_API_KEY", "api_key": None, "password": "", "secret_tasks": ["a", 1], "gradient_prompt_files": ["a.poml"],
+    "base_url": "https://models.example:8000/v1?version=2", "mail": "jane@doe.example", "text": "ask for the sk- of risk-free basic words",
+    "command": ["python", "agent.py", "--task", "{question}", "--verbose", "--max-tokens", "5"], "rate": 0.5, "nested": [{"a": (1, 2)}],
+}  # fmt: skip
+
+
+def test_what_is_no_secret_is_kept_as_it_is() -> None:
+    assert without_secrets(KEPT) == json.loads(json.dumps(KEPT))
+
+
+def test_it_is_the_same_twice() -> None:
+    once = without_secrets(
+        {"api_key": SECRET, "url": f"https://a:{SECRET}@b/", "say": f"Bearer {SECRET}", "x": [f"--token={SECRET}"], **KEPT}
+    )
+    assert without_secrets(once) == once
+
+
+def test_names_of_tokens_of_text_are_no_secrets() -> None:
+    assert [name for name in ("token", "authToken", "bos_token", "cost_per_token", "tokens", "token_ids") if is_secret(name)] == [
+        "token",
+        "authToken",
+    ]
