@@ -257,9 +257,9 @@ class TraceReader:
         listed = list(rollout_ids) if len(rollout_ids) <= LISTED else []
         return await self.arrow(named_query("run_figures"), params={**given, "rollouts": listed})
 
-    async def outline(self, rollout_id: str, *, attempt_id: str = "", limit: int) -> tuple[list[OutlineSpan], int]:
-        """The first `limit` spans of a rollout, or of one attempt, in order of time, and how many there are."""
-        given = {**_params("outline", [rollout_id]), "attempt_id": attempt_id, "limit": limit}
+    async def outline(self, rollout_id: str, *, attempt_id: str = "", limit: int, offset: int = 0) -> tuple[list[OutlineSpan], int]:
+        """`limit` spans of a rollout, or of one attempt, in order of time, and how many there are (0 where `offset` is past them)."""
+        given = {**_params("outline", [rollout_id]), "attempt_id": attempt_id, "limit": limit, "offset": offset}
         rows = await self.query(named_query("outline"), params=given)
         return joined(map(outline_span, rows)), int(rows[0]["Total"]) if rows else 0
 

@@ -29,7 +29,7 @@ FIGURES: Final = 1_000
 """Rollouts in one request."""
 OUTLINE_SPANS: Final = 5_000
 READ_SPANS: Final = 20_000
-"""A conversation is read whole: attempts with more spans are for SQL and for export."""
+"""A conversation, and tokens, are read of up to so many; of more, the first OUTLINE_SPANS are: the rest is for SQL and for export."""
 JUDGED: Final = 256
 SQL_ROWS: Final = 1_000
 OUTPUT_CHARACTERS: Final = 300
@@ -98,6 +98,9 @@ class Conversation(Model):
 
     calls: list[Call]
     total: int
+    """More than `calls` where the page ends before."""
+    spans_left_out: int = 0
+    """Spans that were not read, the latest ones, because there are too many; their calls are not in `total`."""
 
 
 class Tokens(Model):
@@ -137,6 +140,7 @@ class _Figures(Strict):
 class _OfAttempt(Strict):
     attempt_id: str | None = None
     limit: int = Field(default=OUTLINE_SPANS, ge=1, le=READ_SPANS)
+    offset: int = Field(default=0, ge=0, le=1 << 31)
 
 
 class _Calls(Strict):
@@ -228,7 +232,7 @@ async def _outline(store: Store, request: web.Request) -> Any:
     asked = await asked_of(request, _OfAttempt)
     await store.open()
     rollout_id = request.match_info["rollout_id"]
-    spans, total = await store.reader.outline(rollout_id, attempt_id=asked.attempt_id or "", limit=asked.limit)
+    spans, total = await store.reader.outline(rollout_id, attempt_id=asked.attempt_id or "", limit=asked.limit, offset=asked.offset)
     if not total:
         await _must_exist(store, rollout_id, asked.attempt_id)
     return Outline(spans=spans, total=total)
@@ -244,21 +248,24 @@ async def _must_exist(store: Store, rollout_id: str, attempt_id: str | None = No
     known(next((each for each in attempts if each.attempt_id == attempt_id), None), what)
 
 
-async def _read(store: Store, rollout_id: str, attempt_id: str | None) -> list[Span]:
-    """All spans. Raises UsageError where they are too many to be read at once."""
+async def _read(store: Store, rollout_id: str, attempt_id: str | None) -> tuple[list[Span], int]:
+    """The first spans, as many as are read at once, and how many more there are."""
     await store.open()
     _, total = await store.reader.outline(rollout_id, attempt_id=attempt_id or "", limit=1)
-    if total > READ_SPANS:
-        raise UsageError(f"this has {total} spans, and a conversation is read of up to {READ_SPANS}: use SQL, or `agl-otel export`")
     if not total:
         await _must_exist(store, rollout_id, attempt_id)
-    return await store.spans(rollout_id, attempt_id=attempt_id)
+    if total <= READ_SPANS:
+        return await store.spans(rollout_id, attempt_id=attempt_id), 0
+    first = await store.query_spans(rollout_id, attempt_id, limit=OUTLINE_SPANS)
+    return list(first), max(0, first.total - len(first))
 
 
 async def _conversation(store: Store, request: web.Request) -> Any:
     asked = await asked_of(request, _Calls)
-    spans = await _read(store, request.match_info["rollout_id"], asked.attempt_id)
-    return await asyncio.to_thread(_told, spans, asked.offset, asked.limit)
+    spans, left_out = await _read(store, request.match_info["rollout_id"], asked.attempt_id)
+    found = await asyncio.to_thread(_told, spans, asked.offset, asked.limit)
+    found.spans_left_out = left_out
+    return found
 
 
 def _told(spans: list[Span], offset: int, limit: int) -> Conversation:
@@ -317,10 +324,11 @@ def _counts(call: JoinedCall, tokens: ModelCall | None, prompts: dict[tuple[str,
 async def _tokens(store: Store, request: web.Request) -> Any:
     asked = await asked_of(request, _Tokens)
     rollout_id = request.match_info["rollout_id"]
-    spans = await _read(store, rollout_id, asked.attempt_id)
+    spans, left_out = await _read(store, rollout_id, asked.attempt_id)
     tree = TraceTree.from_spans(spans).find_llm_calls(exclude_llm_call_in_reward=False) if spans else []
     of_span = (call for joined in tree for call in joined.calls if getattr(call.span, "span_id", "") == asked.span_id)
-    call: ModelCall = known(next(of_span, None), f"model call {asked.span_id!r} in rollout {rollout_id!r}")
+    among = f", among its first {len(spans)} spans: `agl-otel export` and SQL read the {left_out} others" if left_out else ""
+    call: ModelCall = known(next(of_span, None), f"model call {asked.span_id!r} in rollout {rollout_id!r}{among}")
     key = (str(getattr(call.span, "trace_id", "")), asked.span_id)
     prompt = prompts_in_full(spans).get(key, call.prompt_token_ids)
     return Tokens(prompt_token_ids=prompt, response_token_ids=call.response_token_ids, logprobs=call.logprobs)

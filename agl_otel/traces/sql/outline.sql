@@ -12,4 +12,4 @@ SELECT *, count() OVER () AS Total FROM (
   ORDER BY AttemptId, TraceId, SpanId, SequenceId
   LIMIT 1 BY AttemptId, TraceId, SpanId
 )
-ORDER BY AttemptId, StartNano, SequenceId, SpanId LIMIT {limit:UInt64}
+ORDER BY AttemptId, StartNano, SequenceId, SpanId LIMIT {limit:UInt64} OFFSET {offset:UInt64}

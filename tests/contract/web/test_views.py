@@ -161,7 +161,7 @@ def test_what_there_is_not_is_named_and_what_has_no_span_yet_is_empty(web: Web, 
         path = f"/rollouts/{begun['rollout_id']}/{view.replace('at-none', 'at-x')}"
         unknown = web.rest("GET", path if "at-x" in path else f"{path}{joint}attempt_id=at-x")
         assert unknown.status == 404 and "'at-x'" in unknown.json["detail"], unknown
-    empty = {"outline": {"spans": [], "total": 0}, "conversation": {"calls": [], "total": 0}}.get(view)
+    empty = {"outline": {"spans": [], "total": 0}, "conversation": {"calls": [], "total": 0, "spans_left_out": 0}}.get(view)
     if empty is not None:
         made = web.rest("POST", "/rollouts", {"input": 1}).json
         given = {"attempt_id": made["attempt"]["attempt_id"]}

@@ -46,7 +46,7 @@ export type Call = {
   messages: Json[]; repeated: number; reply: Json[]; tools: Json[]; prompt_tokens: number | null; response_tokens: number | null;
   token_span_id: string; error: string;
 };
-export type Conversation = { calls: Call[]; total: number };
+export type Conversation = { calls: Call[]; total: number; spans_left_out: number };
 export type Tokens = { prompt_token_ids: number[]; response_token_ids: number[]; logprobs: number[] | null };
 export type Resources = { resources_id: string; create_time: number; update_time: number; version: number; resources: Record<string, { [key: string]: Json }> };
 export type Worker = {

@@ -1,5 +1,5 @@
 // One rollout: its attempts, and the spans of one of them as waterfall, tree, conversation and table.
-import { useQuery } from "@tanstack/react-query";
+import { keepPreviousData, useQuery } from "@tanstack/react-query";
 import { useMemo, useState } from "react";
 import { Link, useParams, useSearchParams } from "react-router";
 import { get, id, type Attempt, type Figures, type Outline, type OutlineSpan, type Page, type Rollout as RolloutType } from "../api";
@@ -32,8 +32,9 @@ export function Rollout() {
   const found = figures.data?.find((each) => each.attempt_id === attemptId);
   const view = (search.get("view") ?? "waterfall") as View;
   const span = search.get("span") ?? "";
-  const set = (name: string, value: string) => { const next = new URLSearchParams(search); if (value) next.set(name, value); else next.delete(name); if (name === "attempt") next.delete("span"); setSearch(next, { replace: name !== "view" }); };
-  const outline = useQuery({ queryKey: ["outline", rolloutId, attemptId], enabled: attemptId !== undefined, refetchInterval: again, queryFn: ({ signal }) => get<Outline>(`${path}/outline`, { attempt_id: attemptId, limit: LIMIT }, signal) });
+  const set = (name: string, value: string) => { const next = new URLSearchParams(search); if (value) next.set(name, value); else next.delete(name); if (name === "attempt") { next.delete("span"); next.delete("from"); } setSearch(next, { replace: name !== "view" }); };
+  const from = Math.max(0, Number(search.get("from")) || 0);
+  const outline = useQuery({ queryKey: ["outline", rolloutId, attemptId, from], placeholderData: keepPreviousData, enabled: attemptId !== undefined, refetchInterval: again, queryFn: ({ signal }) => get<Outline>(`${path}/outline`, { attempt_id: attemptId, limit: LIMIT, offset: from }, signal) });
   const data = rollout.data;
   return (
     <>
@@ -59,7 +60,12 @@ export function Rollout() {
             <label className="dim small">attempt <select aria-label="Attempt" value={attemptId ?? ""} onChange={(event) => set("attempt", event.target.value)}>
               {attempts.data?.items.map((each) => <option key={each.attempt_id} value={each.attempt_id}>#{each.sequence_id} {each.status}</option>)}</select></label>
             {attempt && <span className="dim small">{visible(attempt.attempt_id)} · worker {visible(attempt.worker_id ?? "–")} · heartbeat {ago(attempt.last_heartbeat_time, now)}</span>}
-            {outline.data && outline.data.total > outline.data.spans.length && <span className="warn small">the first {number(outline.data.spans.length)} of {number(outline.data.total)} spans</span>}
+            {outline.data && (from > 0 || outline.data.total > outline.data.spans.length) && view !== "conversation" && (
+              <span className="warn small">spans {number(from + 1)} to {number(from + outline.data.spans.length)} of {number(outline.data.total)}{" "}
+                <button disabled={from === 0} onClick={() => set("from", from > LIMIT ? String(from - LIMIT) : "")}>earlier</button>{" "}
+                <button disabled={from + outline.data.spans.length >= outline.data.total} onClick={() => set("from", String(from + LIMIT))}>later</button>
+              </span>
+            )}
           </div>
           {view === "json" ? <div className="scroll"><Json value={{ ...data, attempts: attempts.data?.items, figures: figures.data }} height={100000} /></div>
             : view === "conversation" ? (attemptId ? <Conversation rolloutId={rolloutId} attemptId={attemptId} live={again} /> : <Empty>No attempt yet.</Empty>)

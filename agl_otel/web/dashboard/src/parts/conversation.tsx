@@ -16,6 +16,7 @@ export function Conversation({ rolloutId, attemptId, live }: { rolloutId: string
   return (
     <div className="scroll talk">
       <Problem error={error} />
+      {data && data.spans_left_out > 0 && <p className="note">The calls of the first spans: the latest {number(data.spans_left_out)} spans are not read for this page. <code>agl-otel export</code> and SQL read all.</p>}
       {data?.calls.length === 0 && <Empty>No model call of this attempt is stored.</Empty>}
       {data?.calls.map((call, place) => <OneCall key={`${call.trace_id}${call.span_id}`} call={call} number={place + 1} rolloutId={rolloutId} />)}
       {data && data.total > data.calls.length && <button onClick={() => setLimit(Math.min(1000, limit + STEP))}>Show more of {number(data.total)} calls</button>}

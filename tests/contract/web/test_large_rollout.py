@@ -1,0 +1,151 @@
+"""One attempt of 100,000 spans, in one trace: pages and Jaeger's ports show a bounded part of it, and say so."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from agl_otel import semconv
+from agl_otel.web.jaeger.proto import storage_pb2 as pb
+from agl_otel.web.jaeger.spans import LEFT_OUT, TRACE_SPANS
+from agl_otel.web.static import FOLDER
+from agl_otel.web.views import OUTLINE_SPANS, READ_SPANS
+from tests.contract.collector.otlp import attributes, span_request
+from tests.contract.web.conftest import Web
+from tests.contract.web.test_dashboard import PLAYWRIGHT
+from tests.contract.web.test_jaeger import spans_of, traces
+from tests.environments import AbsentError, installed
+
+SPANS, CALLS, AT_ONCE = 100_000, 500, 10_000
+STEP = SPANS // CALLS
+TEXT = "what a tool has found, at some length " * 10
+
+
+@dataclass(frozen=True)
+class Large:
+    """Its ids."""
+
+    rollout_id: str
+    attempt_id: str
+    trace_id: str
+
+
+def said(role: str, text: str) -> str:
+    return json.dumps([{"role": role, "parts": [{"type": "text", "content": text}]}])
+
+
+@pytest.fixture(scope="module")
+def large(web: Web) -> Large:
+    """A rollout with a model call in every 200 spans, among calls of tools."""
+    begun = web.rest("POST", "/rollouts", {"input": "a long day"}).json
+    ids = {semconv.ROLLOUT_ID: begun["rollout_id"], semconv.ATTEMPT_ID: begun["attempt"]["attempt_id"]}
+    trace_id, start = os.urandom(16), time.time_ns() - 10**12
+    for first in range(1, SPANS + 1, AT_ONCE):
+        request = ExportTraceServiceRequest()
+        group = request.resource_spans.add()
+        group.resource.attributes.extend(attributes({"service.name": "large", **ids}))
+        spans = group.scope_spans.add().spans
+        for number in range(first, first + AT_ONCE):
+            call = number // STEP + 1 if number % STEP == STEP // 2 else 0
+            told: dict[str, Any] = {"gen_ai.tool.name": "look", "result": f"{number} {TEXT}"}
+            if call:
+                asked, replied = said("user", f"question {call}"), said("assistant", f"answer {call}")
+                messages = {"gen_ai.input.messages": asked, "gen_ai.output.messages": replied}
+                tokens = {semconv.LLM_PROMPT_TOKEN_IDS: [1, 2, 3], semconv.LLM_RESPONSE_TOKEN_IDS: [4, call]}
+                told = {
+                    **messages,
+                    **tokens,
+                    semconv.LLM_CALL: call,
+                    semconv.LLM_CHOICE: 0,
+                    semconv.PROCESS: "p",
+                    "gen_ai.request.model": "m",
+                }
+            spans.append(
+                Span(
+                    trace_id=trace_id,
+                    span_id=number.to_bytes(8, "big"),
+                    parent_span_id=b"" if number == 1 else (1 if call else max(1, number // 10)).to_bytes(8, "big"),
+                    name=semconv.SPAN_LLM if call else "look",
+                    start_time_unix_nano=start + number * 10**6,
+                    end_time_unix_nano=start + number * 10**6 + 5 * 10**5,
+                    attributes=attributes(told),
+                )
+            )
+        headers = {"Content-Type": "application/x-protobuf", semconv.HEADER_ACK: "stored"}
+        answer = web.call("POST", "/v1/traces", request.SerializeToString(), headers)
+        assert answer.status == 200, answer
+    return Large(ids[semconv.ROLLOUT_ID], ids[semconv.ATTEMPT_ID], trace_id.hex())
+
+
+def test_pages_get_a_part_and_every_part_can_be_got(web: Web, large: Large) -> None:
+    path, asked = f"/rollouts/{large.rollout_id}", {"attempt_id": large.attempt_id}
+    first = web.rest("GET", f"{path}/outline", asked).json
+    assert (len(first["spans"]), first["total"]) == (OUTLINE_SPANS, SPANS)
+    last = web.rest("GET", f"{path}/outline", {**asked, "offset": SPANS - 7}).json
+    assert ([int(each["span_id"], 16) for each in last["spans"]], last["total"]) == ([*range(SPANS - 6, SPANS + 1)], SPANS)
+    assert web.rest("GET", f"{path}/outline", {"limit": READ_SPANS + 1}).status == 400
+    [figures] = web.rest("GET", f"{path}/figures").json
+    assert (figures["spans"], figures["calls"]) == (SPANS, CALLS), "counts are of all spans"
+    [span] = web.rest("GET", "/spans", {"rollout_id": large.rollout_id, "span_id": f"{SPANS:016x}"}).json["items"]
+    assert span["attributes"]["result"].startswith(f"{SPANS} ")
+
+
+def test_a_conversation_is_of_the_first_spans_and_says_how_many_it_left_out(web: Web, large: Large) -> None:
+    path, asked = f"/rollouts/{large.rollout_id}", {"attempt_id": large.attempt_id}
+    told = web.rest("GET", f"{path}/conversation", {**asked, "limit": 3}).json
+    assert [call["reply"][0]["content"] for call in told["calls"]] == ["answer 1", "answer 2", "answer 3"]
+    assert (told["total"], told["spans_left_out"]) == (CALLS * OUTLINE_SPANS // SPANS, SPANS - OUTLINE_SPANS)
+    tokens = web.rest("GET", f"{path}/tokens", {**asked, "span_id": f"{STEP + STEP // 2:016x}"})
+    assert tokens.json["response_token_ids"] == [4, 2], tokens
+    late = web.rest("GET", f"{path}/tokens", {**asked, "span_id": f"{SPANS - STEP // 2:016x}"})
+    assert late.status == 404 and f"first {OUTLINE_SPANS} spans" in late.json["detail"] and "agl-otel export" in late.json["detail"], late
+
+
+def test_jaegers_ports_give_the_first_spans_with_a_warning_while_spans_are_taken(web: Web, large: Large) -> None:
+    addresses = (f"/api/traces/{large.trace_id}", f"/api/v3/traces/{large.trace_id}", "/api/traces?service=large&lookback=30d")
+    with ThreadPoolExecutor(len(addresses) + 1) as threads, grpc.insecure_channel(web.jaeger) as channel:
+        asked = [threads.submit(web.call, "GET", address) for address in addresses]
+        wanted = pb.GetTracesRequest(query=[pb.GetTraceParams(trace_id=bytes.fromhex(large.trace_id))])
+        streamed = threads.submit(traces, channel, "GetTraces", wanted)
+        headers = {"Content-Type": "application/x-protobuf", semconv.HEADER_ACK: "stored"}
+        body = span_request([("ro-meanwhile", "at-1")], spans=10).SerializeToString()
+        assert web.call("POST", "/v1/traces", body, headers).status == 200
+        old, new, found = (each.result() for each in asked)
+        parts = streamed.result()
+    assert (len(old.json["data"][0]["spans"]), old.json["data"][0]["warnings"]) == (TRACE_SPANS, [LEFT_OUT])
+    assert new.status == 200 and new.body.count(b'"spanId"') == TRACE_SPANS
+    assert [len(trace["spans"]) for trace in found.json["data"]] == [TRACE_SPANS]
+    assert sum(len(spans_of(part)) for part in parts) == TRACE_SPANS and max(part.ByteSize() for part in parts) < 4 << 20
+    assert web.rest("GET", "/rollouts/ro-meanwhile/outline").json["total"] == 10
+
+
+def test_the_pages_in_a_browser(web: Web, large: Large) -> None:
+    if not (FOLDER / "index.html").exists():
+        pytest.skip("the dashboard is not built: make web")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is missing: apt-get install chromium")
+    try:
+        python = installed("playwright", PLAYWRIGHT) / "bin" / "python"
+    except AbsentError as reason:
+        pytest.skip(str(reason))
+    given = {"url": web.url, "rollout": large.rollout_id, "chromium": chromium, "left_out": f"{SPANS - OUTLINE_SPANS:,}"}
+    given |= {
+        "first": f"spans 1 to {OUTLINE_SPANS:,} of {SPANS:,}",
+        "next": f"spans {OUTLINE_SPANS + 1:,} to {2 * OUTLINE_SPANS:,} of {SPANS:,}",
+    }
+    script = Path(__file__).with_name("look_large.py")
+    done = subprocess.run([str(python), str(script), json.dumps(given)], capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
