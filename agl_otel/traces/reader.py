@@ -167,8 +167,7 @@ class TraceReader:
 
     async def rollouts_of_traces(self, trace_ids: Sequence[str]) -> list[str]:
         """The rollouts that have spans of these traces (hex ids); an empty one where there are spans without ids."""
-        wanted = sorted(set(trace_ids))
-        rows = await self.query(named_query("trace_rollouts"), params={"traces": wanted, "count": len(wanted)}) if wanted else []
+        rows = await self.query(named_query("trace_rollouts"), params={"traces": list(trace_ids)}) if trace_ids else []
         return [row["RolloutId"] for row in rows]
 
     async def by_trace(self, trace_ids: Sequence[str], *, rollouts: Sequence[str] | None = None, limit: int = MANY) -> list[Span]:
