@@ -1,27 +1,59 @@
-"""Metrics as Prometheus reads them: https://prometheus.io/docs/instrumenting/exposition_formats. Pure."""
+"""Metrics of a service, and how Prometheus reads them: https://prometheus.io/docs/instrumenting/exposition_formats. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final, Literal
 
 Sample = tuple[Mapping[str, str], float]
 """(labels, value)."""
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def metric_lines(name: str, kind: str, about: str, samples: Iterable[Sample]) -> list[str]:
-    """One metric: what it is, then a line for each sample."""
-    return [*head_lines(name, kind, about), *(sample_line(name, labels, value) for labels, value in samples)]
+@dataclass
+class Durations:
+    """How long things took."""
+
+    bounds: Sequence[float]
+    """Upper bounds of the buckets but the last, in seconds."""
+    buckets: list[int]
+    """How many fell into each, one more than bounds."""
+    seconds: float = 0.0
+    """The sum."""
 
 
-def head_lines(name: str, kind: str, about: str) -> list[str]:
-    """What a metric is."""
-    return [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+@dataclass(frozen=True)
+class Family:
+    """One metric of a service, as of now. Names are OpenTelemetry's (dots); Prometheus writes underscores."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    about: str
+    samples: Sequence[Sample] = ()
+    durations: Sequence[tuple[Mapping[str, str], Durations]] = ()
+    """Of a histogram, instead of samples."""
+
+    def lines(self) -> list[str]:
+        """What it is, then a line for each sample."""
+        name = self.name.replace(".", "_")
+        lines = [f"# HELP {name} {self.about}", f"# TYPE {name} {self.kind}"]
+        lines += [_line(name, labels, value) for labels, value in self.samples]
+        for labels, found in self.durations:
+            reached = list(accumulate(found.buckets))
+            for bound, count in zip((*map(str, found.bounds), "+Inf"), reached, strict=True):
+                lines.append(_line(f"{name}_bucket", {**labels, "le": bound}, count))
+            lines += [_line(f"{name}_sum", labels, found.seconds), _line(f"{name}_count", labels, reached[-1])]
+        return lines
 
 
-def sample_line(name: str, labels: Mapping[str, str], value: float) -> str:
-    """One sample."""
+def text_of(families: Iterable[Family]) -> str:
+    """A page of them."""
+    return "".join(f"{line}\n" for family in families for line in family.lines())
+
+
+def _line(name: str, labels: Mapping[str, str], value: float) -> str:
     return f"{name}{_labels(labels)} {value}"
 
 

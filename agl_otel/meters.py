@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable
-from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import TYPE_CHECKING, Final, Literal
 
-from agl_otel.exposition import Sample, head_lines, metric_lines, sample_line
+from agl_otel.exposition import Durations, Family, Sample, text_of
 
 if TYPE_CHECKING:
     from agl_otel.settings import Settings
@@ -27,7 +26,7 @@ class Meters:
     """What a service tells. Make each instrument once; label values must come from a small set, never from what callers send."""
 
     def __init__(self) -> None:
-        self._told: list[Callable[[], list[str]]] = []
+        self._told: list[Callable[[], Family]] = []
 
     def counter(self, name: str, about: str, *labels: str) -> Callable[..., None]:
         """A counter; call what is given with the labels' values for each thing that happens."""
@@ -41,52 +40,49 @@ class Meters:
 
     def durations(self, name: str, about: str, *labels: str) -> Callable[..., None]:
         """A histogram of seconds; call what is given with the seconds, then the labels' values."""
-        found: dict[tuple[str, ...], _Durations] = {}
-        self._told.append(lambda: _histogram(_prometheus(name), about, labels, found))
+        found: dict[tuple[str, ...], Durations] = {}
+        self._told.append(
+            lambda: Family(name, "histogram", about, durations=[(dict(zip(labels, key, strict=True)), each) for key, each in found.items()])
+        )
 
         def observe(seconds: float, *values: str) -> None:
             durations = found.get(values)
             if durations is None:
-                durations = found[values] = _Durations()
+                durations = found[values] = Durations(BOUNDS_SECONDS, [0] * (len(BOUNDS_SECONDS) + 1))
             durations.seconds += seconds
             durations.buckets[bisect_left(BOUNDS_SECONDS, seconds)] += 1
 
         return observe
 
-    def gauge(self, name: str, about: str, read: Callable[[], Iterable[Sample]], *, kind: str = "gauge") -> None:
+    def gauge(self, name: str, about: str, read: Callable[[], Iterable[Sample]], *, kind: Literal["counter", "gauge"] = "gauge") -> None:
         """What `read` says at the moment when somebody asks."""
-        self._told.append(lambda: metric_lines(_prometheus(name), kind, about, read()))
+        self._told.append(lambda: Family(name, kind, about, list(read())))
+
+    def families(self) -> list[Family]:
+        """All of it, as of now."""
+        return [tell() for tell in self._told]
 
     def text(self) -> str:
         """All of it in Prometheus' text format."""
-        return "".join(f"{line}\n" for tell in self._told for line in tell())
+        return text_of(self.families())
 
 
-def served(meters: Meters, settings: Settings, port: int, setting: str) -> contextlib.AbstractAsyncContextManager[None]:
-    """As metrics_http.metrics_port; where `port` is 0 on none, and then no HTTP server is imported."""
-    if not port:
-        return contextlib.nullcontext()
-    from agl_otel.metrics_http import metrics_port
+@contextlib.asynccontextmanager
+async def served(meters: Meters, settings: Settings, service: str, port: int = 0, setting: str = "") -> AsyncGenerator[None]:
+    """While the block runs, tell the metrics on `port` (metrics_http.py) and to `metrics_otlp` (metrics_push.py). `setting` names the port.
 
-    return metrics_port(meters, settings, port, setting)
+    Where neither is asked for, neither is imported. Raises InUseError, SettingsError.
+    """
+    async with contextlib.AsyncExitStack() as told:
+        if port:
+            from agl_otel.metrics_http import metrics_port
 
+            await told.enter_async_context(metrics_port(meters, settings, port, setting))
+        if settings.metrics_otlp:
+            from agl_otel.metrics_push import Pushed, pushing
 
-class _Durations:
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.buckets = [0] * (len(BOUNDS_SECONDS) + 1)
+            async def families() -> list[Family]:
+                return meters.families()
 
-
-def _histogram(name: str, about: str, labels: tuple[str, ...], found: dict[tuple[str, ...], _Durations]) -> list[str]:
-    lines = head_lines(name, "histogram", about)
-    for values, durations in found.items():
-        own = dict(zip(labels, values, strict=True))
-        reached = list(accumulate(durations.buckets))
-        for bound, count in zip((*map(str, BOUNDS_SECONDS), "+Inf"), reached, strict=True):
-            lines.append(sample_line(f"{name}_bucket", own | {"le": bound}, count))
-        lines += [sample_line(f"{name}_sum", own, durations.seconds), sample_line(f"{name}_count", own, reached[-1])]
-    return lines
-
-
-def _prometheus(name: str) -> str:
-    return name.replace(".", "_")
+            await told.enter_async_context(pushing(Pushed(service, families).request, settings))
+        yield

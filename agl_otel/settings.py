@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
+from urllib.parse import unquote
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
@@ -21,7 +22,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from agl_otel.errors import InUseError, SettingsError
 
 CONFIG_FILE: Final = "agl.toml"
-SECRETS: Final = ("token", "upstream_key", "forward_headers")
+SECRETS: Final = ("token", "upstream_key", "forward_headers", "metrics_otlp_headers")
 _OWN_PORTS: Final = range(20_000, 32_000)
 RESERVED_SECONDS: Final = 120.0  # longer than a service takes to start on a busy machine
 _reserved: Final[deque[tuple[float, socket.socket]]] = deque()
@@ -134,6 +135,12 @@ class Settings(BaseSettings):
     """Headers for `forward_otlp`, as name=value,name=value (values may be percent-encoded), like OTEL_EXPORTER_OTLP_HEADERS."""
     forward_queue_bytes: int = Field(default=64 << 20, ge=1 << 20)
     """Copies for `forward_otlp` that may wait together, in bytes; what finds no room is counted and dropped, never the original."""
+    metrics_otlp: str = ""
+    """Where every service pushes its own metrics by OTLP over gRPC: HOST:4317 or https://HOST:4317; empty: nowhere."""
+    metrics_otlp_headers: SecretStr = SecretStr("")
+    """Headers for `metrics_otlp`, written as for `forward_headers`."""
+    metrics_otlp_seconds: float = Field(default=60.0, gt=0)
+    """How often they are pushed."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
     log_format: Literal["text", "json"] = "text"
@@ -285,3 +292,14 @@ def _source(name: str, flags: Mapping[str, Any]) -> str:
 
 def _unknown_toml_keys(cls: type[Settings]) -> list[str]:
     return sorted(set(TomlConfigSettingsSource(cls).toml_data) - set(cls.model_fields)) if Path(CONFIG_FILE).exists() else []
+
+
+def parse_headers(text: str, setting: str) -> Mapping[str, str]:
+    """`name=value,name=value`, values percent-decoded, names in lower case. Raises SettingsError without showing the values."""
+    found: dict[str, str] = {}
+    for number, pair in enumerate(filter(None, (part.strip() for part in text.split(","))), start=1):
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise SettingsError(f"{setting}: entry {number} is not name=value")
+        found[name.strip().lower()] = unquote(value.strip())
+    return found

@@ -12,13 +12,13 @@ import logging
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from agl_otel.collector.forward_targets import GrpcTarget, HttpTarget, RefusedError, TryAgainError
 from agl_otel.collector.journal import Signal
 from agl_otel.errors import SettingsError
+from agl_otel.settings import parse_headers
 
 WORKERS: Final = 4  # requests under way at a time
 FIRST_BACKOFF_SECONDS: Final = 0.5
@@ -134,7 +134,7 @@ class Forwarder:
 def make_target(endpoint: str, headers: str) -> Target:
     """The target that the settings `forward_otlp` and `forward_headers` name. Raises SettingsError."""
     parts = urlsplit(endpoint if "://" in endpoint else f"grpc://{endpoint}")
-    pairs = parse_headers(headers)
+    pairs = parse_headers(headers, "AGL_FORWARD_HEADERS")
     if parts.scheme in GRPC_SCHEMES and parts.hostname and parts.port:
         return GrpcTarget(f"{parts.hostname}:{parts.port}", pairs, tls=GRPC_SCHEMES[parts.scheme])
     if parts.scheme in ("http", "https") and parts.hostname:
@@ -142,14 +142,3 @@ def make_target(endpoint: str, headers: str) -> Target:
     raise SettingsError(
         f"AGL_FORWARD_OTLP {endpoint!r} is no OTLP endpoint: write http://HOST:4318, https://…, grpc://HOST:4317 or grpcs://…"
     )
-
-
-def parse_headers(text: str) -> Mapping[str, str]:
-    """`name=value,name=value`, values percent-decoded, names in lower case. Raises SettingsError without showing the values."""
-    found: dict[str, str] = {}
-    for number, pair in enumerate(filter(None, (part.strip() for part in text.split(","))), start=1):
-        name, equals, value = pair.partition("=")
-        if not equals or not name.strip():
-            raise SettingsError(f"AGL_FORWARD_HEADERS: entry {number} is not name=value")
-        found[name.strip().lower()] = unquote(value.strip())
-    return found

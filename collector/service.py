@@ -11,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from agl_otel import __version__
 from agl_otel.collector.commit import GroupCommit
@@ -36,6 +37,7 @@ from agl_otel.collector.write import Writer
 from agl_otel.errors import InUseError, SettingsError, UnavailableError
 from agl_otel.grpc_port import GrpcPort
 from agl_otel.listen import listen, make_runner, require_certificate
+from agl_otel.metrics_push import pushing
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.presence import Presence
 from agl_otel.settings import Settings
@@ -63,6 +65,7 @@ class Collector:
         self._presence: Presence | None = None
         self._grpc: GrpcPort | None = None
         self._closers = contextlib.AsyncExitStack()
+        self._pushing = contextlib.AsyncExitStack()
         self._writer_task: asyncio.Task[None] | None = None
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.addresses: dict[str, str] = {}
@@ -128,6 +131,11 @@ class Collector:
         self._maintenance = Maintenance(engine, self._queue, adopt=settings.unidentified == "adopt")
         receiver = Receiver(intake, writer, self._token, settings.metrics, settings.max_message_bytes)
         await self._listen(receiver)
+        if settings.metrics_otlp:
+            await self._pushing.enter_async_context(pushing(self._own_metrics, settings))
+
+    async def _own_metrics(self) -> ExportMetricsServiceRequest:
+        return self._telemetry.request()
 
     async def _listen(self, receiver: Receiver) -> None:
         settings, tls = self._settings, self._tls
@@ -229,6 +237,7 @@ class Collector:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for runner in self._runners[1:]:
             await runner.cleanup()
+        await self._pushing.aclose()
         await self._closers.aclose()
 
     async def _farewell(self) -> None:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, MetricReader
 from opentelemetry.sdk.resources import Resource
@@ -70,6 +72,11 @@ class Telemetry:
                 for metric in scope_metrics.metrics:
                     found[metric.name] = [_point(point) for point in metric.data.data_points]
         return found
+
+    def request(self) -> ExportMetricsServiceRequest:
+        """All of it as a message of OTLP."""
+        data = self._memory.get_metrics_data()
+        return encode_metrics(data) if data is not None else ExportMetricsServiceRequest()
 
     def prometheus(self) -> tuple[bytes, str]:
         """(body, content type) for GET /metrics. Raises UnavailableError where the library is missing."""

@@ -13,6 +13,7 @@ from agl_otel.errors import AglError, InUseError
 from agl_otel.instrumentation.setup import Telemetry
 from agl_otel.interpreter import answer_first
 from agl_otel.listen import listen, listens, make_runner
+from agl_otel.meters import served
 from agl_otel.proxy.app import Proxy
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.litellm import Litellm
@@ -47,11 +48,8 @@ async def serve(settings: Settings) -> None:
         budget = Budget(settings.attempt_max_calls, settings.attempt_max_tokens)
         limits = Limits(budget=budget, litellm_url=settings.litellm_url, translate=settings.translate)
         litellm = Litellm(settings.litellm, settings.data_dir.absolute()) if settings.litellm else None
-        runner = make_runner(
-            Proxy(upstreams, telemetry, token=token, limits=limits, models=models, litellm=litellm).app(),
-            handler_cancellation=True,
-            shutdown_timeout=DRAIN_SECONDS,
-        )
+        proxy = Proxy(upstreams, telemetry, token=token, limits=limits, models=models, litellm=litellm)
+        runner = make_runner(proxy.app(), handler_cancellation=True, shutdown_timeout=DRAIN_SECONDS)
         await runner.setup()
         try:
             await listen(runner, settings.host, settings.proxy_port, tls.anonymous if tls else None)
@@ -62,8 +60,9 @@ async def serve(settings: Settings) -> None:
         presence.start()
         answer_first()
         logger.info("the proxy serves on %s", url)
-        await stop.wait()
-        await runner.cleanup()
+        async with served(proxy.meters, settings, "proxy"):
+            await stop.wait()
+            await runner.cleanup()
         await asyncio.to_thread(telemetry.shutdown)
         await presence.leave()
 

@@ -82,12 +82,12 @@ class Proxy:
         self._recorder = Recorder(telemetry.whole_spans("agl_otel.proxy"), self._attempts)
         self._forwarder: Forwarder | None = None
         self._call_ended = asyncio.Event()
-        self._meters = Meters()
-        self._count = counted_requests(self._meters)
-        self._meters.gauge("agl.proxy.attempts", "Attempts that are remembered.", lambda: [({}, len(self._attempts))])
-        self._meters.gauge("agl.proxy.under_way", "Model calls under way.", lambda: [({}, self._gate.under_way)])
-        self._meters.gauge("agl.proxy.held", "Model calls that wait for new weights.", lambda: [({}, self._gate.held)])
-        self._meters.gauge("agl.proxy.total", "Model calls, and what was missing in them: /health's counts.", self._counted, kind="counter")
+        self.meters = Meters()
+        self._count = counted_requests(self.meters)
+        self.meters.gauge("agl.proxy.attempts", "Attempts that are remembered.", lambda: [({}, len(self._attempts))])
+        self.meters.gauge("agl.proxy.under_way", "Model calls under way.", lambda: [({}, self._gate.under_way)])
+        self.meters.gauge("agl.proxy.held", "Model calls that wait for new weights.", lambda: [({}, self._gate.held)])
+        self.meters.gauge("agl.proxy.total", "Model calls, and what was missing in them: /health's counts.", self._counted, kind="counter")
 
     def app(self) -> web.Application:
         """The aiohttp application; run it with `handler_cancellation=True`, or calls of clients that went away run on."""
@@ -165,7 +165,7 @@ class Proxy:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self._authorise(request, "metrics")
-        return page(self._meters)
+        return page(self.meters)
 
     def _counted(self) -> list[Sample]:
         return [({"what": what}, count) for what, count in sorted(self._recorder.counts.items())]

@@ -29,7 +29,7 @@ async def serve(settings: Settings) -> None:
     try:
         address = await server.start(settings.host, settings.queue_port, tls)
         logging.getLogger("agl_otel.queue").info("the queue serves on %s with %s", address, engine.where)
-        async with served(server.meters, settings, settings.queue_metrics_port, "AGL_QUEUE_METRICS_PORT"):
+        async with served(server.meters, settings, "queue", settings.queue_metrics_port, "AGL_QUEUE_METRICS_PORT"):
             await stop.wait()
     finally:
         await server.stop()

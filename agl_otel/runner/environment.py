@@ -29,7 +29,14 @@ _OTLP_FILES: Final = (f"{_OTLP}CERTIFICATE", f"{_OTLP}CLIENT_CERTIFICATE", f"{_O
 _CLEARED_PREFIXES: Final = (f"{_OTLP}TRACES_", f"{_OTLP}LOGS_")
 _CLEARED: Final = (
     *("OTEL_SDK_DISABLED", "OTEL_TRACES_SAMPLER_ARG", "TRACESTATE", "ANTHROPIC_AUTH_TOKEN"),
-    *("AGL_TOKEN", "AGL_UPSTREAM_KEY", "AGL_FORWARD_HEADERS", "AGL_QUEUE_URL", "AGL_CLICKHOUSE_URL"),  # the stack's secrets
+    *(
+        "AGL_TOKEN",
+        "AGL_UPSTREAM_KEY",
+        "AGL_FORWARD_HEADERS",
+        "AGL_METRICS_OTLP_HEADERS",
+        "AGL_QUEUE_URL",
+        "AGL_CLICKHOUSE_URL",
+    ),  # the stack's secrets
 )
 
 

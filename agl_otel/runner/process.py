@@ -81,7 +81,7 @@ async def run_runner(
         )  # fmt: skip
         _log.info("runner %s: %d places, store %s", runner.worker_id, concurrency, address)
         try:
-            async with served(meters.meters, settings, settings.runner_metrics_port, "AGL_RUNNER_METRICS_PORT"):
+            async with served(meters.meters, settings, "runner", settings.runner_metrics_port, "AGL_RUNNER_METRICS_PORT"):
                 return await runner.run(stop)
         finally:
             await asyncio.to_thread(telemetry.shutdown)

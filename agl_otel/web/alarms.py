@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from agl_otel.adapters.bias import TAKEN, Bias, bias_of
 from agl_otel.errors import AglError
-from agl_otel.exposition import Sample, metric_lines
+from agl_otel.exposition import Family, Sample
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.store import Store
 from agl_otel.store.figures import PREFIX
@@ -72,7 +72,7 @@ METRICS: Final[tuple[tuple[str, str, Callable[[Bias], Iterable[Sample]]], ...]] 
     ),
     ("attempts_by_weights", "Attempts answered by one version of the weights, or by several.", lambda b: _labelled("versions", b.versions)),
 )
-"""(name, description, what to read); each gets the prefix agl_ and the suffix _total."""
+"""(name, description, what to read); each gets the prefix `agl.` and the suffix `.total`."""
 
 
 class Alarms:
@@ -87,8 +87,8 @@ class Alarms:
         self._read_at = 0.0
         self.bias = Bias()
 
-    async def page(self) -> str:
-        """The metrics in Prometheus' text format, at most REFRESH_SECONDS old where the stack answers."""
+    async def families(self) -> list[Family]:
+        """The metrics, at most REFRESH_SECONDS old where the stack answers."""
         async with self._lock:
             if self._clock() - self._read_at >= REFRESH_SECONDS:
                 try:
@@ -96,17 +96,17 @@ class Alarms:
                     self._read_at = self._clock()
                 except AglError as error:
                     _log.warning("what is refused for training cannot be counted now: %s", error)
-        lines = [line for name, about, read in METRICS for line in metric_lines(f"agl_{name}_total", "counter", about, read(self.bias))]
         figures: dict[str, list[Sample]] = {}
         for row in self._training:
-            name = "agl_training_" + row["name"].removeprefix(PREFIX)
-            figures.setdefault(name, []).append(({"algorithm": row["algorithm"]}, row["value"]))
-        lines += [
-            line for name, samples in figures.items() for line in metric_lines(name, "gauge", "As the trainer recorded it last.", samples)
-        ]
+            figures.setdefault("agl.training." + row["name"].removeprefix(PREFIX), []).append(
+                ({"algorithm": row["algorithm"]}, row["value"])
+            )
         age = self._clock() - self._read_at if self._read_at else float("nan")
-        lines += metric_lines("agl_alarms_age_seconds", "gauge", "How old these figures are.", [({}, round(age, 3))])
-        return "\n".join([*lines, ""])
+        return [
+            *(Family(f"agl.{name}.total", "counter", about, list(read(self.bias))) for name, about, read in METRICS),
+            *(Family(name, "gauge", "As the trainer recorded it last.", samples) for name, samples in figures.items()),
+            Family("agl.alarms_age_seconds", "gauge", "How old these figures are.", [({}, round(age, 3))]),
+        ]
 
     async def _refresh(self) -> None:
         await self._store.open()

@@ -6,6 +6,7 @@ Routes live in rest.py, relay.py and jaeger/rest.py; there is no SQL in this roo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import distribution
@@ -119,6 +120,14 @@ def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = (), n
     return app
 
 
+def _pushed(app: web.Application, settings: Settings) -> contextlib.AbstractAsyncContextManager[None]:
+    if not settings.metrics_otlp:
+        return contextlib.nullcontext()
+    from agl_otel.metrics_push import Pushed, pushing
+
+    return pushing(Pushed("web", lambda: relay.families(app)).request, settings)
+
+
 async def serve(settings: Settings) -> None:
     """Serve on `web_port` until SIGTERM or SIGINT. Raises InUseError where the port is taken."""
     stop = asyncio.Event()
@@ -143,7 +152,8 @@ async def serve(settings: Settings) -> None:
         url = f"{'https' if tls else 'http'}://{settings.announced_host}:{settings.web_port}"
         presence = Presence(store.queue, "web", f"web@{settings.announced_host}:{settings.web_port}", {"web": url})
         presence.start()
-        await stop.wait()
+        async with _pushed(app, settings):
+            await stop.wait()
         await presence.leave()
         await jaeger.stop()
         await runner.cleanup()

@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from agl_otel.errors import UnavailableError
-from agl_otel.exposition import CONTENT_TYPE, Sample, merged, metric_lines
+from agl_otel.exposition import CONTENT_TYPE, Family, Sample, merged, text_of
 from agl_otel.meters import Meters
 from agl_otel.tls import connector
 from agl_otel.web.alarms import Alarms
@@ -60,23 +60,30 @@ async def metrics(request: web.Request) -> web.Response:
     With `?relay=0` without the pages of the other services, for a Prometheus that scrapes them, too.
     """
     queue = request.app[STORE].queue
-    counts = await queue.statistics()
-    by_status = [({"status": status}, count) for status, count in sorted(counts["rollouts_by_status"].items())]
-    lines = metric_lines("agl_rollouts", "gauge", "Rollouts by status.", by_status)
-    lines += metric_lines("agl_claimable", "gauge", "Rollouts that wait to be claimed.", [({}, counts["claimable"])])
-    waiting = counts["oldest_claimable_age_seconds"] or 0.0
-    lines += metric_lines("agl_oldest_claimable_age_seconds", "gauge", "How long the first of them waits; 0 without one.", [({}, waiting)])
     described = await queue.describe()
     urls = described.collectors or ([described.collector_http] if described.collector_http else [])
     pages = dict(zip(urls, await asyncio.gather(*(_collector_page(request, url) for url in urls)), strict=True))
     answering = {url: page for url, page in pages.items() if page is not None}
     up: list[Sample] = [({"collector": url} if len(urls) > 1 else {}, int(url in answering)) for url in urls] or [({}, 0)]
-    lines += metric_lines("agl_collector_up", "gauge", "Whether the collector answers; its figures are missing where not.", up)
-    alarms = await request.app[ALARMS].page()
+    about_up = Family("agl.collector_up", "gauge", "Whether the collector answers; its figures are missing where not.", up)
     collectors = merged(answering, "collector") if len(urls) > 1 else "".join(answering.values())
-    own = "\n".join([*lines, alarms]) + request.app[METERS].text()
+    own = text_of([about_up, *await families(request.app)])
     text = own if request.query.get("relay") == "0" else own + await queue.metrics() + collectors
     return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+
+
+async def families(app: web.Application) -> list[Family]:
+    """What this service itself tells: rollouts there are, what training refuses, its requests."""
+    counts = await app[STORE].queue.statistics()
+    by_status: list[Sample] = [({"status": status}, count) for status, count in sorted(counts["rollouts_by_status"].items())]
+    waiting: list[Sample] = [({}, counts["oldest_claimable_age_seconds"] or 0.0)]
+    return [
+        Family("agl.rollouts", "gauge", "Rollouts by status.", by_status),
+        Family("agl.claimable", "gauge", "Rollouts that wait to be claimed.", [({}, counts["claimable"])]),
+        Family("agl.oldest_claimable_age_seconds", "gauge", "How long the first of them waits; 0 without one.", waiting),
+        *await app[ALARMS].families(),
+        *app[METERS].families(),
+    ]
 
 
 async def _collector_page(request: web.Request, url: str) -> str | None:

@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 
 from agl_otel import semconv
-from agl_otel.collector.forward import Forwarder, make_target, parse_headers
+from agl_otel.collector.forward import Forwarder, make_target
 from agl_otel.errors import SettingsError
-from agl_otel.settings import free_port
+from agl_otel.settings import free_port, parse_headers
 from tests.otlp_receiver import OtlpReceiver
 
 from .otlp import post_spans, request_of, span, span_request
@@ -126,7 +126,7 @@ def test_a_wrong_endpoint_or_header_is_a_wrong_setting() -> None:
         with pytest.raises(SettingsError, match="AGL_FORWARD_OTLP"):
             make_target(endpoint, "")
     with pytest.raises(SettingsError, match="entry 2") as failure:
-        parse_headers("a=b,secret")
+        parse_headers("a=b,secret", "AGL_FORWARD_HEADERS")
     assert "secret" not in str(failure.value)
 
 

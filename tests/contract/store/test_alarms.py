@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from agl_otel.exposition import text_of
 from agl_otel.store import Store
 from agl_otel.web.alarms import REFRESH_SECONDS, SETTLE_SECONDS, Alarms
 from tests.contract.store.test_export import fill
@@ -25,19 +26,19 @@ def sample(page: str, name: str) -> float:
 async def test_ended_rollouts_are_judged_once_and_figures_of_trainers_shown(store: Store) -> None:
     clock = Clock()
     alarms = Alarms(store, clock=clock)
-    before = await alarms.page()
+    before = text_of(await alarms.families())
     good = await fill(store, 1.0)
     silent = await store.start_rollout({"task": 'say "no"'})
     await store.update_attempt(silent.rollout_id, silent.attempt.attempt_id, status="failed")
     await store.record_figures({"logprob_drift": 0.25, "lost": float("nan")}, algorithm="grpo")
-    assert sample(await alarms.page(), "agl_attempts_total") == sample(before, "agl_attempts_total")  # not asked again so soon
+    assert sample(text_of(await alarms.families()), "agl_attempts_total") == sample(before, "agl_attempts_total")  # not asked again so soon
 
     def grown(page: str) -> Callable[[str], float]:
         return lambda name: sample(page, name) - sample(before, name)
 
     clock.now += REFRESH_SECONDS
     for _ in range(2):  # counted once, however often it is read
-        page = await alarms.page()
+        page = text_of(await alarms.families())
         more = grown(page)
         assert (more("agl_attempts_total"), more('agl_attempts_total{mode="",outcome="taken"}')) == (2, 1)
         assert more('agl_attempts_refused_by_task_total{task="say \\"no\\"",reason="not_succeeded"}') == 1
@@ -56,14 +57,14 @@ async def test_a_rollout_that_has_just_ended_is_left_for_the_next_reading(store:
     clock = Clock()
     clock.now = ended.end_time + SETTLE_SECONDS - 1
     alarms = Alarms(store, clock=clock)
-    first = sample(await alarms.page(), "agl_trajectories_total")
+    first = sample(text_of(await alarms.families()), "agl_trajectories_total")
     clock.now += REFRESH_SECONDS
-    assert sample(await alarms.page(), "agl_trajectories_total") > first
+    assert sample(text_of(await alarms.families()), "agl_trajectories_total") > first
 
 
 async def test_where_the_stack_is_away_the_last_figures_stay() -> None:
     away = Store("127.0.0.1:1")
     alarms = Alarms(away)
-    page = await alarms.page()  # the page of the other services must not fail with it
+    page = text_of(await alarms.families())  # the page of the other services must not fail with it
     assert "agl_alarms_age_seconds nan" in page
     await away.close()

@@ -203,5 +203,8 @@ def test_an_agent_of_a_stack_with_tls_gets_its_certificates_and_keeps_its_own_fo
 
 
 def test_an_agent_does_not_inherit_the_secrets_of_the_stack() -> None:
-    secrets = dict.fromkeys(("AGL_TOKEN", "AGL_UPSTREAM_KEY", "AGL_FORWARD_HEADERS", "AGL_QUEUE_URL", "AGL_CLICKHOUSE_URL"), "s3cret")
+    secrets = dict.fromkeys(
+        ("AGL_TOKEN", "AGL_UPSTREAM_KEY", "AGL_FORWARD_HEADERS", "AGL_METRICS_OTLP_HEADERS", "AGL_QUEUE_URL", "AGL_CLICKHOUSE_URL"),
+        "s3cret",
+    )
     assert "s3cret" not in environment({**secrets, "AGL_EMITTER_DEBUG": "1"}).values()
