@@ -1,7 +1,8 @@
 """What a collector keeps aside for a person to look at: requests that ClickHouse refuses (refused/), damaged pieces of its log (*.damaged).
 
 Nothing reads them again, so a deletion that is to be gone from the disk must reach them here: a request that names a deleted rollout, or
-has a row of no known rollout, which may belong to it; and every damaged piece, of which nobody can say what it holds.
+has a row of no known rollout, which may belong to it; and every damaged piece, of which nobody can say what it holds. Retention (expiry.py)
+takes them by their age.
 """
 
 from __future__ import annotations
@@ -36,6 +37,21 @@ def forget(refused: Path, log: Path, rollout_ids: Collection[str]) -> int:
     for path in files:
         path.unlink(missing_ok=True)
     return len(files)
+
+
+def expire(refused: Path, log: Path, before: float) -> int:
+    """Remove what was received, or found damaged, before a time (Unix seconds); how many files. Raises OSError."""
+    old = [path for path in refused.glob("*") if _received_ms(path) < before * 1000]
+    old += [path for path in log.glob(f"*{DAMAGED}") if path.stat().st_mtime < before]
+    for path in old:
+        path.unlink(missing_ok=True)
+    return len(old)
+
+
+def _received_ms(path: Path) -> float:
+    """As its name says, else when it was written."""
+    told = path.name.partition("-")[0]
+    return int(told) if told.isdecimal() else path.stat().st_mtime * 1000
 
 
 def _may_hold(path: Path, rollout_ids: set[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Removes rollouts from ClickHouse: their spans, log records, metrics and sums. The queue forgets them first; this is the second half.
+"""Removes rollouts from ClickHouse: spans, log records, metrics, sums (orphans.py). The queue forgets them first; this is the second half.
 
 Rows without ids that were copied to a rollout later (late_pass.py) go with it. They are found by its copies, so they go before these:
 a deletion that dies anywhere is finished by asking for the same rollouts again. What arrives for a rollout afterwards is stored
@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from agl_otel.collector import orphans
 from agl_otel.errors import UnavailableError, UsageError
 from agl_otel.traces.engine import Engine
 from agl_otel.traces.migrate import named_query
@@ -36,8 +37,13 @@ TABLES: Final = (
     "otel_traces",  # the last one: what it holds says which rows without ids belong to a rollout
 )
 """Every table that is keyed by rollout."""
+TRACE_TIMES: Final = "otel_traces_trace_id_ts"
+WIPED: Final = (*TABLES, orphans.SERVICES.table, TRACE_TIMES)
+"""Every table with rows that go when a rollout does."""
 _OLD_PARTS: Final = (
-    "SELECT table, name FROM system.parts WHERE database = 'otel' AND table IN {tables:Array(String)} AND NOT active LIMIT 1"
+    "SELECT table, name FROM system.parts WHERE database = 'otel' AND table IN {tables:Array(String)} AND NOT active UNION ALL "
+    "SELECT table, max(mutation_id) FROM system.mutations WHERE database = 'otel' AND table IN {tables:Array(String)} GROUP BY table "
+    "HAVING count() > 1 LIMIT 1"
 )
 _SAME_SPAN: Final = (
     "RolloutId = '' AND TraceId IN arrayDistinct({traces:Array(String)}) "
@@ -49,6 +55,9 @@ _SAME_LOG: Final = (
     "IN arrayZip({batches:Array(UInt64)}, {places:Array(UInt32)}, {hashes:Array(UInt64)})"
 )
 _OF_ROLLOUTS: Final = "RolloutId IN {rollouts:Array(String)}"
+_OF_TRACES: Final = "TraceId IN {traces:Array(String)}"
+_SOON: Final = ("old_parts_lifetime = 0", "finished_mutations_to_keep = 1")
+"""Settings of a table that is wiped: its old files go at once, and what deletions asked for (a file for each of the last hundred)."""
 
 
 class Deletion:
@@ -76,21 +85,21 @@ class Deletion:
             await asyncio.to_thread(self._wipe)
 
     def _wipe(self) -> None:
-        for table in TABLES:
-            self._engine.command(f"ALTER TABLE otel.{table} MODIFY SETTING old_parts_lifetime = 0")
+        for table in WIPED:
+            self._engine.command(f"ALTER TABLE otel.{table} MODIFY SETTING {', '.join(_SOON)}")
         try:
-            for table in TABLES:
+            for table in WIPED:
                 self._engine.command(f"ALTER TABLE otel.{table} APPLY DELETED MASK SETTINGS mutations_sync = 2")
             deadline = time.monotonic() + WIPE_SECONDS
-            while old := self._engine.select(_OLD_PARTS, {"tables": list(TABLES)}):
+            while old := self._engine.select(_OLD_PARTS, {"tables": list(WIPED)}):
                 if time.monotonic() > deadline:
                     raise UnavailableError(f"ClickHouse still keeps old files ({old[0][0]}, {old[0][1]}): ask for the same deletion again")
-                for table in TABLES:
+                for table in WIPED:
                     self._engine.command(f"SYSTEM START MERGES otel.{table}")  # wakes what removes them; it may rest for minutes
                 time.sleep(0.5)
         finally:
-            for table in TABLES:
-                self._engine.command(f"ALTER TABLE otel.{table} RESET SETTING old_parts_lifetime")
+            for table in WIPED:
+                self._engine.command(f"ALTER TABLE otel.{table} RESET SETTING {', '.join(each.partition(' ')[0] for each in _SOON)}")
 
     def _run(self, ids: list[str]) -> dict[str, int]:
         params = {"rollouts": ids}
@@ -104,12 +113,29 @@ class Deletion:
             batches, places, hashes = ([row[place] for row in rows] for place in (0, 1, 2))
             self._engine.delete("otel_logs", _SAME_LOG, {"batches": batches, "places": places, "hashes": hashes})
         removed: dict[str, int] = {}
+        traces: list[object] = []
         for table in TABLES:
             [[count]] = self._engine.select(f"SELECT count() FROM otel.{table} WHERE {_OF_ROLLOUTS}", params)
+            if table == TABLES[-1]:
+                traces = self._forget_traces(ids)
             if count:
                 self._engine.delete(table, _OF_ROLLOUTS, params)
                 removed[table] = int(str(count))
+        refill = named_query("refill_trace_id_ts").replace(orphans.ONE_BATCH, _OF_TRACES)
+        for start in range(0, len(traces), SOURCES):  # a span that came meanwhile is looked up by its trace's times
+            self._engine.command(refill, {"traces": traces[start : start + SOURCES]})
+        orphans.forget(self._engine, [orphans.SERVICES])
         return removed
+
+    def _forget_traces(self, ids: list[str]) -> list[object]:
+        """Remove the times of traces that go with these rollouts, while their spans say which; those traces."""
+        traces: list[object] = []
+        after: object = ""
+        while rows := self._engine.select(named_query("delete_traces"), {"rollouts": ids, "after": after, "limit": SOURCES}):
+            self._engine.delete(TRACE_TIMES, _OF_TRACES, {"traces": [row[0] for row in rows]})
+            after = rows[-1][0]
+            traces += [row[0] for row in rows]
+        return traces
 
     async def handle(self, request: web.Request) -> web.Response:
         """POST /delete."""

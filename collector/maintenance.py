@@ -1,4 +1,4 @@
-"""What `agl-otel maintain` has done: the late pass and adoption, one at a time.
+"""What `agl-otel maintain` has done: the late pass and adoption, one at a time; in a pass over everything also what sums hold of nothing.
 
 Who has the engine open does it. The embedded engine is opened by its collector alone: there `agl-otel maintain` asks for it (`POST
 /maintain` on the OTLP HTTP port, body {"since": Unix seconds of the last pass, 0 for none}). With a server it opens the engine itself,
@@ -15,10 +15,12 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from agl_otel.collector import orphans
 from agl_otel.collector.adopt import Adoption
-from agl_otel.collector.late_pass import LatePass, Traces
+from agl_otel.collector.late_pass import LatePass
 from agl_otel.errors import InUseError, UsageError
 from agl_otel.queue.client import QueueClient
+from agl_otel.traces.opened import TraceStore
 
 OVERLAP_SECONDS = 120.0  # between two passes: rows become visible some time after their receipt
 
@@ -26,7 +28,8 @@ OVERLAP_SECONDS = 120.0  # between two passes: rows become visible some time aft
 class Maintenance:
     """Runs passes over one store. `adopt` is the policy of contracts.md §2; `clock` gives Unix seconds."""
 
-    def __init__(self, traces: Traces, queue: QueueClient, *, adopt: bool, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, traces: TraceStore, queue: QueueClient, *, adopt: bool, clock: Callable[[], float] = time.time) -> None:
+        self._traces = traces
         self._late = LatePass(traces, queue)
         self._adoption = Adoption(self._late, queue) if adopt else None
         self._clock = clock
@@ -56,7 +59,14 @@ class Maintenance:
             await self._late.run(since_ms)
             if self._adoption is not None:
                 await self._adoption.run(since_ms, int(began * 1000))
+            if not since:
+                await asyncio.to_thread(self._forget_orphans)
             return {**{name: count - before[name] for name, count in self.counts().items()}, "began": began}
+
+    def _forget_orphans(self) -> None:
+        sums = (orphans.SERVICES, orphans.ROLLOUTS)
+        orphans.forget(self._traces, sums)
+        orphans.leave_disk(self._traces, sums)
 
     async def handle(self, request: web.Request) -> web.Response:
         """POST /maintain."""

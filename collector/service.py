@@ -18,6 +18,7 @@ from agl_otel.collector.commit import GroupCommit
 from agl_otel.collector.copying import Copying
 from agl_otel.collector.deletion import Deletion
 from agl_otel.collector.disk import DiskBudget
+from agl_otel.collector.expiry import Expiry
 from agl_otel.collector.forward import Forwarder, make_target
 from agl_otel.collector.grpc_port import grpc_server
 from agl_otel.collector.heartbeat import Heartbeats
@@ -122,6 +123,8 @@ class Collector:
         if forwarder is not None:
             self._closers.push_async_callback(forwarder.close)
             self._tasks.append(asyncio.create_task(forwarder.run(), name="forwarder"))
+        if settings.retention_days:
+            self._tasks.append(asyncio.create_task(Expiry(writer, settings.retention_days).run(), name="expiry"))
         is_server = not settings.clickhouse_db.startswith(CHDB_SCHEME)
         if is_server:
             self._tasks.append(asyncio.create_task(self._probe_clickhouse(), name="probe"))

@@ -213,6 +213,10 @@ class BatchStore:
         """Remove what was kept aside and may hold something of these rollouts, damaged pieces of the log in the folder `log`, too."""
         return aside.forget(self._refused_dir, log, rollout_ids)
 
+    def expire_aside(self, log: Path, before: float) -> int:
+        """Remove what was kept aside before a time (Unix seconds); how many files."""
+        return aside.expire(self._refused_dir, log, before)
+
     def _keep_aside(self, member: Member, error: Exception) -> None:
         position, request = member
         kept = aside.keep(self._refused_dir, position, request, str(error))

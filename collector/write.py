@@ -143,10 +143,22 @@ class Writer:
         Whatever dies in between, each request is in the log or stored: segments go only when all that they hold is stored, the oldest
         first, as after any batch. Raises UnavailableError, OSError; then it can be asked for again.
         """
+        position = await self._turn_over()
+        await asyncio.to_thread(self._store.forget_aside, self._commit.directory, rollout_ids)
+        return position
+
+    async def expire(self, before: float) -> int:
+        """Take what is stored out of the log, and remove what was kept aside before a time (Unix seconds); how many files of that.
+
+        Raises UnavailableError, OSError; then it can be asked for again.
+        """
+        await self._turn_over()
+        return await asyncio.to_thread(self._store.expire_aside, self._commit.directory, before)
+
+    async def _turn_over(self) -> int:
         position = await self._commit.turn_over()
         await self.barrier()  # all before `position` was added: the turn was delivered after it
         await self._commit.release(position)
-        await asyncio.to_thread(self._store.forget_aside, self._commit.directory, rollout_ids)
         return position
 
     async def run(self) -> None:

@@ -29,6 +29,7 @@ from agl_otel.types import RolloutStatus
 CHUNK: Final = 500  # rollouts in one call
 DELETE_SECONDS: Final = 600.0  # for some hundred rollouts; each table is gone through once
 RUNS: Final = "runs"
+LOGS: Final = "logs"
 TEXTS: Final = (".json", ".jsonl", ".toml", ".txt", ".md", ".csv", ".log")
 ALTERNATIVE: Final = "--keep-spans removes rollouts from the queue alone"
 
@@ -58,7 +59,7 @@ async def eraser(
     """What deletes some rollouts and answers how many the queue knew; with `keep_spans` it asks the queue alone.
 
     With `wipe`, when the block ends, no file of ClickHouse's, of the collectors' logs and what they keep aside, and of the embedded queue
-    holds what was deleted; run folders of the data directory that name a rollout are told on stderr.
+    holds what was deleted; run folders and logs of the data directory that name a rollout are told on stderr.
 
     Raises UnavailableError where ClickHouse cannot be asked now; then nothing was deleted. What is yielded raises it where ClickHouse
     went away since, and says what is left. Raises UsageError where a wipe was asked for elsewhere than at the queue's database.
@@ -91,9 +92,10 @@ async def eraser(
         if wipe:
             await erase((), wipe=True, aside=gone)
             if database is not None:
-                await asyncio.to_thread(_empty_log, database)
-            for folder in await asyncio.to_thread(_naming, settings.data_dir.absolute() / RUNS, gone):
-                click.echo(f"{folder} names them, and may hold what was trained on: look, and remove it yourself", err=True)
+                await asyncio.to_thread(empty_log, database)
+            for kept in await asyncio.to_thread(_naming, settings.data_dir.absolute(), gone):
+                what = "what was trained on" if kept.is_dir() else "what a service was told of them"
+                click.echo(f"{kept} names them, and may hold {what}: look, and remove it yourself", err=True)
 
 
 def _database(settings: Settings) -> Path | None:
@@ -104,23 +106,28 @@ def _database(settings: Settings) -> Path | None:
     return database
 
 
-def _empty_log(database: Path) -> None:
-    """SQLite overwrites what is deleted (secure_delete); its log still holds what was written before."""
+def empty_log(database: Path) -> None:
+    """Empty the log of the embedded queue: SQLite overwrites what is deleted (secure_delete), and its log holds what was written before.
+
+    Raises UnavailableError where somebody reads it.
+    """
     with contextlib.closing(sqlite3.connect(database, timeout=60)) as opened:
         (busy, *_) = opened.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     if busy:
         raise UnavailableError(f"{database}-wal is being read and still holds what was deleted: ask for the same deletion again")
 
 
-def _naming(runs: Path, rollout_ids: Sequence[str]) -> list[Path]:
-    """The run folders with a file that names one of these rollouts; weights name none."""
+def _naming(data_dir: Path, rollout_ids: Sequence[str]) -> list[Path]:
+    """The run folders with a file that names one of these rollouts, and such logs of services; weights name none."""
     wanted = [rollout_id.encode() for rollout_id in rollout_ids]
-    found: list[Path] = []
-    for folder in sorted(path for path in runs.glob("*") if path.is_dir()):
-        files = (path for path in folder.rglob("*") if path.is_file() and path.suffix in TEXTS)
-        if any(rollout_id in data for data in (path.read_bytes() for path in files) for rollout_id in wanted):
-            found.append(folder)
-    return found
+
+    def names(path: Path) -> bool:
+        data = path.read_bytes() if path.is_file() else b""
+        return any(rollout_id in data for rollout_id in wanted)
+
+    runs = sorted(path for path in (data_dir / RUNS).glob("*") if path.is_dir())
+    found = [run for run in runs if any(names(path) for path in run.rglob("*") if path.suffix in TEXTS)]
+    return found + sorted(filter(names, (data_dir / LOGS).glob("*")))
 
 
 @contextlib.asynccontextmanager

@@ -27,11 +27,12 @@ import click
 
 from agl_otel import logformat
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
-from agl_otel.cli.erase import finished_before
+from agl_otel.cli.erase import empty_log, finished_before
 from agl_otel.collector.maintenance import Maintenance
 from agl_otel.collector_calls import open_session, posting
 from agl_otel.errors import AglError, ConflictError, InUseError, UnavailableError
 from agl_otel.queue.client import QueueClient
+from agl_otel.queue.sqlite import sqlite_path
 from agl_otel.settings import Settings
 from agl_otel.stack import running_address
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
@@ -52,7 +53,7 @@ class Maintainer:
     """Runs `work(since)` under the lease, again and again. `holder` names this maintainer at the queue.
 
     With `retention_days` it also has the queue forget rollouts that finished longer ago than that by `clock` (Unix seconds); ClickHouse
-    drops their spans by itself.
+    drops their spans by itself. `database` is the embedded queue's file, of which nothing holds them after that.
     """
 
     def __init__(
@@ -63,10 +64,12 @@ class Maintainer:
         holder: str = "",
         lease_seconds: float = LEASE_SECONDS,
         retention_days: int = 0,
+        database: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._queue = queue
         self._retention_days = retention_days
+        self._database = database
         self._clock = clock
         self._prune_at = 0.0
         self._work = work
@@ -106,6 +109,8 @@ class Maintainer:
         pruned = 0
         async for ids in finished_before(self._queue, (), now - self._retention_days * DAY_SECONDS):
             pruned += await self._queue.delete(ids)
+        if pruned and self._database is not None:
+            await asyncio.to_thread(empty_log, self._database)
         self._prune_at = now + PRUNE_SECONDS
         return pruned
 
@@ -141,17 +146,19 @@ class Maintainer:
 async def maintainer(settings: Settings) -> AsyncGenerator[Maintainer]:
     """A maintainer of the stack that the settings name; gives the lease back at the end."""
     token = settings.token.get_secret_value()
+    database = sqlite_path(settings.queue_db)
+    database = database if database is not None and database.exists() else None
     async with contextlib.AsyncExitStack() as closers:
         queue = await closers.enter_async_context(QueueClient(queue_address(settings), token=token))
         if settings.clickhouse_db.startswith(CHDB_SCHEME):
             session = await closers.enter_async_context(open_session(token))
-            made = Maintainer(queue, lambda since: ask(queue, session, since), retention_days=settings.retention_days)
+            made = Maintainer(queue, lambda since: ask(queue, session, since), retention_days=settings.retention_days, database=database)
         else:
             engine = await asyncio.to_thread(open_store, settings.clickhouse_db)
             closers.callback(engine.close)
             maintenance = Maintenance(engine, queue, adopt=settings.unidentified == "adopt")
             closers.push_async_callback(maintenance.close)
-            made = Maintainer(queue, maintenance.run, retention_days=settings.retention_days)
+            made = Maintainer(queue, maintenance.run, retention_days=settings.retention_days, database=database)
         closers.push_async_callback(made.release)
         yield made
 

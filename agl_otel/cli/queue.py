@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option, warn_of_passwords
-from agl_otel.cli.erase import CHUNK, eraser, finished_before, keep_spans_option
+from agl_otel.cli.erase import CHUNK, eraser, finished_before, keep_spans_option, wipe_option
 from agl_otel.cli.render import plain
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.printable import printable
@@ -162,6 +162,7 @@ def dead(modes: tuple[RolloutMode, ...], limit: int, data_dir: Path | None, stor
 )
 @click.option("--dry-run", is_flag=True, help="Count only.")
 @keep_spans_option
+@wipe_option
 @data_dir_option
 @store_option
 @json_option
@@ -170,14 +171,18 @@ def prune(
     statuses: tuple[RolloutStatus, ...],
     dry_run: bool,
     keep_spans: bool,
+    wipe: bool,
     data_dir: Path | None,
     store: str | None,
     as_json: bool,
 ) -> None:
     """Remove finished rollouts that are old, with their attempts, spans and logs.
 
-    Where retention_days is set, the stack itself does so: the queue by `agl-otel maintain`, ClickHouse by the day of receipt.
+    With --wipe they leave the disk, too, as with `agl-otel rollouts delete --wipe`. Where retention_days is set, the stack itself
+    removes: the queue by `agl-otel maintain`, ClickHouse by the day of receipt.
     """
+    if wipe and keep_spans:
+        raise UsageError("--wipe and --keep-spans do not go together")
     settings = Settings.load(data_dir=data_dir, store=store)
     days = settings.retention_days
     if older_than is None and not days:
@@ -190,7 +195,7 @@ def prune(
             found = (await opened.query_rollouts(status_in=statuses or None, ended_before=before, limit=1)).total
             removed = 0
             if found and not dry_run:
-                async with eraser(settings, opened, keep_spans=keep_spans) as delete:
+                async with eraser(settings, opened, keep_spans=keep_spans, wipe=wipe) as delete:
                     with progress(silent=as_json) as bar:
                         task = bar.add_task("removing", total=found)
                         async for ids in finished_before(opened, statuses, before):

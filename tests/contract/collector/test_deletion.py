@@ -13,6 +13,7 @@ import pytest
 
 from agl_otel import semconv
 from agl_otel.cli.maintain import maintainer
+from agl_otel.collector import orphans
 from agl_otel.collector.deletion import TABLES, Deletion
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.postgres_server import Postgres
@@ -25,6 +26,7 @@ from agl_otel.types import EnqueueRolloutRequest
 from tests.clickhouse_server import ClickHouseServer
 from tests.contract.queue.conftest import postgres  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a fixture
 from tests.nursery import ROOT, nursery
+from tests.system.stack_process import until
 
 from .otlp import post_spans, request_of, span
 from .stack import Stack, start
@@ -104,6 +106,59 @@ async def test_a_deletion_that_was_cut_short_is_finished_by_the_next(engine: Tra
     assert (await Deletion(engine).run(["ro-1", "ro-2", "ro-3"]))["otel_traces"] == 6
     assert {row[2] for row in stored(engine)["otel_traces"]} == {""}
     assert {row[1] for row in stored(engine)["otel_traces"]} == {"s3"}
+
+
+def names(engine: TraceStore) -> list[list[object]]:
+    return engine.select("SELECT DISTINCT ServiceName, SpanName FROM otel.services ORDER BY ALL")
+
+
+def traces_timed(engine: TraceStore) -> list[object]:
+    return [row[0] for row in engine.select("SELECT DISTINCT TraceId FROM otel.otel_traces_trace_id_ts ORDER BY ALL")]
+
+
+def insert(engine: TraceStore, *rows: dict[str, object]) -> None:
+    common = {"Timestamp": "1750000000.000000001", "AttemptId": "at-1", "SpanId": "s"}
+    lines = "\n".join(json.dumps({**common, **row}) for row in rows)
+    engine.insert("otel.otel_traces", [*common, *rows[0]], lines.encode())
+
+
+async def test_names_and_times_that_only_a_deleted_rollout_had_go_with_it(engine: TraceStore) -> None:
+    jane, joint = {"SpanName": "look up Jane", "ServiceName": "agent"}, {"SpanName": "work", "ServiceName": "agent"}
+    insert(
+        engine,
+        {"RolloutId": "ro-1", "TraceId": "t1", **jane},
+        {"RolloutId": "ro-1", "TraceId": "t2", **joint},
+        {"RolloutId": "ro-2", "TraceId": "t2", **joint},
+        {"RolloutId": "ro-2", "TraceId": "t3", **joint},
+    )
+    assert (names(engine), traces_timed(engine)) == ([["agent", "look up Jane"], ["agent", "work"]], ["t1", "t2", "t3"])
+    await Deletion(engine).run(["ro-1"])
+    assert (names(engine), traces_timed(engine)) == ([["agent", "work"]], ["t2", "t3"])
+    insert(engine, {"RolloutId": "ro-3", "TraceId": "t1", **jane})
+    assert (names(engine), traces_timed(engine)) == ([["agent", "look up Jane"], ["agent", "work"]], ["t1", "t2", "t3"])
+
+
+@pytest.mark.parametrize("together", [1, 1000])
+def test_sums_of_spans_that_are_gone_go_and_of_those_that_came_meanwhile_are_made_again(
+    engine: TraceStore, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orphans, "TOGETHER", together)
+    for name in ("ro-1", "ro-2", "ro-3"):
+        insert(engine, {"RolloutId": name, "TraceId": name, "SpanName": f"of {name}", "ServiceName": "agent"})
+    engine.delete("otel_traces", "RolloutId != 'ro-2'", {})  # as whole parts go that are past the retention: their sums stay
+    assert len(names(engine)) == len(stored(engine)["summary"]) == 3
+    both = (orphans.SERVICES, orphans.ROLLOUTS)
+    assert orphans.forget(engine, both) == 4
+    assert (names(engine), stored(engine)["summary"]) == ([["agent", "of ro-2"]], [["ro-2", 1]])
+    for each in both:  # its span was not there when orphans were looked for
+        orphans.remove(engine, each, [row[0] for row in engine.select(f"SELECT DISTINCT {each.hashed} FROM otel.{each.table}")])
+    assert (names(engine), stored(engine)["summary"]) == ([["agent", "of ro-2"]], [["ro-2", 1]])
+    assert orphans.forget(engine, both) == 0
+    masked = "SELECT count() FROM system.parts WHERE database = 'otel' AND table = 'services' AND active AND has_lightweight_delete"
+    assert engine.select(masked) != [[0]]
+    orphans.leave_disk(engine, both)
+    until(lambda: engine.select(masked) == [[0]], "the parts are written anew")
+    assert (names(engine), stored(engine)["summary"]) == ([["agent", "of ro-2"]], [["ro-2", 1]])
 
 
 async def test_spans_that_come_later_are_stored(engine: TraceStore) -> None:

@@ -59,8 +59,11 @@ async def test_what_is_wiped_is_in_no_file(own_stack: Stack) -> None:
     (data / "runs" / "run-1" / "rows.jsonl").write_text(f'{{"rollout": "{rollouts[0]}"}}')
     assert {"traces", "queue.db-wal", "refused", "wal"} <= holding(data, SECRET), "the search finds what is there"
     told = await asyncio.to_thread(wipe, own_stack, rollouts[0])
-    assert f"{data / 'runs' / 'run-1'} names them" in told
+    assert f"{data / 'runs' / 'run-1'} names them" in told and "logs" not in told
     assert holding(data, SECRET) == set()
+    assert holding(data, rollouts[0]) <= {"runs", "queue.db"}, (
+        "ClickHouse keeps the text of deletions, the queue its answers for 10 minutes"
+    )
     assert {"traces", "queue.db"} <= holding(data, KEPT)
     async with own_stack.reader() as reader:
         assert len(await reader.spans([rollouts[1]])) == 20

@@ -1,0 +1,245 @@
+"""What somebody asked to be gone is gone: every byte of the data directory and every table is searched, of a stack that ran real agents."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import sys
+import time
+import urllib.request
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agl_otel.settings import PORTS
+from agl_otel.traces.opened import open_store
+from tests.clickhouse_files import blocks
+from tests.model_server import ModelServer
+from tests.system.stack_process import Command, run, until
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
+JANE, JOHN = "jane-doe-4711-of-elm-street", "john-roe-0815-of-oak-street"
+AGENT = """
+import logging, sys
+import openai
+from opentelemetry import metrics, trace
+
+who = sys.argv[1]
+print("asked by", who)
+print("to stderr,", who, file=sys.stderr)
+with trace.get_tracer("agent").start_as_current_span(f"look up {who}") as span:
+    span.set_attribute("who", who)
+    span.add_event(f"found {who}", {"who": who})
+    logging.getLogger("agent").warning("a log of %s", who)
+    metrics.get_meter("agent").create_counter("looked.up").add(1, {"who": who})
+    openai.OpenAI().chat.completions.create(model="m", messages=[{"role": "user", "content": f"I am {who}"}])
+sys.exit(f"{who} makes it fail" if "fail" in sys.argv[2] else 0)
+"""
+JOB = """
+[agent]
+function = "{folder}/functions.py:answer"
+
+[data]
+train = "{folder}/tasks.jsonl"
+val = "{folder}/tasks.jsonl"
+
+[resources]
+prompt_template = "be kind"
+main_llm = {{ resource_type = "llm", endpoint = "{url}", model = "m" }}
+
+[editor]
+base_url = "{url}"
+
+[algorithm]
+name = "{name}"
+{options}
+"""
+CHOICES = 'choices = { prompt_template = ["be kind", "be short"] }'
+FUNCTIONS = """
+import agl_otel as agl
+
+async def answer(task, prompt_template: agl.PromptTemplate, llm: agl.LLM) -> float:
+    print("a function agent asked by", task["who"])
+    return 0.5
+"""
+
+
+def held(folder: Path, text: str) -> dict[str, int]:
+    """{name of a file: how often it holds `text`, or its mirror image, as written, or as ClickHouse unfolds it}."""
+    found: dict[str, int] = {}
+    wanted = (text.encode(), text[::-1].encode())
+    for root, _, names in os.walk(folder):  # ClickHouse removes folders meanwhile
+        for path in (Path(root, name) for name in names):
+            with contextlib.suppress(FileNotFoundError):
+                data = b"" if path.is_symlink() else path.read_bytes()
+                if count := sum(part.count(each) for part in (data, *blocks(data)) for each in wanted):
+                    found[str(path.relative_to(folder))] = count
+    return found
+
+
+@dataclass
+class Lived:
+    """A stack that runs, and where."""
+
+    data: Path
+    folder: Path
+    env: dict[str, str]
+
+    @property
+    def stack(self) -> dict[str, str]:
+        told = json.loads((self.data / "stack.json").read_text())
+        return {name: entry["address"] for name, entry in told.items() if isinstance(entry, dict)}
+
+    def sql(self, query: str) -> list[dict[str, Any]]:
+        """Rows of a query at the collector's endpoint."""
+        with urllib.request.urlopen(f"{self.stack['web']}/v1/agl/describe", timeout=60) as answer:
+            address = json.load(answer)["clickhouse"]
+        with urllib.request.urlopen(address, data=f"{query} FORMAT JSON".encode(), timeout=120) as answer:
+            return json.load(answer)["data"]
+
+    def agl(self, *arguments: str) -> str:
+        done = run(*arguments, "--data-dir", str(self.data), cwd=self.folder, env=self.env)
+        assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def of(self, who: str) -> list[str]:
+        listed = json.loads(self.agl("rollouts", "ls", "--input", who, "--limit", "1000", "--json").splitlines()[-1])
+        return [item["rollout_id"] for item in listed["items"]]
+
+    def play(self, who: str, how: str) -> None:
+        """One rollout of a command agent."""
+        tasks = self.folder / "command.jsonl"
+        tasks.write_text(json.dumps({"input": {"who": who, "how": how}, "metadata": {"run": f"of {who}", "name": who}}) + "\n")
+        self.agl("rollouts", "enqueue", "--file", str(tasks))
+        command = [sys.executable, str(self.folder / "agent.py"), "{who}", "{how}"]
+        with Command(
+            "runner", "--store", self.stack["queue"], "--max-rollouts", "1", "--", *command, log=self.folder / "runner.log", env=self.env
+        ) as runner:
+            assert runner.wait(300) == 0, runner.output
+
+    def train(self, name: str, url: str, options: str, *tasks: str) -> None:
+        """A run of a job, kept in the data directory."""
+        (self.folder / "tasks.jsonl").write_text("".join(json.dumps({"who": who}) + "\n" for who in tasks))
+        job = self.folder / f"{name}.toml"
+        job.write_text(JOB.format(folder=self.folder, url=url, name=name, options=options))
+        self.agl("train", str(job), "--run-dir", str(self.data / "runs" / name))
+
+
+@contextlib.contextmanager
+def lives(folder: Path, url: str, **more: str) -> Generator[Lived]:
+    """A stack on the data directory in `folder`, for a while."""
+    data = folder / "data"
+    free = [argument for port in PORTS for argument in (f"--{port.replace('_', '-')}", "0")]
+    env = {"AGL_UPSTREAM_URL": url, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none", "AGL_RETENTION_DAYS": "0", **more}
+    with Command("up", "--data-dir", str(data), *free, log=folder / "up.log", cwd=folder, env=env) as command:
+        until(lambda: (data / "stack.json").exists() or command.process.poll() is not None, "the stack runs")
+        assert command.process.poll() is None, command.output
+        yield Lived(data, folder, env)
+
+
+def told_of(lived: Lived, who: str) -> dict[str, int]:
+    """{table of either store: rows in which `who` is named, anywhere}."""
+    found: dict[str, int] = {}
+    tables = lived.sql("SELECT name FROM system.tables WHERE database = 'otel' AND engine LIKE '%MergeTree'")
+    for table in (row["name"] for row in tables):
+        [row] = lived.sql(f"SELECT count() AS n FROM otel.{table} WHERE position(toString(tuple(*)), '{who}') > 0")
+        found |= {table: int(row["n"])} if int(row["n"]) else {}
+    with contextlib.closing(sqlite3.connect(f"file:{lived.data / 'queue.db'}?mode=ro", uri=True)) as queue:
+        for (table,) in queue.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            rows = queue.execute(f'SELECT * FROM "{table}"').fetchall()
+            found |= {table: count} if (count := sum(who in str(row) for row in rows)) else {}
+    return found
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    return tmp_path
+
+
+def played(lived: Lived, url: str) -> dict[str, list[str]]:
+    """Rollouts of two people, of each kind, that have ended: {who: ids}."""
+    for who in (JANE, JOHN):
+        lived.play(who, "well")
+        lived.play(who, "fails")
+    lived.train("random_search", url, CHOICES, JANE, JOHN)
+    (lived.data / "refused").mkdir(exist_ok=True)
+    for who, place in ((JANE, 1), (JOHN, 2)):  # as ClickHouse refuses one now and then
+        about = {"reason": f"of {who}", "rollouts": [lived.of(who)[0]]}
+        stem = lived.data / "refused" / f"{int(time.time() * 1000)}-{place}-traces"
+        stem.with_suffix(".json").write_text(json.dumps(about))
+        stem.with_suffix(".otlp").write_text(who)
+    return {who: lived.of(who) for who in (JANE, JOHN)}
+
+
+def test_what_somebody_wants_gone_is_in_no_table_and_in_no_file_that_is_not_named(files: Path, model_server: ModelServer) -> None:
+    with lives(files, model_server.url) as lived:
+        ids = played(lived, model_server.url)
+        assert {who: len(found) for who, found in ids.items()} == {JANE: 4, JOHN: 4}
+        before = told_of(lived, JOHN)
+        assert {"otel_traces", "otel_logs", "services", "inputs", "attempts", "run_tallies"} <= set(told_of(lived, JANE)), "they are found"
+        assert {"traces", "wal", "refused", "runs"} <= {name.partition("/")[0] for name in held(lived.data, JANE)}
+        lived.agl("rollouts", "delete", *ids[JANE], "--yes")
+        assert told_of(lived, JANE) == {}
+        said = lived.agl("rollouts", "delete", *ids[JANE], "--yes", "--wipe")
+        run_folder = lived.data / "runs" / "random_search"
+        left = [name for name in held(lived.data, JANE) if not (lived.data / name).is_relative_to(run_folder)]
+        assert left == [] and f"{run_folder} names them" in said, said
+        assert (told_of(lived, JOHN), lived.of(JOHN)) == (before, ids[JOHN]), "what is another's is as it was"
+        assert "refused" in {name.partition("/")[0] for name in held(lived.data, JOHN)}
+    assert [name for name in held(lived.data, JANE) if not (lived.data / name).is_relative_to(run_folder)] == []
+
+
+AGED_DAYS = 3
+
+
+def age(data: Path, ids: list[str], who: str) -> None:
+    """Make what a stopped stack holds of these rollouts three days older: nothing else tells a retention of days from one of none."""
+    engine = open_store(f"chdb:///{data / 'traces'}")
+    of = {"rollouts": ids}
+    for table, column in (("otel_traces", "ReceivedAt"), ("otel_logs", "ReceivedAt")):
+        engine.command(f"ALTER TABLE otel.{table} MODIFY SETTING old_parts_lifetime = 0")  # else a test waits eight minutes for files
+        chosen, then = "RolloutId IN {rollouts:Array(String)}", f"{column} - INTERVAL {AGED_DAYS} DAY"
+        engine.command(f"INSERT INTO otel.{table} SELECT * REPLACE ({then} AS {column}) FROM otel.{table} WHERE {chosen}", of)
+        young = f"{chosen} AND {column} > now() - INTERVAL 1 DAY"
+        engine.command(f"ALTER TABLE otel.{table} DELETE WHERE {young} SETTINGS mutations_sync = 2", of)
+    engine.command("ALTER TABLE otel.services MODIFY SETTING old_parts_lifetime = 0")
+    engine.close()
+    with contextlib.closing(sqlite3.connect(data / "queue.db")) as queue, queue:
+        queue.execute("PRAGMA secure_delete = ON")  # as the queue itself: what is overwritten leaves nothing
+        marks = ", ".join("?" * len(ids))
+        queue.execute(f"UPDATE rollouts SET end_time = end_time - {AGED_DAYS * 86400} WHERE rollout_id IN ({marks})", ids)
+    for path in list((data / "refused").iterdir()):
+        if who in path.read_text():
+            received, rest = path.name.split("-", 1)
+            path.rename(path.with_name(f"{int(received) - AGED_DAYS * 86400_000}-{rest}"))
+
+
+def test_what_is_past_the_retention_is_gone_everywhere_and_the_rest_stays(files: Path, model_server: ModelServer) -> None:
+    with lives(files, model_server.url) as lived:
+        ids = played(lived, model_server.url)
+        before = told_of(lived, JOHN)
+    age(lived.data, ids[JANE], JANE)
+    with lives(files, model_server.url, AGL_RETENTION_DAYS="1") as lived:
+        until(lambda: set(told_of(lived, JANE)) <= {"services"}, "the tables hold nothing of them")
+        swept = urllib.request.Request(f"{lived.stack['collector']}/maintain", data=b'{"since": 0}', method="POST")
+        urllib.request.urlopen(swept, timeout=300).close()
+        assert told_of(lived, JANE) == {}
+        assert lived.sql("SELECT DISTINCT RolloutId FROM otel.rollout_summary_states WHERE RolloutId IN " + str(tuple(ids[JANE]))) == []
+        run_folder = lived.data / "runs" / "random_search"
+
+        def left() -> dict[str, int]:
+            return {name: count for name, count in held(lived.data, JANE).items() if not (lived.data / name).is_relative_to(run_folder)}
+
+        try:
+            until(lambda: not left(), "nor does a file")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {left()}") from None
+        assert (told_of(lived, JOHN), lived.of(JOHN)) == (before, ids[JOHN]), "what is younger is as it was"
+        assert "refused" in {name.partition("/")[0] for name in held(lived.data, JOHN)}
