@@ -95,7 +95,9 @@ class Deletion:
                 if time.monotonic() > deadline:
                     raise UnavailableError(f"ClickHouse still keeps old files ({old[0][0]}, {old[0][1]}): ask for the same deletion again")
                 for table in WIPED:
-                    self._engine.command(f"SYSTEM START MERGES otel.{table}")  # wakes what removes them; it may rest for minutes
+                    self._engine.command(
+                        f"SYSTEM START CLEANUP otel.{table}"
+                    )  # wakes what removes them, which rests for up to five minutes
                 time.sleep(0.5)
         finally:
             for table in WIPED:

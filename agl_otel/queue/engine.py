@@ -128,6 +128,8 @@ class RunTallies:
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self.deleted = False
+        """Whether rollouts were deleted: counters that came to nothing hold the names of their runs until the next sweep."""
 
     def count(self, row: RolloutRow, change: int) -> None:
         """A rollout came (1) to a run, status and mode, or left (-1)."""

@@ -96,6 +96,8 @@ class SqliteTransaction:
         if self.tallies:
             self.run_many("tally_add", tally_changes(self.tallies))
         self.run_many("run_tally_add", self.runs.changes())
+        if self.runs.deleted:  # what is deleted leaves the file with this commit
+            self.run("run_tallies_purge")
 
 
 class _Waiting(NamedTuple):

@@ -97,6 +97,7 @@ def delete(tx: Transaction, request: pb.DeleteRequest, now: float) -> pb.DeleteR
     tx.tallies[ATTEMPTS] -= tx.changed("delete_attempts", ids)
     for row in tx.rows("delete_found", ids):
         moved(tx, RolloutRow._make(row), None)
+    tx.runs.deleted = True
     deleted = tx.changed("delete_rollouts", ids)
     tx.signals.settled += request.rollout_ids
     remember(tx, request.request_id, "Delete", deleted, now)
