@@ -74,8 +74,9 @@ async def test_tinker_is_trained_by_its_job_file(on: Stage, tmp_path: Path) -> N
 
 async def test_tinker_in_one_call_and_without_training(on: Stage) -> None:
     main = EXAMPLES / "tinker" / "main.py"
-    [line] = (await finished(sys.executable, main, "oneclick", "--steps", "1", "--group-size", "2")).splitlines()
-    assert json.loads(line)["calls"] >= 8
+    output = await finished(sys.executable, main, "oneclick", "--steps", "1", "--group-size", "2")  # a busy machine makes services log
+    [step] = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    assert step["calls"] >= 8
     async with ScriptedModel(lambda request, call_id: Message("assistant", "a")) as model:
         output = await finished(sys.executable, main, "dryrun", "--endpoint", model.url, "--model", "m")
     assert output.splitlines() == ["bird: reward 1.0", "cat: reward 0.0", "plane: reward 0.0", "stone: reward 0.0"]
