@@ -123,9 +123,11 @@ class Deletion:
             if count:
                 self._engine.delete(table, _OF_ROLLOUTS, params)
                 removed[table] = int(str(count))
-        refill = named_query("refill_trace_id_ts").replace(orphans.ONE_BATCH, _OF_TRACES)
-        for start in range(0, len(traces), SOURCES):  # a span that came meanwhile is looked up by its trace's times
-            self._engine.command(refill, {"traces": traces[start : start + SOURCES]})
+        self._engine.delete(TRACE_TIMES, _OF_ROLLOUTS, params)
+        refill = named_query("refill_trace_id_ts")  # a span that came meanwhile is found by its trace
+        self._engine.command(refill.replace(orphans.ONE_BATCH, _OF_ROLLOUTS), params)
+        for start in range(0, len(traces), SOURCES):
+            self._engine.command(refill.replace(orphans.ONE_BATCH, _OF_TRACES), {"traces": traces[start : start + SOURCES]})
         orphans.forget(self._engine, [orphans.SERVICES])
         return removed
 

@@ -51,6 +51,7 @@ ALLOWED_SETTINGS: Final = re.compile(
     r"aggregate_functions_null_for_empty|transform_null_in|use_hive_partitioning|session_timezone|wait_end_of_query|extremes|"
     r"final|optimize_read_in_order|prefer_column_name_to_alias|cast_keep_nullable|allow_experimental_analyzer|enable_analyzer"
 )
+ONE_THREAD: Final = ("max_threads", "1")  # a limit of ours that may be lowered
 FORMATS: Final = re.compile(
     r"JSON\w*|CSV\w*|TSV\w*|TabSeparated\w*|Native|RowBinary\w*|Arrow|ArrowStream|Parquet|Pretty\w*|Values|Vertical|XML|Null|Markdown|RawBLOB|LineAsString"
 )
@@ -164,7 +165,7 @@ def take_settings(text: str) -> tuple[str, dict[str, str]]:
         return text, {}
     settings: dict[str, str] = {}
     for part in re.findall(rf"(\w+)\s*=\s*({SETTING_VALUE.pattern})", found.group(1)):
-        if not ALLOWED_SETTINGS.fullmatch(part[0]):
+        if not _may_be_set(*part[:2]):
             raise QueryError(f"the setting {part[0]} cannot be changed on this read-only endpoint")
         settings[part[0]] = part[1]
     return text[: found.start()].rstrip(), settings
@@ -175,9 +176,13 @@ def filter_settings(sent: Mapping[str, str]) -> dict[str, str]:
     kept: dict[str, str] = {}
     for name, value in sent.items():
         literal = value if re.fullmatch(r"-?\d+(\.\d+)?", value) else f"'{value}'"
-        if ALLOWED_SETTINGS.fullmatch(name) and SETTING_VALUE.fullmatch(literal):
+        if _may_be_set(name, literal) and SETTING_VALUE.fullmatch(literal):
             kept[name] = literal
     return kept
+
+
+def _may_be_set(name: str, literal: str) -> bool:
+    return (name, literal) == ONE_THREAD or ALLOWED_SETTINGS.fullmatch(name) is not None
 
 
 def check_tree(tree: str, table_functions: frozenset[str]) -> None:

@@ -43,6 +43,7 @@ ASK_AGAIN_SECONDS: Final = 0.2  # an attempt that is not yet complete is looked 
 LARGE_BYTES: Final = 1 << 20  # an answer that is read beside the event loop
 MANY: Final = (1 << 32) - 1  # rows: no limit
 ROOTS_TOGETHER: Final = 2000  # rollouts in one query
+STORED_BEFORE: Final = "?"  # in place of a rollout: schema 11 came later than the span
 _log = logging.getLogger(__name__)
 NAMES: Final[Mapping[str, str]] = {
     "process": semconv.PROCESS,
@@ -167,7 +168,12 @@ class TraceReader:
 
     async def rollouts_of_traces(self, trace_ids: Sequence[str]) -> list[str]:
         """The rollouts that have spans of these traces (hex ids); an empty one where there are spans without ids."""
-        rows = await self.query(named_query("trace_rollouts"), params={"traces": list(trace_ids)}) if trace_ids else []
+        if not trace_ids:
+            return []
+        params = {"traces": list(trace_ids)}
+        rows = await self.query(named_query("trace_rollouts"), params=params)
+        if any(row["RolloutId"] == STORED_BEFORE for row in rows):
+            rows = await self.query(named_query("spans_rollouts"), params=params)
         return [row["RolloutId"] for row in rows]
 
     async def by_trace(self, trace_ids: Sequence[str], *, rollouts: Sequence[str] | None = None, limit: int = MANY) -> list[Span]:

@@ -14,7 +14,7 @@ import pytest
 from agl_otel import semconv
 from agl_otel.cli.maintain import maintainer
 from agl_otel.collector import orphans
-from agl_otel.collector.deletion import TABLES, Deletion
+from agl_otel.collector.deletion import TABLES, TRACE_TIMES, Deletion
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.postgres_server import Postgres
 from agl_otel.traces.address import ServerAddress
@@ -134,6 +134,7 @@ async def test_names_and_times_that_only_a_deleted_rollout_had_go_with_it(engine
     assert (names(engine), traces_timed(engine)) == ([["agent", "look up Jane"], ["agent", "work"]], ["t1", "t2", "t3"])
     await Deletion(engine).run(["ro-1"])
     assert (names(engine), traces_timed(engine)) == ([["agent", "work"]], ["t2", "t3"])
+    assert engine.select("SELECT count() FROM otel.otel_traces_trace_id_ts WHERE RolloutId = 'ro-1'") == [[0]]
     insert(engine, {"RolloutId": "ro-3", "TraceId": "t1", **jane})
     assert (names(engine), traces_timed(engine)) == ([["agent", "look up Jane"], ["agent", "work"]], ["t1", "t2", "t3"])
 
@@ -173,7 +174,7 @@ def test_every_table_of_rollouts_is_gone_through(engine: TraceStore) -> None:
         "SELECT c.table FROM system.columns AS c INNER JOIN system.tables AS t ON c.table = t.name AND c.database = t.database "
         "WHERE c.database = 'otel' AND c.name = 'RolloutId' AND t.engine LIKE '%MergeTree'"
     )
-    assert {str(row[0]) for row in found} == set(TABLES)
+    assert {str(row[0]) for row in found} == {*TABLES, TRACE_TIMES}
     assert TABLES[-1] == "otel_traces"
 
 

@@ -189,6 +189,8 @@ def test_settings_that_loosen_limits_are_dropped_from_urls(name: str) -> None:
 def test_a_setting_cannot_smuggle_sql(endpoint: SqlEndpoint) -> None:
     from agl_otel.collector.guard import filter_settings
 
+    assert filter_settings({"max_threads": "1"}) == {"max_threads": "1"}
+    assert filter_settings({"max_threads": "64"}) == {}
     assert filter_settings({"session_timezone": "UTC' , readonly = 0, max_threads = '1"}) == {}
 
 

@@ -252,6 +252,19 @@ async def test_the_rollouts_of_a_trace_are_found_whatever_times_its_spans_claim(
     assert await reader.rollouts_of_traces(["nobody's"]) == []
 
 
+async def test_the_rollouts_of_traces_that_were_stored_before_schema_11_are_found(engine: TraceStore, reader: TraceReader) -> None:
+    insert(engine, row(1, TraceId="old", RolloutId="ro-1"))
+    times = "TraceId, Start, End, ReceivedDay"
+    engine.command(f"CREATE TABLE otel.before ENGINE = Memory AS SELECT {times} FROM otel.otel_traces_trace_id_ts")
+    engine.command("TRUNCATE TABLE otel.otel_traces_trace_id_ts")
+    engine.command(f"INSERT INTO otel.otel_traces_trace_id_ts ({times}) SELECT {times} FROM otel.before")
+    assert await reader.rollouts_of_traces(["old"]) == ["ro-1"]
+    insert(engine, row(2, TraceId="old", RolloutId="ro-2"), row(3, TraceId="new", RolloutId="ro-2"))
+    assert sorted(await reader.rollouts_of_traces(["old"])) == ["ro-1", "ro-2"]
+    assert sorted(await reader.rollouts_of_traces(["old", "new"])) == ["ro-1", "ro-2"]
+    assert len(await reader.by_trace(["old", "new"])) == 3
+
+
 async def test_arrow_and_rows_say_the_same(engine: TraceStore, reader: TraceReader) -> None:
     insert(engine, row(1), row(2))
     sql = "SELECT SpanId, SequenceId FROM otel_traces WHERE RolloutId = {r:String} ORDER BY SequenceId"

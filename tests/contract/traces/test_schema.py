@@ -84,7 +84,8 @@ def test_data_of_a_newer_version_is_refused(engine: TraceStore) -> None:
 
 
 VIEWS = {
-    "otel.otel_traces_trace_id_ts": "SELECT TraceId, min(Start), max(End) FROM otel.otel_traces_trace_id_ts GROUP BY TraceId ORDER BY ALL",
+    "otel.otel_traces_trace_id_ts": "SELECT TraceId, RolloutId, min(Start), max(End) FROM otel.otel_traces_trace_id_ts "
+    "GROUP BY ALL ORDER BY ALL",
     "otel.rollout_summary_states": "SELECT * FROM otel.rollout_summary ORDER BY ALL",
     "otel.services": "SELECT ServiceName, SpanName, SpanKind, min(FirstTime), max(LastTime) FROM otel.services GROUP BY ALL ORDER BY ALL",
 }

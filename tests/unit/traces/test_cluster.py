@@ -59,6 +59,12 @@ def test_a_column_goes_to_both_tables_and_storage_to_the_local_one() -> None:
     assert cluster.statements("ALTER TABLE otel.otel_logs REMOVE TTL") == ["ALTER TABLE otel.otel_logs_local ON CLUSTER 'c1' REMOVE TTL"]
 
 
+def test_a_view_gets_a_new_query_over_the_rows_of_its_own_node() -> None:
+    assert Cluster("c1").statements("ALTER TABLE otel.v MODIFY QUERY SELECT x FROM otel.otel_logs") == [
+        "ALTER TABLE otel.v ON CLUSTER 'c1' MODIFY QUERY SELECT x FROM otel.otel_logs_local"
+    ]
+
+
 def test_what_it_does_not_know_it_refuses() -> None:
     with pytest.raises(ValueError, match="no rule"):
         Cluster("c1").statements("TRUNCATE TABLE otel.otel_logs")
