@@ -195,11 +195,9 @@ class QueueService:
 
     async def _read_in_parts(self, operation: Callable[[Transaction, Any], Any], field: str, request: object, context: Context) -> Any:
         answer = await self._read(operation, request, context)
+        others = {each.name: value for each, value in answer.ListFields() if each.name != field}
         for chunk in _chunks(getattr(answer, field)):
-            part = type(answer)(**{field: chunk}, total=answer.total)
-            if isinstance(answer, pb.Rollouts):
-                part.filters.extend(answer.filters)
-            yield part
+            yield type(answer)(**{field: chunk}, **others)
 
     def _described(self, answer: pb.DescribeResponse) -> pb.DescribeResponse:
         answer.version = self._version
