@@ -48,8 +48,15 @@ async def finished_before(opened: QueueClient, statuses: Sequence[RolloutStatus]
         yield [item.rollout_id for item in page]
 
 
-wipe_option = click.option("--wipe", is_flag=True, help="Off the disk, too, before it returns: a minute, and parts are written anew.")
-keep_spans_option = click.option("--keep-spans", is_flag=True, help="From the queue only: their spans and logs stay.")
+def _without_keep_spans(context: click.Context, _: click.Parameter, wipe: bool) -> bool:
+    if wipe and context.params["keep_spans"]:
+        raise UsageError("--wipe and --keep-spans do not go together")
+    return wipe
+
+
+_WIPE_HELP: Final = "Off the disk, too, before it returns: a minute, and parts are written anew."
+wipe_option = click.option("--wipe", is_flag=True, callback=_without_keep_spans, help=_WIPE_HELP)
+keep_spans_option = click.option("--keep-spans", is_flag=True, is_eager=True, help="From the queue only: their spans and logs stay.")
 
 
 @contextlib.asynccontextmanager

@@ -181,8 +181,6 @@ def prune(
     With --wipe they leave the disk, too, as with `agl-otel rollouts delete --wipe`. Where retention_days is set, the stack itself
     removes: the queue by `agl-otel maintain`, ClickHouse by the day of receipt.
     """
-    if wipe and keep_spans:
-        raise UsageError("--wipe and --keep-spans do not go together")
     settings = Settings.load(data_dir=data_dir, store=store)
     days = settings.retention_days
     if older_than is None and not days:

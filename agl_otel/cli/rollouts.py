@@ -304,8 +304,6 @@ def delete(
     with --wipe no file of ClickHouse's, of the collectors' logs and refused requests, and of the embedded queue holds it any more.
     """
     _check_named(rollout_ids, statuses, modes)
-    if wipe and keep_spans:
-        raise UsageError("--wipe and --keep-spans do not go together")
     if not yes and not as_json:
         click.confirm("This removes them for good. Go on?", abort=True)
     settings = Settings.load(data_dir=data_dir, store=store)
