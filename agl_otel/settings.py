@@ -24,6 +24,7 @@ from agl_otel.errors import InUseError, SettingsError
 CONFIG_FILE: Final = "agl.toml"
 SECRETS: Final = ("token", "upstream_key", "forward_headers", "metrics_otlp_headers")
 _OWN_PORTS: Final = range(20_000, 32_000)
+DAY_SECONDS: Final = 86400.0  # what is kept for some time is kept for days
 RESERVED_SECONDS: Final = 120.0  # longer than a service takes to start on a busy machine
 _reserved: Final[deque[tuple[float, socket.socket]]] = deque()
 """(until when, a socket bound to a port of `free_ports`), the oldest first."""

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Final, NoReturn, Protocol
 
 from agl_otel.errors import AglError
+from agl_otel.settings import DAY_SECONDS
 
 INTERVAL_SECONDS: Final = 3600.0  # days are kept: an hour more is no matter
-DAY_SECONDS: Final = 86400.0
 _logger = logging.getLogger(__name__)
 
 

@@ -19,9 +19,9 @@ import click
 from rich.console import Console
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging
-from agl_otel.cli.queue import SECONDS, table_of
+from agl_otel.cli.queue import table_of
 from agl_otel.errors import SettingsError
-from agl_otel.settings import Settings
+from agl_otel.settings import DAY_SECONDS, Settings
 from agl_otel.stack import open_store
 from agl_otel.traces.opened import CHDB_SCHEME
 from agl_otel.traces.opened import open_store as open_traces
@@ -35,7 +35,7 @@ PARTS: Final[Mapping[str, str]] = {
     "logs": "what the services say",
 }
 """{first part of a name in the data directory: what it holds}."""
-WINDOWS: Final = (3600.0, 86400.0)
+WINDOWS: Final = (3600.0, DAY_SECONDS)
 """Seconds over which the rate is measured: the last hour; the last day where nothing came in it."""
 _SERVER: Final = """SELECT sum(bytes_on_disk) AS Bytes, (
     SELECT min(free_space) FROM system.disks WHERE name IN (SELECT disk_name FROM system.parts WHERE active AND database = 'otel')
@@ -74,12 +74,12 @@ def forecast(
         retention_days: after which rows are dropped; 0: never.
     """
     rate = next((count / seconds for count, seconds in zip(received, windows, strict=True) if count), 0.0)
-    per_day = rate * SECONDS["d"] * (traces_bytes / rows if rows else 0.0)
+    per_day = rate * DAY_SECONDS * (traces_bytes / rows if rows else 0.0)
     kept = per_day * retention_days if retention_days else None
     room = max(0, free - reserve)
     if not per_day or (kept is not None and kept - traces_bytes <= room):
         return Forecast(per_day, None, kept)
-    return Forecast(per_day, room / per_day * SECONDS["d"], kept)
+    return Forecast(per_day, room / per_day * DAY_SECONDS, kept)
 
 
 @click.command()
@@ -161,7 +161,7 @@ def outlook(found: Forecast, retention_days: int, *, embedded: bool) -> str:
     if found.full_in_seconds is None:
         kept = (found.kept_bytes or 0.0) / (1 << 30)
         return f"{grows}; retention_days = {retention_days} keeps about {kept:,.1f} GiB, for which there is room"
-    days = found.full_in_seconds / SECONDS["d"]
+    days = found.full_in_seconds / DAY_SECONDS
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + min(found.full_in_seconds, 1e9)))
     remedies = ["lower retention_days" if retention_days else "set retention_days", "`agl-otel queue prune`"]
     more = "or `agl-otel traces move` to a server" if embedded else "or a larger disk of the server"

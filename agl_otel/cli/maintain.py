@@ -33,7 +33,7 @@ from agl_otel.collector_calls import open_session, posting
 from agl_otel.errors import AglError, ConflictError, InUseError, UnavailableError
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.sqlite import sqlite_path
-from agl_otel.settings import Settings
+from agl_otel.settings import DAY_SECONDS, Settings
 from agl_otel.stack import running_address
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
 
@@ -41,7 +41,6 @@ LEASE: Final = "maintain"
 LEASE_SECONDS: Final = 30.0
 INTERVAL_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 6 * 3600.0  # how often a pass goes over everything
-DAY_SECONDS: Final = 86400.0
 PRUNE_SECONDS: Final = 3600.0  # how often the queue is asked for rollouts that are past the retention
 Report = dict[str, float]
 Work = Callable[[float], Awaitable[Report]]

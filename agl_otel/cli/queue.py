@@ -23,12 +23,12 @@ from agl_otel.errors import SettingsError, UsageError
 from agl_otel.printable import printable
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.lifecycle import FINISHED
-from agl_otel.settings import Settings
+from agl_otel.settings import DAY_SECONDS, Settings
 from agl_otel.stack import stack_for
 from agl_otel.types import AttemptedRollout, RolloutMode, RolloutStatus
 
 BOTH_STORES: Final = ("queue", "collector")  # what deleting needs
-SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_SECONDS, "w": 7 * DAY_SECONDS}
 
 
 @contextlib.asynccontextmanager
@@ -185,7 +185,7 @@ def prune(
     days = settings.retention_days
     if older_than is None and not days:
         raise UsageError("say how old, as in --older-than 30d: retention_days is 0, which keeps everything")
-    before = time.time() - (span_of_time(older_than) if older_than is not None else days * SECONDS["d"])
+    before = time.time() - (span_of_time(older_than) if older_than is not None else days * DAY_SECONDS)
 
     async def main() -> None:
         queue_only = keep_spans or dry_run
