@@ -1,13 +1,8 @@
-"""The dashboard in headless Chromium, over a running `agl-otel store` with real spans, hostile ones among them.
-
-Playwright runs in an environment of its own (it brings a Node.js), Chromium is the system's: what is missing is a reason to skip.
-"""
+"""The dashboard in headless Chromium, over a running `agl-otel store` with real spans, hostile ones among them."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +10,9 @@ import pytest
 
 from agl_otel import semconv
 from agl_otel.web.static import FOLDER, HEADERS
+from tests.contract.web.browser import built, look
 from tests.contract.web.conftest import Web
-from tests.environments import AbsentError, installed
 
-PLAYWRIGHT = ("playwright==1.65.2",)
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror='window.hacked=1'>[x](javascript:alert(1))\x1b[31mred\u202egnp"
 TRACE = "0af7651916cd43dd8448eb211c81{:04x}"
 RUN = "pages"
@@ -40,8 +34,7 @@ def said(role: str, text: str) -> str:
 @pytest.fixture(scope="module")
 def begun(web: Web) -> dict[str, Any]:
     """A rollout with a model call, a hostile tool and a reward; its resources in two versions; a queued one."""
-    if not (FOLDER / "index.html").exists():
-        pytest.skip("the dashboard is not built: make web")
+    built()
     for template in ("before", f"after {HOSTILE}"):
         prompt = {"resource_type": "prompt_template", "template": template, "engine": "f-string"}
         model = {"resource_type": "llm", "endpoint": "http://m", "model": "x", "api_key": "sk-secret"}
@@ -89,22 +82,6 @@ def test_pages_have_a_policy_and_their_old_addresses(web: Web, begun: dict[str, 
 
 
 def test_every_page_shows_what_is_there_and_obeys_no_agent(web: Web, begun: dict[str, Any], tmp_path: Path) -> None:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("chromium is missing: apt-get install chromium")
-    try:
-        python = installed("playwright", PLAYWRIGHT) / "bin" / "python"
-    except AbsentError as reason:
-        pytest.skip(str(reason))
-    given = {
-        "url": web.url,
-        "rollout": begun["rollout_id"],
-        "run": RUN,
-        "resources": "rs-pages",
-        "chromium": chromium,
-        "shots": str(tmp_path),
-    }
-    script = Path(__file__).with_name("look.py")
-    done = subprocess.run([str(python), str(script), json.dumps(given)], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    given = {"url": web.url, "rollout": begun["rollout_id"], "run": RUN, "resources": "rs-pages", "shots": str(tmp_path)}
+    look("look.py", given, seconds=300)
     assert {path.stem for path in tmp_path.glob("*.png")} >= {"run-dark", "run-light", "waterfall-dark", "conversation-light"}

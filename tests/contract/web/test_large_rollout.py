@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,13 +17,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from agl_otel import semconv
 from agl_otel.web.jaeger.proto import storage_pb2 as pb
 from agl_otel.web.jaeger.spans import LEFT_OUT, TRACE_SPANS
-from agl_otel.web.static import FOLDER
 from agl_otel.web.views import OUTLINE_SPANS, READ_SPANS
 from tests.contract.collector.otlp import attributes, span_request
+from tests.contract.web.browser import look
 from tests.contract.web.conftest import Web
-from tests.contract.web.test_dashboard import PLAYWRIGHT
 from tests.contract.web.test_jaeger import spans_of, traces
-from tests.environments import AbsentError, installed
 
 SPANS, CALLS, AT_ONCE = 100_000, 500, 10_000
 STEP = SPANS // CALLS
@@ -132,20 +127,9 @@ def test_jaegers_ports_give_the_first_spans_with_a_warning_while_spans_are_taken
 
 
 def test_the_pages_in_a_browser(web: Web, large: Large) -> None:
-    if not (FOLDER / "index.html").exists():
-        pytest.skip("the dashboard is not built: make web")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("chromium is missing: apt-get install chromium")
-    try:
-        python = installed("playwright", PLAYWRIGHT) / "bin" / "python"
-    except AbsentError as reason:
-        pytest.skip(str(reason))
-    given = {"url": web.url, "rollout": large.rollout_id, "chromium": chromium, "left_out": f"{SPANS - OUTLINE_SPANS:,}"}
+    given = {"url": web.url, "rollout": large.rollout_id, "left_out": f"{SPANS - OUTLINE_SPANS:,}"}
     given |= {
         "first": f"spans 1 to {OUTLINE_SPANS:,} of {SPANS:,}",
         "next": f"spans {OUTLINE_SPANS + 1:,} to {2 * OUTLINE_SPANS:,} of {SPANS:,}",
     }
-    script = Path(__file__).with_name("look_large.py")
-    done = subprocess.run([str(python), str(script), json.dumps(given)], capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    look("look_large.py", given, seconds=400)
