@@ -56,7 +56,7 @@ _SAME_LOG: Final = (
 )
 _OF_ROLLOUTS: Final = "RolloutId IN {rollouts:Array(String)}"
 _OF_TRACES: Final = "TraceId IN {traces:Array(String)}"
-_SOON: Final = ("old_parts_lifetime = 0", "finished_mutations_to_keep = 1")
+_SOON: Final = {"old_parts_lifetime": 0, "finished_mutations_to_keep": 1}
 """Settings of a table that is wiped: its old files go at once, and what deletions asked for (a file for each of the last hundred)."""
 
 
@@ -85,8 +85,9 @@ class Deletion:
             await asyncio.to_thread(self._wipe)
 
     def _wipe(self) -> None:
+        soon = ", ".join(f"{name} = {value}" for name, value in _SOON.items())
         for table in WIPED:
-            self._engine.command(f"ALTER TABLE otel.{table} MODIFY SETTING {', '.join(_SOON)}")
+            self._engine.command(f"ALTER TABLE otel.{table} MODIFY SETTING {soon}")
         try:
             for table in WIPED:
                 self._engine.command(f"ALTER TABLE otel.{table} APPLY DELETED MASK SETTINGS mutations_sync = 2")
@@ -94,14 +95,12 @@ class Deletion:
             while old := self._engine.select(_OLD_PARTS, {"tables": list(WIPED)}):
                 if time.monotonic() > deadline:
                     raise UnavailableError(f"ClickHouse still keeps old files ({old[0][0]}, {old[0][1]}): ask for the same deletion again")
-                for table in WIPED:
-                    self._engine.command(
-                        f"SYSTEM START CLEANUP otel.{table}"
-                    )  # wakes what removes them, which rests for up to five minutes
+                for table in WIPED:  # wake what removes them: it rests for up to five minutes
+                    self._engine.command(f"SYSTEM START CLEANUP otel.{table}")
                 time.sleep(0.5)
         finally:
             for table in WIPED:
-                self._engine.command(f"ALTER TABLE otel.{table} RESET SETTING {', '.join(each.partition(' ')[0] for each in _SOON)}")
+                self._engine.command(f"ALTER TABLE otel.{table} RESET SETTING {', '.join(_SOON)}")
 
     def _run(self, ids: list[str]) -> dict[str, int]:
         params = {"rollouts": ids}
