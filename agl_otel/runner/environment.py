@@ -27,17 +27,16 @@ PROTOCOLS: Final = ("http/protobuf", "grpc")
 _OTLP: Final = "OTEL_EXPORTER_OTLP_"
 _OTLP_FILES: Final = (f"{_OTLP}CERTIFICATE", f"{_OTLP}CLIENT_CERTIFICATE", f"{_OTLP}CLIENT_KEY")
 _CLEARED_PREFIXES: Final = (f"{_OTLP}TRACES_", f"{_OTLP}LOGS_")
-_CLEARED: Final = (
-    *("OTEL_SDK_DISABLED", "OTEL_TRACES_SAMPLER_ARG", "TRACESTATE", "ANTHROPIC_AUTH_TOKEN"),
-    *(
-        "AGL_TOKEN",
-        "AGL_UPSTREAM_KEY",
-        "AGL_FORWARD_HEADERS",
-        "AGL_METRICS_OTLP_HEADERS",
-        "AGL_QUEUE_URL",
-        "AGL_CLICKHOUSE_URL",
-    ),  # the stack's secrets
+_SECRETS: Final = (
+    "AGL_TOKEN",
+    "AGL_UPSTREAM_KEY",
+    "AGL_FORWARD_HEADERS",
+    "AGL_METRICS_OTLP_HEADERS",
+    "AGL_QUEUE_URL",
+    "AGL_CLICKHOUSE_URL",
 )
+"""Settings of the stack that hold one."""
+_CLEARED: Final = ("OTEL_SDK_DISABLED", "OTEL_TRACES_SAMPLER_ARG", "TRACESTATE", "ANTHROPIC_AUTH_TOKEN", *_SECRETS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from agl_otel.runner.kubernetes import job_body, secret_body
 from tests.environments import ROOT, AbsentError, installed
 
 DEPLOY = ROOT / "deploy"
+CHART = str(DEPLOY / "helm" / "agl-otel")
 KUBERNETES = "1.31"
 SERVICES = {"queue", "collector", "maintain", "proxy", "web"}
 EVERYTHING = {
@@ -39,6 +40,11 @@ def tool(name: str, remedy: str) -> str:
     if found is None:
         pytest.skip(f"{name} is not here: {remedy}")
     return found
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [tool("helm", "https://helm.sh/docs/intro/install"), *arguments, "--kube-version", f"{KUBERNETES}.0"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def loaded(tmp_path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -98,15 +104,7 @@ def test_modules_that_deployments_start_exist() -> None:
 
 def rendered(tmp_path: Path, values: Mapping[str, Any]) -> str:
     (tmp_path / "values.json").write_text(json.dumps(values))
-    command = [
-        tool("helm", "https://helm.sh/docs/intro/install"),
-        "template",
-        "agl",
-        str(DEPLOY / "helm" / "agl-otel"),
-        "--kube-version",
-        f"{KUBERNETES}.0",
-    ]
-    done = subprocess.run([*command, "-f", str(tmp_path / "values.json")], capture_output=True, text=True, check=False)
+    done = helm("template", "agl", CHART, "-f", str(tmp_path / "values.json"))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -148,10 +146,10 @@ def test_the_chart_has_every_service_scraped_where_its_metrics_are(tmp_path: Pat
 
 
 def test_the_chart_is_clean_and_refuses_secrets_in_settings(tmp_path: Path) -> None:
-    helm, chart = tool("helm", "https://helm.sh/docs/intro/install"), str(DEPLOY / "helm" / "agl-otel")
-    subprocess.run([helm, "lint", "--strict", "--kube-version", f"{KUBERNETES}.0", chart], check=True, capture_output=True)
+    linted = helm("lint", "--strict", CHART)
+    assert linted.returncode == 0, linted.stdout + linted.stderr
     for wrong in ("settings.AGL_TOKEN=x", "nosuch.value=1", "queue.replicas=-1"):
-        done = subprocess.run([helm, "template", "agl", chart, "--set", wrong], capture_output=True, text=True, check=False)
+        done = helm("template", "agl", CHART, "--set", wrong)
         assert done.returncode != 0 and "values don't meet the specifications" in done.stderr, wrong
 
 
