@@ -77,10 +77,13 @@ class Adoption:
         self.counts: Counter[str] = Counter()
         """adopted: rollouts that were ended, ever."""
 
-    async def run(self, since_ms: int, now_ms: int) -> None:
-        """Adopt the traces that went quiet since the pass at `since_ms` (0: all), and finish what an earlier pass left unfinished."""
+    async def run(self, since_ms: int, now_ms: int, *, unidentified: bool) -> None:
+        """Adopt the traces that went quiet since the pass at `since_ms` (0: all), and finish what an earlier pass left unfinished.
+
+        `unidentified` is what this pass's LatePass.run said: spans that came since then are not quiet.
+        """
         await self._finish(await self._unfinished())
-        if not await self._late.unidentified("otel_traces"):
+        if not unidentified:
             return
         quiet = now_ms - self._quiet_ms
         for part in await self._late.parts(since_ms):

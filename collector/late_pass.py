@@ -74,9 +74,12 @@ class LatePass:
         self._closing = True
         await asyncio.to_thread(self._thread.shutdown)
 
-    async def run(self, since_ms: int) -> None:
-        """One pass over the traces of which something was received since then (Unix milliseconds), or over all where it is 0."""
-        spans, logs = await self.unidentified("otel_traces"), await self.unidentified("otel_logs")
+    async def run(self, since_ms: int) -> bool:
+        """One pass over the traces of which something was received since then (Unix milliseconds), or over all where it is 0.
+
+        Whether spans are stored without ids at all.
+        """
+        spans, logs = await self._unidentified("otel_traces"), await self._unidentified("otel_logs")
         for part in await self.parts(since_ms):
             if spans:
                 await self._each("late_traces", part, self.copy_spans)
@@ -84,8 +87,9 @@ class LatePass:
                 await self._each("late_log_traces", part, self.copy_logs)
             if not since_ms:
                 await self.command("late_refill", {"shards": part["shards"], "shard": part["shard"]})
+        return spans
 
-    async def unidentified(self, table: str) -> bool:
+    async def _unidentified(self, table: str) -> bool:
         """Whether the table has rows without ids, other than the steps of training runs: most stores have none, and to ask is cheap."""
         ours, params = ("", {}) if table == "otel_logs" else (" AND SpanName != {train:String}", {"train": _NAMES["train"]})
         return bool(await self.rows(f"SELECT 1 FROM otel.{table} WHERE RolloutId = ''{ours} LIMIT 1", params))

@@ -56,9 +56,9 @@ class Maintenance:
             began = self._clock()
             before = self.counts()
             since_ms = max(0, int((since - OVERLAP_SECONDS) * 1000))
-            await self._late.run(since_ms)
+            unidentified = await self._late.run(since_ms)
             if self._adoption is not None:
-                await self._adoption.run(since_ms, int(began * 1000))
+                await self._adoption.run(since_ms, int(began * 1000), unidentified=unidentified)
             if not since:
                 await asyncio.to_thread(self._forget_orphans)
             return {**{name: count - before[name] for name, count in self.counts().items()}, "began": began}
