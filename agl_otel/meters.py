@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final, Literal
 
 from agl_otel.exposition import Durations, Family, Sample, text_of
@@ -78,11 +78,20 @@ async def served(meters: Meters, settings: Settings, service: str, port: int = 0
             from agl_otel.metrics_http import metrics_port
 
             await told.enter_async_context(metrics_port(meters, settings, port, setting))
-        if settings.metrics_otlp:
-            from agl_otel.metrics_push import Pushed, pushing
 
-            async def families() -> list[Family]:
-                return meters.families()
+        async def families() -> list[Family]:
+            return meters.families()
 
-            await told.enter_async_context(pushing(Pushed(service, families).request, settings))
+        await told.enter_async_context(pushed(service, families, settings))
         yield
+
+
+def pushed(
+    service: str, families: Callable[[], Awaitable[Iterable[Family]]], settings: Settings
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """While the block runs, push what `families` says to `metrics_otlp`; nothing is imported where none is set. Raises SettingsError."""
+    if not settings.metrics_otlp:
+        return contextlib.nullcontext()
+    from agl_otel.metrics_push import Pushed, pushing
+
+    return pushing(Pushed(service, families).request, settings)

@@ -6,7 +6,6 @@ Routes live in rest.py, relay.py and jaeger/rest.py; there is no SQL in this roo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import distribution
@@ -17,7 +16,7 @@ from aiohttp import web
 from agl_otel import logformat
 from agl_otel.errors import AglError, InUseError, http_status
 from agl_otel.listen import bodies_in_time, end_stalled, listen, make_runner, only_own_pages, own_names, readable, require_certificate
-from agl_otel.meters import Meters
+from agl_otel.meters import Meters, pushed
 from agl_otel.metrics_http import counted_requests
 from agl_otel.queue.convert import reachable
 from agl_otel.queue.presence import Presence
@@ -120,14 +119,6 @@ def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = (), n
     return app
 
 
-def _pushed(app: web.Application, settings: Settings) -> contextlib.AbstractAsyncContextManager[None]:
-    if not settings.metrics_otlp:
-        return contextlib.nullcontext()
-    from agl_otel.metrics_push import Pushed, pushing
-
-    return pushing(Pushed("web", lambda: relay.families(app)).request, settings)
-
-
 async def serve(settings: Settings) -> None:
     """Serve on `web_port` until SIGTERM or SIGINT. Raises InUseError where the port is taken."""
     stop = asyncio.Event()
@@ -152,7 +143,7 @@ async def serve(settings: Settings) -> None:
         url = f"{'https' if tls else 'http'}://{settings.announced_host}:{settings.web_port}"
         presence = Presence(store.queue, "web", f"web@{settings.announced_host}:{settings.web_port}", {"web": url})
         presence.start()
-        async with _pushed(app, settings):
+        async with pushed("web", lambda: relay.families(app), settings):
             await stop.wait()
         await presence.leave()
         await jaeger.stop()
