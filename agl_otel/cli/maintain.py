@@ -108,7 +108,7 @@ class Maintainer:
         pruned = 0
         async for ids in finished_before(self._queue, (), now - self._retention_days * DAY_SECONDS):
             pruned += await self._queue.delete(ids)
-        if pruned and self._database is not None:
+        if pruned and self._database is not None and self._database.exists():  # else the queue is on another machine
             await asyncio.to_thread(empty_log, self._database)
         self._prune_at = now + PRUNE_SECONDS
         return pruned
@@ -146,7 +146,6 @@ async def maintainer(settings: Settings) -> AsyncGenerator[Maintainer]:
     """A maintainer of the stack that the settings name; gives the lease back at the end."""
     token = settings.token.get_secret_value()
     database = sqlite_path(settings.queue_db)
-    database = database if database is not None and database.exists() else None
     async with contextlib.AsyncExitStack() as closers:
         queue = await closers.enter_async_context(QueueClient(queue_address(settings), token=token))
         if settings.clickhouse_db.startswith(CHDB_SCHEME):
