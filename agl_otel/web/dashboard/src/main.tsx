@@ -22,7 +22,7 @@ const client = new QueryClient({
 createRoot(document.getElementById("root")!).render(
   <StrictMode>
     <QueryClientProvider client={client}>
-      <BrowserRouter>
+      <BrowserRouter useTransitions={false}>{/* a filter is in the address: as a transition it would wait for whatever else is drawn */}
         <App />
       </BrowserRouter>
     </QueryClientProvider>

@@ -61,8 +61,6 @@ export function Rollouts() {
     queryKey: ["outputs", ids], enabled: ids.length > 0, placeholderData: keepPreviousData,
     queryFn: async ({ signal }) => new Map((await post<Output[]>("/rollouts/outputs", { rollout_ids: ids }, signal)).map((each) => [each.rollout_id, each.text])),
   });
-  const of = (rollout: Rollout) => figures.data?.get(rollout.rollout_id);
-
   function set(name: string, values: string[]) {
     const next = new URLSearchParams(search);
     next.delete(name);
@@ -70,24 +68,8 @@ export function Rollouts() {
     setSearch(next, { replace: true });
   }
   const onRange = useCallback((from: number, to: number) => setRange([from, to]), []);
-  const toggle = (rolloutId: string) => setUnfolded((before) => { const next = new Set(before); if (!next.delete(rolloutId)) next.add(rolloutId); return next; });
 
-  const columns: Column<Rollout>[] = [
-    { key: "fold", title: "", width: "28px", cell: (r) => <button className="fold" aria-expanded={unfolded.has(r.rollout_id)} aria-label="Attempts" onClick={() => toggle(r.rollout_id)}>{unfolded.has(r.rollout_id) ? "▾" : "▸"}</button> },
-    { key: "rollout", title: "Rollout", width: "minmax(232px, 0.9fr)", sort: "rollout_id", cell: (r) => <RolloutLink id={r.rollout_id} /> },
-    { key: "status", title: "Status", width: "96px", sort: "status", cell: (r) => <Badge kind={r.status} title={r.reason ?? undefined} /> },
-    { key: "mode", title: "Mode", width: "62px", sort: "mode", cell: (r) => <span className="dim">{r.mode ?? "–"}</span> },
-    { key: "input", title: "Input", width: "minmax(96px, 1.6fr)", cell: (r) => <Short value={r.input} /> },
-    { key: "output", title: "Output", width: "minmax(84px, 1.2fr)", cell: (r) => { const text = outputs.data?.get(r.rollout_id); return text ? <Short value={text} /> : <span className="dim">–</span>; } },
-    { key: "reward", title: "Reward", width: "66px", right: true, cell: (r) => <Reward value={of(r)?.reward} /> },
-    { key: "verdict", title: "Verdict", width: "92px", cell: (r) => { const found = of(r)?.verdict; return found && r.end_time ? <Badge kind={found.kind} title={found.reasons.join("\n") || undefined} /> : null; } },
-    { key: "tokens", title: "Tokens", width: "72px", right: true, cell: (r) => { const f = of(r); return f && f.prompt_tokens + f.response_tokens ? <span title={`${number(f.prompt_tokens)} read, ${number(f.response_tokens)} written`}>{short(f.prompt_tokens + f.response_tokens)}</span> : <span className="dim">–</span>; } },
-    { key: "attempt", title: "Att.", width: "44px", right: true, cell: (r) => r.attempt?.sequence_id ?? "–" },
-    { key: "resources", title: "Resources", width: "minmax(76px, 0.6fr)", sort: "resources_id", cell: (r) => r.resources_id ? <Link to={`/resources/${id(r.resources_id)}`} className="mono" title={r.resources_id}>{visible(r.resources_id)}{r.resources_version ? ` v${r.resources_version}` : ""}</Link> : <span className="dim">–</span> },
-    { key: "start", title: "Started", width: "90px", sort: "start_time", cell: (r) => <span title={when(r.start_time)}>{ago(r.start_time, now)}</span> },
-    { key: "took", title: "Duration", width: "84px", right: true, cell: (r) => <Took start={r.start_time} end={r.end_time} now={now} /> },
-    { key: "worker", title: "Worker", width: "minmax(72px, 0.6fr)", cell: (r) => <span className="dim mono" title={r.attempt?.worker_id ?? ""}>{visible(r.attempt?.worker_id ?? "–")}</span> },
-  ];
+  const columns = useMemo(() => columnsOf(figures.data, outputs.data, unfolded, setUnfolded, now), [figures.data, outputs.data, unfolded, now]);
   return (
     <>
       <Head title="Rollouts" trail={null}>
@@ -115,6 +97,30 @@ export function Rollouts() {
       )}
     </>
   );
+}
+
+type Toggle = (change: (unfolded: ReadonlySet<string>) => ReadonlySet<string>) => void;
+
+function columnsOf(figures: ReadonlyMap<string, Figures> | undefined, outputs: ReadonlyMap<string, string> | undefined,
+  unfolded: ReadonlySet<string>, setUnfolded: Toggle, now: number): Column<Rollout>[] {
+  const of = (rollout: Rollout) => figures?.get(rollout.rollout_id);
+  const toggle = (rolloutId: string) => setUnfolded((before) => { const next = new Set(before); if (!next.delete(rolloutId)) next.add(rolloutId); return next; });
+  return [
+    { key: "fold", title: "", width: "28px", cell: (r) => <button className="fold" aria-expanded={unfolded.has(r.rollout_id)} aria-label="Attempts" onClick={() => toggle(r.rollout_id)}>{unfolded.has(r.rollout_id) ? "▾" : "▸"}</button> },
+    { key: "rollout", title: "Rollout", width: "minmax(232px, 0.9fr)", sort: "rollout_id", cell: (r) => <RolloutLink id={r.rollout_id} /> },
+    { key: "status", title: "Status", width: "96px", sort: "status", cell: (r) => <Badge kind={r.status} title={r.reason ?? undefined} /> },
+    { key: "mode", title: "Mode", width: "62px", sort: "mode", cell: (r) => <span className="dim">{r.mode ?? "–"}</span> },
+    { key: "input", title: "Input", width: "minmax(96px, 1.6fr)", cell: (r) => <Short value={r.input} /> },
+    { key: "output", title: "Output", width: "minmax(84px, 1.2fr)", cell: (r) => { const text = outputs?.get(r.rollout_id); return text ? <Short value={text} /> : <span className="dim">–</span>; } },
+    { key: "reward", title: "Reward", width: "66px", right: true, cell: (r) => <Reward value={of(r)?.reward} /> },
+    { key: "verdict", title: "Verdict", width: "92px", cell: (r) => { const found = of(r)?.verdict; return found && r.end_time ? <Badge kind={found.kind} title={found.reasons.join("\n") || undefined} /> : null; } },
+    { key: "tokens", title: "Tokens", width: "72px", right: true, cell: (r) => { const f = of(r); return f && f.prompt_tokens + f.response_tokens ? <span title={`${number(f.prompt_tokens)} read, ${number(f.response_tokens)} written`}>{short(f.prompt_tokens + f.response_tokens)}</span> : <span className="dim">–</span>; } },
+    { key: "attempt", title: "Att.", width: "44px", right: true, cell: (r) => r.attempt?.sequence_id ?? "–" },
+    { key: "resources", title: "Resources", width: "minmax(76px, 0.6fr)", sort: "resources_id", cell: (r) => r.resources_id ? <Link to={`/resources/${id(r.resources_id)}`} className="mono" title={r.resources_id}>{visible(r.resources_id)}{r.resources_version ? ` v${r.resources_version}` : ""}</Link> : <span className="dim">–</span> },
+    { key: "start", title: "Started", width: "90px", sort: "start_time", cell: (r) => <span title={when(r.start_time)}>{ago(r.start_time, now)}</span> },
+    { key: "took", title: "Duration", width: "84px", right: true, cell: (r) => <Took start={r.start_time} end={r.end_time} now={now} /> },
+    { key: "worker", title: "Worker", width: "minmax(72px, 0.6fr)", cell: (r) => <span className="dim mono" title={r.attempt?.worker_id ?? ""}>{visible(r.attempt?.worker_id ?? "–")}</span> },
+  ];
 }
 
 export const Reward = ({ value }: { value: number | null | undefined }) =>

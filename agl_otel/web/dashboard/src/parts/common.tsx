@@ -91,6 +91,7 @@ export function useLater<T>(value: T, ms = 200): T {
   const [later, setLater] = useState(value);
   const changedAt = useRef(-Infinity);
   useEffect(() => {
+    if (value === later) return;
     const rested = performance.now() - changedAt.current > ms;
     changedAt.current = performance.now();
     if (rested) { setLater(value); return; }

@@ -1,6 +1,7 @@
 // A table of any length: only the rows that are seen are drawn. Arrow keys move, Enter opens.
+// A row is drawn again where its data or the columns changed: a page whose columns stay the same answers a click before its rows are drawn.
 import { useVirtualizer } from "@tanstack/react-virtual";
-import { useEffect, useRef, useState, type KeyboardEvent, type ReactNode } from "react";
+import { memo, useCallback, useEffect, useRef, useState, type KeyboardEvent, type ReactNode } from "react";
 
 export type Column<T> = { key: string; title: string; width: string; right?: boolean; sort?: string; cell: (row: T, index: number) => ReactNode };
 export type Sort = { by: string; desc: boolean };
@@ -20,6 +21,27 @@ type Props<T> = {
   empty?: ReactNode;
 };
 
+type RowProps<T> = {
+  columns: Column<T>[];
+  data: T | undefined;
+  index: number;
+  look: string;
+  template: string;
+  height: number;
+  press: (index: number, target: HTMLElement) => void;
+};
+
+const Row = memo(function Row<T>({ columns, data, index, look, template, height, press }: RowProps<T>) {
+  return (
+    <div role="row" aria-rowindex={index + 1} style={{ gridTemplateColumns: template, minHeight: height }} className={look}
+      onClick={(event) => press(index, event.target as HTMLElement)}>
+      {data === undefined
+        ? <div role="cell" className="ghost" />
+        : columns.map((column) => <div key={column.key} role="cell" className={column.right ? "right" : ""}>{column.cell(data, index)}</div>)}
+    </div>
+  );
+}) as <T>(props: RowProps<T>) => ReactNode;
+
 export function Table<T>({ columns, count, row, onRange, onOpen, below, sort, onSort, rowHeight = 32, label, chosen, empty }: Props<T>) {
   const frame = useRef<HTMLDivElement>(null);
   const [at, setAt] = useState(-1);
@@ -30,6 +52,16 @@ export function Table<T>({ columns, count, row, onRange, onOpen, below, sort, on
   useEffect(() => onRange?.(first, last), [first, last, onRange]);
   const template = columns.map((column) => column.width).join(" ");
 
+  const open = useRef((_: number) => {});
+  open.current = (index) => {
+    const data = row(index);
+    if (data !== undefined) onOpen?.(data, index);
+  };
+  const press = useCallback((index: number, target: HTMLElement) => {
+    setAt(index);
+    if (!target.closest("a,button")) open.current(index);
+  }, []);
+
   function keys(event: KeyboardEvent) {
     const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 20, PageUp: -20, Home: -count, End: count }[event.key];
     if (step !== undefined) {
@@ -38,8 +70,7 @@ export function Table<T>({ columns, count, row, onRange, onOpen, below, sort, on
       list.scrollToIndex(next);
       event.preventDefault();
     } else if (event.key === "Enter" && event.target === frame.current && at >= 0) {
-      const chosenRow = row(at);
-      if (chosenRow !== undefined) onOpen?.(chosenRow, at);
+      open.current(at);
     }
   }
 
@@ -66,16 +97,8 @@ export function Table<T>({ columns, count, row, onRange, onOpen, below, sort, on
             const data = row(item.index);
             return (
               <div key={item.key} data-index={item.index} ref={list.measureElement} className="slot" style={{ transform: `translateY(${item.start}px)` }}>
-                <div role="row" aria-rowindex={item.index + 1} style={{ gridTemplateColumns: template, minHeight: rowHeight }}
-                  className={`tr ${at === item.index ? "at" : ""} ${data !== undefined && chosen?.(data) ? "chosen" : ""} ${onOpen ? "opens" : ""}`}
-                  onClick={(event) => {
-                    setAt(item.index);
-                    if (data !== undefined && !(event.target as HTMLElement).closest("a,button")) onOpen?.(data, item.index);
-                  }}>
-                  {data === undefined
-                    ? <div role="cell" className="ghost" />
-                    : columns.map((column) => <div key={column.key} role="cell" className={column.right ? "right" : ""}>{column.cell(data, item.index)}</div>)}
-                </div>
+                <Row columns={columns} data={data} index={item.index} template={template} height={rowHeight} press={press}
+                  look={`tr ${at === item.index ? "at" : ""} ${data !== undefined && chosen?.(data) ? "chosen" : ""} ${onOpen ? "opens" : ""}`} />
                 {data !== undefined && below?.(data, item.index)}
               </div>
             );
