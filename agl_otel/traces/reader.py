@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import io
 import json
 import logging
 import re
@@ -158,7 +159,7 @@ class TraceReader:
         if not rollout_ids:
             return []
         params = {"rollouts": list(rollout_ids), "attempt": attempt_id or ""}
-        return [span_of(row) for row in await self.query(named_query("spans"), params=params)]
+        return (await self._spans(named_query("spans"), params))[0]
 
     async def events(self, rollout_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The gen_ai events of some rollouts that came as log records, in order of time: what adapters.dialects.with_records takes."""
@@ -185,8 +186,7 @@ class TraceReader:
         if not rollouts:
             return []
         params = {"traces": list(trace_ids), "rollouts": list(rollouts), "limit": limit}
-        rows = await self.query(named_query("by_trace"), params=params)
-        return await asyncio.to_thread(lambda: [span_of(row) for row in rows])  # a large trace takes a second, and others wait
+        return (await self._spans(named_query("by_trace"), params))[0]
 
     async def find_traces(self, query: TraceQuery) -> list[FoundTrace]:
         """The traces that `query` asks for, the latest first.
@@ -225,11 +225,15 @@ class TraceReader:
 
     async def query_spans(self, query: SpanQuery) -> PaginatedResult[Span]:
         """One page of what `query` asks for."""
-        rows = await self.query(query.page_sql, params=query.params)
-        total = int(rows[0]["Total"]) if rows else 0
-        if not rows and (query.offset > 0 or query.limit == 0):  # a page behind the last one says nothing of the total
+        spans, total = await self._spans(query.page_sql, query.params)
+        if not spans and (query.offset > 0 or query.limit == 0):  # a page behind the last one says nothing of the total
             total = int((await self.query(query.count_sql, params=query.params))[0]["Total"])
-        return PaginatedResult([span_of(row) for row in rows], query.limit, query.offset, total)
+        return PaginatedResult(spans, query.limit, query.offset, total)
+
+    async def _spans(self, sql: str, params: Mapping[str, object]) -> tuple[list[Span], int]:
+        """Spans, and what their rows say of how many there are in all. A large answer takes seconds, and others wait: beside the loop."""
+        body = await self._http.fetch(sql, "JSONEachRow", params)
+        return await asyncio.to_thread(_spans_in, body) if len(body) > LARGE_BYTES else _spans_in(body)
 
     async def figures(self, attempts: Sequence[Attempt]) -> list[AttemptFigures]:
         """Verdict, reward and sizes of these attempts, in their order, without reading tokens or texts."""
@@ -361,6 +365,17 @@ class TraceReader:
 
 def _rows(body: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in body.splitlines()]
+
+
+def _spans_in(body: bytes) -> tuple[list[Span], int]:
+    """Row by row: as dictionaries the rows of a large rollout take more room than as spans."""
+    spans: list[Span] = []
+    total = 0
+    for line in io.BytesIO(body):
+        row = json.loads(line)
+        total = int(row.get("Total", 0))
+        spans.append(span_of(row))
+    return spans, total
 
 
 def _verdicts(facts: ReadFacts, attempts: Sequence[Attempt]) -> dict[tuple[str, str], Verdict]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -18,6 +19,7 @@ from agl_otel.types import PaginatedResult
 PREFIX: Final = "/v1/agl"
 STORE: Final = web.AppKey("store", Store)
 LARGEST: Final = (1 << 62) - 1
+PIECE: Final = 500  # items of a page that are written at once
 SHOWN: Final = 40  # characters of a number that is refused
 _MAY_OVERFLOW: Final = re.compile(rb"[eE]\+?\d{3}|\d{200}")  # every number beyond a double's range is written with one of these
 M = TypeVar("M", bound=BaseModel)
@@ -116,11 +118,15 @@ def words(error: ValidationError) -> str:
 def plain(value: Any) -> Any:
     """A result as JSON holds it; the fencing token of a claim is its claimer's alone."""
     if isinstance(value, PaginatedResult):
-        cut = {} if value.searched is None else {"searched": value.searched}
-        return {"items": plain(list(value)), "limit": value.limit, "offset": value.offset, "total": value.total, **cut}
+        return {"items": plain(list(value)), **_page(value)}  # pyright: ignore[reportUnknownArgumentType]  # of anything
     if isinstance(value, list):
         return [plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]  # of anything
     return value.model_dump(mode="json", exclude={"token"}) if isinstance(value, BaseModel) else value
+
+
+def _page(value: PaginatedResult[Any]) -> dict[str, int]:
+    cut = {} if value.searched is None else {"searched": value.searched}
+    return {"limit": value.limit, "offset": value.offset, "total": value.total, **cut}
 
 
 def known(value: Any, what: str) -> Any:
@@ -142,10 +148,27 @@ def add_table(app: web.Application, routes: Iterable[Route]) -> None:
 
 
 def _handler(ask: Callable[[Store, web.Request], Awaitable[Any]], status: int) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
-        return web.json_response(plain(await ask(request.app[STORE], request)), status=status, dumps=_dumps)
+    async def handle(request: web.Request) -> web.StreamResponse:
+        found = await ask(request.app[STORE], request)
+        if isinstance(found, PaginatedResult) and len(found) > PIECE:  # pyright: ignore[reportUnknownArgumentType]  # of anything
+            return await _in_pieces(request, found, status)  # pyright: ignore[reportUnknownArgumentType]
+        return web.json_response(plain(found), status=status, dumps=_dumps)
 
     return handle
+
+
+async def _in_pieces(request: web.Request, found: PaginatedResult[Any], status: int) -> web.StreamResponse:
+    """What `plain` makes of a long page, written as it is made, beside the loop: others do not wait, and its text is never held whole."""
+    response = web.StreamResponse(status=status, headers={"Content-Type": "application/json; charset=utf-8"})
+    await response.prepare(request)
+    before = '{"items": ['
+    for start in range(0, len(found), PIECE):
+        text = await asyncio.to_thread(lambda piece: _dumps(plain(piece))[1:-1], list(found.items[start : start + PIECE]))
+        await response.write((before + text).encode())
+        before = ", "
+    await response.write(f"], {_dumps(_page(found))[1:]}".encode())
+    await response.write_eof()
+    return response
 
 
 def _dumps(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -95,6 +96,16 @@ def test_pages_get_a_part_and_every_part_can_be_got(web: Web, large: Large) -> N
     assert (figures["spans"], figures["calls"]) == (SPANS, CALLS), "counts are of all spans"
     [span] = web.rest("GET", "/spans", {"rollout_id": large.rollout_id, "span_id": f"{SPANS:016x}"}).json["items"]
     assert span["attributes"]["result"].startswith(f"{SPANS} ")
+
+
+def test_all_spans_come_in_one_answer_that_is_written_as_it_is_made(web: Web, large: Large) -> None:
+    with urllib.request.urlopen(f"{web.url}/v1/agl/spans?rollout_id={large.rollout_id}&sort_by=span_id", timeout=300) as answer:
+        assert answer.headers["Content-Length"] is None
+        beginning = answer.read(1000)
+        assert web.rest("GET", "/health").status == 200, "while the rest of it waits for its reader"
+        found = json.loads(beginning + answer.read())
+    assert [int(each["span_id"], 16) for each in found.pop("items")] == [*range(1, SPANS + 1)]
+    assert found == {"limit": -1, "offset": 0, "total": SPANS}
 
 
 def test_a_conversation_is_of_the_first_spans_and_says_how_many_it_left_out(web: Web, large: Large) -> None:
