@@ -51,7 +51,7 @@ def large(web: Web) -> Large:
     for first in range(1, SPANS + 1, AT_ONCE):
         request = ExportTraceServiceRequest()
         group = request.resource_spans.add()
-        group.resource.attributes.extend(attributes({"service.name": "large", **ids}))
+        group.resource.attributes.extend(attributes({"service.name": "a-long-day", **ids}))
         spans = group.scope_spans.add().spans
         for number in range(first, first + AT_ONCE):
             call = number // STEP + 1 if number % STEP == STEP // 2 else 0
@@ -120,7 +120,7 @@ def test_a_conversation_is_of_the_first_spans_and_says_how_many_it_left_out(web:
 
 
 def test_jaegers_ports_give_the_first_spans_with_a_warning_while_spans_are_taken(web: Web, large: Large) -> None:
-    addresses = (f"/api/traces/{large.trace_id}", f"/api/v3/traces/{large.trace_id}", "/api/traces?service=large&lookback=30d")
+    addresses = (f"/api/traces/{large.trace_id}", f"/api/v3/traces/{large.trace_id}", "/api/traces?service=a-long-day&lookback=30d")
     with ThreadPoolExecutor(len(addresses) + 1) as threads, grpc.insecure_channel(web.jaeger) as channel:
         asked = [threads.submit(web.call, "GET", address) for address in addresses]
         wanted = pb.GetTracesRequest(query=[pb.GetTraceParams(trace_id=bytes.fromhex(large.trace_id))])
