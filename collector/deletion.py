@@ -21,6 +21,7 @@ from aiohttp import web
 
 from agl_otel.collector import orphans
 from agl_otel.errors import UnavailableError, UsageError
+from agl_otel.traces.cluster import on_cluster, on_every_node, stored_as
 from agl_otel.traces.engine import Engine
 from agl_otel.traces.migrate import named_query
 
@@ -58,6 +59,8 @@ _OF_ROLLOUTS: Final = "RolloutId IN {rollouts:Array(String)}"
 _OF_TRACES: Final = "TraceId IN {traces:Array(String)}"
 _SOON: Final = {"old_parts_lifetime": 0, "finished_mutations_to_keep": 1}
 """Settings of a table that is wiped: its old files go at once, and what deletions asked for (a file for each of the last hundred)."""
+_EVERYWHERE: Final = f"mutations_sync = 2, distributed_ddl_output_mode = 'none', distributed_ddl_task_timeout = {WIPE_SECONDS:.0f}"
+"""For a statement that is done when each replica and each node has done it; one that is away is an error."""
 
 
 class Deletion:
@@ -85,22 +88,24 @@ class Deletion:
             await asyncio.to_thread(self._wipe)
 
     def _wipe(self) -> None:
+        cluster, run = self._engine.cluster, self._engine.command
+        on, tables = on_cluster(cluster), [stored_as(table, cluster) for table in WIPED]
         soon = ", ".join(f"{name} = {value}" for name, value in _SOON.items())
-        for table in WIPED:
-            self._engine.command(f"ALTER TABLE otel.{table} MODIFY SETTING {soon}")
+        for table in tables:
+            run(f"ALTER TABLE otel.{table}{on} MODIFY SETTING {soon}")
         try:
-            for table in WIPED:
-                self._engine.command(f"ALTER TABLE otel.{table} APPLY DELETED MASK SETTINGS mutations_sync = 2")
+            for table in tables:
+                run(f"ALTER TABLE otel.{table}{on} APPLY DELETED MASK SETTINGS {_EVERYWHERE}")
             deadline = time.monotonic() + WIPE_SECONDS
-            while old := self._engine.select(_OLD_PARTS, {"tables": list(WIPED)}):
+            while old := self._engine.select(on_every_node(_OLD_PARTS, cluster), {"tables": tables}):
                 if time.monotonic() > deadline:
                     raise UnavailableError(f"ClickHouse still keeps old files ({old[0][0]}, {old[0][1]}): ask for the same deletion again")
-                for table in WIPED:  # wake what removes them: it rests for up to five minutes
-                    self._engine.command(f"SYSTEM START CLEANUP otel.{table}")
+                for table in tables:  # wake what removes them: it rests for up to five minutes
+                    run(f"SYSTEM START CLEANUP{on} otel.{table}")
                 time.sleep(0.5)
         finally:
-            for table in WIPED:
-                self._engine.command(f"ALTER TABLE otel.{table} RESET SETTING {', '.join(_SOON)}")
+            for table in tables:
+                run(f"ALTER TABLE otel.{table}{on} RESET SETTING {', '.join(_SOON)}")
 
     def _run(self, ids: list[str]) -> dict[str, int]:
         params = {"rollouts": ids}

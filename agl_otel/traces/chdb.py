@@ -48,6 +48,8 @@ class _Connection(Protocol):
 class ChdbEngine:
     """One data directory. Raises InUseError where another process has it open."""
 
+    cluster = ""
+
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._lock_file = _claim(directory)

@@ -33,6 +33,21 @@ _STORAGE_ONLY: Final = re.compile(
 _SOURCE: Final = re.compile(rf"\bFROM {DATABASE}\.(\w+)")
 
 
+def on_cluster(name: str) -> str:
+    """What a statement says after the name of a table, so that every node of the cluster `name` runs it; nothing without one."""
+    return f" ON CLUSTER '{name}'" if name else ""
+
+
+def stored_as(table: str, cluster: str) -> str:
+    """The table that holds the rows of a table of ours: on a cluster, each node's own."""
+    return f"{table}{LOCAL}" if cluster else table
+
+
+def on_every_node(query: str, cluster: str) -> str:
+    """A query for the rows that `query` has on each node, as of its system tables. Raises where a node is away."""
+    return f"SELECT * FROM clusterAllReplicas('{cluster}', view({query}))" if cluster else query
+
+
 @dataclass
 class Cluster:
     """How statements of the schema are put on the cluster `name`. It remembers which tables hold no rows."""
@@ -63,7 +78,7 @@ class Cluster:
 
     @property
     def _on(self) -> str:
-        return f" ON CLUSTER '{self.name}'" if self.everywhere else ""
+        return on_cluster(self.name) if self.everywhere else ""
 
     def _table(self, name: str, columns: str, engine: str, tail: str) -> Sequence[str]:
         head = f"CREATE TABLE IF NOT EXISTS {DATABASE}."

@@ -77,6 +77,11 @@ def protobuf_settings(schema: str) -> dict[str, str | int]:
 class Engine(Protocol):
     """One ClickHouse. Methods block; they may be called from several threads."""
 
+    @property
+    def cluster(self) -> str:
+        """The cluster whose node it is; empty for one on its own. cluster.py says how statements reach all nodes."""
+        ...
+
     def command(self, sql: str, params: Mapping[str, object] | None = None) -> None:
         """Run a statement that returns nothing. Raises ClickHouseError."""
         ...

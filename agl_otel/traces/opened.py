@@ -92,6 +92,7 @@ class AwaitedEngine:
     """An engine whose schema is brought up before its first use, however late that is possible."""
 
     def __init__(self, engine: TraceStore, bring_up: Callable[[], None]) -> None:
+        self.cluster = engine.cluster
         self._engine = engine
         self._bring_up = bring_up
         self._ready = False

@@ -24,7 +24,7 @@ from clickhouse_driver import errors as driver_errors
 
 from agl_otel.errors import AglError, SettingsError, UnavailableError
 from agl_otel.traces.address import ServerAddress
-from agl_otel.traces.cluster import LOCAL
+from agl_otel.traces.cluster import LOCAL, on_cluster, stored_as
 from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, ClickHouseError, protobuf_settings
 
 CONNECT_SECONDS: Final = 5.0
@@ -66,6 +66,7 @@ class ServerEngine:
 
     def __init__(self, address: ServerAddress) -> None:
         self.address = address
+        self.cluster = address.cluster
         self._reads = READ_LIMITS | (CLUSTER_READS if address.cluster else {})
         self._session = SESSION | (CLUSTER_SESSION if address.cluster else {})
         if address.insert_quorum:
@@ -90,16 +91,15 @@ class ServerEngine:
 
     def select(self, sql: str, params: Mapping[str, object] | None = None) -> list[list[object]]:
         """Rows of a query of ours; on a cluster after the replicas have caught up, because recovery asks what is stored."""
-        address, table = self.address, _OURS.search(sql)
-        if address.cluster and address.replicated and table:
-            self._native(f"SYSTEM SYNC REPLICA ON CLUSTER '{address.cluster}' {DATABASE}.{table[1]}{LOCAL} LIGHTWEIGHT", None)
+        table = _OURS.search(sql)
+        if self.cluster and self.address.replicated and table:
+            self._native(f"SYSTEM SYNC REPLICA{on_cluster(self.cluster)} {DATABASE}.{table[1]}{LOCAL} LIGHTWEIGHT", None)
         return [list(row) for row in self._native(sql, params)]
 
     def delete(self, table: str, condition: str, params: Mapping[str, object]) -> None:
         """Remove the rows of a table of ours, on every node; nobody reads them when this returns."""
-        cluster = self.address.cluster
-        where = f"{table}{LOCAL} ON CLUSTER '{cluster}'" if cluster else table
-        self.command(f"DELETE FROM {DATABASE}.{where} WHERE {condition}", params)
+        where = f"{DATABASE}.{stored_as(table, self.cluster)}{on_cluster(self.cluster)}"
+        self.command(f"DELETE FROM {where} WHERE {condition}", params)
 
     def insert(self, table: str, columns: Sequence[str], rows: bytes, *, token: str = "") -> None:
         """Insert JSONEachRow `rows`; on disk when this returns (the tables' fsync settings)."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sqlite3
 import sys
 import time
@@ -18,7 +17,7 @@ import pytest
 
 from agl_otel.settings import PORTS
 from agl_otel.traces.opened import open_store
-from tests.clickhouse_files import blocks
+from tests.clickhouse_files import held
 from tests.model_server import ModelServer
 from tests.system.stack_process import Command, run, until
 
@@ -67,19 +66,6 @@ async def answer(task, prompt_template: agl.PromptTemplate, llm: agl.LLM) -> flo
     print("a function agent asked by", task["who"])
     return 0.5
 """
-
-
-def held(folder: Path, text: str) -> dict[str, int]:
-    """{name of a file: how often it holds `text`, or its mirror image, as written, or as ClickHouse unfolds it}."""
-    found: dict[str, int] = {}
-    wanted = (text.encode(), text[::-1].encode())
-    for root, _, names in os.walk(folder):  # ClickHouse removes folders meanwhile
-        for path in (Path(root, name) for name in names):
-            with contextlib.suppress(FileNotFoundError):
-                data = b"" if path.is_symlink() else path.read_bytes()
-                if count := sum(part.count(each) for part in (data, *blocks(data)) for each in wanted):
-                    found[str(path.relative_to(folder))] = count
-    return found
 
 
 @dataclass

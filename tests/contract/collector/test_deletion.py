@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -19,10 +20,12 @@ from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.postgres_server import Postgres
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
+from agl_otel.traces.cluster import LOCAL, on_every_node, stored_as
 from agl_otel.traces.migrate import migrate
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.server import ServerEngine
 from agl_otel.types import EnqueueRolloutRequest
+from tests.clickhouse_cluster import EachShard, two_shards
 from tests.clickhouse_server import ClickHouseServer
 from tests.contract.queue.conftest import postgres  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a fixture
 from tests.nursery import ROOT, nursery
@@ -32,19 +35,26 @@ from .otlp import post_spans, request_of, span
 from .stack import Stack, start
 
 
-@pytest.fixture(params=["chdb", "server"])
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ClickHouseServer]]:
+    with two_shards(tmp_path_factory.mktemp("shards")) as made:
+        yield made
+
+
+@pytest.fixture(params=["chdb", "server", "cluster"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TraceStore]:
-    if request.param == "chdb":
-        made: TraceStore = ChdbEngine(tmp_path / "traces")
-        migrate(made, where="the test")
+    with contextlib.ExitStack() as closers:
+        if request.param == "cluster":
+            made: TraceStore = EachShard(request.getfixturevalue("shards"))
+        elif request.param == "chdb":
+            made = ChdbEngine(tmp_path / "traces")
+            migrate(made, where="the test")
+        else:
+            server = closers.enter_context(ClickHouseServer(tmp_path / "server"))
+            made = ServerEngine(ServerAddress.parse(server.url()))
+            migrate(made, where="the test")
+        closers.callback(made.close)
         yield made
-        made.close()
-        return
-    with ClickHouseServer(tmp_path / "server") as server:
-        made = ServerEngine(ServerAddress.parse(server.url()))
-        migrate(made, where="the test")
-        yield made
-        made.close()
 
 
 def fill(engine: TraceStore) -> None:
@@ -155,10 +165,12 @@ def test_sums_of_spans_that_are_gone_go_and_of_those_that_came_meanwhile_are_mad
         orphans.remove(engine, each, [row[0] for row in engine.select(f"SELECT DISTINCT {each.hashed} FROM otel.{each.table}")])
     assert (names(engine), stored(engine)["summary"]) == ([["agent", "of ro-2"]], [["ro-2", 1]])
     assert orphans.forget(engine, both) == 0
-    masked = "SELECT count() FROM system.parts WHERE database = 'otel' AND table = 'services' AND active AND has_lightweight_delete"
-    assert engine.select(masked) != [[0]]
+    table = stored_as("services", engine.cluster)
+    asked = f"SELECT 1 FROM system.parts WHERE database = 'otel' AND table = '{table}' AND active AND has_lightweight_delete"
+    masked = on_every_node(asked, engine.cluster)
+    assert engine.select(masked) != []
     orphans.leave_disk(engine, both)
-    until(lambda: engine.select(masked) == [[0]], "the parts are written anew")
+    until(lambda: engine.select(masked) == [], "the parts are written anew")
     assert (names(engine), stored(engine)["summary"]) == ([["agent", "of ro-2"]], [["ro-2", 1]])
 
 
@@ -174,7 +186,7 @@ def test_every_table_of_rollouts_is_gone_through(engine: TraceStore) -> None:
         "SELECT c.table FROM system.columns AS c INNER JOIN system.tables AS t ON c.table = t.name AND c.database = t.database "
         "WHERE c.database = 'otel' AND c.name = 'RolloutId' AND t.engine LIKE '%MergeTree'"
     )
-    assert {str(row[0]) for row in found} == {*TABLES, TRACE_TIMES}
+    assert {str(row[0]).removesuffix(LOCAL) for row in found} == {*TABLES, TRACE_TIMES}
     assert TABLES[-1] == "otel_traces"
 
 

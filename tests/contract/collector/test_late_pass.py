@@ -17,10 +17,12 @@ from agl_otel.errors import InUseError, UnavailableError
 from agl_otel.queue.testing import LocalQueue, ManualClock
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
+from agl_otel.traces.cluster import on_cluster, stored_as
 from agl_otel.traces.migrate import migrate
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.server import ServerEngine
 from agl_otel.types import AttemptedRollout
+from tests.clickhouse_cluster import EachShard, two_shards
 from tests.clickhouse_server import ClickHouseServer
 
 VECTORS = Path(__file__).parents[3] / "collector" / "conformance" / "late"
@@ -40,14 +42,23 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClickHouseServe
         yield made
 
 
-@pytest.fixture(scope="module", params=["chdb", "server"])
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ClickHouseServer]]:
+    with two_shards(tmp_path_factory.mktemp("shards")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=["chdb", "server", "cluster"])
 def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceStore]:
-    if request.param == "chdb":
-        engine: TraceStore = ChdbEngine(tmp_path_factory.mktemp("late") / "traces")
+    if request.param == "cluster":
+        engine: TraceStore = EachShard(request.getfixturevalue("shards"))
+    elif request.param == "chdb":
+        engine = ChdbEngine(tmp_path_factory.mktemp("late") / "traces")
+        migrate(engine, where="the test")
     else:
         server: ClickHouseServer = request.getfixturevalue("server")
         engine = ServerEngine(ServerAddress.parse(server.url()))
-    migrate(engine, where="the test")
+        migrate(engine, where="the test")
     yield engine
     engine.close()
 
@@ -55,8 +66,12 @@ def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def engine(opened: TraceStore) -> TraceStore:
     for table in ("otel_traces", "otel_logs", "rollout_summary_states"):
-        opened.command(f"TRUNCATE TABLE otel.{table}")
+        empty(opened, table)
     return opened
+
+
+def empty(engine: TraceStore, table: str) -> None:
+    engine.command(f"TRUNCATE TABLE otel.{stored_as(table, engine.cluster)}{on_cluster(engine.cluster)}")
 
 
 @pytest.fixture
@@ -140,6 +155,7 @@ async def keeper(engine: TraceStore, queue: LocalQueue, clock: ManualClock) -> A
     await made.maintenance.close()
 
 
+@pytest.mark.parametrize("opened", ["chdb", "server"], indirect=True)  # what the rest asks of a cluster reaches every statement
 @pytest.mark.parametrize("vector", vectors())
 async def test_golden_vectors(vector: Row, engine: TraceStore, queue: LocalQueue, clock: ManualClock) -> None:
     keeper = Keeper(engine, queue, clock, adopt=vector.get("policy") == "adopt")
@@ -256,7 +272,7 @@ async def test_a_trace_larger_than_a_batch_is_copied_whole(keeper: Keeper, monke
 async def test_a_pass_over_everything_repairs_the_summary(keeper: Keeper) -> None:
     await keeper.store([span(1, 0, "ro-1", "at-1"), span(2, 1)])
     await keeper.run()
-    keeper.engine.command("TRUNCATE TABLE otel.rollout_summary_states")
+    empty(keeper.engine, "rollout_summary_states")
     keeper.since = 0
     await keeper.run()
     assert keeper.engine.select("SELECT RolloutId, Spans FROM otel.rollout_summary") == [["ro-1", 1]]

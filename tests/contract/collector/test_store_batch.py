@@ -25,6 +25,7 @@ class Grumpy:
         self._engine = engine
         self._poison = poison
         self._fails = fails_after_insert
+        self.cluster = engine.cluster
         self.command = engine.command
         self.select = engine.select
         self.delete = engine.delete

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 from pathlib import Path
 
 from agl_otel import semconv
+from agl_otel.collector import orphans
+from agl_otel.collector.deletion import Deletion
 from agl_otel.queue.client import QueueClient
 from agl_otel.types import EnqueueRolloutRequest
-from tests.clickhouse_files import blocks
+from tests.clickhouse_cluster import EachShard, two_shards
+from tests.clickhouse_files import held
 from tests.nursery import ROOT, nursery
 
 from .otlp import post_spans, request_of, span
@@ -22,14 +26,7 @@ KEPT = "kept-0815-of-somebody-else"
 
 def holding(folder: Path, text: str) -> set[str]:
     """The first parts of the names of files that hold `text`."""
-    found: set[str] = set()
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            if path.is_file() and not path.is_symlink():
-                data = path.read_bytes()
-                if text.encode() in data or any(text.encode() in block for block in blocks(data)):
-                    found.add(path.relative_to(folder).parts[0])
-    return found
+    return {name.partition("/")[0] for name in held(folder, text)}
 
 
 def wipe(stack: Stack, rollout_id: str) -> str:
@@ -67,3 +64,36 @@ async def test_what_is_wiped_is_in_no_file(own_stack: Stack) -> None:
     assert {"traces", "queue.db"} <= holding(data, KEPT)
     async with own_stack.reader() as reader:
         assert len(await reader.spans([rollouts[1]])) == 20
+
+
+EACH = 12  # rollouts, so that both shards have some
+
+
+async def test_a_wipe_reaches_every_server_of_a_cluster(tmp_path: Path) -> None:
+    with two_shards(tmp_path) as servers, contextlib.closing(EachShard(servers)) as engine:
+
+        def stored(who: str) -> list[list[object]]:
+            return engine.select(
+                "SELECT RolloutId, count() FROM otel.otel_traces WHERE ServiceName = {w:String} GROUP BY ALL ORDER BY ALL", {"w": who}
+            )
+
+        ids = {who: [f"ro-of-{who}-{number}" for number in range(EACH)] for who in (SECRET, KEPT)}
+        for who, rollouts in ids.items():
+            common = {"Timestamp": "1750000000.000000001", "AttemptId": "at-1", "ServiceName": who}
+            spans = [{**common, "TraceId": name, "SpanId": "s", "SpanName": f"of {who}", "RolloutId": name} for name in rollouts]
+            spans += [{**span, "RolloutId": ""} for span in spans]  # as they came: each was copied later
+            logs = [{**common, "TraceId": name, "Body": f"{who} says", "RolloutId": name} for name in rollouts]
+            for table, rows in (("otel_traces", spans), ("otel_logs", logs)):
+                engine.insert(f"otel.{table}", list(rows[0]), "\n".join(json.dumps(row) for row in rows).encode())
+        before = stored(KEPT)
+        assert len(before) == EACH + 1
+        assert all(holding(server.directory, text) for server in servers for text in (SECRET, KEPT)), "the search finds what is there"
+        deletion = Deletion(engine)
+        await deletion.run(ids[SECRET])
+        assert (stored(SECRET), stored(KEPT)) == ([], before)
+        await deletion.wipe()
+        for server in servers:
+            assert held(server.directory, SECRET) == {}, "nor do the ids stay, in which it stands, too"
+            assert holding(server.directory, KEPT)
+        assert orphans.forget(engine, (orphans.SERVICES, orphans.ROLLOUTS)) == 0
+        assert stored(KEPT) == before

@@ -19,6 +19,7 @@ from agl_otel.traces.reader import TraceReader
 from agl_otel.traces.retention import apply_retention
 from agl_otel.traces.server import ServerEngine
 from agl_otel.types import Attempt, Rollout
+from tests.clickhouse_cluster import two_shards
 from tests.clickhouse_server import ClickHouseServer
 
 ROLLOUTS = 20
@@ -26,13 +27,8 @@ ROLLOUTS = 20
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ClickHouseServer]]:
-    made = [ClickHouseServer(tmp_path_factory.mktemp(f"shard{n}")) for n in range(2)]
-    for server in made:
-        server.shards = [each.tcp_port for each in made]
-        server.start()
-    yield made
-    for server in made:
-        server.kill()
+    with two_shards(tmp_path_factory.mktemp("shards")) as made:
+        yield made
 
 
 @pytest.fixture
