@@ -121,8 +121,10 @@ class Settings(BaseSettings):
     tls_key: str = ""
     """PEM file of the private key that belongs to `tls_cert`."""
     tls_client_ca: str = ""
-    """PEM file of the authority whose certificates clients must show (mTLS); empty means clients need none. The proxy asks for none:
-    model clients of agents cannot show one."""
+    """PEM file of the authority whose certificates clients must show (mTLS); empty means clients need none. The proxy asks for none,
+    unless `proxy_client_certificates` says so: most model clients of agents cannot show one."""
+    proxy_client_certificates: bool = False
+    """Whether agents must show the proxy a certificate of `tls_client_ca`, beside their key: their model clients must be told to."""
     tls_ca: str = ""
     """PEM file of the authority that clients trust (for a self-signed `tls_cert` the same file); empty means the system's authorities.
     Where it is set, addresses without a scheme are dialled with TLS."""

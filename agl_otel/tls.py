@@ -37,11 +37,13 @@ class Tls:
     context: ssl.SSLContext
     """For HTTP; asks for a client certificate where there is an authority for it, and leaves it to the application to insist."""
     anonymous: ssl.SSLContext
-    """For HTTP, without asking for a client certificate: model clients of agents cannot show one."""
+    """For HTTP, without asking for a client certificate: most model clients of agents cannot show one."""
 
     @classmethod
     def load(cls, settings: Settings) -> Tls | None:
         """None where no certificate is set. Raises SettingsError where a file is missing or wrong."""
+        if settings.proxy_client_certificates and not settings.tls_client_ca:
+            raise SettingsError("AGL_PROXY_CLIENT_CERTIFICATES needs AGL_TLS_CLIENT_CA, the authority of these certificates")
         if not settings.tls_cert and not settings.tls_key:
             if settings.tls_client_ca:
                 raise SettingsError("AGL_TLS_CLIENT_CA needs AGL_TLS_CERT and AGL_TLS_KEY")

@@ -12,7 +12,7 @@ from agl_otel import logformat
 from agl_otel.errors import AglError, InUseError
 from agl_otel.instrumentation.setup import Telemetry
 from agl_otel.interpreter import answer_first
-from agl_otel.listen import listen, listens, make_runner
+from agl_otel.listen import listen, listens, make_runner, require_certificate
 from agl_otel.meters import served
 from agl_otel.proxy.app import Proxy
 from agl_otel.proxy.forward import Limits
@@ -49,10 +49,14 @@ async def serve(settings: Settings) -> None:
         limits = Limits(budget=budget, litellm_url=settings.litellm_url, translate=settings.translate)
         litellm = Litellm(settings.litellm, settings.data_dir.absolute()) if settings.litellm else None
         proxy = Proxy(upstreams, telemetry, token=token, limits=limits, models=models, litellm=litellm)
-        runner = make_runner(proxy.app(), handler_cancellation=True, shutdown_timeout=DRAIN_SECONDS)
+        app, context = proxy.app(), tls.anonymous if tls else None
+        if tls is not None and settings.proxy_client_certificates:
+            app.middlewares.append(require_certificate({"/health"}))
+            context = tls.context
+        runner = make_runner(app, handler_cancellation=True, shutdown_timeout=DRAIN_SECONDS)
         await runner.setup()
         try:
-            await listen(runner, settings.host, settings.proxy_port, tls.anonymous if tls else None)
+            await listen(runner, settings.host, settings.proxy_port, context)
         except OSError as error:
             await runner.cleanup()
             raise InUseError.of_port(settings.host, settings.proxy_port, error, "AGL_PROXY_PORT") from None

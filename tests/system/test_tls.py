@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -71,10 +73,43 @@ def test_certificates_that_our_own_clients_would_not_take_are_refused_before_any
         (elsewhere.serving(), "127.0.0.1"),
         ({**good, "AGL_TLS_CLIENT_CA": authority.path("ca.pem")}, "AGL_TLS_CLIENT_CERT"),
         ({**good, "AGL_TLS_KEY": ""}, "AGL_TLS_KEY"),
+        ({**good, "AGL_PROXY_CLIENT_CERTIFICATES": "1"}, "AGL_TLS_CLIENT_CA"),
     ):
         refused = run("up", "--data-dir", str(data), *FREE_PORTS, cwd=tmp_path, env=environment)
         assert refused.returncode == 2 and words in refused.stderr and "Traceback" not in refused.stderr, refused.stderr
     assert naming(data) == []
+
+
+SHOWING = """
+import os, ssl, openai
+context = ssl.create_default_context(cafile=os.environ["CA"])
+context.load_cert_chain(os.environ["CERT"], os.environ["KEY"])
+client = openai.OpenAI(http_client=openai.DefaultHttpxClient(verify=context))
+print(client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hi"}]).choices[0].message.content)
+"""
+
+
+@pytest.mark.timeout(1200)
+def test_the_proxy_asks_agents_for_a_certificate_where_it_is_told_to(
+    tmp_path: Path, authority: Authority, model_server: ModelServer
+) -> None:
+    data = tmp_path / "data"
+    settings = {**authority.serving(mutual=True), "AGL_PROXY_CLIENT_CERTIFICATES": "true"}
+    with Command("up", "--data-dir", str(data), *FREE_PORTS, log=tmp_path / "up.log", cwd=tmp_path, env=settings) as command:
+        until(lambda: (data / "stack.json").exists() or command.process.poll() is not None, "stack.json is written")
+        assert command.process.poll() is None, command.output
+        addresses = {name: service["address"] for name, service in stack_file(data).items() if service["address"]}
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{addresses['proxy']}/v1/models", context=authority.context(), timeout=300)
+        assert refused.value.code == 401 and b"AGL_TLS_CLIENT_CA" in refused.value.read()
+        assert urllib.request.urlopen(f"{addresses['proxy']}/health", context=authority.context(), timeout=300).status == 200
+        model = {"OPENAI_BASE_URL": model_server.url, "OPENAI_API_KEY": "sk-1"}
+        shown = {"CA": authority.path("ca.pem"), "CERT": authority.path("client.pem"), "KEY": authority.path("client.key")}
+        agent = ["--", sys.executable, "-c", SHOWING]
+        environment = {**authority.dialling(mutual=True), **model, **shown}
+        done = run("run", "--json", "--store", addresses["web"], *agent, cwd=tmp_path, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert [verdict["kind"] for verdict in json.loads(done.stdout)["verdicts"]] == ["complete"]
 
 
 def test_a_self_signed_certificate_is_its_own_authority(tmp_path: Path) -> None:
