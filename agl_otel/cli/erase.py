@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -125,7 +126,7 @@ def empty_log(database: Path) -> None:
 
 
 def _naming(data_dir: Path, rollout_ids: Sequence[str]) -> list[Path]:
-    """The run folders with a file that names one of these rollouts, and such logs of services; weights name none."""
+    """The folders of runs that made one of these rollouts or have a file that names it, and such logs of services; weights name none."""
     wanted = [rollout_id.encode() for rollout_id in rollout_ids]
 
     def names(path: Path) -> bool:
@@ -133,8 +134,19 @@ def _naming(data_dir: Path, rollout_ids: Sequence[str]) -> list[Path]:
         return any(rollout_id in data for rollout_id in wanted)
 
     runs = sorted(path for path in (data_dir / RUNS).glob("*") if path.is_dir())
-    found = [run for run in runs if any(names(path) for path in run.rglob("*") if path.suffix in TEXTS)]
+    found = [run for run in runs if _made(run, rollout_ids) or any(names(path) for path in run.rglob("*") if path.suffix in TEXTS)]
     return found + sorted(filter(names, (data_dir / LOGS).glob("*")))
+
+
+def _made(run: Path, rollout_ids: Sequence[str]) -> bool:
+    """Whether a run made one of these, whose ids begin with its own: verl's run folder keeps tasks and weights, and names none."""
+    from agl_otel.algorithms.run_folder import RUN  # half a second, which a wipe alone has to spend
+
+    try:
+        run_id = json.loads((run / RUN).read_text())["run_id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # no run, or a damaged one
+    return any(rollout_id.startswith(f"ro-{run_id}-") for rollout_id in rollout_ids)
 
 
 @contextlib.asynccontextmanager

@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 
 from agl_otel import semconv
+from agl_otel.algorithms.run_folder import RunFolder
+from agl_otel.algorithms.verl.rollouts import Wanted
 from agl_otel.collector import orphans
 from agl_otel.collector.deletion import Deletion
 from agl_otel.queue.client import QueueClient
@@ -43,8 +45,11 @@ async def test_what_is_wiped_is_in_no_file(own_stack: Stack) -> None:
     (data / "VERSION").write_text("1\n")  # what `up` marks a data directory with
     rollouts: list[str] = []
     async with QueueClient(own_stack.queue) as queue:
-        for text in (SECRET, KEPT):
-            (begun,) = await queue.start([EnqueueRolloutRequest(input={"who": text, "more": "x" * 5000}, metadata={"name": text})])
+        for text, name in ((SECRET, "of-jane"), (KEPT, "of-others")):
+            with contextlib.closing(RunFolder(data / "runs" / name, algorithm="verl", options={})) as run:  # no file in it names a rollout
+                run_id = run.run_id
+            rollout_id, who = f"ro-{run_id}-{Wanted(None, 'train', 1, 0, 0).name}", {"who": text, "more": "x" * 5000}
+            (begun,) = await queue.start([EnqueueRolloutRequest(input=who, metadata={"name": text}, rollout_id=rollout_id)])
             ids = {semconv.ROLLOUT_ID: begun.rollout_id, semconv.ATTEMPT_ID: begun.attempt.attempt_id}
             await post_spans(own_stack, request_of([span(values={"who": text}) for _ in range(20)], ids), ack="stored")
             rollouts.append(begun.rollout_id)
@@ -56,7 +61,8 @@ async def test_what_is_wiped_is_in_no_file(own_stack: Stack) -> None:
     (data / "runs" / "run-1" / "rows.jsonl").write_text(f'{{"rollout": "{rollouts[0]}"}}')
     assert {"traces", "queue.db-wal", "refused", "wal"} <= holding(data, SECRET), "the search finds what is there"
     told = await asyncio.to_thread(wipe, own_stack, rollouts[0])
-    assert f"{data / 'runs' / 'run-1'} names them" in told and "logs" not in told
+    assert all(f"{data / 'runs' / name} names them" in told for name in ("run-1", "of-jane")), told
+    assert "of-others" not in told and "logs" not in told
     assert holding(data, SECRET) == set()
     assert holding(data, rollouts[0]) <= {"runs", "queue.db"}, (
         "ClickHouse keeps the text of deletions, the queue its answers for 10 minutes"
