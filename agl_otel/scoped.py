@@ -21,6 +21,7 @@ SCOPES: Final = {
     "clickhouse": "read-only SQL",
     "proxy": "model calls of no attempt, and what steers the proxy",
     "web": "REST, dashboard, Jaeger's APIs",
+    "view": "the same as far as it changes nothing: the whole dashboard",
     "metrics": "/metrics of every service, and nothing else",
 }
 """{name: what it opens}."""

@@ -36,6 +36,8 @@ from agl_otel.web.views import CURVES, VIEWS
 TOKEN = web.AppKey("token", str)
 ORIGINS = web.AppKey("origins", frozenset[str])
 OPEN_PATHS: Final = frozenset({"/health", "/v1/agl/health"})
+LOOKING: Final = frozenset(PREFIX + route.path for route in (*VIEWS, *ROUTES) if route.looks)
+"""What is asked by POST and changes nothing."""
 MAX_BODY_BYTES: Final = 64 << 20
 _CORS: Final = {
     "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
@@ -70,6 +72,12 @@ def _seen(address: object, host: str) -> object:
     return reachable(address, host) if isinstance(address, str) and ":" in address else address
 
 
+def _looks(request: web.Request) -> bool:
+    """Whether it changes nothing."""
+    resource = request.match_info.route.resource
+    return request.method in ("GET", "HEAD") or (resource is not None and resource.canonical in LOOKING)
+
+
 @web.middleware
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Ask for the token, and answer our errors as JSON with their status."""
@@ -77,7 +85,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     given = request.headers.get("Authorization", "").removeprefix("Bearer ")
     open_to_all = request.path in OPEN_PATHS or request.match_info.route.name == static.PAGE
     if token and not open_to_all:
-        scopes = ("web", "metrics") if request.path in relay.METRICS_PATHS else ("web",)
+        scopes = ("web", *(["metrics"] if request.path in relay.METRICS_PATHS else []), *(["view"] if _looks(request) else []))
         if (why := refusal(token, given, *scopes)) is not None:
             return web.json_response({"detail": why or "a bearer token is needed: set AGL_TOKEN to the stack's token"}, status=401)
     try:

@@ -260,6 +260,7 @@ ROUTES: Final = (
         "Rollouts that match, with their latest attempts.",
         _Rollouts,
         PageOf[AttemptedRollout | Rollout],
+        looks=True,
     ),
     Route("GET", "/rollouts/{rollout_id}", _rollout, "One rollout with its latest attempt.", None, AttemptedRollout | Rollout),
     Route(
@@ -267,7 +268,7 @@ ROUTES: Final = (
     ),
     Route("GET", "/rollouts/{rollout_id}/attempts", _attempts, "Attempts of a rollout.", _Attempts, PageOf[Attempt]),
     Route("POST", "/rollouts/{rollout_id}/attempts", _start_attempt, "A further attempt.", _Worker, AttemptedRollout, 201),
-    Route("POST", "/rollouts/{rollout_id}/attempts/search", _attempts, "Attempts of a rollout.", _Attempts, PageOf[Attempt]),
+    Route("POST", "/rollouts/{rollout_id}/attempts/search", _attempts, "Attempts of a rollout.", _Attempts, PageOf[Attempt], looks=True),
     Route(
         "GET",
         "/rollouts/{rollout_id}/attempts/latest",
@@ -305,10 +306,10 @@ ROUTES: Final = (
     ),
     Route("POST", "/spans", _add_span, "Store a span; null where it is stored already.", Span, Span | None, 201),
     Route("GET", "/spans", _spans, "Spans of a rollout that match.", _Spans, PageOf[Span]),
-    Route("POST", "/spans/search", _spans, "Spans of a rollout that match.", _Spans, PageOf[Span]),
+    Route("POST", "/spans/search", _spans, "Spans of a rollout that match.", _Spans, PageOf[Span], looks=True),
     Route("POST", "/spans/next", _next_sequence, "The next number of the rollout's counter.", _Sequence, Any),
     Route("GET", "/workers", _workers, "Workers that match.", _Workers, PageOf[Worker]),
-    Route("POST", "/workers/search", _workers, "Workers that match.", _Workers, PageOf[Worker]),
+    Route("POST", "/workers/search", _workers, "Workers that match.", _Workers, PageOf[Worker], looks=True),
     Route("GET", "/workers/{worker_id}", _worker, "One worker.", None, Worker),
     Route("POST", "/workers/{worker_id}", _update_worker, "A heartbeat.", _Heartbeat, Worker),
     Route(
@@ -318,6 +319,7 @@ ROUTES: Final = (
         "Those of the rollouts that have finished, once all have or the time is up.",
         _Wait,
         list[AttemptedRollout | Rollout],
+        looks=True,
     ),
 )
 """All routes of 0.3."""

@@ -40,6 +40,8 @@ class Route(NamedTuple):
     """Its type, for the OpenAPI document."""
     status: int = 200
     """Of a success."""
+    looks: bool = False
+    """Whether a POST changes nothing; a GET never does."""
 
 
 class PageOf(BaseModel, Generic[T]):

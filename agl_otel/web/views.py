@@ -369,14 +369,16 @@ VIEWS: Final = (
     Route("GET", "/runs", _runs, "Runs, the latest first, with how many rollouts they have.", None, list[Run]),
     Route("GET", "/runs/curve", _curve, "Rewards and costs of a run, step by step.", _RunQuery, Curve),
     Route("GET", "/runs/verdicts", _verdicts, "Verdicts of the rollouts of a run that ended last.", _RunQuery, Verdicts),
-    Route("POST", "/rollouts/figures", _figures, "Verdict, reward and sizes of latest attempts.", _Figures, list[AttemptFigures]),
-    Route("POST", "/rollouts/outputs", _outputs, "The last reply of a model in latest attempts.", _Figures, list[Output]),
+    Route(
+        "POST", "/rollouts/figures", _figures, "Verdict, reward and sizes of latest attempts.", _Figures, list[AttemptFigures], looks=True
+    ),
+    Route("POST", "/rollouts/outputs", _outputs, "The last reply of a model in latest attempts.", _Figures, list[Output], looks=True),
     Route("GET", "/rollouts/{rollout_id}/figures", _attempt_figures, "The same of all attempts of a rollout.", None, list[AttemptFigures]),
     Route("GET", "/rollouts/{rollout_id}/outline", _outline, "Spans without what was said, in order of time.", _OfAttempt, Outline),
     Route("GET", "/rollouts/{rollout_id}/conversation", _conversation, "Model calls with what was said.", _Calls, Conversation),
     Route("GET", "/rollouts/{rollout_id}/tokens", _tokens, "Token ids and log-probs of a model call.", _Tokens, Tokens),
     Route("GET", "/resources/{resources_id}/versions", _versions, "All versions of a set.", Page, PageOf[ResourcesUpdate]),
     Route("GET", "/resources/{resources_id}/versions/{version}", _version, "One version of a set.", None, ResourcesUpdate),
-    Route("POST", "/sql", _sql, "Rows of a read-only ClickHouse query.", _Sql, Answer),
+    Route("POST", "/sql", _sql, "Rows of a read-only ClickHouse query.", _Sql, Answer, looks=True),
 )
 """The routes."""

@@ -143,7 +143,7 @@ class JaegerServer:
         await self._listener.stop(grace_seconds)
 
     def _make(self) -> grpc.aio.Server:
-        interceptors = TokenCheck.of(self._token, "this port wants the header `authorization: Bearer TOKEN` (AGL_TOKEN)", "web")
+        interceptors = TokenCheck.of(self._token, "this port wants the header `authorization: Bearer TOKEN` (AGL_TOKEN)", "web", "view")
         server = grpc.aio.server(interceptors=interceptors, options=_OPTIONS)
         server.add_generic_rpc_handlers(
             tuple(grpc.method_handlers_generic_handler(name, self._handlers(name)) for name in (READER, DEPENDENCIES))

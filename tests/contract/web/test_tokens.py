@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from agl_otel.scoped import scoped_token
 from agl_otel.store import Store
 from agl_otel.web.app import build_app
 from agl_otel.web.jaeger.service import READER, JaegerServer
+from agl_otel.web.rest import ROUTES
+from agl_otel.web.routes import PREFIX
+from agl_otel.web.views import VIEWS
 
 TOKEN = "s3cret"
 LATER = time.time() + 3600
@@ -55,6 +59,31 @@ async def test_the_web_service_takes_tokens_for_it_and_prometheus_its_own(tmp_pa
                 assert status == 401 and says in text
 
 
+async def test_who_may_only_look_reads_everything_and_changes_nothing(tmp_path: Path) -> None:
+    async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
+        store = Store(queue.server.service.address, token=TOKEN)
+        async with store, TestClient(TestServer(build_app(store, TOKEN))) as client:
+            headers = {"Authorization": f"Bearer {of('view')}"}
+            open_to_it = {
+                "/rollouts/search",
+                "/rollouts/{rollout_id}/attempts/search",
+                "/spans/search",
+                "/workers/search",
+                "/waits/rollouts",
+            }
+            open_to_it |= {"/rollouts/figures", "/rollouts/outputs", "/sql"}
+            for route in (*VIEWS, *ROUTES):
+                path = PREFIX + re.sub(r"{\w+}", "some", route.path)
+                async with client.request(route.method, path, json={} if route.method == "POST" else None, headers=headers) as answer:
+                    refused = answer.status == 401 and "not for web" in await answer.text()
+                assert refused == (route.method == "POST" and route.path not in open_to_it), route
+            for path in ("/v1/traces", "/v1/agl/nothing"):
+                async with client.post(path, headers=headers) as answer:
+                    assert answer.status == 401
+            async with client.get("/v1/agl/describe", headers=headers) as answer:
+                assert answer.status == 200
+
+
 async def test_jaegers_storage_refuses_who_shows_no_token() -> None:
     server = JaegerServer(Store("127.0.0.1:1"), TOKEN)
     await server.start("127.0.0.1", 0)
@@ -66,6 +95,7 @@ async def test_jaegers_storage_refuses_who_shows_no_token() -> None:
                 (of("web", until=1.0), grpc.StatusCode.UNAUTHENTICATED, "expired at"),
                 (TOKEN, grpc.StatusCode.UNIMPLEMENTED, ""),
                 (of("web"), grpc.StatusCode.UNIMPLEMENTED, ""),
+                (of("view"), grpc.StatusCode.UNIMPLEMENTED, ""),
             ):
                 metadata = (("authorization", f"Bearer {token}"),) if token else ()
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
