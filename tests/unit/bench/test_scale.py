@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from bench import scale
+from bench import scale, scale_costs
 from bench.scale_model import Costs, Hand, Load, Machine, Mark, Place, Step, Use, Wait, claim_cost, plan, simulate
 
 COSTS = Costs(**{each.name: 0.0 for each in fields(Costs)})
@@ -45,7 +45,7 @@ def test_what_is_handed_over_is_not_waited_for() -> None:
 
 def test_costs_are_found_in_runs_of_different_shapes() -> None:
     runs = [(asked, spans, 1e-3 * asked + 8e-5 * spans) for asked, spans in ((180, 90_000), (1_000, 60_000), (3_400, 20_400))]
-    assert scale.fitted(runs) == pytest.approx((1e-3, 8e-5))
+    assert scale_costs.fitted(runs) == pytest.approx((1e-3, 8e-5))
 
 
 def test_services_share_the_cores_of_their_machine() -> None:
