@@ -6,6 +6,7 @@ test of its own, or an `@example`.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from opentelemetry.util._once import Once
 
 from agl_otel.instrumentation import uninstrument_all, waiting
 from agl_otel.instrumentation.unwrapping import unwrap_leftovers
+from agl_otel.interpreter import load_quickly
 from agl_otel.tracer import process
 from tests.one_certificate import read_one_certificate
 from tests.policies import tiny_policy_in
@@ -26,12 +28,23 @@ from tests.policies import tiny_policy_in
 # Several workers share the cores, and no model here is large: a second thread of torch or numpy would wait for its turn, at full speed.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 read_one_certificate()
+load_quickly()
 
 # A busy machine is no fault of a test: nothing here depends on time.
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile("suite", calm, derandomize=True)
 settings.register_profile("search", calm)
 settings.load_profile("suite")
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now (torch, thousands of tests) stays: no search for garbage goes through it again."""
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """The last search, at the interpreter's end: without it triton's bindings print what they miss."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="module")

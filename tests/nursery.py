@@ -4,8 +4,9 @@ Imports are most of what a start takes a processor (0.5 s of a queue's 0.6, 1.1 
 the tests starts hundreds. (chdb is imported after the fork: its threads would not survive one.)
 
 What runs in the fork is the service's or the command's own main (or the code of a test that ends in it), in an environment, a folder and
-with files for its output of its own; it ends as any interpreter does. `python -m tests.nursery` reads one JSON object a line (a Birth), and
-writes {"pid"} for each, and {"pid", "status"} when one has ended.
+with files for its output of its own; it ends as any interpreter does. `python -m tests.nursery SOCKET` reads one JSON object a line (a
+Birth), and writes {"pid"} for each, and {"pid", "status"} when one has ended. At SOCKET it listens for tests/born.py, which stands for a
+module that the code under test starts by itself (policies_by_forks).
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -31,10 +34,16 @@ from typing import Any, Final
 
 from agl_otel.cli import COMMANDS
 from agl_otel.interpreter import load_quickly
+from agl_otel.processes import Process
 
 ROOT: Final = Path(__file__).parents[1]
 SERVICES: Final = ("queue", "collector")
-COMMAND: Final = "import runpy\nrunpy.run_module('agl_otel', run_name='__main__', alter_sys=True)\n"
+MODULE: Final = "import runpy\nrunpy.run_module({!r}, run_name='__main__', alter_sys=True)\n"
+COMMAND: Final = MODULE.format("agl_otel")
+BORN: Final = Path(__file__).with_name("born.py")
+POLICIES: Final = ("agl_otel.algorithms.grpo.server", "agl_otel.algorithms.sft.train")
+WITH_TORCH: Final = ("agl_otel.algorithms.grpo.tiny", "agl_otel.algorithms.grpo.engine", "agl_otel.algorithms.grpo.model_port")
+"""What they import and a nursery therefore does before the first of them: 8 s of a processor."""
 _END: Final = os.waitstatus_to_exitcode
 
 
@@ -71,8 +80,12 @@ class Nursery:
     """The process that forks."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.nursery"]
+        self._folder = tempfile.TemporaryDirectory()
+        self.socket = f"{self._folder.name}/socket"
+        command = [sys.executable, "-m", "tests.nursery", self.socket]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # it listens
         self._born: SimpleQueue[int] = SimpleQueue()
         self._children: dict[int, Child] = {}
         self._early: dict[int, int] = {}
@@ -129,6 +142,7 @@ class Nursery:
         self._thread.join(60)
         assert self._process.stdout is not None
         self._process.stdout.close()
+        self._folder.cleanup()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -183,6 +197,95 @@ class Birth:
         exec(self.code, {"__name__": "__main__"})
 
 
+def born(module: str, *arguments: str) -> list[str]:
+    """The command that is `python -m MODULE …` in a fork of the nursery of this process."""
+    return [sys.executable, "-S", "-E", str(BORN), nursery().socket, module, *arguments]
+
+
+@contextmanager
+def policies_by_forks() -> Generator[None]:
+    """Model servers and trainings that this process starts are forks of its nursery."""
+    usual: Any = Process.__dict__["python_module"]
+
+    def python_module(kind: type[Process], name: str, module: str, *arguments: str, **given: Any) -> Process:
+        process = usual.__func__(kind, name, module, *arguments, **given)
+        process.argv = born(module, *arguments) if module in POLICIES else process.argv
+        return process
+
+    Process.python_module = classmethod(python_module)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        Process.python_module = usual
+
+
+def forks(path: str) -> Iterator[Birth]:
+    """Yields, in each fork, what it is to be; ends where nobody wants more: births come by stdin, and to the socket `path`."""
+    running: dict[int, socket.socket | None] = {}  # {pid: who stands for it}
+    ended, wake = os.pipe()
+    for end in (ended, wake):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(64)
+    print("listening", flush=True)
+    rest = b""
+    while True:
+        ready = select.select([0, ended, listener, *filter(None, running.values())], [], [])[0]
+        born: list[tuple[Birth, socket.socket | None, list[int]]] = []
+        if ended in ready:
+            os.read(ended, 1 << 12)
+            while running and (gone := os.waitpid(-1, os.WNOHANG))[0]:
+                _tell(running.pop(gone[0]), gone[0], _END(gone[1]))
+        for pid, stand_in in running.items():
+            if stand_in in ready:  # it was killed
+                os.kill(pid, signal.SIGKILL)
+        if listener in ready:
+            born.append(_called(listener))
+        if 0 in ready:
+            if not (data := os.read(0, 1 << 16)):
+                break
+            *lines, rest = (rest + data).split(b"\n")
+            born += [(Birth(**json.loads(line)), None, []) for line in lines]
+        for birth, stand_in, files in born:
+            if (pid := os.fork()) == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                yield birth
+                return
+            running[pid] = stand_in
+            _tell(stand_in, pid)
+            for file in files:
+                os.close(file)
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _called(listener: socket.socket) -> tuple[Birth, socket.socket, list[int]]:
+    """What somebody who is to stand for a fork wants."""
+    stand_in, _ = listener.accept()
+    files = list(socket.recv_fds(stand_in, 1, 2)[1])
+    told = json.loads(stand_in.makefile().readline())
+    if told["argv"][0] in POLICIES and "torch" not in sys.modules:
+        for name in WITH_TORCH:  # not frozen: the last search for garbage must find what triton's bindings would print that they miss
+            importlib.import_module(name)
+    return Birth(MODULE.format(told["argv"][0]), files=[f"/proc/self/fd/{file}" for file in files], **told), stand_in, files
+
+
+def _tell(stand_in: socket.socket | None, pid: int, status: int | None = None) -> None:
+    """Who wanted it learns its id, and its end."""
+    if stand_in is None:
+        print(json.dumps({"pid": pid} if status is None else {"pid": pid, "status": status}), flush=True)
+        return
+    with suppress(OSError):  # it was killed
+        stand_in.sendall(f"{pid if status is None else status}\n".encode())
+    if status is not None:
+        stand_in.close()
+
+
 def main() -> None:
     """Fork on demand until stdin ends."""
     load_quickly()
@@ -190,28 +293,9 @@ def main() -> None:
         importlib.import_module(name)
     gc.freeze()
     me = os.getpid()
-    running: set[int] = set()
-    rest = b""
-    while True:
-        while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            running.discard(ended[0])
-            print(json.dumps({"pid": ended[0], "status": _END(ended[1])}), flush=True)
-        if not select.select([0], [], [], 0.01)[0]:
-            continue
-        data = os.read(0, 1 << 16)
-        if not data:
-            break
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            wanted = Birth(**json.loads(line))
-            if (pid := os.fork()) == 0:
-                wanted.run(me)
-                return
-            running.add(pid)
-            print(json.dumps({"pid": pid}), flush=True)
-    for pid in running:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+    for birth in forks(sys.argv[1]):
+        birth.run(me)
+        return
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +38,7 @@ from agl_otel.types import (
     TrainingStep,
     Verdict,
 )
+from tests.nursery import born
 
 pytestmark = pytest.mark.system
 QUESTION: list[Any] = [{"role": "user", "content": tiny.question(437)}]
@@ -64,7 +64,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> Itera
     torch.set_num_threads(1)
     base = tmp_path_factory.mktemp("server")
     folder = Path(shutil.copytree(tiny_policy, base / "policy"))
-    command = [sys.executable, "-m", MODEL, "--model", str(folder), "--port", "0", "--record", str(base / "record.jsonl")]
+    command = born(MODEL, "--model", str(folder), "--port", "0", "--record", str(base / "record.jsonl"))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1]
