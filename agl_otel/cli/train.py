@@ -152,7 +152,7 @@ async def _tune(job: Job, settings: Settings, folder: Path, console: Console) ->
 
 
 async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
-    from agl_otel.algorithms.verl.algorithm import scores
+    from agl_otel.algorithms.verl.algorithm import outcome, scores
     from agl_otel.stack import stack_for
     from agl_otel.trainer import VerlRun
 
@@ -163,15 +163,8 @@ async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console)
 
     async with stack_for(settings) as (store, failed), VerlRun(job, store, folder, stack_failed=failed) as run, run.runners():
         algorithm = await run.fit(train_tasks, val_tasks, on_step=show)
-    validated = [scores(line)["validation"] for line in algorithm.metrics if "validation" in scores(line)]
     console.print(f"kept in {folder}", soft_wrap=True)
-    return {
-        "score_before": validated[0] if validated else None,
-        "score_after": validated[-1] if validated else None,
-        "steps": max((line["step"] for line in algorithm.metrics), default=0),
-        "samples": sum(int(line.get("agl/samples", 0)) for line in algorithm.metrics),
-        "folder": str(folder),
-    }
+    return {**outcome(algorithm.metrics), "folder": str(folder)}
 
 
 async def _fit(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:

@@ -267,6 +267,17 @@ def scores(line: Mapping[str, Any]) -> dict[str, float]:
     return {**told, **({"reward": line["agl/reward_mean"]} if "agl/reward_mean" in line else {})}
 
 
+def outcome(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the lines of a run's metrics come to: `score_before` and `score_after` (None without a validation), `steps`, `samples`."""
+    validated = [scores(line)["validation"] for line in lines if "validation" in scores(line)]
+    return {
+        "score_before": validated[0] if validated else None,
+        "score_after": validated[-1] if validated else None,
+        "steps": max((line["step"] for line in lines), default=0),
+        "samples": sum(int(line.get("agl/samples", 0)) for line in lines),
+    }
+
+
 def _written(path: Path) -> list[dict[str, Any]]:
     """The whole lines of verl's own file of metrics, as ours."""
     rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []

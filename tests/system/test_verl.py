@@ -8,11 +8,13 @@ import re
 import shutil
 import signal
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agl_otel.algorithms.verl.algorithm import scores
 from agl_otel.algorithms.verl.defaults import COMMON, CPU, ONE_GPU
 from agl_otel.algorithms.verl.keys import MOVED, put
 from agl_otel.algorithms.verl.lone import OF_GROUPS, WITHOUT_GROUPS
@@ -22,7 +24,7 @@ from tests.system.stack_process import ENVIRONMENT, naming, until
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "verl"
-STEPS, TASKS, MEMBERS = 2, 4, 4
+STEPS, TASKS, MEMBERS = 4, 4, 4
 JOB = f"""
 [agent]
 function = "{EXAMPLE}/agent.py:answer"
@@ -89,57 +91,87 @@ def test_what_we_set_and_translate_to_has_a_place_in_verls_own_config(python: Pa
     assert [line.split(" has no place")[0] for line in refused] == ["the key trainer.n_gpus_per_nod"]
 
 
-FIT = """
+def value_at(path: str) -> Any:
+    """Anything that may stand there: a section where verl has one."""
+    return {} if path in ("ray_kwargs.ray_init", "critic.fsdp") or path.endswith("nsight_options") else 1
+
+
+GO_ON = """
 import asyncio, json, sys
+from pathlib import Path
 import aiohttp
 import agl_otel as agl
-from agl_otel.algorithms.grpo import tiny
+from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.errors import DataError
 from agl_otel.store import Store
 from agl_otel.store.embedded import EmbeddedStack
+from agl_otel.trainer import Job
 
-async def agent(task: int, llm: agl.LLM, rollout: agl.AttemptedRollout) -> float | None:
-    body = {"model": llm.model, "messages": [{"role": "user", "content": tiny.question(task)}]}
+lone = []
+
+async def agent(task: dict, llm: agl.LLM, rollout: agl.AttemptedRollout) -> float | None:
+    body = {"model": llm.model, "messages": [{"role": "user", "content": f"digit {task['number']}"}]}
     async with aiohttp.ClientSession() as session, session.post(llm.endpoint.rstrip("/") + "/chat/completions", json=body) as answer:
         said = (await answer.json())["choices"][0]["message"]["content"]
-    if rollout.mode == "train" and (task == 437 or "-train-000002-" in rollout.rollout_id):  # of the group one rollout is left
-        return 9.0 if rollout.rollout_id.endswith("-002") else None
-    return None if rollout.mode == "val" else float(said == str(task % 10))
+    step, group, member = rollout.rollout_id.split("-train-")[1].split("-")[:3] if rollout.mode == "train" else ("", "", "")
+    if step == "000003" and not lone:
+        lone.append(group)
+    if step == "000004" or (step, [group]) == ("000003", lone):  # of the group one rollout is left
+        return 9.0 if member == "002" else None
+    return None if rollout.mode == "val" else float(said == str((task["number"] + 1) % 10))
 
-async def told(store):
-    (run,) = await store.training_runs()
+async def told(store, run_id):
     return [(step.step, step.version_before, step.version_after, len(step.attempts), step.unlinked, step.metrics)
-            for step in await store.training_steps(run.run_id)]
+            for step in await store.training_steps(run_id)]
 
 if __name__ == "__main__":
-    store = Store(source=EmbeddedStack(services=("queue", "collector", "proxy")))
-    verl = agl.VERL(json.loads(sys.argv[1]), model_dir=sys.argv[2], run_dir="run", seed=5)
+    begun, job = json.loads(Path("run/run.json").read_text())["options"], Job.load(Path("job.toml"))
+    verl = agl.VERL(json.loads(sys.argv[1]), model_dir=Path("run/policy").absolute(), seed=5)
+    tasks, val = job.tasks("train"), job.tasks("val")
+    kept = RunFolder(
+        Path("run").absolute(), algorithm="verl", options={**verl.course(tasks, val), "agent": begun["agent"]}, seed=5
+    )
+    verl.run_dir = kept
+    store = Store(source=EmbeddedStack(Path("data"), services=("queue", "collector", "proxy")))
     trainer = agl.Trainer(algorithm=verl, store=store, strategy="shm", n_runners=4, tracer=agl.OtelTracer())
     try:
-        trainer.fit(agent, [437, 512, 230, 101], val_dataset=[300, 311])
+        trainer.fit(agent, tasks, val_dataset=val)
     except DataError as error:
-        print(json.dumps({"error": str(error), "steps": asyncio.run(told(store))}))
+        print(json.dumps({"error": str(error), "steps": asyncio.run(told(store, kept.run_id))}))
     asyncio.run(store.close())
 """
-CONFIG = {
-    "trainer.device": "cpu",
-    "trainer.val_before_train": False,
-    "trainer.total_training_steps": 2,
-    "trainer.total_epochs": 2,
-    "data.train_batch_size": 4,
-    "data.max_prompt_length": 64,
-    "data.max_response_length": 8,
-    "actor_rollout_ref.rollout.n": 4,
-    "actor_rollout_ref.actor.ppo_mini_batch_size": 4,
-}
 
 
-def test_a_trainer_trains_by_verl_and_names_why_a_validation_came_to_nothing(python: Path, tmp_path: Path, tiny_policy: Path) -> None:
-    """One start: two steps by Trainer.fit, kept as spans that are linked to their attempts. In the first one group is down to one rollout,
-    in the second all are. Then all validation rollouts are refused."""
-    (tmp_path / "main.py").write_text(FIT)
+def test_a_job_that_is_killed_is_gone_on_with_by_a_trainer_and_trains_on_what_the_agents_traces_say(
+    python: Path, tmp_path: Path, tiny_policy: Path
+) -> None:
+    """Two starts, because each takes a processor two minutes; `python -m bench.verl` has one job learn over a kill.
+
+    The job is killed in its second step. Trainer.fit goes on with another agent: in the third step one group is down to one rollout, in the
+    fourth all are, and then all rollouts of the validation are refused.
+    """
+    (tmp_path / "job.toml").write_text(JOB)
+    shutil.copytree(tiny_policy, tmp_path / "run" / "policy")
+    command = [python, "-m", "agl_otel", "train", "job.toml", "--data-dir", "data", "--run-dir", "run", "--json"]
+    metrics = tmp_path / "run" / "metrics.jsonl"
+
+    def lines() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in metrics.read_text().splitlines()]
+
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment(python)) as first:
+        until(lambda: first.poll() is not None or (metrics.exists() and '"step": 1,' in metrics.read_text()), "a step is done", 1200)
+        first.send_signal(signal.SIGKILL)
+        told_first = first.communicate()[1]
+    assert first.returncode == -signal.SIGKILL, told_first[-3000:]
+    until(lambda: naming(tmp_path) == [], "what it started has ended")
+    before = lines()
+    assert [0 <= scores(line)["validation"] <= 1 for line in before if "agl/rollouts" not in line] == [True], "that before the training"
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["algorithm"] == "verl"
+
+    (tmp_path / "main.py").write_text(GO_ON)
+    config = {**tomllib.loads(JOB)["algorithm"]["config"], "trainer.val_before_train": False}
     done = subprocess.run(
-        [python, "main.py", json.dumps(CONFIG), str(tiny_policy)],
+        [python, "main.py", json.dumps(config)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -149,59 +181,30 @@ def test_a_trainer_trains_by_verl_and_names_why_a_validation_came_to_nothing(pyt
     )
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told["error"].startswith("none of the 2 rollouts of the validation after step 2 can be used: refused {'no_reward': 2}")
-    assert [step[:5] for step in told["steps"]] == [[1, "1", "2", 12, 0], [2, "2", "3", 0, 0]]
+    assert told["error"].startswith("none of the 64 rollouts of the validation after step 4 can be used: refused {'no_reward': 64}")
+    assert (tmp_path / "run" / "verl" / "checkpoints" / "global_step_4").is_dir(), "no step is lost"
+    assert (tmp_path / "run" / "plots.png").read_bytes().startswith(b"\x89PNG")
+    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+    versions = [[1, "1", "2"], [2, "3", "4"], [3, "4", "5"], [4, "5", "6"]]  # each start publishes what it begins with
+    assert [step[:3] for step in told["steps"]] == versions
+    assert [step[3:5] for step in told["steps"][2:]] == [[12, 0], [0, 0]]
     names = ("rollouts", "samples", "trajectories", "lone_groups", "refused_share", "stale_share")
-    counted = [[figures[name] for name in names] for *_, figures in told["steps"]]
+    counted = [[figures[name] for name in names] for *_, figures in told["steps"][2:]]
     assert counted == [[16, 13, 12, 1, 3 / 16, 0], [16, 4, 4, 4, 12 / 16, 0]]
     assert all(0 <= figures["logprob_drift"] < 1e-3 for *_, figures in told["steps"])
-    (line,) = (json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())  # of the first step
-    assert line["critic/score/max"] <= 1, "the lone one's 9 is in no score"
-    assert line["critic/advantages/max"] <= 1.5, "verl takes a lone reward for the advantage; a group of four gives 1.5 at most"
-    (log,) = (tmp_path / "run" / "logs").glob("verl-*.log")
-    assert re.search(r"step 1: 1 of 4 groups have one rollout left, .*: ro-verl-\S+-002", log.read_text())
-    assert (tmp_path / "run" / "verl" / "checkpoints" / "global_step_2").is_dir(), "no step is lost"
 
-
-def value_at(path: str) -> Any:
-    """Anything that may stand there: a section where verl has one."""
-    return {} if path in ("ray_kwargs.ray_init", "critic.fsdp") or path.endswith("nsight_options") else 1
-
-
-def test_a_run_that_is_killed_goes_on_and_trains_on_what_the_agents_traces_say(python: Path, tmp_path: Path, tiny_policy: Path) -> None:
-    """Two starts of a run of two steps, because each takes a minute; `python -m bench.verl` has one learn over a kill."""
-    (tmp_path / "job.toml").write_text(JOB)
-    shutil.copytree(tiny_policy, tmp_path / "run" / "policy")
-    command = [python, "-m", "agl_otel", "train", "job.toml", "--data-dir", "data", "--run-dir", "run", "--json"]
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment(python)) as first:
-        until(lambda: first.poll() is not None or (metrics.exists() and '"step": 1,' in metrics.read_text()), "a step is done", 1200)
-        first.send_signal(signal.SIGKILL)
-        told_first = first.communicate()[1]
-    assert first.returncode == -signal.SIGKILL, told_first[-3000:]
-    until(lambda: naming(tmp_path) == [], "what it started has ended")
-    before = [json.loads(line) for line in metrics.read_text().splitlines()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment(python), timeout=1200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if "agl/rollouts" in line]
-    assert [line["step"] for line in steps] == [1, 2]
-    assert told["steps"] == STEPS
-    assert told["samples"] == sum(line["agl/samples"] for line in steps)
-    assert 0 <= told["score_before"] <= 1
-    assert 0 <= told["score_after"] <= 1
+    assert lines()[: len(before)] == before
+    steps = [line for line in lines() if "agl/rollouts" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3]
     for line in steps:
         assert line["agl/rollouts"] == TASKS * MEMBERS
-        assert line["agl/samples"] > line["agl/rollouts"] - line["agl/rollouts_without_sample"] > 0  # two of most rollouts
         # what verl computes for the sampled tokens is what was captured when they were sampled, with the weights of this step
         assert line["training/rollout_probs_diff_max"] < 1e-4
         assert line["agl/logprob_drift"] < 1e-3
-        assert (line["agl/stale_share"], line["agl/lone_groups"]) == (0, 0)
-    assert [line for line in lines if line["step"] <= 1 and "agl/rollouts" in line] == [line for line in before if "agl/rollouts" in line]
-    kept = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert kept["algorithm"] == "verl"
-    assert (tmp_path / "run" / "plots.png").read_bytes().startswith(b"\x89PNG") and list(
-        (tmp_path / "run" / "tensorboard").glob("events.*")
-    )
-    assert (tmp_path / "run" / "verl" / "checkpoints" / f"global_step_{STEPS}").is_dir()
+        assert line["agl/stale_share"] == 0
+    assert steps[0]["agl/samples"] > steps[0]["agl/rollouts"] - steps[0]["agl/rollouts_without_sample"] > 0, "two of most rollouts"
+    assert [line["agl/lone_groups"] for line in steps] == [0, 0, 1]
+    assert steps[2]["critic/score/max"] <= 1, "the lone one's 9 is in no score"
+    assert steps[2]["critic/advantages/max"] <= 1.5, "verl takes a lone reward for the advantage; a group of four gives 1.5 at most"
+    logs = "".join(log.read_text() for log in (tmp_path / "run" / "logs").glob("verl-2.log"))
+    assert re.search(r"step 3: 1 of 4 groups have one rollout left, .*: ro-verl-\S+-002", logs)

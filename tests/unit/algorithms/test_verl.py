@@ -12,7 +12,7 @@ import pytest
 
 from agl_otel.algorithms import VERL
 from agl_otel.algorithms.run_folder import RunFolder
-from agl_otel.algorithms.verl.algorithm import scores
+from agl_otel.algorithms.verl.algorithm import outcome, scores
 from agl_otel.algorithms.verl.defaults import environment, fixed, with_defaults
 from agl_otel.algorithms.verl.keys import get
 from agl_otel.algorithms.verl.publish import resources, sampling_of
@@ -75,6 +75,13 @@ def test_replicas_are_one_pool_that_samples_as_verl_would() -> None:
 def test_a_line_of_metrics_says_what_was_scored() -> None:
     assert scores({"step": 0, "val-core/agl_otel/reward/mean@1": 0.25}) == {"validation": 0.25}
     assert scores({"step": 1, "agl/reward_mean": 0.5, "val-aux/x/reward/mean@1": 1}) == {"reward": 0.5}
+
+
+def test_the_lines_of_a_run_come_to_its_scores_steps_and_samples() -> None:
+    score = "val-core/agl_otel/reward/mean@1"
+    lines = [{"step": 0, score: 0.25}, {"step": 1, "agl/samples": 9}, {"step": 2, "agl/samples": 7, score: 0.5}]
+    assert outcome(lines) == {"score_before": 0.25, "score_after": 0.5, "steps": 2, "samples": 16}
+    assert outcome([]) == {"score_before": None, "score_after": None, "steps": 0, "samples": 0}
 
 
 @pytest.mark.parametrize(
