@@ -171,6 +171,14 @@ def nursery() -> Nursery:
     return made
 
 
+@functools.cache
+def policies() -> Nursery:
+    """The one whose forks have torch: a service that is a fork of it says at its end what torch's bindings miss."""
+    made = Nursery()
+    atexit.register(made.close)
+    return made
+
+
 @dataclass(frozen=True)
 class Birth:
     """What a fork is to be."""
@@ -198,13 +206,13 @@ class Birth:
 
 
 def born(module: str, *arguments: str) -> list[str]:
-    """The command that is `python -m MODULE …` in a fork of the nursery of this process."""
-    return [sys.executable, "-S", "-E", str(BORN), nursery().socket, module, *arguments]
+    """The command that is `python -m MODULE …` in a fork of `policies`."""
+    return [sys.executable, "-S", "-E", str(BORN), policies().socket, module, *arguments]
 
 
 @contextmanager
 def policies_by_forks() -> Generator[None]:
-    """Model servers and trainings that this process starts are forks of its nursery."""
+    """Model servers and trainings that this process starts are forks of `policies`."""
     usual: Any = Process.__dict__["python_module"]
 
     def python_module(kind: type[Process], name: str, module: str, *arguments: str, **given: Any) -> Process:

@@ -194,6 +194,11 @@ def test_gepa_finds_the_prompt_that_the_tasks_want(models: Models, store: Store)
     assert gepa.spend.editor_calls == models.server.calls and gepa.spend.rollouts <= 120
 
 
+def history_of(gepa: agl.GEPA[Any]) -> list[dict[str, Any]]:
+    """Its history but for the tokens that the editor read: measured seconds are among them, whose digits are more or fewer."""
+    return [{name: value for name, value in row.items() if name != "editor_tokens"} for row in gepa.history]
+
+
 def test_gepa_that_was_stopped_goes_on_as_if_it_had_not_been(models: Models, store: Store, tmp_path: Path) -> None:
     def run(**given: Any) -> agl.GEPA[Any]:
         gepa = agl.GEPA[Any](models.as_editor("reads"), reflection_model="editor", max_iterations=3, perfect_reward=None, seed=0, **given)
@@ -205,7 +210,7 @@ def test_gepa_that_was_stopped_goes_on_as_if_it_had_not_been(models: Models, sto
     assert stopped.stopped_because == "max_editor_calls = 1 are made" and len(stopped.history) < len(alone.history)
     paid = rollouts_of(store)
     again = run(run_dir=tmp_path)
-    assert again.history == alone.history and again.get_best_prompt() == alone.get_best_prompt()
+    assert history_of(again) == history_of(alone) and again.get_best_prompt() == alone.get_best_prompt()
     assert models.server.calls == alone.spend.editor_calls - 1
     assert rollouts_of(store) - paid == alone.spend.rollouts - stopped.spend.rollouts
 
