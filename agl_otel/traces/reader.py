@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from agl_otel import semconv
 from agl_otel.collector_calls import barriers
@@ -34,6 +34,7 @@ from agl_otel.traces.trace_query import TraceQuery
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, AttemptedRollout, Describe, PaginatedResult, Rollout, Span, TrainingRun, TrainingStep, Verdict
 
+T = TypeVar("T")
 AGENT_NAME: Final = "gen_ai.agent.name"
 LOOK_BACK_SECONDS: Final = (600, 6 * 3600)
 """How far a search for traces looks back first."""
@@ -144,8 +145,7 @@ class TraceReader:
 
     async def query(self, sql: str, *, params: Mapping[str, object] | None = None) -> list[dict[str, Any]]:
         """Rows as dicts; `{name:Type}` in the SQL is filled from `params`. Raises QueryError."""
-        body = await self._http.fetch(sql, "JSONEachRow", params)
-        return await asyncio.to_thread(_rows, body) if len(body) > LARGE_BYTES else _rows(body)
+        return await self._read(sql, params, _rows)
 
     async def arrow(self, sql: str, *, params: Mapping[str, object] | None = None) -> Table:
         """The same as an Arrow table."""
@@ -231,9 +231,13 @@ class TraceReader:
         return PaginatedResult(spans, query.limit, query.offset, total)
 
     async def _spans(self, sql: str, params: Mapping[str, object]) -> tuple[list[Span], int]:
-        """Spans, and what their rows say of how many there are in all. A large answer takes seconds, and others wait: beside the loop."""
+        """Spans, and what their rows say of how many there are in all."""
+        return await self._read(sql, params, _spans_in)
+
+    async def _read(self, sql: str, params: Mapping[str, object] | None, made_of: Callable[[bytes], T]) -> T:
+        """What `made_of` makes of the rows (JSON, one a line): of many it takes seconds, and others do not wait."""
         body = await self._http.fetch(sql, "JSONEachRow", params)
-        return await asyncio.to_thread(_spans_in, body) if len(body) > LARGE_BYTES else _spans_in(body)
+        return await asyncio.to_thread(made_of, body) if len(body) > LARGE_BYTES else made_of(body)
 
     async def figures(self, attempts: Sequence[Attempt]) -> list[AttemptFigures]:
         """Verdict, reward and sizes of these attempts, in their order, without reading tokens or texts."""

@@ -151,9 +151,10 @@ def add_table(app: web.Application, routes: Iterable[Route]) -> None:
 
 def _handler(ask: Callable[[Store, web.Request], Awaitable[Any]], status: int) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
-        found = await ask(request.app[STORE], request)
-        if isinstance(found, PaginatedResult) and len(found) > PIECE:  # pyright: ignore[reportUnknownArgumentType]  # of anything
-            return await _in_pieces(request, found, status)  # pyright: ignore[reportUnknownArgumentType]
+        found: Any = await ask(request.app[STORE], request)
+        page: PaginatedResult[Any] | None = found if isinstance(found, PaginatedResult) else None
+        if page is not None and len(page) > PIECE:
+            return await _in_pieces(request, page, status)
         return web.json_response(plain(found), status=status, dumps=_dumps)
 
     return handle
