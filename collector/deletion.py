@@ -121,19 +121,24 @@ class Deletion:
         removed: dict[str, int] = {}
         traces: list[object] = []
         for table in TABLES:
-            [[count]] = self._engine.select(f"SELECT count() FROM otel.{table} WHERE {_OF_ROLLOUTS}", params)
             if table == TABLES[-1]:
                 traces = self._forget_traces(ids)
-            if count:
-                self._engine.delete(table, _OF_ROLLOUTS, params)
-                removed[table] = int(str(count))
-        self._engine.delete(TRACE_TIMES, _OF_ROLLOUTS, params)
+            if count := self._remove(table, params):
+                removed[table] = count
+        self._remove(TRACE_TIMES, params)
         refill = named_query("refill_trace_id_ts")  # a span that came meanwhile is found by its trace
         self._engine.command(refill.replace(orphans.ONE_BATCH, _OF_ROLLOUTS), params)
         for start in range(0, len(traces), SOURCES):
             self._engine.command(refill.replace(orphans.ONE_BATCH, _OF_TRACES), {"traces": traces[start : start + SOURCES]})
         orphans.forget(self._engine, [orphans.SERVICES])
         return removed
+
+    def _remove(self, table: str, of_rollouts: dict[str, list[str]]) -> int:
+        """Remove their rows, and answer how many there were: where there are none no part is written."""
+        [[count]] = self._engine.select(f"SELECT count() FROM otel.{table} WHERE {_OF_ROLLOUTS}", of_rollouts)
+        if count:
+            self._engine.delete(table, _OF_ROLLOUTS, of_rollouts)
+        return int(str(count))
 
     def _forget_traces(self, ids: list[str]) -> list[object]:
         """Remove the times of traces that go with these rollouts, while their spans say which; those traces."""
