@@ -164,16 +164,8 @@ class Nursery:
 
 
 @functools.cache
-def nursery() -> Nursery:
-    """The one of this process."""
-    made = Nursery()
-    atexit.register(made.close)
-    return made
-
-
-@functools.cache
-def policies() -> Nursery:
-    """The one whose forks have torch: a service that is a fork of it says at its end what torch's bindings miss."""
+def nursery(*, with_torch: bool = False) -> Nursery:
+    """The one of this process; or its other one, whose forks have torch: a service would say at its end what torch's bindings miss."""
     made = Nursery()
     atexit.register(made.close)
     return made
@@ -206,13 +198,13 @@ class Birth:
 
 
 def born(module: str, *arguments: str) -> list[str]:
-    """The command that is `python -m MODULE …` in a fork of `policies`."""
-    return [sys.executable, "-S", "-E", str(BORN), policies().socket, module, *arguments]
+    """The command that is `python -m MODULE …` in a fork of the nursery that has torch."""
+    return [sys.executable, "-S", "-E", str(BORN), nursery(with_torch=True).socket, module, *arguments]
 
 
 @contextmanager
 def policies_by_forks() -> Generator[None]:
-    """Model servers and trainings that this process starts are forks of `policies`."""
+    """Model servers and trainings that this process starts are forks of the nursery that has torch."""
     usual: Any = Process.__dict__["python_module"]
 
     def python_module(kind: type[Process], name: str, module: str, *arguments: str, **given: Any) -> Process:

@@ -142,6 +142,17 @@ if __name__ == "__main__":
 """
 
 
+def kill_after_a_step(command: list[str | Path], folder: Path, given: dict[str, str]) -> None:
+    """Run the job, end it with kill -9 in its second step, and wait until what it started has ended."""
+    metrics = folder / "run" / "metrics.jsonl"
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env=given) as first:
+        until(lambda: first.poll() is not None or (metrics.exists() and '"step": 1,' in metrics.read_text()), "a step is done", 1200)
+        first.send_signal(signal.SIGKILL)
+        told = first.communicate()[1]
+    assert first.returncode == -signal.SIGKILL, told[-3000:]
+    until(lambda: naming(folder) == [], "what it started has ended")
+
+
 def test_a_job_that_is_killed_is_gone_on_with_by_a_trainer_and_trains_on_what_the_agents_traces_say(
     python: Path, tmp_path: Path, tiny_policy: Path
 ) -> None:
@@ -153,17 +164,11 @@ def test_a_job_that_is_killed_is_gone_on_with_by_a_trainer_and_trains_on_what_th
     (tmp_path / "job.toml").write_text(JOB)
     shutil.copytree(tiny_policy, tmp_path / "run" / "policy")
     command = [python, "-m", "agl_otel", "train", "job.toml", "--data-dir", "data", "--run-dir", "run", "--json"]
-    metrics = tmp_path / "run" / "metrics.jsonl"
 
     def lines() -> list[dict[str, Any]]:
-        return [json.loads(line) for line in metrics.read_text().splitlines()]
+        return [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
 
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment(python)) as first:
-        until(lambda: first.poll() is not None or (metrics.exists() and '"step": 1,' in metrics.read_text()), "a step is done", 1200)
-        first.send_signal(signal.SIGKILL)
-        told_first = first.communicate()[1]
-    assert first.returncode == -signal.SIGKILL, told_first[-3000:]
-    until(lambda: naming(tmp_path) == [], "what it started has ended")
+    kill_after_a_step(command, tmp_path, environment(python))
     before = lines()
     assert [0 <= scores(line)["validation"] <= 1 for line in before if "agl/rollouts" not in line] == [True], "that before the training"
     assert json.loads((tmp_path / "run" / "run.json").read_text())["algorithm"] == "verl"

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from agl_otel.traces.reader import TraceReader
+from tests.clickhouse_cluster import two_shards
+from tests.clickhouse_server import ClickHouseServer
 
 from .stack import Stack, new_stack, start
 
@@ -36,4 +38,11 @@ def own_stack(tmp_path: Path) -> Iterator[Stack]:
 async def reader(stack: Stack) -> AsyncIterator[TraceReader]:
     """A reader of the module's stack."""
     async with stack.reader() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ClickHouseServer]]:
+    """The servers of a cluster of two shards."""
+    with two_shards(tmp_path_factory.mktemp("shards")) as made:
         yield made

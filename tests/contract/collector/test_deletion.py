@@ -25,7 +25,7 @@ from agl_otel.traces.migrate import migrate
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.server import ServerEngine
 from agl_otel.types import EnqueueRolloutRequest
-from tests.clickhouse_cluster import EachShard, two_shards
+from tests.clickhouse_cluster import EachShard
 from tests.clickhouse_server import ClickHouseServer
 from tests.contract.queue.conftest import postgres  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a fixture
 from tests.nursery import ROOT, nursery
@@ -33,12 +33,6 @@ from tests.system.stack_process import until
 
 from .otlp import post_spans, request_of, span
 from .stack import Stack, start
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ClickHouseServer]]:
-    with two_shards(tmp_path_factory.mktemp("shards")) as made:
-        yield made
 
 
 @pytest.fixture(params=["chdb", "server", "cluster"])

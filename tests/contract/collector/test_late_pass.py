@@ -22,7 +22,7 @@ from agl_otel.traces.migrate import migrate
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.server import ServerEngine
 from agl_otel.types import AttemptedRollout
-from tests.clickhouse_cluster import EachShard, two_shards
+from tests.clickhouse_cluster import EachShard
 from tests.clickhouse_server import ClickHouseServer
 
 VECTORS = Path(__file__).parents[3] / "collector" / "conformance" / "late"
@@ -39,12 +39,6 @@ def vectors() -> list[Any]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClickHouseServer]:
     with ClickHouseServer(tmp_path_factory.mktemp("server")) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ClickHouseServer]]:
-    with two_shards(tmp_path_factory.mktemp("shards")) as made:
         yield made
 
 
