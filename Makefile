@@ -46,6 +46,9 @@ chaos: setup ## fault tests with real processes: kill -9 everywhere, full disks,
 chaos-queue: setup ## kill -9 of queue, PostgreSQL, runners and agents under 64 workers (CHAOS_ROLLOUTS=100000: hours)
 	CHAOS_ROLLOUTS=$(or $(CHAOS_ROLLOUTS),100000) $(RUN) pytest tests/system/test_queue_faults.py tests/system/test_runner_faults.py $(ARGS)
 
+proof: setup ## hold verdicts against what really happened, with kills everywhere (ARGS="--attempts 200 --scenario child-killed --seed 7")
+	$(RUN) python -m tests.proof $(ARGS)
+
 fuzz: setup ## throw hostile bytes at every port of a real stack (ARGS="--seconds 120 queue otlp-grpc otlp-http clickhouse proxy web jaeger")
 	$(RUN) python -m tests.fuzz $(ARGS)
 
@@ -79,7 +82,7 @@ wheel: setup web ## build sdist and wheel into dist/, and try the wheel in an en
 	build/wheel/bin/python -I tests/try_wheel.py .
 	rm -rf build/wheel
 
-.PHONY: proto test compile search chaos chaos-queue fuzz matrix lint audit format web wheel
+.PHONY: proto test compile search chaos chaos-queue proof fuzz matrix lint audit format web wheel
 
 demo: setup ## train an unmodified agent from its own traces (ARGS="--target 2", …)
 	$(RUN) agl-otel demo $(ARGS)

@@ -1,8 +1,9 @@
 """Spans that tell of the same model call, put together: what an SDK's instrumentation, a framework and our proxy each saw. Pure.
 
 A call is counted once. Two spans are of one call where they name the same response, or where one is inside the other and one of them
-names no response. Further choices of one call that the proxy recorded (n > 1) are calls of their own. Token ids come from whichever
-span has them, the innermost first, because a proxy's are those of the model server.
+names no response. Of several calls whose replies have one name the first counts. Further choices of one call that the proxy recorded
+(n > 1) are calls of their own. Token ids come from whichever span has them, the innermost first, because a proxy's are those of the model
+server.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class Joiner:
         """A call inside of `outer`, which is the nearest call around it: the joined one that it belongs to."""
         name = _identity(call)
         known = self._by_id.get(name) if name else None
+        if known is not None and _is_another(call, known, outer):
+            return JoinedCall([call], agent, name, node)
         if known is None and outer is not None and not _further_choice(call) and not (name and outer.response_id):
             known = outer
         if known is None:
@@ -65,6 +68,17 @@ class Joiner:
             known.response_id = name
             self._by_id[name] = known
         return known
+
+
+def _is_another(call: ModelCall, known: JoinedCall, outer: JoinedCall | None) -> bool:
+    """Whether this is a later call whose reply the model server named like the known one's: the first one counts."""
+    if _is_proxied(call) and any(map(_is_proxied, known.calls)):
+        return True
+    return outer is not known and known.tokens is not None and bool(call.prompt_token_ids and call.response_token_ids)
+
+
+def _is_proxied(call: ModelCall) -> bool:
+    return semconv.LLM_CALL in (call.span.attributes or {})
 
 
 def _further_choice(call: ModelCall) -> bool:

@@ -1,14 +1,14 @@
 """What a model can read: what is too long is refused or cut (ids, mask and log-probs at the same place), ids it does not have are refused.
 
-Pure. A cut prompt is not what the model saw, so its log-probs are no longer those of what is trained on: by default such a trajectory is
-refused and counted. A cut response loses its end only, which changes nothing for the tokens before.
+Pure. What follows a cut prompt was not sampled after it, so a trajectory whose prompt is too long is refused and counted. A cut response
+loses its end only, which changes nothing for the tokens before.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ LENGTH_REFUSALS: Final = {
     "beyond_vocabulary": "a token id that the trained model does not have: another model answered, or its server sends wrong ids",
 }
 """Why a trajectory is refused; counted once for each trajectory."""
-LongPrompts = Literal["refuse", "keep_last", "keep_first"]
 
 
 def limit_lengths(
@@ -33,7 +32,6 @@ def limit_lengths(
     *,
     max_prompt_tokens: int | None = None,
     max_response_tokens: int | None = None,
-    long_prompts: LongPrompts = "refuse",
 ) -> TrajectoryBatch:
     """The trajectories within the limits; None is no limit. `refused` of the answer says what was left out, and `cut` counts those cut.
 
@@ -44,8 +42,7 @@ def limit_lengths(
             raise UsageError(f"{name} is {limit}: it must be at least 1")
     refused: Counter[str] = Counter(batch.refused)
     too_long = batch.prompt.lengths > max_prompt_tokens if max_prompt_tokens is not None else np.zeros(len(batch), np.bool_)
-    keep = ~too_long if long_prompts == "refuse" else np.ones(len(batch), np.bool_)
-    prompt = batch.prompt if long_prompts == "refuse" else clipped(batch.prompt, max_prompt_tokens, from_end=long_prompts == "keep_last")
+    keep = ~too_long
     response, mask, logprobs = (clipped(rows, max_response_tokens) for rows in (batch.response, batch.response_mask, batch.logprobs))
     trained: NDArray[np.bool_] = np.add.reduceat(np.append(mask.values, 0), mask.offsets[:-1]) > 0 if len(batch) else keep
     trained &= mask.lengths > 0
@@ -53,8 +50,8 @@ def limit_lengths(
         if count := int(np.count_nonzero(rows)):
             refused[reason] += count
     keep = keep & trained
-    cut = (response.lengths != batch.response.lengths) | (prompt.lengths != batch.prompt.lengths)
-    limited = replace(batch, prompt=prompt, response=response, response_mask=mask, logprobs=logprobs, refused=refused)
+    cut = response.lengths != batch.response.lengths
+    limited = replace(batch, response=response, response_mask=mask, logprobs=logprobs, refused=refused)
     return replace(pick(limited, np.flatnonzero(keep)), cut=int(np.count_nonzero(cut & keep)))
 
 
@@ -86,13 +83,11 @@ def _beyond(rows: Ragged, vocabulary: int | None) -> NDArray[np.bool_]:
     return count_per_row((ids < 0) | (ids >= vocabulary), rows.offsets) > 0
 
 
-def clipped(rows: Ragged, limit: int | None, *, from_end: bool = False) -> Ragged:
-    """Every row's first `limit` values, or its last with `from_end`."""
+def clipped(rows: Ragged, limit: int | None) -> Ragged:
+    """Every row's first `limit` values."""
     if limit is None or not len(rows) or not bool((rows.lengths > limit).any()):
         return rows
-    lengths = np.minimum(rows.lengths, limit)
-    starts = rows.offsets[1:] - lengths if from_end else rows.offsets[:-1]
-    return pieces(rows, starts, lengths)
+    return pieces(rows, rows.offsets[:-1], np.minimum(rows.lengths, limit))
 
 
 def pick(batch: TrajectoryBatch, index: NDArray[np.int64]) -> TrajectoryBatch:

@@ -1,9 +1,10 @@
 """Which text and which tokens may leave: rules over rows of records.py. Pure.
 
 A rule names messages by role, by a regular expression for their text, by the agent, and says what happens where one matches:
-`drop_text` and `hash_text` change the messages and keep the ids; `drop_ids` puts 0 in place of the ids and takes the loss off them.
-Which token belongs to which message is not stored, so `drop_ids` takes all tokens of a kind: what the model wrote where an assistant's
-message matches, else everything it was given. Of a row whose messages are not known everything goes: nobody could tell.
+`drop_text` and `hash_text` change the messages and keep the ids; `drop_ids` puts 0 in place of the ids and takes the loss off them, and off
+all that was sampled after them. Which token belongs to which message is not stored, so `drop_ids` takes all tokens of a kind: what the
+model wrote where an assistant's message matches, else everything it was given. Of a row whose messages are not known everything goes:
+nobody could tell.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from agl_otel.errors import SettingsError, UsageError
 ACTIONS: Final = ("drop_text", "hash_text", "drop_ids")
 _TEXTS: Final = ("messages", "rejected_messages", "prompt", "response")
 DROPPED_ID: Final = 0
+_HASH: Final = re.compile("sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class MaskRule:
         return (not self.role or role in ("", self.role)) and re.search(self.text, text) is not None
 
     def silence(self, text: str) -> str:
-        """What stands in place of a text."""
+        """What stands in place of a text; of what stands for one already, it itself."""
+        if text == MASKED or _HASH.fullmatch(text):
+            return text
         return MASKED if self.action == "drop_text" else "sha256:" + hashlib.sha256(f"{self.salt}{text}".encode()).hexdigest()
 
 
@@ -112,15 +116,15 @@ def _without_ids(out: dict[str, Any], row: dict[str, Any], rule: MaskRule) -> di
             continue
         gone = [written if own else given for own in row[mask]]
         out[ids] = [DROPPED_ID if drop else token for token, drop in zip(out[ids], gone, strict=True)]
-        out[mask] = [0 if drop else own for own, drop in zip(out[mask], gone, strict=True)]
+        out[mask] = [0] * len(out[mask])  # either the replies are gone, or what they were sampled after
         if ids == "response_ids":
-            out["logprobs"] = [0.0 if drop else value for value, drop in zip(out["logprobs"], gone, strict=True)]
+            out["logprobs"] = [0.0] * len(out["logprobs"])
     if given and "prompt_ids" in row:
         out["prompt_ids"] = [DROPPED_ID] * len(row["prompt_ids"])
     if "labels" in row:
         gone = [given if label == IGNORED else written for label in row["labels"]]
         out["input_ids"] = [DROPPED_ID if drop else token for token, drop in zip(out["input_ids"], gone, strict=True)]
-        out["labels"] = [IGNORED if drop else label for label, drop in zip(out["labels"], gone, strict=True)]
+        out["labels"] = [IGNORED] * len(out["labels"])
     for name in ("prompt", "response"):
         if isinstance(row.get(name), dict):
             kept = {key: value for key, value in out[name].items() if key != "logprobs"}

@@ -97,7 +97,7 @@ class StoredCall:
 def full_prompts(calls: Sequence[StoredCall]) -> list[TokenIds | None]:
     """The full prompt of each call of one attempt and process, sorted by (call, choice); None where a reference leads nowhere.
 
-    A reference must name an earlier call that is there and whose own prompt is known.
+    A reference must name an earlier call that is there, and whose own prompt and response are known.
     """
     referenced = {(stored.prefix_call, stored.prefix_choice) for stored in calls if stored.prefix_call}
     known: dict[tuple[int, int], _Grown] = {}
@@ -108,7 +108,7 @@ def full_prompts(calls: Sequence[StoredCall]) -> list[TokenIds | None]:
             base = known.get((stored.prefix_call, stored.prefix_choice)) if stored.prefix_call < stored.call else None
             whole = None if base is None else base.plus(stored.prompt)
         prompts.append(whole.tokens if whole is not None else None)
-        if whole is not None and len(whole.tokens) and (stored.call, stored.choice) in referenced:
+        if whole is not None and len(whole.tokens) and len(stored.response) and (stored.call, stored.choice) in referenced:
             known[stored.call, stored.choice] = whole.plus(stored.response)
     return prompts
 

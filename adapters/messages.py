@@ -6,6 +6,7 @@ through trajectories.py.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -15,8 +16,10 @@ from agl_otel.adapters.dialects.readers import openai_call
 from agl_otel.adapters.history import in_full
 from agl_otel.adapters.joined import JoinedCall
 from agl_otel.adapters.tree import TraceTree
+from agl_otel.errors import SpanShapeError
 from agl_otel.types import Span
 
+_log = logging.getLogger(__name__)
 _CHILD_CALL: Final = ("tool.call.id", "tool.name", "tool.parameters")
 
 
@@ -33,7 +36,7 @@ class TraceToMessages(TraceAdapter[list[dict[str, Any]]]):
         self.agent_match = agent_match
 
     def adapt(self, source: Sequence[Span], /) -> list[dict[str, Any]]:
-        """The conversations. Raises SpanShapeError (also a ValueError) that names a span which does not have its dialect's shape."""
+        """The conversations."""
         return to_messages(source, llm_call_match=self.llm_call_match, agent_match=self.agent_match)
 
 
@@ -42,7 +45,7 @@ def to_messages(spans: Sequence[Span], *, llm_call_match: str | None = None, age
 
     Messages are OpenAI's: prompt first, then the reply; an assistant message with tool calls and no text has content None. Tool calls
     of a reply that has none of its own come from the span's children with `tool.*` attributes. A call whose messages were not
-    captured is left out.
+    captured is left out; one whose messages cannot be read, too, with a line in the log.
     """
     if not spans:
         return []
@@ -51,12 +54,23 @@ def to_messages(spans: Sequence[Span], *, llm_call_match: str | None = None, age
     calls = TraceTree.from_spans(spans).find_llm_calls(
         llm_call_match=llm_call_match, agent_match=agent_match, exclude_llm_call_in_reward=False
     )
-    told = [(call, said) for call in sorted(calls, key=lambda call: place[id(call.span)]) if (said := conversation_of(call)) is not None]
+    told = [(call, said) for call in sorted(calls, key=lambda call: place[id(call.span)]) if (said := _read(call)) is not None]
     return [{"messages": [*said.prompt, *_with_calls(call, said.reply)], "tools": said.tools} for call, said in told]
 
 
+def _read(call: JoinedCall) -> Conversation | None:
+    try:
+        return conversation_of(call)
+    except SpanShapeError as error:
+        _log.warning("a model call is left out: %s", error)
+        return None
+
+
 def conversation_of(call: JoinedCall) -> Conversation | None:
-    """What the call's spans say of it, the outermost that has messages first; None where none has."""
+    """What the call's spans say of it, the outermost that has messages first; None where none has.
+
+    Raises SpanShapeError (also a ValueError) that names a span which does not have its dialect's shape.
+    """
     return next((said for each in call.calls if (said := each.conversation).prompt or said.reply), None)
 
 

@@ -228,6 +228,8 @@ def _row(traces: Traces, batch: TrajectoryBatch, place: int) -> Row:
         "reward": float(batch.reward[place]),
         "calls": int(batch.calls[place]),
         "model_version": batch.model_version[place],
+        "temperature": _of_calls(traces.calls.temperature, batch.rows[place]),
+        "top_p": _of_calls(traces.calls.top_p, batch.rows[place]),
         "verdict": batch.verdict[place],
         "images": image_urls(said.prompt),
         "messages": [*said.prompt, *said.reply[:1]],
@@ -237,6 +239,11 @@ def _row(traces: Traces, batch: TrajectoryBatch, place: int) -> Row:
         "response_mask": batch.response_mask[place].tolist(),
         "logprobs": batch.logprobs[place].tolist(),
     }
+
+
+def _of_calls(column: NDArray[np.float64] | None, rows: NDArray[Any]) -> list[float | None]:
+    """For each call of the row; None where it is not known."""
+    return [None if column is None or np.isnan(value := column[row]) else float(value) for row in rows.tolist()]
 
 
 def _trajectories(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:

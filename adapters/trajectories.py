@@ -41,7 +41,7 @@ ATTEMPT_REFUSALS: Final = {
 
 CALL_REFUSALS: Final = {
     "other_agent": "made by an agent that `agent_match` leaves out",
-    "masked_ids": "a masking rule took the token ids of the reply out before they were stored",
+    "masked_ids": "a masking rule took token ids out before they were stored: of the call, or of one that its prompt goes on from",
     "incomplete_reply": "the reply was cut off",
     "no_token_ids": "no prompt token ids",
     "empty_response": "no response token ids",
@@ -290,7 +290,7 @@ def _merge_rows(
 
 
 def _ready_calls(traces: Traces, fit: NDArray[np.bool_], rows: list[int], refused: Counter[str]) -> list[Call]:
-    """The fit calls of one attempt and process with their full prompts; a fit call whose prefix dangles is counted."""
+    """The fit calls of one attempt and process with their full prompts; a fit call whose prefix dangles, or was masked, is counted."""
     calls = traces.calls
     explain = traces.texts is not None and bool((calls.prefix_call[rows[1:]] == 0).any())
     prompt: Any = calls.prompt
@@ -300,8 +300,12 @@ def _ready_calls(traces: Traces, fit: NDArray[np.bool_], rows: list[int], refuse
         for r in rows
     ]
     ready: list[Call] = []
+    masked = {(call.call, call.choice) for row, call in zip(rows, stored, strict=True) if calls.incomplete[row] == semconv.LLM_MASKED}
     for row, call, full in zip(rows, stored, full_prompts(stored), strict=True):
-        if fit[row] and full is None:
+        if (call.prefix_call, call.prefix_choice) in masked:
+            masked.add((call.call, call.choice))
+            refused["masked_ids"] += bool(fit[row])
+        elif fit[row] and full is None:
             refused["dangling_prefix"] += 1
         elif fit[row] and full is not None:
             said = messages_at(traces.texts, row) if explain else ((), "")

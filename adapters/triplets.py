@@ -93,9 +93,9 @@ class TracerTraceToTriplet(TraceToTripletBase):
 
 def _triplet(joined: JoinedCall, reward: float | None, prompts: Mapping[SpanKey, list[int]]) -> Triplet:
     told = joined.calls[0]
-    conversation = told.conversation
+    conversation = told.readable
     if not conversation.prompt and not conversation.reply:  # content capture was off there: another span may say more
-        conversation = next((c for call in joined.calls[1:] if (c := call.conversation).prompt), conversation)
+        conversation = next((c for call in joined.calls[1:] if (c := call.readable).prompt), conversation)
     attributes = joined.span.attributes
     sampled = joined.tokens or max(joined.calls, key=lambda call: (bool(call.response_token_ids), bool(call.prompt_token_ids)))
     own = cast("Span", sampled.span)

@@ -59,6 +59,15 @@ async def barriers(
     await asyncio.gather(*(_barrier(session, address, seconds, wipe, rollout_ids) for address in collectors))
 
 
+async def unanswered(session: aiohttp.ClientSession, collectors: Sequence[str], *, seconds: float) -> dict[str, str]:
+    """Those of these collectors (base URLs) that do not answer a barrier within `seconds`, and why."""
+    answers = await asyncio.gather(*(_barrier(session, address, seconds, False, ()) for address in collectors), return_exceptions=True)
+    failed = [error for error in answers if isinstance(error, BaseException) and not isinstance(error, UnavailableError)]
+    if failed:
+        raise failed[0]
+    return {address: str(error) for address, error in zip(collectors, answers, strict=True) if error is not None}
+
+
 async def _barrier(session: aiohttp.ClientSession, address: str, seconds: float, wipe: bool, rollout_ids: Sequence[str]) -> None:
     body = {"wipe": True, "rollouts": list(rollout_ids)} if wipe else None
     async with posting(session, f"{address}/barrier", seconds=seconds, body=body) as answer:

@@ -6,7 +6,8 @@ A ground-floor module: it knows numpy and our types, and does no I/O.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +83,10 @@ class CallColumns:
     """Whether the prompt seems to hold images, whose addresses are in the texts; None: not known."""
     truncated: NDArray[np.bool_] | None = None
     """Whether the reply ended at the limit of its length (finish reason `length`); None: not known."""
+    temperature: NDArray[np.float64] | None = None
+    """What the reply was sampled at, NaN where its span does not say; None: not known of any."""
+    top_p: NDArray[np.float64] | None = None
+    """The same."""
 
     def __len__(self) -> int:
         return len(self.rollout_id)
@@ -137,7 +142,52 @@ class Traces:
     digest: str = ""
     """Hash of the identities that were read; it changes when a late span arrives."""
 
+    @classmethod
+    def joined(cls, first: Traces, second: Traces) -> Traces:
+        """What two reads of different rollouts found, as one read of all of them would have."""
+        texts = None
+        if first.texts is not None or second.texts is not None:
+            texts = _joined(first.texts or _no_texts(first.calls), second.texts or _no_texts(second.calls))
+        return cls(
+            [*first.rollouts, *second.rollouts],
+            _joined(first.calls, second.calls),
+            first.rewards | second.rewards,
+            first.verdicts | second.verdicts,
+            texts,
+            spans=first.spans + second.spans,
+            highest_sequence=first.highest_sequence | second.highest_sequence,
+            digest=digest_of(hash_of(first.digest) ^ hash_of(second.digest), first.spans + second.spans),
+        )
+
     @property
     def alarms(self) -> list[AttemptKey]:
         """Attempts that are unproven though their runner reported a hooked agent."""
         return [key for key, verdict in self.verdicts.items() if verdict.alarm]
+
+
+def digest_of(identities: int, spans: int) -> str:
+    """Traces.digest of so many spans, the hashes of whose identities come to `identities` by exclusive or."""
+    return f"{identities:016x}-{spans}"
+
+
+def hash_of(digest: str) -> int:
+    """The `identities` of a digest."""
+    return int(digest.partition("-")[0] or "0", 16)
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Two sets of columns as one."""
+    return type(first)(**{each.name: _column(getattr(first, each.name), getattr(second, each.name)) for each in fields(first)})
+
+
+def _column(first: Any, second: Any) -> Any:
+    if first is None or second is None:
+        return None
+    if isinstance(first, Ragged):
+        values = np.concatenate([first.values, second.values])
+        return Ragged(values, np.concatenate([first.offsets, second.offsets[1:] + first.offsets[-1]]))
+    return np.concatenate([first, second]) if isinstance(first, np.ndarray) else [*first, *second]
+
+
+def _no_texts(calls: CallColumns) -> CallTexts:
+    return CallTexts(*([""] * len(calls) for _ in fields(CallTexts)))

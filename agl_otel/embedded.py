@@ -1,7 +1,7 @@
-"""`python -m agl_otel.embedded DATA_DIR [SERVICE …]`: the supervisor of a stack that belongs to one store object.
+"""`python -m agl_otel.embedded [SERVICE …]`: the supervisor of a stack that belongs to one store object.
 
-It says where the stack is in one line of JSON and ends when its standard input ends; --discard removes the folder then. Started by
-store/embedded.py, not by people.
+It says where the stack is in one line of JSON and ends when its standard input ends; --discard removes the data directory then. Started by
+store/embedded.py, which gives it its settings, not by people.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ import os
 import shutil
 import signal
 import sys
-from pathlib import Path
-from typing import Any
 
 from agl_otel.errors import AglError, InUseError
-from agl_otel.settings import PORTS, Settings
+from agl_otel.private import keep_private
+from agl_otel.settings import Settings
 from agl_otel.stack import Stack, read_stack_file
 
 
-async def run(data_dir: Path, services: list[str], *, discard: bool, changed: dict[str, Any]) -> None:
+async def run(settings: Settings, services: list[str], *, discard: bool) -> None:
     """Run the stack until standard input ends; where one runs on the data directory already, name that and return."""
-    own = {**dict.fromkeys(PORTS, 0), **changed}
-    settings = Settings.load(data_dir=data_dir, store="", queue_url="", clickhouse_url="", collector="", **own)
+    data_dir = settings.data_dir
     stack = Stack(settings, only=services)
     try:
         await stack.start()
@@ -61,14 +59,13 @@ def _say(answer: dict[str, str]) -> None:
 
 def main() -> None:
     """The command line."""
+    keep_private()
     parser = argparse.ArgumentParser()
-    parser.add_argument("data_dir", type=Path)
     parser.add_argument("services", nargs="*")
-    parser.add_argument("--settings", type=json.loads, default={})
     parser.add_argument("--discard", action="store_true")
     given = parser.parse_args()
     try:
-        asyncio.run(run(given.data_dir, given.services, discard=given.discard, changed=given.settings))
+        asyncio.run(run(Settings.load(), given.services, discard=given.discard))
     except AglError as error:
         _say({"error": str(error)})
         sys.exit(1)

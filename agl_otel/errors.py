@@ -10,6 +10,7 @@
     │   ├── FencedError       a newer attempt exists, or the rollout was cancelled: this claim is void
     │   └── InUseError        a port, data directory or lease is held by somebody else
     ├── UnavailableError      a service is away, full or still starting: try again
+    │   └── DiskFullError     its disk is full: nothing is tried again until somebody makes room
     ├── DataError             bytes that cannot be taken: malformed OTLP, a row that ClickHouse refuses, a damaged log
     │   └── SpanShapeError    attributes of a span have another shape than its convention says; also a ValueError, as in 0.3
     ├── QueryError            ClickHouse (or the read-only guard before it) refused a query
@@ -75,6 +76,16 @@ class UnavailableError(AglError):
     retryable = True
 
 
+class DiskFullError(UnavailableError):
+    """A disk has no room. Callers hear of it at once: the client's own retries would only hide it for a while."""
+
+    @classmethod
+    def of(cls, what: str, why: object) -> DiskFullError:
+        """`what` lies on the disk that is full."""
+        return cls(f"{what} cannot be written, its disk is full ({why}): check the disk's free space and make room (`agl-otel disk` shows "
+                   "what of a data directory is large), then try again")  # fmt: skip
+
+
 class DataError(AglError):
     """Bytes or rows that cannot be taken."""
 
@@ -119,6 +130,7 @@ _GRPC: Final[tuple[tuple[type[AglError], str], ...]] = (  # the most special fir
     (FencedError, "ABORTED"),
     (InUseError, "ALREADY_EXISTS"),
     (ConflictError, "FAILED_PRECONDITION"),
+    (DiskFullError, "RESOURCE_EXHAUSTED"),
     (UnavailableError, "UNAVAILABLE"),
     (DataError, "INVALID_ARGUMENT"),
     (RefusedError, "FAILED_PRECONDITION"),
@@ -130,6 +142,7 @@ _HTTP: Final = {
     "ABORTED": 409,
     "ALREADY_EXISTS": 409,
     "FAILED_PRECONDITION": 409,
+    "RESOURCE_EXHAUSTED": 507,
     "UNAVAILABLE": 503,
     "INTERNAL": 500,
 }
@@ -139,6 +152,7 @@ _FROM_GRPC: Final[dict[str, type[AglError]]] = {
     "ABORTED": FencedError,
     "ALREADY_EXISTS": InUseError,
     "FAILED_PRECONDITION": ConflictError,
+    "RESOURCE_EXHAUSTED": DiskFullError,
     "UNAVAILABLE": UnavailableError,
     "DEADLINE_EXCEEDED": UnavailableError,
     "UNAUTHENTICATED": SettingsError,

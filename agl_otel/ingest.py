@@ -1,7 +1,11 @@
-"""The key with which agents send telemetry: it opens the collectors' OTLP ports and nothing else. Pure.
+"""The keys with which agents send telemetry: they open the collectors' OTLP ports and nothing else. Pure.
 
-Agents run what a model wrote; the stack's token, which reads and deletes everything, is not for them. The key is made from the token, so
-that collectors (the Go one, too: agentlightningextension/token.go) know it without being told; the token cannot be found from it.
+Agents run what a model wrote; the stack's token, which reads and deletes everything, is not for them. Keys are made from the token, so
+that collectors (the Go one, too: collector/otelcol/agentlightning) know them without being told; the token cannot be found from them.
+
+An agent that is started for one attempt gets that attempt's key: what it sends is that attempt's, whatever it says. A process that runs
+many attempts, told apart by baggage, gets the one that is bound to none: it may send for every rollout. collector/conformance/keys has
+golden vectors.
 """
 
 from __future__ import annotations
@@ -10,11 +14,35 @@ import hmac
 from hashlib import sha256
 from typing import Final
 
+from agl_otel.semconv import is_valid_id
+
 PREFIX: Final = "agl-"
-PURPOSE: Final = b"otlp"
+BOUND_PREFIX: Final = "aglo-"
+PURPOSE: Final = "otlp"
 LENGTH: Final = 40  # hexadecimal digits
 
 
 def ingest_key(token: str) -> str:
-    """The key of a stack with this token; empty where it has none."""
-    return PREFIX + hmac.new(token.encode(), PURPOSE, sha256).hexdigest()[:LENGTH] if token else ""
+    """The key of a stack with this token that is bound to no attempt; empty where it has none."""
+    return PREFIX + _signature(token, PURPOSE) if token else ""
+
+
+def attempt_ingest_key(token: str, rollout_id: str, attempt_id: str) -> str:
+    """The key of one attempt; empty where the stack has no token."""
+    named = f"{rollout_id}/{attempt_id}"
+    return f"{BOUND_PREFIX}{named}-{_signature(token, PURPOSE, named)}" if token else ""
+
+
+def attempt_of(token: str, key: str) -> tuple[str, str] | None:
+    """(rollout, attempt) of an attempt's key of a stack with this token; None of any other text."""
+    named, dash, _ = key.removeprefix(BOUND_PREFIX).rpartition("-")
+    rollout_id, _, attempt_id = named.partition("/")
+    if not (token and dash and key.startswith(BOUND_PREFIX) and is_valid_id(rollout_id) and is_valid_id(attempt_id)):
+        return None
+    made = attempt_ingest_key(token, rollout_id, attempt_id)
+    return (rollout_id, attempt_id) if hmac.compare_digest(key.encode(errors="replace"), made.encode()) else None
+
+
+def _signature(token: str, *parts: str) -> str:
+    """Of the parts with NULs between them, which no id holds."""
+    return hmac.new(token.encode(), "\0".join(parts).encode(), sha256).hexdigest()[:LENGTH]

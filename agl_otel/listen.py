@@ -17,8 +17,8 @@ import ipaddress
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Collection, Generator
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -35,12 +35,14 @@ FIRST_BYTE_SECONDS: Final = 10.0
 BACKLOG: Final = 1024
 IDLE_SECONDS: Final = 75.0  # longer than exporters rest between two requests (5 s, metrics 60 s)
 PROBE_SECONDS: Final = 2.0
+LOOK_SECONDS: Final = 0.25  # between two looks whether a client is still there
 BODY_SECONDS: Final = 120.0  # 64 MiB over 5 Mbit/s
 STALLED_SECONDS: Final = 60.0  # that a client takes nothing of its answer, which is held in memory meanwhile
 NO_CERTIFICATE: Final = "this port wants a client certificate of the authority in AGL_TLS_CLIENT_CA"
 _NO_TARGET: Final = URL("*")  # as of `OPTIONS *`: no route is called so
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 async def listens(address: str, *, seconds: float = 1.0) -> bool:
@@ -120,6 +122,18 @@ async def bodies_in_time(request: web.Request, handler: Callable[[web.Request], 
         return await handler(request)
 
 
+async def while_connected(request: web.Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives. It is cancelled where the client goes away before. Raises ConnectionResetError then."""
+    task = asyncio.ensure_future(work)
+    try:
+        while request.transport is not None:
+            if task in (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
+                return task.result()
+        raise ConnectionResetError("the client went away before its answer")
+    finally:
+        task.cancel()
+
+
 def end_stalled(app: web.Application, seconds: float = STALLED_SECONDS) -> None:
     """Have the kernel end the connections of `app` whose clients take nothing of an answer for `seconds` (Linux; elsewhere nobody does)."""
     option: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
@@ -137,15 +151,15 @@ def end_stalled(app: web.Application, seconds: float = STALLED_SECONDS) -> None:
 def only_own_pages(origins: Collection[str] = (), *, names: Collection[str] | None = None) -> Any:
     """Middleware that refuses what a page of another site makes a browser send: anybody may write a page that posts to 127.0.0.1.
 
-    `origins` are those whose pages may (* for all). `names`, where given, are the host names that a request may ask for besides
-    addresses: a page whose own name was pointed at this machine asks for that name (DNS rebinding). Programs send neither header.
+    `origins` are those whose pages may (* for all). `names`, where given (`own_names`), are the host names that a request may ask for
+    besides addresses: a page whose own name was pointed at this machine asks for that name (DNS rebinding).
     """
 
     @web.middleware
     async def check(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-        asked = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
-        if names is not None and asked not in names and not _is_address(asked):
-            return web.Response(status=403, text=f"this service is not called {asked!r:.100}: use its address\n")
+        if names is not None and (asked := _asked_name(request)) not in names and not _is_address(asked):
+            remedy = "use its address, or name it in AGL_ALLOWED_HOSTS"
+            return web.Response(status=403, text=f"this service is not called {asked!r:.100}: {remedy}\n")
         origin = request.headers.get("Origin", "")
         if request.method not in _READING and origin and not {origin, "*"} & set(origins):
             own = request.headers.get("Sec-Fetch-Site") == "same-origin" or urlsplit(origin).netloc == request.headers.get("Host")
@@ -167,10 +181,25 @@ async def readable(request: web.Request, handler: Callable[[web.Request], Awaita
         return web.Response(status=400, text=f"the body cannot be read: {' '.join(str(error).split())}\n")
 
 
-def own_names(settings: Settings) -> list[str] | None:
-    """The host names of a service that only this machine reaches and that asks for no token; None: any."""
+def own_names(settings: Settings) -> frozenset[str] | None:
+    """The host names of services that only this machine reaches and that ask for no token (for `only_own_pages`); None: any.
+
+    With a token a page of a name that was pointed at this machine has none to show.
+    """
     closed = _is_address(settings.host) and (settings.host in ("", "localhost") or ipaddress.ip_address(settings.host).is_loopback)
-    return [settings.host, settings.announced_host] if closed and not settings.token.get_secret_value() else None
+    allowed = {name.strip().lower() for name in settings.allowed_hosts.split(",") if name.strip()}
+    if settings.token.get_secret_value() or not closed or "*" in allowed:
+        return None
+    return frozenset({settings.host.lower(), settings.announced_host.lower(), *allowed})
+
+
+def _asked_name(request: web.Request) -> str:
+    """The host name in lower case that the request asks for, without a port; what is none as it stands."""
+    host = request.headers.get("Host", "")
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # brackets that close nothing
+        return host
 
 
 def _is_address(host: str) -> bool:

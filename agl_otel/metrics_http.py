@@ -13,7 +13,7 @@ from aiohttp import web
 from agl_otel.bearer import bearer_refusal
 from agl_otel.errors import InUseError
 from agl_otel.exposition import CONTENT_TYPE
-from agl_otel.listen import listen, make_runner, only_own_pages, require_certificate
+from agl_otel.listen import listen, make_runner, only_own_pages, own_names, require_certificate
 from agl_otel.meters import Meters
 from agl_otel.settings import Settings
 from agl_otel.tls import Tls
@@ -78,7 +78,7 @@ async def metrics_port(meters: Meters, settings: Settings, port: int, setting: s
     async def health(_: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
-    app = web.Application(middlewares=[only_own_pages()])
+    app = web.Application(middlewares=[only_own_pages(names=own_names(settings))])
     if tls is not None and tls.client_authority is not None:
         app.middlewares.append(require_certificate(OPEN_PATHS))
     app.router.add_get("/metrics", metrics)

@@ -18,6 +18,7 @@ from agl_otel.traces.address import SCHEMES, ServerAddress
 
 CONFIG: Final = Path("deploy", "otelcol", "all-in-one.yaml")
 OVERLAY: Final = "otelcol-tls.json"
+_TUNED: Final = ("AGL_OTELCOL_FLUSH", "AGL_OTELCOL_RETRY")  # its own, which no setting stands for
 _LEVELS: Final = {"WARNING": "warn"}
 Start = tuple[list[str], dict[str, str]]
 """A command and its environment."""
@@ -67,6 +68,7 @@ def environment(settings: Settings) -> dict[str, str]:
     scheme = "https" if settings.tls_cert else "http"
     return {
         **settings.environment(),
+        **{name: os.environ[name] for name in _TUNED if name in os.environ},
         "AGL_STORE": settings.queue_address.rpartition("://")[2],
         "AGL_OTELCOL_CLICKHOUSE": exporter_url(ServerAddress.parse(settings.clickhouse_db)),
         "AGL_OTELCOL_ANNOUNCE_CLICKHOUSE": f"{scheme}://{settings.announced_host}:{settings.clickhouse_port}",

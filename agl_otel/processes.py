@@ -1,5 +1,7 @@
 """A child process of ours: started with its own log file and process group, watched, and ended by its own id. And how we are ended.
 
+Of our AGL_* variables children get none but the settings that they are given (`Settings.environment`): a module of ours those of this
+process, unless others are named.
 Children get SIGTERM when their parent dies, whatever kills it, so that nothing is left behind. They have a process group of
 their own: Ctrl+C in a terminal reaches the parent alone, which then stops its children in order.
 """
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from agl_otel.errors import UnavailableError
+from agl_otel.private import given_umask, make_folder, open_file
+from agl_otel.settings import Settings, without_settings
 
 STARTER: Final = "agl_otel.interpreter"  # runs a module, as python -m does
 TAIL_BYTES: Final = 4000
@@ -42,14 +46,20 @@ class Process:
         self.name = name
         self.argv = list(argv)
         self.log = log
-        self.env = {**os.environ, **(env or {})}
+        self.env = {**without_settings(os.environ), **(env or {})}
         self.cwd = cwd
+        self._umask = -1
         self._process: asyncio.subprocess.Process | None = None
 
     @classmethod
-    def python_module(cls, name: str, module: str, *arguments: str, log: Path, env: Mapping[str, str] | None = None) -> Process:
-        """A process that runs `python -m module` with the interpreter we run on."""
-        return cls(name, [sys.executable, "-m", STARTER, module, *arguments], log=log, env={"PYTHONUNBUFFERED": "1", **(env or {})})
+    def python_module(
+        cls, name: str, module: str, *arguments: str, log: Path, settings: Settings | None = None, env: Mapping[str, str] | None = None
+    ) -> Process:
+        """A process that runs `python -m module` with the interpreter we run on, and `settings` (default: as this process loads them)."""
+        given = {"PYTHONUNBUFFERED": "1", **(settings or Settings.load()).environment(), **(env or {})}
+        made = cls(name, [sys.executable, "-m", STARTER, module, *arguments], log=log, env=given)
+        made._umask = given_umask()  # it sets its own, and hands this one to agents
+        return made
 
     @property
     def pid(self) -> int:
@@ -68,8 +78,8 @@ class Process:
 
     async def start(self) -> None:
         """Start it; what it prints is appended to its log file."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as out:
+        make_folder(self.log.parent)
+        with open_file(self.log, "ab") as out:
             self._process = await asyncio.create_subprocess_exec(
                 *die_with_parent(self.argv),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -78,6 +88,7 @@ class Process:
                 env=self.env,
                 cwd=self.cwd,
                 start_new_session=True,
+                umask=self._umask,
             )
         _live.add(self)
 

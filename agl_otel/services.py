@@ -31,7 +31,7 @@ class Service:
     def process(self, settings: Settings, *, log: Path) -> Process:
         """Its process, not started yet."""
         if self.start is None:
-            return Process.python_module(self.name, self.module, log=log, env=settings.environment())
+            return Process.python_module(self.name, self.module, log=log, settings=settings)
         argv, environment = self.start(settings, log.parents[1])
         return Process(self.name, argv, log=log, env=environment)
 

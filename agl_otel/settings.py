@@ -1,4 +1,7 @@
-"""One Settings object: flags over environment over `agl.toml` over defaults. Nothing else reads AGL_* variables."""
+"""One Settings object: flags over environment over `agl.toml` over defaults. Nothing else reads AGL_* variables.
+
+A child process of ours gets what its parent resolved, whole: `Settings.environment` writes it, `load` reads nothing beside it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,13 @@ from typing import Any, Final, Literal
 from urllib.parse import unquote
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 from agl_otel.errors import InUseError, SettingsError
 
@@ -29,14 +38,21 @@ RESERVED_SECONDS: Final = 120.0  # longer than a service takes to start on a bus
 _reserved: Final[deque[tuple[float, socket.socket]]] = deque()
 """(until when, a socket bound to a port of `free_ports`), the oldest first."""
 PORTS: Final = ("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port")
+PREFIX: Final = "AGL_"
+RESOLVED: Final = "AGL_RESOLVED"
+"""Set beside what `Settings.environment` writes: empty variables count as well, and agl.toml is not read."""
+PRIVATE: Final[Mapping[str, Any]] = {
+    **dict.fromkeys((*PORTS, "jaeger_port", "queue_metrics_port", "runner_metrics_port"), 0),
+    **dict.fromkeys(("store", "queue_url", "clickhouse_url", "collector", "advertise"), ""),
+}
+"""Settings of a stack that belongs to one data directory: it reaches no store that the surroundings name, and is taken for no other."""
+_FILES: Final = ("mask", "models", "tls_cert", "tls_key", "tls_client_ca", "tls_ca", "tls_client_cert", "tls_client_key")
 
 
 class Settings(BaseSettings):
     """What every service and command runs with. Build it with `Settings.load(**flags)`, which words errors for people."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="AGL_", toml_file=CONFIG_FILE, extra="ignore", env_ignore_empty=True, use_attribute_docstrings=True
-    )
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", env_ignore_empty=True, use_attribute_docstrings=True)
 
     host: str = "127.0.0.1"
     """The address services listen on. Nothing listens beyond loopback unless this says so."""
@@ -65,6 +81,9 @@ class Settings(BaseSettings):
     """Where a runner serves its own metrics (`/metrics`); 0: not. Each runner of a machine needs a port of its own."""
     cors_origins: str = ""
     """Origins (scheme://host:port, or *) whose pages may call the web service, separated by commas; empty means none."""
+    allowed_hosts: str = ""
+    """Host names, separated by commas, by which HTTP ports on loopback may be asked for while there is no token, beside addresses,
+    `localhost` and their own name: of a reverse proxy on this machine, say, or the one by which containers call; * for any."""
     queue_url: str = ""
     """sqlite:///PATH or postgresql://…; empty means queue.db in the data directory."""
     clickhouse_url: str = ""
@@ -163,8 +182,10 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then environment, then agl.toml."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        """Flags, then environment, then agl.toml; in a child of ours, flags and what its parent resolved."""
+        if RESOLVED in os.environ:
+            return init_settings, EnvSettingsSource(settings_cls, env_ignore_empty=False)
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, CONFIG_FILE)
 
     @classmethod
     def load(cls, **flags: Any) -> Settings:
@@ -183,6 +204,11 @@ class Settings(BaseSettings):
         if unknown:
             raise SettingsError(f"{CONFIG_FILE} has unknown keys: {', '.join(unknown)}. Known keys: {', '.join(cls.model_fields)}")
         return settings
+
+    @classmethod
+    def private(cls, **flags: Any) -> Settings:
+        """Like `load`, of a private stack: what PRIVATE names is as it says there, unless a flag says otherwise."""
+        return cls.load(**PRIVATE | {name: value for name, value in flags.items() if value is not None})
 
     @property
     def announced_host(self) -> str:
@@ -216,12 +242,17 @@ class Settings(BaseSettings):
         return self.model_copy(update=chosen | dict(zip(missing, free_ports(len(missing), self.host), strict=True)))
 
     def environment(self) -> dict[str, str]:
-        """The AGL_* variables that make a child process load these same settings."""
-        values = {f"AGL_{name.upper()}": str(getattr(self, name)) for name in type(self).model_fields if name not in SECRETS}
-        values["AGL_DATA_DIR"] = str(self.data_dir.absolute())
-        values["AGL_MASK"] = str(Path(self.mask).absolute()) if self.mask else ""
-        values |= {f"AGL_{name.upper()}": getattr(self, name).get_secret_value() for name in SECRETS}
-        return {name: value for name, value in values.items() if value}
+        """The AGL_* variables that make a child process load exactly these settings, empty ones included."""
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        values["data_dir"] = self.data_dir.absolute()
+        values |= {name: Path(values[name]).absolute() for name in _FILES if values[name]}
+        values |= {name: values[name].get_secret_value() for name in SECRETS}
+        return {RESOLVED: "1", **{f"{PREFIX}{name.upper()}": str(value) for name, value in values.items()}}
+
+
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without the AGL_* variables: what a child process may have of its parent's beside its settings."""
+    return {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
@@ -294,7 +325,9 @@ def _source(name: str, flags: Mapping[str, Any]) -> str:
 
 
 def _unknown_toml_keys(cls: type[Settings]) -> list[str]:
-    return sorted(set(TomlConfigSettingsSource(cls).toml_data) - set(cls.model_fields)) if Path(CONFIG_FILE).exists() else []
+    if RESOLVED in os.environ or not Path(CONFIG_FILE).exists():
+        return []
+    return sorted(set(TomlConfigSettingsSource(cls, CONFIG_FILE).toml_data) - set(cls.model_fields))
 
 
 def parse_headers(text: str, setting: str) -> Mapping[str, str]:

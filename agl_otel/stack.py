@@ -1,6 +1,9 @@
 """The supervisor behind `agl-otel up`: starts the services as child processes, waits until each answers, restarts a crashed
 one, and stops them in order (runners first, the queue last).
 
+Only what does not come up at the start ends the stack. A service that ends later is started again for ever, after pauses that
+double, and the others go on; the supervisor logs it and announces it to the queue (types.Describe.down).
+
 Embedded and distributed run the same services over the same protocols, so nothing here knows what a service does: only
 how to start it, how to ask whether it is well, and where it is.
 """
@@ -14,9 +17,8 @@ import json
 import logging
 import os
 import socket
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -25,8 +27,9 @@ import aiohttp
 
 from agl_otel.errors import AglError, InUseError, SettingsError, UnavailableError
 from agl_otel.listen import is_well, listens
+from agl_otel.private import make_folder, open_file, open_to_others
 from agl_otel.processes import HEALTH_POLL_SECONDS, Process, is_alive
-from agl_otel.queue.client import QueueClient
+from agl_otel.queue.client import DOWN, QueueClient
 from agl_otel.services import ANNOUNCED, SERVICES, Service, services_of
 from agl_otel.settings import Settings
 from agl_otel.tls import Tls, Trust, connector
@@ -40,15 +43,17 @@ LAYOUT_VERSION: Final = 1
 """Of the data directory; a directory that says a higher one was written by a newer release."""
 START_TIMEOUT_SECONDS: Final = 60.0
 STOP_GRACE_SECONDS: Final = 30.0  # the collector may have to flush its log
-MAX_RESTARTS: Final = 5
-RESTART_WINDOW_SECONDS: Final = 60.0  # more than MAX_RESTARTS within this and a service is gone for good
+STEADY_SECONDS: Final = 60.0  # a service that was up for so long and then ends is started again at once
+LONGEST_PAUSE_SECONDS: Final = 60.0
+TELL_SECONDS: Final = 1.0  # a queue that does not answer delays no restart
 
 
 @dataclass
 class _Running:
     service: Service
     process: Process
-    restarts: deque[float] = field(default_factory=deque[float])
+    failures: int = 0
+    """How often in a row it has ended before it was up for STEADY_SECONDS."""
 
 
 class Stack:
@@ -70,7 +75,7 @@ class Stack:
         self._token = settings.token.get_secret_value()
         self.services = services_of(settings, only)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails with UnavailableError when a service is gone for good."""
+        """Fails when the supervision itself does; a service that ends is started again."""
         self._running: dict[str, _Running] = {}
         self._watchers: list[asyncio.Task[None]] = []
         self._lock: IO[str] | None = None
@@ -132,6 +137,8 @@ class Stack:
         await self._all_announced()
         self._write_stack_file()
         self._watchers = [asyncio.create_task(self._watch(running)) for running in self._running.values()]
+        for watcher in self._watchers:
+            watcher.add_done_callback(self._supervision_ended)
 
     async def _launch(self, service: Service) -> None:
         log = self.data_dir / "logs" / f"{service.name}.log"
@@ -198,30 +205,49 @@ class Stack:
         return queue_is_well if service.name == "queue" else http_is_well if service.port else runs
 
     async def _watch(self, running: _Running) -> None:
-        """Restart the service whenever it ends; after too many restarts it is gone for good."""
+        """Start the service again whenever it ends."""
         clock = asyncio.get_running_loop().time
+        up_since = clock()
         while True:
-            code = await running.process.wait()
-            now = clock()
-            running.restarts.append(now)
-            while running.restarts[0] < now - RESTART_WINDOW_SECONDS:
-                running.restarts.popleft()
-            name = running.service.name
-            if len(running.restarts) > MAX_RESTARTS:
-                return self._give_up(running, f"ended {len(running.restarts)} times within {RESTART_WINDOW_SECONDS:.0f} s")
-            LOG.warning("%s ended with exit code %s; restarting it", name, code)
-            try:
-                await self._launch(running.service)
-            except AglError as error:
-                if running.process.running:
-                    return self._give_up(running, str(error))
-            self._write_stack_file()
+            how = f"ended with exit code {await running.process.wait()}"
+            if clock() - up_since >= STEADY_SECONDS:
+                running.failures = 0
+            while not await self._restarted(running, how):
+                how = "did not come up again"
+            up_since = clock()
 
-    def _give_up(self, running: _Running, why: str) -> None:
-        log = running.process.log
-        error = UnavailableError(f"{running.service.name} is gone: {why}. Its log is {log}. {running.process.last_words()}")
-        LOG.error("%s", error)
-        if not self.failed.done():
+    async def _restarted(self, running: _Running, how: str) -> bool:
+        """Start it again after a pause; whether it came up."""
+        name, log = running.service.name, running.process.log
+        running.failures += 1
+        pause = restart_pause(running.failures)
+        often = f" ({running.failures} times in a row)" if running.failures > 1 else ""
+        why = f"{how}{often}; it is started again {f'in {pause:.0f} s' if pause else 'now'}, and the others go on. Its log is {log}"
+        LOG.warning("%s %s. %s", name, why, running.process.last_words())
+        await self._tell(name, why, seconds=pause + START_TIMEOUT_SECONDS + TELL_SECONDS)
+        await asyncio.sleep(pause)
+        try:
+            await self._launch(running.service)
+        except (AglError, OSError) as error:
+            LOG.warning("%s", error)
+            await running.process.kill()
+            return False
+        LOG.warning("%s is up again", name)
+        self._write_stack_file()
+        await self._tell(name)
+        return True
+
+    async def _tell(self, name: str, why: str = "", *, seconds: float | None = None) -> None:
+        """Announce that a service is down, or without `why` that it is not."""
+        instance = f"{socket.gethostname()} {self.data_dir} {name}"
+        with contextlib.suppress(AglError):  # it is the queue that is down; the log has it
+            async with QueueClient(
+                self.address, token=self._token, timeout_seconds=TELL_SECONDS, retry_seconds=0, trust=self._trust
+            ) as queue:
+                await queue.announce("supervisor", instance, {f"{DOWN}{name}": why} if why else {}, gone=not why, seconds=seconds)
+
+    def _supervision_ended(self, watcher: asyncio.Task[None]) -> None:
+        if not watcher.cancelled() and (error := watcher.exception()) is not None and not self.failed.done():
             self.failed.set_exception(error)
 
     def _write_stack_file(self) -> None:
@@ -230,7 +256,8 @@ class Stack:
             for name, running in self._running.items()
         }
         temporary = self.data_dir / f"{STACK_FILE}.tmp"
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
+        with open_file(temporary, "w") as file:
+            file.write(json.dumps(content, indent=2) + "\n")
         temporary.replace(self.data_dir / STACK_FILE)
 
     async def stop(self) -> None:
@@ -264,6 +291,11 @@ class Stack:
             self.failed.cancel()
 
 
+def restart_pause(failures: int) -> float:
+    """Seconds to wait before a service that has ended so often in a row is started again: none, 1, 2, 4 … LONGEST_PAUSE_SECONDS."""
+    return min(2.0 ** min(failures - 2, 10), LONGEST_PAUSE_SECONDS) if failures > 1 else 0.0
+
+
 def reachable_host(host: str) -> str:
     """The address under which a service that listens on `host` is reached from this machine."""
     return "127.0.0.1" if host in ("0.0.0.0", "") else host
@@ -275,8 +307,8 @@ def claim_data_dir(path: Path) -> IO[str]:
     Raises SettingsError where it cannot be written or was written by a newer release, InUseError where a stack runs on it.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = (path / "stack.lock").open("a")
+        make_folder(path)
+        lock = open_file(path / "stack.lock", "a")
     except OSError as error:
         raise SettingsError(
             f"data directory {path} cannot be written: {error.strerror}. Choose another with --data-dir, or fix its permissions"
@@ -298,7 +330,10 @@ def claim_data_dir(path: Path) -> IO[str]:
             f"data directory {path} has layout version {written}, and this release knows up to {LAYOUT_VERSION}. "
             "Upgrade agl-otel, or choose another with --data-dir"
         )
-    version_file.write_text(f"{LAYOUT_VERSION}\n")
+    with open_file(version_file, "w") as file:
+        file.write(f"{LAYOUT_VERSION}\n")
+    if warning := open_to_others(path):
+        LOG.warning("%s", warning)
     return lock
 
 
@@ -339,7 +374,7 @@ async def stack_for(settings: Settings, *, only: Sequence[str] = ()) -> AsyncGen
     """A store for a command that works: over the stack that settings name, else the one that runs on the data directory, else
     one started there for the while (`only` these services), on free ports.
 
-    Yields the store and a future that fails when a service of a stack that was started here is gone for good.
+    Yields the store and a future that fails when the supervision of a stack that was started here does.
     """
     from agl_otel.store import Store  # with numpy, which a supervisor that only supervises need not import
 

@@ -5,14 +5,20 @@ Each algorithm adds what is its own: grpo/report.py, sft/report.py.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
+import numpy as np
+
+from agl_otel.adapters.own_sampling import sampled_otherwise
 from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.columns import Traces
+
+_log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +54,10 @@ class TrainingReport:
     """Of the samples: those that length limits shortened."""
     tokens: int
     """Model-written tokens trained on, each counted once."""
+    calls_trained: int = 0
+    """Model calls of the trajectories trained on."""
+    own_sampling: int = 0
+    """Of the model calls trained on: those that their agent had sampled at a temperature or top_p of its own."""
     off_policy: int
     """Trajectories trained on that other weights than `weights_version` sampled, by what the model server said."""
     loss: float
@@ -63,7 +73,7 @@ class TrainingReport:
     ended_at: float
     """Unix seconds."""
     digest: str
-    """columns.Traces.digest of what was read."""
+    """columns.Traces.digest of what was read, groups that were replaced (GRPO's resample_rounds) included."""
 
     @classmethod
     def of(
@@ -75,12 +85,19 @@ class TrainingReport:
         batch: TrajectoryBatch,
         trained_on: TrajectoryBatch,
         clock: Clock,
+        *,
+        temperature: float | None,
         **more: Any,
     ) -> Self:
         """The report of a step that trained on `trained_on` of `batch`, which `traces` gave; `versions` sampled it, and came of it.
 
-        `more`: tokens, loss, and the fields of the algorithm's own.
+        `temperature`: what agents were asked to sample at; None where the run asked for nothing. A warning tells of calls that were sampled
+        otherwise. `more`: tokens, loss, and the fields of the algorithm's own.
         """
+        rows = trained_on.rows.values.astype(np.int64)
+        other = int(sampled_otherwise(traces.calls, temperature=temperature)[rows].sum()) if temperature is not None else 0
+        if other:
+            _log.warning("%s", own_sampling_words(step, other, len(rows)))
         return cls(
             step=step,
             weights_version=versions[0],
@@ -97,6 +114,8 @@ class TrainingReport:
             samples=len(batch),
             rollouts_without_sample=len(rollout_ids) - len(set(batch.rollout_id)),
             cut=batch.cut,
+            calls_trained=len(rows),
+            own_sampling=other,
             off_policy=sum(sampled_by != versions[0] for sampled_by in trained_on.model_version),
             rollout_seconds=clock.seconds["rollout"],
             read_seconds=clock.seconds["read"],
@@ -125,17 +144,28 @@ class TrainingReport:
                 breaks=sum(self.breaks.values()),
                 stale=self.off_policy,
                 alarms=self.alarms,
+                own_sampling=self.own_sampling / max(1, self.calls_trained),
             ),
         }
 
 
 def bias_figures(
-    *, rollouts: int, without_sample: int, samples: int, trained: int, refused: float, cut: int, breaks: float, stale: int, alarms: int
+    *,
+    rollouts: int,
+    without_sample: int,
+    samples: int,
+    trained: int,
+    refused: float,
+    cut: int,
+    breaks: float,
+    stale: int,
+    alarms: int,
+    own_sampling: float,
 ) -> dict[str, float]:
     """What tells of silent bias, by the names that it has whatever trains; beside them `logprob_drift`, where log-probs are computed.
 
     `refused` counts by reason, so a rollout may be in it several times; `refused_share` is of rollouts that gave no sample. The shares of
-    cut and broken-off ones are of all samples, that of stale ones of those `trained` on.
+    cut and broken-off ones are of all samples, that of stale ones of those `trained` on, `own_sampling` is a share of model calls.
     """
     return {
         "refused": refused,
@@ -143,6 +173,7 @@ def bias_figures(
         "cut_share": cut / max(1, samples),
         "break_share": breaks / max(1, samples),
         "stale_share": stale / max(1, trained),
+        "own_sampling_share": own_sampling,
         "alarms": alarms,
     }
 
@@ -166,6 +197,15 @@ class Clock:
         """The time since the last lap was spent on this."""
         now = time.perf_counter()
         self.seconds[name], self._last = self.seconds.get(name, 0.0) + now - self._last, now
+
+
+def own_sampling_words(step: int, other: int, calls: int) -> str:
+    """The warning of a step in which so many of the model calls trained on were not sampled as the run asked."""
+    return (
+        f"step {step}: {other} of {calls} model calls trained on ({100 * other / calls:.0f} %) were sampled at a temperature or top_p of "
+        "their agent's own, so their log-probs are not those of the distribution that is trained: take these out of the agent's requests, "
+        "or ask for the same in the run's options (`agl-otel traces show` names the calls)"
+    )
 
 
 def lone_words(step: int, rollout_ids: Sequence[str], groups: int) -> str:

@@ -9,6 +9,7 @@ What else a run keeps to go on with is its algorithm's business: a journal (prom
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -16,12 +17,13 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any, Final
 
-from agl_otel.errors import DataError, InUseError, SettingsError, UsageError
+from agl_otel.errors import DataError, DiskFullError, InUseError, SettingsError, UsageError
+from agl_otel.private import make_folder, open_file
 from agl_otel.redacted import without_secrets
 
 RUN: Final = "run.json"
@@ -64,7 +66,7 @@ class RunFolder:
         self._files: list[IO[str]] = []
         self._metrics: IO[str] | None = None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._take(folder)
             self._begin(folder / RUN, algorithm, json.loads(json.dumps(options, default=str)), seed)
         except OSError as error:
@@ -77,19 +79,21 @@ class RunFolder:
     def close(self) -> None:
         """Let go of the folder."""
         for file in self._files:
-            file.close()
+            with suppress(OSError):  # of a full disk; `metric` has said so
+                file.close()
         self._files.clear()
 
     # --- a line for each step
 
     def metric(self, row: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl; it is on disk when this returns."""
-        if self._metrics is None:
-            self._metrics = (self.folder / METRICS).open("a")
-            self._files.append(self._metrics)
-        self._metrics.write(json.dumps(row, ensure_ascii=False) + "\n")
-        self._metrics.flush()
-        os.fsync(self._metrics.fileno())
+        with _room_for(self.folder / METRICS):
+            if self._metrics is None:
+                self._metrics = open_file(self.folder / METRICS, "a")
+                self._files.append(self._metrics)
+            self._metrics.write(json.dumps(row, ensure_ascii=False) + "\n")
+            self._metrics.flush()
+            os.fsync(self._metrics.fileno())
 
     def metrics(self, count: int | None) -> list[dict[str, Any]]:
         """The first `count` lines of metrics.jsonl, None for all whole ones; what follows is cut off.
@@ -113,7 +117,7 @@ class RunFolder:
     # --- the folder
 
     def _take(self, folder: Path) -> None:
-        lock = (folder / "lock").open("w")
+        lock = open_file(folder / "lock", "w")
         self._files.append(lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -188,12 +192,23 @@ def fingerprint(folder: str | Path) -> str:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a file whole; a reader, also one after a power cut, sees the old one or the new one."""
     beside = path.with_name(f".{path.name}.new")
-    with beside.open("w") as file:
+    with _room_for(path), open_file(beside, "w") as file:
         file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
     sync_folder(path.parent)
+
+
+@contextmanager
+def _room_for(path: Path) -> Generator[None]:
+    """Raises DiskFullError that names `path` where there is no room for it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFullError.of(str(path), error.strerror) from error
 
 
 def sync_file(path: Path) -> None:

@@ -12,6 +12,7 @@ from agl_otel import logformat
 from agl_otel.collector.service import Collector
 from agl_otel.errors import AglError
 from agl_otel.interpreter import answer_first
+from agl_otel.private import keep_private
 from agl_otel.settings import Settings
 
 
@@ -42,6 +43,7 @@ async def first_of(*coroutines: Coroutine[None, None, object]) -> None:
 
 def main() -> int:
     """Run the service with the settings of the environment; the exit code is 0, or 1 with one line on stderr."""
+    keep_private()
     try:
         settings = Settings.load()
         logformat.configure(settings.log_level, settings.log_format, force=True)

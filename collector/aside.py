@@ -10,21 +10,21 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from agl_otel.collector.journal import Request
-
-DAMAGED: Final = ".damaged"
+from agl_otel.framed import DAMAGED, sync_folder, write_private
 
 
 def keep(folder: Path, position: int, request: Request, reason: str) -> Path:
     """Write a request and why it is refused; the file with its bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     stem = folder / f"{request.received_ms}-{position}-{request.signal}"
     of = sorted({each.rollout_id for each in request.identities if not each.reason})
     about = {"reason": reason, "signal": request.signal, "received_ms": request.received_ms, "rollouts": of}
-    stem.with_suffix(".json").write_text(json.dumps(about))  # the first one: where it is missing, a deletion takes the bytes
-    stem.with_suffix(".otlp").write_bytes(request.raw)
+    write_private(stem.with_suffix(".json"), json.dumps(about).encode())  # the first one: where it is missing, a deletion takes the bytes
+    write_private(stem.with_suffix(".otlp"), request.raw)
+    sync_folder(folder)  # soon the log forgets it
     return stem.with_suffix(".otlp")
 
 

@@ -73,7 +73,7 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingType
 
     def _export(self, protocol: Protocol) -> _Handle:
         async def handle(raw: bytes, metadata: Mapping[str, str]) -> bytes:
-            outcome = await self._receiver.intake.take(protocol.signal, raw, metadata)
+            outcome = await self._receiver.take(protocol.signal, raw, metadata)
             return protocol.answer(outcome).SerializeToString()
 
         async def off(_: bytes, __: Mapping[str, str]) -> bytes:

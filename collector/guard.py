@@ -77,7 +77,7 @@ _FIXED: Final = re.compile(
     rf"""SHOW\s+(?:DATABASES|(?:FULL\s+)?TABLES(?:\s+(?:FROM|IN)\s+{_NAME})?){_LIKE}
     |SHOW\s+CREATE\s+(?:TABLE\s+|VIEW\s+|DATABASE\s+)?{_TABLE}
     |SHOW\s+(?:EXTENDED\s+)?(?:FULL\s+)?(?:COLUMNS|FIELDS)\s+(?:FROM|IN)\s+{_NAME}(?:\s+(?:FROM|IN)\s+{_NAME})?{_LIKE}
-    |SHOW\s+(?:FUNCTIONS|SETTINGS|PROCESSLIST|GRANTS|ENGINES){_LIKE}
+    |SHOW\s+(?:FUNCTIONS|SETTINGS|ENGINES){_LIKE}
     |EXISTS\s+(?:TABLE\s+|VIEW\s+|DATABASE\s+)?{_TABLE}
     |DESC(?:RIBE)?\s+(?:TABLE\s+)?{_TABLE}""",
     re.I | re.X,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, cast
 
 from aiohttp import web
@@ -24,7 +25,8 @@ from agl_otel.listen import BODY_SECONDS, NO_CERTIFICATE, body_in_time, only_own
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 LONG_BYTES: Final = 64 << 10  # bodies from here on are unpacked in a thread
-UNPACKING: Final = 4  # threads that unpack at a time: each may hold as much as `max_message_bytes`
+LARGE_BYTES: Final = 1 << 20  # bodies from here on are unpacked apart from the others, which one that is made to take long must not hold up
+UNPACKING: Final = 3  # threads for either: each may hold as much as `max_message_bytes`
 OPEN: Final = frozenset({"/health"})
 """Paths that ask for neither token nor client certificate."""
 _SENDING: Final = frozenset(protocol.path for protocol in PROTOCOLS)
@@ -41,6 +43,7 @@ class HttpPort:
         pages: more GET paths, {path: answer}.
         actions: more POST paths, {path: handler}; they ask for the token as all paths but /health do.
         client_certificate: whether clients must show one.
+        names: see `only_own_pages`.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class HttpPort:
         actions: Mapping[str, Handler] | None = None,
         *,
         client_certificate: bool = False,
+        names: Collection[str] | None = None,
     ) -> None:
         self._receiver = receiver
         self._in_flight = in_flight
@@ -59,11 +63,13 @@ class HttpPort:
         self._pages = pages or {}
         self._actions = actions or {}
         self._client_certificate = client_certificate
-        self._unpacking = asyncio.Semaphore(UNPACKING)
+        self._own_pages = only_own_pages(names=names)
+        self._unpacking = ThreadPoolExecutor(UNPACKING, thread_name_prefix="unpack")
+        self._unpacking_large = ThreadPoolExecutor(UNPACKING, thread_name_prefix="unpack-large")
 
     def app(self) -> web.Application:
         """The aiohttp application; serve it with `auto_decompress=False`."""
-        app = web.Application(client_max_size=self._receiver.max_message_bytes, middlewares=[only_own_pages(), readable, self._errors()])
+        app = web.Application(client_max_size=self._receiver.max_message_bytes, middlewares=[self._own_pages, readable, self._errors()])
         for protocol in PROTOCOLS:
             app.router.add_post(protocol.path, self._export(protocol))
         app.router.add_get("/health", self._get_health)
@@ -72,7 +78,12 @@ class HttpPort:
             app.router.add_get(path, _page(page))
         for path, action in self._actions.items():
             app.router.add_post(path, _in_time(action))
+        app.on_cleanup.append(self._close)
         return app
+
+    async def _close(self, _: web.Application) -> None:
+        for threads in (self._unpacking, self._unpacking_large):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _export(self, protocol: Protocol) -> Handler:
         async def handle(request: web.Request) -> web.Response:
@@ -83,7 +94,7 @@ class HttpPort:
                 return web.Response(status=415, text=text + "; set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf\n")
             raw = await self._read(request, protocol)
             metadata = {key.lower(): value for key, value in request.headers.items()}
-            outcome = await self._receiver.intake.take(protocol.signal, raw, metadata)
+            outcome = await self._receiver.take(protocol.signal, raw, metadata)
             answer = protocol.answer(outcome)
             if request.content_type == JSON:
                 return web.Response(body=otlpjson.to_json(answer), content_type=JSON)
@@ -102,15 +113,15 @@ class HttpPort:
             body = await _body(request, limit, hold)
 
             def unpack() -> bytes:
-                plain = decompress(encoding, body, limit)
+                plain = decompress(encoding, body, limit, gone=lambda: request.transport is None)
                 return otlpjson.to_protobuf(protocol.request, plain) if is_json else plain
 
             if not is_json and not encoding:
                 return body
             if len(body) < LONG_BYTES and not encoding:
                 return unpack()
-            async with self._unpacking:
-                return await asyncio.to_thread(unpack)
+            threads = self._unpacking if len(body) < LARGE_BYTES else self._unpacking_large
+            return await asyncio.get_running_loop().run_in_executor(threads, unpack)
 
     async def _get_health(self, _: web.Request) -> web.Response:
         return web.json_response(self._health())

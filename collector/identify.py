@@ -32,6 +32,9 @@ PARENT_ID: Final = "parent span id is not 8 bytes"
 TIMESTAMP: Final = "timestamp before 2000 or more than a day ahead"
 ROLLOUT_ID: Final = "rollout id breaks the rule [A-Za-z0-9._:-]{1,128}"
 ATTEMPT_ID: Final = "attempt id breaks the rule [A-Za-z0-9._:-]{1,128}"
+TEXT: Final = "text is no UTF-8"
+NESTING: Final = "attributes are nested too deeply"
+KEY: Final = "the sender's key is bound to another attempt"
 
 
 class Identity(NamedTuple):
@@ -132,6 +135,24 @@ def identify_logs(
                     identity = Identity(*ids, _sequence_of(own, resource))
                 found.append(identity)
     return found
+
+
+def bind(identities: Sequence[Identity], bound: Ids, levels: Counter[str]) -> list[Identity]:
+    """What was found, held against the attempt of the sender's key: what has no ids is that attempt's, what has others is refused."""
+    made: dict[Identity, Identity] = {}  # the spans of a request share their identities
+    for identity in identities:
+        if identity not in made:
+            made[identity] = _bound(identity, bound)
+        levels["key"] += not identity.rollout_id and not identity.reason
+    return [made[identity] for identity in identities]
+
+
+def _bound(identity: Identity, bound: Ids) -> Identity:
+    if identity.reason or (identity.rollout_id, identity.attempt_id) == bound:
+        return identity
+    if not identity.rollout_id or (identity.rollout_id, identity.attempt_id) == (bound[0], ""):
+        return Identity(*bound, identity.sequence)
+    return Identity(reason=KEY)
 
 
 def _all_whole(heads: Heads, latest: int) -> bool:

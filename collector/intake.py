@@ -1,7 +1,7 @@
 """What happens to a request between the socket and the ack, whatever the transport: parse, validate, identify, log, fsync.
 
-A request whose bytes and id metadata equal one of the last minutes' is an SDK's retry: it is not stored again, and gets the first
-one's outcome. Transports (receive.py) only translate.
+A request whose bytes and id metadata equal a recent one's is an SDK's retry: it is not stored again, and gets the first one's outcome
+(resends.py). Transports (receive.py) only translate.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import hashlib
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
@@ -22,44 +21,40 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agl_otel import semconv
+from agl_otel.adapters.otlp_masking import Masker
 from agl_otel.collector import faults
 from agl_otel.collector.commit import GroupCommit
 from agl_otel.collector.disk import DiskBudget
 from agl_otel.collector.heads import Heads
 from agl_otel.collector.heartbeat import Heartbeats
-from agl_otel.collector.identify import Identity, identify_logs, identify_spans, learn
+from agl_otel.collector.identify import Identity, bind, identify_logs, identify_spans, learn
 from agl_otel.collector.journal import REQUEST, Leftover, Request, Signal, pack_request
 from agl_otel.collector.limits import InFlight
-from agl_otel.collector.masking import Masker
-from agl_otel.collector.memory import TraceMemory
+from agl_otel.collector.memory import Ids, TraceMemory
 from agl_otel.collector.metrics import identify_points
 from agl_otel.collector.policy import DROPPED, Policy, apply_policy
+from agl_otel.collector.resends import MAX_REMEMBERED, RESEND_SECONDS, Answered, Outcome, reason_text, rejections
+from agl_otel.collector.unreadable import take_out
 from agl_otel.collector.wal import Place
 from agl_otel.collector.write import Writer
 from agl_otel.errors import DataError
 
-RESEND_SECONDS: Final = 300.0  # SDKs give up on a request after a minute
-MAX_REMEMBERED: Final = 100_000
+_Parsed = ExportTraceServiceRequest | ExportLogsServiceRequest | ExportMetricsServiceRequest
+_MESSAGES: Final[dict[Signal, type[_Parsed]]] = {
+    "traces": ExportTraceServiceRequest,
+    "logs": ExportLogsServiceRequest,
+    "metrics": ExportMetricsServiceRequest,
+}
 TOO_MANY_ATTRIBUTES: Final = "more attributes than AGL_MAX_SPAN_ATTRIBUTES"
 _NOT_SPANS: Final = frozenset({semconv.SPAN_ATTEMPT, semconv.SPAN_SEAL})  # a heartbeat, but not what makes an attempt running
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The answer to a request."""
-
-    rejected: int = 0
-    """How many spans or records were refused."""
-    message: str = ""
-    """Why, with counts."""
-    position: int | None = None
-    """Where the request stands in the log; None where nothing of it was kept."""
 
 
 class Intake:
     """Takes requests. One for each collector; lives on the event loop.
 
     Args:
+        leftover: what the log held at the start.
+        answered: what was answered before the start, beside what `leftover` holds.
         disk: says when the log is full.
         in_flight: bounds what waits for the disk.
         max_span_attributes: a span with more is refused.
@@ -74,6 +69,7 @@ class Intake:
         writer: Writer,
         heartbeats: Heartbeats,
         leftover: Leftover,
+        answered: Sequence[Answered] = (),
         *,
         disk: DiskBudget,
         in_flight: InFlight,
@@ -101,51 +97,55 @@ class Intake:
         """{level that gave the ids: spans and records}."""
         self.rejected: Counter[tuple[Signal, str]] = Counter()
         """{(signal, reason): spans, records or points}."""
-        self._recent: OrderedDict[str, tuple[float, asyncio.Future[Outcome]]] = OrderedDict()
-        for position, request in leftover.unwritten + [member for _, members in leftover.in_doubt for member in members]:
-            self._remember_old(position, request)
+        self._recent: OrderedDict[str, tuple[float, Outcome | asyncio.Future[Outcome]]] = OrderedDict()
+        """{what tells a resend: (Unix time of receipt, the outcome)}, the oldest first."""
+        known = [*answered, *(Answered(r.key, r.received_ms, Outcome.of(r, p)) for p, r in leftover.requests if r.key)]
+        for key, received_ms, outcome in sorted(known, key=lambda each: each.received_ms):
+            self._recent[key] = (received_ms / 1000, outcome)
 
-    async def take(self, signal: Signal, raw: bytes, metadata: Mapping[str, str]) -> Outcome:
-        """Accept a request; returns when it is at the ack level that its metadata ask for. `metadata` has lower-case keys.
+    async def take(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], bound: Ids | None = None) -> Outcome:
+        """Accept a request; returns when it is at the ack level that its metadata ask for. `metadata` has lower-case keys,
+        and `bound` is the attempt of the sender's key, where it is bound to one.
 
         Raises DataError where nothing can be parsed, and UnavailableError where it should be sent again later.
         """
         if not raw:
             return Outcome()
-        key = _key(signal, raw, metadata)
-        now = time.monotonic()
+        key = _key(signal, raw, metadata, bound)
+        now = self._clock()
         while (self._recent and now - next(iter(self._recent.values()))[0] > RESEND_SECONDS) or len(self._recent) > MAX_REMEMBERED:
             self._recent.popitem(last=False)
-        known = self._recent.get(key)
+        _, known = self._recent.get(key, (now, None))
         if known is None:
-            task = asyncio.ensure_future(self._accept(signal, raw, metadata, key))
-            self._recent[key] = (now, task)
-            task.add_done_callback(functools.partial(self._forget_failure, key))
+            known = asyncio.ensure_future(self._accept(signal, raw, metadata, bound, key))
+            self._recent[key] = (now, known)
+            known.add_done_callback(functools.partial(self._accepted_one, key, now))
         else:
             self.counts["resent"] += 1
-            task = known[1]
-        outcome = await asyncio.shield(task)  # a client that hangs up does not undo what is on its way to the disk
+        # a client that hangs up does not undo what is on its way to the disk
+        outcome = known if isinstance(known, Outcome) else await asyncio.shield(known)
         if outcome.position is not None and metadata.get(semconv.HEADER_ACK) == "stored":
             await self._writer.wait(outcome.position)
         return outcome
 
-    async def _accept(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], key: str) -> Outcome:
+    async def _accept(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], bound: Ids | None, key: str) -> Outcome:
         self._disk.check(0 if self._writer.idle else self._commit.bytes_held)  # what is stored holds nobody up
         with self._in_flight.hold(len(raw)):
-            return await self._log(signal, raw, metadata, key)
+            return await self._log(signal, raw, metadata, bound, key)
 
-    async def _log(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], key: str) -> Outcome:
+    async def _log(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], bound: Ids | None, key: str) -> Outcome:
         now = self._clock()
-        identities, spans = self._identify(signal, raw, metadata, now)
+        parsed, raw, unreadable = self._parse(signal, raw)
+        identities, spans = self._identify(parsed, raw, metadata, bound, now)
         if self._masker is not None:
             raw = self._masker.masked(signal, raw)
-        reasons = _reasons(identities)
+        reasons = rejections(identities, unreadable)
         rejected = sum(reasons.values())
         for reason, count in reasons.items():
             self.rejected[signal, reason] += count
         self.counts["requests"] += 1
         self.counts["bytes"] += len(raw)
-        self.counts[signal] += len(identities) - rejected
+        self.counts[signal] += len(identities) + unreadable - rejected
         self.counts["rejected"] += rejected
         dropped = 0
         if signal != "metrics":
@@ -154,12 +154,12 @@ class Intake:
             dropped = sum(identity.reason == DROPPED for identity in identities)
             self.counts["dropped"] += dropped
             self.counts[signal] -= dropped
-        message = _message(reasons)
-        if rejected + dropped == len(identities):
+        message = reason_text(reasons)
+        if rejected + dropped == len(identities) + unreadable:
             if dropped and self._accepted is not None:  # nobody's here, but whoever gets the copy may want it
                 self._accepted(signal, raw)
             return Outcome(rejected, message)
-        request = Request(signal, int(now * 1000), identities, raw, key)
+        request = Request(signal, int(now * 1000), identities, raw, key, unreadable)
         future = self._commit.append(REQUEST, pack_request(request))
         future.add_done_callback(functools.partial(self._logged, request))  # in log order, even where the client has gone
         place = await future
@@ -168,25 +168,34 @@ class Intake:
             self._heartbeats.add(rollout_id, attempt_id, count, now)
         return Outcome(rejected, message, place.position)
 
+    def _parse(self, signal: Signal, raw: bytes) -> tuple[_Parsed, bytes, int]:
+        """The request, its bytes, and how much of it was taken out of them because it cannot be read. Raises DataError."""
+        message = _MESSAGES[signal]
+        try:
+            try:
+                return message.FromString(raw), raw, 0
+            except DecodeError:
+                readable, unreadable = take_out(signal, raw)
+                return message.FromString(readable), readable, unreadable
+        except DecodeError as error:
+            self.counts["invalid"] += 1
+            raise DataError(f"this is no OTLP {signal} request: {error}") from None
+
     def _identify(
-        self, signal: Signal, raw: bytes, metadata: Mapping[str, str], now: float
+        self, request: _Parsed, raw: bytes, metadata: Mapping[str, str], bound: Ids | None, now: float
     ) -> tuple[list[Identity], Counter[tuple[str, str]]]:
         """The identities, and how many spans were heard of each attempt (attempt spans and seals count 0)."""
         heard: Counter[tuple[str, str]] = Counter()
         now_nano = int(now * 10**9)
-        try:
-            if signal == "logs":
-                return identify_logs(
-                    ExportLogsServiceRequest.FromString(raw), metadata, self.memory, now_unix_nano=now_nano, levels=self.levels
-                ), heard
-            if signal == "metrics":
-                return identify_points(ExportMetricsServiceRequest.FromString(raw), now_unix_nano=now_nano), heard
-            request = ExportTraceServiceRequest.FromString(raw)
-        except DecodeError as error:
-            self.counts["invalid"] += 1
-            raise DataError(f"this is no OTLP {signal} request: {error}") from None
+        if isinstance(request, ExportLogsServiceRequest):
+            found = identify_logs(request, metadata, self.memory, now_unix_nano=now_nano, levels=self.levels)
+            return bind(found, bound, self.levels) if bound else found, heard
+        if isinstance(request, ExportMetricsServiceRequest):
+            return identify_points(request, now_unix_nano=now_nano), heard
         heads = Heads.of(request, raw)
         identities = identify_spans(request, metadata, self.memory, now_unix_nano=now_nano, levels=self.levels, raw=raw, heads=heads)
+        if bound:
+            identities = bind(identities, bound, self.levels)
         if len(raw) > 2 * self._max_span_attributes:  # the least that so many attributes would take
             for index, span in enumerate(heads.spans):
                 if len(span.attributes) > self._max_span_attributes:
@@ -208,28 +217,19 @@ class Intake:
             if self._accepted is not None:
                 self._accepted(request.signal, request.raw)
 
-    def _forget_failure(self, key: str, task: asyncio.Future[Outcome]) -> None:
+    def _accepted_one(self, key: str, at: float, task: asyncio.Future[Outcome]) -> None:
+        """Keep the outcome; what failed may be sent again as if it were new."""
+        if key not in self._recent:
+            return
         if task.cancelled() or task.exception() is not None:
-            self._recent.pop(key, None)
-
-    def _remember_old(self, position: int, request: Request) -> None:
-        if request.key:
-            future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-            reasons = _reasons(request.identities)
-            future.set_result(Outcome(sum(reasons.values()), _message(reasons), position))
-            self._recent[request.key] = (time.monotonic(), future)
+            del self._recent[key]
+        else:
+            self._recent[key] = (at, task.result())
 
 
-def _reasons(identities: Sequence[Identity]) -> Counter[str]:
-    return Counter(identity.reason for identity in identities if identity.reason not in ("", DROPPED))
-
-
-def _message(reasons: Mapping[str, int]) -> str:
-    return "; ".join(f"{count} × {reason}" for reason, count in reasons.items())
-
-
-def _key(signal: Signal, raw: bytes, metadata: Mapping[str, str]) -> str:
+def _key(signal: Signal, raw: bytes, metadata: Mapping[str, str], bound: Ids | None) -> str:
     digest = hashlib.sha1(raw, usedforsecurity=False)  # half the cost of sha256; whoever finds a collision loses a request of their own
     for name in (semconv.HEADER_ROLLOUT_ID, semconv.HEADER_ATTEMPT_ID):
         digest.update(b"\0" + metadata.get(name, "").encode())
+    digest.update(b"\0" + "/".join(bound).encode() if bound else b"")  # what one may not send, another may
     return f"{signal[0]}{digest.hexdigest()[:32]}"

@@ -75,6 +75,15 @@ def identify_points(request: ExportMetricsServiceRequest, *, now_unix_nano: int)
     return found
 
 
+def kinds_of(request: ExportMetricsServiceRequest) -> list[str | None]:
+    """The kind of each of `identify_points`' data points; None for a metric without data."""
+    found: list[str | None] = []
+    for metric in _metrics(request):
+        kind = metric.WhichOneof("data")
+        found += [kind] * len(getattr(metric, kind).data_points) if kind is not None else [None]
+    return found
+
+
 def metric_rows(
     raw: bytes, identities: Sequence[Identity], *, received_ms: int, batch: int, first: Mapping[str, int]
 ) -> dict[str, list[str]]:

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from agl_otel.errors import DataError
 
 _IDS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"})
+MAX_DEPTH: Final = 500  # messages in one another: deeper than protobuf reads, so that the intake refuses one span and not all
 _NOT_AN_ID: Final = base64.b64encode(b"\0").decode()
 
 
@@ -29,7 +30,7 @@ def to_protobuf(make: Callable[[], Message], body: bytes) -> bytes:
         if not isinstance(tree, dict):
             raise DataError(f"this is no {name} as OTLP/JSON: it wants a JSON object")
         _rewrite_ids(tree)
-        json_format.ParseDict(tree, message, ignore_unknown_fields=True)
+        json_format.ParseDict(tree, message, ignore_unknown_fields=True, max_recursion_depth=MAX_DEPTH)
     except (ValueError, TypeError, RecursionError, json_format.ParseError) as error:
         raise DataError(f"this is no {name} as OTLP/JSON: {error}") from None
     return message.SerializeToString()

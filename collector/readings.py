@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from agl_otel.adapters.otlp_masking import Masker
 from agl_otel.collector.commit import GroupCommit
 from agl_otel.collector.disk import DiskBudget, Level
 from agl_otel.collector.forward import Forwarder
 from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.intake import Intake
 from agl_otel.collector.limits import InFlight
-from agl_otel.collector.masking import Masker
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.telemetry import Readings, Telemetry
 from agl_otel.collector.write import Writer

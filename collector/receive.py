@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,11 +12,13 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from agl_otel.bearer import bearer_refusal, shows
-from agl_otel.collector.intake import Intake
+from agl_otel.collector.intake import Intake, Outcome
+from agl_otel.collector.journal import Signal
+from agl_otel.collector.memory import Ids
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.collector.write import Writer
 from agl_otel.errors import AglError, grpc_status
-from agl_otel.ingest import ingest_key
+from agl_otel.ingest import attempt_of, ingest_key
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 RETRY_SECONDS: Final = 1  # what we tell clients to wait
@@ -41,14 +44,22 @@ class Receiver:
         return self.metrics or protocol.signal != "metrics"
 
     def refusal(self, authorization: str, *scopes: str, sending: bool = False) -> str | None:
-        """Why a client that sends this Authorization header may not come in; with `sending` the agents' key is enough.
+        """Why a client that sends this Authorization header may not come in; with `sending` an agents' key is enough.
 
         Tokens for the collector, or for one of `scopes`, are taken, too.
         """
-        if not self.token or (sending and shows(authorization, ingest_key(self.token))):
+        if not self.token or (sending and (shows(authorization, ingest_key(self.token)) or self._bound(authorization))):
             return None
         why = bearer_refusal(authorization, self.token, "collector", *scopes)
         return why if why is None else why or UNAUTHENTICATED
+
+    async def take(self, signal: Signal, raw: bytes, metadata: Mapping[str, str]) -> Outcome:
+        """Accept a request of a client that may come in; see Intake.take."""
+        return await self.intake.take(signal, raw, metadata, self._bound(metadata.get("authorization", "")))
+
+    def _bound(self, authorization: str) -> Ids | None:
+        """The attempt to which the key in this Authorization header is bound."""
+        return attempt_of(self.token, authorization.removeprefix("Bearer ")) if authorization.startswith("Bearer ") else None
 
 
 def status_of(error: AglError) -> Status:

@@ -14,6 +14,7 @@ from aiohttp import web
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from agl_otel import __version__
+from agl_otel.adapters.otlp_masking import load_masker
 from agl_otel.collector.commit import GroupCommit
 from agl_otel.collector.copying import Copying
 from agl_otel.collector.deletion import Deletion
@@ -24,12 +25,12 @@ from agl_otel.collector.grpc_port import grpc_server
 from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.http_port import Handler, HttpPort
 from agl_otel.collector.intake import Intake
-from agl_otel.collector.journal import leftover
+from agl_otel.collector.journal import describe, leftover
 from agl_otel.collector.limits import InFlight
 from agl_otel.collector.maintenance import Maintenance
-from agl_otel.collector.masking import load_masker
 from agl_otel.collector.readings import Parts, watch
 from agl_otel.collector.receive import Receiver
+from agl_otel.collector.resends import ResendJournal
 from agl_otel.collector.sqlhttp import SqlEndpoint
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.telemetry import Telemetry
@@ -37,7 +38,7 @@ from agl_otel.collector.wal import SEGMENT_BYTES, Log, claim
 from agl_otel.collector.write import Writer
 from agl_otel.errors import InUseError, SettingsError, UnavailableError
 from agl_otel.grpc_port import GrpcPort
-from agl_otel.listen import listen, make_runner, require_certificate
+from agl_otel.listen import listen, make_runner, own_names, require_certificate
 from agl_otel.metrics_push import pushing
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.presence import Presence
@@ -88,12 +89,14 @@ class Collector:
         self._engine = engine = await asyncio.to_thread(open_store, settings.clickhouse_db, retention_days=settings.retention_days)
         self._closers.callback(engine.close)
         self._closers.callback(os.close, claim(settings.wal_dir))
-        self._log = log = Log(settings.wal_dir, segment_bytes=min(SEGMENT_BYTES, settings.wal_budget_bytes // 8))
+        self._log = log = Log(settings.wal_dir, segment_bytes=min(SEGMENT_BYTES, settings.wal_budget_bytes // 8), describe=describe)
         self._closers.callback(log.close)
         self._closers.callback(self._clear_log)
         left = leftover(log.replay())
         if not left.in_doubt and not left.unwritten:
             log.clear()
+        resends = ResendJournal(settings.wal_dir)
+        self._closers.callback(resends.close)
         self._queue = QueueClient(settings.queue_address, token=self._token)
         self._closers.push_async_callback(self._queue.close)
         self._commit = commit = GroupCommit(log)
@@ -101,7 +104,7 @@ class Collector:
         self._store = BatchStore(engine, settings.data_dir.absolute() / "refused")
         self._telemetry = telemetry = Telemetry()
         self._closers.callback(telemetry.close)
-        self._writer = writer = Writer(self._store, commit, self._queue, left, log.read, on_stored=telemetry.batch_stored)
+        self._writer = writer = Writer(self._store, commit, self._queue, left, log.read, resends, on_stored=telemetry.batch_stored)
         self._heartbeats = heartbeats = Heartbeats(self._queue)
         self._disk = DiskBudget(settings.wal_dir, budget_bytes=settings.wal_budget_bytes, reserve_bytes=settings.disk_reserve_bytes)
         self._in_flight = in_flight = InFlight(settings.max_in_flight_bytes)
@@ -110,6 +113,7 @@ class Collector:
             writer,
             heartbeats,
             left,
+            resends.known,
             disk=self._disk,
             in_flight=in_flight,
             max_span_attributes=settings.max_span_attributes,
@@ -151,10 +155,11 @@ class Collector:
         actions: dict[str, Handler] = {"/delete": Deletion(self._engine).handle, "/copy": copying.handle}
         if self._maintenance:
             actions["/maintain"] = self._maintenance.handle
-        port = HttpPort(receiver, self._in_flight, self.health, pages, actions, client_certificate=client_certificate)
+        names = own_names(settings)
+        port = HttpPort(receiver, self._in_flight, self.health, pages, actions, client_certificate=client_certificate, names=names)
         self._otlp_app = port.app()
         http_port = await self._serve(self._otlp_app, settings.otlp_http_port, "AGL_OTLP_HTTP_PORT", tls)
-        sql_app = self._sql.app()
+        sql_app = self._sql.app(names)
         if client_certificate:
             sql_app.middlewares.append(require_certificate({"/ping"}))
         sql_port = await self._serve(sql_app, settings.clickhouse_port, "AGL_CLICKHOUSE_PORT", tls)
@@ -197,6 +202,7 @@ class Collector:
             "backlog_rows": self._writer.backlog,
             "log_bytes": self._commit.bytes_held,
             "log_torn_bytes": self._log.torn_bytes,
+            "log_damaged_bytes": self._log.damaged_bytes,
             "batches": self._writer.batches,
             **self._intake.counts,
             **{f"store_{name}": count for name, count in self._store.counts.items()},

@@ -10,8 +10,8 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest, ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
-from agl_otel.collector.intake import Outcome
 from agl_otel.collector.journal import Signal
+from agl_otel.collector.resends import Outcome
 
 
 @dataclass(frozen=True)

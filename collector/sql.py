@@ -15,7 +15,8 @@ from aiohttp import web
 from agl_otel import logformat
 from agl_otel.collector.sqlhttp import SqlEndpoint
 from agl_otel.errors import AglError, InUseError
-from agl_otel.listen import listen, make_runner, require_certificate
+from agl_otel.listen import listen, make_runner, own_names, require_certificate
+from agl_otel.private import keep_private
 from agl_otel.settings import Settings
 from agl_otel.tls import Tls
 from agl_otel.traces.opened import open_store
@@ -29,7 +30,7 @@ async def serve(settings: Settings) -> None:
     tls = Tls.load(settings)
     engine = await asyncio.to_thread(open_store, settings.clickhouse_db, retention_days=settings.retention_days)
     endpoint = SqlEndpoint(engine, token=settings.token.get_secret_value(), shared=True)
-    app = endpoint.app()
+    app = endpoint.app(own_names(settings))
     app.router.add_get("/health", _health)
     if tls is not None and tls.client_authority is not None:
         app.middlewares.append(require_certificate({"/ping", "/health"}))
@@ -52,6 +53,7 @@ async def _health(_: web.Request) -> web.Response:
 
 def main() -> int:
     """Run the service with the settings of the environment; the exit code is 0, or 1 with one line on stderr."""
+    keep_private()
     try:
         settings = Settings.load()
         logformat.configure(settings.log_level, settings.log_format, force=True)

@@ -1,7 +1,8 @@
 """Read-only SQL over ClickHouse's HTTP protocol, for whoever reads traces: our reader, curl, clickhouse-connect, Grafana.
 
-`guard` says what may run; the engine's reading connections say what it may cost. Queries run in a few threads of their own. A server
-is asked through here too: so one address is enough, and its password stays where it is.
+`guard` says what may run; the engine's reading connections say what it may cost. Queries run in a few threads of their own, those of
+our readers in others than those that people write. A server is asked through here too: so one address is enough, and its password stays
+where it is.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from aiohttp import BasicAuth, BodyPartReader, web
 
+from agl_otel.bearer import shows
 from agl_otel.collector import guard, guard_tables
 from agl_otel.errors import QueryError, UnavailableError
-from agl_otel.listen import STALLED_SECONDS, bodies_in_time, end_stalled, readable
+from agl_otel.listen import STALLED_SECONDS, bodies_in_time, end_stalled, only_own_pages, readable
 from agl_otel.scoped import refusal
 from agl_otel.traces.engine import ClickHouseError
+from agl_otel.traces.http import OWN_HEADER
 from agl_otel.traces.opened import TraceStore
 
-READ_THREADS: Final = 4
+READ_THREADS: Final = 4  # of each lane
 MAX_BODY_BYTES: Final = 16 << 20  # parameters may hold long lists of ids
 SLICE_BYTES: Final = 256 << 10
 HELD_BYTES: Final = 1 << 30  # of answers that their readers have not taken; beyond it queries wait, so that viewers that hang cost no more
@@ -39,8 +42,18 @@ _RESERVED: Final = frozenset(
 PASSED_TEXTS: Final = 500  # queries of dashboards and readers: their texts stay, parameters change
 PASSED_CHARS: Final = 16 << 10
 _Passed = tuple[str, dict[str, str], str]  # what guard.inner answers
+_QUERY_ID: Final = re.compile(r"[!-~]{1,200}")  # it stands in a header of the answer
 _NOT_FOUND: Final = frozenset({46, 47, 60, 81})  # unknown function, identifier, table, database
 WANTED: Final = "this endpoint wants the token (AGL_TOKEN): Authorization: Bearer TOKEN, or the password"
+
+
+class _Lane:
+    """Threads for the queries of some, and what is held of their answers."""
+
+    def __init__(self, name: str) -> None:
+        self.threads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix=name)
+        self.held = 0
+        self.taken = asyncio.Condition()
 
 
 class SqlEndpoint:
@@ -60,16 +73,14 @@ class SqlEndpoint:
         self._token = token
         self._held_bytes = held_bytes
         self._stalled_seconds = stalled_seconds
-        self._threads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="sql")
+        self._own, self._others = _Lane("own-sql"), _Lane("sql")
         self._table_functions: frozenset[str] = frozenset()
         self._passed: dict[str, _Passed] = {}
-        self._held = 0
-        self._taken = asyncio.Condition()
         self.counts: Counter[str] = Counter()
 
-    def app(self) -> web.Application:
-        """The HTTP application: GET and POST on /, GET /ping."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[bodies_in_time, readable])
+    def app(self, names: Collection[str] | None = None) -> web.Application:
+        """The HTTP application: GET and POST on /, GET /ping; `names`: see `only_own_pages`."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[only_own_pages(names=names), bodies_in_time, readable])
         app.router.add_get("/ping", self._ping)
         app.router.add_route("*", "/", self._query)
         end_stalled(app, self._stalled_seconds)
@@ -77,7 +88,8 @@ class SqlEndpoint:
 
     def close(self) -> None:
         """Wait for the queries that run, and end the threads."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        for lane in (self._own, self._others):
+            lane.threads.shutdown(wait=True, cancel_futures=True)
 
     async def _ping(self, _: web.Request) -> web.Response:
         return web.Response(text="Ok.\n")
@@ -85,6 +97,7 @@ class SqlEndpoint:
     async def _query(self, request: web.Request) -> web.StreamResponse:
         if self._token and (why := self._refusal(request)) is not None:
             return _error(401, 516, why or WANTED, "AUTHENTICATION_FAILED")
+        lane = self._own if self._is_own(request) else self._others
         values = dict(request.query)
         sql = values.get("query", "")
         if request.method == "POST":
@@ -99,13 +112,22 @@ class SqlEndpoint:
                 sql = "\n".join(part for part in (sql, body.decode(errors="replace")) if part)
         elif not sql:
             return web.Response(text="Ok.\n")
+        query_id = values.get("query_id") or str(uuid.uuid4())
+        if not _QUERY_ID.fullmatch(query_id):
+            return _error(400, 36, "query_id may have 200 characters, printable ones of ASCII without spaces", "BAD_ARGUMENTS")
         params = {name.removeprefix("param_"): value for name, value in values.items() if name.startswith("param_")}
         settings = guard.filter_settings({name: value for name, value in values.items() if name not in _RESERVED})
         default = request.headers.get("X-ClickHouse-Format") or values.get("default_format") or DEFAULT_FORMAT
         started = time.perf_counter_ns()
         try:
-            await self._room()
-            data, used = await asyncio.get_running_loop().run_in_executor(self._threads, self.run, sql, params, settings, default)
+            await self._room(lane)
+
+            def answer() -> tuple[bytes, str]:
+                if request.transport is None:
+                    raise UnavailableError("the client went away before its query began")
+                return self.run(sql, params, settings, default)
+
+            data, used = await asyncio.get_running_loop().run_in_executor(lane.threads, answer)
         except QueryError as error:
             self.counts["refused"] += 1
             return _error(403, 497, str(error), "ACCESS_DENIED")
@@ -118,7 +140,7 @@ class SqlEndpoint:
         self.counts["queries"] += 1
         elapsed = time.perf_counter_ns() - started
         headers = {
-            "X-ClickHouse-Query-Id": values.get("query_id") or str(uuid.uuid4()),
+            "X-ClickHouse-Query-Id": query_id,
             "X-ClickHouse-Format": used,
             "X-ClickHouse-Timezone": "UTC",
             "X-ClickHouse-Summary": f'{{"read_rows":"0","read_bytes":"0","elapsed_ns":"{elapsed}"}}',
@@ -127,33 +149,33 @@ class SqlEndpoint:
         }
         if len(data) <= SLICE_BYTES or request.method == "HEAD":
             return web.Response(body=data, headers=headers)
-        return await self._send(request, data, headers)
+        return await self._send(request, data, headers, lane)
 
-    async def _send(self, request: web.Request, data: bytes, headers: Mapping[str, str]) -> web.StreamResponse:
+    async def _send(self, request: web.Request, data: bytes, headers: Mapping[str, str], lane: _Lane) -> web.StreamResponse:
         """A large answer, as its reader takes it: the whole would stand in memory twice."""
         response = web.StreamResponse(headers=headers)
         response.content_length = len(data)
-        self._held += len(data)
+        lane.held += len(data)
         try:
             await response.prepare(request)
             for start in range(0, len(data), SLICE_BYTES):
                 await response.write(memoryview(data)[start : start + SLICE_BYTES])
             await response.write_eof()
         finally:
-            self._held -= len(data)
-            async with self._taken:
-                self._taken.notify_all()
+            lane.held -= len(data)
+            async with lane.taken:
+                lane.taken.notify_all()
         return response
 
-    async def _room(self) -> None:
+    async def _room(self, lane: _Lane) -> None:
         """Return when another answer may be held. Raises UnavailableError where none is taken for long."""
-        if self._held <= self._held_bytes:
+        if lane.held <= self._held_bytes:
             return
         try:
-            async with asyncio.timeout(ROOM_SECONDS), self._taken:
-                await self._taken.wait_for(lambda: self._held <= self._held_bytes)
+            async with asyncio.timeout(ROOM_SECONDS), lane.taken:
+                await lane.taken.wait_for(lambda: lane.held <= self._held_bytes)
         except TimeoutError:
-            raise UnavailableError(f"answers of {self._held >> 20} MiB wait for their readers: ask again when these have read") from None
+            raise UnavailableError(f"answers of {lane.held >> 20} MiB wait for their readers: ask again when these have read") from None
 
     def run(self, sql: str, params: Mapping[str, str], settings: Mapping[str, str], default_format: str) -> tuple[bytes, str]:
         """(bytes, format) of a query, in this thread. Raises QueryError where the guard refuses it, else ClickHouseError."""
@@ -188,6 +210,11 @@ class SqlEndpoint:
             names = self._engine.read("SELECT lower(name) FROM system.table_functions", "TSVRaw").decode()
             self._table_functions = frozenset(names.split())
         return self._table_functions
+
+    def _is_own(self, request: web.Request) -> bool:
+        """Whether it is a query of our readers': they say so, and have the stack's token where there is one."""
+        shown = not self._token or shows(request.headers.get("Authorization", ""), self._token)
+        return OWN_HEADER in request.headers and shown
 
     def _refusal(self, request: web.Request) -> str | None:
         sent = request.headers.get("Authorization", "")

@@ -14,11 +14,12 @@ from typing import Final, NamedTuple, TypeVar
 
 from agl_otel.collector import aside, faults
 from agl_otel.collector.decode import LOG_COLUMNS, TRACE_COLUMNS, log_rows, span_rows
-from agl_otel.collector.journal import Batch, Request, assign
+from agl_otel.collector.journal import Batch, Member, assign
 from agl_otel.collector.metrics import COLUMNS as METRIC_COLUMNS
 from agl_otel.collector.metrics import TABLES as METRIC_TABLES
 from agl_otel.collector.metrics import metric_rows
 from agl_otel.collector.raw import pack
+from agl_otel.collector.stored import find_stored
 from agl_otel.collector.tries import Tries
 from agl_otel.traces.engine import DATABASE, ClickHouseError, Engine
 from agl_otel.traces.migrate import OTLP_ROWS, OTLP_ROWS_SCHEMA, REFILLS, named_query
@@ -37,8 +38,6 @@ STORED: Final = (
 )
 """Rows of a batch. When they were received is what ClickHouse knows of each part by heart: of the others it opens nothing."""
 T = TypeVar("T")
-Member = tuple[int, Request]
-"""(log position, request)."""
 _logger = logging.getLogger(__name__)
 
 
@@ -130,6 +129,10 @@ class BatchStore:
             for name in REFILLS:  # a view can fail after its source was written
                 self._engine.command(named_query(name), {"batch": batch.batch_id})
         faults.reach("inserted")
+
+    def find(self, members: Sequence[Member]) -> dict[int, list[int]]:
+        """Which rows of these requests are stored, whatever batch took them (stored.py). Raises ClickHouseError."""
+        return find_stored(self._engine, members)
 
     def _store_fast(self, batch: Batch, members: Sequence[Member], spans: Mapping[int, _Spans], *, in_doubt: bool) -> frozenset[int] | None:
         """Insert the spans that ClickHouse can build by itself; the BatchPos of the others, or None where it may have stored none."""

@@ -1,9 +1,7 @@
-"""The write-ahead log on disk: append-only segments of checksummed records, replayed at start. Synchronous; commit.py shares its fsyncs.
+"""The write-ahead log on disk: segments of framed records (framed.py), replayed at start. Synchronous; commit.py shares its fsyncs.
 
-A record is `length u32 | crc32 u32 | kind u8 | payload`, the checksum over kind and payload. A position counts records from 0 over
-all segments; a segment is named by the position of its first record. A record that is torn or damaged at the end of the last
-segment was never acknowledged: it is cut off and reported. Damage elsewhere is kept aside as NAME.damaged, and reported.
-What records mean does not belong here.
+A position counts records from 0 over all segments; a segment is named by the position of its first record. What records mean does not
+belong here.
 """
 
 from __future__ import annotations
@@ -11,20 +9,19 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from agl_otel import framed
 from agl_otel.collector import faults
-from agl_otel.errors import DataError, InUseError, SettingsError, UnavailableError
+from agl_otel.errors import InUseError, SettingsError, UnavailableError
+from agl_otel.framed import Describe, FramedFile, Lost
 
 SEGMENT_BYTES: Final = 64 << 20
+SEGMENT: Final = ".wal"
 LOCK: Final = "lock"
-MAX_RECORD_BYTES: Final = 1 << 30
-_HEAD: Final = struct.Struct("<IIB")
 _logger = logging.getLogger(__name__)
 
 
@@ -37,27 +34,28 @@ class Record(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a record's payload lies."""
+    """Where a record lies."""
 
     position: int
     segment: Path
     offset: int
     length: int
+    """Of the payload."""
 
 
 @dataclass
 class _Segment:
     path: Path
     first: int
-    count: int = 0
-    size: int = 0
+    next: int
+    size: int
 
 
 def claim(directory: Path) -> int:
     """Take the log's lock; the returned file descriptor holds it until it is closed. Raises InUseError, SettingsError."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise SettingsError(f"cannot use the write-ahead log in {directory}: {error.strerror or error}; see AGL_DATA_DIR") from None
     try:
@@ -71,22 +69,28 @@ def claim(directory: Path) -> int:
 
 
 class Log:
-    """An open log. Not thread-safe: one thread appends; `read` may be called from any."""
+    """An open log. Not thread-safe: one thread appends; `read` may be called from any.
 
-    def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+    Args:
+        directory: made where it is missing.
+        segment_bytes: how large a segment grows.
+        describe: puts words to a record that is lost.
+    """
+
+    def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, describe: Describe | None = None) -> None:
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.torn_bytes = 0
-        """Bytes that were cut off when the log was opened."""
+        """Bytes of the last group that were torn or damaged when the log was opened."""
+        self.damaged_bytes = 0
+        """Bytes of earlier groups that were damaged when the log was opened."""
         self._segments: list[_Segment] = []
-        self._handle = -1
+        self._next = 0
+        self._file: FramedFile | None = None
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            for path in sorted(directory.glob("*.wal")):
-                self._segments.append(_Segment(path, int(path.stem)))
-            for index, segment in enumerate(self._segments):
-                self._scan(segment, last=index == len(self._segments) - 1)
-            self._open_segment(self._next_position())
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._load(describe)
+            self._open_segment()
         except OSError as error:
             raise SettingsError(f"cannot use the write-ahead log in {directory}: {error.strerror or error}") from None
 
@@ -95,153 +99,105 @@ class Log:
         """Size of all segments."""
         return sum(segment.size for segment in self._segments)
 
-    def replay(self) -> Iterator[Record]:
-        """Every whole record, in order."""
+    def replay(self) -> Iterator[Record | Lost]:
+        """Every record in order, and what is missing of them."""
         for segment in list(self._segments):
-            for position, (kind, payload, _) in enumerate(_records(segment.path.read_bytes()), start=segment.first):
-                yield Record(position, kind, payload)
+            for entry in framed.read(segment.path, first=segment.first, end=segment.next):
+                yield entry if isinstance(entry, Lost) else Record(entry.position, entry.kind, entry.payload)
 
     def append(self, records: Sequence[tuple[int, bytes]]) -> list[Place]:
         """Write and fsync `records` as one group. Raises UnavailableError where the disk refuses; then none of them counts."""
-        segment = self._segments[-1]
-        if segment.size >= self.segment_bytes or self._handle < 0:
+        if self._file is None or self._file.size >= self.segment_bytes:
             self.turn_over()
-            segment = self._segments[-1]
-        parts: list[bytes] = []
-        places: list[Place] = []
-        offset = segment.size
-        for kind, payload in records:
-            body = bytes((kind,))
-            parts += (_HEAD.pack(len(payload), zlib.crc32(payload, zlib.crc32(body)), kind), payload)
-            places.append(Place(segment.first + segment.count + len(places), segment.path, offset + _HEAD.size, len(payload)))
-            offset += _HEAD.size + len(payload)
+        file, segment = self._file, self._segments[-1]
+        assert file is not None  # turn_over has opened one
         try:
-            _write_all(self._handle, parts)
+            places = file.write(records)
             faults.reach("written")
-            os.fdatasync(self._handle)
+            file.sync()
         except OSError as error:
-            self._abandon(segment)
+            self._abandon(file, segment)
             raise UnavailableError(f"the write-ahead log in {self.directory} cannot be written: {error.strerror or error}") from None
-        segment.count += len(records)
-        segment.size = offset
-        return places
+        self._next = segment.next = file.next_position
+        segment.size = file.size
+        return [
+            Place(position, segment.path, offset, len(payload)) for (position, offset), (_, payload) in zip(places, records, strict=True)
+        ]
 
     def read(self, place: Place) -> bytes:
         """The payload at `place`. Raises DataError where it is gone or damaged."""
-        with place.segment.open("rb") as file:
-            file.seek(place.offset - _HEAD.size)
-            data = file.read(_HEAD.size + place.length)
-        found = next(_records(data), None)
-        if found is None:
-            raise DataError(f"record {place.position} of the write-ahead log {place.segment} is damaged")
-        return found[1]
+        return framed.read_at(place.segment, place.offset, place.position)
 
     def turn_over(self) -> int:
         """Go on in a new segment; the position at which it begins. Raises UnavailableError where there is no room for it."""
-        position = self._next_position()
-        if self._segments[-1].count or self._handle < 0:
+        if self._file is None or self._segments[-1].first < self._next:
             try:
-                self._open_segment(position)
+                self._open_segment()
             except OSError as error:
                 raise UnavailableError(f"the write-ahead log in {self.directory} cannot go on: {error.strerror or error}") from None
-        return position
+        return self._next
 
     def release(self, position: int) -> None:
         """Delete the segments all of whose records lie before `position`; the open one stays. Raises OSError; then it can be repeated."""
         released = False
-        while len(self._segments) > 1 and self._segments[0].first + self._segments[0].count <= position:
-            self._segments[0].path.unlink(missing_ok=True)
+        while len(self._segments) > 1 and self._segments[0].next <= position:
+            framed.remove(self._segments[0].path)
             self._segments.pop(0)
             released = True
             faults.reach("segment-released")
         if released:
-            _sync_directory(self.directory)
+            framed.sync_folder(self.directory)
 
     def clear(self) -> None:
         """Forget everything: only where all of it is stored. Positions go on."""
-        position = self._next_position()
-        if self._segments[-1].count:
-            self._open_segment(position)
-        self.release(position)
+        if self._segments[-1].first < self._next:
+            self._open_segment()
+        self.release(self._next)
 
     def close(self) -> None:
         """Close the open segment."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
-    def _next_position(self) -> int:
-        return self._segments[-1].first + self._segments[-1].count if self._segments else 0
+    def _load(self, describe: Describe | None) -> None:
+        """Mend what is there. What was written and not synced before a crash is synced now: from here on it counts."""
+        kept = {path.name for path in self.directory.glob(f"*{framed.DAMAGED}")}
+        paths = sorted(self.directory.glob(f"*{SEGMENT}"))
+        firsts = [int(path.stem) for path in paths]
+        for path, first, end in zip(paths, firsts, [*firsts, None][1:], strict=True):
+            entries = framed.mend(path, first=first, end=end, describe=describe)
+            new = [entry for entry in entries if isinstance(entry, Lost) and entry.aside not in kept]
+            self.damaged_bytes += sum(lost.size for lost in new if lost.damage)
+            self.torn_bytes += sum(lost.size for lost in new if not lost.damage)
+            self._next = framed.next_position(entries, first)
+            self._segments.append(_Segment(path, first, self._next, path.stat().st_size))
+        if paths:
+            framed.sync_file(paths[-1])
+        for left in (*self.directory.glob(f".*{framed.UNFINISHED}"), *framed.orphans(self.directory, f"*{SEGMENT}")):
+            left.unlink(missing_ok=True)
 
-    def _scan(self, segment: _Segment, *, last: bool) -> None:
-        data = segment.path.read_bytes()
-        for _, _, end in _records(data):
-            segment.count += 1
-            segment.size = end
-        rest = len(data) - segment.size
-        if not rest:
-            return
-        self.torn_bytes += rest
-        if last:
-            _logger.warning(
-                "write-ahead log %s: the last record was torn; cut off %d bytes that were never acknowledged", segment.path, rest
-            )
-        else:
-            segment.path.with_suffix(".damaged").write_bytes(data[segment.size :])
-            _logger.error("write-ahead log %s: %d bytes are damaged; kept aside as *.damaged", segment.path, rest)
-        os.truncate(segment.path, segment.size)
-
-    def _open_segment(self, first: int) -> None:
-        """Append to the segment that begins at `first`. Where that fails (OSError) none is open, and the next append tries again."""
+    def _open_segment(self) -> None:
+        """Append to a new segment from here on. Where that fails (OSError) none is open, and the next append tries again."""
         self.close()
-        again = bool(self._segments) and self._segments[-1].first == first
-        segment = self._segments[-1] if again else _Segment(self.directory / f"{first:020d}.wal", first)
-        handle = os.open(segment.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        path = self.directory / f"{self._next:020d}{SEGMENT}"
+        file = FramedFile(path, self._next)
         try:
-            os.ftruncate(handle, segment.size)
-            _sync_directory(self.directory)
+            file.cut(0, self._next)  # nothing that it may hold counts
             faults.reach("segment-opened")
         except OSError:
-            os.close(handle)
+            file.close()
             raise
-        self._handle = handle
-        if not again:
-            self._segments.append(segment)
+        self._file = file
+        if self._segments and self._segments[-1].path == path:
+            self._segments.pop()
+        self._segments.append(_Segment(path, self._next, self._next, 0))
 
-    def _abandon(self, segment: _Segment) -> None:
+    def _abandon(self, file: FramedFile, segment: _Segment) -> None:
         """After a failed write or fsync nothing is known of this file's tail: cut it off, and go on in a new file."""
         try:
-            self.close()
-            os.truncate(segment.path, segment.size)
-            self._open_segment(segment.first + segment.count)
+            file.cut(segment.size, segment.next)
+            self._open_segment()
         except OSError as error:
+            self.close()
             _logger.error("write-ahead log %s: cannot start a new segment: %s", segment.path, error)
-
-
-def _records(data: bytes) -> Iterator[tuple[int, bytes, int]]:
-    """(kind, payload, end offset) of the whole records from the start of `data`; ends before the first that is not whole."""
-    offset = 0
-    while offset + _HEAD.size <= len(data):
-        length, checksum, kind = _HEAD.unpack_from(data, offset)
-        start = offset + _HEAD.size
-        if length > MAX_RECORD_BYTES or start + length > len(data):
-            return
-        payload = data[start : start + length]
-        if zlib.crc32(payload, zlib.crc32(bytes((kind,)))) != checksum:
-            return
-        offset = start + length
-        yield kind, payload, offset
-
-
-def _write_all(handle: int, parts: Sequence[bytes]) -> None:
-    view = memoryview(b"".join(parts))
-    while view:
-        view = view[os.write(handle, view) :]
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

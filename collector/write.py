@@ -12,14 +12,29 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from agl_otel.collector import faults
 from agl_otel.collector.commit import GroupCommit
-from agl_otel.collector.journal import BATCH, STORED, Batch, Leftover, Request, number_requests, pack_batch, pack_stored, unpack_request
-from agl_otel.collector.store_batch import BatchStore, Member
+from agl_otel.collector.journal import (
+    BATCH,
+    SETTLED,
+    STORED,
+    Batch,
+    Leftover,
+    Member,
+    Request,
+    number_requests,
+    pack_batch,
+    pack_settled,
+    pack_stored,
+    unpack_request,
+    without_stored,
+)
+from agl_otel.collector.resends import ResendJournal
+from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.telemetry import Stopwatch
 from agl_otel.collector.wal import Place
 from agl_otel.errors import UnavailableError
@@ -63,6 +78,7 @@ class Writer:
         numbers: Numbers,
         leftover: Leftover,
         read: Callable[[Place], bytes],
+        resends: ResendJournal,
         *,
         on_stored: Callable[[Sequence[int], float, float], None] | None = None,
     ) -> None:
@@ -70,6 +86,7 @@ class Writer:
         self._commit = commit
         self._numbers = numbers
         self._read = read
+        self._resends = resends
         self._on_stored = on_stored  # see Telemetry.batch_stored
         self._in_doubt = leftover.in_doubt
         self._batch_id = leftover.batch_id
@@ -92,7 +109,8 @@ class Writer:
         for position, request in leftover.unwritten:
             self._push(_Waiting(position, None, request, len(request.raw), request.rows))
         if self._in_doubt:
-            self.accepted = max(self.accepted, self._in_doubt[-1][0].last)
+            batch, members = self._in_doubt[-1]
+            self.accepted = max(self.accepted, members[-1][0] if batch is None else batch.last)
         if not self._in_doubt and not self._waiting:
             self.stored = self.accepted
 
@@ -165,16 +183,15 @@ class Writer:
         """Write until `close`."""
         try:
             for batch, members in self._in_doubt:
+                if batch is None:
+                    await self._settle(members)
+                    continue
                 _logger.warning(
                     "recovery: batch %d (%d requests) is in doubt; asking ClickHouse what is stored", batch.batch_id, len(members)
                 )
                 await self._insert(batch, members, in_doubt=True)
             while members := await self._take():
-                numbers = await self._number(members)
-                batch = Batch(self._next_batch_id(), members[0][0], members[-1][0], numbers)
-                await self._until_it_works("the write-ahead log", lambda batch=batch: self._commit.append(BATCH, pack_batch(batch)))
-                faults.reach("batch-noted")
-                await self._insert(batch, members, in_doubt=False)
+                await self._write(members)
         except _StoppedError:
             _logger.warning("stopping with %d rows that are in the log only; they are written at the next start", self.backlog)
         finally:
@@ -188,6 +205,35 @@ class Writer:
         self._closing.set()
         self._wake.set()
         self._hurry.set()
+
+    async def _settle(self, members: Sequence[Member]) -> None:
+        """Of requests that a lost batch may have taken, insert what is not stored."""
+        for some in _in_batches(members):
+            found = await self._until_it_works("ClickHouse", lambda some=some: self._in_thread(lambda: self._store.find(some)))
+            _logger.warning(
+                "recovery: records of the log that told which batch took %d requests are lost; of their %d rows %d are stored",
+                len(some),
+                sum(request.rows for _, request in some),
+                sum(map(len, found.values())),
+            )
+            await self._until_it_works("the write-ahead log", lambda found=found: self._commit.append(SETTLED, pack_settled(found)))
+            left = [(position, without_stored(request, found[position])) for position, request in some]
+            if any(request.rows for _, request in left):
+                await self._write(left)
+            else:
+                await self._remember(left)
+            self._is_stored(some[-1][0])
+
+    async def _write(self, members: Sequence[Member]) -> None:
+        """Number these requests, note them as a batch, and insert it."""
+        numbers = await self._number(members)
+        batch = Batch(self._next_batch_id(), members[0][0], members[-1][0], numbers)
+        await self._until_it_works("the write-ahead log", lambda: self._commit.append(BATCH, pack_batch(batch)))
+        faults.reach("batch-noted")
+        await self._insert(batch, members, in_doubt=False)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _take(self) -> list[Member]:
         while not self._waiting:
@@ -238,26 +284,32 @@ class Writer:
 
     async def _insert(self, batch: Batch, members: Sequence[Member], *, in_doubt: bool) -> None:
         doubt = in_doubt
-        loop = asyncio.get_running_loop()
         watch = Stopwatch()
 
         async def attempt() -> None:
             nonlocal doubt, watch
             watch = Stopwatch()
             before, doubt = doubt, True  # whatever happens to this try, the next one asks first
-            await loop.run_in_executor(self._thread, lambda: self._store.store(batch, members, in_doubt=before))
+            await self._in_thread(lambda: self._store.store(batch, members, in_doubt=before))
 
         await self._until_it_works("ClickHouse", attempt)
         if self._on_stored is not None:
             self._on_stored([request.received_ms for _, request in members], watch.began_at, watch.seconds)
-        for hint in (self._commit.append(STORED, pack_stored(batch)), self._commit.release(batch.last + 1)):
-            hint.add_done_callback(_look_at)  # recovery does without the first, and the next batch releases, too
+        await self._remember(members)
+        self._commit.append(STORED, pack_stored(batch)).add_done_callback(_look_at)  # recovery does without it
+        self._is_stored(batch.last)
         faults.reach("stored-noted")
         self.batches += 1
-        self.stored = max(self.stored, batch.last)
-        self._release()
 
-    def _release(self) -> None:
+    async def _remember(self, members: Sequence[Member]) -> None:
+        """The log may forget these requests now: their answers go where a resend finds them."""
+        requests = [request for _, request in members]
+        await self._until_it_works("the journal of resends", lambda: self._in_thread(lambda: self._resends.add(requests)))
+
+    def _is_stored(self, position: int) -> None:
+        """All requests up to this log position are stored: their segments may go, and whoever waits for them is released."""
+        self._commit.release(position + 1).add_done_callback(_look_at)  # the next batch releases, too
+        self.stored = max(self.stored, position)
         still: list[tuple[int, asyncio.Future[None]]] = []
         for position, future in self._waiters:
             if position > self.stored:
@@ -291,6 +343,18 @@ class Writer:
         """Time-ordered, unique across collectors: 42 bits of milliseconds, 22 random bits."""
         self._batch_id = max(self._batch_id + 1, (time.time_ns() // 1_000_000) << 22 | random.getrandbits(22))
         return self._batch_id
+
+
+def _in_batches(members: Sequence[Member]) -> Iterator[list[Member]]:
+    some: list[Member] = []
+    rows = 0
+    for member in members:
+        if some and rows + member[1].rows > MAX_BATCH_ROWS:
+            yield some
+            some, rows = [], 0
+        some.append(member)
+        rows += member[1].rows
+    yield some
 
 
 def _look_at(done: asyncio.Future[Any]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from agl_otel.cli import cli
-from agl_otel.settings import CONFIG_FILE, SECRETS, Settings
+from agl_otel.settings import CONFIG_FILE, PRIVATE, SECRETS, Settings
 from agl_otel.web.rest import ROUTES
 from agl_otel.web.routes import PREFIX
 from agl_otel.web.views import VIEWS
@@ -48,11 +48,16 @@ def cli_page() -> str:
 
 def settings_page() -> str:
     """Every setting with its variable, default and meaning."""
+    named = ", ".join(f"`{name}`" for name in PRIVATE)
     parts = [
         NOTE,
         "# Settings",
         "",
         f"Flags win over environment variables, those over `{CONFIG_FILE}` in the current folder, those over the defaults.",
+        "",
+        "A private stack (`InMemoryLightningStore()`, `Store.embedded(folder)`, the store that a `Trainer` makes, `agl-otel demo`,",
+        "`agl-otel store --backend memory`, and what `run` and `doctor` start where no stack runs) keeps to its own folder and free",
+        f"ports: of these settings it leaves alone {named}.",
         "",
         "| setting | variable | default | meaning |",
         "|---|---|---|---|",

@@ -28,6 +28,8 @@ class ModelServer:
         self.headers: list[Mapping[str, str]] = []
         self.asked = asyncio.Event()
         self.status = 200
+        self.redirect = ""
+        """Where chat/completions point instead of answering."""
         self.plain = False
         self.hold: asyncio.Event | None = None
         self.break_off_after: int | None = None
@@ -47,10 +49,17 @@ class ModelServer:
         self.padding = ""
         """Added to every chunk of a stream, of which there are then `chunks` more."""
         self.chunks = 0
+        self.defaults: Json = {}
+        """What it samples with where a request names nothing, or null, as vLLM does by a model's generation_config.json."""
         self.cut_bytes = 0
         """A stream is written in pieces of so many bytes; 0: an event at a time."""
         self.url = ""
         self._runner: web.AppRunner | None = None
+
+    @property
+    def sampled_with(self) -> list[Json]:
+        """For each request the parameters that its reply was drawn with."""
+        return [self.defaults | {name: body[name] for name in self.defaults if body.get(name) is not None} for body in self.requests]
 
     async def start(self) -> None:
         app = web.Application(client_max_size=1 << 27)
@@ -119,6 +128,8 @@ class ModelServer:
             raise
         if self.plain and "return_token_ids" in body:
             return web.json_response({"error": {"message": "Unrecognized request argument supplied: return_token_ids"}}, status=400)
+        if self.redirect:
+            return web.Response(status=307, headers={"Location": self.redirect})
         if self.status != 200:
             return web.json_response({"error": {"message": "told to fail", "type": "server_error"}}, status=self.status)
         headers = {semconv.HEADER_MODEL_VERSION: self.version} if self.version else {}

@@ -97,9 +97,11 @@ class OtlpReceiver(TraceServiceServicer):
         return [span for span in self.spans() if span.name not in (semconv.SPAN_SEAL, semconv.SPAN_ATTEMPT)]
 
     def seals(self) -> dict[str, tuple[int, int]]:
-        """{marker: (spans, dropped)} of the largest seal."""
+        """{marker: (spans, dropped)} of the largest seal; announcements count nothing."""
         found: dict[str, tuple[int, int]] = {}
         for seal in self.spans(semconv.SPAN_SEAL):
+            if semconv.SEAL_SPANS not in seal.attributes:
+                continue
             numbers = seal.attributes[semconv.SEAL_SPANS], seal.attributes[semconv.SEAL_DROPPED]
             found[seal.marker] = max(numbers, found.get(seal.marker, (0, 0)))
         return found

@@ -7,6 +7,7 @@ because agents are spans of their own: agents.py.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,6 +32,7 @@ DIALECTS: Final[Sequence[Dialect]] = (
     openllmetry.DIALECT,
     gen_ai.EVENTS,
 )
+_log = logging.getLogger(__name__)
 ANYTHING: Final = openllmetry.DIALECT
 """Reads a span that a pattern of the user's called a model call though no dialect knows it."""
 
@@ -58,6 +60,15 @@ class ModelCall:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             ids = f"{getattr(self.span, 'span_id', '?')} ({self.span.name}) of rollout {getattr(self.span, 'rollout_id', '?')}"
             raise SpanShapeError(f"span {ids} holds no readable messages ({self.dialect.name}): {error!r}") from error
+
+    @property
+    def readable(self) -> Conversation:
+        """`conversation`; an empty one, with a line in the log, where it cannot be read."""
+        try:
+            return self.conversation
+        except SpanShapeError as error:
+            _log.warning("what was said in a model call is left out: %s", error)
+            return Conversation([], [], None)
 
     @property
     def usage(self) -> tuple[int | None, int | None]:

@@ -109,13 +109,18 @@ def from_flat(span: SpanLike) -> Conversation:
 
 def nested_list(attributes: Attributes, prefix: str) -> list[Any]:
     """The flat keys `prefix.{i}.field…` as a list. Raises ValueError where they are not 0 … n - 1."""
-    flat = {key[len(prefix) + 1 :]: value for key, value in filter_attributes(attributes, prefix).items() if key != prefix}
+    below = {key[len(prefix) + 1 :]: value for key, value in filter_attributes(attributes, prefix).items() if key != prefix}
+    flat = {key: value for key, value in below.items() if key not in NO_ITEMS}
     nested = unflatten_attributes(flat)
     if isinstance(nested, dict):
         if nested:
             raise ValueError(f"{prefix} is not a list: its keys are {sorted(nested)[:5]}")
         return []
     return nested
+
+
+NO_ITEMS: Final = frozenset({"prompt_filter_results", "prompt_error"})
+"""Keys that OpenLLMetry writes beside the indices: what Azure's content filter found of the whole prompt."""
 
 
 def _of_fields(entry: Json) -> Message:
@@ -208,12 +213,59 @@ def from_events(span: SpanLike) -> Conversation:
     for event in getattr(span, "events", None) or ():
         said = _event_body(event.attributes or {})
         if event.name in EVENTS:
-            prompt.append(plain_message({"role": EVENTS[event.name], **said, **({"tool_call_id": said["id"]} if "id" in said else {})}))
+            told = {"role": EVENTS[event.name], **said, **({"tool_call_id": said["id"]} if "id" in said else {})}
+            prompt += _of_blocks(told, said.get("content")) or [plain_message(told)]
         elif event.name == "gen_ai.choice":
             message = said.get("message") or said
-            message = loads(message) if isinstance(message, str) else message
-            reply.append(plain_message({"role": "assistant", **message}))
+            parsed = loads(message) if isinstance(message, str) else message
+            if isinstance(parsed, Mapping):
+                reply += [plain_message({"role": "assistant", **parsed})]
+            else:
+                reply += _of_blocks({"role": "assistant"}, parsed) or [{"role": "assistant", "content": as_text(message)}]
     return Conversation(prompt, reply, None)
+
+
+def _of_blocks(message: Json, content: Any) -> list[Message]:
+    """Messages of a list of Bedrock's content blocks, which strands-agents writes as JSON; [] where the content is something else.
+
+    Each tool's answer is a message of its own.
+    """
+    blocks = loads(content) if isinstance(content, str) and content.startswith("[") else content
+    if (
+        not isinstance(blocks, list)
+        or not blocks
+        or not all(isinstance(b, Mapping) and BLOCKS & b.keys() for b in cast("list[Any]", blocks))
+    ):
+        return []
+    of = cast("list[Json]", blocks)
+    answers: list[Message] = [
+        {"role": "tool", "tool_call_id": answer.get("toolUseId"), "content": _block_text(answer.get("content") or [])}
+        for block in of
+        if isinstance(answer := block.get("toolResult"), Mapping)
+    ]
+    uses = [use for block in of if isinstance(use := block.get("toolUse"), Mapping)]
+    calls = [openai_call(use.get("toolUseId"), use.get("name"), use.get("input")) for use in uses]
+    rest = [_block_part(block) for block in of if not {"toolUse", "toolResult", "reasoningContent"} & block.keys()]
+    text = "".join(part["text"] for part in rest) if all(part["type"] == "text" for part in rest) else rest
+    if calls:
+        return [{"role": message["role"], "content": text or None, "tool_calls": calls}, *answers]
+    return answers if answers and not rest else [{"role": message["role"], "content": text}, *answers]
+
+
+BLOCKS: Final = frozenset({"text", "image", "document", "toolUse", "toolResult", "reasoningContent", "json"})
+"""The one key that says what a block of Bedrock's is."""
+
+
+def _block_part(block: Json) -> Message:
+    image = block.get("image")
+    source: Any = image.get("source") if isinstance(image, Mapping) else None
+    if isinstance(image, Mapping) and isinstance(source, Mapping) and isinstance(source.get("bytes"), str):
+        return _image_part(f"data:image/{image.get('format', 'png')};base64,{source['bytes']}")
+    return {"type": "text", "text": as_text(block["text"] if "text" in block else block.get("json", dict(block)))}
+
+
+def _block_text(blocks: Sequence[Json]) -> str:
+    return "\n".join(str(part["text"]) for part in map(_block_part, blocks) if part["type"] == "text")
 
 
 EVENTS: Final = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}

@@ -5,7 +5,11 @@ Exit codes: 0 fine; 1 the command failed; 2 it was used wrongly; 3 `doctor` foun
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -16,6 +20,7 @@ from agl_otel import __version__
 from agl_otel.errors import AglError, UsageError
 from agl_otel.interpreter import load_quickly
 from agl_otel.printable import printable_lines
+from agl_otel.private import keep_private
 
 COMMANDS: Final = {
     "up": "agl_otel.cli.up:up",
@@ -47,6 +52,10 @@ GONE: Final = {
     "agentops": "AgentOps is not needed: AgentOpsTracer records OpenTelemetry spans",
 }
 """Commands of Agent Lightning 0.3, and what to use instead."""
+
+
+UNWRITABLE: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""What a write to a pipe, a disk or a device that takes no more fails with."""
 
 
 class _Commands(click.Group):
@@ -81,15 +90,50 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The `agl-otel` command: run, word errors for people, and exit with a code that means something."""
     if arguments is None:  # the process is this command's own
         load_quickly()
+        if sys.argv[1:2] != ["export"]:  # whose files are for others to train on
+            keep_private()
+        _write_any_text()
+    try:
+        try:
+            code = _code_of(arguments)
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        _end_output()
+        if error.errno != errno.EPIPE:  # else nobody reads on, which is no error of anybody's
+            with contextlib.suppress(OSError):
+                click.secho(f"error: the output cannot be written: {error.strerror}", fg="red", err=True)
+        code = 1
+    sys.exit(code)
+
+
+def _code_of(arguments: Sequence[str] | None) -> int:
     try:
         code = cli(args=None if arguments is None else list(arguments), standalone_mode=False)
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
-        sys.exit(130)
+        return 130
     except AglError as error:
         click.secho(f"error: {printable_lines(str(error))}", fg="red", err=True)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
-    sys.exit(code if isinstance(code, int) else 0)
+        return 2 if isinstance(error, UsageError) else 1
+    return code if isinstance(code, int) else 0
+
+
+def _write_any_text() -> None:
+    """Escape what the encoding of a terminal, pipe or file does not have."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _end_output() -> None:
+    """Let what is still to be written go nowhere: the interpreter flushes when it ends, and would complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file
+        os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

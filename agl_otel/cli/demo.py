@@ -28,7 +28,7 @@ from agl_otel.cli.common import (
 )
 from agl_otel.cli.look import show_rollout
 from agl_otel.errors import AglError, SettingsError
-from agl_otel.settings import PORTS, Settings
+from agl_otel.settings import Settings
 
 SHOWN_TASKS: Final = 4
 REACHED: Final = 0.9
@@ -49,8 +49,8 @@ EXAMPLE: Final = Path("examples/first_light/job.toml")
 def demo(target: int, seed: int, shuffle_rewards: bool, max_steps: int | None, data_dir: Path | None, as_json: bool, **flags: Any) -> int:
     """Train an unmodified agent from its own traces, on this machine.
 
-    Starts the stack on free ports, makes a tiny model, runs the agent before, trains it with GRPO, runs it after. No GPU, no key,
-    no network. Needs the [train] extra and the examples folder of the repository.
+    Starts a stack of its own on free ports, makes a tiny model, runs the agent before, trains it with GRPO, runs it after. No GPU, no
+    key, no network. Needs the [train] extra and the examples folder of the repository.
     """
     setup_logging()
     warn_of_passwords(flags)
@@ -76,7 +76,7 @@ async def _demo(folder: Path, overrides: dict[str, dict[str, Any]], console: Con
     except ModuleNotFoundError as error:
         raise SettingsError(f"the demo needs the [train] extra ({error.name} is missing): pip install 'agl-otel[train]'") from error
     job = Job.load(example_job(), overrides=overrides)
-    settings = Settings.load(data_dir=folder, **dict.fromkeys(PORTS, 0), **flags)
+    settings = Settings.private(data_dir=folder, **flags)
     async with _started(settings, job, console) as run:
         result = await run.whole_story()
     result["seconds"] = round(time.monotonic() - started, 1)

@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 
 from agl_otel import semconv
+from agl_otel.adapters.own_sampling import own_of
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.once import Once, run_once
 from agl_otel.cli.render import plain
@@ -28,7 +29,7 @@ FOUND_SOMETHING_MISSING: Final = 3
 def examine(once: Once) -> list[Finding]:
     """What one attempt shows. Pure: from the attempt and its spans to findings, in the order in which things can go wrong."""
     found = [check(once) for check in _CHECKS]
-    return [replace(finding, remedy="") if finding.good else finding for finding in found]
+    return [*(replace(finding, remedy="") if finding.good else finding for finding in found), *_own_sampling(once)]
 
 
 def _ended_well(once: Once) -> Finding:
@@ -73,13 +74,29 @@ def _logprobs(once: Once) -> Finding:
 
 def _verdict(once: Once) -> Finding:
     verdict = once.traces.verdicts[once.rollout.rollout_id, once.rollout.attempt.attempt_id]
-    detail = verdict.kind + (f": {'; '.join(verdict.reasons)}" if verdict.reasons else "")
+    said = [*verdict.reasons, *(f"note: {note}" for note in verdict.notes)]
+    detail = verdict.kind + (f": {'; '.join(said)}" if said else "")
     return Finding(
         "everything it emitted is stored",
         verdict.kind == "complete",
         detail,
         "what is missing above makes it so; a killed process does too",
     )
+
+
+def _own_sampling(once: Once) -> list[Finding]:
+    """Advice, because only training minds it. The attempt's own resources ask for nothing, so whatever a call says is its agent's."""
+    calls = [own for span in once.spans if span.name == semconv.SPAN_LLM and (own := own_of(span.attributes, {}))]
+    if not calls:
+        return [Finding("it leaves temperature and top_p to training", True, "no model call sets them")] if len(once.traces.calls) else []
+    said = ", ".join(dict.fromkeys(f"{name} {value:g}" for own in calls for name, value in own.items()))
+    remedy = (
+        "the agent's own win over those of a training run, whose log-probs are then not those of what it trains: leave them out of the "
+        "requests while it is trained, or train with the same"
+    )
+    return [
+        Finding("it leaves temperature and top_p to training", True, f"{len(calls)} of {len(once.traces.calls)} calls set {said}", remedy)
+    ]
 
 
 _CHECKS: Sequence[Callable[[Once], Finding]] = (_ended_well, _own_spans, _model_calls, _token_ids, _logprobs, _verdict)
@@ -99,7 +116,8 @@ def doctor(command: tuple[str, ...], task: str, timeout_seconds: float, data_dir
       agl-otel doctor -- python my_agent.py "What is 2 + 2?"
 
     First it looks at what is around: variables that switch telemetry off, versions, frameworks with a telemetry of their own, ports,
-    tokens. Then it runs COMMAND once, like `agl-otel run`, and checks spans, ids, model calls, token ids, log-probs and the verdict.
+    tokens. Then it runs COMMAND once, like `agl-otel run`, and checks spans, ids, model calls, token ids, log-probs and the verdict, and
+    whether the agent samples by a temperature or top_p of its own.
     Exits with 3 where something is missing.
     """
     setup_logging()

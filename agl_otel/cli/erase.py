@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from pathlib import Path
 from typing import Final, Protocol
 
+import aiohttp
 import click
 
 from agl_otel.collector.deletion import Deletion
@@ -161,12 +162,15 @@ async def _erasing(settings: Settings, queue: QueueClient) -> AsyncGenerator[Era
             deletion = Deletion(engine)
 
         async def erase(ids: Sequence[str], *, wipe: bool = False, aside: Sequence[str] = ()) -> None:
-            collectors = [address.rstrip("/") for address in (await queue.describe()).collectors]
+            described = await queue.describe()
+            collectors = [address.rstrip("/") for address in described.collectors]
             if not collectors and deletion is None:
                 raise UnavailableError(
                     "no collector has said where it is: start one with `agl-otel up`, or name a server with AGL_CLICKHOUSE_URL"
                 )
             await barriers(session, collectors, wipe=wipe, rollout_ids=aside)
+            if ids:
+                await _tell_proxies(session, described.proxies, ids)
             if deletion is not None:
                 await deletion.run(ids)
                 if wipe:
@@ -177,3 +181,13 @@ async def _erasing(settings: Settings, queue: QueueClient) -> AsyncGenerator[Era
                 pass
 
         yield erase
+
+
+async def _tell_proxies(session: aiohttp.ClientSession, proxies: Sequence[str], ids: Sequence[str]) -> None:
+    """Have the journals of proxies keep nothing of these; one that is away sends nothing of a rollout that the queue has forgotten."""
+    for address in proxies:
+        try:
+            async with posting(session, f"{address.rstrip('/')}/delete", body={"rollouts": list(ids)}, seconds=DELETE_SECONDS):
+                pass
+        except UnavailableError as error:
+            click.echo(f"the proxy at {address} was not told, and forgets them when it starts again: {error}", err=True)

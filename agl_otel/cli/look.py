@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,9 +16,11 @@ from agl_otel.cli.data import move
 from agl_otel.cli.render import attempt_tree, plain
 from agl_otel.cli.rollouts import one_rollout
 from agl_otel.cli.steps import steps
+from agl_otel.runner.environment import first_llm
 from agl_otel.settings import Settings
 from agl_otel.stack import open_store
 from agl_otel.store import Store
+from agl_otel.types import Rollout
 
 SHOWN_SPANS: Final = 2_000  # a tree that a person may still read
 
@@ -36,7 +39,7 @@ traces.add_command(steps)
 @data_dir_option
 @store_option
 @click.option("--messages", is_flag=True, help="Show every message of every model call, whole.")
-@click.option("--limit", type=click.IntRange(0), default=SHOWN_SPANS, show_default=True, help="Show so many spans at most; 0: all.")
+@click.option("--limit", type=click.IntRange(-1), default=SHOWN_SPANS, show_default=True, help="Show so many spans at most; -1: all.")
 @json_option
 def show(rollout_id: str, data_dir: Path | None, store: str | None, messages: bool, limit: int, as_json: bool) -> None:
     """Show the spans of one rollout as a tree, with its verdict. A model call that both agent and proxy recorded is one node.
@@ -62,13 +65,13 @@ async def show_rollout(
     limit: int = SHOWN_SPANS,
     console: Console | None = None,
 ) -> None:
-    """Print every attempt of one rollout, of its spans the first `limit` (0: all); `messages` with all that was said in every model call.
+    """Print every attempt of one rollout, of its spans the first `limit` (-1: all); `messages` with all that was said in every model call.
 
     Raises NotFoundError where no rollout, or more than one, has that id.
     """
     rollout = await one_rollout(store.queue, rollout_id)
     found = await store.traces([rollout], deadline_seconds=0)
-    page = await store.query_spans(rollout.rollout_id, limit=limit or -1)
+    page = await store.query_spans(rollout.rollout_id, limit=limit, everything=True)
     spans = list(page)
     attempts = await store.queue.query_attempts([rollout.rollout_id])
     if as_json:
@@ -80,14 +83,22 @@ async def show_rollout(
         }
         print_json({**content, "spans": [span.model_dump(mode="json") for span in (in_full(spans) if messages else spans)]})
         return
+    sampling = await _asked_of(store, rollout)
     for attempt in attempts:
         own = [span for span in spans if span.attempt_id == attempt.attempt_id]
         verdict = found.verdicts.get((rollout.rollout_id, attempt.attempt_id))
-        (console or Console()).print(attempt_tree(rollout, attempt, own, verdict, messages=messages))
+        (console or Console()).print(attempt_tree(rollout, attempt, own, verdict, messages=messages, sampling=sampling))
     if page.total > len(spans):
         click.echo(
-            f"these are the first {len(spans)} of {page.total} spans: --limit 0 shows all, `agl-otel traces sql` counts and searches"
+            f"these are the first {len(spans)} of {page.total} spans: --limit -1 shows all, `agl-otel traces sql` counts and searches"
         )
+
+
+async def _asked_of(store: Store, rollout: Rollout) -> Mapping[str, Any]:
+    """What the rollout's agent was asked to sample with; nothing where its resources have no LLM."""
+    update = await store.queue.get_resources(rollout.resources_id, version=rollout.resources_version) if rollout.resources_id else None
+    llm = first_llm(update.resources) if update is not None else None
+    return llm.sampling_parameters if llm is not None else {}
 
 
 @traces.command()
@@ -103,7 +114,7 @@ def sql(query: str, data_dir: Path | None, store: str | None, as_json: bool) -> 
     async def main() -> None:
         async with open_store(settings) as opened:
             await opened.reader.barrier()
-            rows = await opened.reader.query(query)
+            rows = await opened.reader.query(query, own=False)
         if as_json:
             print_json(rows)
             return

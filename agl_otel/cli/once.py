@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -14,11 +15,12 @@ from pydantic import SecretStr
 from agl_otel.columns import Traces
 from agl_otel.runner.agents import CommandAgent
 from agl_otel.runner.process import run_runner
-from agl_otel.settings import Settings
-from agl_otel.stack import stack_for
+from agl_otel.settings import PRIVATE, Settings
+from agl_otel.stack import running_address, stack_for
 from agl_otel.store import Store
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span
 
+_log = logging.getLogger(__name__)
 DEFAULT_UPSTREAM: Final = "https://api.openai.com/v1"  # where an OpenAI client goes when nobody says otherwise
 FIRST: Final = 1_000_000  # priority: before whatever else waits in a store that others use too
 
@@ -39,7 +41,8 @@ async def run_once(
     """Run `command` as one attempt of a new rollout and read back what arrived; the stack lives as long as the block.
 
     The agent's model calls go through the proxy to the model server it would have used by itself: OPENAI_BASE_URL with
-    OPENAI_API_KEY, or OpenAI. The key stays in the environment of this command and its proxy.
+    OPENAI_API_KEY, or OpenAI. The key stays in the environment of this command and its proxy. A stack that is started for it keeps all
+    in the data directory: one over stores that others work with would give its rollout to their runners.
 
     Raises UsageError where the command cannot be started, UnavailableError where the stack cannot.
     """
@@ -47,15 +50,30 @@ async def run_once(
     agent = CommandAgent(command)
     agent.check(task)
     key = SecretStr(os.environ.get("OPENAI_API_KEY", "")) if not settings.upstream_key.get_secret_value() else settings.upstream_key
-    async with stack_for(settings.model_copy(update={"upstream_url": upstream, "upstream_key": key})) as (store, _):
+    async with stack_for(_private(settings).model_copy(update={"upstream_url": upstream, "upstream_key": key})) as (store, _):
         model = LLM(endpoint=upstream, model=os.environ.get("OPENAI_MODEL", ""))
         resources = await store.publish({"main_llm": model})
         config = RolloutConfig(timeout_seconds=timeout_seconds)
         request = EnqueueRolloutRequest(input=task, mode="test", resources_id=resources.resources_id, config=config, priority=FIRST)
         (queued,) = await store.enqueue([request])
         stop = asyncio.Event()
-        await run_runner(agent, store=store.description.queue, modes=["test"], max_rollouts=1, stop=stop)
+        alone = settings.model_copy(update={"runner_metrics_port": 0})  # a runner that stays may have that port
+        await run_runner(agent, store=store.description.queue, modes=["test"], max_rollouts=1, stop=stop, settings=alone)
         (rollout,) = await store.wait([queued.rollout_id])
         assert isinstance(rollout, AttemptedRollout), "a rollout that was run has an attempt"
         traces = await store.traces([rollout])
         yield store, Once(rollout, traces, await store.spans(rollout.rollout_id))
+
+
+def _private(settings: Settings) -> Settings:
+    """`settings` where a stack runs that they name, else those of a private stack on the data directory."""
+    if running_address(settings):
+        return settings
+    if named := [f"AGL_{name.upper()}" for name in ("queue_url", "clickhouse_url") if getattr(settings, name)]:
+        _log.warning(
+            "no stack runs here, so this attempt is kept in %s alone, and not in the stores of %s: to run in those, start a stack with "
+            "`agl-otel up`, or give --store",
+            settings.data_dir,
+            " and ".join(named),
+        )
+    return settings.model_copy(update=dict(PRIVATE))

@@ -126,7 +126,7 @@ def stats(data_dir: Path | None, store: str | None, as_json: bool) -> None:
 
 @queue.command()
 @click.option("--mode", "modes", multiple=True, type=click.Choice(get_args(RolloutMode)), help="Only these modes (repeatable).")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--limit", type=click.IntRange(0), default=20, show_default=True)
 @data_dir_option
 @store_option
 @json_option

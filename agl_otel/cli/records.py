@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import click
 from rich.console import Console
@@ -23,7 +23,7 @@ def resources() -> None:
 
 @resources.command("ls")
 @click.option("--all-versions", is_flag=True, help="Old versions too.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--limit", type=click.IntRange(0), default=20, show_default=True)
 @data_dir_option
 @store_option
 @json_option
@@ -34,7 +34,7 @@ def list_resources(all_versions: bool, limit: int, data_dir: Path | None, store:
         async with open_queue(data_dir, store) as queue:
             page = await queue.query_resources(all_versions=all_versions, sort_by="update_time", sort_order="desc", limit=limit)
         if as_json:
-            print_json({"total": page.total, "items": [_masked(item.model_dump(mode="json")) for item in page]})
+            print_json({"total": page.total, "items": [item.without_keys().model_dump(mode="json") for item in page]})
             return
         rows = [
             (r.resources_id, r.version, ", ".join(f"{n} ({v.resource_type})" for n, v in r.resources.items()), clock(r.update_time))
@@ -64,20 +64,13 @@ def show(resources_id: str | None, version: int | None, data_dir: Path | None, s
                 else f"no resources {resources_id!r}" + (f" version {version}" if version else "")
             )
             raise NotFoundError(f"{name}: `agl-otel resources ls` lists what there is")
-        content = _masked(found.model_dump(mode="json"))
+        content = found.without_keys().model_dump(mode="json")
         if as_json:
             print_json(content)
         else:
             click.echo(json_text(content, indent=2))
 
     run_async(main)
-
-
-def _masked(value: Any) -> Any:
-    """The same without the keys of models."""
-    if isinstance(value, dict):
-        return {name: "***" if name == "api_key" and inner else _masked(inner) for name, inner in value.items()}
-    return [_masked(inner) for inner in value] if isinstance(value, list) else value
 
 
 @click.group()
@@ -87,7 +80,7 @@ def workers() -> None:
 
 @workers.command("ls")
 @click.option("--status", "statuses", multiple=True, type=click.Choice(get_args(WorkerStatus)), help="Only these (repeatable).")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True)
+@click.option("--limit", type=click.IntRange(0), default=50, show_default=True)
 @data_dir_option
 @store_option
 @json_option

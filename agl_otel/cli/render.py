@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence, Set
+from functools import partial
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -15,6 +16,7 @@ from rich.tree import Tree
 
 from agl_otel import semconv
 from agl_otel.adapters.history import in_full
+from agl_otel.adapters.own_sampling import own_of
 from agl_otel.cli.conversation import PROMPT_TOKENS, said, with_prompt_tokens
 from agl_otel.printable import printable
 from agl_otel.types import Attempt, Rollout, Span, Verdict
@@ -24,6 +26,7 @@ WIDEST_LINE: Final = 10_000  # characters of a line of a message
 HIDDEN_SPANS: Final = frozenset({semconv.SPAN_SEAL})
 RESPONSE_ID: Final = "gen_ai.response.id"
 DEEPEST_JOIN: Final = 4  # spans of HTTP clients and their transports between an agent's model call and the proxy's
+NO_SAMPLING: Final[Mapping[str, Any]] = {}
 VERDICT_STYLES: Final = {"complete": "green", "incomplete": "red", "unproven": "yellow", "empty": "dim"}
 
 
@@ -34,11 +37,17 @@ def plain(value: object, width: int = WIDEST_VALUE) -> str:
 
 
 def attempt_tree(
-    rollout: Rollout, attempt: Attempt, spans: Sequence[Span], verdict: Verdict | None, *, messages: bool = False
+    rollout: Rollout,
+    attempt: Attempt,
+    spans: Sequence[Span],
+    verdict: Verdict | None,
+    *,
+    messages: bool = False,
+    sampling: Mapping[str, Any] = NO_SAMPLING,
 ) -> RenderableType:
     """One attempt: a line about it, then its spans as a tree ordered by start time; seals are left out.
 
-    `messages` shows all that was said in every model call.
+    `messages` shows all that was said in every model call; `sampling` is what the agent was asked to sample with: what differs is its own.
     """
     head = Text.assemble(
         ("rollout ", "dim"),
@@ -52,19 +61,24 @@ def attempt_tree(
         head.append("  verdict ", "dim").append(verdict.kind, VERDICT_STYLES[verdict.kind])
         if verdict.alarm:
             head.append("  ALARM", "bold red")
-        if verdict.reasons:
-            head.append(f" ({plain('; '.join(verdict.reasons), 120)})", "dim")
-    lines: list[RenderableType] = [head, Text.assemble(("input ", "dim"), plain(json.dumps(rollout.input, ensure_ascii=False), 120))]
+    lines: list[RenderableType] = [head, *(verdict_lines(verdict) if verdict else ())]
+    lines.append(Text.assemble(("input ", "dim"), plain(json.dumps(rollout.input, ensure_ascii=False), 120)))
     if attempt.error:
         lines.append(Text(f"error {plain(attempt.error, 200)}", "red"))
-    return Group(*lines, *span_trees(spans, messages=messages))
+    return Group(*lines, *span_trees(spans, messages=messages, sampling=sampling))
 
 
-def span_trees(spans: Sequence[Span], *, messages: bool = False) -> list[Tree]:
+def verdict_lines(verdict: Verdict) -> list[Text]:
+    """Why a verdict is what it is, whole: what is missing, and what a person should know besides."""
+    reasons = [Text(f"  - {printable(reason)}", "yellow") for reason in verdict.reasons]
+    return reasons + [Text(f"  note: {printable(note)}", "dim") for note in verdict.notes]
+
+
+def span_trees(spans: Sequence[Span], *, messages: bool = False, sampling: Mapping[str, Any] = NO_SAMPLING) -> list[Tree]:
     """One tree for each span whose parent is not among `spans`; spans that are their own ancestors stand alone at the end."""
     whole = joined(with_prompt_tokens(in_full(spans) if messages else spans))
     shown = sorted((span for span in whole if span.name not in HIDDEN_SPANS), key=lambda span: (span.start_time or 0, span.sequence_id))
-    label = _with_messages if messages else span_label
+    label = partial(_with_messages if messages else span_label, sampling=sampling)
     children: dict[str, list[Span]] = {}
     ids = {span.span_id for span in shown}
     roots = [span for span in shown if not span.parent_id or span.parent_id not in ids]
@@ -133,34 +147,36 @@ def _with(span: Span, proxied: Sequence[Span]) -> Span:
     return span.model_copy(update={"attributes": {**last.attributes, **span.attributes, **tries}})
 
 
-def span_label(span: Span) -> Text:
+def span_label(span: Span, sampling: Mapping[str, Any] = NO_SAMPLING) -> Text:
     """The line for one span: name, duration, and what makes it worth looking at."""
     text = Text(plain(span.name), "bold")
     if span.start_time is not None and span.end_time is not None and span.end_time > span.start_time:
         text.append(f"  {1000 * (span.end_time - span.start_time):.1f} ms", "dim")
-    for style, part in _highlights(span.attributes):
+    for style, part in _highlights(span.attributes, sampling):
         text.append("  ").append(part, style)
     if span.status.status_code == "ERROR":
         text.append(f"  ERROR {plain(span.status.description or '')}", "red")
     return text
 
 
-def _with_messages(span: Span) -> Text:
+def _with_messages(span: Span, sampling: Mapping[str, Any]) -> Text:
     """The line for a span, and below it all that was said in a model call."""
-    text = span_label(span)
+    text = span_label(span, sampling)
     for role, content in said(span.attributes) if is_model_call(span) or span.name == semconv.SPAN_LLM else ():
         for number, line in enumerate(content.splitlines() or [""]):
             text.append(f"\n{'' if number else plain(role):>11} ", "dim").append(plain(line, WIDEST_LINE))
     return text
 
 
-def _highlights(attributes: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _highlights(attributes: Mapping[str, Any], sampling: Mapping[str, Any]) -> list[tuple[str, str]]:
     parts: list[tuple[str, str]] = []
     if model := attributes.get("gen_ai.request.model"):
         parts.append(("cyan", plain(model)))
     if semconv.LLM_RESPONSE_TOKEN_IDS in attributes:
         prompt, response = attributes.get(PROMPT_TOKENS, "?"), attributes[semconv.LLM_RESPONSE_TOKEN_IDS]
         parts.append(("magenta", f"{prompt} + {len(response)} tokens, weights {attributes.get(semconv.LLM_MODEL_VERSION, '?')}"))
+    if own := own_of(attributes, sampling):
+        parts.append(("yellow", "own " + ", ".join(f"{name} {value:g}" for name, value in own.items())))
     for key, arrow in (("gen_ai.input.messages", "←"), ("gen_ai.output.messages", "→")):
         if content := last_content(attributes.get(key)):
             parts.append(("", f"{arrow} {plain(content)!r}"))

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, get_args
 
 import click
 from pydantic import ValidationError
 from rich.console import Console
+from rich.text import Text
 
-from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, store_option
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.erase import CHUNK, eraser, keep_spans_option, wipe_option
 from agl_otel.cli.queue import BOTH_STORES, clock, open_queue, progress, prune, rollout_ids_of, table_of
+from agl_otel.cli.render import VERDICT_STYLES, verdict_lines
 from agl_otel.errors import AglError, NotFoundError, UsageError
+from agl_otel.printable import printable
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import Settings
 from agl_otel.stack import open_store
+from agl_otel.store import Store
 from agl_otel.types import (
     Attempt,
     AttemptedRollout,
@@ -27,6 +32,7 @@ from agl_otel.types import (
     RolloutConfig,
     RolloutMode,
     RolloutStatus,
+    Verdict,
     parse_labels,
 )
 
@@ -81,7 +87,7 @@ rollouts.add_command(prune)
     help="Only those with this text in the last reply of a model, of the latest 500 that match all else.",
 )
 @click.option("--attempts", type=click.IntRange(0), default=0, metavar="N", help="Only those with so many attempts, or more.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--limit", type=click.IntRange(0), default=20, show_default=True)
 @json_option
 def list_(data_dir: Path | None, store: str | None, as_json: bool, limit: int, attempts: int, replied: str | None, **chosen: Any) -> None:
     """List rollouts, the newest first."""
@@ -122,33 +128,78 @@ def _row(item: Rollout) -> tuple[object, ...]:
 @store_option
 @json_option
 def show(rollout_id: str, data_dir: Path | None, store: str | None, as_json: bool) -> None:
-    """Show one rollout and its attempts; `agl-otel traces show` shows its spans.
+    """Show one rollout and its attempts: how each ended, its verdict and why, its whole error, and what its agent printed.
 
-    ROLLOUT_ID may be shortened to any part that only one rollout has.
+    `agl-otel traces show` shows its spans. ROLLOUT_ID may be shortened to any part that only one rollout has.
     """
+    settings = Settings.load(data_dir=data_dir, store=store)
+    setup_logging(settings.log_level if settings.log_level == "DEBUG" else "WARNING")
 
     async def main() -> None:
-        async with open_queue(data_dir, store) as queue:
-            item = await one_rollout(queue, rollout_id)
-            attempts = await queue.query_attempts([item.rollout_id])
+        async with open_store(settings) as opened:
+            item = await one_rollout(opened.queue, rollout_id)
+            attempts = await opened.queue.query_attempts([item.rollout_id])
+            seen = await _observed(opened, item, attempts)
         if as_json:
-            print_json({"rollout": _dumped(item), "attempts": [attempt.model_dump(mode="json") for attempt in attempts]})
+            verdicts = {attempt_id: verdict.model_dump(mode="json") for attempt_id, verdict in seen.verdicts.items()}
+            output = [{"attempt_id": key[0], "stream": key[1], "text": text} for key, text in seen.printed.items()]
+            shown = {"rollout": _dumped(item), "attempts": [attempt.model_dump(mode="json") for attempt in attempts]}
+            print_json({**shown, "verdicts": verdicts, "output": output} | ({"unseen": seen.problem} if seen.problem else {}))
             return
+        console = Console(highlight=False)
         given = {name: value for name, value in _dumped(item).items() if value is not None and name != "attempt"}
-        Console().print(table_of(item.rollout_id, ("field", "value"), [(name, _text(value)) for name, value in given.items()]))
-        columns = ("attempt", "number", "status", "worker", "started", "ended", "last heard of", "error")
-        Console().print(table_of(f"{len(attempts)} attempts", columns, [_attempt_row(attempt) for attempt in attempts]))
+        console.print(table_of(item.rollout_id, ("field", "value"), [(name, _text(value)) for name, value in given.items()]))
+        if seen.problem:
+            console.print(Text(f"verdicts and output could not be read: {printable(seen.problem)}", "yellow"))
+        for attempt in attempts:
+            _print_attempt(console, attempt, seen)
 
     run_async(main)
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What the trace store knows of the attempts of one rollout."""
+
+    verdicts: dict[str, Verdict] = field(default_factory=dict[str, Verdict])
+    printed: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    problem: str = ""
+
+
+async def _observed(opened: Store, item: Rollout, attempts: Sequence[Attempt]) -> _Seen:
+    """Verdicts and output; what is known of the queue is shown where the trace store is away."""
+    try:
+        traces = await opened.traces([item], deadline_seconds=0)
+        printed = await opened.reader.printed(item.rollout_id)
+    except AglError as error:
+        return _Seen(problem=str(error))
+    ended = {attempt.attempt_id for attempt in attempts if attempt.end_time is not None}
+    return _Seen({key[1]: verdict for key, verdict in traces.verdicts.items() if key[1] in ended}, printed)
+
+
+def _print_attempt(console: Console, attempt: Attempt, seen: _Seen) -> None:
+    verdict = seen.verdicts.get(attempt.attempt_id)
+    head = Text.assemble(("attempt ", "dim"), f"{attempt.sequence_id}  {attempt.attempt_id}  {attempt.status}")
+    if verdict:
+        head.append("  verdict ", "dim").append(verdict.kind, VERDICT_STYLES[verdict.kind])
+    for line in (head, Text(f"  {_times(attempt)}", "dim"), *(verdict_lines(verdict) if verdict else ())):
+        console.print(line)
+    printed = {stream: text for (attempt_id, stream), text in seen.printed.items() if attempt_id == attempt.attempt_id}
+    for title, text in {"error": attempt.error, **printed}.items():
+        if text:
+            console.print(Text(f"  {title}:", "dim"))
+            for line in text.rstrip("\n").split("\n"):
+                console.print(Text(f"    {printable(line)}", "red" if title == "error" else ""), soft_wrap=True)
+
+
+def _times(attempt: Attempt) -> str:
+    times = {"started": attempt.start_time, "ended": attempt.end_time, "last heard of": attempt.last_heartbeat_time}
+    told = [f"{what} {clock(moment)}" for what, moment in times.items() if moment is not None]
+    return ", ".join([*([f"worker {attempt.worker_id}"] if attempt.worker_id else []), *told])
+
+
 def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _attempt_row(a: Attempt) -> tuple[object, ...]:
-    heard = clock(a.last_heartbeat_time)
-    return a.attempt_id, a.sequence_id, a.status, a.worker_id, clock(a.start_time), clock(a.end_time), heard, a.error
 
 
 async def one_rollout(queue: QueueClient, part: str) -> Rollout:

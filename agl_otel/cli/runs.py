@@ -45,7 +45,7 @@ def runs() -> None:
 
 
 @runs.command()
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--limit", type=click.IntRange(0), default=20, show_default=True)
 @data_dir_option
 @store_option
 @json_option

@@ -50,10 +50,11 @@ def store(
 
     async def main() -> None:
         with contextlib.ExitStack() as ended:
-            folder = data_dir
+            folder, load = data_dir, Settings.load
             if backend == "memory":
+                load = Settings.private
                 folder = Path(ended.enter_context(tempfile.TemporaryDirectory(prefix="agl-otel-", ignore_cleanup_errors=True)))
-            settings = Settings.load(
+            settings = load(
                 host=host, web_port=port, queue_port=port_beside(host, port) if queue_port is None else queue_port, data_dir=folder,
                 log_level=log_level, cors_origins=",".join(cors_origins), queue_url=queue_url, clickhouse_url=clickhouse_url, **free,
             )  # fmt: skip

@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from agl_otel.private import open_to_others
 from agl_otel.settings import PORTS, Settings, is_free
 
 LIST_SECONDS: Final = 60.0
@@ -51,6 +52,8 @@ class Surroundings:
     store: str = ""
     """The address of a running stack that is to be used; empty: one is started."""
     token: bool = False
+    open_folder: str = ""
+    """What to say of a data directory that others may read (private.py)."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,19 @@ VARIABLES: Final = (
     Variable("OTEL_SDK_DISABLED", _true, "switches OpenTelemetry off", _BY_ITSELF),
     Variable("OTEL_(TRACES|LOGS)_EXPORTER", _names("none", "console"), "sends to no collector", _BY_ITSELF),
     Variable("OTEL_TRACES_SAMPLER", lambda v: bool(v) and "always_on" not in v, "drops some or all traces", _BY_ITSELF),
+    Variable(
+        "OTEL_CONFIG_FILE",
+        _set,
+        "sets telemetry up as the file says, in place of all other OTEL_ variables: none of it goes to a stack",
+        "in attempts of Python agents the hook sends every span to the stack, beside where the file sends it (without the package "
+        "opentelemetry-configuration the file is left out); for agents in other languages, unset it",
+    ),
+    Variable(
+        "OTEL_EXPERIMENTAL_CONFIG_FILE",
+        _set,
+        "sets telemetry up as the file says, for SDKs of other languages: none of it goes to a stack",
+        "attempts do not get it",
+    ),
     Variable(
         "OTEL_EXPORTER_OTLP_((TRACES|LOGS)_)?ENDPOINT",
         _set,
@@ -216,7 +232,9 @@ def look(command: Sequence[str], environment: Mapping[str, str], settings: Setti
     taken = () if settings.store or (settings.data_dir / "stack.json").exists() else _taken(settings)
     own = {each.name.lower().replace("_", "-"): each.version for each in metadata.distributions()}
     token = bool(settings.token.get_secret_value())
-    return Surroundings(environment, packages_of(command, environment), own, taken, settings.store, token)
+    return Surroundings(
+        environment, packages_of(command, environment), own, taken, settings.store, token, open_to_others(settings.data_dir)
+    )
 
 
 def _taken(settings: Settings) -> tuple[tuple[str, int], ...]:
@@ -326,4 +344,7 @@ def _stack(seen: Surroundings) -> list[Finding]:
     if seen.store and not seen.token:
         remedy = "where it asks for a token, set AGL_TOKEN to the stack's"
         found.append(Finding("a token is set", True, f"none, for the stack at {seen.store}", remedy))
+    if seen.open_folder:
+        what, _, remedy = seen.open_folder.partition(": ")
+        found.append(Finding("the data directory is open", True, what, remedy))
     return found or [Finding("ports and token", True, f"the stack at {seen.store}" if seen.store else "all ports are free")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +40,8 @@ class Reading:
     ended: Sequence[Rollout]
     """The rollouts that ended last."""
     collectors: Sequence[Mapping[str, Any]]
+    down: Mapping[str, str] = field(default_factory=dict[str, str])
+    """{service: how it ended, and when it is started again}."""
 
     @property
     def finished(self) -> int:
@@ -59,6 +61,7 @@ class Reading:
             "spans_per_second": rate(self, before, "accepted"),
             "workers": [each.model_dump(mode="json") for each in self.workers],
             "collectors": [dict(each) for each in self.collectors],
+            "down": dict(self.down),
         }
 
 
@@ -89,7 +92,7 @@ def top(every: float, once: bool, data_dir: Path | None, store: str | None, as_j
                     opened.queue.describe(),
                 )
                 collectors = await asyncio.gather(*(ask(session, address) for address in described.collectors))
-                return Reading(time.monotonic(), statistics, workers, ended, collectors)
+                return Reading(time.monotonic(), statistics, workers, ended, collectors, described.down)
 
             before, now = None, await look()
             if once or as_json or not console.is_terminal:
@@ -134,6 +137,7 @@ def screen(now: Reading, before: Reading | None) -> RenderableType:
         Text(statuses or "no rollout yet"),
         Text(f"{waiting}   finished {per_second(rate(now, before, 'finished'))}   spans {per_second(rate(now, before, 'accepted'))}"),
     ]
+    parts += [Text(plain(f"{service} {why}", 400), "bold red") for service, why in sorted(now.down.items())]
     parts += [_collector(each) for each in now.collectors] or [Text("no collector has announced itself", "yellow")]
     shown = now.workers[:WORKERS]
     parts.append(table_of(f"workers ({counts['total_workers']:,})", _WORKER, [_worker(each) for each in shown]))

@@ -27,6 +27,8 @@ _NUMBERS: Final = {
     "mask": "int8",
     "logprobs": "float32",
     "weights": "float32",
+    "temperature": "float32",
+    "p": "float32",
 }
 """{last word of a column's name: the type of the numbers in its lists}."""
 _DATA: Final = "data-00000-of-00001.arrow"

@@ -34,8 +34,9 @@ from agl_otel.stack import Stack
 def up(data_dir: Path | None, as_json: bool, **flags: Any) -> None:
     """Run the stack until Ctrl+C: queue, collector, proxy and web.
 
-    Everything is kept under --data-dir; stack.json there says where each service is. A crashed service is restarted; one that
-    keeps crashing ends the stack with an error. Clients need one address, the queue's: AGL_STORE=127.0.0.1:4747.
+    Everything is kept under --data-dir; stack.json there says where each service is. A service that ends is started again, after
+    pauses of up to a minute where it keeps ending, and the others go on. Clients need one address, the queue's:
+    AGL_STORE=127.0.0.1:4747.
     """
     settings = Settings.load(data_dir=data_dir, **flags)
     setup_logging(settings.log_level)

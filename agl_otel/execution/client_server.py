@@ -25,7 +25,7 @@ from agl_otel.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_e
 from agl_otel.errors import AgentError, SettingsError, UsageError
 from agl_otel.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle, resolve_managed_store_flag
 from agl_otel.execution.events import ExecutionEvent, MultiprocessingEvent
-from agl_otel.store import LightningStoreClient, Store
+from agl_otel.store import Store
 from agl_otel.tls import ambient
 from agl_otel.tracer.process import shut_down
 
@@ -107,15 +107,14 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         """The store as processes on this and other machines reach it."""
         if not self.managed_store:
             return store
-        address = store.serve(self.server_host, self.server_port, strict=self.role == "algorithm")
-        return LightningStoreClient(address)
+        return store.at(store.serve(self.server_host, self.server_port, strict=self.role == "algorithm"))
 
     def _client(self, store: Store) -> Store:
         if not self.managed_store:
             return store
         port = 4747 if self.server_port is None else self.server_port
         scheme = "https" if ambient().by_default else "http"
-        return LightningStoreClient(f"{scheme}://{self.server_host}:{port}")
+        return store.at(f"{scheme}://{self.server_host}:{port}")
 
     # --- who runs where
 

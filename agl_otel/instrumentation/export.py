@@ -7,10 +7,8 @@ batch; `force_flush` waits for it, so concurrent flushes share exports. After a 
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -19,6 +17,7 @@ from opentelemetry.instrumentation.utils import suppress_instrumentation
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from agl_otel.instrumentation import forks
 from agl_otel.instrumentation.guard import never_raises, note_failure
 
 MAX_QUEUE_SPANS: Final = 20_000
@@ -43,10 +42,11 @@ class ExportProcessor(SpanProcessor):
         self._takes = takes
         self._rebuild = rebuild
         self._on_dropped = on_dropped
+        self.on_settled: Callable[[Sequence[ReadableSpan]], None] | None = None
+        """Called with spans that were exported, or given up."""
         self._abandoned: list[SpanExporter] = []
         self._reset(exporter)
-        weak = weakref.WeakMethod(self._after_fork)
-        os.register_at_fork(after_in_child=lambda: (again := weak()) and again())
+        forks.register(self._after_fork)
 
     def _reset(self, exporter: SpanExporter | None) -> None:
         self._exporter = exporter
@@ -159,6 +159,8 @@ class ExportProcessor(SpanProcessor):
         exported = self._export(batch)
         if not exported:
             self._drop(batch)
+        elif self.on_settled is not None:
+            self.on_settled(batch)
         with self._changed:
             self._bytes -= size
             self._settled += len(batch)
@@ -181,6 +183,8 @@ class ExportProcessor(SpanProcessor):
         note_failure("export", f"{len(spans)} spans were given up")
         if self._on_dropped is not None:
             self._on_dropped(spans)
+        if self.on_settled is not None:
+            self.on_settled(spans)
 
 
 def approximate_bytes(span: ReadableSpan) -> int:

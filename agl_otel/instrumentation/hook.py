@@ -19,21 +19,28 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Final, Literal, NoReturn
 
+from opentelemetry import baggage, propagate, trace
 from opentelemetry import context as otel_context
-from opentelemetry import propagate, trace
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context import Context
+from opentelemetry.instrumentation.propagators import ResponsePropagator, get_global_response_propagator, set_global_response_propagator
+from opentelemetry.instrumentation.propagators import default_setter as response_setter
 from opentelemetry.propagators.composite import CompositePropagator
+from opentelemetry.propagators.textmap import CarrierT, Getter, Setter, TextMapPropagator, default_getter, default_setter
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from agl_otel.instrumentation import autoload
-from agl_otel.instrumentation.context import AttemptContext, carried_context, from_environment, with_ids
+from agl_otel import semconv
+from agl_otel.instrumentation import autoload, declared, forks
+from agl_otel.instrumentation.context import AttemptContext, Key, carried_context, from_environment, key_of, with_ids
 from agl_otel.instrumentation.export import ExportProcessor
 from agl_otel.instrumentation.guard import never_raises, note_failure
 from agl_otel.instrumentation.ledger import Ledger
 from agl_otel.instrumentation.pressure import BackPressure
 from agl_otel.instrumentation.processor import UNCOUNTED, AttemptProcessor, key_of_attributes, marker_of
+from agl_otel.instrumentation.records import Records
 from agl_otel.instrumentation.seal import Sealer
 
 FINISH_SECONDS: Final = 10.0
@@ -51,7 +58,7 @@ class Hook:
     """Everything that the hook keeps; one for each process."""
 
     def __init__(self, attempt: AttemptContext | None) -> None:
-        self.ledger = Ledger()
+        self.ledger = Ledger(own_records, on_unrecorded=self._announce)
         self._attempt = attempt
         self._providers: list[TracerProvider] = []
         self._sealer: Sealer | None = None
@@ -81,20 +88,36 @@ class Hook:
 
     def configure_sdk(self) -> None:
         """Configure the SDK from OTEL_* variables, as a distribution would, with exporters that lose nothing."""
+        if declared.named() and declared.set_up(int(MAX_ATTRIBUTES)):
+            self.adopt_declared()
+            return
         from opentelemetry.instrumentation.version import __version__
         from opentelemetry.sdk._configuration import _OTelSDKConfigurator  # pyright: ignore[reportPrivateUsage]  # what distributions subclass
 
         os.environ.setdefault(_ATTRIBUTE_LIMIT, MAX_ATTRIBUTES)
-        _OTelSDKConfigurator().configure(auto_instrumentation_version=__version__, export_span_processor=self._export_processor)
+        with declared.left_out():
+            _OTelSDKConfigurator().configure(auto_instrumentation_version=__version__, export_span_processor=self._export_processor)
         provider = trace.get_tracer_provider()
         assert isinstance(provider, TracerProvider), "the SDK's configurator sets the SDK's provider"
         provider.add_span_processor(self.processor)
         self.configured(provider)
 
+    def adopt_declared(self) -> None:
+        """Adopt the provider that OTEL_CONFIG_FILE has set up, which exports where the file says, and have it export to the stack, too."""
+        provider = trace.get_tracer_provider()
+        if not isinstance(provider, TracerProvider) or self.has(provider):
+            return
+        provider.sampler = ALWAYS_ON  # what is not sampled is neither exported nor counted
+        provider.add_span_processor(self.processor)
+        for exporter in declared.otlp_exporters("traces"):
+            provider.add_span_processor(self._export_processor(exporter))
+        declared.add_log_exporters()
+        self.configured(provider)
+
     def install_at_end(self) -> None:
         """Finish at every end that a process can see coming, and start over in forked children."""
-        atexit.register(self.finish)
-        os.register_at_fork(after_in_child=self._after_fork)
+        atexit.register(self.close)
+        forks.register(self._after_fork)
         exit_now = os._exit  # pyright: ignore[reportPrivateUsage]  # a public function of os, despite its name
 
         def finish_and_exit(status: int) -> NoReturn:
@@ -102,6 +125,7 @@ class Hook:
             exit_now(status)
 
         os._exit = finish_and_exit  # what multiprocessing's children and pre-forking servers end with
+        os.execv, os.execve = self._ends_with(os.execv), self._ends_with(os.execve)  # what all of os.exec* call
         previous = signal.getsignal(signal.SIGTERM)
         if threading.current_thread() is threading.main_thread() and previous is not signal.SIG_IGN and previous is not None:
             self._previous_sigterm = previous
@@ -124,13 +148,35 @@ class Hook:
             if settled or time.monotonic() - started > SETTLE_SECONDS:
                 return
 
+    @never_raises
+    def close(self) -> None:
+        """Finish, and write down (or send, where there is no record) that this process ends: what is still open is abandoned."""
+        self.finish()
+        self.ledger.close()
+        unrecorded = self.ledger.unrecorded()
+        if unrecorded and self._sealer is not None:
+            self._sealer.seal(unrecorded, timeout_seconds=FINISH_SECONDS, closing=True)
+
+    def _ends_with(self, execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        """A call that replaces this process by another, and returns where it cannot."""
+
+        @functools.wraps(execute)
+        def close_and_execute(*args: Any) -> NoReturn:
+            self._finish_aside()
+            try:
+                execute(*args)
+            finally:
+                self.ledger.reopen()
+
+        return close_and_execute
+
     def _finish_aside(self) -> None:
         """Finish in another thread, so that a lock that this one holds cannot keep the process from ending."""
         done = _thread.allocate_lock()
         done.acquire()
 
         def run() -> None:
-            self.finish()
+            self.close()
             done.release()
 
         try:
@@ -146,7 +192,7 @@ class Hook:
             self._ending = "finishing"
 
             def end() -> None:
-                self.finish()
+                self.close()
                 self._ending, pause = "finished", PAUSE_SECONDS[0]
                 while self._ending == "finished":  # one that comes while the main thread is about to sleep does not wake it
                     os.kill(os.getpid(), number)
@@ -164,14 +210,17 @@ class Hook:
         else:
             os.kill(os.getpid(), number)
 
-    def _idle(self, key: tuple[str, str]) -> None:
+    def _idle(self, key: Key) -> None:
         if self._sealer is not None:
             self._sealer.idle(key)
+
+    def _announce(self, key: Key) -> None:
+        if self._sealer is not None:
+            self._sealer.announce(key)
 
     @never_raises
     def _after_fork(self) -> None:
         self._ending = ""
-        self.ledger.after_fork()
         self.processor.after_fork()
         if self._sealer is not None:
             self._sealer.after_fork()
@@ -224,6 +273,59 @@ def count_dropped(ledger: Ledger, spans: Sequence[ReadableSpan]) -> None:
             ledger.dropped(key, marker)
 
 
+class MarkedBaggage(TextMapPropagator):
+    """Adds this process's marker to the W3C baggage that goes out, so that who is called knows of this process before it dies.
+
+    It comes after other propagators: the header is written anew, with all that the context's baggage holds. Nothing is read here.
+    """
+
+    def __init__(self, ledger: Ledger, fallback: Key | None) -> None:
+        self._ledger = ledger
+        self._fallback = fallback
+        self._baggage = W3CBaggagePropagator()
+
+    def extract(self, carrier: CarrierT, context: Context | None = None, getter: Getter[CarrierT] = default_getter) -> Context:
+        """Leave the context as it is."""
+        return context if context is not None else otel_context.get_current()
+
+    def inject(self, carrier: CarrierT, context: Context | None = None, setter: Setter[CarrierT] = default_setter) -> None:
+        """Write the header, where this process works for an attempt."""
+        key = key_of(context, self._fallback)
+        count = self._ledger.count(key) if key is not None else None
+        if key is not None and count is not None:
+            marked = baggage.set_baggage(semconv.PROCESS, count.marker, with_ids(key, context))
+            self._baggage.inject(carrier, marked, setter)
+
+    @property
+    def fields(self) -> set[str]:
+        """The header that it writes."""
+        return self._baggage.fields
+
+
+class ProcessHeader(ResponsePropagator):
+    """Adds to an HTTP answer which process gave it and what it has counted: its runner, on another machine, knows of it by that."""
+
+    def __init__(self, ledger: Ledger, before: ResponsePropagator | None) -> None:
+        self._ledger = ledger
+        self._before = before
+
+    def inject(self, carrier: Any, context: Context | None = None, setter: Any = response_setter) -> None:
+        """Write the header, where the server's span belongs to an attempt."""
+        if self._before is not None:
+            self._before.inject(carrier, context, setter)
+        span = trace.get_current_span(context)
+        key = key_of_attributes(span) if isinstance(span, ReadableSpan) else None
+        count = self._ledger.count(key) if key is not None else None
+        if key is not None and count is not None:
+            setter.set(carrier, semconv.HEADER_PROCESS, f"{count.marker};{self._ledger.begun(key)};{count.spans}")
+
+
+def own_records() -> Records | None:
+    """The record files of this process; None where its environment names no place for them."""
+    root = os.environ.get(semconv.ENV_LEDGER)
+    return Records(root) if root else None
+
+
 _hook: Hook | None = None
 
 
@@ -236,13 +338,19 @@ def pre_instrument() -> None:
         return
     attempt = from_environment(os.environ)
     _hook = Hook(attempt)
+    if attempt is not None:
+        _hook.ledger.loaded(attempt.key)
     provider = trace.get_tracer_provider()
     if isinstance(provider, TracerProvider):
-        _hook.adopt(provider)
+        _hook.adopt_declared() if declared.named() else _hook.adopt(provider)
     elif isinstance(provider, trace.ProxyTracerProvider) and os.environ.get("OTEL_TRACES_EXPORTER", "none").strip() not in ("", "none"):
         _hook.configure_sdk()
     _hook.install_at_end()
     ensure_propagators()
+    propagate.set_global_textmap(
+        CompositePropagator([propagate.get_global_textmap(), MarkedBaggage(_hook.ledger, attempt.key if attempt else None)])
+    )
+    set_global_response_propagator(ProcessHeader(_hook.ledger, get_global_response_propagator()))
     if attempt is not None:
         otel_context.attach(with_ids(attempt.key, carried_context(os.environ)))
 

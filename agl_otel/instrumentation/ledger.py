@@ -1,17 +1,24 @@
 """How many spans each attempt has ended in this process: the numbers that seals carry.
 
-Plain counting under one lock; no OpenTelemetry, no clock, no I/O. A marker stands for one process (new after a fork) and never
-counts an attempt twice: when an attempt is forgotten, every attempt that is new from then on gets a new marker.
+Plain counting under one lock; no OpenTelemetry, no clock. A marker stands for one process (new after a fork) and never counts an
+attempt twice: when an attempt is forgotten, every attempt that is new from then on gets a new marker.
+
+Where the process has record files (records.py) the counts are in them, too: `begun` before a span is handed out, `ended` when it has
+ended. What has no record, because there is no folder for it, is announced instead.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
+from agl_otel.instrumentation import forks
 from agl_otel.instrumentation.context import Key
+from agl_otel.instrumentation.guard import note_failure
+from agl_otel.instrumentation.records import Records, Slot
 
 MAX_ATTEMPTS: Final = 100_000
 """More than these, and the idle one seen first is forgotten: some 40 MB."""
@@ -33,6 +40,14 @@ class Count:
     dropped: int
 
 
+class Started(NamedTuple):
+    """What a span carries that has started."""
+
+    marker: str
+    late: bool
+    """It began after the attempt's ledger was read."""
+
+
 @dataclass(slots=True)
 class _Entry:
     marker: str
@@ -41,19 +56,51 @@ class _Entry:
     dropped: int = 0
     open: set[int] = field(default_factory=set[int])
     sealed: Count | None = None
+    slot: Slot | None = None
+    """Where it is recorded, too; None: nowhere."""
+    begun: int = 0
+    """The numbers of the slot: without the spans that are late."""
+    ended: int = 0
+    abandoned: int = 0
+    given_up: set[int] = field(default_factory=set[int])
+    """Spans that were open when the process closed: abandoned, unless they end after all."""
+    late: set[int] = field(default_factory=set[int])
+    """Open spans that began after the slot was read."""
+
+    def record(self) -> None:
+        """Write the slot."""
+        if self.slot is not None:
+            self.slot.write(self.begun, self.ended, self.abandoned + len(self.given_up), self.dropped)
 
 
 class Ledger:
-    """Counts by attempt. Every method may be called from any thread."""
+    """Counts by attempt. Every method may be called from any thread.
 
-    def __init__(self) -> None:
+    `records` makes the process's record files, in this process and again in each fork of it (None: it keeps none). `on_unrecorded` is
+    called with an attempt that begins without a record.
+    """
+
+    def __init__(self, records: Callable[[], Records | None] | None = None, *, on_unrecorded: Callable[[Key], None] | None = None) -> None:
+        self._make_records = records
+        self._on_unrecorded = on_unrecorded
         self._reset()
+        forks.register(self.after_fork)
 
     def _reset(self, foreign: frozenset[str] = frozenset()) -> None:
+        self._records: Records | None = None  # before anything else: after a fork it is mapped by the parent, too
         self._foreign = foreign
         self._lock = threading.Lock()
         self._entries: dict[Key, _Entry] = {}
         self._marker = new_marker()
+        self._records = self._make_records() if self._make_records is not None else None
+
+    def loaded(self, key: Key) -> None:
+        """Write down that the hook is loaded in this process, which was started for the attempt."""
+        if self._records is not None:
+            try:
+                self._records.loaded(*key)
+            except OSError as error:
+                note_failure("the ledger", error)
 
     @property
     def marker(self) -> str:
@@ -68,16 +115,55 @@ class Ledger:
         """Whether a span with this marker began before the fork that made this process: its parent exports it."""
         return marker in self._foreign
 
-    def started(self, key: Key, span_id: int, place: Place) -> str:
-        """A span of the attempt has started; returns the marker that it carries. `place` is where a sibling of it hangs."""
+    def started(self, key: Key, span_id: int, place: Place) -> Started:
+        """A span of the attempt has started; returns what it carries. `place` is where a sibling of it hangs."""
+        failed: OSError | None = None
         with self._lock:
             entry = self._entries.get(key)
+            new = entry is None
             if entry is None:
                 if len(self._entries) >= MAX_ATTEMPTS:
                     self._forget_one()
+                self._forget_read()
                 entry = self._entries[key] = _Entry(self._marker, place)
+                try:
+                    entry.slot = self._records.slot(*key, self._marker) if self._records is not None else None
+                except OSError as error:
+                    failed = error
             entry.open.add(span_id)
-            return entry.marker
+            slot, late = entry.slot, False
+            if slot is not None:
+                entry.begun += 1
+                slot.begun(entry.begun)
+                slot.closed(closed=False)
+                if late := slot.is_read:  # looked at after it was counted: the reader has seen it, or it is late
+                    entry.begun -= 1
+                    slot.begun(entry.begun)
+                    entry.late.add(span_id)
+            started = Started(entry.marker, late)
+        if failed is not None:
+            note_failure("the ledger", failed)
+        if new and slot is None and self._on_unrecorded is not None:
+            self._on_unrecorded(key)
+        return started
+
+    def close(self) -> None:
+        """The process ends: what is open now will not be exported."""
+        with self._lock:
+            for entry in self._entries.values():
+                if entry.slot is not None:
+                    entry.given_up |= entry.open - entry.late
+                    entry.record()
+                    entry.slot.closed(closed=True)
+
+    def reopen(self) -> None:
+        """It does not end after all."""
+        with self._lock:
+            for entry in self._entries.values():
+                if entry.slot is not None:
+                    entry.slot.closed(closed=False)
+                    entry.given_up.clear()
+                    entry.record()
 
     def ended(self, key: Key, span_id: int, *, marker: str | None) -> bool:
         """A span has ended; it counts if it carries the attempt's `marker` (None: it is not exported).
@@ -89,8 +175,15 @@ class Ledger:
             if entry is None or span_id not in entry.open:
                 return False
             entry.open.discard(span_id)
-            if marker == entry.marker:
-                entry.spans += 1
+            counts = marker == entry.marker
+            entry.spans += counts
+            if span_id in entry.late:
+                entry.late.discard(span_id)
+            elif entry.slot is not None:
+                entry.given_up.discard(span_id)
+                entry.ended += counts
+                entry.abandoned += not counts
+                entry.record()
             return not entry.open
 
     def dropped(self, key: Key, marker: str) -> None:
@@ -99,12 +192,19 @@ class Ledger:
             entry = self._entries.get(key)
             if entry is not None and entry.marker == marker:
                 entry.dropped += 1
+                entry.record()
 
     def count(self, key: Key) -> Count | None:
         """The attempt's numbers; None where this process has seen nothing of it."""
         with self._lock:
             entry = self._entries.get(key)
             return Count(entry.marker, entry.spans, entry.dropped) if entry is not None else None
+
+    def begun(self, key: Key) -> int:
+        """How many spans of the attempt have begun, those that have ended included."""
+        with self._lock:
+            entry = self._entries.get(key)
+            return entry.spans + len(entry.open) if entry is not None else 0
 
     def sealed(self, key: Key, count: Count) -> None:
         """A seal with these numbers was acked."""
@@ -124,6 +224,11 @@ class Ledger:
         with self._lock:
             return [key for key, entry in self._entries.items() if entry.sealed != Count(entry.marker, entry.spans, entry.dropped)]
 
+    def unrecorded(self) -> list[Key]:
+        """Attempts that are counted here and in no record."""
+        with self._lock:
+            return [key for key, entry in self._entries.items() if entry.slot is None]
+
     def place(self, key: Key) -> Place | None:
         """Where a span about the whole attempt hangs: beside the first span seen of it."""
         with self._lock:
@@ -139,11 +244,24 @@ class Ledger:
     def forget(self, key: Key) -> None:
         """Drop the attempt's counts; should it come back, it comes under a marker that it never had."""
         with self._lock:
-            if self._entries.pop(key, None) is not None:
+            entry = self._entries.pop(key, None)
+            if entry is not None:
                 self._marker = new_marker()
+                if entry.slot is not None:
+                    entry.slot.free()
+
+    def _forget_read(self) -> None:
+        """Drop the oldest attempt, where its runner has read it and it is over here as well: a pool's worker lives on for thousands."""
+        key, entry = next(iter(self._entries.items()), (None, None))
+        if key is not None and entry is not None and entry.slot is not None and entry.slot.is_read and not entry.open:
+            del self._entries[key]
+            entry.slot.free()
+            self._marker = new_marker()
 
     def _forget_one(self) -> None:
         key = next((key for key, entry in self._entries.items() if not entry.open), None)
         if key is not None:
-            del self._entries[key]
+            entry = self._entries.pop(key)
             self._marker = new_marker()
+            if entry.slot is not None:
+                entry.slot.free()

@@ -35,7 +35,7 @@ RETRYABLE: Final = frozenset(
 
 def encode(spans: Sequence[ReadableSpan]) -> bytes:
     """An ExportTraceServiceRequest; packed attributes of model calls become the arrays that they stand for."""
-    whole: dict[InstrumentationScope | None, list[ReadableSpan]] = {}
+    whole: dict[InstrumentationScope | None, list[WholeSpan]] = {}
     for span in spans:
         if isinstance(span, WholeSpan):
             whole.setdefault(span.instrumentation_scope, []).append(span)
@@ -69,7 +69,10 @@ class OtlpExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send the spans; what is worth another try gets it for RETRY_SECONDS."""
-        request = encode(spans)
+        return SpanExportResult.SUCCESS if self.send(encode(spans)) else SpanExportResult.FAILURE
+
+    def send(self, request: bytes) -> bool:
+        """The same for a serialised request; whether it was acknowledged."""
         deadline = time.monotonic() + self._retry_seconds
         backoff = 0.05
         while not self._closed.is_set():
@@ -79,15 +82,15 @@ class OtlpExporter(SpanExporter):
                 code = error.code()  # pyright: ignore[reportAttributeAccessIssue]  # a failed call is also a grpc.Call
                 note_failure(f"export to {self._endpoint}", f"{code}: {error.details()}")  # pyright: ignore[reportAttributeAccessIssue]  # as above
                 if code not in RETRYABLE or time.monotonic() + backoff > deadline:
-                    return SpanExportResult.FAILURE
+                    return False
                 self._closed.wait(backoff * random.uniform(0.8, 1.2))
                 backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
                 continue
             rejected = ExportTraceServiceResponse.FromString(reply).partial_success if reply else None
             if rejected is not None and rejected.rejected_spans:
                 note_failure("the collector", f"{rejected.rejected_spans} spans rejected: {rejected.error_message}")
-            return SpanExportResult.SUCCESS
-        return SpanExportResult.FAILURE
+            return True
+        return False
 
     def shutdown(self) -> None:
         """Stop trying, close the channel."""

@@ -12,6 +12,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
 from agl_otel import semconv
+from agl_otel.instrumentation import forks
 from agl_otel.instrumentation.context import Key, key_of
 from agl_otel.instrumentation.guard import never_raises
 from agl_otel.instrumentation.ledger import Ledger
@@ -46,15 +47,19 @@ class AttemptProcessor(SpanProcessor):
         """Mark the span (OpenTelemetry calls this)."""
         if span.name in UNCOUNTED:
             return
+        forks.notice()
         key = key_of_attributes(span) or key_of(parent_context, self._fallback)
         if key is None:
             return
         context = span.get_span_context()
         self._open[context.span_id] = key, weakref.ref(span)
         place = (context.trace_id, (span.parent or context).span_id)
-        ids = {semconv.ROLLOUT_ID: key[0], semconv.PROCESS: self._ledger.started(key, context.span_id, place)}
+        started = self._ledger.started(key, context.span_id, place)
+        ids: dict[str, str | bool] = {semconv.ROLLOUT_ID: key[0], semconv.PROCESS: started.marker}
         if key[1]:
             ids[semconv.ATTEMPT_ID] = key[1]
+        if started.late:
+            ids[semconv.LATE] = True
         span.set_attributes(ids)
 
     @never_raises

@@ -37,6 +37,7 @@ class Sealer:
         """Start over in a child process: nothing is due, the thread is the parent's."""
         self._changed = threading.Condition(threading.Lock())
         self._due: dict[Key, float] = {}
+        self._announced: list[Key] = []
         self._thread: threading.Thread | None = None
 
     def idle(self, key: Key) -> None:
@@ -49,12 +50,23 @@ class Sealer:
             if asleep:
                 self._changed.notify()
 
-    def seal(self, keys: Sequence[Key], *, timeout_seconds: float) -> tuple[dict[Key, Count], bool]:
-        """Seal what has changed since its last seal, and flush once. Returns the numbers of all `keys`, and whether they were acked."""
+    def announce(self, key: Key) -> None:
+        """This process works for an attempt and keeps no record of it: have its marker sent at once, by the thread that seals."""
+        with self._changed:
+            self._announced.append(key)
+            self._ensure_thread()
+            self._changed.notify()
+
+    def seal(self, keys: Sequence[Key], *, timeout_seconds: float, closing: bool = False) -> tuple[dict[Key, Count], bool]:
+        """Seal what has changed since its last seal, and flush once. Returns the numbers of all `keys`, and whether they were acked.
+
+        With `closing` each of them gets its last seal: this process does nothing more for it.
+        """
         counts = {key: count for key in keys if (count := self._ledger.count(key)) is not None}
         for key, count in counts.items():
-            if not self._ledger.is_sealed(key, count):
-                self._send(key, count)
+            if closing or not self._ledger.is_sealed(key, count):
+                says: dict[str, int | bool] = {semconv.SEAL_SPANS: count.spans, semconv.SEAL_DROPPED: count.dropped}
+                self._send(key, count.marker, says | {semconv.SEAL_CLOSING: True} if closing else says)
         acked = self._flush(timeout_seconds)
         if acked:
             for key, count in counts.items():
@@ -65,14 +77,14 @@ class Sealer:
         """Seal every attempt that has changed, and flush."""
         return self.seal(self._ledger.unsealed(), timeout_seconds=timeout_seconds)[1]
 
-    def _send(self, key: Key, count: Count) -> None:
-        ids = {semconv.ROLLOUT_ID: key[0], semconv.PROCESS: count.marker}
+    def _send(self, key: Key, marker: str, says: dict[str, int | bool]) -> None:
+        """Send a seal; one that says nothing announces the marker."""
+        ids = {semconv.ROLLOUT_ID: key[0], semconv.PROCESS: marker}
         if key[1]:
             ids[semconv.ATTEMPT_ID] = key[1]
         now = time.time_ns()
-        numbers = {semconv.SEAL_SPANS: count.spans, semconv.SEAL_DROPPED: count.dropped}
         context = context_at(self._ledger.place(key))
-        self._tracer.start_span(semconv.SPAN_SEAL, context, attributes={**ids, **numbers}, start_time=now).end(now)
+        self._tracer.start_span(semconv.SPAN_SEAL, context, attributes={**ids, **says}, start_time=now).end(now)
 
     def _ensure_thread(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -85,13 +97,19 @@ class Sealer:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._due or next(iter(self._due.values())) > time.monotonic():
+                while not self._announced and (not self._due or next(iter(self._due.values())) > time.monotonic()):
                     self._changed.wait(next(iter(self._due.values())) - time.monotonic() if self._due else None)
                 now = time.monotonic()
+                announced, self._announced = self._announced, []
                 keys = [key for key, due in self._due.items() if due <= now]
                 for key in keys:
                     del self._due[key]
             try:
+                for key in announced:
+                    if (count := self._ledger.count(key)) is not None:
+                        self._send(key, count.marker, {})
+                if announced:
+                    self._flush(10.0)
                 self.seal([key for key in keys if self._ledger.is_idle(key)], timeout_seconds=10.0)
             except Exception as error:  # noqa: BLE001  # the named boundary: the thread lives as long as the process
                 note_failure("seal", error)

@@ -14,7 +14,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.instrumentation.dependencies import get_dependency_conflicts
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Tracer
@@ -22,13 +22,14 @@ from opentelemetry.util._importlib_metadata import entry_points
 
 from agl_otel import semconv
 from agl_otel.errors import SettingsError, UnavailableError
-from agl_otel.instrumentation import waiting
+from agl_otel.instrumentation import forks, waiting
 from agl_otel.instrumentation.context import Key, format_traceparent
 from agl_otel.instrumentation.export import ExportProcessor
-from agl_otel.instrumentation.hook import Hook, count_dropped, ensure_propagators, is_own
+from agl_otel.instrumentation.hook import Hook, count_dropped, ensure_propagators, is_own, own_records
 from agl_otel.instrumentation.ledger import Count, Ledger
 from agl_otel.instrumentation.otlp import OtlpExporter
 from agl_otel.instrumentation.processor import AttemptProcessor
+from agl_otel.instrumentation.records import Records
 from agl_otel.instrumentation.rewards import LastRewards
 from agl_otel.instrumentation.seal import TRACER_NAME, Sealer
 from agl_otel.instrumentation.unwrapping import unwrap_leftovers
@@ -73,7 +74,7 @@ class Telemetry:
         os.environ.pop("OTEL_SDK_DISABLED", None)  # meant for the user's own telemetry; a proxy that records nothing is of no use
         self._hook = hook
         """Marks and counts the spans of `provider` already: its ledger is shared, a second one would change the marker under it."""
-        self._ledger = hook.ledger if hook is not None else Ledger()
+        self._ledger = hook.ledger if hook is not None else Ledger(_records_of_a_fork)
         self._provider = provider or TracerProvider(
             sampler=ALWAYS_ON, resource=Resource.create({SERVICE_NAME: service_name}), shutdown_on_exit=False, span_limits=_UNLIMITED
         )
@@ -92,7 +93,7 @@ class Telemetry:
         self._provider.add_span_processor(self._rewards)
         self._provider.add_span_processor(self._export)
         self._shut = threading.Lock()
-        os.register_at_fork(after_in_child=self._after_fork)
+        forks.register(self._after_fork)
 
     @classmethod
     def start(cls, *, otlp_endpoint: str, token: str = "", service_name: str, instrument: Sequence[str] = ()) -> Telemetry:
@@ -127,6 +128,15 @@ class Telemetry:
     def resource(self) -> Resource:
         """What this process's spans say of it."""
         return self._provider.resource
+
+    @property
+    def ledger(self) -> Ledger:
+        """What it counts."""
+        return self._ledger
+
+    def on_settled(self, settled: Callable[[Sequence[ReadableSpan]], None]) -> None:
+        """Have `settled` called, in another thread, with spans that were exported or given up."""
+        self._export.on_settled = settled
 
     def tracer(self, name: str) -> Tracer:
         """A tracer of this process's provider."""
@@ -167,9 +177,12 @@ class Telemetry:
             key: {} for key in keys if self._ledger.count(key) is None
         }
 
-    def seal_counts(self, keys: Sequence[Key], *, timeout_seconds: float = 10.0) -> dict[Key, Count]:
-        """`seal` with what was dropped; attempts that this process made no span of are left out."""
-        counts, acked = self._sealer.seal(keys, timeout_seconds=timeout_seconds)
+    def seal_counts(self, keys: Sequence[Key], *, timeout_seconds: float = 10.0, closing: bool = False) -> dict[Key, Count]:
+        """`seal` with what was dropped; attempts that this process made no span of are left out.
+
+        `closing`: this process does nothing more for them.
+        """
+        counts, acked = self._sealer.seal(keys, timeout_seconds=timeout_seconds, closing=closing)
         if not acked:
             raise UnavailableError(f"the collector did not take the spans of {_some(keys)} within {timeout_seconds:.0f} s: is it running?")
         return counts
@@ -195,9 +208,16 @@ class Telemetry:
 
     def _after_fork(self) -> None:
         if self._hook is None:  # which sees to its own
-            self._ledger.after_fork()
             self._processor.after_fork()
         self._sealer.after_fork()
+
+
+_started: Final = os.getpid()
+
+
+def _records_of_a_fork() -> Records | None:
+    """The record files of a fork of this process. The process itself tells the queue what it counts."""
+    return own_records() if os.getpid() != _started else None
 
 
 def _some(keys: Sequence[Key]) -> str:

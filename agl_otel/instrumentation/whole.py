@@ -16,9 +16,11 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from agl_otel import semconv
+from agl_otel.instrumentation import forks
 from agl_otel.instrumentation.context import Key
 from agl_otel.instrumentation.guard import never_raises
 from agl_otel.instrumentation.ledger import Ledger
+from agl_otel.instrumentation.wire import field_of, head_of, span_bytes
 
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _UNSET: Final = Status(StatusCode.UNSET)
@@ -36,6 +38,16 @@ class Begun(NamedTuple):
 
 class WholeSpan(ReadableSpan):
     """An ended span of one of `WholeSpans`, which wire.py writes."""
+
+    place: Any = None
+    """Where its maker has written it down."""
+    _wire: bytes | None = None
+
+    def wire_bytes(self) -> bytes:
+        """As it goes into a request; written once."""
+        if self._wire is None:
+            self._wire = field_of(span_bytes(self))
+        return self._wire
 
 
 class WholeSpans:
@@ -55,20 +67,25 @@ class WholeSpans:
         trace_id = parent.trace_id if parent is not None else _random_id(128)
         context = SpanContext(trace_id, _random_id(64), is_remote=False, trace_flags=_SAMPLED)
         place = (trace_id, (parent or context).span_id)
-        marker = self._ledger.started(key, context.span_id, place) if key is not None else ""
+        forks.notice()
+        marker = self._ledger.started(key, context.span_id, place).marker if key is not None else ""
         return Begun(context, parent, key, marker)
 
-    @never_raises
-    def end(
+    def head(self) -> tuple[bytes, bytes]:
+        """What all of them have in common, as `wire.head_of` has it."""
+        context = SpanContext(1, 1, is_remote=False)
+        return head_of(WholeSpan("", context, None, self._resource, {}, instrumentation_scope=self._scope))
+
+    def made(
         self, span: Begun, name: str, kind: SpanKind, attributes: dict[str, Any], start_time: int, end_time: int, error: str | None = None
-    ) -> None:
-        """Count and export it. Times are Unix nanoseconds; attributes are taken as they are: no None, sequences of one type."""
+    ) -> WholeSpan:
+        """The ended span, for `end`. Times are Unix nanoseconds; attributes are taken as they are: no None, sequences of one type."""
         if span.key is not None:
             attributes[semconv.ROLLOUT_ID] = span.key[0]
             if span.key[1]:
                 attributes[semconv.ATTEMPT_ID] = span.key[1]
             attributes[semconv.PROCESS] = span.marker
-        ended = WholeSpan(
+        return WholeSpan(
             name,
             span.context,
             span.parent,
@@ -80,6 +97,10 @@ class WholeSpans:
             start_time=start_time,
             end_time=end_time,
         )
+
+    @never_raises
+    def end(self, span: Begun, ended: WholeSpan) -> None:
+        """Count and export it."""
         idle = span.key is not None and self._ledger.ended(span.key, span.context.span_id, marker=span.marker)
         self._export(ended)
         if idle and span.key is not None:

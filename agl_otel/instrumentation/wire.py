@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
@@ -19,19 +19,30 @@ from opentelemetry.trace import SpanKind, StatusCode
 from agl_otel.instrumentation.arrays import PACKED_KEYS
 from agl_otel.varint import varint
 
+if TYPE_CHECKING:
+    from agl_otel.instrumentation.whole import WholeSpan
+
 _KINDS: Final = {kind: bytes([0x30, kind.value + 1]) for kind in SpanKind}
 _IS_REMOTE_KNOWN: Final = 0x100
 _IS_REMOTE: Final = 0x200
 
 
-def request_of(spans: Sequence[ReadableSpan]) -> bytes:
+def request_of(spans: Sequence[WholeSpan]) -> bytes:
     """Spans of one resource and scope, without events and links, as an ExportTraceServiceRequest."""
-    resource, scope = _head(spans[0])
-    of_scope = scope + b"".join([b"\x12" + _sized(span_bytes(span)) for span in spans])
-    return b"\x0a" + _sized(resource + b"\x12" + _sized(of_scope))
+    return of_parts(*head_of(spans[0]), b"".join([span.wire_bytes() for span in spans]))
 
 
-def _head(span: ReadableSpan) -> tuple[bytes, bytes]:
+def of_parts(resource: bytes, scope: bytes, spans: bytes) -> bytes:
+    """An ExportTraceServiceRequest from the two parts of `head_of` and spans one after the other as `field_of` writes them."""
+    return b"\x0a" + _sized(resource + b"\x12" + _sized(scope + spans))
+
+
+def field_of(span: bytes) -> bytes:
+    """A Span message as a field of the ScopeSpans around it."""
+    return b"\x12" + _sized(span)
+
+
+def head_of(span: ReadableSpan) -> tuple[bytes, bytes]:
     """ResourceSpans and ScopeSpans without what they hold."""
     (whole,) = encode_spans([span]).resource_spans
     scope = ScopeSpans(scope=whole.scope_spans[0].scope, schema_url=whole.scope_spans[0].schema_url)

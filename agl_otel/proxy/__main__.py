@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import signal
 import sys
+import time
+from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from agl_otel import logformat
-from agl_otel.errors import AglError, InUseError
+from agl_otel.adapters.otlp_masking import load_masker
+from agl_otel.errors import AglError, InUseError, UnavailableError
+from agl_otel.instrumentation.otlp import OtlpExporter
 from agl_otel.instrumentation.setup import Telemetry
 from agl_otel.interpreter import answer_first
-from agl_otel.listen import listen, listens, make_runner, require_certificate
+from agl_otel.listen import listen, listens, make_runner, own_names, require_certificate
 from agl_otel.meters import served
-from agl_otel.proxy.app import Proxy
+from agl_otel.private import keep_private
+from agl_otel.proxy.app import SCOPE_NAME, Proxy
 from agl_otel.proxy.forward import Limits
+from agl_otel.proxy.inheritance import Inheritance
+from agl_otel.proxy.journal import FOLDER, Journal
 from agl_otel.proxy.litellm import Litellm
 from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.models import load as load_models
 from agl_otel.proxy.upstream import Budget, QueueUpstreams
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.presence import Presence
-from agl_otel.settings import Settings
+from agl_otel.settings import DAY_SECONDS, Settings
 from agl_otel.tls import Tls
 
 DRAIN_SECONDS: Final = 10.0
@@ -40,7 +49,15 @@ async def serve(settings: Settings) -> None:
     tls = Tls.load(settings)
     url = f"{'https' if tls else 'http'}://{settings.announced_host}:{settings.proxy_port}"
     async with QueueClient(settings.queue_address, token=token) as queue:
-        telemetry = Telemetry.start(otlp_endpoint=await _collector(queue, settings), token=token, service_name="agl-otel-proxy")
+        endpoint = await _collector(queue, settings)
+        telemetry = Telemetry.start(otlp_endpoint=endpoint, token=token, service_name="agl-otel-proxy")
+        journal, exporter = _journal(settings, telemetry), OtlpExporter(endpoint, token)
+        inheritance = Inheritance(
+            settings.data_dir.absolute() / FOLDER,
+            exporter.send,
+            partial(_known, queue),
+            oldest=time.time() - settings.retention_days * DAY_SECONDS if settings.retention_days else 0.0,
+        )
         models = ModelList(load_models(settings.models))
         upstreams = QueueUpstreams(
             queue, models=models, fallback_url=settings.upstream_url, fallback_key=settings.upstream_key.get_secret_value(), own_urls=[url]
@@ -48,7 +65,19 @@ async def serve(settings: Settings) -> None:
         budget = Budget(settings.attempt_max_calls, settings.attempt_max_tokens)
         limits = Limits(budget=budget, litellm_url=settings.litellm_url, translate=settings.translate)
         litellm = Litellm(settings.litellm, settings.data_dir.absolute()) if settings.litellm else None
-        proxy = Proxy(upstreams, telemetry, token=token, limits=limits, models=models, litellm=litellm)
+        proxy = Proxy(
+            upstreams,
+            telemetry,
+            token=token,
+            limits=limits,
+            models=models,
+            litellm=litellm,
+            names=own_names(settings),
+            journal=journal,
+            inheritance=inheritance,
+            queue=queue,
+            address=url,
+        )
         app, context = proxy.app(), tls.anonymous if tls else None
         if tls is not None and settings.proxy_client_certificates:
             app.middlewares.append(require_certificate({"/health"}))
@@ -66,9 +95,28 @@ async def serve(settings: Settings) -> None:
         logger.info("the proxy serves on %s", url)
         async with served(proxy.meters, settings, "proxy"):
             await stop.wait()
+            exporter.shutdown()
             await runner.cleanup()
         await asyncio.to_thread(telemetry.shutdown)
+        if journal is not None:
+            await asyncio.to_thread(journal.close)
         await presence.leave()
+
+
+def _journal(settings: Settings, telemetry: Telemetry) -> Journal | None:
+    """The journal of this process; None where its disk takes none. Raises SettingsError for masking rules that cannot be read."""
+    folder = settings.data_dir.absolute() / FOLDER / secrets.token_hex(8)
+    masker = load_masker(settings.mask)
+    try:
+        return Journal(folder, telemetry.ledger, telemetry.whole_spans(SCOPE_NAME).head(), masker=masker)
+    except UnavailableError as error:
+        logger.warning("%s: should this proxy be killed, the attempts that it serves count as incomplete", error)
+        return None
+
+
+async def _known(queue: QueueClient, rollout_ids: Sequence[str]) -> set[str]:
+    """Which of these rollouts the queue has. Raises AglError."""
+    return {rollout.rollout_id for rollout in await queue.query_rollouts(rollout_id_in=rollout_ids)} if rollout_ids else set()
 
 
 async def _collector(queue: QueueClient, settings: Settings) -> str:
@@ -92,6 +140,7 @@ async def _collector(queue: QueueClient, settings: Settings) -> str:
 
 def main() -> int:
     """Run the service with the settings of the environment; the exit code is 0, or 1 with a message on stderr."""
+    keep_private()
     try:
         settings = Settings.load()
         logformat.configure(settings.log_level, settings.log_format)

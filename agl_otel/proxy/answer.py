@@ -28,6 +28,8 @@ NOT_PASSED: Final = frozenset(
     }
 )
 """Headers that belong to one connection, or that this proxy sets itself."""
+_LAST: Final = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete", b"response.failed")
+"""In the last event of a stream, after which its reader may look no further."""
 _LITELLMS: Final = ("x-litellm-", "llm_provider-")
 Edit = Callable[[bytes], bytes]
 
@@ -39,11 +41,12 @@ async def pass_on(
     call: Call,
     *,
     client_seconds: float,
+    write_down: Callable[[Call], None] | None = None,
     translated: Edit | None = None,
 ) -> web.StreamResponse:
     """Hand the answer to the agent and take it into `call`. `added` is what the agent did not ask for, `translated` edits litellm's words.
 
-    The last byte has gone out when this returns: what is left to do with the call costs the agent no time.
+    `write_down` is called with the call as it was sampled, before the last byte goes out: whoever has the whole answer can rely on it.
     """
     call.status = response.status
     call.first_byte = time.time_ns()
@@ -51,7 +54,7 @@ async def pass_on(
     vocabulary = response.headers.get(semconv.HEADER_VOCABULARY, "")
     call.vocabulary = int(vocabulary) if vocabulary.isdecimal() else None
     if response.content_type == "text/event-stream":
-        return await _stream(request, response, added, call, client_seconds, translated)
+        return await _stream(request, response, added, call, client_seconds, write_down, translated)
     body = await response.read()
     payload = parse_object(body)
     if payload is not None:
@@ -60,6 +63,8 @@ async def pass_on(
             body = encoded(payload)
     if translated is not None:
         body = translated(body)
+    if write_down is not None:
+        write_down(call)
     if len(body) < _BUFFERED_BYTES:
         whole = web.Response(status=response.status, body=body, headers=passed(response, own=translated is None))
         await whole.prepare(request)
@@ -80,6 +85,7 @@ async def _stream(
     added: frozenset[str],
     call: Call,
     client_seconds: float,
+    write_down: Callable[[Call], None] | None,
     translated: Edit | None,
 ) -> web.StreamResponse:
     out = web.StreamResponse(status=response.status, headers=passed(response, own=translated is None))
@@ -92,17 +98,26 @@ async def _stream(
             call.incomplete = "upstream_error"
             return _broken_off(request, out)
         ready = b"".join([_pass(event, added, call) for event in (events.feed(piece) if piece else [events.rest()])])
+        if write_down is not None and (not piece or any(last in ready for last in _LAST)):
+            if not piece:
+                _check_end(call)
+            write_down(call)
         if translated is not None:
             ready = translated(ready)
         if ready and not await _write(request, out, ready, call, client_seconds):
             return out
         if not piece:
             break
+    _check_end(call)
+    await out.write_eof()
+    return out
+
+
+def _check_end(call: Call) -> None:
+    """A stream has come to its end."""
     choices = call.reply.choices.values()
     if not call.reply.error and not (choices and all(choice.finish_reason for choice in choices)):
         call.incomplete = "upstream_ended_early"
-    await out.write_eof()
-    return out
 
 
 def _pass(event: bytes, added: frozenset[str], call: Call) -> bytes:

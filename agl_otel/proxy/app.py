@@ -8,18 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, Final, NamedTuple, NoReturn, cast
 
 from aiohttp import web
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
 
 from agl_otel import errors, semconv
-from agl_otel.errors import AglError, InvalidIdError, RefusedError, UsageError
+from agl_otel.errors import AglError, InvalidIdError, RefusedError, UnavailableError, UsageError
 from agl_otel.exposition import Sample
 from agl_otel.instrumentation.context import Key, key_of
 from agl_otel.instrumentation.guard import failures
+from agl_otel.instrumentation.ledger import Count
 from agl_otel.instrumentation.setup import Telemetry
 from agl_otel.listen import only_own_pages, readable
 from agl_otel.meters import Meters
@@ -29,15 +30,21 @@ from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import DIALECTS, Dialect
 from agl_otel.proxy.forward import OWN_KEY, Forwarder, Limits
 from agl_otel.proxy.gate import Gate
+from agl_otel.proxy.inheritance import Inheritance
+from agl_otel.proxy.journal import Journal
 from agl_otel.proxy.keys import is_ours, is_trusted, may_call
 from agl_otel.proxy.litellm import Litellm
 from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.recorder import Recorder
 from agl_otel.proxy.reply import Json, dicts, parse_object
 from agl_otel.proxy.upstream import Upstreams
+from agl_otel.proxy.witness import Queue, Witnesses
 from agl_otel.scoped import refusal
 
+SCOPE_NAME: Final = "agl_otel.proxy"
+"""The instrumentation scope of the spans of calls."""
 MAX_BODY_BYTES: Final = 64 << 20
+EXPIRE_SECONDS: Final = 30.0
 CLOSE_WAIT_SECONDS: Final = 1.0  # for calls of an attempt whose agent has just gone
 FLUSH_SECONDS: Final = 8.0  # shorter than a runner waits for the answer
 SCOPE: Final = "/rollout/{rollout_id}/attempt/{attempt_id}"
@@ -49,7 +56,7 @@ PAUSE_WAIT_SECONDS: Final = 60.0
 MAX_PAUSE_WAIT_SECONDS: Final = 3600.0
 KNOWN: Final = (
     f"POST [{SCOPE}][/v1]/{{{','.join((*DIALECTS, *PASSED))}}}, GET [{SCOPE}][/v1]/models, POST {SCOPE}/close, "
-    "POST /close, POST /pause, POST /resume, POST /model_list, GET /health, GET /metrics"
+    "POST /close, POST /delete, POST /pause, POST /resume, POST /model_list, GET /health, GET /metrics"
 )
 logger = logging.getLogger("agl_otel.proxy")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -69,7 +76,13 @@ class Proxy:
         models: ModelList | None = None,
         gate: Gate | None = None,
         litellm: Litellm | None = None,
+        names: Collection[str] | None = None,
+        journal: Journal | None = None,
+        inheritance: Inheritance | None = None,
+        queue: Queue | None = None,
+        address: str = "",
     ) -> None:
+        """`names`: see `only_own_pages`; `queue`: who is told, before a first call, that the proxy at `address` serves an attempt."""
         self._upstreams = upstreams
         self._telemetry = telemetry
         self._token = token
@@ -78,8 +91,14 @@ class Proxy:
         self._models = models if models is not None else ModelList()
         self._gate = gate or Gate()
         self._litellm = litellm
-        self._attempts = Attempts(lambda key: telemetry.forget(*key))
-        self._recorder = Recorder(telemetry.whole_spans("agl_otel.proxy"), self._attempts)
+        self._own_pages = only_own_pages(names=names)
+        self._attempts = Attempts(self._forget)
+        self._journal = journal
+        self._inheritance = inheritance
+        self._recorder = Recorder(telemetry.whole_spans(SCOPE_NAME), self._attempts, journal)
+        self._witnesses = Witnesses(queue, address, self._recorder.counts) if queue is not None else None
+        if journal is not None:
+            telemetry.on_settled(journal.settled)
         self._forwarder: Forwarder | None = None
         self._call_ended = asyncio.Event()
         self.meters = Meters()
@@ -91,7 +110,7 @@ class Proxy:
 
     def app(self) -> web.Application:
         """The aiohttp application; run it with `handler_cancellation=True`, or calls of clients that went away run on."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._count, only_own_pages(), readable, _errors_as_json])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._count, self._own_pages, readable, _errors_as_json])
         for prefix in PREFIXES:
             for dialect in DIALECTS.values():
                 app.router.add_post(f"{prefix}/{dialect.path}", self._call(dialect))
@@ -100,6 +119,7 @@ class Proxy:
             app.router.add_get(f"{prefix}/models", self._list_models)
         app.router.add_post(f"{SCOPE}/close", self._close_one)
         app.router.add_post("/close", self._close_many)
+        app.router.add_post("/delete", self._delete)
         app.router.add_post("/pause", self._pause)
         app.router.add_post("/resume", self._resume)
         app.router.add_post("/model_list", self._replace_models)
@@ -111,12 +131,41 @@ class Proxy:
 
     async def _start(self, _: web.Application) -> None:
         self._forwarder = Forwarder(
-            self._upstreams, self._recorder, self._attempts, self._gate, limits=self._limits, token=self._token, litellm=self._litellm
+            self._upstreams,
+            self._recorder,
+            self._attempts,
+            self._gate,
+            limits=self._limits,
+            token=self._token,
+            litellm=self._litellm,
+            witnesses=self._witnesses,
         )
         await self._forwarder.start()
+        self._expiring = asyncio.create_task(self._expire(), name="expire")
+        if self._inheritance is not None:
+            await self._inheritance.start()
+
+    def _forget(self, key: Key) -> None:
+        self._telemetry.forget(*key)
+        self._upstreams.forget(key)
+        if self._witnesses is not None:
+            self._witnesses.forget(key)
+
+    async def _expire(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(EXPIRE_SECONDS)
+            self._attempts.expire()
 
     async def _stop(self, _: web.Application) -> None:
+        self._expiring.cancel()
         await self._running().close()
+        running = [key for key in self._telemetry.ledger.unrecorded() if not self._attempts.is_closed(key)]
+        with contextlib.suppress(UnavailableError):  # then the journal has it
+            await self._last_seals(running)
+        if self._witnesses is not None:
+            await self._witnesses.close()
+        if self._inheritance is not None:
+            await self._inheritance.stop()
 
     def _running(self) -> Forwarder:
         assert self._forwarder is not None, "the application was not started"
@@ -199,8 +248,10 @@ class Proxy:
         self._authorise(request)
         key = _path_key(request)
         assert key is not None, "the route has both ids"
-        markers, spans, dropped = await self._close([key])
-        return web.json_response({"marker": markers[0], "spans": spans[0], "dropped": dropped[0]})
+        (counts,) = await self._close([key])
+        own = next((count for count in counts if not count.before), _Closed(self._telemetry.marker, 0, 0))
+        of_all = {count.marker: count.spans for count in counts}
+        return web.json_response({"marker": own.marker, "spans": own.spans, "dropped": own.dropped, "counts": of_all})
 
     async def _close_many(self, request: web.Request) -> web.Response:
         self._authorise(request)
@@ -210,12 +261,11 @@ class Proxy:
             isinstance(p, list) and len(p) == 2 and all(isinstance(i, str) for i in p) for p in pairs
         ):  # pyright: ignore[reportUnknownArgumentType]  # any JSON
             raise UsageError('the body must be {"attempts": [[rollout id, attempt id], …]}')
-        markers, spans, dropped = await self._close([(str(r), str(a)) for r, a in pairs])
-        first = markers[0] if markers else self._telemetry.marker
-        return web.json_response({"marker": first, "markers": markers, "spans": spans, "dropped": dropped})
+        closed = await self._close([(str(r), str(a)) for r, a in pairs])
+        return web.json_response({"counts": [{count.marker: count.spans for count in counts} for counts in closed]})
 
-    async def _close(self, keys: Sequence[Key]) -> tuple[list[str], list[int], list[int]]:
-        """Seal and flush attempts, which are over: their markers, spans and drops (zeros for one that made no call here)."""
+    async def _close(self, keys: Sequence[Key]) -> list[list[_Closed]]:
+        """Seal and flush attempts, which are over: what this process, and those before it on this disk, did for each of them."""
         settle = self._running().settle
         settle()
         with contextlib.suppress(TimeoutError):
@@ -226,10 +276,34 @@ class Proxy:
                     settle()
         for key in keys:
             self._attempts.close(key)
-        counts = await asyncio.to_thread(self._telemetry.seal_counts, keys, timeout_seconds=self._flush_seconds)
-        known = [counts.get(key) for key in keys]
-        markers = [count.marker if count is not None else self._telemetry.marker for count in known]
-        return markers, [c.spans if c is not None else 0 for c in known], [c.dropped if c is not None else 0 for c in known]
+        counts = await self._last_seals(keys)
+        before: list[list[Count]] = [[] for _ in keys]
+        if self._inheritance is not None:
+            before = await self._inheritance.counts(keys, timeout_seconds=self._flush_seconds)
+        own = [[count] if (count := counts.get(key)) is not None else [] for key in keys]
+        return [
+            [_Closed(c.marker, c.spans, c.dropped, before=earlier) for each, earlier in ((mine, False), (theirs, True)) for c in each]
+            for mine, theirs in zip(own, before, strict=True)
+        ]
+
+    async def _last_seals(self, keys: Sequence[Key]) -> dict[Key, Count]:
+        """Seal for good, and flush; what this process did for each. Raises UnavailableError."""
+        counts = await asyncio.to_thread(self._telemetry.seal_counts, keys, timeout_seconds=self._flush_seconds, closing=True)
+        if self._journal is not None:
+            self._journal.closed(keys)
+        return counts
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        """Leave nothing of rollouts in the journals ({"rollouts": [rollout ids]}); what they have in ClickHouse the collector removes."""
+        self._authorise(request)
+        ids = (await _object(request)).get("rollouts")
+        if not isinstance(ids, list) or not all(isinstance(each, str) for each in cast("list[Any]", ids)):
+            raise UsageError('POST /delete takes {"rollouts": [rollout ids]}')
+        gone = cast("list[str]", ids)
+        for holder in (self._journal, self._inheritance):
+            if holder is not None:
+                await asyncio.to_thread(holder.forget, gone)
+        return web.json_response({"deleted": len(gone)})
 
     def _authorise(self, request: web.Request, *scopes: str) -> None:
         if self._token and (why := refusal(self._token, _given(request), "proxy", *scopes)) is not None:
@@ -251,6 +325,16 @@ class Proxy:
                 f"this is not the key of {named}: use the OPENAI_API_KEY that the runner gives", status=401, code="wrong_key"
             )
         return key
+
+
+class _Closed(NamedTuple):
+    """What one proxy process did for an attempt."""
+
+    marker: str
+    spans: int
+    dropped: int
+    before: bool = False
+    """Whether it was another one, which died."""
 
 
 def _given(request: web.Request) -> str:

@@ -1,11 +1,15 @@
-"""Call numbers, budgets, retries, and what was said before (prefixes.py). Pure; bounded by forgetting attempts without a call under way."""
+"""Call numbers, budgets, retries, and what was said before (prefixes.py). Pure; the clock is handed in.
+
+Bounded by forgetting attempts without a call under way: soon where they are over, after a day without a call, earlier where room is needed.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from agl_otel.instrumentation.context import Key
 from agl_otel.proxy.prefixes import MessagePrefixes, Prefix, TokenPrefixes
@@ -13,7 +17,17 @@ from agl_otel.proxy.prefixes import MessagePrefixes, Prefix, TokenPrefixes
 MAX_ATTEMPTS: Final = 50_000
 MAX_HELD: Final = 2_000_000  # and messages: some 300 MB
 MAX_CLOSED: Final = 200_000  # attempts that are over and remembered as such: some 40 MB
+CLOSED_SECONDS: Final = 600.0  # then nobody asks for the counts of an attempt that is over again
+IDLE_SECONDS: Final = 86_400.0
 MAX_TRIES: Final = 256  # the latest calls of an attempt, among which a retry's first try is looked for
+
+
+class Try(NamedTuple):
+    """A call's request, as it is remembered to tell what a retry repeats."""
+
+    fingerprint: bytes
+    wish: int
+    good: bool | None = None
 
 
 @dataclass(slots=True)
@@ -26,40 +40,54 @@ class Attempt:
     """Replies and messages that are remembered."""
     tokens: int = 0
     """Tokens that the model wrote."""
+    latest: float = 0.0
+    """When its latest call began."""
     said: TokenPrefixes = field(default_factory=TokenPrefixes)
     messages: MessagePrefixes = field(default_factory=MessagePrefixes)
-    _tries: OrderedDict[int, tuple[bytes, bool | None]] = field(default_factory=OrderedDict[int, tuple[bytes, bool | None]])
+    wishes: int = 0
+    """Calls that the agent wanted: those that are no retries of others."""
+    _tries: OrderedDict[int, Try] = field(default_factory=OrderedDict[int, "Try"])
 
-    def tried(self, call: int, fingerprint: bytes, *, retry: bool) -> int | None:
-        """Note a call's request; for a retry, the earlier call of the same request that it repeats.
+    def tried(self, call: int, fingerprint: bytes, *, retry: bool) -> tuple[int | None, int]:
+        """Note a call's request: (for a retry, the earlier call of the same request that it repeats, the number of the agent's wish).
 
-        That is one that failed, else the only one there is: of several that went well nobody knows which is repeated.
+        The earlier call is one that failed, else the only one there is: of several that went well nobody knows which is repeated. A retry
+        is the same wish as what it repeats.
         """
-        earlier = [(number, good) for number, (held, good) in self._tries.items() if held == fingerprint] if retry else []
-        self._tries[call] = (fingerprint, None)
+        earlier = [(number, one) for number, one in self._tries.items() if one.fingerprint == fingerprint] if retry else []
+        failed = [number for number, one in earlier if one.good is False]
+        found = failed[-1] if failed else earlier[0][0] if len(earlier) == 1 else None
+        self.wishes += found is None
+        wish = self.wishes if found is None else self._tries.pop(found).wish
+        self._tries[call] = Try(fingerprint, wish)
         if len(self._tries) > MAX_TRIES:
             self._tries.popitem(last=False)
-        failed = [number for number, good in earlier if good is False]
-        found = failed[-1] if failed else earlier[0][0] if len(earlier) == 1 else None
-        if found is not None:
-            del self._tries[found]
-        return found
+        return found, wish
 
     def ended(self, call: int, *, good: bool) -> None:
         """How the call went."""
         if call in self._tries:
-            self._tries[call] = (self._tries[call][0], good)
+            self._tries[call] = self._tries[call]._replace(good=good)
 
 
 class Attempts:
     """All attempts that the proxy remembers; `forgotten` is called with one that it drops."""
 
-    def __init__(self, forgotten: Callable[[Key], None], *, max_attempts: int = MAX_ATTEMPTS, max_held: int = MAX_HELD) -> None:
+    def __init__(
+        self,
+        forgotten: Callable[[Key], None],
+        *,
+        max_attempts: int = MAX_ATTEMPTS,
+        max_held: int = MAX_HELD,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._forgotten = forgotten
+        self._clock = clock
         self._max_attempts = max_attempts
         self._max_held = max_held
         self._attempts: OrderedDict[Key, Attempt] = OrderedDict()
-        self._closed: OrderedDict[Key, None] = OrderedDict()
+        self._closed: OrderedDict[Key, float] = OrderedDict()
+        """When each was closed; the earliest first."""
         self._held = 0
 
     def get(self, key: Key) -> Attempt | None:
@@ -75,11 +103,11 @@ class Attempts:
         self._attempts.move_to_end(key)
         attempt.calls += 1
         attempt.active += 1
+        attempt.latest = self._clock()
         return attempt, attempt.calls
 
-    def end(self, attempt: Attempt, call: int, prompt: Sequence[int] | None, replies: Mapping[int, Sequence[int]]) -> Prefix | None:
-        """The call has ended; which earlier call its prompt continues (None also where token ids are missing)."""
-        attempt.active -= 1
+    def continued(self, attempt: Attempt, call: int, prompt: Sequence[int] | None, replies: Mapping[int, Sequence[int]]) -> Prefix | None:
+        """Which earlier call the call's prompt continues (None also where token ids are missing); later ones may continue its replies."""
         if not prompt or not replies:
             return None
         self._hold(attempt, len(replies))
@@ -100,9 +128,22 @@ class Attempts:
 
     def close(self, key: Key) -> None:
         """The attempt is over."""
-        self._closed[key] = None
+        self._closed[key] = self._clock()
+        self._closed.move_to_end(key)
         if len(self._closed) > MAX_CLOSED:
             self._closed.popitem(last=False)
+
+    def expire(self) -> None:
+        """Forget what has been over, or without a call, for long enough. (The queue knows which attempts are over, too.)"""
+        now = self._clock()
+        while self._closed and next(iter(self._closed.values())) + CLOSED_SECONDS <= now:
+            key, _ = self._closed.popitem(last=False)
+            attempt = self._attempts.get(key)
+            if attempt is None or not attempt.active:
+                self._forget(key)
+        old = [key for key, attempt in self._attempts.items() if not attempt.active and attempt.latest + IDLE_SECONDS <= now]
+        for key in old:
+            self._forget(key)
 
     def is_closed(self, key: Key) -> bool:
         """Whether the attempt was closed here."""
@@ -116,5 +157,9 @@ class Attempts:
             key = next((key for key, attempt in self._attempts.items() if not attempt.active), None)
             if key is None:
                 return
-            self._held -= self._attempts.pop(key).held
-            self._forgotten(key)
+            self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        attempt = self._attempts.pop(key, None)
+        self._held -= attempt.held if attempt is not None else 0
+        self._forgotten(key)

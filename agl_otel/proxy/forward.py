@@ -9,31 +9,34 @@ from __future__ import annotations
 import asyncio
 import io
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
+from agl_otel import semconv
 from agl_otel.errors import RefusedError, UsageError
 from agl_otel.instrumentation.context import Key, format_traceparent
 from agl_otel.proxy.answer import CLIENT_SECONDS, NOT_PASSED, error_response, pass_on, passed
 from agl_otel.proxy.attempts import Attempts
-from agl_otel.proxy.dialects import CHAT, Dialect, prepare
+from agl_otel.proxy.dialects import CHAT, Dialect, as_sampled, prepare
 from agl_otel.proxy.gate import Gate
 from agl_otel.proxy.keys import is_ours
 from agl_otel.proxy.litellm import HOW, KEY_FIELD, Litellm
 from agl_otel.proxy.native import Native, Translate
+from agl_otel.proxy.outgoing import REDIRECT, RedirectedError, ask
 from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
 from agl_otel.proxy.reply import Json, parse_object, with_fields
 from agl_otel.proxy.translation import AGENT, Translation
 from agl_otel.proxy.upstream import SEED, Budget, Upstream, Upstreams, call_seed
+from agl_otel.proxy.witness import Witnesses
 from agl_otel.redacted import without_secrets
 
 CONNECT_SECONDS: Final = 10.0
@@ -87,7 +90,9 @@ class Forwarder:
         limits: Limits,
         token: str = "",
         litellm: Litellm | None = None,
+        witnesses: Witnesses | None = None,
     ) -> None:
+        self._witnesses = witnesses
         self._upstreams = upstreams
         self._recorder = recorder
         self._attempts = attempts
@@ -166,11 +171,10 @@ class Forwarder:
         if "content-type" in request.headers:
             headers["content-type"] = request.headers["content-type"]
         try:
-            async with self._session.request(
-                request.method, f"{upstream.base_url}/{path}", data=_sent(raw) or None, headers=headers
-            ) as response:
+            url = f"{upstream.base_url}/{path}"
+            async with ask(self._session, request.method, url, data=_sent(raw) or None, headers=headers) as response:
                 return web.Response(status=response.status, body=await response.read(), headers=passed(response))
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, RedirectedError) as error:
             return _failure(error, upstream)
 
     async def _located(self, upstream: Upstream) -> Upstream:
@@ -209,16 +213,19 @@ class Forwarder:
         self, request: web.Request, key: Key | None, dialect: Dialect, raw: bytes, asked: Json, pool: Sequence[Upstream], seed: int | None
     ) -> web.StreamResponse:
         traceparent = request.headers.get("traceparent")
-        shown = {**pool[0].sampling, **asked} if pool[0].sampling else asked
+        shown = as_sampled(asked, pool[0].sampling)
         retry, fingerprint = _retry(request.headers, raw) if key is not None else (0, b"")
         if retry:
             self.settle()  # whether the first try failed
-        call = self._recorder.start(key, dialect, shown, traceparent, retry=retry, fingerprint=fingerprint)
+        caller = caller_of(request.headers.getall("baggage", ()))
+        call = self._recorder.start(key, dialect, shown, traceparent, caller=caller, retry=retry, fingerprint=fingerprint)
         if seed is not None and dialect.samples:
-            drawn = {SEED: call_seed(seed, call.number)}
+            drawn = {SEED: call_seed(seed, call.wish)}
             pool = [replace(each, sampling={**each.sampling, **drawn}) for each in pool]
             call.body = {**drawn, **shown}
         try:
+            if self._witnesses is not None and key is not None:
+                await self._witnesses.announce(key, call.span.marker)
             ordered = self.health.order(pool, key[0] if key is not None else None)
             if not self._native.is_asked_by_chat(dialect, ordered[0]):
                 try:
@@ -254,6 +261,10 @@ class Forwarder:
             last = number + 1 == MAX_TRIES
             try:
                 answer = await self._exchange(request, upstream, raw, asked, call, may_skip=not last and len(pool) > 1)
+            except RedirectedError as error:
+                failure = _failure(error, upstream)
+                call.status, call.incomplete = failure.status, "upstream_redirect"
+                return failure
             except (aiohttp.ClientError, OSError) as error:
                 if isinstance(error, ConnectionResetError) and _is_gone(request):
                     raise
@@ -286,7 +297,7 @@ class Forwarder:
             if self._recorder.unsettled:  # while the model server works there is time for it
                 asyncio.get_running_loop().call_soon(self.settle)
             sent = _sent(with_fields(raw, asked, _keyed(prepared.fields, upstream)))
-            async with self._session.post(url, data=sent, headers=headers) as response:
+            async with ask(self._session, "POST", url, data=sent, headers=headers) as response:
                 if may_skip and response.status in _CANNOT_SERVE:
                     self.health.failed(upstream.base_url)
                     return None
@@ -296,7 +307,14 @@ class Forwarder:
                 if response.status in (400, 422) and prepared.added and _names_any(await response.read(), prepared.added):
                     self._plain.add(plain)
                     continue
-                answer = await pass_on(request, response, prepared.added, call, client_seconds=self._limits.client_seconds)
+                answer = await pass_on(
+                    request,
+                    response,
+                    prepared.added,
+                    call,
+                    client_seconds=self._limits.client_seconds,
+                    write_down=self._recorder.write_down,
+                )
             if dialect.via_chat:
                 self._native.answered(call, upstream, partial(self._chat, request, upstream))
             return answer
@@ -307,9 +325,9 @@ class Forwarder:
         headers = self._headers(request, upstream, CHAT.key_headers)
         headers["content-type"] = "application/json"
         try:
-            async with self._session.post(f"{upstream.base_url}/{CHAT.path}", data=body, headers=headers) as response:
+            async with ask(self._session, "POST", f"{upstream.base_url}/{CHAT.path}", data=body, headers=headers) as response:
                 return await response.read() if response.status == 200 else None
-        except (aiohttp.ClientError, OSError):
+        except (aiohttp.ClientError, OSError, RedirectedError):
             return None
 
     def _headers(self, request: web.Request, upstream: Upstream, key_headers: Sequence[str]) -> CIMultiDict[str]:
@@ -330,6 +348,16 @@ class Forwarder:
         if "@" in urlsplit(upstream.base_url).netloc:  # the name and the password in it are the authorization
             headers.popall("authorization", None)
         return headers
+
+
+def caller_of(baggage: Iterable[str]) -> str | None:
+    """The marker of the process that sent a request, as its W3C baggage headers name it; None where they name none, or nonsense."""
+    for member in ",".join(baggage).split(","):
+        name, _, value = member.partition("=")
+        if name.strip() == semconv.PROCESS:
+            marker = unquote(value.partition(";")[0].strip())
+            return marker if semconv.is_valid_id(marker) else None
+    return None
 
 
 def _retry(headers: Mapping[str, str], raw: bytes) -> tuple[int, bytes]:
@@ -364,6 +392,8 @@ def _names_any(body: bytes, fields: frozenset[str]) -> bool:
 
 
 def _failure(error: Exception, upstream: Upstream) -> web.Response:
+    if isinstance(error, RedirectedError):
+        return error_response(502, f"the model server {error}", REDIRECT)
     if isinstance(error, TimeoutError):
         return error_response(504, f"the model server {_shown(upstream)} did not answer in time", "timeout")
     why = without_secrets(repr(error))

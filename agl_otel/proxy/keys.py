@@ -10,6 +10,7 @@ import hmac
 from hashlib import sha256
 from typing import Final
 
+from agl_otel.ingest import BOUND_PREFIX
 from agl_otel.scoped import PREFIX as SCOPED
 from agl_otel.scoped import refusal
 
@@ -30,7 +31,7 @@ def shared_key(token: str) -> str:
 
 def is_ours(key: str) -> bool:
     """Whether this looks like one of these keys, which no provider may see."""
-    return key.startswith((PREFIX, SCOPED))
+    return key.startswith((PREFIX, SCOPED, BOUND_PREFIX))
 
 
 def may_call(token: str, given: str, rollout_id: str, attempt_id: str) -> bool:

@@ -34,6 +34,14 @@ KEY_FIELD: Final = "api_key"
 """The field of a request's body in which litellm takes the key of the provider."""
 HOW: Final = "`uv venv DIR && uv pip install --python DIR/bin/python 'litellm[proxy]'`, then AGL_LITELLM=DIR/bin/python"
 _ENVIRONMENT: Final = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}  # asks nobody on the network for anything
+_BOOT: Final = """
+import contextlib, importlib
+for name in ("httpx", "httpx2"):
+    with contextlib.suppress(ImportError):  # no redirect is followed, as in outgoing.py: to their clients none looks like one
+        importlib.import_module(name).Response.has_redirect_location = property(lambda _: False)
+from litellm import run_server
+run_server()
+"""
 State = Literal["starting", "up", "down"]
 logger = logging.getLogger("agl_otel.proxy")
 
@@ -131,7 +139,7 @@ class Litellm:
         config.parent.mkdir(parents=True, exist_ok=True)
         config.write_text(json.dumps(_config(capture_url)))  # JSON is YAML
         arguments = ["--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
-        argv = [self._python, "-c", "from litellm import run_server; run_server()", *arguments]
+        argv = [self._python, "-c", _BOOT, *arguments]
         environment = {**_ENVIRONMENT, "LITELLM_MASTER_KEY": self._key}
         self._process = Process("litellm", argv, log=self._folder / "logs" / "litellm.log", env=environment)
         await self._process.start()

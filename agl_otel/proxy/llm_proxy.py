@@ -8,6 +8,7 @@ from typing import Any, Final
 import aiohttp
 
 from agl_otel.errors import ModelServerError, UnavailableError
+from agl_otel.proxy.outgoing import RedirectedError, ask
 from agl_otel.tls import connector
 
 TIMEOUT_SECONDS: Final = 30.0
@@ -23,9 +24,11 @@ async def hand_over(proxy: str, models: Sequence[Mapping[str, Any]], *, token: s
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout, connector=connector()) as session,
-            session.post(f"{proxy}/model_list", json={"model_list": list(models)}, headers=headers) as answer,
+            ask(session, "POST", f"{proxy}/model_list", json={"model_list": list(models)}, headers=headers) as answer,
         ):
             if answer.status != 200:
                 raise ModelServerError(f"the proxy {proxy} did not take the models (HTTP {answer.status}): {await answer.text()}")
+    except RedirectedError as error:
+        raise ModelServerError(f"what is said to be the proxy is none: {error}") from None
     except (aiohttp.ClientError, OSError) as error:
         raise UnavailableError(f"the proxy {proxy} cannot be reached: {error!r}") from error

@@ -6,8 +6,8 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as gen_ai
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
@@ -17,9 +17,11 @@ from opentelemetry.trace import SpanKind
 from agl_otel import semconv
 from agl_otel.instrumentation.arrays import pack_doubles, pack_ints
 from agl_otel.instrumentation.context import Key, parse_traceparent
-from agl_otel.instrumentation.whole import Begun, WholeSpans
+from agl_otel.instrumentation.guard import never_raises
+from agl_otel.instrumentation.whole import Begun, WholeSpan, WholeSpans
 from agl_otel.proxy.attempts import Attempt, Attempts
 from agl_otel.proxy.dialects import Dialect
+from agl_otel.proxy.journal import Journal
 from agl_otel.proxy.parts import clean, dump, dump_told, output_message
 from agl_otel.proxy.prefixes import Prefix
 from agl_otel.proxy.reply import Choice, Reply
@@ -46,6 +48,18 @@ _DEFECTS: Final = {
 """{what is wrong with a reply: the same for the log}."""
 
 
+class _Seen(NamedTuple):
+    """What is known of a call once all of its answer has come, and found only once."""
+
+    defect: str | None
+    prefix: Prefix | None
+    messages: tuple[dict[str, Any], dict[str, Any]]
+    spans: list[Begun]
+    """One for each choice."""
+    end_time: int
+    """Unix nanoseconds."""
+
+
 @dataclass(slots=True)
 class Call:
     """One forwarded request, from its start to its spans."""
@@ -61,9 +75,13 @@ class Call:
     start_time: int
     """Unix nanoseconds."""
     reply: Reply
+    caller: str | None = None
+    """The marker of the process that made it, as its baggage names it."""
     retry: int = 0
     """The client's number of this try; 0 is the first."""
     retry_of: int | None = None
+    wish: int = 0
+    """The call's number among those that the agent wanted: a retry has that of what it repeats, and so samples by the same seed."""
     status: int = 0
     model_version: str | None = None
     vocabulary: int | None = None
@@ -72,19 +90,30 @@ class Call:
     """Unix nanoseconds; 0 while there is none."""
     incomplete: str | None = None
     """Why the answer is not whole."""
+    seen: _Seen | None = None
+    made: list[WholeSpan] = field(default_factory=list[WholeSpan])
+    """Its spans, as they are written down."""
+    made_of: tuple[Any, ...] = ()
+    """What could still change when they were made."""
 
     @property
     def failed(self) -> str | None:
         """What went wrong; None where nothing did."""
         return self.incomplete or self.reply.error or (f"HTTP {self.status}" if self.status >= 400 else None)
 
+    @property
+    def changeable(self) -> tuple[Any, ...]:
+        """What the last bytes of an answer, on their way to the agent, may still change."""
+        return self.incomplete, self.status, self.reply.id, self.reply.error, self.first_byte
+
 
 class Recorder:
-    """Makes the spans, when the last byte has gone out. `counts` says how often what was missing."""
+    """Makes the spans: written down before the last byte goes out, exported afterwards. `counts` says how often what was missing."""
 
-    def __init__(self, spans: WholeSpans, attempts: Attempts) -> None:
+    def __init__(self, spans: WholeSpans, attempts: Attempts, journal: Journal | None = None) -> None:
         self._spans = spans
         self._attempts = attempts
+        self._journal = journal
         self._ended: deque[Call] = deque()
         self.counts: Counter[str] = Counter()
 
@@ -95,21 +124,38 @@ class Recorder:
         body: Mapping[str, Any],
         traceparent: str | None,
         *,
+        caller: str | None = None,
         retry: int = 0,
         fingerprint: bytes = b"",
     ) -> Call:
         """A request is about to be forwarded: it takes its number now. `retry` is the client's number of this try, 0 for the first."""
         attempt, number = self._attempts.begin(key) if key is not None and dialect.samples else (None, 0)
         span = self._spans.begin(key, parse_traceparent(traceparent) if traceparent else None)
-        call = Call(key, dialect, attempt, number, span, body, time.time_ns(), Reply(), retry)
+        if self._journal is not None:
+            self._journal.start(span)
+        call = Call(key, dialect, attempt, number, span, body, time.time_ns(), Reply(), caller, retry)
         if attempt is not None:
-            call.retry_of = attempt.tried(number, fingerprint, retry=retry > 0)
+            call.retry_of, call.wish = attempt.tried(number, fingerprint, retry=retry > 0)
             self.counts["retries"] += retry > 0
         self.counts["calls"] += 1
         return call
 
+    @never_raises
+    def write_down(self, call: Call) -> None:
+        """All of the answer has come: what is recorded of it is in the journal when this returns. Said again after a change."""
+        self._write_down(call)
+
+    def _write_down(self, call: Call) -> None:
+        if call.made and call.made_of == call.changeable:
+            return
+        earlier, call.made, call.made_of = call.made, self._made(call), call.changeable
+        if self._journal is not None:
+            self._journal.settled(earlier)
+            self._journal.end(call.span, call.made)
+
     def ended(self, call: Call) -> None:
-        """The request has ended, whichever way: `settle` completes its spans. Nobody waits for them; the next call would."""
+        """The request has ended, whichever way: `settle` exports its spans. Nobody waits for that; the next call would."""
+        self.write_down(call)
         self._ended.append(call)
 
     @property
@@ -118,32 +164,49 @@ class Recorder:
         return bool(self._ended)
 
     def settle(self) -> None:
-        """Complete the spans of all calls that have ended, in the order in which they did."""
+        """Export the spans of all calls that have ended, in the order in which they did."""
         while self._ended:
             self.finish(self._ended.popleft())
 
     def finish(self, call: Call) -> None:
-        """Complete the spans of a call that has ended, now."""
+        """Export the spans of a call that has ended, now."""
+        self._write_down(call)
+        assert call.seen is not None, "it is written down"
+        failed = call.failed
+        if call.attempt is not None:
+            call.attempt.active -= 1
+            call.attempt.ended(call.number, good=failed is None)
+        sampled = any(choice.token_ids for choice in call.reply.choices.values())
+        if failed:
+            self._count("failed", failed)
+        elif call.dialect.samples and not sampled and not call.seen.defect:
+            self._count("without_token_ids", "the model server returned no token ids: these calls cannot be trained on")
+        for span, made in zip(call.seen.spans, call.made, strict=True):
+            self._spans.end(span, made)
+
+    def _made(self, call: Call) -> list[WholeSpan]:
+        """The spans of a call, as far as it is known."""
+        if call.seen is None:
+            call.seen = self._see(call)
+        failed = call.failed
+        asked, error = _asked(call), clean(failed) if failed else None
+        made: list[WholeSpan] = []
+        for place, (span, index) in enumerate(zip(call.seen.spans, sorted(call.reply.choices) or [0], strict=False)):
+            said, choice = call.seen.messages[min(place, 1)], call.reply.choices.get(index, Choice())
+            attributes = asked | said | self._attributes(call, index, choice, call.seen.prefix, call.seen.defect)
+            made.append(self._spans.made(span, semconv.SPAN_LLM, SpanKind.CLIENT, attributes, call.start_time, call.seen.end_time, error))
+        return made
+
+    def _see(self, call: Call) -> _Seen:
         reply = call.reply
         defect = self._check_ids(call)
         replies = {index: choice.token_ids for index, choice in reply.choices.items() if choice.token_ids}
         prefix = None
         if call.attempt is not None:
-            prefix = self._attempts.end(call.attempt, call.number, reply.prompt_token_ids, replies)
+            prefix = self._attempts.continued(call.attempt, call.number, reply.prompt_token_ids, replies)
             call.attempt.tokens += reply.output_tokens or sum(map(len, replies.values()))
-            call.attempt.ended(call.number, good=call.failed is None)
-        failed = call.failed
-        if failed:
-            self._count("failed", failed)
-        elif call.dialect.samples and not replies and not defect:
-            self._count("without_token_ids", "the model server returned no token ids: these calls cannot be trained on")
-        asked, error, now = _asked(call), clean(failed) if failed else None, time.time_ns()
-        messages = self._messages(call)
-        for place, index in enumerate(sorted(reply.choices) or [0]):
-            span = call.span if place == 0 else self._spans.begin(call.key, call.span.parent)
-            said = messages[min(place, 1)]
-            attributes = asked | said | self._attributes(call, index, reply.choices.get(index, Choice()), prefix, defect)
-            self._spans.end(span, semconv.SPAN_LLM, SpanKind.CLIENT, attributes, call.start_time, now, error)
+        further = [self._spans.begin(call.key, call.span.parent) for _ in range(len(reply.choices) - 1)]
+        return _Seen(defect, prefix, self._messages(call), [call.span, *further], time.time_ns())
 
     def _check_ids(self, call: Call) -> str | None:
         """Why the token ids of the call cannot be used; then they are dropped."""
@@ -216,7 +279,7 @@ class Recorder:
             defect = choice.logprobs_defect()
             if defect is None:
                 held[semconv.LLM_RESPONSE_LOGPROBS] = pack_doubles(choice.logprobs)
-            else:
+            elif not call.made:  # it is counted once
                 self._count(defect, _DEFECTS[defect])
         held[semconv.LLM_DEFECT] = defect
         return {name: value for name, value in held.items() if value is not None}
@@ -237,6 +300,8 @@ def _asked(call: Call) -> dict[str, Any]:
         value = call.body.get(name)
         if isinstance(value, kind):
             held[attribute] = clean(value) if isinstance(value, str) else value
+    if call.caller is not None:
+        held[semconv.LLM_CALLER] = call.caller
     if call.attempt is not None:
         held[semconv.LLM_CALL] = call.number
         if call.retry:

@@ -20,10 +20,11 @@ import aiohttp
 from aiohttp import web
 
 from agl_otel.errors import RefusedError
-from agl_otel.listen import body_in_time, make_runner
+from agl_otel.listen import body_in_time, make_runner, only_own_pages
 from agl_otel.proxy.answer import error_response, pass_on
-from agl_otel.proxy.dialects import CHAT
+from agl_otel.proxy.dialects import CHAT, as_sampled
 from agl_otel.proxy.litellm import PREFIX, PROVIDER, Litellm
+from agl_otel.proxy.outgoing import RedirectedError, ask
 from agl_otel.proxy.recorder import Call, Recorder
 from agl_otel.proxy.reply import Json, Reply, parse_object, with_fields
 from agl_otel.proxy.upstream import Upstream
@@ -71,7 +72,7 @@ class Translation:
 
     async def start(self) -> None:
         """Listen, and start litellm."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[only_own_pages(names=())])
         app.router.add_post("/v1/chat/completions", self._capture)
         self._runner = make_runner(app, handler_cancellation=True)
         await self._runner.setup()
@@ -100,7 +101,7 @@ class Translation:
         try:
             address = await self._litellm.address()
             url = f"{address.url}/{call.dialect.path}"
-            async with self._session.post(url, data=body, headers=_headers(request, address.key)) as response:
+            async with ask(self._session, "POST", url, data=body, headers=_headers(request, address.key)) as response:
                 edit = _renamed(name, held.model)
                 answer = await pass_on(request, response, frozenset(), above, client_seconds=self._client_seconds, translated=edit)
             if held.tasks:  # the capture side may be a moment behind: litellm reads no further than the last word
@@ -109,7 +110,7 @@ class Translation:
         except RefusedError as error:
             above.status = error.status
             raise
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, RedirectedError) as error:
             above.status = 503
             raise self._litellm.absent(f"broke off ({error!r})") from None
         finally:
@@ -131,7 +132,7 @@ class Translation:
         request[AGENT] = held.request
         raw = with_fields(raw, given, {"model": held.model})
         asked = {**given, "model": held.model}
-        shown = {**held.pool[0].sampling, **asked}
+        shown = as_sampled(asked, held.pool[0].sampling)
         first, held.taken = not held.taken, True
         call = held.call if first else self._recorder.start(held.call.key, CHAT, shown, request.headers.get("traceparent"))
         call.dialect, call.body = CHAT, shown

@@ -84,6 +84,10 @@ class Upstreams(Protocol):
         """
         ...
 
+    def forget(self, key: Key) -> None:
+        """Keep nothing of an attempt."""
+        ...
+
 
 class Lists(Protocol):
     """A list of models by name."""
@@ -123,6 +127,9 @@ class FixedUpstreams:
         """The pool."""
         return self._route
 
+    def forget(self, key: Key) -> None:
+        """Nothing is kept."""
+
 
 class ListedUpstreams:
     """The list of models for every call: a proxy without a queue."""
@@ -133,6 +140,9 @@ class ListedUpstreams:
     async def resolve(self, key: Key | None, asked: str | None) -> Route:
         """The pool of that name. Raises NotFoundError."""
         return Route(listed(self._models, asked))
+
+    def forget(self, key: Key) -> None:
+        """Nothing is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +192,10 @@ class QueueUpstreams:
             if not any(self._is_own(llm) for llm in known.llms.values()) and len(known.routes) < MAX_ROUTES:
                 known.routes[asked] = route
         return route
+
+    def forget(self, key: Key) -> None:
+        """Ask the queue again, should the attempt come back."""
+        self._known.pop(key, None)
 
     async def _look_up(self, key: Key) -> _Known:
         task = self._known.get(key)
@@ -291,5 +305,5 @@ def seed_of(rollout: Rollout) -> int | None:
 
 
 def call_seed(seed: int, call: int) -> int:
-    """The seed of an attempt's call with this number, 48 bits: calls that ask the same are answered each by its own draw."""
+    """The seed of an attempt's call with this number (recorder.Call.wish), 48 bits: calls that ask the same get each its own draw."""
     return int.from_bytes(blake2b(f"{seed}/{call}".encode(), digest_size=6).digest())

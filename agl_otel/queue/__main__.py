@@ -10,6 +10,7 @@ import sys
 from agl_otel import logformat
 from agl_otel.errors import AglError
 from agl_otel.meters import served
+from agl_otel.private import keep_private
 from agl_otel.queue.server import QueueServer, open_engine
 from agl_otel.settings import Settings
 from agl_otel.tls import Tls
@@ -37,6 +38,7 @@ async def serve(settings: Settings) -> None:
 
 def main() -> int:
     """Run the service with the settings of the environment; the exit code is 0, or 1 with a message on stderr."""
+    keep_private()
     try:
         settings = Settings.load()
         logformat.configure(settings.log_level, settings.log_format)

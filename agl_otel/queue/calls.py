@@ -40,6 +40,7 @@ OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
+_TOO_LARGE: Final = "larger than max"  # of gRPC's own refusals; the queue's are of a full disk
 _LATE: Final = "the queue at {} did not answer in time: it is overloaded, or the network is slow"
 
 
@@ -177,6 +178,6 @@ def translated(error: grpc.aio.AioRpcError, address: str, *, secure: bool = Fals
         return UnavailableError(f"the queue at {address} does not answer ({details}): {what_to_do}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return UnavailableError(_LATE.format(address))
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in details:
         return AglError(f"a message to the queue at {address} is too large (64 MiB): send fewer at once. {details}")
     return from_grpc(code.name, details)

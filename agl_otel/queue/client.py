@@ -18,7 +18,7 @@ from agl_otel.errors import AglError, UsageError, from_grpc
 from agl_otel.queue import convert
 from agl_otel.queue.calls import RETRY_SECONDS, Calls, new_request_id, parts
 from agl_otel.queue.proto import queue_pb2 as pb
-from agl_otel.queue.updates import KEEP, AttemptUpdate, Observation, RolloutUpdate
+from agl_otel.queue.updates import KEEP, AttemptUpdate, Observation, RolloutUpdate, Witness
 from agl_otel.tls import Trust, target
 from agl_otel.types import (
     Attempt,
@@ -37,13 +37,15 @@ from agl_otel.types import (
     WorkerStatus,
 )
 
-__all__ = ["KEEP", "AttemptUpdate", "Observation", "QueueClient", "RolloutUpdate"]
+__all__ = ["DOWN", "KEEP", "AttemptUpdate", "Observation", "QueueClient", "RolloutUpdate", "Witness"]
 
 T = TypeVar("T")
 SortOrder = Literal["asc", "desc"]
 FilterLogic = Literal["and", "or"]
 FIRST_FILTERS: Final = frozenset({"status_in", "id_in", "has_id_in", "id_contains", "mode_in", "any"})
 """Of rollouts: what every queue knows, also one that does not say which filters it knows."""
+DOWN: Final = "down/"
+"""Begins the names of what a supervisor announces of services that are down (types.Describe.down)."""
 _RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 
 
@@ -87,13 +89,14 @@ class QueueClient:
         """Put rollouts at the end of the queue, in order.
 
         The same `idempotency_key` with the same requests gives the same rollouts again. What is more than one message holds travels in
-        several, and each of them is all or nothing by itself. Raises UsageError where one rollout alone is too large.
+        several, and each of them is all or nothing by itself. Raises UsageError where one rollout alone is too large, ConflictError where
+        the key was used for other rollouts, or for more or fewer.
         """
         enqueued: list[Rollout] = []
         rollouts = [convert.request_to_pb(request) for request in requests]
         for number, part in enumerate(parts(rollouts)):
             key = idempotency_key if number == 0 or idempotency_key is None else f"{idempotency_key} ({number})"
-            request = pb.EnqueueRequest(rollouts=part, request_id=new_request_id(), idempotency_key=key)
+            request = pb.EnqueueRequest(rollouts=part, request_id=new_request_id(), idempotency_key=key, total=len(rollouts))
             answer = await self._calls.call("Enqueue", request, pb.Rollouts)
             enqueued += [convert.rollout_from_pb(rollout) for rollout in answer.rollouts]
         return enqueued
@@ -209,7 +212,7 @@ class QueueClient:
                 f"the queue at {self.address} is of an earlier release ({(await self.describe()).version}) and answers as if "
                 f"{', '.join(ignored)} had not been asked for: update it, or ask without"
             )
-        return PaginatedResult(found, limit, offset, total)
+        return PaginatedResult(found if limit else [], limit, offset, total)
 
     async def query_attempts(
         self,
@@ -225,7 +228,7 @@ class QueueClient:
         page = _page(sort_by, sort_order, limit, offset)
         request = pb.QueryAttemptsRequest(rollout_ids=rollout_ids, latest_only=latest_only, page=page)
         found, total = await self._query("Attempts", request, pb.Attempts, convert.attempt_from_pb)
-        return PaginatedResult(found, limit, offset, total)
+        return PaginatedResult(found if limit else [], limit, offset, total)
 
     async def query_runs(self, run: str | None = None) -> list[Run]:
         """Runs with how many rollouts they have, the latest first; one run where it is named (none for an unknown one).
@@ -270,6 +273,11 @@ class QueueClient:
         request = pb.ObserveRequest(observations=[observation.to_pb() for observation in observations], sent_at=sent_at)
         await self._calls.call("Observe", request, pb.ObserveResponse)
 
+    async def witness(self, witnesses: Sequence[Witness]) -> None:
+        """Proxies are about to forward the first call of these attempts. Unknown attempts are no error; twice is once."""
+        request = pb.WitnessRequest(witnesses=[pb.ProxyWitness(**witness._asdict()) for witness in witnesses])
+        await self._calls.call("Witness", request, pb.WitnessResponse)
+
     async def take_sequence(self, requests: Sequence[tuple[str, int, int]]) -> list[int]:
         """For each (rollout_id, count, at_least) the first of `count` new numbers; 0 for an empty rollout id."""
         asked = [pb.SequenceRequest(rollout_id=rollout_id, count=count, at_least=at_least) for rollout_id, count, at_least in requests]
@@ -310,7 +318,7 @@ class QueueClient:
         page = _page(sort_by, sort_order, limit, offset)
         request = pb.QueryResourcesRequest(filter=asked, page=page, all_versions=all_versions)
         found, total = await self._query("Resources", request, pb.ResourcesList, convert.resources_from_pb)
-        return PaginatedResult(found, limit, offset, total)
+        return PaginatedResult(found if limit else [], limit, offset, total)
 
     # --- workers
 
@@ -338,7 +346,7 @@ class QueueClient:
             return PaginatedResult([], limit, offset, 0)
         request = pb.QueryWorkersRequest(filter=asked, page=_page(sort_by, sort_order, limit, offset))
         found, total = await self._query("Workers", request, pb.Workers, convert.worker_from_pb)
-        return PaginatedResult(found, limit, offset, total)
+        return PaginatedResult(found if limit else [], limit, offset, total)
 
     # --- the stack
 
@@ -397,6 +405,7 @@ class QueueClient:
 
     def _described(self, answer: pb.DescribeResponse) -> Describe:
         host = target(self.address).rpartition(":")[0]
+        down = {name.removeprefix(DOWN): why for name, why in answer.addresses.items() if name.startswith(DOWN)}
         addresses: dict[str, Any] = convert.addresses_reachable(answer.addresses, host)
         addresses["queue"] = self.address
         known = {name: address for name, address in addresses.items() if name in Describe.model_fields}
@@ -404,6 +413,7 @@ class QueueClient:
             **known,
             collectors=[convert.reachable(address, host) for address in answer.collectors],
             proxies=[convert.reachable(address, host) for address in answer.proxies],
+            down=down,
             version=answer.version,
         )
 
@@ -431,4 +441,5 @@ def _filter(ids: Sequence[str] | None, contains: str | None, logic: FilterLogic,
 
 
 def _page(sort_by: str | None, sort_order: SortOrder, limit: int, offset: int) -> pb.Page:
-    return pb.Page(sort_by=sort_by or "", descending=sort_order == "desc", limit=limit, offset=offset)
+    """One row for a limit of 0, which the wire takes for none: how many match is asked for all the same."""
+    return pb.Page(sort_by=sort_by or "", descending=sort_order == "desc", limit=limit or 1, offset=offset)

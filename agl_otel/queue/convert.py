@@ -14,6 +14,7 @@ from agl_otel.queue.rows import ATTEMPT_WIDTH, ROLLOUT_WIDTH, AttemptRow, Resour
 from agl_otel.types import (
     Attempt,
     AttemptedRollout,
+    AttemptLedger,
     EnqueueRolloutRequest,
     ResourcesUpdate,
     Rollout,
@@ -51,6 +52,10 @@ def attempt_fields(row: AttemptRow) -> dict[str, Any]:
         fields["has_seals"] = True
     if row.error is not None:
         fields["error"] = row.error
+    if row.ledger is not None:
+        fields["ledger_json"] = row.ledger
+    if row.proxies is not None:
+        fields["proxies"] = json.loads(row.proxies)
     return fields
 
 
@@ -193,6 +198,8 @@ def attempt_from_pb(message: pb.Attempt) -> Attempt:
         status=cast("Any", message.status),
         metadata=_loaded(message, "metadata_json"),
         seals=dict(message.seals) if message.has_seals else None,
+        ledger=AttemptLedger.model_validate_json(message.ledger_json) if message.HasField("ledger_json") else None,
+        proxies=dict(message.proxies) or None,
         **_given(message, "end_time", "worker_id", "last_heartbeat_time", "error"),
     )
 

@@ -19,6 +19,8 @@ QUEUED: Final[frozenset[RolloutStatus]] = frozenset({"queuing", "requeuing"})
 ACTIVE: Final[frozenset[RolloutStatus]] = frozenset({"preparing", "running"})
 """A rollout in one of these is watched."""
 FINISHED: Final = TERMINAL_STATUSES
+OPEN: Final[frozenset[AttemptStatus]] = frozenset({"preparing", "running"})
+"""An attempt in one of these has not ended, and a worker is busy with it."""
 
 _WORKER: Final[dict[AttemptStatus, WorkerStatus]] = {
     "preparing": "busy",
@@ -51,14 +53,19 @@ def propagate(attempt: AttemptStatus, *, sequence_id: int, policy: Policy) -> Ro
 def observed(attempt: AttemptStatus, rollout: RolloutStatus, *, latest: bool) -> tuple[AttemptStatus, RolloutStatus]:
     """What an attempt and its rollout become when a span of the attempt was stored.
 
-    A span revives an unresponsive attempt, never one that ended or timed out; a finished rollout stays finished, and a queuing
-    one is not started by a span.
+    A span revives an unresponsive attempt, never one that ended, timed out or was replaced; a finished rollout stays finished, and a
+    queuing one is not started by a span.
     """
-    if attempt in ("preparing", "unresponsive"):
+    if latest and attempt in ("preparing", "unresponsive"):
         attempt = "running"
     if latest and rollout in ("preparing", "requeuing"):
         rollout = "running"
     return attempt, rollout
+
+
+def replaced(attempt: AttemptStatus) -> AttemptStatus:
+    """What an attempt becomes when a newer one of its rollout begins: nobody watches it any more, so that one that is open fails."""
+    return "failed" if attempt in OPEN else attempt
 
 
 def overdue(policy: Policy, *, started: float, last_heartbeat: float | None, now: float) -> AttemptStatus | None:

@@ -61,6 +61,8 @@ class AttemptRow(NamedTuple):
     seals: str | None
     error: str | None
     metadata: str | None
+    ledger: str | None = None
+    proxies: str | None = None
 
 
 class WorkerRow(NamedTuple):

@@ -71,7 +71,7 @@ class QueueServer:
         self._measured = QueueMeters()
         self.meters = self._measured.meters
         service = QueueService(
-            MeasuredEngine(engine, self._measured), version=version("agl-otel"), clock=clock or engine.now, meters=self.meters
+            MeasuredEngine(engine, self._measured), version=version("agl-otel"), clock=clock or engine.now, meters=self.meters, token=token
         )
         self.service = service
         self._token = token

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 
+from agl_otel.bearer import shows
 from agl_otel.errors import AglError, UnavailableError, grpc_status
 from agl_otel.meters import Meters
 from agl_otel.queue import lifecycle
@@ -40,6 +41,7 @@ WRITES: Final[dict[str, Callable[[Transaction, Any, float], Any]]] = {
     "Delete": updates.delete,
     "Observe": observe.observe,
     "TakeSequence": observe.take_sequence,
+    "Witness": observe.witness,
     "PutResources": resources.put_resources,
     "Heartbeat": stack.heartbeat,
     "Lease": stack.lease,
@@ -61,12 +63,24 @@ _log = logging.getLogger(__name__)
 
 
 class QueueService:
-    """A servicer of queue.proto on one engine. `clock` gives Unix seconds; `meters` are what Statistics tells of the service, if asked."""
+    """A servicer of queue.proto on one engine.
 
-    def __init__(self, engine: Engine, *, version: str = "", clock: Callable[[], float] = time.time, meters: Meters | None = None) -> None:
+    `clock` gives Unix seconds; `meters` are what Statistics tells of the service, if asked; only who has `token` reads providers' keys.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        version: str = "",
+        clock: Callable[[], float] = time.time,
+        meters: Meters | None = None,
+        token: str = "",
+    ) -> None:
         self._engine = engine
         self._clock = clock
         self._version = version
+        self._token = token
         self._started = clock()
         self._meters = meters or Meters()
         self._meters.gauge("agl.queue.claims_waiting", "Claims that wait for a rollout.", lambda: [({}, self.claims_parked)])
@@ -189,9 +203,17 @@ class QueueService:
 
     async def _read(self, operation: Callable[[Transaction, Any], T], request: object, context: Context) -> T:
         try:
-            return await self._engine.read(lambda tx: operation(tx, request))
+            answer = await self._engine.read(lambda tx: operation(tx, request))
         except AglError as error:
             return await _abort(context, error)
+        if isinstance(answer, pb.ResourcesList) and not self._knows_the_token(context):
+            resources.hide_keys(answer)
+        return answer
+
+    def _knows_the_token(self, context: Context) -> bool:
+        """Whether the caller has the stack's token itself, as runners and trainers do, and not one that was made of it."""
+        given = dict(context.invocation_metadata() or ()).get("authorization", "") if self._token else ""
+        return not self._token or shows(given, self._token)
 
     async def _read_in_parts(self, operation: Callable[[Transaction, Any], Any], field: str, request: object, context: Context) -> Any:
         answer = await self._read(operation, request, context)

@@ -20,7 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, TypeVar
 
-from agl_otel.errors import AglError, ConflictError, InUseError, SettingsError, UnavailableError
+from agl_otel.errors import AglError, ConflictError, DiskFullError, InUseError, SettingsError, UnavailableError
+from agl_otel.private import make_folder, open_file
 from agl_otel.queue.engine import Operation, Params, RunTallies, Signals, tally_changes
 from agl_otel.queue.migrate import Migration, migrations, pending
 from agl_otel.queue.statements import Statements
@@ -278,6 +279,8 @@ class SqliteEngine:
 
 
 def _unavailable(error: sqlite3.Error, path: Path) -> UnavailableError:
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return DiskFullError.of(f"the queue's database {path}", error)
     return UnavailableError(f"the queue's database {path} cannot be used now ({error}): check the disk's free space, then try again")
 
 
@@ -285,8 +288,8 @@ def _lock(path: Path) -> IO[str]:
     """Hold the database for this process. Raises InUseError, or SettingsError where the folder cannot be written."""
     lock_path = path.with_name(path.name + ".lock")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = lock_path.open("a+")
+        make_folder(path.parent)
+        handle = open_file(lock_path, "a+")
     except OSError as error:
         raise SettingsError(
             f"cannot write to {path.parent} ({error.strerror}): fix its permissions, or choose another with AGL_DATA_DIR or --data-dir"

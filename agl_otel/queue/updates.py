@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agl_otel.queue.convert import config_to_pb, to_json
 from agl_otel.queue.proto import queue_pb2 as pb
-from agl_otel.types import AttemptStatus, RolloutConfig, RolloutMode, RolloutStatus
+from agl_otel.types import AttemptLedger, AttemptStatus, RolloutConfig, RolloutMode, RolloutStatus
 
 
 class _Keep:
@@ -57,13 +57,15 @@ class RolloutUpdate:
 class AttemptUpdate:
     """A change of one attempt (`attempt_id` may be "latest"). With its claim's `token` it is fenced.
 
-    `seals` is {process marker: spans ended}; `clear` names fields that become null (metadata, worker_id, error, seals, …).
+    `seals` is {process marker: spans ended}; `ledger` is what its runner read of its processes;
+    `clear` names fields that become null (metadata, worker_id, error, seals, …).
     """
 
     rollout_id: str
     attempt_id: str
     status: AttemptStatus | None = None
     seals: Mapping[str, int] | None = None
+    ledger: AttemptLedger | None = None
     error: str | None = None
     token: str | None = None
     worker_id: str | None = None
@@ -82,10 +84,20 @@ class AttemptUpdate:
             metadata_json=None if self.metadata is None else to_json(dict(self.metadata), "an attempt's metadata"),
             seals=None if self.seals is None else dict(self.seals),
             has_seals=self.seals is not None,
+            ledger_json=None if self.ledger is None else self.ledger.model_dump_json(exclude_defaults=True),
             error=self.error,
             token=self.token,
             clear=self.clear,
         )
+
+
+class Witness(NamedTuple):
+    """A proxy process, by its marker and address, is about to forward calls of an attempt."""
+
+    rollout_id: str
+    attempt_id: str
+    marker: str
+    address: str
 
 
 @dataclass(frozen=True)

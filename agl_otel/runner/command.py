@@ -17,15 +17,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from agl_otel import semconv
 from agl_otel.errors import AgentError, UsageError
 from agl_otel.runner import placeholders
 from agl_otel.runner.environment import Addresses, process_environment
-from agl_otel.runner.groups import end_group, end_leftovers, register
+from agl_otel.runner.groups import end_group, end_leftovers, named_in_environments, register
 from agl_otel.runner.job import Grader, Job, grade
 from agl_otel.runner.limits import Limits
 from agl_otel.runner.output import KEEP_BYTES, Capture
 from agl_otel.runner.spill import spilled
 from agl_otel.runner.starting import AgentProcess, Anew, Starter, Warm, refused
+from agl_otel.types import LedgerReach
 
 GRACE_SECONDS: Final = 5.0  # from SIGTERM to SIGKILL: time for an agent's hook to flush
 DRAIN_SECONDS: Final = 1.0  # how long output may still come from what outlives the agent's first process
@@ -91,10 +93,12 @@ class CommandAgent:
         """Run the command; grade its answer. Raises AgentError with the exit code and the last lines of stderr where it failed."""
         argv = placeholders.fill(self._command, job.rollout.input)
         env = process_environment(self._base, job.rollout, job.resources, job.addresses, traceparent=job.traceparent, token=job.token)
+        if job.ledgers is not None:
+            env[semconv.ENV_LEDGER] = str(job.ledgers.root)
         stdout, stderr = Capture("stdout"), Capture("stderr")
         job.captures += [stdout, stderr]
         with spilled(env) as given:
-            code = await self._execute(*self.launch(argv, given), stdout, stderr, job.attempt_id)
+            code = await self._execute(*self.launch(argv, given), stdout, stderr, job)
         if code != 0:
             raise AgentError(f"{self._named(code)}{_quoted(stderr.last_lines() or stdout.last_lines())}")
         if self._grader is None:
@@ -107,7 +111,7 @@ class CommandAgent:
         """What is started for an attempt, given its filled command and its environment."""
         return argv, env
 
-    async def _execute(self, argv: list[str], env: dict[str, str], stdout: Capture, stderr: Capture, attempt_id: str) -> int:
+    async def _execute(self, argv: list[str], env: dict[str, str], stdout: Capture, stderr: Capture, job: Job) -> int:
         """Run it to its end and give its exit status; when this is cancelled, end its group first."""
         async with contextlib.AsyncExitStack() as stack:
             pipes = [await _Pipe.open(capture, stack) for capture in (stdout, stderr)]
@@ -122,19 +126,34 @@ class CommandAgent:
             try:
                 code = await self._limits.within(process, (stdout, stderr))
             finally:
-                await asyncio.shield(self._end(process, attempt_id))
+                await asyncio.shield(self._end(process, job))
                 with contextlib.suppress(TimeoutError):  # somebody who left the group holds the pipe
                     async with asyncio.timeout(DRAIN_SECONDS):
                         await asyncio.gather(*(pipe.closed.wait() for pipe in pipes))
             return code
 
-    async def _end(self, process: AgentProcess, attempt_id: str) -> None:
-        """End the group, and what has left it and still names the attempt in its environment."""
+    async def _end(self, process: AgentProcess, job: Job) -> None:
+        """End the group, and what has left it and is named in the attempt's ledger, or names the attempt in its environment."""
+
+        def leftovers() -> set[int]:
+            named = job.ledgers.running(job.key) if job.ledgers is not None else set[int]()
+            return named | named_in_environments(job.attempt_id)
+
         try:
             await end_group(process, self._grace_seconds)
         finally:
-            await asyncio.to_thread(end_leftovers, attempt_id)
+            await end_leftovers(leftovers, self._grace_seconds)
             self._starter.release(process)
+
+    @property
+    def reach(self) -> LedgerReach:
+        """Whether its processes run under our hook."""
+        return "hooked" if self.hooked else "unhooked"
+
+    @property
+    def shown(self) -> str:
+        """The command, before anything is filled in."""
+        return " ".join(self._command)
 
     async def close(self) -> None:
         """End the warm parent, where there is one."""

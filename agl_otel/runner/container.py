@@ -15,10 +15,14 @@ from typing import Any, Final
 
 from agl_otel import semconv
 from agl_otel.errors import UsageError
+from agl_otel.instrumentation.records import folder_of
 from agl_otel.runner.command import CommandAgent, is_instrumented
+from agl_otel.runner.job import Job
 from agl_otel.runner.starting import AgentProcess
 
 ENGINES: Final = ("docker", "podman")
+LEDGER_FOLDER: Final = "/run/agl-ledger"
+"""Where a container finds the folder in which its processes count."""
 _FILES: Final = (semconv.ENV_TASK_FILE, semconv.ENV_RESOURCES_FILE)
 
 
@@ -62,18 +66,24 @@ class ContainerAgent(CommandAgent):
         engine, *arguments = argv
         mounts = {**self._mounts, **{env[name]: env[name] for name in _FILES if name in env}}
         memory = self._limits.memory_bytes
+        written: dict[str, str] = {}
+        if root := env.get(semconv.ENV_LEDGER):  # the container gets its attempt's own folder only
+            folder = folder_of(root, env[semconv.ENV_ROLLOUT_ID], env[semconv.ENV_ATTEMPT_ID])
+            written[str(folder)] = f"{LEDGER_FOLDER}/{folder.name}"
+            env = {**env, semconv.ENV_LEDGER: LEDGER_FOLDER}
         return [
             *(engine, "run", "--rm", "--init", "--name", container_name(env[semconv.ENV_ATTEMPT_ID]), "--network", self._network),
             *(["--memory", str(memory)] if memory is not None else []),
             *(part for name in sorted(env) for part in ("--env", name)),
             *(part for source, target in sorted(mounts.items()) for part in ("--volume", f"{source}:{target}:ro")),
+            *(part for source, target in written.items() for part in ("--volume", f"{source}:{target}")),
             *(self._image, *arguments),
         ], {**os.environ, **env}  # fmt: skip
 
-    async def _end(self, process: AgentProcess, attempt_id: str) -> None:
-        await super()._end(process, attempt_id)
+    async def _end(self, process: AgentProcess, job: Job) -> None:
+        await super()._end(process, job)
         remover = await asyncio.create_subprocess_exec(
-            self._command[0], "rm", "--force", container_name(attempt_id),
+            self._command[0], "rm", "--force", container_name(job.attempt_id),
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         await remover.wait()  # an engine's client that was killed leaves its container running

@@ -11,7 +11,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 import aiohttp
@@ -22,7 +22,7 @@ from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.runner.job import Job
 from agl_otel.runner.output import LogExporter, Printed
 from agl_otel.tls import connector
-from agl_otel.types import AttemptStatus
+from agl_otel.types import AttemptLedger, AttemptStatus
 
 CLOSE_TIMEOUT_SECONDS: Final = 10.0  # a proxy flushes to the collector before it answers
 CLOSE_TRIES: Final = 3
@@ -49,6 +49,8 @@ class Ended:
     """How many spans the runner knows of: its own and the proxies'."""
     reward: float | None = None
     """The last primary reward that this process emitted."""
+    ledger: AttemptLedger | None = None
+    """What its processes did; filled in at its end."""
 
 
 @dataclass(slots=True)
@@ -102,15 +104,18 @@ class Endings:
 
     async def _end(self, session: aiohttp.ClientSession, batch: Sequence[Ended]) -> None:
         keys = [ended.job.key for ended in batch]
-        by_proxies, own, _ = await asyncio.gather(self._close(session, keys), self._seal(keys), self._store_output(batch))
+        by_proxies, own, *_ = await asyncio.gather(
+            self._close(session, keys), self._seal(keys), self._store_output(batch), self._read_ledgers(batch)
+        )
         if own is None:
             for ended in batch:
                 if ended.status == "succeeded":
                     ended.status, ended.error = "failed", "its reward and spans could not be stored: the collector is away"
         seals = {key: {**by_proxies.get(key, {}), **(own or {}).get(key, {})} for key in keys}
-        updates = [_update(e, seals[e.job.key]) for e in batch if e.report]
-        await self._complete(updates)
+        await self._complete([_update(e, seals[e.job.key]) for e in batch])
         for ended in batch:
+            if ended.job.ledgers is not None:
+                await asyncio.to_thread(ended.job.ledgers.forget, ended.job.key)
             ended.spans, ended.reward = sum(seals[ended.job.key].values()), self.telemetry.reward(ended.job.key)
             self.telemetry.forget(*ended.job.key)
 
@@ -118,22 +123,20 @@ class Endings:
         """Close the attempts at every proxy; {key: {marker: spans}}. One that stays away is counted, and the verdict will show it."""
         seals: Seals = {}
         for counts in await asyncio.gather(*(self._close_at(session, proxy, keys) for proxy in self.proxies())):
-            for key, (marker, spans) in zip(keys, counts, strict=False):
-                if spans:
-                    seals.setdefault(key, {})[marker] = spans
+            for key, of_markers in zip(keys, counts, strict=False):
+                seals.setdefault(key, {}).update(of_markers)
         return seals
 
-    async def _close_at(self, session: aiohttp.ClientSession, proxy: str, keys: Sequence[Key]) -> list[tuple[str, int]]:
+    async def _close_at(self, session: aiohttp.ClientSession, proxy: str, keys: Sequence[Key]) -> list[dict[str, int]]:
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
-        async def close() -> list[tuple[str, int]]:
+        async def close() -> list[dict[str, int]]:
             try:
                 async with session.post(f"{proxy.rstrip('/')}/close", json={"attempts": keys}, headers=headers) as response:
                     response.raise_for_status()
                     answer = await response.json()
-                    spans = [int(count) for count in answer["spans"]]
-                    return list(zip(answer.get("markers") or [answer["marker"]] * len(spans), spans, strict=True))
-            except (aiohttp.ClientError, TimeoutError, OSError, KeyError, ValueError) as error:
+                    return [{str(marker): int(spans) for marker, spans in counts.items()} for counts in answer["counts"]]
+            except (aiohttp.ClientError, TimeoutError, OSError, KeyError, ValueError, AttributeError) as error:
                 raise UnavailableError(f"proxy {proxy} did not close {len(keys)} attempts: {error!r}") from error
 
         try:
@@ -162,6 +165,13 @@ class Endings:
             self.counts["output_errors"] += 1
             _log.warning("the output of %d attempts was not stored: %s", len(printed), error)
 
+    async def _read_ledgers(self, batch: Sequence[Ended]) -> None:
+        """What the processes of each attempt have done: they are gone, or what they begin from now on is late."""
+        for ended in batch:
+            if ended.job.ledgers is not None:
+                ended.ledger = await asyncio.to_thread(ended.job.ledgers.read, ended.job.key)
+                ended.ledger.answered = ended.job.answered
+
     async def _complete(self, updates: Sequence[AttemptUpdate]) -> None:
         """Tell the queue, which takes or refuses each by itself. A queue that is away is asked until it is back."""
         if not updates:
@@ -174,14 +184,10 @@ class Endings:
 
 
 def _update(ended: Ended, seals: dict[str, int]) -> AttemptUpdate:
-    return AttemptUpdate(
-        rollout_id=ended.job.rollout_id,
-        attempt_id=ended.job.attempt_id,
-        status=ended.status,
-        seals=seals,
-        error=ended.error,
-        token=ended.job.rollout.token,
-    )
+    """Its result; only what is known of its processes where the queue ended the attempt itself."""
+    job = ended.job
+    known = AttemptUpdate(rollout_id=job.rollout_id, attempt_id=job.attempt_id, seals=seals, ledger=ended.ledger)
+    return replace(known, status=ended.status, error=ended.error, token=job.rollout.token) if ended.report else known
 
 
 async def persist(ask: Callable[[], Awaitable[T]], *, tries: int | None = None, seconds: float | None = None) -> T:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
@@ -75,6 +76,7 @@ class HttpAgent:
         job.captures.append(said)
         try:
             async with self._session.post(URL(url, encoded=True), json=job.rollout.input, headers=self._request_headers(job)) as response:
+                job.answered |= answered_by(response.headers.get(semconv.HEADER_PROCESS, ""))
                 async for data in response.content.iter_any():
                     said.feed(data)
                     if said.total_bytes > self._output_bytes:
@@ -108,6 +110,12 @@ class HttpAgent:
         if llm is not None:
             headers[semconv.HEADER_OPENAI_BASE_URL] = routed_llm(llm, *job.key, job.addresses.proxy).endpoint
         return headers
+
+
+def answered_by(header: str) -> dict[str, int]:
+    """{process marker: spans ended} in the header of an answer; nothing where it is not of its form."""
+    found = re.fullmatch(r"([0-9a-f]{16});(\d{1,18});(\d{1,18})", header)
+    return {found[1]: int(found[3])} if found else {}
 
 
 def filled(url: str, task: Any) -> str:

@@ -14,10 +14,13 @@ from typing import Final
 from urllib.parse import quote
 
 from agl_otel import semconv
-from agl_otel.ingest import ingest_key
+from agl_otel.ingest import attempt_ingest_key
+from agl_otel.instrumentation import declared
 from agl_otel.proxy.keys import attempt_key, shared_key
 from agl_otel.runner.certificates import Certificates
+from agl_otel.settings import RESOLVED, without_settings
 from agl_otel.types import LLM, AttemptedRollout, Describe, NamedResources, PromptTemplate, ProxyLLM, routed_base_url
+from agl_otel.types.sampling import for_agents
 
 DUMMY_API_KEY: Final = "agl-otel"
 """SDKs refuse to start without a key; the proxy replaces it."""
@@ -36,7 +39,14 @@ _SECRETS: Final = (
     "AGL_CLICKHOUSE_URL",
 )
 """Settings of the stack that hold one."""
-_CLEARED: Final = ("OTEL_SDK_DISABLED", "OTEL_TRACES_SAMPLER_ARG", "TRACESTATE", "ANTHROPIC_AUTH_TOKEN", *_SECRETS)
+_CLEARED: Final = (
+    "OTEL_SDK_DISABLED",
+    "OTEL_EXPERIMENTAL_CONFIG_FILE",
+    "OTEL_TRACES_SAMPLER_ARG",
+    "TRACESTATE",
+    "ANTHROPIC_AUTH_TOKEN",
+    *_SECRETS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +81,12 @@ def routed_llm(llm: LLM | ProxyLLM, rollout_id: str, attempt_id: str, proxy: str
 
     Without a proxy the resource's own endpoint and key (a ProxyLLM's endpoint is routed).
     """
-    if proxy is not None:
-        endpoint = routed_base_url(f"{proxy}/v1", rollout_id, attempt_id)
-        key = attempt_key(token, rollout_id, attempt_id) if token else DUMMY_API_KEY
-    else:
-        endpoint = llm.get_base_url(rollout_id, attempt_id)
-        key = llm.api_key or DUMMY_API_KEY
-    return LLM(endpoint=endpoint, model=llm.model, api_key=key, sampling_parameters=llm.sampling_parameters)
+    if proxy is None:
+        endpoint, key = llm.get_base_url(rollout_id, attempt_id), llm.api_key or DUMMY_API_KEY
+        return LLM(endpoint=endpoint, model=llm.model, api_key=key, sampling_parameters=llm.sampling_parameters)
+    endpoint = routed_base_url(f"{proxy}/v1", rollout_id, attempt_id)
+    key = attempt_key(token, rollout_id, attempt_id) if token else DUMMY_API_KEY
+    return LLM(endpoint=endpoint, model=llm.model, api_key=key, sampling_parameters=for_agents(llm.sampling_parameters))
 
 
 def agent_resources(resources: NamedResources, rollout_id: str, attempt_id: str, proxy: str | None, *, token: str = "") -> NamedResources:
@@ -111,7 +120,7 @@ def process_environment(
     rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
     ids = {semconv.ROLLOUT_ID: rollout_id, semconv.ATTEMPT_ID: attempt_id}
     seen = agent_resources(resources, rollout_id, attempt_id, addresses.proxy, token=token)
-    env = telemetry_environment(base, addresses, token=ingest_key(token))
+    env = telemetry_environment(base, addresses, token=attempt_ingest_key(token, rollout_id, attempt_id))
     env |= {
         semconv.ENV_ROLLOUT_ID: rollout_id,
         semconv.ENV_ATTEMPT_ID: attempt_id,
@@ -171,7 +180,8 @@ def telemetry_environment(base: Mapping[str, str], addresses: Addresses, *, toke
 
     The user's OTLP metrics keep going where they went: the collector takes none.
     """
-    env = {name: value for name, value in base.items() if name not in _CLEARED and not name.startswith(_CLEARED_PREFIXES)}
+    own = without_settings(base) if RESOLVED in base else base  # the settings of a runner that a process of ours started are no agent's
+    env = {name: value for name, value in own.items() if name not in _CLEARED and not name.startswith(_CLEARED_PREFIXES)}
     env |= _users_metrics(base)
     protocol = base.get(f"{_OTLP}PROTOCOL", "")
     protocol = protocol if protocol in PROTOCOLS else PROTOCOLS[0]  # the user's, because its exporter is installed there
@@ -183,6 +193,8 @@ def telemetry_environment(base: Mapping[str, str], addresses: Addresses, *, toke
         "OTEL_LOGS_EXPORTER": with_otlp(base.get("OTEL_LOGS_EXPORTER", "")),
     }
     env.setdefault("OTEL_METRICS_EXPORTER", "none")
+    if env.get(declared.VARIABLE):
+        env.setdefault(declared.CONFIGURATOR, "agl_otel")
     shown = addresses.certificates if addresses.collector_http.startswith("https://") else Certificates()
     for name, path in zip(_OTLP_FILES, (shown.authority, shown.certificate, shown.key), strict=True):
         env.pop(name, None)  # the user's is for the user's endpoint

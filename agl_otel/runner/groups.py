@@ -7,12 +7,14 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, Protocol
 
 from agl_otel import semconv
 
 _POLL_SECONDS: Final = (0.005, 0.2)  # from, to: the kernel tells nobody when a group is empty
+_KILL_SECONDS: Final = 1.0
 _live: set[int] = set()
 
 
@@ -45,16 +47,42 @@ async def end_group(process: Leader, grace_seconds: float) -> None:
         _live.discard(process.pid)
 
 
-def end_leftovers(attempt_id: str) -> list[int]:
-    """SIGKILL processes that left the attempt's group but still name the attempt in their environment; their ids."""
+async def end_leftovers(leftovers: Callable[[], Collection[int]], grace_seconds: float) -> None:
+    """End processes that left their group: SIGTERM, after `grace_seconds` SIGKILL. They are looked for again, for they may fork."""
+    for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, _KILL_SECONDS)):
+        deadline = time.monotonic() + seconds
+        pause, longest = _POLL_SECONDS
+        told: set[int] = set()
+        while pids := await asyncio.to_thread(leftovers):
+            for pid in pids if number == signal.SIGKILL else {*pids} - told:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+            told.update(pids)
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+        if not pids:
+            return
+
+
+def named_in_environments(attempt_id: str) -> set[int]:
+    """Processes that name the attempt in their environment and have not ended."""
     wanted = f"{semconv.ENV_ATTEMPT_ID}={attempt_id}".encode()
-    ended: list[int] = []
+    found: set[int] = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError, ValueError):
             if wanted in path.read_bytes().split(b"\0") and (pid := int(path.parent.name)) != os.getpid():
-                os.kill(pid, signal.SIGKILL)
-                ended.append(pid)
-    return ended
+                found.add(pid)
+    return found
+
+
+def is_zombie(pid: int) -> bool:
+    """Whether a process has ended and was not reaped, or is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except (OSError, IndexError):
+        return True
 
 
 def kill_all() -> None:

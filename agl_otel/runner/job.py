@@ -15,9 +15,10 @@ from agl_otel.emit import emit_reward
 from agl_otel.errors import AgentError
 from agl_otel.instrumentation import attempt_scope
 from agl_otel.runner.environment import Addresses
+from agl_otel.runner.ledgers import Ledgers
 from agl_otel.runner.output import Capture
 from agl_otel.runner.threads import call
-from agl_otel.types import AttemptedRollout, NamedResources
+from agl_otel.types import AttemptedRollout, LedgerReach, NamedResources
 
 Reward = float | Mapping[str, float]
 Grader = Callable[[Any, Any], Reward | Awaitable[Reward | None] | None]
@@ -37,6 +38,10 @@ class Job:
     """Of the attempt's root span."""
     token: str = field(default="", repr=False)
     """What the collector asks for; empty: nothing."""
+    ledgers: Ledgers | None = field(default=None, repr=False)
+    """Where the processes of the attempt count; None: nowhere."""
+    answered: dict[str, int] = field(default_factory=dict[str, int])
+    """{process marker: spans ended} as processes that answered by HTTP said it."""
     captures: list[Capture] = field(default_factory=list[Capture])
     """What its process prints; filled while it runs, so that it is there however the attempt ends."""
 
@@ -82,6 +87,21 @@ class HookedAgent(Protocol):
 
     hooked: bool
     """Told to the reader: spans that nobody counted are an alarm then."""
+
+
+@runtime_checkable
+class RecordedAgent(Protocol):
+    """An agent whose attempts are processes that the runner starts here; those of any other keep no ledger on this machine."""
+
+    @property
+    def reach(self) -> LedgerReach:
+        """Whether they run under our hook."""
+        ...
+
+    @property
+    def shown(self) -> str:
+        """What is started, for a person."""
+        ...
 
 
 @runtime_checkable

@@ -28,8 +28,6 @@ Stream = Literal["stdout", "stderr"]
 KEEP_BYTES: Final = 256 * 1024  # of each stream of an attempt
 RECORD_BYTES: Final = 32 * 1024  # one log record at most: viewers show records whole
 REQUEST_BYTES: Final = 2 * 1024 * 1024  # one export; gRPC's default bound on messages is 4 MiB
-STREAM_ATTRIBUTE: Final = "log.iostream"
-"""OpenTelemetry's name for where a record was printed: stdout or stderr."""
 
 
 class Capture:
@@ -181,7 +179,7 @@ def to_records(printed: Printed, pending: Pending) -> list[LogRecord]:
             severity_text="INFO" if stream == "stdout" else "WARN",
             severity_number=9 if stream == "stdout" else 13,  # pyright: ignore[reportArgumentType]  # the enum's values as ints
             body=AnyValue(string_value=piece),
-            attributes=[*ids, _text(STREAM_ATTRIBUTE, stream)],
+            attributes=[*ids, _text(semconv.LOG_STREAM, stream)],
             trace_id=bytes.fromhex(trace_id),
             span_id=bytes.fromhex(span_id),
             flags=int(flags, 16),

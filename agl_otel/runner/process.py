@@ -49,15 +49,18 @@ async def run_runner(
     timeout_seconds: float | None = None,
     on_event: Callable[[RunnerEvent], None] | None = None,
     stop: asyncio.Event | None = None,
+    settings: Settings | None = None,
 ) -> Counter[str]:
     """Run `agent` against the stack at `store` (empty: AGL_STORE, else the queue of the settings) until told to stop.
+
+    `settings` None means as this process loads them.
 
     An agent that is given as a function that makes it is made when this process's environment names the stack: user code that builds
     its clients at import time finds the proxy, too.
     Where `stop` is None, SIGTERM and SIGINT stop it in order, and a second one at once. Returns Runner.counts.
     Raises UsageError where no waiting rollout can be run by this agent, UnavailableError where no stack answers.
     """
-    settings = Settings.load()
+    settings = settings or Settings.load()
     token = token or settings.token.get_secret_value()
     address = store or settings.queue_address
     if stop is None:

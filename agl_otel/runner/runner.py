@@ -14,19 +14,22 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import socket
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
+from agl_otel import semconv
 from agl_otel.errors import AgentError, AglError, UnavailableError, UsageError
 from agl_otel.instrumentation import Telemetry
-from agl_otel.queue.client import QueueClient
+from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.runner.certificates import Certificates, certificates
 from agl_otel.runner.ending import Ended, Endings, persist
 from agl_otel.runner.environment import Addresses
-from agl_otel.runner.job import Agent, ClosingAgent, HookedAgent, Job
+from agl_otel.runner.job import Agent, ClosingAgent, HookedAgent, Job, RecordedAgent
+from agl_otel.runner.ledgers import Ledgers
 from agl_otel.runner.output import LogExporter, Printed
 from agl_otel.runner.roots import RootSpans
 from agl_otel.runner.running import Run, RunnerEvent, outcome_of
@@ -42,6 +45,8 @@ OUTPUT_SECONDS: Final = 2.0
 GRACE_SECONDS: Final = 30.0  # for what runs, when the runner is told to stop
 START_RETRY_SECONDS: Final = 60.0  # how long the collector or queue may be away before claimed attempts fail
 FIND_STACK_SECONDS: Final = 60.0
+LEFT_SECONDS: Final = 5.0  # between two looks for ledgers of runners that died
+LEFT_LOOKS: Final = 12
 _RESOURCES_KEPT: Final = 256
 Claim = Callable[[int], Awaitable[list[AttemptedRollout]]]
 _log = logging.getLogger(__name__)
@@ -115,6 +120,7 @@ class Runner:
         self._certificates: Certificates | None = None
         self._addresses: Addresses | None = None
         self._endings: Endings | None = None
+        self._ledgers: Ledgers | None = None
 
     async def run(self, stop: asyncio.Event) -> Counter[str]:
         """Run until `max_rollouts` are done or `stop` is set; what runs then is finished within the grace. Returns the counts.
@@ -126,7 +132,8 @@ class Runner:
         logs = self._logs = LogExporter(addresses.collector_grpc, token=self._token)
         roots = self._roots = RootSpans(addresses.collector_grpc, self._telemetry.resource, token=self._token)
         self._endings = Endings(self._queue, self._telemetry, logs, self._proxies, self.counts, self._ended, token=self._token)
-        background = [asyncio.create_task(self._endings.run())]
+        ledgers = self._ledgers = self._own_ledgers()
+        background = [asyncio.create_task(self._endings.run()), asyncio.create_task(self._hand_in_left(ledgers))]
         if self._heartbeat_seconds > 0:
             background.append(asyncio.create_task(self._heartbeats()))
         try:
@@ -144,6 +151,40 @@ class Runner:
             await logs.close()
             await roots.close()
         return self.counts
+
+    async def _begun(self, ledgers: Ledgers, keys: Sequence[tuple[str, str]]) -> Ledgers | None:
+        """The ledgers with folders for these attempts; None where there can be none, which leaves the attempts without a proof."""
+        try:
+            await asyncio.to_thread(ledgers.begin, keys)
+        except OSError as error:
+            self.counts["ledger_errors"] += 1
+            _log.error("what %d attempts do is not counted, so they cannot be complete: %s", len(keys), error)
+            return None
+        return ledgers
+
+    def _own_ledgers(self) -> Ledgers:
+        assert self._description is not None, "the stack was found"
+        store = self._description.queue or ""
+        if isinstance(self._agent, RecordedAgent):
+            return Ledgers(store, self._agent.reach, self._agent.shown)
+        ledgers = Ledgers(store)
+        os.environ[semconv.ENV_LEDGER] = str(ledgers.root)  # of what the agent forks from this process
+        return ledgers
+
+    async def _hand_in_left(self, ledgers: Ledgers) -> None:
+        """Hand in the ledgers of runners that died, as soon as the processes of their attempts are gone."""
+        for _ in range(LEFT_LOOKS):
+            try:
+                left = await asyncio.to_thread(ledgers.left)
+                updates = [AttemptUpdate(rollout_id=each.rollout_id, attempt_id=each.attempt_id, ledger=each.ledger) for each in left]
+                for each, error in zip(left, await persist(lambda: self._queue.report(updates)) if updates else (), strict=True):  # noqa: B023 - used at once
+                    if error is not None:
+                        _log.warning("the ledger of attempt %s was not taken: %s", each.attempt_id, error)
+                    await asyncio.to_thread(shutil.rmtree, each.folder, ignore_errors=True)
+            except Exception:  # noqa: BLE001 - the boundary: what others left never stops a runner
+                self.counts["ledger_errors"] += 1
+                _log.exception("what other runners left could not be handed in")
+            await asyncio.sleep(LEFT_SECONDS)
 
     # --- claiming
 
@@ -201,11 +242,14 @@ class Runner:
         """Give each claimed attempt its resources and its root span, then its agent. What fails here fails the attempts."""
         assert self._roots is not None
         keys = [(r.rollout_id, r.attempt.attempt_id) for r in claimed]
+        ledgers = self._ledgers
         hooked = isinstance(self._agent, HookedAgent) and self._agent.hooked
         try:
             addresses = await persist(self._find_stack, seconds=START_RETRY_SECONDS)
             self._prepare(addresses)
             resources = await self._resources_of_all(claimed)
+            if ledgers is not None:
+                ledgers = await self._begun(ledgers, keys)
             parents = await self._roots.export(keys, hooked=hooked, seconds=START_RETRY_SECONDS)
         except AglError as error:
             for rollout in claimed:
@@ -218,7 +262,7 @@ class Runner:
                 self._not_started(Job(rollout, {}, Addresses("", ""), ""), error)
             return
         for rollout, found, parent in zip(claimed, resources, parents, strict=True):
-            job = Job(rollout, {}, addresses, parent, self._token)
+            job = Job(rollout, {}, addresses, parent, self._token, ledgers)
             if isinstance(found, BaseException):
                 self._not_started(job, found)
             else:

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from agl_otel import semconv
 from agl_otel.errors import AgentError
+from agl_otel.private import given_umask
 from agl_otel.processes import die_with_parent
 from agl_otel.runner.zygote import program as programs
 from agl_otel.runner.zygote.client import Forked, UnfitError, Zygote
@@ -66,6 +67,7 @@ class Anew:
         return await asyncio.create_subprocess_exec(
             *die_with_parent([*self._wrapper, *argv]),
             stdin=asyncio.subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=dict(env), cwd=cwd, start_new_session=True,
+            umask=given_umask(),
         )  # fmt: skip
 
     def release(self, process: AgentProcess) -> None:

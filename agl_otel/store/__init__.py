@@ -11,6 +11,8 @@ collector. store.py puts the parts together: rollouts.py, spans.py, steps.py, re
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from agl_otel.store.address import CONNECT_TIMEOUT_SECONDS, DESCRIBE_PATH
 from agl_otel.store.base import UNSET, LightningStoreCapabilities, LightningStoreStatistics, Unset
 from agl_otel.store.names import (
@@ -23,6 +25,8 @@ from agl_otel.store.names import (
     MongoLightningStore,
 )
 from agl_otel.store.store import Store
+
+__path__.append(str(Path(__file__).parents[1] / "compat" / "store"))  # modules of 0.3 that are none of ours
 
 __all__ = [
     "CONNECT_TIMEOUT_SECONDS",

@@ -115,6 +115,10 @@ class Connection:
         await self.queue.close()
 
 
+CONNECTIONS: Final = frozenset({"_source", "_closed", "_opening", "_held"})
+"""The attributes of Connected."""
+
+
 class Connected:
     """Connections to the stack at `source`, opened when they are first needed."""
 

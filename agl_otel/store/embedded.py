@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from agl_otel.errors import SettingsError, UnavailableError
-from agl_otel.settings import Settings
+from agl_otel.private import given_umask, make_folder, open_file
+from agl_otel.settings import Settings, without_settings
 
 SUPERVISOR: Final = "agl_otel.embedded"
 LOG: Final = "embedded.log"
@@ -29,7 +30,7 @@ STOP_SECONDS: Final = 60.0  # the collector may have to flush its log
 class EmbeddedStack:
     """The stack of `data_dir`; None means a temporary folder that is removed at the end. `services` are those of stack.py.
 
-    `settings` are fields of Settings that differ from those of a stack of free ports.
+    `settings` are fields of Settings that differ from those of a private stack (`Settings.private`).
     """
 
     def __init__(
@@ -76,12 +77,15 @@ class EmbeddedStack:
         temporary = self._data_dir is None
         directory = Path(tempfile.mkdtemp(prefix="agl-otel-")) if self._data_dir is None else self._data_dir
         self._directory = directory
-        command = [sys.executable, "-m", SUPERVISOR, str(directory.absolute()), *self._services]
-        command += ["--settings", json.dumps(self.settings), *(["--discard"] if temporary else [])]
+        command = [sys.executable, "-m", SUPERVISOR, *self._services, *(["--discard"] if temporary else [])]
+        environment = without_settings(os.environ) | Settings.private(data_dir=directory, **self.settings).environment()
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            with (directory / LOG).open("ab") as log:
-                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
+            make_folder(directory)
+            with open_file(directory / LOG, "ab") as log:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment,
+                    start_new_session=True, umask=given_umask(),
+                )  # fmt: skip
         except OSError as error:
             raise SettingsError(f"data directory {directory} cannot be written: {error.strerror}") from error
         self._stop = weakref.finalize(self, _end, process, directory if temporary else None, os.getpid())  # also at the interpreter's exit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -66,10 +67,41 @@ class _Gone:
         _refuse(type(self).__name__, self.remedy)
 
 
-class LightningStoreServer(_Gone):
-    """0.3's wrapper that served a store over HTTP: every stack of ours is a server."""
+class LightningStoreServer(Store):
+    """`store` for other processes and machines, at `http://host:port`; itself the same store.
 
-    remedy = "every store here is served already: start one with `agl-otel up` and give its address to LightningStoreClient or AGL_STORE"
+    A stack of the store's own is started there; one that runs already answers where it is (`endpoint`). Further arguments are 0.3's and
+    change nothing.
+    """
+
+    def __init__(self, store: Store, host: str | None = None, port: int | None = None, *_: object, **__: object) -> None:
+        super().__init__(source=store._source)  # pyright: ignore[reportPrivateUsage]  # both are one store
+        self.store = store
+        self.host = host or "localhost"
+        self.port = port
+        self._endpoint = ""
+
+    @property
+    def endpoint(self) -> str:
+        """The address for LightningStoreClient. Raises UsageError before `start`."""
+        if not self._endpoint:
+            raise UsageError("the server has no address yet: await server.start() first")
+        return self._endpoint
+
+    async def start(self) -> None:
+        """Answer. Raises UnavailableError where the stack does not start, as on a port that is taken."""
+        address = await asyncio.to_thread(self.store.serve, self.host, self.port)
+        async with Store(address, token=self.token) as served:
+            self._endpoint = served.description.web or address
+
+    async def run_forever(self) -> None:
+        """Answer until it is cancelled."""
+        await self.start()
+        await asyncio.get_running_loop().create_future()
+
+    async def stop(self) -> None:
+        """Nothing more is done with this object; the store's stack answers, and keeps what it holds, until the store is closed."""
+        self._endpoint = ""
 
 
 class CollectionBasedLightningStore(_Gone):

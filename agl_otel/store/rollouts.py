@@ -134,7 +134,7 @@ class Rollouts(Connected):
         attempts = [each.attempt for each in looked if isinstance(each, AttemptedRollout)]
         said = await connection.reader.saying(attempts, output_contains)
         found = [each for each in looked if each.rollout_id in said]
-        page = found[max(offset, 0) :][: limit if limit > 0 else None]
+        page = found[max(offset, 0) :][: limit if limit >= 0 else None]
         return PaginatedResult(page, limit, offset, len(found), searched=len(looked) if looked.total > len(looked) else None)
 
     async def get_rollout_by_id(self, rollout_id: str) -> Rollout | AttemptedRollout | None:

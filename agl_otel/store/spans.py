@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
+from agl_otel import semconv
 from agl_otel.adapters.dialects.events import may_have_records, with_records
 from agl_otel.columns import Traces
 from agl_otel.errors import NotFoundError
@@ -56,7 +57,7 @@ class Spans(Connected):
         Raises:
             NotFoundError: an attempt does not exist (also a ValueError); nothing is stored.
             UsageError: an id that OpenTelemetry cannot carry (also a ValueError); nothing is stored.
-            DataError: the collector refused some of them; the others are stored.
+            DataError: the collector refused some of them: how many, and every reason. All others are stored.
         """
         if not spans:
             return []
@@ -69,8 +70,7 @@ class Spans(Connected):
         if len(new) < len(spans):
             _log.warning("%d of %d spans are stored already and were left out", len(spans) - len(new), len(spans))
         requests = [request_of(new[start : start + REQUEST_SPANS]) for start in range(0, len(new), REQUEST_SPANS)]
-        for request in requests:
-            await connection.writer.write(request)
+        await connection.writer.write(requests)
         if new:
             heard = Counter((span.rollout_id, span.attempt_id) for span in new)
             now = time.time()
@@ -105,8 +105,12 @@ class Spans(Connected):
         offset: int = 0,
         sort_by: str | None = "sequence_id",
         sort_order: SortOrder = "asc",
+        everything: bool = False,
     ) -> PaginatedResult[Span]:
-        """Spans of a rollout, or of one attempt, that match; all that was acked before this call is seen. `limit` below 0 means all."""
+        """Spans of a rollout, or of one attempt, that match; all that was acked before this call is seen. `limit` below 0 means all.
+
+        The root span of an attempt and seals, which no agent made, are left out unless `everything` is asked for.
+        """
         connection = await self._open()
         if attempt_id == LATEST:
             latest = next(iter(await connection.queue.query_attempts([rollout_id], latest_only=True)), None)
@@ -129,6 +133,7 @@ class Spans(Connected):
             sort_order=sort_order,
             limit=limit,
             offset=offset,
+            hidden=() if everything else (semconv.SPAN_ATTEMPT, semconv.SPAN_SEAL),
         )
         await connection.reader.barrier()
         page = await connection.reader.query_spans(query)

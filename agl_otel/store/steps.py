@@ -52,9 +52,7 @@ class Steps(Connected):
             known |= await connection.reader.known_steps(trace_id_of(run_id), [span_id_of(run_id, step.step) for step in steps])
         new = [step for step in steps if known.get(span_id_of(step.run_id, step.step)) != digest_of(step)]
         roots = await connection.reader.roots(sorted({rollout_id for step in new for rollout_id, _ in step.attempts}))
-        for step in new:
-            for request in step_requests(step, roots):
-                await connection.writer.write(request)
+        await connection.writer.write(request for step in new for request in step_requests(step, roots))
         return len(new)
 
     async def training_steps(self, run_id: str, *, version: str | int | None = None) -> list[TrainingStep]:

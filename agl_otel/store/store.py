@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from agl_otel.errors import UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import is_free, port_beside
 from agl_otel.store.address import Address
-from agl_otel.store.base import Connected, Connection, LightningStoreCapabilities, LightningStoreStatistics, Source
+from agl_otel.store.base import CONNECTIONS, Connected, Connection, LightningStoreCapabilities, LightningStoreStatistics, Source
 from agl_otel.store.embedded import EmbeddedStack
 from agl_otel.store.figures import Figures
 from agl_otel.store.resources import Resources, Workers
@@ -70,8 +69,20 @@ class Store(Rollouts, Spans, Resources, Workers, Figures, Steps):
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
 
+    def at(self, address: str) -> Self:
+        """The same, of its own class and with its attributes, over the stack that runs at `address`."""
+        return _copy_of(type(self), {name: value for name, value in vars(self).items() if name not in CONNECTIONS}, address, self.token)
+
     def __reduce__(self) -> tuple[Callable[..., Store], tuple[Any, ...]]:
-        return partial(Store, token=self._source.token), (self._source.address(),)
+        own = {name: value for name, value in vars(self).items() if name not in CONNECTIONS}
+        return _copy_of, (type(self), own, self._source.address(), self._source.token)
+
+    def __getattr__(self, name: str) -> Any:
+        """A user's own subclass that does not call our `__init__`, as 0.3's base had none, has a stack of its own."""
+        if name not in CONNECTIONS:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        Connected.__init__(self, EmbeddedStack())
+        return vars(self)[name]
 
     # --- the stack behind it
 
@@ -149,3 +160,13 @@ class Store(Rollouts, Spans, Resources, Workers, Figures, Steps):
             return connection.description
         finally:
             await connection.close()
+
+
+S = TypeVar("S", bound=Store)
+
+
+def _copy_of(kind: type[S], own: dict[str, Any], address: str, token: str) -> S:
+    made = kind.__new__(kind)
+    vars(made).update(own)
+    Connected.__init__(made, Address(address, token))
+    return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Iterable
 from typing import Final
 
 import aiohttp
@@ -42,14 +43,26 @@ class SpanWriter:
             await self._session.close()
             self._session = None
 
-    async def write(self, request: ExportTraceServiceRequest) -> None:
-        """Send the request; its spans can be read when this returns.
+    async def write(self, requests: Iterable[ExportTraceServiceRequest]) -> None:
+        """Send the requests; their spans can be read when this returns.
 
-        Raises DataError where the collector refuses spans (the others are stored), UnavailableError where no collector takes them.
+        Raises DataError where the collector refuses spans (the others, of all requests, are stored), UnavailableError where no collector
+        takes them.
         """
-        refused = ExportTraceServiceResponse.FromString(await self._sent(TRACES_PATH, request.SerializeToString())).partial_success
-        if refused.rejected_spans:
-            raise DataError(f"the collector refused {refused.rejected_spans} spans: {refused.error_message}")
+        refused, reasons = 0, list[str]()
+        for request in requests:
+            try:
+                answer = await self._sent(TRACES_PATH, request.SerializeToString())
+            except DataError as error:
+                refused += sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans)
+                reasons.append(str(error))
+                continue
+            partial = ExportTraceServiceResponse.FromString(answer).partial_success
+            if partial.rejected_spans:
+                refused += partial.rejected_spans
+                reasons.append(partial.error_message)
+        if refused:
+            raise DataError(f"the collector refused {refused} spans: {'; '.join(dict.fromkeys(reasons))}")
 
     async def write_metrics(self, request: ExportMetricsServiceRequest) -> None:
         """The same for metrics; points that the collector refuses are left out."""

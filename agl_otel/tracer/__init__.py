@@ -6,10 +6,14 @@ are the tracers of Agent Lightning 0.3. An agent that runs under `opentelemetry-
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from agl_otel.tracer.base import Tracer, clear_active_tracer, get_active_tracer, set_active_tracer
 from agl_otel.tracer.dummy import DummyTracer
 from agl_otel.tracer.otel import AgentOpsTracer, OtelTracer, WeaveTracer
 from agl_otel.tracer.process import ProcessTelemetry, Route, process_telemetry
+
+__path__.append(str(Path(__file__).parents[1] / "compat" / "tracer"))  # modules of 0.3 that are none of ours
 
 __all__ = [
     "AgentOpsTracer",

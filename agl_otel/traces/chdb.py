@@ -21,6 +21,7 @@ from uuid import uuid4
 import chdb
 
 from agl_otel.errors import InUseError, SettingsError
+from agl_otel.private import make_folder
 from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, ClickHouseError, parameter
 
 # What one read may cost. They are set before readonly, so no query can change them.
@@ -172,8 +173,8 @@ def _quoted(value: str) -> str:
 
 def _claim(directory: Path) -> int:
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        handle = os.open(directory.with_name(directory.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        make_folder(directory)
+        handle = os.open(directory.with_name(directory.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise SettingsError(f"cannot write to the data directory {directory}: {error.strerror}; choose another with AGL_DATA_DIR") from None
     try:

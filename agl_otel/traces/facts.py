@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from agl_otel.columns import AttemptKey
+from agl_otel.columns import AttemptKey, digest_of
 from agl_otel.traces.tokens import Table, column, strings
 from agl_otel.traces.verdict import AttemptFacts, MarkerFacts
 from agl_otel.types import Attempt
@@ -21,6 +21,10 @@ class ReadFacts:
     markers: dict[AttemptKey, dict[str, MarkerFacts]] = field(default_factory=dict[AttemptKey, dict[str, MarkerFacts]])
     unmarked: dict[AttemptKey, tuple[int, int]] = field(default_factory=dict[AttemptKey, tuple[int, int]])
     """(spans, annotations among them) without a marker."""
+    callers: dict[AttemptKey, set[str]] = field(default_factory=dict[AttemptKey, set[str]])
+    """Markers that the baggage of model calls names."""
+    orphans: dict[AttemptKey, int] = field(default_factory=dict[AttemptKey, int])
+    """Spans without a marker whose parent is not stored."""
     hooked: set[AttemptKey] = field(default_factory=set[AttemptKey])
     """Attempts whose runner started the agent under our hook."""
     spans: int = 0
@@ -32,7 +36,7 @@ class ReadFacts:
         """Count the rows of sql/traces.sql: for each (attempt, marker) once, in columns."""
         table = table.select(_READ)  # without the tokens, which are nearly all of it
         facts = cls(spans=int(column(table, "IsSpan").sum()))
-        facts.digest = f"{int(np.bitwise_xor.reduce(column(table, 'Identity'))):016x}-{facts.spans}"
+        facts.digest = digest_of(int(np.bitwise_xor.reduce(column(table, "Identity"))), facts.spans)
         highest = table.group_by("RolloutId").aggregate([("SequenceId", "max")])
         facts.highest_sequence = dict(zip(strings(highest, "RolloutId"), column(highest, "SequenceId_max").tolist(), strict=True))
         calls = table.filter(column(table, "IsCall").astype(bool)).group_by(_GROUP).aggregate([("Call", "count_distinct"), ("Call", "max")])
@@ -41,27 +45,48 @@ class ReadFacts:
             attempt, marker = (row["RolloutId"], row["AttemptId"]), row["Process"]
             if row["Hooked_max"]:
                 facts.hooked.add(attempt)
+            if callers := {caller for caller in row["Caller_distinct"] if caller}:
+                facts.callers.setdefault(attempt, set()).update(callers)
             if not marker:
-                facts.unmarked[attempt] = (row["IsSpan_sum"], row["IsAnnotation_sum"])
+                facts.unmarked[attempt] = (row["IsCounted_sum"], row["IsAnnotation_sum"])
                 continue
             number, last = numbers.get((*attempt, marker), (0, 0))
             facts.markers.setdefault(attempt, {})[marker] = MarkerFacts(
-                spans=row["IsSpan_sum"],
+                spans=row["IsCounted_sum"],
                 annotations=row["IsAnnotation_sum"],
                 seal=row["SealSpans_max"] if row["IsSeal_max"] else None,
+                closed=bool(row["IsClosing_max"]),
                 dropped=row["Dropped_max"],
                 calls=number,
                 last_call=last,
             )
+        facts.orphans = _orphans(table)
         return facts
 
 
 _GROUP: Final = ["RolloutId", "AttemptId", "Process"]
 _COUNTS: Final = [
-    *((name, "sum") for name in ("IsSpan", "IsAnnotation")),
-    *((name, "max") for name in ("IsSeal", "SealSpans", "Dropped", "Hooked")),
+    *((name, "sum") for name in ("IsCounted", "IsAnnotation")),
+    *((name, "max") for name in ("IsSeal", "SealSpans", "IsClosing", "Dropped", "Hooked")),
+    ("Caller", "distinct"),
 ]
-_READ: Final = [*_GROUP, "Identity", "SequenceId", "IsCall", "Call", *(name for name, _ in _COUNTS)]
+_READ: Final = [*_GROUP, "SpanId", "ParentSpanId", "Identity", "SequenceId", "IsSpan", "IsCall", "Call", *(name for name, _ in _COUNTS)]
+
+
+def _orphans(table: Table) -> dict[AttemptKey, int]:
+    """{attempt: spans without a marker whose parent is not among the rows}."""
+    from pyarrow import compute
+
+    pc: Any = compute  # makes its functions when it is imported
+    lone = pc.and_(
+        pc.and_(pc.equal(table.column("Process"), ""), pc.not_equal(table.column("ParentSpanId"), "")), column(table, "IsSpan").astype(bool)
+    )
+    unmarked = table.filter(lone)
+    if not unmarked.num_rows:
+        return {}
+    unmarked = unmarked.filter(pc.invert(pc.is_in(unmarked.column("ParentSpanId"), value_set=table.column("SpanId"))))
+    counts = unmarked.group_by(["RolloutId", "AttemptId"]).aggregate([("SpanId", "count")])
+    return {(row["RolloutId"], row["AttemptId"]): row["SpanId_count"] for row in counts.to_pylist()}
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -69,7 +94,18 @@ def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def attempt_facts(facts: ReadFacts, attempt: Attempt) -> AttemptFacts:
-    """What is known of one attempt: what is stored, and the seals that its runner handed to the queue."""
+    """What is known of one attempt: what is stored, and what runners and proxies told the queue."""
     key = (attempt.rollout_id, attempt.attempt_id)
     unmarked, annotations = facts.unmarked.get(key, (0, 0))
-    return AttemptFacts(*key, attempt.seals, facts.markers.get(key, {}), unmarked, annotations, key in facts.hooked)
+    return AttemptFacts(
+        *key,
+        handed=attempt.seals,
+        markers=facts.markers.get(key, {}),
+        unmarked=unmarked,
+        unmarked_annotations=annotations,
+        orphans=facts.orphans.get(key, 0),
+        hooked=key in facts.hooked,
+        ledger=attempt.ledger,
+        proxies=attempt.proxies or {},
+        callers=facts.callers.get(key, ()),
+    )

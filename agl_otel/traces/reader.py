@@ -18,9 +18,10 @@ from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from agl_otel import semconv
-from agl_otel.collector_calls import barriers
+from agl_otel.collector_calls import barriers, unanswered
 from agl_otel.columns import AttemptKey, Traces
 from agl_otel.errors import UnavailableError
+from agl_otel.listen import is_well
 from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.figures import AttemptFigures, OutlineSpan, attempt_figures, joined, outline_span
 from agl_otel.traces.http import TIMEOUT_SECONDS, ClickHouseHttp
@@ -41,6 +42,7 @@ LOOK_BACK_SECONDS: Final = (600, 6 * 3600)
 LISTED: Final = 5_000  # ids in one condition; more are read as a range, which ClickHouse has in one piece
 SpanKey = tuple[str, str, str, str]
 """(rollout id, attempt id, trace id, span id)."""
+ONCE_SECONDS: Final = 10.0  # for a barrier of who reads without a deadline, and looks once
 ASK_AGAIN_SECONDS: Final = 0.2  # an attempt that is not yet complete is looked at again this often
 LARGE_BYTES: Final = 1 << 20  # an answer that is read beside the event loop
 MANY: Final = (1 << 32) - 1  # rows: no limit
@@ -61,8 +63,13 @@ NAMES: Final[Mapping[str, str]] = {
     "incomplete": semconv.LLM_INCOMPLETE,
     "retry_of": semconv.LLM_RETRY_OF,
     "finish": "gen_ai.response.finish_reasons",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
     "seal_spans": semconv.SEAL_SPANS,
     "seal_dropped": semconv.SEAL_DROPPED,
+    "seal_closing": semconv.SEAL_CLOSING,
+    "late": semconv.LATE,
+    "caller": semconv.LLM_CALLER,
     "hooked": semconv.ATTEMPT_HOOKED,
     "prefix": f"{semconv.REWARD}.",
     "agent": AGENT_NAME,
@@ -143,9 +150,12 @@ class TraceReader:
         self.collectors, self._http.url = collectors, found.clickhouse.rstrip("/")
         return True
 
-    async def query(self, sql: str, *, params: Mapping[str, object] | None = None) -> list[dict[str, Any]]:
-        """Rows as dicts; `{name:Type}` in the SQL is filled from `params`. Raises QueryError."""
-        return await self._read(sql, params, _rows)
+    async def query(self, sql: str, *, params: Mapping[str, object] | None = None, own: bool = True) -> list[dict[str, Any]]:
+        """Rows as dicts; `{name:Type}` in the SQL is filled from `params`. Raises QueryError.
+
+        `own`: a query of the program, which those that people write (Grafana's, the dashboard's SQL page) do not hold up.
+        """
+        return await self._read(sql, params, _rows, own=own)
 
     async def arrow(self, sql: str, *, params: Mapping[str, object] | None = None) -> Table:
         """The same as an Arrow table."""
@@ -166,6 +176,14 @@ class TraceReader:
         if not rollout_ids:
             return []
         return [event_of(row) for row in await self.query(named_query("events"), params={"rollouts": list(rollout_ids)})]
+
+    async def printed(self, rollout_id: str) -> dict[tuple[str, str], str]:
+        """{(attempt id, stdout or stderr): what its agent printed, as far as it was kept} of one rollout."""
+        found: dict[tuple[str, str], str] = {}
+        for row in await self.query(named_query("printed"), params={"rollout": rollout_id, "stream": semconv.LOG_STREAM}):
+            key = (row["AttemptId"], row["Stream"])
+            found[key] = found.get(key, "") + row["Body"]
+        return found
 
     async def rollouts_of_traces(self, trace_ids: Sequence[str]) -> list[str]:
         """The rollouts that have spans of these traces (hex ids); an empty one where there are spans without ids."""
@@ -234,9 +252,9 @@ class TraceReader:
         """Spans, and what their rows say of how many there are in all."""
         return await self._read(sql, params, _spans_in)
 
-    async def _read(self, sql: str, params: Mapping[str, object] | None, made_of: Callable[[bytes], T]) -> T:
+    async def _read(self, sql: str, params: Mapping[str, object] | None, made_of: Callable[[bytes], T], *, own: bool = True) -> T:
         """What `made_of` makes of the rows (JSON, one a line): of many it takes seconds, and others do not wait."""
-        body = await self._http.fetch(sql, "JSONEachRow", params)
+        body = await self._http.fetch(sql, "JSONEachRow", params, own=own)
         return await asyncio.to_thread(made_of, body) if len(body) > LARGE_BYTES else made_of(body)
 
     async def figures(self, attempts: Sequence[Attempt]) -> list[AttemptFigures]:
@@ -281,7 +299,7 @@ class TraceReader:
 
         Raises QueryError where the endpoint refuses it: it decides what may run, and what that may cost.
         """
-        return json.loads(await self._http.fetch(query, "JSONCompact", settings={"limit": limit}))
+        return json.loads(await self._http.fetch(query, "JSONCompact", settings={"limit": limit}, own=False))
 
     async def stored(self, keys: Collection[SpanKey]) -> set[SpanKey]:
         """Which of these spans are stored already."""
@@ -328,17 +346,23 @@ class TraceReader:
     ) -> Traces:
         """All that was observed of `rollouts`, with a verdict for each of their `attempts`.
 
-        What is incomplete is asked again until `deadline_seconds` have passed: its last spans may be on their way. What was said is
-        read with `texts`, else only of rollouts in which a trajectory breaks off, or with images.
+        What is incomplete is asked again until `deadline_seconds` have passed: its last spans may be on their way. So are collectors that
+        do not answer; what those acked last may then not be here, so only attempts that are complete all the same are taken for that,
+        and the reasons of the others name who did not answer. What was said is read with `texts`, else only of rollouts in which a
+        trajectory breaks off, or with images. Raises UnavailableError where ClickHouse does not answer.
         """
         ids = [rollout.rollout_id for rollout in rollouts]
-        deadline = time.monotonic() + deadline_seconds
-        table, facts = await self._observed(ids, barrier=barrier)
-        verdicts = _verdicts(facts, attempts)
-        while any(verdict.kind == "incomplete" for verdict in verdicts.values()) and time.monotonic() < deadline:
+        began = time.monotonic()
+        deadline = began + deadline_seconds
+        while True:
+            silent = await self._silent(began, deadline) if barrier else {}
+            table, facts = await self._observed(ids)
+            verdicts = _verdicts(facts, attempts, silent)
+            if time.monotonic() >= deadline or not any(verdict.kind == "incomplete" for verdict in verdicts.values()):
+                break
             await asyncio.sleep(min(ASK_AGAIN_SECONDS, max(0.0, deadline - time.monotonic())))
-            table, facts = await self._observed(ids, barrier=barrier)
-            verdicts = _verdicts(facts, attempts)
+        if silent:
+            _log.warning("read without what these collectors acked last: %s", "; ".join(silent.values()))
         if alarms := [attempt_id for (_, attempt_id), verdict in verdicts.items() if verdict.alarm]:
             _log.warning(
                 "%d of %d attempts are unproven though their agents ran under the hook, the first of them %s: nobody counted their spans",
@@ -357,9 +381,23 @@ class TraceReader:
             digest=facts.digest,
         )
 
-    async def _observed(self, ids: Sequence[str], *, barrier: bool) -> tuple[Table, ReadFacts]:
-        if barrier:
-            await self.barrier()
+    async def _silent(self, began: float, deadline: float) -> dict[str, str]:
+        """The collectors that do not answer a barrier until `deadline` (a look without one: ONCE_SECONDS), and why.
+
+        Raises UnavailableError where ClickHouse does not answer until then either: some collectors are its door.
+        """
+        until = deadline if deadline > began else began + ONCE_SECONDS
+        while True:
+            silent = await unanswered(self._http.session, self.collectors, seconds=max(until - time.monotonic(), ASK_AGAIN_SECONDS))
+            if silent and await self._moved():
+                silent = await unanswered(self._http.session, self.collectors, seconds=max(until - time.monotonic(), ASK_AGAIN_SECONDS))
+            if not silent or await is_well(f"{self._http.url}/ping", self._http.session):
+                return silent
+            if time.monotonic() >= deadline:
+                raise UnavailableError(f"ClickHouse does not answer at {self._http.url}: {'; '.join(silent.values())}")
+            await asyncio.sleep(ASK_AGAIN_SECONDS)
+
+    async def _observed(self, ids: Sequence[str]) -> tuple[Table, ReadFacts]:
         table = await self.arrow(named_query("traces"), params=_params("traces", ids))
         return table, ReadFacts.of(table)
 
@@ -382,8 +420,16 @@ def _spans_in(body: bytes) -> tuple[list[Span], int]:
     return spans, total
 
 
-def _verdicts(facts: ReadFacts, attempts: Sequence[Attempt]) -> dict[tuple[str, str], Verdict]:
-    return {(a.rollout_id, a.attempt_id): decide(attempt_facts(facts, a)) for a in attempts}
+def _verdicts(facts: ReadFacts, attempts: Sequence[Attempt], silent: Mapping[str, str]) -> dict[tuple[str, str], Verdict]:
+    """`silent` are the collectors that did not answer, and why."""
+    decided = {(a.rollout_id, a.attempt_id): decide(attempt_facts(facts, a)) for a in attempts}
+    if not silent:
+        return decided
+    why = [f"what its last spans are is not known: {reason}" for reason in silent.values()]
+    return {
+        key: verdict if verdict.kind == "complete" else verdict.model_copy(update={"kind": "incomplete", "reasons": verdict.reasons + why})
+        for key, verdict in decided.items()
+    }
 
 
 @cache

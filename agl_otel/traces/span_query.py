@@ -51,6 +51,8 @@ class SpanQuery:
     sort_by: str | None = "sequence_id"
     sort_order: Literal["asc", "desc"] = "asc"
     limit: int = -1
+    hidden: tuple[str, ...] = ()
+    """Names of spans that are left out."""
     offset: int = 0
 
     def __post_init__(self) -> None:
@@ -63,7 +65,13 @@ class SpanQuery:
     def params(self) -> dict[str, object]:
         """The values of the query."""
         limit = self.limit if self.limit >= 0 else EVERYTHING
-        page = {"rollouts": [self.rollout_id], "attempt": self.attempt_id, "limit": limit, "offset": max(0, self.offset)}
+        page = {
+            "rollouts": [self.rollout_id],
+            "attempt": self.attempt_id,
+            "limit": limit,
+            "offset": max(0, self.offset),
+            "hidden": list(self.hidden),
+        }
         return {**page, **{name: getattr(self, name) for name in self._filters}}
 
     @property
@@ -85,4 +93,8 @@ class SpanQuery:
     def _filled(self, name: str) -> str:
         where = f" {self.filter_logic.upper()} ".join(_CONDITIONS[name] for name in self._filters)
         lines = [line for line in named_query(name).splitlines() if not line.startswith("--")]
-        return "\n".join(lines).replace("$where", where or "1").replace("$spans", named_query("spans"))
+        return (
+            "\n".join(lines)
+            .replace("$where", f"({where or 1}) AND SpanName NOT IN {{hidden:Array(String)}}")
+            .replace("$spans", named_query("spans"))
+        )

@@ -81,6 +81,8 @@ def call_columns(table: Table) -> CallColumns:
         incomplete=_incomplete(calls, rollouts, attempts),
         has_images=_numbers(calls, "HasImages", np.bool_),
         truncated=_numbers(calls, "IsTruncated", np.bool_),
+        temperature=_numbers(calls, "Temperature", np.float64),
+        top_p=_numbers(calls, "TopP", np.float64),
     )
 
 

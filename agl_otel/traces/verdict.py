@@ -1,20 +1,23 @@
 """Is an attempt fit for training? A pure function over counts (contracts.md §6).
 
-Spans with a process marker are counted on both sides, annotations included, seals not; spans without a marker never are. What a
-process says it ended (handed to the queue when the attempt ended, or else its largest seal) must be what is stored.
+Spans with a process marker are counted on both sides, annotations included, seals not; spans without a marker never are. A process is
+known by the ledger that the runner read, by what was handed to the queue, by its spans and seals, by a proxy that announced itself, or by
+the baggage of a model call. Each known process must be whole: all that it ended is stored, and nothing of it was in flight when it died.
 
 Annotations prove nothing about the agent: a runner's own marked reward does not make an attempt complete whose agent nobody counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from agl_otel.types import Verdict, VerdictKind
+from agl_otel.types import AttemptLedger, ProcessRecord, Verdict, VerdictKind
 
 ALARM: Final = "its agent ran under the hook, and no process counted its spans: is its telemetry set up by somebody else?"
+NOT_HANDED_IN: Final = "its agent ran under the hook, and nobody has handed in the ledger of its processes: its runner may have died"
+NOT_LOADED: Final = "the hook was loaded in no process of its agent: it may have died at once, or its environment was replaced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +25,13 @@ class MarkerFacts:
     """What is stored of one process in one attempt."""
 
     spans: int = 0
-    """Distinct spans with the marker; seals not."""
+    """Distinct spans with the marker that began before the runner read the ledger; seals not."""
     annotations: int = 0
     """How many of those are annotations."""
     seal: int | None = None
     """The largest seal that is stored; None where there is none."""
+    closed: bool = False
+    """Whether a stored seal is its last: nothing of this attempt follows."""
     dropped: int = 0
     """How many spans its exporter gave up."""
     calls: int = 0
@@ -42,31 +47,66 @@ class AttemptFacts:
     rollout_id: str
     attempt_id: str
     handed: Mapping[str, int] | None = None
-    """{marker: spans ended}, as the runner handed it to the queue; None where it did not."""
+    """{marker: spans ended} of its runner and of the proxies that it closed the attempt at; None where no runner handed it in."""
     markers: Mapping[str, MarkerFacts] = field(default_factory=dict[str, MarkerFacts])
     unmarked: int = 0
     """Distinct spans without a marker, the attempt span not counted."""
     unmarked_annotations: int = 0
     """How many of those are annotations."""
+    orphans: int = 0
+    """How many of the spans without a marker have a parent that is not stored."""
     hooked: bool = False
     """Whether its runner started the agent under our hook."""
+    ledger: AttemptLedger | None = None
+    """What its runner read of its processes; None where it was not handed in."""
+    proxies: Mapping[str, str] = field(default_factory=dict[str, str])
+    """{marker: address} of the proxy processes that announced that they forward calls of it."""
+    callers: Collection[str] = ()
+    """Markers that the baggage of stored model calls names."""
+
+
+@dataclass(slots=True)
+class _Findings:
+    missing: int = 0
+    reasons: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+
+    def lost(self, count: int, why: str) -> None:
+        self.missing += count
+        self.reasons.append(why)
 
 
 def decide(facts: AttemptFacts) -> Verdict:
     """The verdict, with what is missing and from which process."""
-    missing = 0
-    reasons: list[str] = []
-    handed = facts.handed or {}
-    for marker in sorted({*facts.markers, *handed}):
-        seen = facts.markers.get(marker, MarkerFacts())
-        lost, why = _marker(marker, seen, handed.get(marker, seen.seal))
-        missing += lost
-        reasons += why
-    kind = _kind(facts, reasons)
+    found = _Findings()
+    _judge_ledger(facts, found)
+    recorded = {record.marker: record for record in facts.ledger.processes if record.marker} if facts.ledger else {}
+    answered = facts.ledger.answered if facts.ledger else {}
+    markers: set[str] = {*facts.markers, *(facts.handed or {}), *facts.proxies, *facts.callers, *recorded, *answered}
+    for marker in sorted(markers):
+        seen, before = facts.markers.get(marker, MarkerFacts()), found.missing
+        if (record := recorded.get(marker)) is not None:
+            _judge_record(record, seen, found)
+        elif marker in facts.callers and marker not in facts.markers and marker not in (facts.handed or {}):
+            found.lost(0, f"process {marker} made model calls, and nothing else is known of it: it may have died before it sent a span")
+        else:
+            _judge_counted(_name(facts, marker), seen, _expected(facts, marker, seen), found)
+        _judge_calls(_name(facts, marker), seen, found, before)
+    if facts.orphans:
+        found.notes.append(f"{facts.orphans} spans of processes that are not counted have a parent that never arrived")
+    kind = _kind(facts, found.reasons)
     alarm = facts.hooked and kind == "unproven"
     if alarm:
-        reasons.append(ALARM)
-    return Verdict(rollout_id=facts.rollout_id, attempt_id=facts.attempt_id, kind=kind, missing=missing, reasons=reasons, alarm=alarm)
+        found.reasons.append(ALARM)
+    return Verdict(
+        rollout_id=facts.rollout_id,
+        attempt_id=facts.attempt_id,
+        kind=kind,
+        missing=found.missing,
+        reasons=found.reasons,
+        notes=found.notes,
+        alarm=alarm,
+    )
 
 
 def _kind(facts: AttemptFacts, reasons: list[str]) -> VerdictKind:
@@ -77,21 +117,96 @@ def _kind(facts: AttemptFacts, reasons: list[str]) -> VerdictKind:
     return "unproven" if facts.unmarked > facts.unmarked_annotations else "empty"
 
 
-def _marker(marker: str, seen: MarkerFacts, expected: int | None) -> tuple[int, list[str]]:
-    """(how many are missing, why) of one process."""
-    reasons: list[str] = []
-    missing = 0
+def _judge_ledger(facts: AttemptFacts, found: _Findings) -> None:
+    """What the ledger proves as a whole."""
+    ledger = facts.ledger
+    if ledger is None:
+        if facts.hooked:
+            found.reasons.append(NOT_HANDED_IN)
+        return
+    command = f" ({ledger.command})" if ledger.command else ""
+    if ledger.problem:
+        found.reasons.append(f"the ledger of its processes is unreadable: {ledger.problem}")
+    elif ledger.reach == "hooked" and not ledger.processes and not _unrecorded(facts):
+        found.reasons.append(NOT_LOADED + command)
+    if ledger.reach == "unhooked" and not ledger.processes:
+        found.notes.append(f"the agent's own spans are not counted: it does not run under the hook{command}")
+    elif ledger.reach == "hooked" and ledger.processes and not any(record.marker for record in ledger.processes):
+        found.notes.append("the hook was loaded in the agent, and no process of it made a span that is counted")
+
+
+def _judge_record(record: ProcessRecord, seen: MarkerFacts, found: _Findings) -> None:
+    """A process with a record in the ledger, which goes before its seals."""
+    name = f"process {record.pid} ({record.command})" if record.command else f"process {record.pid}"
+    in_flight = record.begun - record.ended - record.abandoned
+    if in_flight > 0:
+        found.lost(in_flight, f"{name}: {_spans(in_flight)} in flight when it died")
+    elif in_flight < 0:
+        found.lost(0, f"{name}: it counts more spans ended than begun")
+    lost = record.ended - seen.spans
+    dropped = max(record.dropped, seen.dropped)
+    if lost > 0:
+        given_up = f", {min(dropped, lost)} of them given up by its exporter" if dropped else ""
+        found.lost(lost, f"{name}: {lost} of {record.ended} spans are missing{given_up}")
+    elif lost < 0:
+        found.lost(0, f"{name}: {seen.spans} spans are stored, and it counts {record.ended}")
+    elif dropped:
+        found.lost(0, f"{name}: its exporter gave up {_spans(dropped, verb=False)}")
+    if not record.closed and in_flight == lost == dropped == 0:
+        found.notes.append(f"{name} did not end in order; nothing of it was lost")
+    if record.abandoned:
+        found.notes.append(f"{name}: {_spans(record.abandoned, verb=False)} never ended")
+
+
+def _judge_counted(name: str, seen: MarkerFacts, expected: int | None, found: _Findings) -> None:
+    """A process that is known by what it sent and by what was handed in."""
     if expected is None:
-        reasons.append(f"process {marker} sent no seal: it may have ended before its last spans were sent ({seen.spans} are stored)")
+        what = "no seal" if seen.seal is None else "no last seal"
+        found.lost(0, f"{name} sent {what}: it may have ended before its last spans were sent ({seen.spans} are stored)")
     elif seen.spans < expected:
         missing = expected - seen.spans
-        reasons.append(f"process {marker}: {missing} of {expected} spans are missing")
+        found.lost(missing, f"{name}: {missing} of {expected} spans are missing")
     elif seen.spans > expected:
-        reasons.append(f"process {marker}: {seen.spans} spans are stored, and it says that it ended {expected}: its last seal is missing")
+        found.lost(0, f"{name}: {seen.spans} spans are stored, and it says that it ended {expected}: its last seal is missing")
     if seen.dropped:
-        reasons.append(f"process {marker}: its exporter gave up {seen.dropped} spans")
+        found.lost(0, f"{name}: its exporter gave up {_spans(seen.dropped, verb=False)}")
+
+
+def _judge_calls(name: str, seen: MarkerFacts, found: _Findings, before: int) -> None:
     if seen.calls < seen.last_call:
         gaps = seen.last_call - seen.calls
-        missing = max(missing, gaps)
-        reasons.append(f"process {marker}: {gaps} of the model calls 1 to {seen.last_call} are missing")
-    return missing, reasons
+        found.missing = max(found.missing, before + gaps)
+        found.reasons.append(f"{name}: {gaps} of the model calls 1 to {seen.last_call} are missing")
+
+
+def _expected(facts: AttemptFacts, marker: str, seen: MarkerFacts) -> int | None:
+    """How many spans must be stored of a process without a record; None where nothing says it for sure.
+
+    A seal that is not its last is no proof for a proxy that did not answer when the attempt was closed, nor for a process that was to count
+    in the ledger and could not: it may have died in its next span.
+    """
+    handed = (facts.handed or {}).get(marker)
+    if handed is not None:
+        return handed
+    must_close = facts.handed is not None and (marker in facts.proxies or marker in _unrecorded(facts))
+    if seen.seal is None or (must_close and not seen.closed):
+        return None
+    return max(seen.seal, facts.ledger.answered.get(marker, 0) if facts.ledger else 0)
+
+
+def _unrecorded(facts: AttemptFacts) -> set[str]:
+    """Processes of a hooked agent that sent something and have no record: their disk is another one, or would not take it."""
+    if facts.ledger is None or facts.ledger.reach != "hooked":
+        return set()
+    return {*facts.markers} - {*(facts.handed or {}), *facts.proxies, *(record.marker for record in facts.ledger.processes)}
+
+
+def _name(facts: AttemptFacts, marker: str) -> str:
+    address = facts.proxies.get(marker)
+    return f"proxy {address} (process {marker})" if address else f"process {marker}"
+
+
+def _spans(count: int, *, verb: bool = True) -> str:
+    if not verb:
+        return f"{count} span" if count == 1 else f"{count} spans"
+    return f"{count} span was" if count == 1 else f"{count} spans were"

@@ -19,6 +19,7 @@ from typing import Any, Final, Self, TypeVar
 from agl_otel.algorithms.utils import may_be_tried_again, sampling_seed, why_not
 from agl_otel.errors import AgentError, AglError, ModelServerError, SettingsError, UnavailableError
 from agl_otel.processes import Process
+from agl_otel.settings import Settings
 from agl_otel.store import Store
 from agl_otel.trainer.job import Job
 from agl_otel.types import EnqueueRolloutRequest, RolloutMode
@@ -164,10 +165,16 @@ class Runners:
         arguments += ["--", *(agent.command or [])] if use_command else ["--function", agent.function or ""]
         self._training = training
         # `python` in a job's command means the interpreter that trains
+        settings = Settings.load(store=training.store.description.queue, token=training.store.token, runner_metrics_port=0)  # they are many
         environment = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
         self._processes = [
             Process.python_module(
-                f"runner {number}", "agl_otel.runner", *arguments, log=training.folder / "logs" / f"runner-{number}.log", env=environment
+                f"runner {number}",
+                "agl_otel.runner",
+                *arguments,
+                log=training.folder / "logs" / f"runner-{number}.log",
+                settings=settings,
+                env=environment,
             )
             for number in range(1 if command else agent.runners)
         ]

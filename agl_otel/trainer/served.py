@@ -27,6 +27,7 @@ from agl_otel.trainer.job import Job
 from agl_otel.trainer.options import Need
 from agl_otel.trainer.run import Evaluation, JobRun
 from agl_otel.types import LLM, TERMINAL_STATUSES, RolloutStatus
+from agl_otel.types.sampling import all_parameters
 
 OUR_SERVER: Final = "agl_otel.algorithms.grpo.server"
 VLLM: Final = "agl_otel.algorithms.grpo.vllm"
@@ -151,7 +152,7 @@ class ServedRun(JobRun):
     async def publish_policy(self) -> None:
         """Publish where the policy is served, for rollouts before the training; the algorithm publishes its own versions."""
         algorithm = self.algorithm()
-        sampling = {"temperature": algorithm.temperature, "max_tokens": algorithm.max_tokens}
+        sampling = all_parameters(algorithm.temperature, algorithm.max_tokens)
         await self.store.publish({RESOURCE_NAME: LLM(endpoint=f"{self.server_url}/v1", model=MODEL_NAME, sampling_parameters=sampling)})
 
     @property

@@ -54,7 +54,7 @@ class Trainer:
         store: default a stack of the trainer's own, in a temporary folder.
         runner: default LitAgentRunner.
         strategy: "cs" (processes, default), "shm" (threads), or any ExecutionStrategy.
-        port: where a store that the trainer serves answers.
+        port: where a store that the trainer serves answers, whatever its strategy says.
         algorithm: also by name: "apo", "gepa", "random_search", "baseline", "sft", "verl". None only runs what others enqueue, until it is
             interrupted.
         llm_proxy: handed to the algorithm.
@@ -111,11 +111,12 @@ class Trainer:
 
     def _strategy(self, spec: Any) -> ExecutionStrategy:
         defaults: dict[str, Any] = {"n_runners": lambda: self._wanted}
-        if self.port is not None:
-            defaults["server_port"] = lambda: self.port
         if self._wanted > 1:
             defaults["main_thread"] = lambda: "algorithm"
-        return _made(spec or ClientServerExecutionStrategy, ExecutionStrategy, "strategy", registry=STRATEGIES, optional_defaults=defaults)
+        made = _made(spec or ClientServerExecutionStrategy, ExecutionStrategy, "strategy", registry=STRATEGIES, optional_defaults=defaults)
+        if self.port is not None and hasattr(made, "server_port"):
+            made.server_port = self.port
+        return made
 
     # --- what users call
 

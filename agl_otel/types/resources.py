@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from agl_otel.redacted import without_secrets
 from agl_otel.types.base import Model
 from agl_otel.types.rollouts import AttemptedRollout
 
@@ -102,3 +103,11 @@ class ResourcesUpdate(Model):
     update_time: float
     version: int = Field(ge=1)
     resources: NamedResources
+
+    def without_keys(self) -> ResourcesUpdate:
+        """The same as people may read it: no provider's key, and no password in an address or an option."""
+        seen: NamedResources = {}
+        for name, resource in self.resources.items():
+            secret = isinstance(resource, LLM)
+            seen[name] = type(resource).model_validate(without_secrets(resource.model_dump())) if secret else resource
+        return self.model_copy(update={"resources": seen})

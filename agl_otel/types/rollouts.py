@@ -21,6 +21,8 @@ RolloutMode = Literal["train", "val", "test", "production"]
 """`production` marks rollouts that were made from traces of a running product (contracts.md §2, `adopt`)."""
 WorkerStatus = Literal["idle", "busy", "unknown"]
 VerdictKind = Literal["complete", "incomplete", "unproven", "empty"]
+LedgerReach = Literal["hooked", "unhooked", "elsewhere"]
+"""Whether the processes of an attempt keep a ledger: they do; they do not (no Python program that we start); they run where none is."""
 
 TERMINAL_STATUSES: frozenset[RolloutStatus] = frozenset({"failed", "succeeded", "cancelled"})
 
@@ -69,6 +71,37 @@ class Rollout(Model):
     """Why it failed for good, in words for a person."""
 
 
+class ProcessRecord(Model):
+    """What one process of an attempt did, from the file that it counts in. Counts are of spans."""
+
+    pid: int
+    command: str = ""
+    marker: str = ""
+    """Empty: the hook was loaded in it, and it made no span."""
+    begun: int = 0
+    ended: int = 0
+    """Of those begun, the ones that were handed to the exporter."""
+    abandoned: int = 0
+    """Of those begun, the ones that it will never export: still open when it closed, or sampled out."""
+    dropped: int = 0
+    """Of those ended, the ones that its exporter gave up."""
+    closed: bool = False
+    """Whether it ended in order; a process that was killed did not."""
+
+
+class AttemptLedger(Model):
+    """What a runner knows of the processes of an attempt when its agent has ended."""
+
+    reach: LedgerReach
+    command: str = ""
+    """What was started; empty for agents that are no command."""
+    processes: list[ProcessRecord] = Field(default_factory=list[ProcessRecord])
+    answered: dict[str, int] = Field(default_factory=dict[str, int])
+    """{process marker: spans ended by then} of processes that keep no record here and that answered the runner by HTTP."""
+    problem: str | None = None
+    """Why it could not be read, in words for a person."""
+
+
 class Attempt(Model):
     """One try at a rollout."""
 
@@ -82,7 +115,11 @@ class Attempt(Model):
     last_heartbeat_time: float | None = None
     metadata: dict[str, Any] | None = None
     seals: dict[str, int] | None = None
-    """{process marker: spans ended}, as the runner handed it over when the attempt ended; None before."""
+    """{process marker: spans ended} of its runner and the proxies, as the runner handed it over when the attempt ended; None before."""
+    ledger: AttemptLedger | None = None
+    """What its processes did, as its runner read it when the agent had ended; None before, and where nobody handed it in."""
+    proxies: dict[str, str] | None = None
+    """{process marker: address} of the proxy processes that forwarded calls of it."""
     error: str | None = None
     """Why it did not succeed, in words for a person."""
 
@@ -139,6 +176,8 @@ class Verdict(Model):
     missing: int = 0
     """Spans and calls that are known to exist and are not stored."""
     reasons: list[str] = Field(default_factory=list[str])
+    notes: list[str] = Field(default_factory=list[str])
+    """What a person should know, and what is no reason against training on it."""
     alarm: bool = False
     """Unproven though the runner reported a hooked agent: something keeps its spans from being counted."""
 

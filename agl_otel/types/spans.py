@@ -5,14 +5,15 @@ Times are Unix seconds, as in Agent Lightning 0.3; the nanoseconds they came fro
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import time
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from agl_otel import semconv
 
@@ -56,6 +57,26 @@ class SpanAttributeNames(StrEnum):
     OBJECT = "object"
 
 
+_MAY_HOLD_BYTES: Final = frozenset({bytes, list, tuple, dict})
+
+
+def _in_json(value: Any) -> Any:
+    """Bytes as base64, as they are stored: JSON has none, and most are no text."""
+    match value:
+        case bytes():
+            return base64.b64encode(value).decode()
+        case dict():
+            return {key: _in_json(item) for key, item in cast("dict[str, Any]", value).items()}
+        case list() | tuple() if any(type(item) in _MAY_HOLD_BYTES for item in cast("Sequence[Any]", value)):
+            return [_in_json(item) for item in cast("Sequence[Any]", value)]
+        case _:
+            return value
+
+
+Values = Annotated[dict[str, Any], PlainSerializer(_in_json, return_type=dict[str, Any], when_used="json")]
+"""Attributes of a stored span; bytes are base64 in JSON."""
+
+
 class _Open(BaseModel):
     model_config = ConfigDict(extra="allow")  # as in 0.3: fields that are not known here are kept
 
@@ -91,7 +112,7 @@ class Event(_Open):
     """Something that happened during a span."""
 
     name: str
-    attributes: dict[str, Any] = Field(default_factory=dict[str, Any])
+    attributes: Values = Field(default_factory=dict[str, Any])
     timestamp: float | None = None
 
     @classmethod
@@ -104,7 +125,7 @@ class Link(_Open):
     """Another span that has to do with this one."""
 
     context: SpanContext
-    attributes: dict[str, Any] | None = None
+    attributes: Values | None = None
 
     @classmethod
     def from_opentelemetry(cls, src: otel.Link) -> Link:
@@ -115,7 +136,7 @@ class Link(_Open):
 class OtelResource(BaseModel):
     """Where a span comes from: the attributes of the process that made it."""
 
-    attributes: dict[str, Any] = Field(default_factory=dict[str, Any])
+    attributes: Values = Field(default_factory=dict[str, Any])
     schema_url: str = ""
     """Not stored: ClickHouse's table for OpenTelemetry has no place for it."""
 
@@ -130,7 +151,7 @@ class SpanCoreFields(BaseModel):
 
     name: str
     status: TraceStatus = Field(default_factory=TraceStatus)
-    attributes: dict[str, Any] = Field(default_factory=dict[str, Any])
+    attributes: Values = Field(default_factory=dict[str, Any])
     start_time: float | None = None
     end_time: float | None = None
 
@@ -184,7 +205,7 @@ class Span(_Open):
     kind: str = "Internal"
     """Internal, Server, Client, Producer, Consumer or Unspecified."""
     status: TraceStatus = Field(default_factory=TraceStatus)
-    attributes: dict[str, Any] = Field(default_factory=dict[str, Any])
+    attributes: Values = Field(default_factory=dict[str, Any])
     events: list[Event] = Field(default_factory=list[Event])
     links: list[Link] = Field(default_factory=list[Link])
     start_time: float | None = None

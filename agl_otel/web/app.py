@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from importlib.metadata import distribution
 from typing import Final
 
@@ -18,6 +18,7 @@ from agl_otel.errors import AglError, InUseError, http_status
 from agl_otel.listen import bodies_in_time, end_stalled, listen, make_runner, only_own_pages, own_names, readable, require_certificate
 from agl_otel.meters import Meters, pushed
 from agl_otel.metrics_http import counted_requests
+from agl_otel.private import keep_private
 from agl_otel.queue.convert import reachable
 from agl_otel.queue.presence import Presence
 from agl_otel.scoped import refusal
@@ -29,7 +30,7 @@ from agl_otel.web.curves import Curves
 from agl_otel.web.jaeger import rest as jaeger_rest
 from agl_otel.web.jaeger.service import JaegerServer
 from agl_otel.web.openapi import document
-from agl_otel.web.rest import ROUTES
+from agl_otel.web.rest import ROUTES, health_of
 from agl_otel.web.routes import PREFIX, STORE, add_table
 from agl_otel.web.views import CURVES, VIEWS
 
@@ -48,9 +49,9 @@ _CORS: Final = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-async def health(_: web.Request) -> web.Response:
-    """GET /health."""
-    return web.json_response({"status": "ok"})
+async def health(request: web.Request) -> web.Response:
+    """GET /health: of this service, which answers; and which others are down."""
+    return web.json_response(await health_of(request.app[STORE]))
 
 
 async def describe(request: web.Request) -> web.Response:
@@ -106,7 +107,7 @@ async def cors(request: web.Request, handler: Handler) -> web.StreamResponse:
     return answer
 
 
-def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = (), names: Sequence[str] | None = None) -> web.Application:
+def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = (), names: Collection[str] | None = None) -> web.Application:
     """The application over a store that is open in the running loop; `names`: see `only_own_pages`."""
     own_pages = only_own_pages([origin.strip() for origin in cors_origins if origin.strip()], names=names)
     meters = Meters()
@@ -160,6 +161,7 @@ async def serve(settings: Settings) -> None:
 
 def main() -> int:
     """Run the service; 0 after an ordered stop, 1 with one line on stderr where it cannot start."""
+    keep_private()
     import logging
 
     settings = Settings.load()

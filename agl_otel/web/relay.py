@@ -15,6 +15,7 @@ from aiohttp import web
 
 from agl_otel.errors import UnavailableError
 from agl_otel.exposition import CONTENT_TYPE, Family, Sample, merged, text_of
+from agl_otel.listen import while_connected
 from agl_otel.meters import Meters
 from agl_otel.tls import connector
 from agl_otel.web.alarms import Alarms
@@ -51,7 +52,8 @@ async def _collector(request: web.Request) -> str:
 async def otlp(request: web.Request) -> web.Response:
     """POST /v1/traces, /v1/logs, /v1/metrics: the collector's answer."""
     headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
-    return await _passed("POST", await _collector(request) + request.path, request, headers, await request.read())
+    passed = _passed("POST", await _collector(request) + request.path, request, headers, await request.read())
+    return await while_connected(request, passed)
 
 
 async def metrics(request: web.Request) -> web.Response:

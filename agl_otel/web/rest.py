@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 
 from aiohttp import web
 from pydantic import Field, TypeAdapter, ValidationError
 
-from agl_otel.errors import UsageError
+from agl_otel.errors import AglError, UsageError
 from agl_otel.store import UNSET, Store
 from agl_otel.types import (
     Attempt,
@@ -25,6 +26,8 @@ from agl_otel.types import (
     WorkerStatus,
 )
 from agl_otel.web.routes import Page, PageOf, Route, Strict, asked_of, body_of, given_in, known, words
+
+HEALTH_SECONDS: Final = 1.0  # less than a probe of /health waits
 
 MAX_TEXT: Final = 200  # characters that are searched for: they fit into an address, whatever they are
 _RESOURCES: Final = TypeAdapter(NamedResources)
@@ -129,8 +132,18 @@ class _GivenResources(Strict):
 # --- the routes
 
 
+async def health_of(store: Store) -> dict[str, Any]:
+    """Whether all services of the stack are up; which are not. Only names: whoever asks may be without a token."""
+    try:
+        async with asyncio.timeout(HEALTH_SECONDS):
+            down = sorted((await store.queue.describe()).down)
+    except (AglError, TimeoutError):
+        down = ["queue"]
+    return {"status": "degraded", "down": down} if down else {"status": "ok"}
+
+
 async def _health(store: Store, request: web.Request) -> Any:
-    return {"status": "ok"}
+    return await health_of(store)
 
 
 async def _statistics(store: Store, request: web.Request) -> Any:
@@ -247,7 +260,7 @@ async def _wait(store: Store, request: web.Request) -> Any:
 
 
 ROUTES: Final = (
-    Route("GET", "/health", _health, "The service answers.", None, Any),
+    Route("GET", "/health", _health, "The service answers; which others are down.", None, Any),
     Route("GET", "/statistics", _statistics, "How much there is, and rollouts by status.", None, Any),
     Route("POST", "/queues/rollouts/enqueue", _enqueue, "Put rollouts at the end of the queue.", _Enqueue, list[Rollout], 201),
     Route("POST", "/queues/rollouts/dequeue", _dequeue, "Claim rollouts to run them.", _Dequeue, list[AttemptedRollout]),

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.store import Store
-from agl_otel.types import PaginatedResult
+from agl_otel.types import PaginatedResult, ResourcesUpdate
 
 PREFIX: Final = "/v1/agl"
 STORE: Final = web.AppKey("store", Store)
@@ -73,8 +73,8 @@ class Page(Strict):
 
     def checked(self, model: type[BaseModel]) -> dict[str, Any]:
         """What was asked for, as arguments. Raises UsageError for a page or an order that there cannot be."""
-        if self.limit == 0 or self.limit < -1:
-            raise UsageError(f"limit is {self.limit}: -1 (all) or more than 0")
+        if self.limit < -1:
+            raise UsageError(f"limit is {self.limit}: -1 (all), 0 (none) or more")
         if self.sort_by is not None and self.sort_by not in model.model_fields:
             raise UsageError(f"sort_by {self.sort_by!r} is no field: {', '.join(model.model_fields)}")
         return self.model_dump(exclude_none=True)
@@ -118,11 +118,13 @@ def words(error: ValidationError) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A result as JSON holds it; the fencing token of a claim is its claimer's alone."""
+    """A result as JSON holds it; the fencing token of a claim is its claimer's alone, and providers' keys are the proxy's."""
     if isinstance(value, PaginatedResult):
         return {"items": plain(list(value)), **_page(value)}  # pyright: ignore[reportUnknownArgumentType]  # of anything
     if isinstance(value, list):
         return [plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]  # of anything
+    if isinstance(value, ResourcesUpdate):
+        value = value.without_keys()
     return value.model_dump(mode="json", exclude={"token"}) if isinstance(value, BaseModel) else value
 
 

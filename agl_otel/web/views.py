@@ -256,7 +256,7 @@ async def _read(store: Store, rollout_id: str, attempt_id: str | None) -> tuple[
         await _must_exist(store, rollout_id, attempt_id)
     if total <= READ_SPANS:
         return await store.spans(rollout_id, attempt_id=attempt_id), 0
-    first = await store.query_spans(rollout_id, attempt_id, limit=OUTLINE_SPANS)
+    first = await store.query_spans(rollout_id, attempt_id, limit=OUTLINE_SPANS, everything=True)
     return list(first), max(0, first.total - len(first))
 
 

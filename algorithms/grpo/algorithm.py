@@ -41,12 +41,15 @@ from agl_otel.algorithms.utils import agent_match_of, items, sampling_seed, surv
 from agl_otel.columns import Traces
 from agl_otel.errors import DataError, UsageError
 from agl_otel.types import (
+    AttemptedRollout,
     Dataset,
     EnqueueRolloutRequest,
+    Rollout,
     RolloutConfig,
     RolloutMode,
     TrainingStep,
 )
+from agl_otel.types.sampling import all_parameters
 
 _NO_COURSE: Final = frozenset(
     {
@@ -217,7 +220,7 @@ class GRPO(Algorithm):
             async with aiohttp.ClientSession() as session, self._logged(store) as self._log:
                 self._worker = worker
                 self._under_way = UnderWay(store)
-                sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+                sampling = all_parameters(self.temperature, self.max_tokens)
                 self._serving = Serving(store, session, url=self.model_server_url, sampling=sampling, run_id=self._log.run_id)
                 await self._serving.begin(self._run)
                 await self._in_worker(self._load)
@@ -285,14 +288,18 @@ class GRPO(Algorithm):
         """The loop: enqueue, wait, adapt, learn, publish. None where others have run nothing new (from_mode)."""
         clock = Clock()
         groups: list[Group] = []
+        traces: Traces | None = None
         resampled = 0
         rounds_left = self.resample_rounds
         while True:
-            groups += await self._next_groups(store, self.prompts_per_step - len(groups), tasks)
+            new = await self._next_groups(store, self.prompts_per_step - len(groups), tasks)
+            groups = [*groups, *new]
             if not groups:
                 return None
             clock.lap("rollout")
-            read = await self._read(store, groups)
+            found = await store.traces(_finished(new))
+            traces = found if traces is None else Traces.joined(traces, found)
+            read = self._read(traces, groups)
             clock.lap("read")
             if len(read.telling) == len(groups) or not rounds_left:
                 break
@@ -348,15 +355,15 @@ class GRPO(Algorithm):
             for member in range(self.group_size)
         ]
 
-    async def _read(self, store: RolloutStore, groups: Sequence[Group]) -> _Read:
-        """What was observed of these groups, and what it is worth."""
-        finished = [group.finished[rollout_id] for group in groups for rollout_id in group.rollout_ids if rollout_id in group.finished]
-        traces = await store.traces(finished)
+    def _read(self, traces: Traces, groups: Sequence[Group]) -> _Read:
+        """What `traces` tell of these groups, and what it is worth. What is refused of groups that were replaced is counted, too."""
         batch = to_trajectories(traces, fill_reward=self.fill_reward, agent_match=self.agent_match)
         batch = readable(batch, vocabulary=self.policy.vocabulary, context_tokens=self.policy.context_tokens)
-        count = sum(len(group.rollout_ids) for group in groups)
-        batch.refused.update({"not_finished": count - len(finished)} if len(finished) < count else {})
-        return self._score(traces, batch, groups)
+        late = sum(len(group.rollout_ids) for group in groups) - len(_finished(groups))
+        batch.refused.update({"not_finished": late} if late else {})
+        ids = {rollout_id for group in groups for rollout_id in group.rollout_ids}
+        own = np.flatnonzero([rollout_id in ids for rollout_id in batch.rollout_id])
+        return self._score(traces, pick(batch, own) if len(own) < len(batch) else batch, groups)
 
     def _score(self, traces: Traces, batch: TrajectoryBatch, groups: Sequence[Group]) -> _Read:
         """Advantages of each trajectory: computed once for each rollout within its group, shared by its trajectories."""
@@ -437,6 +444,7 @@ class GRPO(Algorithm):
             read.batch,
             batch,
             clock,
+            temperature=self.temperature,
             tokens=update.tokens,
             loss=update.loss,
             gradient_norm=update.gradient_norm,
@@ -448,6 +456,10 @@ class GRPO(Algorithm):
             carried=len(self._under_way.groups),
             oldest=max(self._number - group.step for group in groups),
         )
+
+
+def _finished(groups: Sequence[Group]) -> list[Rollout | AttemptedRollout]:
+    return [group.finished[rollout_id] for group in groups for rollout_id in group.rollout_ids if rollout_id in group.finished]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -142,6 +142,7 @@ class Engine:
                     "response_token_ids": row.tokens,
                     "logprobs": row.logprobs,
                     "model_version": version,
+                    "sampling": asdict(row.sampling),
                     "time": now,
                 }
                 self.record.write(json.dumps(line, separators=(",", ":")) + "\n")

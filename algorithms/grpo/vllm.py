@@ -211,8 +211,8 @@ async def serve(front: Front, *, host: str, port: int) -> None:
 def make_front(options: argparse.Namespace, more: Sequence[str]) -> Front:
     """`vllm serve` with these options, not started yet. Raises SettingsError where there is none."""
     port = free_port()
-    command = [vllm_command(options.vllm), "serve", options.model, "--logprobs-mode", "processed_logprobs"]
-    # processed: of the distribution that was sampled from, whatever the temperature
+    command = [vllm_command(options.vllm), "serve", options.model, "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    # processed: of the distribution that was sampled from, whatever the temperature; that no default of the model's changes for a call
     command += ["--served-model-name", options.name, "--host", "127.0.0.1", "--port", str(port), "--seed", str(options.seed), *more]
     process = Process(
         "vLLM", command, log=Path(options.log), env={name: value for name, value in ENVIRONMENT.items() if name not in os.environ}

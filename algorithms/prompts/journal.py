@@ -1,30 +1,31 @@
-"""What a run has paid for, by name: results of rollouts and answers of the editor, one JSON line each, on disk before they are used.
+"""What a run has paid for, by name: results of rollouts and answers of the editor, each on disk before it is used.
 
 A run that is started again on its folder goes through the same program; what the journal knows is not done a second time. So a search
-needs no state of its own on disk: it is a function of its options, its seed and these answers.
+needs no state of its own on disk: it is a function of its options, its seed and these answers. A record that a bad disk takes is paid
+for again; one that took values back only lets the next start fail as the last one did.
 
     run.json, metrics.jsonl   run_folder.py; the metrics are written anew by every start
-    journal.jsonl             {"name", "digest", "value"}, appended and fsynced; {"forget": [names]} takes some back
+    journal.frames            framed records (framed.py), fsynced: NOTE {"name", "digest", "value"}, FORGET [names] takes some back
     best.json                 the best candidate so far
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from agl_otel.algorithms.run_folder import RunFolder, digest_of, new_run_id, new_seed, write_json
-from agl_otel.errors import DataError
+from agl_otel.errors import SettingsError
+from agl_otel.framed import Frame, FramedFile
 
 __all__ = ["BEST", "JOURNAL", "Journal", "digest_of"]
 
-JOURNAL: Final = "journal.jsonl"
+JOURNAL: Final = "journal.frames"
 BEST: Final = "best.json"
-_log = logging.getLogger(__name__)
+NOTE: Final = 1
+FORGET: Final = 2
 
 
 class Journal:
@@ -36,13 +37,13 @@ class Journal:
         options: what decides the course of the run, as JSON. A run that was begun with others is refused.
         seed: None goes on with the run's own, and draws one for a new run.
 
-    Raises UsageError for a folder of another run, InUseError where one works in it, DataError for a damaged journal.
+    Raises UsageError for a folder of another run, InUseError where one works in it, SettingsError where it cannot be written.
     """
 
     def __init__(self, folder: Path | None, *, algorithm: str, options: Mapping[str, Any], seed: int | None = None) -> None:
         self.folder = folder
         self.known: dict[str, tuple[str, Any]] = {}
-        self._file: IO[str] | None = None
+        self._file: FramedFile | None = None
         self._run = RunFolder(folder, algorithm=algorithm, options=options, seed=seed) if folder is not None else None
         if self._run is None or folder is None:
             self.run_id, self.seed = new_run_id(algorithm), seed if seed is not None else new_seed()
@@ -50,8 +51,13 @@ class Journal:
         self.run_id, self.seed = self._run.run_id, self._run.seed
         try:
             self._run.metrics(0)
-            self._read(folder / JOURNAL)
-            self._file = (folder / JOURNAL).open("a")
+            self._file, entries = FramedFile.mended(folder / JOURNAL, describe=_describe)
+            for entry in entries:
+                if isinstance(entry, Frame):
+                    self._take(entry.kind, json.loads(entry.payload))
+        except OSError as error:
+            self.close()
+            raise SettingsError(f"the run's folder {folder} cannot be written: {error.strerror}") from error
         except BaseException:
             self.close()
             raise
@@ -65,14 +71,11 @@ class Journal:
 
     def note(self, name: str, digest: str, value: Any) -> None:
         """Keep a value; it is on disk when this returns."""
-        self.known[name] = (digest, value)
-        self._append({"name": name, "digest": digest, "value": value})
+        self._append(NOTE, {"name": name, "digest": digest, "value": value})
 
     def forget(self, names: Sequence[str]) -> None:
         """Take values back: what they stand for is tried again."""
-        for name in names:
-            self.known.pop(name, None)
-        self._append({"forget": list(names)})
+        self._append(FORGET, list(names))
 
     # --- what is there to be looked at
 
@@ -96,30 +99,20 @@ class Journal:
 
     # --- the folder
 
-    def _read(self, path: Path) -> None:
-        whole, lines = 0, path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        for number, line in enumerate(lines, start=1):
-            try:
-                if not line.endswith(b"\n"):
-                    raise ValueError("torn")
-                self._take(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
-                if number < len(lines):
-                    raise DataError(f"{path}, line {number}, is damaged ({error}): mend or remove it, or choose a new folder") from error
-                _log.warning("%s: the last line was torn by the run's end and is cut off", path)
-                with path.open("r+b") as file:
-                    file.truncate(whole)
-            whole += len(line)
-
-    def _take(self, row: Mapping[str, Any]) -> None:
-        if "forget" in row:
-            for name in row["forget"]:
+    def _take(self, kind: int, value: Any) -> None:
+        if kind == NOTE:
+            self.known[value["name"]] = (value["digest"], value["value"])
+        elif kind == FORGET:
+            for name in value:
                 self.known.pop(name, None)
-        else:
-            self.known[row["name"]] = (row["digest"], row["value"])
 
-    def _append(self, row: Mapping[str, Any]) -> None:
+    def _append(self, kind: int, value: Any) -> None:
+        self._take(kind, value)
         if self._file is not None:
-            self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self._file.write([(kind, json.dumps(value, ensure_ascii=False).encode())])
+            self._file.sync()
+
+
+def _describe(kind: int | None, payload: bytes) -> str:
+    """The beginning of what was noted."""
+    return "" if kind == FORGET else payload[:80].decode(errors="replace")

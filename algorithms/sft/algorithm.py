@@ -51,6 +51,7 @@ from agl_otel.types import (
     RolloutMode,
     TrainingStep,
 )
+from agl_otel.types.sampling import all_parameters
 
 _NO_COURSE: Final = frozenset(
     {
@@ -173,7 +174,7 @@ class SFT(Algorithm):
         with kept(self.run_dir, algorithm="sft", options=lambda: self.course(tasks), seed=self.seed) as self._run:
             self._folder = self._run.folder if self._run is not None else self._own_folder
             async with aiohttp.ClientSession() as session, log_of(store, "sft", self._run, self.metrics) as self._log:
-                sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+                sampling = all_parameters(self.temperature, self.max_tokens)
                 self._serving = Serving(store, session, url=self.model_server_url, sampling=sampling, run_id=self._log.run_id)
                 await self._serving.begin(self._run)
                 await self._begin(order)
@@ -234,6 +235,7 @@ class SFT(Algorithm):
         versions = version, str(self._serving.published.version)
         return RoundReport.of(
             self._number, versions, ids, traces, batch, chosen, clock,
+            temperature=self.temperature if self.from_mode is None else None,
             kept=len(set(chosen.rollout_id)),
             kept_reward_mean=mean_reward(chosen),
             tokens=trained.tokens,

@@ -121,6 +121,8 @@ class VERL(Algorithm):
             by_call=told.options.get("by_call", False) if by_call is None else by_call,
             max_prompt_tokens=get(self.config, "data.max_prompt_length", 512),
             max_response_tokens=get(self.config, "data.max_response_length", 512),
+            temperature=float(get(self.config, "actor_rollout_ref.rollout.temperature", 1.0)),
+            top_p=float(get(self.config, "actor_rollout_ref.rollout.top_p", 1.0)),
         )
         self._taken = 0
         self.metrics: list[dict[str, Any]] = []

@@ -41,7 +41,10 @@ CPU: Final[Mapping[str, Any]] = {
     "ray_kwargs.ray_init.num_gpus": 1,  # what Ray is told of the CPU (cpu.py)
 }
 """With `trainer.device: cpu`: small models without a GPU. Of verl's strategies only fsdp2 runs there."""
-ONE_GPU: Final[Mapping[str, Any]] = {"actor_rollout_ref.rollout.name": "vllm"}
+GPU: Final[Mapping[str, Any]] = {
+    "actor_rollout_ref.rollout.name": "vllm",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.generation_config": "vllm",  # no defaults of the model's for what a call leaves out
+}
 LOOP_FILE: Final = "agent_loop.yaml"
 PLUGIN: Final = "agl_otel.algorithms.verl.plugin"
 CARRIED: Final = ("WANDB_API_KEY", "HF_TOKEN", "AGL_TOKEN", "AGL_TLS_CA", "AGL_TLS_CERT", "AGL_TLS_KEY")
@@ -69,7 +72,7 @@ def on_cpu(config: Mapping[str, Any]) -> bool:
 def with_defaults(config: Mapping[str, Any], *, model_dir: str | None = None) -> Tree:
     """A translated config over the defaults."""
     more = {"actor_rollout_ref.model.path": model_dir} if model_dir else {}
-    device = {**CPU, **_micro_batches(config)} if on_cpu(config) else ONE_GPU
+    device = {**CPU, **_micro_batches(config)} if on_cpu(config) else GPU
     return merged(*(translate(part).config for part in (COMMON, device, more)), config)
 
 

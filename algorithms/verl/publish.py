@@ -13,6 +13,7 @@ from agl_otel.errors import ModelServerError, UnavailableError
 from agl_otel.store import Store
 from agl_otel.tls import connector
 from agl_otel.types import LLM, NamedResources, RolloutMode
+from agl_otel.types.sampling import NEUTRAL, all_parameters
 
 TIMEOUT_SECONDS: Final = 30.0
 
@@ -55,14 +56,12 @@ def resources(addresses: Sequence[str], model: str, sampling: dict[str, Any]) ->
 
 def sampling_of(rollout: Any) -> dict[RolloutMode, dict[str, Any]]:
     """How agents are asked to sample, from verl's `actor_rollout_ref.rollout`: as verl itself would."""
-    limit = {"max_tokens": int(rollout.response_length)}
 
-    def told(temperature: float, top_p: float, top_k: int) -> dict[str, Any]:
-        more: dict[str, Any] = {"top_p": float(top_p)} if top_p < 1 else {}
-        return {"temperature": float(temperature), **limit, **more, **({"top_k": int(top_k)} if top_k > 0 else {})}
+    def told(each: Any) -> dict[str, Any]:
+        top_k = int(each.top_k) if each.top_k > 0 else NEUTRAL["top_k"]
+        return all_parameters(each.temperature, rollout.response_length, top_p=float(each.top_p), top_k=top_k)
 
-    val = rollout.val_kwargs
-    return {"train": told(rollout.temperature, rollout.top_p, rollout.top_k), "val": told(val.temperature, val.top_p, val.top_k)}
+    return {"train": told(rollout), "val": told(rollout.val_kwargs)}
 
 
 async def _served_model(session: aiohttp.ClientSession, address: str) -> str:

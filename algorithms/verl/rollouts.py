@@ -152,7 +152,8 @@ class Rollouts:
             watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(watching, return_exceptions=True)
-        await self._give_up([rollout_id for rollout_id, waiting in by_id.items() if not waiting[0].done.done()], by_id)
+        waited_for = [rollout_id for rollout_id, sessions in by_id.items() if not all(session.done.done() for session in sessions)]
+        await self._give_up(waited_for, by_id)
 
     async def _read(self, batch: Sequence[Rollout | AttemptedRollout], by_id: dict[str, list[_Session]]) -> None:
         traces = await self.store.traces(batch)
@@ -175,7 +176,8 @@ class Rollouts:
             mode = by_id[rollout_id][0].wanted.mode
             await self._tell(mode, Counts(rollouts=1, refused=Counter(not_finished=1)))
             for session in by_id[rollout_id]:
-                session.done.set_result(Read(rollout_id, []))
+                if not session.done.done():  # its caller went away
+                    session.done.set_result(Read(rollout_id, []))
         if rollout_ids:
             _log.warning("%d rollouts had not finished after %s s and were cancelled", len(rollout_ids), self.spec.step_seconds)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agl_otel.adapters.lengths import limit_lengths, readable
+from agl_otel.adapters.own_sampling import sampled_otherwise
 from agl_otel.adapters.trajectories import to_trajectories
 from agl_otel.algorithms.report import bias_figures
 from agl_otel.algorithms.utils import failures_of, in_words
@@ -36,6 +37,9 @@ class Rules:
     max_response_tokens: int | None = None
     vocabulary: int | None = None
     """How many token ids the model has; None: not known."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    """What agents are asked to sample at in training: calls that were sampled otherwise are counted."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,10 @@ class Counts:
     samples: int = 0
     calls: int = 0
     """Model calls read."""
+    sampled_calls: int = 0
+    """Of these: those that samples were made of, validation left aside."""
+    own_sampling: int = 0
+    """Of those: sampled at a temperature or top_p of the agent's own."""
     cut: int = 0
     alarms: int = 0
     reward_sum: float = 0.0
@@ -89,7 +97,18 @@ class Counts:
 
     def add(self, other: Counts) -> None:
         """Take the other's counts, too."""
-        for name in ("rollouts", "sampled", "samples", "calls", "cut", "alarms", "reward_sum", "cpu_seconds"):
+        for name in (
+            "rollouts",
+            "sampled",
+            "samples",
+            "calls",
+            "sampled_calls",
+            "own_sampling",
+            "cut",
+            "alarms",
+            "reward_sum",
+            "cpu_seconds",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("refused", "breaks", "verdicts", "failures"):
             getattr(self, name).update(getattr(other, name))
@@ -154,12 +173,16 @@ def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], C
         found[rollout_id].append(Sample(prompt, response, mask, logprobs, reward, calls, batch.model_version[row], batch.images[row]))
     sampled = [samples for samples in found.values() if samples]
     rewards = [samples[-1].reward for samples in sampled]
+    validation = {rollout.rollout_id for rollout in traces.rollouts if rollout.mode == "val"}
+    rows = [row for place, some in enumerate(batch.rows) if batch.rollout_id[place] not in validation for row in some.tolist()]
     keys = dict.fromkeys(zip(batch.rollout_id, batch.attempt_id, strict=True))
     counts = Counts(
         rollouts=len(found),
         sampled=len(sampled),
         samples=sum(map(len, sampled)),
         calls=len(traces.calls),
+        sampled_calls=len(rows),
+        own_sampling=int(sampled_otherwise(traces.calls, temperature=rules.temperature, top_p=rules.top_p)[rows].sum()),
         cut=batch.cut,
         alarms=len(traces.alarms),
         reward_sum=sum(rewards),
@@ -186,6 +209,7 @@ def figures_of(counts: Counts, *, trained: int, stale: int) -> dict[str, float]:
         breaks=sum(counts.breaks.values()),
         stale=stale,
         alarms=counts.alarms,
+        own_sampling=counts.own_sampling / max(1, counts.sampled_calls),
     )
     found["trajectories"] = trained
     return found | ({"reward_mean": counts.reward_sum / counts.sampled} if counts.sampled else {})

@@ -16,7 +16,7 @@ from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer  # pyright: ignore[reportMissingImports]
 
 from agl_otel.algorithms.grpo.objective import max_ratio_error
-from agl_otel.algorithms.report import lone_words
+from agl_otel.algorithms.report import lone_words, own_sampling_words
 from agl_otel.algorithms.run_log import RunLog
 from agl_otel.algorithms.verl.lone import compares_groups, groups_of, lone_keys
 from agl_otel.algorithms.verl.order import in_order
@@ -98,6 +98,8 @@ class Watching(_Trainer):
         counts: Counts = ray.get(self._tally.take.remote("train"))
         if counts.reward_least == counts.reward_most:
             _log.warning("step %d teaches nothing: the rewards are all %s", self.global_steps, counts.reward_least)
+        if counts.own_sampling:
+            _log.warning("%s", own_sampling_words(self.global_steps, counts.own_sampling, counts.sampled_calls))
         counts.attempts = [attempt for attempt in counts.attempts if attempt[0] not in self._lone]
         rows = [tag for tag in batch.tags if not tag.get("is_padding", False)]
         stale = sum(tag["min_global_steps"] != self.global_steps - 1 for tag in rows)

@@ -26,7 +26,8 @@ def serve(model: str, *more: str) -> Iterator[str]:
         raise SystemExit("vLLM is not installed in this environment: pip install vllm")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, "--host", "127.0.0.1", "--port", str(port), *more]
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--generation-config", "vllm", *more]  # what a call leaves out is OpenAI's default, not the model's
     process = subprocess.Popen(command)
     try:
         _wait(process, url := f"http://127.0.0.1:{port}/v1")

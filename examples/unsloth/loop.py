@@ -32,7 +32,7 @@ async def served(model: Path, vllm: bool) -> AsyncIterator[str]:
     """A model server for the block; its base URL. It has ended when the block has, and the GPU is free for training."""
     port = free_port()
     ours = (*("-m", "agl_otel.algorithms.grpo.server", "--model", str(model)), "--name", NAME)
-    theirs = ("-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", NAME)
+    theirs = ("-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", NAME, "--generation-config", "vllm")
     process = await asyncio.create_subprocess_exec(sys.executable, *(theirs if vllm else ours), "--port", str(port), stdout=sys.stderr)
     try:
         async with asyncio.timeout(START_SECONDS), aiohttp.ClientSession() as session:

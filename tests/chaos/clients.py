@@ -121,7 +121,7 @@ async def connected(address: str, first: bytes) -> AsyncGenerator[asyncio.Stream
 
 def head(length: str, *more: str) -> bytes:
     """The head of an OTLP request over HTTP."""
-    lines = ("POST /v1/traces HTTP/1.1", "Host: collector", "Content-Type: application/x-protobuf", f"Content-Length: {length}", *more)
+    lines = ("POST /v1/traces HTTP/1.1", "Host: localhost", "Content-Type: application/x-protobuf", f"Content-Length: {length}", *more)
     return "\r\n".join((*lines, "", "")).encode()
 
 

@@ -125,7 +125,7 @@ def raw_http(routes: Sequence[Route], chance: random.Random) -> bytes:
         + b" "
         + chance.choice([b"HTTP/1.1"] * 6 + [b"HTTP/9.9", b"HTTP/1.0", b"", b"HTCPCP/1.0"])
     ]
-    lines += [b"Host: x", b"Content-Type: " + route.content_type.encode(), *chance.sample(HEADERS, chance.randint(0, 3))]
+    lines += [b"Host: localhost", b"Content-Type: " + route.content_type.encode(), *chance.sample(HEADERS, chance.randint(0, 3))]
     if chance.random() < 0.05:
         lines += [b"X-%d: %d" % (number, number) for number in range(3000)]
     if chance.random() < 0.6:
@@ -208,7 +208,7 @@ def raw_http2(methods: Sequence[str], chance: random.Random) -> bytes:
         lambda: HTTP2 + grpc_head("/no.such.Service/Method") + frame(0, 1, 1, b"\0\0\0\0\0"),
         lambda: HTTP2 + grpc_head("/\udcff/x") + frame(0, 1, 1, b"\0\0\0\0\0"),
         lambda: mutated(HTTP2 + grpc_head(method) + frame(0, 1, 1, b"\0\0\0\0\x05hello"), chance),
-        lambda: b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        lambda: b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
         lambda: HTTP2 + frame(2**7, 0, 2**31 - 1, b"x" * 16_384) * 20,
     ]  # fmt: skip
     return chance.choice(makers)()

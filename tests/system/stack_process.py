@@ -27,14 +27,16 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 
 
 class Command:
-    """`agl-otel …` as a process; `with` ends it."""
+    """`agl-otel …` as a process; `with` ends it. `within` goes before the command line, and becomes it."""
 
-    def __init__(self, *arguments: str, log: Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, log: Path, cwd: Path | None = None, env: dict[str, str] | None = None, within: Sequence[str] = ()
+    ) -> None:
         self.log = log
         self._out: IO[bytes] = log.open("wb")
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "agl_otel", *arguments],
+            [*within, sys.executable, "-m", "agl_otel", *arguments],
             stdout=self._out,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pytest
 
-from agl_otel.collector.masking import load_masker
+from agl_otel.adapters.otlp_masking import load_masker
 from agl_otel.trainer.job import Job
 from tests.system.stack_process import ENVIRONMENT, Command, until
 from tests.unit.test_docs import PAGES, ROOT, commands_in
@@ -39,7 +39,7 @@ NOT_RUN: Final = {
 }
 """{a command as docs show it: why it is not run here}; an example's own README is played by the test of the example."""
 OTHERS_NOT_RUN: Final = {
-    r"make (demo|test|setup|lint|chaos|chaos-queue|wheel)\b": "CI runs these verbs, or they take an hour; that they exist: test_docs.py",
+    r"make (demo|test|setup|lint|chaos|chaos-queue|proof|wheel)\b": "CI runs these, or they take an hour; that they exist: test_docs.py",
     r"cp deploy/compose/\.env\.example|docker compose|kubectl |helm ": "needs Docker or a cluster: test_deploy.py checks",
     r"jaeger --config": "needs a Jaeger: tests/system/test_jaeger.py starts it with this file",
     r"python -m bench\.scale plan": "tests/unit/bench plays it",

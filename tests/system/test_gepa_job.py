@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from agl_otel.algorithms.prompts.journal import JOURNAL
 from agl_otel.cli import main
+from agl_otel.framed import read
 from agl_otel.store import Store
 from agl_otel.store.embedded import EmbeddedStack
 from tests.contract.algorithms.conftest import EXAMPLE, Models, models
@@ -94,17 +96,17 @@ def test_a_search_that_is_killed_ends_as_one_that_was_left_alone_and_pays_for_no
     cost = paid(place)
     assert cost == whole["rollouts"]
     calls = place.models.server.calls
-    steps = len(lines(place.folder / "whole" / "journal.jsonl"))
+    steps = len(read(place.folder / "whole" / JOURNAL))
 
     kill_after = random.Random().randrange(1, steps - 1)
     killed = place.folder / "killed"
     with Command(*place.arguments("killed"), log=place.folder / "killed.log", cwd=place.folder, env=KEY) as first:
-        journal = killed / "journal.jsonl"
-        until(lambda: len(lines(journal)) >= kill_after or first.process.poll() is not None, "some steps are paid for")
+        journal = killed / JOURNAL
+        until(lambda: len(read(journal)) >= kill_after or first.process.poll() is not None, "some steps are paid for")
         first.process.send_signal(signal.SIGKILL)
         assert first.process.wait() == -signal.SIGKILL, first.output
     until(lambda: naming(killed) == [], "the killed run's processes have ended")
-    words = f"killed after {kill_after} of {steps} lines of its journal"
+    words = f"killed after {kill_after} of {steps} records of its journal"
     again = trained(place, "killed", capsys)
     assert {**again, "folder": ""} == {**whole, "folder": ""}, words
     assert lines(killed / "metrics.jsonl") == lines(place.folder / "whole" / "metrics.jsonl"), words

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agl_otel import semconv
+from agl_otel.runner.environment import Addresses, telemetry_environment
 from tests.otlp_receiver import OtlpReceiver
 
 pytestmark = pytest.mark.system
@@ -287,7 +288,8 @@ def test_baggage_and_trace_context_travel_over_http_even_where_propagators_leave
     """
     status, out, err = agent.run(code, {**IDS, "OTEL_PROPAGATORS": "tracecontext"})
     assert status == 0, err
-    assert out.strip() == f"agentlightning.rollout_id=ro-1,agentlightning.attempt_id=at-1 {TRACE_ID}"
+    (marker,) = {span.marker for span in receiver.ours()}
+    assert out.strip() == f"agentlightning.rollout_id=ro-1,agentlightning.attempt_id=at-1,agentlightning.process={marker} {TRACE_ID}"
 
 
 CONFIGURATOR = """
@@ -321,3 +323,88 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     code = "import sys, agl_otel.instrumentation; print([m for m in ('chdb', 'aiohttp', 'numpy', 'grpc', 'pydantic') if m in sys.modules])"
 
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+FILE = """
+file_format: "1.0"
+resource: {attributes: [{name: service.name, value: declared}]}
+attribute_limits: {attribute_value_length_limit: 3}
+tracer_provider:
+  processors: [{simple: {exporter: {console: {}}}}]
+  sampler: {always_off: {}}
+"""
+DISTRIBUTION = """
+from opentelemetry.instrumentation.distro import BaseDistro
+from opentelemetry.sdk._configuration import _OTelSDKConfigurator
+
+class Distribution(BaseDistro):
+    def _configure(self, **kwargs): ...
+
+class Configurator(_OTelSDKConfigurator): ...
+"""
+SPEAKS = "with tracer.start_as_current_span('one', attributes={'said': 'hello'} | {f'a{n}': n for n in range(200)}): pass"
+
+
+def with_file(directory: Path, text: str = FILE, *, package: bool = True, distribution: bool = False) -> dict[str, str]:
+    """The environment of an agent whose user sets telemetry up by a file, as a runner hands it on."""
+    (directory / "otel.yaml").write_text(text)
+    path = directory / "path"
+    path.mkdir()
+    if not package:
+        (path / "opentelemetry" / "configuration").mkdir(parents=True)
+        (path / "opentelemetry" / "configuration" / "__init__.py").write_text("raise ImportError('not here')")
+    if distribution:
+        (path / "distribution.py").write_text(DISTRIBUTION)
+        info = path / "distribution-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: distribution\nVersion: 1\n")
+        points = {"opentelemetry_distro": "distribution:Distribution", "opentelemetry_configurator": "distribution:Configurator"}
+        (info / "entry_points.txt").write_text("".join(f"[{group}]\nthis = {value}\n" for group, value in points.items()))
+    given = {**IDS, "PYTHONPATH": str(path), "OTEL_CONFIG_FILE": str(directory / "otel.yaml")}
+    sent = telemetry_environment(given, Addresses("", ""))
+    return {name: value for name, value in sent.items() if name in {*given, "OTEL_PYTHON_CONFIGURATOR"}}
+
+
+@pytest.mark.parametrize("distribution", [False, True])
+@pytest.mark.parametrize("package", [False, True])
+def test_what_a_file_sets_up_exports_to_the_stack_too(
+    agent: Agent, receiver: OtlpReceiver, tmp_path: Path, package: bool, distribution: bool
+) -> None:
+    status, out, err = agent.run(SPEAKS, with_file(tmp_path, package=package, distribution=distribution))
+    assert status == 0, err
+    (span,) = receiver.ours()
+    assert (span.name, span.attributes[semconv.ROLLOUT_ID], span.attributes["said"]) == ("one", "ro-1", "hello"), (
+        "whole, whatever the file says"
+    )
+    assert len(span.attributes) > 200 and sealed_completely(receiver)
+    assert ('"name": "one"' in out, "opentelemetry-configuration" in err) == (package, not package), "and the file's own exporter is served"
+
+
+def test_a_provider_that_a_file_has_set_up_before_the_hook_exports_to_the_stack_too(
+    agent: Agent, receiver: OtlpReceiver, tmp_path: Path
+) -> None:
+    environment = with_file(tmp_path, FILE.replace("attribute_limits: {attribute_value_length_limit: 3}", ""), distribution=True)
+    del environment["OTEL_PYTHON_CONFIGURATOR"]  # no runner started it: the distribution sets up what the file says
+    status, out, err = agent.run(SPEAKS, environment)
+    assert status == 0 and '"name": "one"' in out, err
+    assert [span.name for span in receiver.ours()] == ["one"] and sealed_completely(receiver)
+
+
+@pytest.mark.parametrize("text", ['file_format: "1.0"\ndisabled: true\n', 'file_format: "1.0"\n', "{ no yaml"])
+def test_a_file_that_sets_up_no_tracing_is_left_out_and_named(agent: Agent, receiver: OtlpReceiver, tmp_path: Path, text: str) -> None:
+    code = SPEAKS + "\nprint(os.environ['OTEL_CONFIG_FILE'])"
+    status, out, err = agent.run(code, with_file(tmp_path, text))
+    assert status == 0 and out.strip().endswith("otel.yaml"), "the agent's own code may read it"
+    assert [span.name for span in receiver.ours()] == ["one"] and sealed_completely(receiver)
+    assert "OTEL_CONFIG_FILE" in err and "left out" in err
+
+
+def test_an_agent_that_sets_up_the_file_itself_is_seen_all_the_same(agent: Agent, receiver: OtlpReceiver, tmp_path: Path) -> None:
+    code = """
+        from opentelemetry.configuration import configure_sdk, load_config_file
+        configure_sdk(load_config_file(os.environ["OTEL_CONFIG_FILE"]))
+        with trace.get_tracer("own").start_as_current_span("own"): pass
+    """
+    status, _, err = agent.run(code, with_file(tmp_path))
+    assert status == 0, err
+    assert [span.name for span in receiver.ours()] == ["own"] and sealed_completely(receiver)

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +39,7 @@ from agl_otel.types import (
     TrainingStep,
     Verdict,
 )
+from agl_otel.types.sampling import NEUTRAL
 from tests.nursery import born
 
 pytestmark = pytest.mark.system
@@ -177,6 +179,8 @@ class CallingStore:
     session: aiohttp.ClientSession
     target: int
     lose_logprobs: bool = False
+    own_temperature: float | None = None
+    """What every second agent asks for itself."""
     order: random.Random | None = None
     version: int = 0
     endpoint: str = ""
@@ -184,6 +188,7 @@ class CallingStore:
     published: list[NamedResources] = field(default_factory=list[NamedResources])
     calls: list[asyncio.Task[tuple[str, Any]]] = field(default_factory=list[asyncio.Task[tuple[str, Any]]])
     cancelled: list[str] = field(default_factory=list[str])
+    reads: Counter[str] = field(default_factory=Counter[str])
     figures: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
     steps: list[TrainingStep] = field(default_factory=list[TrainingStep])
 
@@ -227,6 +232,7 @@ class CallingStore:
     async def traces(self, rollouts: Sequence[Rollout | AttemptedRollout | str]) -> Traces:
         finished = [rollout for rollout in rollouts if not isinstance(rollout, str)]
         ids = [rollout.rollout_id for rollout in finished]
+        self.reads.update(ids)
         numbers: list[int] = [self.requests[int(rollout_id[3:])].input for rollout_id in ids]
         answers = await asyncio.gather(*(self.calls[int(rollout_id[3:])] for rollout_id in ids))
         choices = [body["choices"][0] for _, body in answers]
@@ -251,6 +257,7 @@ class CallingStore:
             model_version=[version for version, _ in answers],
             agent=empty,
             incomplete=empty,
+            temperature=np.array([body["temperature"] for _, body in answers]),
         )
         rewards = {(r, "at-1"): [Reward(2, "s", 0, "primary", value)] for r, value in zip(ids, values, strict=True)}
         verdicts = {key: Verdict(rollout_id=key[0], attempt_id=key[1], kind="complete") for key in rewards}
@@ -258,13 +265,16 @@ class CallingStore:
 
     async def ask(self, task: EnqueueRolloutRequest) -> tuple[str, Any]:
         body = {
+            **self.published[-1]["main_llm"].sampling_parameters,  # type: ignore[union-attr]  # as the proxy does
             "messages": [{"role": "user", "content": tiny.question(task.input)}],
             "logprobs": True,
             "return_token_ids": True,
             "seed": (task.metadata or {})["sampling_seed"],
         }
+        if self.own_temperature is not None and task.metadata and task.metadata["sampling_seed"] % 2:
+            body["temperature"] = self.own_temperature
         async with self.session.post(f"{self.endpoint}/chat/completions", json=body) as answer:
-            return answer.headers[HEADER_MODEL_VERSION], await answer.json()
+            return answer.headers[HEADER_MODEL_VERSION], {**await answer.json(), "temperature": body["temperature"]}
 
 
 async def test_grpo_learns_the_rewarded_behaviour_on_policy(server: Server, tmp_path: Path) -> None:
@@ -283,6 +293,9 @@ async def test_grpo_learns_the_rewarded_behaviour_on_policy(server: Server, tmp_
     assert [report.weights_version for report in reports] == [str(version) for version in range(1, 16)]
     assert store.version == 16
     assert [int(each["step"]) for each in store.figures] == list(range(1, 16))
+    assert all(line["sampling"]["temperature"] == line["sampling"]["top_p"] == 1.0 for line in server.recorded()[-129:])
+    assert server.recorded()[-2]["sampling"]["max_tokens"] == 64, "of an agent's call; the last one is the probe's"
+    assert all(set(NEUTRAL) < set(each["main_llm"].sampling_parameters) for each in store.published)  # type: ignore[union-attr]
     assert all(each["stale_share"] == 0 and each["logprob_drift"] < 1e-4 for each in store.figures)
     assert [(step.step, step.version_before, step.version_after) for step in store.steps] == [(n, str(n), str(n + 1)) for n in range(1, 16)]
     assert all(len(step.attempts) == step.samples == 128 and step.refused == 0 for step in store.steps)
@@ -328,9 +341,27 @@ async def test_grpo_learns_from_groups_that_it_carries_over(server: Server, tmp_
     assert all(0 < report.carried < 20 and report.oldest <= 2 for report in reports)
     assert max(report.oldest for report in reports) > 0 < sum(report.off_policy for report in reports)
     assert sum(report.resampled for report in reports) > 0
+    assert set(store.reads.values()) == {1}, "also in a step that resamples"
+    assert any(report.model_calls > report.rollouts for report in reports), "which counts what it read of the groups it replaced"
     trained = [rollout_id for report in reports for rollout_id in report.rollout_ids]
     assert len(trained) == len(set(trained)) == sum(report.rollouts for report in reports)
     assert set(store.cancelled).isdisjoint(trained)
+
+
+async def test_a_step_warns_of_the_calls_that_agents_sampled_by_themselves(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with aiohttp.ClientSession() as session:
+        store = CallingStore(session, target=1, own_temperature=0.5)
+        grpo = GRPO(model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=1, prompts_per_step=4)
+        (report,) = await grpo.train(store, tiny.TRAIN_NUMBERS)
+    sampled = Counter(line["sampling"]["temperature"] for line in server.recorded()[-32:])
+    assert sampled == {0.5: report.own_sampling, 1.0: 32 - report.own_sampling}, "as the model server tells"
+    assert 0 < report.own_sampling < 32 == report.calls_trained
+    assert store.figures[0]["own_sampling_share"] == report.own_sampling / 32
+    assert report.max_ratio_error > 0.01, "which is what it warns of"
+    (warning,) = [record.message for record in caplog.records if "of their agent's own" in record.message]
+    assert warning.startswith(f"step 1: {report.own_sampling} of 32 model calls trained on")
 
 
 async def test_the_server_samples_with_the_adapter_that_grpo_trains(server: Server, tmp_path: Path) -> None:

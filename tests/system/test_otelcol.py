@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,16 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc.aio
 import pytest
+from google.protobuf.json_format import MessageToDict
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue, KeyValueList
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from agl_otel import semconv
+from agl_otel.collector import identify
 from agl_otel.errors import UnavailableError
 from agl_otel.queue.updates import AttemptUpdate
 from agl_otel.types import EnqueueRolloutRequest
+from agl_otel.varint import varint
 from tests.clickhouse_server import ClickHouseServer
 from tests.contract.collector.otlp import request_of, span, span_request
 from tests.contract.collector.stack import until
@@ -33,6 +41,7 @@ from tests.system.otelcol_process import CONFIGS, Otelcol, World, binary, post
 
 pytestmark = pytest.mark.system
 KILLED_AFTER_SPANS = 1500
+EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 SENDERS = 24
 
 
@@ -179,13 +188,135 @@ async def test_a_refused_span_is_kept_without_ids_with_a_reason_and_counted(worl
     assert all(any(f'reason="{reason}"' in line for line in counted) for reason in ("timestamp", "rollout_id"))
 
 
-async def test_a_text_that_is_no_utf8_does_not_make_its_rollout_unreadable(world: World) -> None:
+def field(number: int, content: bytes) -> bytes:
+    """On the wire: what Python's protobuf cannot make (it refuses deep messages itself)."""
+    return bytes([number << 3 | 2]) + varint(len(content)) + content
+
+
+def nested(levels: int) -> bytes:
+    """A kvlist in a kvlist."""
+    value = field(1, b"deep")
+    for _ in range(levels):
+        value = field(6, field(1, field(1, b"k") + field(2, value)))
+    return value
+
+
+def nested_json(levels: int) -> dict[str, Any]:
+    """As `nested`."""
+    value: dict[str, Any] = {"stringValue": "deep"}
+    for _ in range(levels):
+        value = {"kvlistValue": {"values": [{"key": "k", "value": value}]}}
+    return value
+
+
+@pytest.mark.parametrize("road", ["http", "gzip", "grpc", "json"])
+async def test_a_bad_span_is_refused_alone(world: World, road: str) -> None:
     collector = await world.collector()
-    raw = request_of([span("BAD!"), span("good")], {semconv.ROLLOUT_ID: "ro-1"}).SerializeToString().replace(b"BAD!", b"\xffad\xfe")
+    short = span("short")
+    short.trace_id = b"\1\2\3"
+    spans = [span("good"), short, span("deep"), span("BAD!"), span("good")]
+    request = request_of(spans, {semconv.ROLLOUT_ID: "ro-1"})
+    bad = b"\xffad\xfe"
+    texts = [each.SerializeToString().replace(b"BAD!", bad) for each in spans]
+    texts[2] += field(9, field(1, b"deep") + field(2, nested(90)))
+    resource = field(1, request.resource_spans[0].resource.SerializeToString())
+    raw = field(1, resource + field(2, b"".join(field(2, each) for each in texts)))
     async with aiohttp.ClientSession() as session:
-        assert (await post(session, collector, raw)).status == 200
+        if road == "grpc":
+            async with grpc.aio.insecure_channel(collector.grpc) as channel:
+                export = channel.unary_unary(EXPORT, request_serializer=bytes, response_deserializer=bytes)
+                await export(raw, timeout=60)
+        elif road == "json":
+            document = otlp_json(request)
+            document["resourceSpans"][0]["scopeSpans"][0]["spans"][2]["attributes"].append({"key": "deep", "value": nested_json(90)})
+            assert (await post(session, collector, json.dumps(document).encode(), Content_Type="application/json")).status == 200
+        elif road == "gzip":
+            assert (await post(session, collector, gzip.compress(raw), Content_Encoding="gzip")).status == 200
+        else:
+            assert (await post(session, collector, raw)).status == 200
     async with world.reader(collector) as reader:
-        assert [found.name for found in await reader.spans(["ro-1"])] == ["\ufffdad\ufffd", "good"]
+        taken = ["good", "BAD!", "good"] if road == "json" else ["good", "good"]  # JSON is text, or it is none
+        assert [found.name for found in await reader.spans(["ro-1"])] == taken
+        sql = f"SELECT SpanName, RolloutId, SpanAttributes['{semconv.INVALID}'] AS Invalid FROM otel.otel_traces WHERE Invalid != ''"
+        rows = await reader.query(sql)
+    refused = {"short": identify.TRACE_ID, "deep": identify.NESTING} | ({} if road == "json" else {"\ufffdad\ufffd": identify.TEXT})
+    assert {row["SpanName"]: row["Invalid"] for row in rows} == refused
+    assert {row["RolloutId"] for row in rows} == {""}
+
+
+def otlp_json(request: ExportTraceServiceRequest) -> dict[str, Any]:
+    """As OTLP/JSON has it: ids in hex."""
+    document = MessageToDict(request)
+    sent_spans = request.resource_spans[0].scope_spans[0].spans
+    for one, sent in zip(document["resourceSpans"][0]["scopeSpans"][0]["spans"], sent_spans, strict=True):
+        one |= {"traceId": sent.trace_id.hex(), "spanId": sent.span_id.hex()}
+    return document
+
+
+async def test_numbers_that_are_not_finite_and_repeated_keys_inside_of_values(world: World) -> None:
+    collector = await world.collector()
+    sent = span(
+        "work", {semconv.ROLLOUT_ID: "ro-1", "list": [0.5, math.nan, math.inf, -math.inf, -0.0], "alone": math.nan, "again": "first"}
+    )
+    pairs = [KeyValue(key="a", value=AnyValue(int_value=2**53 + 1)), KeyValue(key="a", value=AnyValue(int_value=2))]
+    pairs.append(KeyValue(key="x", value=AnyValue(double_value=math.nan)))
+    sent.attributes.append(KeyValue(key="map", value=AnyValue(kvlist_value=KeyValueList(values=pairs))))
+    sent.attributes.append(KeyValue(key="again", value=AnyValue(string_value="second")))
+    sent.attributes.append(KeyValue(key=semconv.ROLLOUT_ID, value=AnyValue(string_value="ro-2")))
+    async with aiohttp.ClientSession() as session:
+        assert (await post(session, collector, request_of([sent]))).status == 200
+        async with session.get(collector.metrics) as response:
+            metrics = await response.text()
+    async with world.reader(collector) as reader:
+        (row,) = await reader.query("SELECT RolloutId, SpanAttributes, length(mapKeys(SpanAttributes)) AS Keys FROM otel.otel_traces")
+    attributes = dict(row["SpanAttributes"])
+    assert (row["RolloutId"], attributes["again"], int(row["Keys"])) == ("ro-1", "first", len(attributes))
+    assert (attributes["list"], attributes["alone"]) == ('[0.5,"NaN","Infinity","-Infinity",-0]', "NaN")
+    assert attributes["map"] == '{"a":9007199254740993,"x":"NaN"}'
+    assert [line.rpartition(" ")[2] for line in metrics.splitlines() if "agentlightning_repeated_keys" in line and line[0] != "#"] == ["3"]
+
+
+async def test_a_key_bound_to_an_attempt_stores_spans_of_that_attempt_only(world: World) -> None:
+    await world.end_queue()
+    world.token = "secret"
+    await world.start_queue()
+    collector = await world.collector()
+    vectors = json.loads((CONFIGS.parents[1] / "collector" / "conformance" / "keys" / "keys.json").read_text())
+    key = next(each for each in vectors["keys"] if (each["token"], each["rollout"], each["attempt"]) == ("secret", "ro-1", "at-1"))["key"]
+    spans = [
+        span("mine"),
+        span("other", {semconv.ROLLOUT_ID: "ro-2", semconv.ATTEMPT_ID: "at-1"}),
+        span("own", {semconv.ROLLOUT_ID: "ro-1"}),
+    ]
+    raw = request_of(spans).SerializeToString()
+    async with aiohttp.ClientSession() as session:
+        assert (await post(session, collector, raw, authorization=f"Bearer {key}x")).status == 401
+        assert (await post(session, collector, raw, authorization=f"Bearer {key}")).status == 200
+        async with session.get(collector.metrics) as response:
+            metrics = await response.text()
+    async with grpc.aio.insecure_channel(collector.grpc) as channel:
+        export = channel.unary_unary(EXPORT, request_serializer=bytes, response_deserializer=bytes)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await export(raw, timeout=60, metadata=[("authorization", f"Bearer {key}x")])
+        await export(request_of([span("grpc")]).SerializeToString(), timeout=60, metadata=[("authorization", f"Bearer {key}")])
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    async with world.reader(collector) as reader:
+        sql = f"SELECT SpanName, RolloutId, AttemptId, SpanAttributes['{semconv.INVALID}'] AS Invalid FROM otel.otel_traces"
+        rows = {row["SpanName"]: (row["RolloutId"], row["AttemptId"], row["Invalid"]) for row in await reader.query(sql)}
+    mine = ("ro-1", "at-1", "")
+    assert rows == {"mine": mine, "own": mine, "grpc": mine, "other": ("", "", identify.KEY)}
+    assert any('reason="key"' in line and line.endswith(" 1") for line in metrics.splitlines())
+
+
+async def test_packed_bodies_are_bounded_and_pages_of_others_refused(world: World) -> None:
+    collector = await world.collector()
+    async with aiohttp.ClientSession() as session:
+        many = gzip.compress(b"") * 2_000
+        assert (await post(session, collector, many, Content_Encoding="gzip")).status == 400
+        assert (await post(session, collector, gzip.compress(bytes(65 << 20)), Content_Encoding="gzip")).status == 413
+        assert (await post(session, collector, b"x", Content_Encoding="br")).status == 415
+        assert (await post(session, collector, request_of([span()]), Host="evil.example")).status == 403
+        assert (await post(session, collector, request_of([span()]), Origin="http://evil.example")).status == 403
 
 
 async def test_while_the_queue_is_away_senders_try_again_and_nothing_is_lost(world: World) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from agl_otel.algorithms.prompts.journal import JOURNAL
+from agl_otel.framed import read
 from agl_otel.settings import free_port
 from agl_otel.store import Store
 from agl_otel.store.embedded import EmbeddedStack
@@ -63,11 +65,11 @@ def test_a_run_that_is_killed_goes_on_and_pays_for_nothing_twice(tmp_path: Path)
     results = [line for line in whole.splitlines() if line.startswith(("{'round'", "best prompt"))]
 
     killed = tmp_path / "killed"
-    journal = killed / "run" / "journal.jsonl"
+    journal = killed / "run" / JOURNAL
     port = free_port()
     process = started(killed, tmp_path / "first.log", port)
     try:
-        until(lambda: process.poll() is not None or (journal.exists() and journal.read_bytes().count(b"\n") >= 7), "some steps are done")
+        until(lambda: process.poll() is not None or len(read(journal)) >= 7, "some steps are done")
         assert process.poll() is None, (tmp_path / "first.log").read_text()
     finally:
         if process.poll() is None:

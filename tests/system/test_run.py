@@ -99,6 +99,39 @@ def test_a_command_that_fails_or_hangs_is_told_and_exits_with_1(
     assert total() == before + 1, "what happened is kept"
 
 
+DIES = """
+import os, signal, sys
+from opentelemetry import trace
+print("line one\\nline two", flush=True)
+print("\\x1b[31mto stderr", file=sys.stderr, flush=True)
+with trace.get_tracer("a").start_as_current_span("work"):
+    if os.fork() == 0:
+        with trace.get_tracer("a").start_as_current_span("in the child"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.wait()
+sys.exit(3)
+"""
+
+
+def test_what_is_missing_of_which_process_is_shown_with_the_error_and_the_output(tmp_path: Path, store: list[str]) -> None:
+    done = run("run", *store, "--", sys.executable, "-c", DIES, cwd=tmp_path, env=environment())
+    missing = r"process \d+ \(.*python.*\):\s1\sspan\swas\sin\sflight\swhen\sit\sdied"
+    assert re.search(missing, re.sub(r"\s+", " ", done.stdout)), done.stdout
+    (newest,) = json.loads(run("rollouts", "--limit", "1", "--json", *store, cwd=tmp_path).stdout)["items"]
+    rollout_id = newest["rollout_id"]
+    shown = json.loads(run("rollouts", "show", rollout_id, "--json", *store, cwd=tmp_path).stdout)
+    ((attempt_id, verdict),) = shown["verdicts"].items()
+    assert (verdict["kind"], verdict["missing"]) == ("incomplete", 1)
+    assert "exit code 3" in shown["attempts"][0]["error"]
+    assert sorted((each["attempt_id"], each["stream"], each["text"]) for each in shown["output"]) == [
+        (attempt_id, "stderr", "\x1b[31mto stderr\n"),
+        (attempt_id, "stdout", "line one\nline two\n"),
+    ]
+    text = re.sub(r"\s+", " ", run("rollouts", "show", rollout_id, *store, cwd=tmp_path).stdout)  # a terminal's lines are short
+    for part in ("verdict incomplete", "in flight when it died", "exit code 3", "line one line two", r"\x1b[31mto stderr"):
+        assert part in text, text
+
+
 def test_a_command_that_is_not_there_and_a_task_that_is_not_json_are_wrong_use(tmp_path: Path) -> None:
     for arguments in (["--", "no-such-program-here"], ["--task", "{", "--", "true"], ["--", "echo", "{missing}"]):
         done = run("run", *arguments, cwd=tmp_path)
@@ -110,6 +143,17 @@ def test_doctor_finds_everything_in_a_good_agent(tmp_path: Path, server: ModelSe
     done = run("doctor", "--json", "--", sys.executable, str(AGENT), "hello", cwd=tmp_path, env=environment(server))
     report = json.loads(done.stdout)
     assert done.returncode == 0 and report["good"], report
+
+
+def test_sampling_that_is_the_agents_own_is_shown(tmp_path: Path, server: ModelServer, store: list[str]) -> None:
+    code = "import openai; ask = openai.OpenAI().chat.completions.create; said = [{'role': 'user', 'content': 'hi'}]; "
+    code += "ask(model='m', messages=said); ask(model='m', messages=said, temperature=0.25, top_p=0.5)"
+    done = run("doctor", "--json", *store, "--", sys.executable, "-c", code, cwd=tmp_path, env=environment(server))
+    (found,) = [each for each in json.loads(done.stdout)["findings"] if "temperature" in each["what"]]
+    assert found["good"] and "1 of 2 calls set temperature 0.25, top_p 0.5" in found["detail"] and "train with the same" in found["remedy"]
+    (latest, *_) = json.loads(run("rollouts", "--json", *store, cwd=tmp_path).stdout)["items"]
+    shown = run("traces", "show", latest["rollout_id"], *store, cwd=tmp_path).stdout
+    assert shown.count("own temperature 0.25") == 1, shown
 
 
 def test_doctor_names_what_is_missing_and_the_remedy(tmp_path: Path, store: list[str]) -> None:

@@ -21,6 +21,7 @@ from agl_otel.runner import groups
 from agl_otel.settings import Settings
 from agl_otel.stack import Stack
 from agl_otel.store import Store
+from agl_otel.traces.verdict import NOT_HANDED_IN
 from agl_otel.types import LLM, EnqueueRolloutRequest, Rollout, RolloutConfig
 from tests.model_server import ModelServer
 
@@ -197,7 +198,8 @@ async def test_an_agent_killed_in_the_middle_makes_an_incomplete_attempt_and_the
     code = (
         "import os, signal, sys\nfrom opentelemetry import trace\n"
         "trace.get_tracer('a').start_span('work').end(); trace.get_tracer_provider().force_flush()\n"
-        "if not os.path.exists(sys.argv[1]): open(sys.argv[1], 'w').close(); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "with trace.get_tracer('a').start_as_current_span('more'):\n"
+        "    if not os.path.exists(sys.argv[1]): open(sys.argv[1], 'w').close(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     [rollout] = await world.enqueue("x", max_attempts=2, retry_condition=["failed"])
     await world.runner("--max-rollouts", "2", "--concurrency", "1", "--", sys.executable, "-c", code, str(mark))
@@ -206,6 +208,8 @@ async def test_an_agent_killed_in_the_middle_makes_an_incomplete_attempt_and_the
     assert [attempt.status for attempt in attempts] == ["failed", "succeeded"]
     kinds = [traces.verdicts[rollout.rollout_id, attempt.attempt_id].kind for attempt in attempts]
     assert kinds == ["incomplete", "complete"]
+    (reason,) = traces.verdicts[rollout.rollout_id, attempts[0].attempt_id].reasons
+    assert re.fullmatch(r"process \d+ \(.*python.*\): 1 span was in flight when it died", reason)
 
 
 async def test_a_program_that_writes_no_span_still_gets_its_grade(world: World) -> None:
@@ -235,11 +239,11 @@ async def test_a_killed_runner_takes_its_agent_along_and_its_rollout_is_run_agai
 @pytest.mark.parametrize(
     ("on_sigterm", "kind"),
     [
-        pytest.param("signal.signal(signal.SIGTERM, signal.SIG_DFL)", "incomplete", id="incomplete-because-the-agent-dies-unsealed"),
-        pytest.param("pass", "complete", id="complete-because-the-agent's-hook-seals-on-the-kernel's-SIGTERM"),
+        pytest.param("signal.signal(signal.SIGTERM, signal.SIG_DFL)", "incomplete", id="incomplete-because-its-agent-died-in-a-span"),
+        pytest.param("pass", "complete", id="complete-because-the-agent's-hook-closes-on-the-kernel's-SIGTERM"),
     ],
 )
-async def test_the_verdict_of_an_attempt_whose_runner_was_killed_follows_its_agents_seal(world: World, on_sigterm: str, kind: str) -> None:
+async def test_the_ledger_of_a_killed_runner_is_handed_in_by_the_next_one(world: World, on_sigterm: str, kind: str) -> None:
     mark = world.directory / "mark"
     code = (
         "import os, signal, sys, time\nfrom opentelemetry import trace\n"
@@ -253,9 +257,17 @@ async def test_the_verdict_of_an_attempt_whose_runner_was_killed_follows_its_age
     runner.kill()
     await runner.wait()
     await eventually(lambda: not groups.is_alive(agent))
-    traces = await world.store.traces([rollout])
     [attempt] = await world.store.queue.query_attempts([rollout.rollout_id])
-    assert (attempt.seals, traces.verdicts[rollout.rollout_id, attempt.attempt_id].kind) == (None, kind)
+    key = (rollout.rollout_id, attempt.attempt_id)
+    before = (await world.store.traces([rollout], deadline_seconds=0)).verdicts[key]
+    assert (before.kind, before.reasons[0]) == ("incomplete", NOT_HANDED_IN)
+    await world.runner("--", sys.executable, "-c", "pass")
+
+    async def handed_in() -> bool:
+        return (await world.store.queue.query_attempts([rollout.rollout_id]))[0].ledger is not None
+
+    await eventually(handed_in)
+    assert (await world.store.traces([rollout])).verdicts[key].kind == kind
     await world.store.queue.update_rollouts([RolloutUpdate(rollout_id=rollout.rollout_id, status="cancelled")])
 
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import grpc
 import pytest
 
-from agl_otel.ingest import ingest_key
+from agl_otel.ingest import attempt_ingest_key
 from agl_otel.queue.proto import queue_pb2
 from agl_otel.redacted import LEFT_OUT
 from agl_otel.settings import PORTS, free_port
@@ -125,7 +125,8 @@ def test_an_agent_can_send_and_ask_its_model_and_nothing_else(tmp_path: Path, mo
         assert not [line for line in found["argv"] if TOKEN in line or KEY in line], "no process shows a secret in its command line"
 
         agents = unquote(env["OTEL_EXPORTER_OTLP_HEADERS"].partition("=")[2])
-        assert agents == f"Bearer {ingest_key(TOKEN)}"
+        ids = env["AGL_ROLLOUT_ID"], env["AGL_ATTEMPT_ID"]
+        assert agents == f"Bearer {attempt_ingest_key(TOKEN, *ids)}"
         otlp = env["OTEL_EXPORTER_OTLP_ENDPOINT"]
         described = f"{stack['web']}/v1/agl/describe"
         with urllib.request.urlopen(urllib.request.Request(described, headers={"Authorization": f"Bearer {TOKEN}"}), timeout=60) as answer:

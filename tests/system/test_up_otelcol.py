@@ -35,14 +35,13 @@ def environment(server: ClickHouseServer) -> dict[str, str]:
 
 
 def test_the_demo_trains_on_what_was_sampled_and_stored(
-    server: ClickHouseServer, tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    server: ClickHouseServer, tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch", reason="needs the [train] extra")
     data = tmp_path / "data"
     shutil.copytree(tiny_policy, data / "run" / "policy")
-    for name, value in environment(server).items():
-        monkeypatch.setenv(name, value)
-    done = run_here(capsys, "demo", "--json", "--max-steps", "2", "--data-dir", str(data), cwd=small_demo(tmp_path, val=2))
+    on_server = ["--clickhouse", server.url(), "--collector", str(binary())]
+    done = run_here(capsys, "demo", "--json", "--max-steps", "2", "--data-dir", str(data), *on_server, cwd=small_demo(tmp_path, val=2))
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     assert result["trajectories"] == result["trajectories_in_clickhouse"] == 2 * 16

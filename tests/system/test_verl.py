@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agl_otel.algorithms.verl.algorithm import scores
-from agl_otel.algorithms.verl.defaults import COMMON, CPU, ONE_GPU
+from agl_otel.algorithms.verl.defaults import COMMON, CPU, GPU
 from agl_otel.algorithms.verl.keys import MOVED, put
 from agl_otel.algorithms.verl.lone import OF_GROUPS, WITHOUT_GROUPS
 from tests.environments import AbsentError, over_ours
@@ -77,7 +77,7 @@ for given in json.load(sys.stdin):
 
 
 def test_what_we_set_and_translate_to_has_a_place_in_verls_own_config(python: Path) -> None:
-    places = {**COMMON, **CPU, **ONE_GPU, **{new: value_at(new) for new in MOVED.values()}}
+    places = {**COMMON, **CPU, **GPU, **{new: value_at(new) for new in MOVED.values()}}
     asked: list[dict[str, Any]] = []
     for path, value in [*places.items(), ("trainer.n_gpus_per_nod", 1)]:
         asked.append({})

@@ -97,7 +97,9 @@ async def test_grpo_trains_on_what_vllm_samples_with_the_weights_that_were_pushe
 
 def test_a_sigterm_while_vllm_starts_ends_both(tmp_path: Path) -> None:
     slow = tmp_path / "vllm"  # one that never gets as far as to listen
-    slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid.new && mv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 1000\n")
+    slow.write_text(
+        f"#!/bin/sh\necho $* > {tmp_path}/asked && echo $$ > {tmp_path}/pid.new && mv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 1000\n"
+    )
     slow.chmod(0o755)
     command = [sys.executable, "-m", "agl_otel.algorithms.grpo.vllm", "--model", "any", "--port", "0", "--vllm", str(slow)]
     with subprocess.Popen(command, cwd=tmp_path) as front:
@@ -105,6 +107,7 @@ def test_a_sigterm_while_vllm_starts_ends_both(tmp_path: Path) -> None:
         front.send_signal(signal.SIGTERM)
         assert front.wait(120) == 0
     assert alive([int((tmp_path / "pid").read_text())]) == []
+    assert "--generation-config vllm" in (tmp_path / "asked").read_text(), "or the model's own defaults change what is sampled"
 
 
 def test_where_there_is_no_vllm_the_error_says_what_to_do() -> None:

@@ -98,6 +98,15 @@ def test_python_in_docs_is_python_and_names_what_there_is(page: Path) -> None:
                 assert hasattr(names["agl"], node.attr), f"{page.name}: agl has no {node.attr}"
 
 
+def test_every_room_that_concepts_names_is_there() -> None:
+    rows = [
+        line.split("|")[1] for line in (ROOT / "docs" / "concepts.md").read_text().split("## The rooms")[1].splitlines() if "| `" in line
+    ]
+    rooms = [room for row in rows for room in re.findall(r"`([\w/.]+)`", row) if not room.startswith("agl_otel.")]
+    assert len(rooms) > 20
+    assert [room for room in rooms if not (ROOT / room).exists() and not (ROOT / "agl_otel" / room).exists()] == []
+
+
 def test_what_the_navigation_of_the_site_names_is_there() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     named = re.findall(r"[\w-]+\.md", navigation)

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 import agl_otel
-from agl_otel.listen import body_in_time, listen, make_runner, readable
+from agl_otel.listen import LOOK_SECONDS, body_in_time, listen, make_runner, readable, while_connected
 
 SHORT_SECONDS = 0.2
 PATIENCE_SECONDS = 60.0
@@ -163,3 +163,33 @@ def test_every_http_service_has_these_limits(room: str) -> None:
     files = list((Path(agl_otel.__file__).parent / room).resolve().rglob("*.py"))
     assert any("make_runner(" in path.read_text() for path in files)
     assert not [path.name for path in files if re.search(r"web\.(AppRunner|run_app)\(", path.read_text())]
+
+
+async def test_work_is_cancelled_when_its_client_goes() -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless() -> web.Response:
+        began.set()
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            ended.set()
+
+    async def handler(request: web.Request) -> web.Response:
+        return await while_connected(request, endless())
+
+    async with serving(handler) as port, asyncio.timeout(PATIENCE_SECONDS):
+        async with connection(port) as (_, writer):
+            writer.write(HEAD % 0)
+            await began.wait()
+            assert not ended.is_set()
+        await ended.wait()
+
+
+async def test_work_of_a_client_that_stays_is_answered() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return await while_connected(request, asyncio.sleep(2 * LOOK_SECONDS, web.Response(text="done")))
+
+    async with serving(handler) as port, connection(port) as (reader, writer), asyncio.timeout(PATIENCE_SECONDS):
+        writer.write(HEAD % 0)
+        assert b"200 OK" in await reader.readline()

@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("torch", reason="needs the [train] extra")
 
 from agl_otel.errors import SettingsError
-from agl_otel.trainer import Job, OwnRun
+from agl_otel.execution import ClientServerExecutionStrategy, SharedMemoryExecutionStrategy
+from agl_otel.trainer import Job, OwnRun, Trainer
 from agl_otel.types import PromptTemplate
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "first_light" / "job.toml"
@@ -159,3 +160,10 @@ async def test_tasks_that_an_algorithm_cannot_take_or_lacks_are_named(tmp_path: 
 def test_job_files_of_the_examples_are_read(example: str) -> None:
     job = Job.load(EXAMPLE.parents[1] / example / "job.toml")
     assert job.agent.function or job.agent.command
+
+
+@pytest.mark.parametrize("strategy", [None, "cs", {"type": "cs", "server_port": 1}, ClientServerExecutionStrategy(server_port=1)])
+def test_the_trainers_port_wins_over_its_strategys(strategy: Any) -> None:
+    made = Trainer(strategy=strategy, port=2).strategy
+    assert isinstance(made, ClientServerExecutionStrategy) and made.server_port == 2
+    assert isinstance(Trainer(strategy="shm", port=2).strategy, SharedMemoryExecutionStrategy)

@@ -15,7 +15,7 @@ from agl_otel.proxy.dialects.openai import CHAT, COMPLETIONS, EMBEDDINGS, TOKEN_
 from agl_otel.proxy.dialects.responses import RESPONSES
 from agl_otel.proxy.reply import Json, dicts
 
-__all__ = ["CHAT", "DIALECTS", "Dialect", "Prepared", "prepare", "take_out"]
+__all__ = ["CHAT", "DIALECTS", "Dialect", "Prepared", "as_sampled", "prepare", "take_out"]
 
 DIALECTS: Final = {dialect.path: dialect for dialect in (CHAT, COMPLETIONS, RESPONSES, MESSAGES, EMBEDDINGS)}
 _ID_FIELDS: Final = ("prompt_token_ids", "token_ids")
@@ -35,13 +35,18 @@ def prepare(dialect: Dialect, asked: Mapping[str, Any], *, model: str | None, sa
     """What to set in the agent's body: the resource's model, its sampling parameters where the agent set none, and what capture needs."""
     names = dialect.sampling
     defaults = sampling if names is None else {names[name]: value for name, value in sampling.items() if name in names}
-    fields = {name: value for name, value in defaults.items() if name not in asked}
+    fields = {name: value for name, value in defaults.items() if asked.get(name) is None}  # null asks for the server's own default
     if model and asked.get("model") != model:
         fields["model"] = model
     if not capture:
         return Prepared(fields, frozenset())
     added = {name: value for name, value in dialect.extras.items() if asked.get(name) is None or asked[name] is False}
     return Prepared(fields | added, frozenset(added))
+
+
+def as_sampled(asked: Mapping[str, Any], sampling: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The request with what is set where the agent set none, under the names of `sampling`."""
+    return {**sampling, **{name: value for name, value in asked.items() if value is not None}} if sampling else asked
 
 
 def take_out(payload: Json, added: frozenset[str]) -> bool:

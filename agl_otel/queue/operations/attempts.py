@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, cast
 
+from pydantic import ValidationError
+
 from agl_otel.errors import AglError, FencedError, NotFoundError, UsageError, grpc_status
 from agl_otel.queue import lifecycle
 from agl_otel.queue.convert import attempt_fields, split
@@ -20,11 +22,11 @@ from agl_otel.queue.operations.transitions import propagated, save_statuses, syn
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, RolloutRow
 from agl_otel.queue.together import AT_MOST
-from agl_otel.types import AttemptStatus
+from agl_otel.types import AttemptLedger, AttemptStatus
 
 LATEST: Final = "latest"
 _COPIED: Final = ("worker_id", "last_heartbeat_time", "error")
-_CLEARABLE: Final = (*_COPIED, "metadata", "seals")
+_CLEARABLE: Final = (*_COPIED, "metadata", "seals", "ledger")
 
 
 def weight(request: pb.UpdateAttemptsRequest) -> int:
@@ -148,6 +150,8 @@ def _changes(update: pb.AttemptUpdate, now: float) -> dict[str, Any]:
         changes["metadata"] = checked_object(update.metadata_json, "metadata")
     if update.has_seals:
         changes["seals"] = json.dumps(dict(update.seals))
+    if update.HasField("ledger_json"):
+        changes["ledger"] = _checked_ledger(update.ledger_json)
     if update.HasField("status"):
         if update.status not in ATTEMPT_STATUSES:
             raise UsageError(f"there is no attempt status {update.status!r}: use one of {', '.join(sorted(ATTEMPT_STATUSES))}")
@@ -155,6 +159,14 @@ def _changes(update: pb.AttemptUpdate, now: float) -> dict[str, Any]:
         if lifecycle.ends_attempt(cast("AttemptStatus", update.status)):
             changes["end_time"] = now
     return changes
+
+
+def _checked_ledger(text: str) -> str:
+    """The ledger as it is kept. Raises UsageError."""
+    try:
+        return AttemptLedger.model_validate_json(text).model_dump_json(exclude_defaults=True)
+    except ValidationError as error:
+        raise UsageError(f"this is no ledger of an attempt: {error}") from None
 
 
 def _fence(rollout: RolloutRow, attempt: AttemptRow, token: str) -> None:

@@ -30,15 +30,14 @@ def enqueue(tx: Transaction, request: pb.EnqueueRequest, now: float) -> pb.Rollo
     if remembered is not None:
         return rollouts_by_id(tx, remembered)
     key = request.idempotency_key if request.HasField("idempotency_key") else None
-    if key is not None and (known := _by_key(tx, key, request.rollouts)) is not None:
+    if key is not None and (known := _by_key(tx, key, request)) is not None:
         return known
     answer = pb.Rollouts()
     _insert(tx, request.rollouts, now, answer, queued=True)
     if key is not None:
-        items = enumerate(zip(answer.rollouts, request.rollouts, strict=True))
+        items = enumerate(zip(answer.rollouts, _fingerprints(request), strict=True))
         tx.run_many(
-            "key_insert",
-            [{"idempotency_key": key, "item": i, "rollout_id": r.rollout_id, "fingerprint": _fingerprint(new)} for i, (r, new) in items],
+            "key_insert", [{"idempotency_key": key, "item": i, "rollout_id": r.rollout_id, "fingerprint": f} for i, (r, f) in items]
         )
     remember(tx, request.request_id, "Enqueue", [rollout.rollout_id for rollout in answer.rollouts], now)
     return answer
@@ -215,15 +214,19 @@ def current_version(tx: Transaction, resources_id: str) -> int | None:
     return None if current is None else current[1]
 
 
-def _fingerprint(new: pb.NewRollout) -> str:
-    return hashlib.sha256(new.SerializeToString(deterministic=True)).hexdigest()[:32]
+def _fingerprints(request: pb.EnqueueRequest) -> list[str]:
+    """Of each rollout among so many: a call with more or fewer is another one."""
+    total = request.total or len(request.rollouts)
+    return [hashlib.sha256(b"%d:" % total + new.SerializeToString(deterministic=True)).hexdigest()[:32] for new in request.rollouts]
 
 
-def _by_key(tx: Transaction, key: str, requests: Sequence[pb.NewRollout]) -> pb.Rollouts | None:
+def _by_key(tx: Transaction, key: str, request: pb.EnqueueRequest) -> pb.Rollouts | None:
     items = tx.rows("key_items", {"idempotency_key": key})
     if not items:
         return None
-    asked = dict(enumerate(_fingerprint(new) for new in requests))
+    asked = dict(enumerate(_fingerprints(request)))
     if any(asked.get(item) != fingerprint for item, _, fingerprint in items):
-        raise ConflictError(f"idempotency key {key!r} was used for other rollouts: take another key, or send the same rollouts again")
+        raise ConflictError(
+            f"idempotency key {key!r} was used for other rollouts, or for more or fewer: take another key, or send the same rollouts again"
+        )
     return rollouts_by_id(tx, [rollout_id for _, rollout_id, _ in items])

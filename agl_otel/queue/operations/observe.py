@@ -1,4 +1,7 @@
-"""What collectors report and need: heartbeats by spans, and span numbers. Neither fails because of an unknown rollout."""
+"""What collectors and proxies report and need: heartbeats by spans, span numbers, who forwards calls.
+
+None fails because of an unknown rollout.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,21 @@ def _observe(tx: Transaction, rollout: RolloutRow, attempt: AttemptRow, spans: i
         moved(tx, rollout, rollout._replace(status=rollout_status))
     if attempt_status != attempt.status and attempt.status == "unresponsive":
         sync_workers(tx, [attempt._replace(status=attempt_status)], now)
+
+
+def witness(tx: Transaction, request: pb.WitnessRequest, now: float) -> pb.WitnessResponse:
+    """Proxies are about to forward calls of attempts: add their markers to those that each attempt is known to have."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for seen in request.witnesses:
+        found.setdefault((seen.rollout_id, seen.attempt_id), {})[seen.marker] = seen.address
+    ids = json.dumps([attempt_id for _, attempt_id in found])
+    for row in tx.rows("attempts_held", {"attempt_ids": ids}):
+        rollout, attempt = split(row)
+        known = json.loads(attempt.proxies) if attempt.proxies else {}
+        new = found.get((rollout.rollout_id, attempt.attempt_id), {})
+        if not new.items() <= known.items():
+            tx.run("attempt_witnessed", {"proxies": json.dumps(known | new), "attempt_id": attempt.attempt_id})
+    return pb.WitnessResponse()
 
 
 def take_sequence(tx: Transaction, request: pb.TakeSequenceRequest, now: float) -> pb.TakeSequenceResponse:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from agl_otel.queue import lifecycle
 from agl_otel.queue.engine import Transaction, first
@@ -30,8 +31,10 @@ def find_rollout(tx: Transaction, rollout_id: str) -> RolloutRow | None:
 
 
 def begin_attempts(tx: Transaction, claims: Iterable[tuple[RolloutRow, str | None]], now: float) -> list[tuple[RolloutRow, AttemptRow]]:
-    """Give each rollout a further attempt, in status preparing, of the worker beside it."""
+    """Give each rollout a further attempt, in status preparing, of the worker beside it. One that it has and that is open ends."""
     pairs: list[tuple[RolloutRow, AttemptRow]] = []
+    claims = list(claims)
+    _end_replaced(tx, [rollout.latest_attempt_id for rollout, _ in claims if rollout.latest_attempt_id is not None], now)
     for rollout, worker_id in claims:
         number = rollout.attempt_count + 1
         token = os.urandom(12).hex()
@@ -48,6 +51,19 @@ def begin_attempts(tx: Transaction, claims: Iterable[tuple[RolloutRow, str | Non
         [{"attempt_count": r.attempt_count, "latest_attempt_id": r.latest_attempt_id, "ordinal": r.ordinal} for r, _ in pairs],
     )
     return pairs
+
+
+def _end_replaced(tx: Transaction, attempt_ids: Sequence[str], now: float) -> None:
+    """End attempts that newer ones replace, as lifecycle.replaced says."""
+    if not attempt_ids:
+        return
+    attempts = map(AttemptRow._make, tx.rows("attempts_of_held", {"attempt_ids": json.dumps(attempt_ids)}))
+    ended = [
+        attempt._replace(status=status, end_time=now, error=attempt.error or "it was replaced by a newer attempt")
+        for attempt in attempts
+        if (status := lifecycle.replaced(attempt.status)) != attempt.status
+    ]
+    tx.run_many("attempt_save", [attempt._asdict() for attempt in ended])
 
 
 def with_status(tx: Transaction, rollout: RolloutRow, status: RolloutStatus, now: float, *, reason: str | None = None) -> RolloutRow:

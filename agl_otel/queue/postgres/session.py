@@ -20,7 +20,7 @@ import psycopg
 from psycopg import errors
 from psycopg.adapt import Buffer, Dumper
 
-from agl_otel.errors import AglError, ConflictError, UnavailableError, UsageError
+from agl_otel.errors import AglError, ConflictError, DiskFullError, UnavailableError, UsageError
 from agl_otel.queue.engine import Operation, Params, RunTallies, Signals, tally_changes
 from agl_otel.queue.postgres.address import Address
 from agl_otel.queue.statements import Statements
@@ -225,5 +225,6 @@ class Session:
         if isinstance(error, errors.DataError):
             return UsageError(f"the queue's database cannot hold a value: {text}")
         _log.error("queue database %s: %s", self._address.shown, text)
-        remedy = "check its disk's free space, then try again" if isinstance(error, errors.DiskFull) else "try again"
-        return UnavailableError(f"the queue's database {self._address.shown} cannot be used now ({text}): {remedy}")
+        if isinstance(error, errors.DiskFull):
+            return DiskFullError.of(f"the queue's database {self._address.shown}", text)
+        return UnavailableError(f"the queue's database {self._address.shown} cannot be used now ({text}): try again")

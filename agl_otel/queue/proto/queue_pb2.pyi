@@ -85,6 +85,26 @@ class Attempt(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class ProxiesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ROLLOUT_ID_FIELD_NUMBER: _builtins.int
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     SEQUENCE_ID_FIELD_NUMBER: _builtins.int
@@ -97,6 +117,8 @@ class Attempt(_message.Message):
     SEALS_FIELD_NUMBER: _builtins.int
     HAS_SEALS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    LEDGER_JSON_FIELD_NUMBER: _builtins.int
+    PROXIES_FIELD_NUMBER: _builtins.int
     rollout_id: _builtins.str
     attempt_id: _builtins.str
     sequence_id: _builtins.int
@@ -108,8 +130,14 @@ class Attempt(_message.Message):
     metadata_json: _builtins.str
     has_seals: _builtins.bool
     error: _builtins.str
+    ledger_json: _builtins.str
+    """types.AttemptLedger: what its processes did, as its runner read it"""
     @_builtins.property
     def seals(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def proxies(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """{marker: address} of the proxy processes that forwarded calls of it"""
+
     def __init__(
         self,
         *,
@@ -125,10 +153,12 @@ class Attempt(_message.Message):
         seals: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         has_seals: _builtins.bool = ...,
         error: _builtins.str | None = ...,
+        ledger_json: _builtins.str | None = ...,
+        proxies: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_time", b"_end_time", "_error", b"_error", "_last_heartbeat_time", b"_last_heartbeat_time", "_metadata_json", b"_metadata_json", "_worker_id", b"_worker_id", "end_time", b"end_time", "error", b"error", "last_heartbeat_time", b"last_heartbeat_time", "metadata_json", b"metadata_json", "worker_id", b"worker_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_time", b"_end_time", "_error", b"_error", "_last_heartbeat_time", b"_last_heartbeat_time", "_ledger_json", b"_ledger_json", "_metadata_json", b"_metadata_json", "_worker_id", b"_worker_id", "end_time", b"end_time", "error", b"error", "last_heartbeat_time", b"last_heartbeat_time", "ledger_json", b"ledger_json", "metadata_json", b"metadata_json", "worker_id", b"worker_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_time", b"_end_time", "_error", b"_error", "_last_heartbeat_time", b"_last_heartbeat_time", "_metadata_json", b"_metadata_json", "_worker_id", b"_worker_id", "attempt_id", b"attempt_id", "end_time", b"end_time", "error", b"error", "has_seals", b"has_seals", "last_heartbeat_time", b"last_heartbeat_time", "metadata_json", b"metadata_json", "rollout_id", b"rollout_id", "seals", b"seals", "sequence_id", b"sequence_id", "start_time", b"start_time", "status", b"status", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_time", b"_end_time", "_error", b"_error", "_last_heartbeat_time", b"_last_heartbeat_time", "_ledger_json", b"_ledger_json", "_metadata_json", b"_metadata_json", "_worker_id", b"_worker_id", "attempt_id", b"attempt_id", "end_time", b"end_time", "error", b"error", "has_seals", b"has_seals", "last_heartbeat_time", b"last_heartbeat_time", "ledger_json", b"ledger_json", "metadata_json", b"metadata_json", "proxies", b"proxies", "rollout_id", b"rollout_id", "seals", b"seals", "sequence_id", b"sequence_id", "start_time", b"start_time", "status", b"status", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__end_time: _TypeAlias = _typing.Literal["end_time"]  # noqa: Y015
     _WhichOneofArgType__end_time: _TypeAlias = _typing.Literal["_end_time", b"_end_time"]  # noqa: Y015
@@ -136,6 +166,8 @@ class Attempt(_message.Message):
     _WhichOneofArgType__error: _TypeAlias = _typing.Literal["_error", b"_error"]  # noqa: Y015
     _WhichOneofReturnType__last_heartbeat_time: _TypeAlias = _typing.Literal["last_heartbeat_time"]  # noqa: Y015
     _WhichOneofArgType__last_heartbeat_time: _TypeAlias = _typing.Literal["_last_heartbeat_time", b"_last_heartbeat_time"]  # noqa: Y015
+    _WhichOneofReturnType__ledger_json: _TypeAlias = _typing.Literal["ledger_json"]  # noqa: Y015
+    _WhichOneofArgType__ledger_json: _TypeAlias = _typing.Literal["_ledger_json", b"_ledger_json"]  # noqa: Y015
     _WhichOneofReturnType__metadata_json: _TypeAlias = _typing.Literal["metadata_json"]  # noqa: Y015
     _WhichOneofArgType__metadata_json: _TypeAlias = _typing.Literal["_metadata_json", b"_metadata_json"]  # noqa: Y015
     _WhichOneofReturnType__worker_id: _TypeAlias = _typing.Literal["worker_id"]  # noqa: Y015
@@ -146,6 +178,8 @@ class Attempt(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__error) -> _WhichOneofReturnType__error | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_heartbeat_time) -> _WhichOneofReturnType__last_heartbeat_time | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ledger_json) -> _WhichOneofReturnType__ledger_json | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__metadata_json) -> _WhichOneofReturnType__metadata_json | None: ...
     @_typing.overload
@@ -454,9 +488,12 @@ class EnqueueRequest(_message.Message):
     ROLLOUTS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     idempotency_key: _builtins.str
     """the user's own, for the whole call; kept as long as its rollouts"""
+    total: _builtins.int
+    """rollouts of a call that travels in several messages; 0: these are all"""
     @_builtins.property
     def rollouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewRollout]: ...
     def __init__(
@@ -465,10 +502,11 @@ class EnqueueRequest(_message.Message):
         rollouts: _abc.Iterable[Global___NewRollout] | None = ...,
         request_id: _builtins.str = ...,
         idempotency_key: _builtins.str | None = ...,
+        total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_idempotency_key", b"_idempotency_key", "idempotency_key", b"idempotency_key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_idempotency_key", b"_idempotency_key", "idempotency_key", b"idempotency_key", "request_id", b"request_id", "rollouts", b"rollouts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_idempotency_key", b"_idempotency_key", "idempotency_key", b"idempotency_key", "request_id", b"request_id", "rollouts", b"rollouts", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__idempotency_key: _TypeAlias = _typing.Literal["idempotency_key"]  # noqa: Y015
     _WhichOneofArgType__idempotency_key: _TypeAlias = _typing.Literal["_idempotency_key", b"_idempotency_key"]  # noqa: Y015
@@ -778,6 +816,7 @@ class AttemptUpdate(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     CLEAR_FIELD_NUMBER: _builtins.int
+    LEDGER_JSON_FIELD_NUMBER: _builtins.int
     rollout_id: _builtins.str
     attempt_id: _builtins.str
     """or "latest" """
@@ -789,6 +828,7 @@ class AttemptUpdate(_message.Message):
     error: _builtins.str
     token: _builtins.str
     """with it the call is fenced"""
+    ledger_json: _builtins.str
     @_builtins.property
     def seals(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """{process marker: spans ended}"""
@@ -809,15 +849,18 @@ class AttemptUpdate(_message.Message):
         error: _builtins.str | None = ...,
         token: _builtins.str | None = ...,
         clear: _abc.Iterable[_builtins.str] | None = ...,
+        ledger_json: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_last_heartbeat_time", b"_last_heartbeat_time", "_metadata_json", b"_metadata_json", "_status", b"_status", "_token", b"_token", "_worker_id", b"_worker_id", "error", b"error", "last_heartbeat_time", b"last_heartbeat_time", "metadata_json", b"metadata_json", "status", b"status", "token", b"token", "worker_id", b"worker_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_last_heartbeat_time", b"_last_heartbeat_time", "_ledger_json", b"_ledger_json", "_metadata_json", b"_metadata_json", "_status", b"_status", "_token", b"_token", "_worker_id", b"_worker_id", "error", b"error", "last_heartbeat_time", b"last_heartbeat_time", "ledger_json", b"ledger_json", "metadata_json", b"metadata_json", "status", b"status", "token", b"token", "worker_id", b"worker_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_last_heartbeat_time", b"_last_heartbeat_time", "_metadata_json", b"_metadata_json", "_status", b"_status", "_token", b"_token", "_worker_id", b"_worker_id", "attempt_id", b"attempt_id", "clear", b"clear", "error", b"error", "has_seals", b"has_seals", "last_heartbeat_time", b"last_heartbeat_time", "metadata_json", b"metadata_json", "rollout_id", b"rollout_id", "seals", b"seals", "status", b"status", "token", b"token", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_last_heartbeat_time", b"_last_heartbeat_time", "_ledger_json", b"_ledger_json", "_metadata_json", b"_metadata_json", "_status", b"_status", "_token", b"_token", "_worker_id", b"_worker_id", "attempt_id", b"attempt_id", "clear", b"clear", "error", b"error", "has_seals", b"has_seals", "last_heartbeat_time", b"last_heartbeat_time", "ledger_json", b"ledger_json", "metadata_json", b"metadata_json", "rollout_id", b"rollout_id", "seals", b"seals", "status", b"status", "token", b"token", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__error: _TypeAlias = _typing.Literal["error"]  # noqa: Y015
     _WhichOneofArgType__error: _TypeAlias = _typing.Literal["_error", b"_error"]  # noqa: Y015
     _WhichOneofReturnType__last_heartbeat_time: _TypeAlias = _typing.Literal["last_heartbeat_time"]  # noqa: Y015
     _WhichOneofArgType__last_heartbeat_time: _TypeAlias = _typing.Literal["_last_heartbeat_time", b"_last_heartbeat_time"]  # noqa: Y015
+    _WhichOneofReturnType__ledger_json: _TypeAlias = _typing.Literal["ledger_json"]  # noqa: Y015
+    _WhichOneofArgType__ledger_json: _TypeAlias = _typing.Literal["_ledger_json", b"_ledger_json"]  # noqa: Y015
     _WhichOneofReturnType__metadata_json: _TypeAlias = _typing.Literal["metadata_json"]  # noqa: Y015
     _WhichOneofArgType__metadata_json: _TypeAlias = _typing.Literal["_metadata_json", b"_metadata_json"]  # noqa: Y015
     _WhichOneofReturnType__status: _TypeAlias = _typing.Literal["status"]  # noqa: Y015
@@ -830,6 +873,8 @@ class AttemptUpdate(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__error) -> _WhichOneofReturnType__error | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_heartbeat_time) -> _WhichOneofReturnType__last_heartbeat_time | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ledger_json) -> _WhichOneofReturnType__ledger_json | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__metadata_json) -> _WhichOneofReturnType__metadata_json | None: ...
     @_typing.overload
@@ -1157,6 +1202,71 @@ class ObserveResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ObserveResponse: _TypeAlias = ObserveResponse  # noqa: Y015
+
+@_typing.final
+class ProxyWitness(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLLOUT_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
+    MARKER_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    rollout_id: _builtins.str
+    attempt_id: _builtins.str
+    marker: _builtins.str
+    address: _builtins.str
+    def __init__(
+        self,
+        *,
+        rollout_id: _builtins.str = ...,
+        attempt_id: _builtins.str = ...,
+        marker: _builtins.str = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attempt_id", b"attempt_id", "marker", b"marker", "rollout_id", b"rollout_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProxyWitness: _TypeAlias = ProxyWitness  # noqa: Y015
+
+@_typing.final
+class WitnessRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WITNESSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def witnesses(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProxyWitness]:
+        """of unknown attempts without effect; twice is once"""
+
+    def __init__(
+        self,
+        *,
+        witnesses: _abc.Iterable[Global___ProxyWitness] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["witnesses", b"witnesses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WitnessRequest: _TypeAlias = WitnessRequest  # noqa: Y015
+
+@_typing.final
+class WitnessResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WitnessResponse: _TypeAlias = WitnessResponse  # noqa: Y015
 
 @_typing.final
 class SequenceRequest(_message.Message):

@@ -124,6 +124,11 @@ class QueueStub:
                 request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.ObserveRequest.SerializeToString,
                 response_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.ObserveResponse.FromString,
                 _registered_method=True)
+        self.Witness = channel.unary_unary(
+                '/agl.queue.v1.Queue/Witness',
+                request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.WitnessRequest.SerializeToString,
+                response_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.WitnessResponse.FromString,
+                _registered_method=True)
         self.TakeSequence = channel.unary_unary(
                 '/agl.queue.v1.Queue/TakeSequence',
                 request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.TakeSequenceRequest.SerializeToString,
@@ -294,6 +299,13 @@ class QueueServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Witness(self, request, context):
+        """A proxy is about to forward the first call of an attempt: what it does from now on is missed if its spans do not arrive.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def TakeSequence(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -445,6 +457,11 @@ def add_QueueServicer_to_server(servicer, server):
                     servicer.Observe,
                     request_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.ObserveRequest.FromString,
                     response_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.ObserveResponse.SerializeToString,
+            ),
+            'Witness': grpc.unary_unary_rpc_method_handler(
+                    servicer.Witness,
+                    request_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.WitnessRequest.FromString,
+                    response_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.WitnessResponse.SerializeToString,
             ),
             'TakeSequence': grpc.unary_unary_rpc_method_handler(
                     servicer.TakeSequence,
@@ -978,6 +995,33 @@ class Queue:
             '/agl.queue.v1.Queue/Observe',
             agl__otel_dot_queue_dot_proto_dot_queue__pb2.ObserveRequest.SerializeToString,
             agl__otel_dot_queue_dot_proto_dot_queue__pb2.ObserveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Witness(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/agl.queue.v1.Queue/Witness',
+            agl__otel_dot_queue_dot_proto_dot_queue__pb2.WitnessRequest.SerializeToString,
+            agl__otel_dot_queue_dot_proto_dot_queue__pb2.WitnessResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -68,6 +68,8 @@ class QueueStub:
     StreamWorkers: _grpc.UnaryStreamMultiCallable[_queue_pb2.QueryWorkersRequest, _queue_pb2.Workers]
     Observe: _grpc.UnaryUnaryMultiCallable[_queue_pb2.ObserveRequest, _queue_pb2.ObserveResponse]
     """--- what the collectors report and need"""
+    Witness: _grpc.UnaryUnaryMultiCallable[_queue_pb2.WitnessRequest, _queue_pb2.WitnessResponse]
+    """A proxy is about to forward the first call of an attempt: what it does from now on is missed if its spans do not arrive."""
     TakeSequence: _grpc.UnaryUnaryMultiCallable[_queue_pb2.TakeSequenceRequest, _queue_pb2.TakeSequenceResponse]
     PutResources: _grpc.UnaryUnaryMultiCallable[_queue_pb2.PutResourcesRequest, _queue_pb2.ResourcesList]
     """--- resources"""
@@ -117,6 +119,8 @@ class QueueAsyncStub(QueueStub):
     StreamWorkers: _aio.UnaryStreamMultiCallable[_queue_pb2.QueryWorkersRequest, _queue_pb2.Workers]  # type: ignore[assignment]
     Observe: _aio.UnaryUnaryMultiCallable[_queue_pb2.ObserveRequest, _queue_pb2.ObserveResponse]  # type: ignore[assignment]
     """--- what the collectors report and need"""
+    Witness: _aio.UnaryUnaryMultiCallable[_queue_pb2.WitnessRequest, _queue_pb2.WitnessResponse]  # type: ignore[assignment]
+    """A proxy is about to forward the first call of an attempt: what it does from now on is missed if its spans do not arrive."""
     TakeSequence: _aio.UnaryUnaryMultiCallable[_queue_pb2.TakeSequenceRequest, _queue_pb2.TakeSequenceResponse]  # type: ignore[assignment]
     PutResources: _aio.UnaryUnaryMultiCallable[_queue_pb2.PutResourcesRequest, _queue_pb2.ResourcesList]  # type: ignore[assignment]
     """--- resources"""
@@ -271,6 +275,14 @@ class QueueServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.ObserveResponse, _abc.Awaitable[_queue_pb2.ObserveResponse]]:
         """--- what the collectors report and need"""
+
+    @_abc_1.abstractmethod
+    def Witness(
+        self,
+        request: _queue_pb2.WitnessRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_queue_pb2.WitnessResponse, _abc.Awaitable[_queue_pb2.WitnessResponse]]:
+        """A proxy is about to forward the first call of an attempt: what it does from now on is missed if its spans do not arrive."""
 
     @_abc_1.abstractmethod
     def TakeSequence(

@@ -8,11 +8,15 @@ VALUES (:attempt_id, :rollout_id, :sequence_id, :status, :start_time, :end_time,
 -- name: attempt_save
 -- All that may change of an attempt.
 UPDATE attempts SET status = :status, end_time = :end_time, worker_id = :worker_id, last_heartbeat_time = :last_heartbeat_time,
-    seals = :seals, error = :error, metadata = :metadata WHERE attempt_id = :attempt_id;
+    seals = :seals, error = :error, metadata = :metadata, ledger = :ledger WHERE attempt_id = :attempt_id;
 
 -- name: attempt_seen
 -- What an observed span or heartbeat changes.
 UPDATE attempts SET status = :status, last_heartbeat_time = :last_heartbeat_time WHERE attempt_id = :attempt_id;
+
+-- name: attempt_witnessed
+-- A proxy forwards calls of it.
+UPDATE attempts SET proxies = :proxies WHERE attempt_id = :attempt_id;
 
 -- name: attempts_of_held
 -- Attempts by id whose rollouts are held: nobody else changes them.

@@ -73,12 +73,22 @@ INSERT INTO workers (worker_id, heartbeat_stats, last_heartbeat_time) VALUES (:w
 ON CONFLICT (worker_id) DO UPDATE SET last_heartbeat_time = :now, heartbeat_stats = coalesce(:stats, workers.heartbeat_stats);
 
 -- name: workers_page
--- A query of users; /*where*/ and /*page*/ are filled from the fragments below.
-SELECT {worker} FROM workers w /*where*/ /*page*/;
+-- A query of users; /*where*/ and /*page*/ are filled from the fragments below. A worker with several places is busy while one of its attempts is open.
+SELECT {worker} FROM (SELECT w.worker_id, CASE WHEN b.worker_id IS NULL THEN w.status ELSE 'busy' END AS status, w.heartbeat_stats, w.last_heartbeat_time,
+    w.last_dequeue_time, w.last_busy_time, w.last_idle_time, coalesce(w.current_rollout_id, b.rollout_id) AS current_rollout_id,
+    coalesce(w.current_attempt_id, b.attempt_id) AS current_attempt_id
+    FROM workers w LEFT JOIN attempts b ON b.worker_id = w.worker_id AND b.attempt_id IN (SELECT (max(a.attempt_id))
+        FROM rollouts r JOIN attempts a ON a.attempt_id = r.latest_attempt_id
+        WHERE r.status IN ('preparing', 'running') AND a.status IN ('preparing', 'running') GROUP BY a.worker_id)) w /*where*/ /*page*/;
 
 -- name: workers_total
 -- How many match, before paging.
-SELECT count(*) FROM workers w /*where*/;
+SELECT count(*) FROM (SELECT w.worker_id, CASE WHEN b.worker_id IS NULL THEN w.status ELSE 'busy' END AS status, w.heartbeat_stats, w.last_heartbeat_time,
+    w.last_dequeue_time, w.last_busy_time, w.last_idle_time, coalesce(w.current_rollout_id, b.rollout_id) AS current_rollout_id,
+    coalesce(w.current_attempt_id, b.attempt_id) AS current_attempt_id
+    FROM workers w LEFT JOIN attempts b ON b.worker_id = w.worker_id AND b.attempt_id IN (SELECT (max(a.attempt_id))
+        FROM rollouts r JOIN attempts a ON a.attempt_id = r.latest_attempt_id
+        WHERE r.status IN ('preparing', 'running') AND a.status IN ('preparing', 'running') GROUP BY a.worker_id)) w /*where*/;
 
 -- name: where_worker_status_in
 -- Fragment.

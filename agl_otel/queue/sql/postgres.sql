@@ -147,7 +147,7 @@ FROM json_populate_recordset(NULL::attempts, :rows::json);
 -- name: attempt_save
 -- All that may change of attempts.
 UPDATE attempts a SET status = x.status, end_time = x.end_time, worker_id = x.worker_id, last_heartbeat_time = x.last_heartbeat_time,
-    seals = x.seals, error = x.error, metadata = x.metadata
+    seals = x.seals, error = x.error, metadata = x.metadata, ledger = x.ledger
 FROM json_populate_recordset(NULL::attempts, :rows::json) x WHERE a.attempt_id = x.attempt_id;
 
 -- name: tally_add

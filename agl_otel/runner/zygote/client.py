@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from agl_otel.errors import AgentError
+from agl_otel.private import given_umask
 from agl_otel.processes import die_with_parent
 from agl_otel.runner.zygote import protocol
 from agl_otel.runner.zygote.program import Program
@@ -82,7 +83,7 @@ class Zygote:
                 *die_with_parent([shutil.which(python) or python, "-c", _BOOT]),
                 env={**environment, protocol.CONTROL_FD: str(theirs.fileno()), protocol.SETUP_FD: str(setup)},
                 pass_fds=(theirs.fileno(), setup), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                cwd=cwd, start_new_session=True,
+                cwd=cwd, start_new_session=True, umask=given_umask(),
             )  # fmt: skip
         except OSError as error:
             ours.close()

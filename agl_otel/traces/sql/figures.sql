@@ -1,11 +1,13 @@
 -- What people look at of some rollouts: the rows of traces.sql without tokens and texts, which are nearly all of it.
-SELECT RolloutId, AttemptId, SpanId, SequenceId, sipHash64(RolloutId, AttemptId, TraceId, SpanId) AS Identity,
+SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(RolloutId, AttemptId, TraceId, SpanId) AS Identity,
   Facts[{process:String}] AS Process,
   SpanName != {seal:String} AND SpanName != {attempt:String} AS IsSpan,
   SpanName = {annotation:String} AS IsAnnotation,
+  IsSpan AND Facts[{late:String}] != 'true' AS IsCounted,
   SpanName = {seal:String} AS IsSeal,
   if(IsSeal, toUInt64OrZero(Facts[{seal_spans:String}]), 0) AS SealSpans,
   if(IsSeal, toUInt64OrZero(Facts[{seal_dropped:String}]), 0) AS Dropped,
+  IsSeal AND Facts[{seal_closing:String}] = 'true' AS IsClosing, Facts[{caller:String}] AS Caller,
   SpanName = {attempt:String} AND Facts[{hooked:String}] = 'true' AS Hooked,
   mapContains(Facts, {call:String}) OR (SpanName = {llm:String} AND ResponseTokens > 0) AS IsCall,
   toInt64OrZero(Facts[{call:String}]) AS Call,
@@ -13,7 +15,7 @@ SELECT RolloutId, AttemptId, SpanId, SequenceId, sipHash64(RolloutId, AttemptId,
   notEmpty(Rewards) AS IsReward,
   StatusCode = 'Error' AS IsError, PromptTokens, ResponseTokens
 FROM (
-  SELECT RolloutId, AttemptId, TraceId, SpanId, SpanName, SequenceId, Facts, StatusCode,
+  SELECT RolloutId, AttemptId, TraceId, SpanId, ParentSpanId, SpanName, SequenceId, Facts, StatusCode,
     length(PromptTokenIds) AS PromptTokens, length(ResponseTokenIds) AS ResponseTokens
   FROM otel.otel_traces
   PREWHERE RolloutId IN {rollouts:Array(String)}

@@ -102,6 +102,20 @@ async def test_what_has_not_finished_in_time_is_cancelled_left_out_and_counted(s
     assert rollout.status == "cancelled"
 
 
+async def test_a_session_that_goes_away_while_it_is_given_up_fails_no_other(store: Store) -> None:
+    await store.open()
+
+    async def leave(_mode: RolloutMode, _counts: Counts) -> None:
+        asked[0].cancel()
+        await asyncio.sleep(0)
+
+    rollouts = Rollouts(store, spec_of(await begin(store), step_seconds=0.1), leave)
+    asked = [asyncio.create_task(rollouts.run(wanted(session))) for session in range(3)]
+    first, *others = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(first, asyncio.CancelledError)
+    assert [isinstance(read, Read) and read.samples == [] for read in others] == [True, True]
+
+
 async def test_a_rollout_that_is_deleted_while_it_runs_gives_no_sample_and_is_counted(store: Store) -> None:
     await store.open()
     told: list[Counts] = []

@@ -143,7 +143,7 @@ def tear(directory: Path) -> None:
         file.write(b"\x50\x00\x00\x00torn")
 
 
-async def test_a_torn_last_record_is_cut_off_and_reported(own_stack: Stack) -> None:
+async def test_a_torn_last_record_is_kept_aside_and_reported(own_stack: Stack) -> None:
     await own_stack.start_queue()
     await own_stack.start_collector()
     await post_spans(own_stack, span_request([("ro-1", "at-1")], spans=2), ack="stored")
@@ -152,7 +152,22 @@ async def test_a_torn_last_record_is_cut_off_and_reported(own_stack: Stack) -> N
     await own_stack.start_collector()
     async with aiohttp.ClientSession() as session, session.get(f"{own_stack.http}/health") as response:
         assert (await response.json())["log_torn_bytes"] == 8
-    assert "cut off 8 bytes" in own_stack.log.read_text()
+    said = own_stack.log.read_text()
+    assert "torn or damaged; whether it was acknowledged cannot be told" in said and "8 bytes are kept aside" in said
     await post_spans(own_stack, span_request([("ro-1", "at-1")], spans=1), ack="stored")
     async with own_stack.reader() as reader:
         assert [span.sequence_id for span in await reader.spans(["ro-1"])] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_resend_after_a_restart_is_stored_once(number: int, own_stack: Stack) -> None:
+    await own_stack.start_queue()
+    await own_stack.start_collector()
+    request = span_request([("ro-1", "at-1")], spans=2)
+    for ack in ("stored", "durable", "stored"):
+        await post_spans(own_stack, request, ack=ack)
+        await own_stack.end("collector", number)
+        await own_stack.start_collector()
+    async with own_stack.reader() as reader:
+        await reader.barrier()
+        assert await reader.query("SELECT count() AS n FROM otel_traces") == [{"n": 2}]

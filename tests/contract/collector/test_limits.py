@@ -128,9 +128,8 @@ async def test_what_a_stalled_client_only_announces_turns_nobody_away(own_stack:
     await own_stack.start_queue()
     await own_stack.start_collector()
     body = request_of([span()], {semconv.ROLLOUT_ID: "ro-1"}).SerializeToString()
-    head = (
-        f"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\nContent-Length: {len(body) + 60_000_000}\r\n\r\n"
-    )
+    length = len(body) + 60_000_000
+    head = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-protobuf\r\nContent-Length: {length}\r\n\r\n"
     stalled = [await asyncio.open_connection("127.0.0.1", own_stack.settings.otlp_http_port) for _ in range(3)]
     for _, writer in stalled:
         writer.write(head.encode() + b"x")

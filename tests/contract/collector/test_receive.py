@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +13,15 @@ import aiohttp
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf import json_format
 from google.rpc.status_pb2 import Status
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter as GrpcLogs
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpans
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpans
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
 from opentelemetry.sdk.resources import Resource
@@ -25,6 +29,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
 from agl_otel import semconv
+from agl_otel.collector.unreadable import UNREADABLE
 from agl_otel.traces.reader import TraceReader
 
 from .otlp import post_on, post_spans, request_of, span, span_request
@@ -115,6 +120,48 @@ async def test_bad_spans_are_refused_with_count_and_reason_and_the_good_ones_sta
     assert "2 × rollout id" in answer.partial_success.error_message
     assert "1 × trace id" in answer.partial_success.error_message
     assert [found.sequence_id for found in await reader.spans(["ro-partial"])] == [1, 2]
+
+
+@pytest.mark.parametrize("way", ["grpc", "http", "json"])
+@pytest.mark.parametrize("what", ["no UTF-8", "90 deep"])
+async def test_a_span_that_cannot_be_read_is_refused_alone(what: str, way: str, stack: Stack, reader: TraceReader) -> None:
+    if (what, way) == ("no UTF-8", "json"):
+        pytest.skip("such a body is no JSON")
+    rollout = f"ro-unreadable-{way}-{what.replace(' ', '-')}"
+    ids = {semconv.ROLLOUT_ID: rollout, semconv.ATTEMPT_ID: "at-1"}
+    request = request_of([span(), span("BADNAME"), span()], ids)
+    if what == "90 deep":
+        value = AnyValue(int_value=1)
+        for _ in range(90):
+            outer = AnyValue()
+            outer.kvlist_value.values.add(key="k").value.CopyFrom(value)
+            value = outer
+        request.resource_spans[0].scope_spans[0].spans[1].attributes.add(key="deep").value.CopyFrom(value)
+    raw = request.SerializeToString()
+    if what == "no UTF-8":
+        raw = raw.replace(b"BADNAME", b"BAD\xffAME")
+    for _ in range(2):  # a resend gets the same answer
+        if way == "grpc":
+            async with grpc.aio.insecure_channel(stack.grpc) as channel:
+                answer = ExportTraceServiceResponse.FromString(await call(channel, METHOD)(raw, metadata=(("agl-ack", "stored"),)))
+        else:
+            body = raw if way == "http" else otlp_json(request)
+            kind = "application/x-protobuf" if way == "http" else "application/json"
+            headers = {"Content-Type": kind, "agl-ack": "stored"}
+            async with aiohttp.ClientSession() as session, session.post(f"{stack.http}/v1/traces", data=body, headers=headers) as response:
+                assert response.status == 200, await response.text()
+                data = await response.read()
+            answer = ExportTraceServiceResponse.FromString(data) if way == "http" else json_format.Parse(data, ExportTraceServiceResponse())
+        assert answer.partial_success.rejected_spans == 1
+        assert answer.partial_success.error_message == f"1 × {UNREADABLE}"
+    assert [found.sequence_id for found in await reader.spans([rollout])] == [1, 2]
+
+
+def otlp_json(request: ExportTraceServiceRequest) -> bytes:
+    tree = json_format.MessageToDict(request)
+    for each in (s for r in tree["resourceSpans"] for g in r["scopeSpans"] for s in g["spans"]):
+        each.update({name: base64.b64decode(each[name]).hex() for name in ("traceId", "spanId")})
+    return json.dumps(tree).encode()
 
 
 async def test_bytes_that_are_no_request_are_invalid(stack: Stack) -> None:

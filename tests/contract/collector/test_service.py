@@ -74,7 +74,7 @@ async def test_sigterm_drains_and_leaves_an_empty_log(own_stack: Stack) -> None:
     await own_stack.start_collector()
     await post_spans(own_stack, span_request([("ro-1", "at-1")], spans=20))
     assert await own_stack.end("collector") == 0
-    assert sum(path.stat().st_size for path in own_stack.settings.wal_dir.glob("*")) == 0
+    assert sum(path.stat().st_size for path in own_stack.settings.wal_dir.glob("*.wal")) == 0
     await own_stack.start_collector()
     async with own_stack.reader() as reader:
         assert len(await reader.spans(["ro-1"])) == 20

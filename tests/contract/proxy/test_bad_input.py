@@ -143,7 +143,7 @@ async def test_a_client_that_never_reads_is_cut_off_and_what_was_sampled_is_kept
     async with proxy(receiver, FixedUpstreams(Upstream(model.url)), limits=limits) as stand:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(stand.url.rpartition(":")[2]), limit=1024)
         body = json.dumps({"model": "m", "messages": HELLO, "stream": True}).encode()
-        head = f"POST {SCOPE}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        head = f"POST {SCOPE}/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         writer.write(head + body)
         await writer.drain()
         reader._transport.pause_reading()  # type: ignore[attr-defined]  # pyright: ignore  # a client that never reads

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -11,13 +13,15 @@ import openai
 import pytest
 
 from agl_otel import semconv
+from agl_otel.algorithms.verl.publish import sampling_of
 from agl_otel.errors import ModelServerError, UnavailableError, UsageError
 from agl_otel.llm_proxy import LLMProxy
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.keys import attempt_key, shared_key
 from agl_otel.proxy.models import ModelList
-from agl_otel.proxy.upstream import Budget, FixedUpstreams, ListedUpstreams, Upstream
+from agl_otel.proxy.upstream import Budget, FixedUpstreams, ListedUpstreams, Route, Upstream, call_seed
 from agl_otel.types import Describe, ProxyLLM
+from agl_otel.types.sampling import NEUTRAL, all_parameters
 from tests.contract.proxy.stand import HELLO, SCOPE, Stand, ask, proxy
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver
@@ -56,6 +60,36 @@ async def test_one_that_cannot_serve_is_left_for_another(receiver: OtlpReceiver,
         other.status = 200
         assert (await stand.post(CHAT, BODY))[0] == 200
     await other.stop()
+
+
+DEFAULTS = {
+    "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05, "frequency_penalty": 0.2,
+    "presence_penalty": 0.3,
+}  # fmt: skip
+"""Of a model server, by its model's generation_config.json."""
+
+
+@pytest.mark.parametrize("asked", [{}, {"temperature": None, "top_p": None, "top_k": None}])
+async def test_a_model_servers_own_defaults_change_nothing_of_what_an_algorithm_asks_for(
+    receiver: OtlpReceiver, model: ModelServer, asked: dict[str, Any]
+) -> None:
+    val = SimpleNamespace(temperature=0.0, top_p=1.0, top_k=-1)
+    verl: Any = SimpleNamespace(response_length=64, temperature=0.8, top_p=1.0, top_k=-1, val_kwargs=val)
+    model.defaults = DEFAULTS
+    for sampling in (all_parameters(0.8, 64), sampling_of(verl)["train"]):
+        async with proxy(receiver, FixedUpstreams(Upstream(model.url, sampling=sampling))) as stand:
+            assert (await stand.post(CHAT, {**BODY, **asked}))[0] == 200
+            assert (await stand.calls())[-1].attributes["gen_ai.request.temperature"] == 0.8
+    assert model.sampled_with == [{**NEUTRAL, "temperature": 0.8}] * 2
+
+
+async def test_what_the_agent_asks_for_itself_is_what_is_sampled_and_stored(receiver: OtlpReceiver, model: ModelServer) -> None:
+    model.defaults = DEFAULTS
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url, sampling=all_parameters(1.0, 64)))) as stand:
+        assert (await stand.post(CHAT, {**BODY, "temperature": 0.2, "top_p": 0.5}))[0] == 200
+        (call,) = await stand.calls()
+    assert model.sampled_with == [{**NEUTRAL, "temperature": 0.2, "top_p": 0.5}]
+    assert [call.attributes[f"gen_ai.request.{name}"] for name in ("temperature", "top_p")] == [0.2, 0.5]
 
 
 async def test_after_the_first_byte_no_other_one_is_asked(receiver: OtlpReceiver, model: ModelServer) -> None:
@@ -162,6 +196,27 @@ async def test_the_try_that_an_sdk_repeats_is_linked(stand: Stand, model: ModelS
     for number, span in enumerate(repeated, 1):
         assert (span.attributes[semconv.LLM_RETRY], span.attributes[semconv.LLM_RETRY_OF]) == (number, number)
     assert semconv.LLM_RETRY_OF not in fresh.attributes and repeated
+
+
+class Seeded(FixedUpstreams):
+    """For a rollout with a seed."""
+
+    async def resolve(self, key: tuple[str, str] | None, asked: str | None) -> Route:
+        return replace(await super().resolve(key, asked), seed=7)
+
+
+async def test_a_try_that_an_sdk_repeats_samples_as_the_one_that_failed_would_have(receiver: OtlpReceiver, model: ModelServer) -> None:
+    async with proxy(receiver, Seeded(Upstream(model.url))) as stand:
+        model.status = 500
+        retrying = asyncio.create_task(ask(stand.client().with_options(max_retries=3)))
+        await model.asked.wait()
+        await stand.until(lambda health: health["counts"].get("failed", 0) > 0)
+        model.status = 200
+        await retrying
+        await ask(stand.client())
+    *tries, fresh = [request["seed"] for request in model.requests]
+    assert len(tries) > 1 and set(tries) == {call_seed(7, 1)}
+    assert fresh == call_seed(7, 2), "what follows an outage is drawn as without one"
 
 
 async def test_a_call_that_the_sdk_gave_up_waiting_for_is_linked_too(stand: Stand, model: ModelServer) -> None:

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
 import socket
-import sys
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import aiohttp
 import openai
@@ -18,52 +12,11 @@ import pytest
 from agl_otel import semconv
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
-from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, NamedResources, PromptTemplate
+from tests.contract.proxy.processes import healthy, rollout, start, stop
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture
-def settings(receiver: OtlpReceiver, tmp_path: Path) -> Settings:
-    otlp_port = int(receiver.grpc_address.rpartition(":")[2])
-    return Settings(
-        data_dir=tmp_path, queue_port=0, proxy_port=0, otlp_http_port=0, clickhouse_port=0, web_port=0, otlp_grpc_port=otlp_port
-    ).with_ports()
-
-
-async def start(module: str, settings: Settings, **environment: str) -> asyncio.subprocess.Process:
-    env = {**os.environ, **settings.environment(), **environment}
-    return await asyncio.create_subprocess_exec(sys.executable, "-m", module, env=env, stderr=asyncio.subprocess.PIPE)
-
-
-async def stop(process: asyncio.subprocess.Process) -> tuple[int | None, str]:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-    _, err = await asyncio.wait_for(process.communicate(), 300)
-    return process.returncode, err.decode()
-
-
-@pytest.fixture
-async def queue(settings: Settings) -> AsyncIterator[QueueClient]:
-    process = await start("agl_otel.queue", settings)
-    async with QueueClient(f"{settings.host}:{settings.queue_port}", retry_seconds=300) as client:
-        await client.describe()
-        yield client
-    await stop(process)
-
-
-async def healthy(url: str) -> None:
-    async with aiohttp.ClientSession() as session:
-        for _ in range(600):
-            try:
-                async with session.get(f"{url}/health") as answer:
-                    if answer.status == 200:
-                        return
-            except aiohttp.ClientError:
-                await asyncio.sleep(0.05)
-    raise AssertionError(f"{url} did not become healthy")
 
 
 async def refused(settings: Settings) -> None:
@@ -72,16 +25,6 @@ async def refused(settings: Settings) -> None:
         while True:
             _, writer = await asyncio.open_connection(settings.host, settings.proxy_port)
             writer.close()
-
-
-async def rollout(queue: QueueClient, endpoint: str, model: str, sampling: dict[str, float] | None = None) -> AttemptedRollout:
-    resources: NamedResources = {
-        "prompt": PromptTemplate(template="x", engine="f-string"),
-        "llm": LLM(endpoint=endpoint, model=model, api_key="real-key", sampling_parameters=sampling or {}),
-    }
-    update = await queue.put_resources(resources, resources_id="rs-1")
-    (started,) = await queue.start([EnqueueRolloutRequest(input=1, resources_id=update.resources_id)])
-    return started
 
 
 async def test_calls_go_where_the_rollouts_own_resources_say(

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import openai
@@ -250,6 +250,31 @@ async def test_an_agent_cannot_send_another_providers_key_to_an_address_of_its_o
         async with aiohttp.ClientSession() as session, session.post(f"{translated.base_url}/chat/completions", json=body) as answer:
             assert answer.status >= 400
     assert translated.model.requests == []
+
+
+@pytest.mark.parametrize("provider", ["openai", "litellm"])
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
+async def test_no_redirect_is_followed_below_litellm_either(
+    translated: Translated, path: str, provider: Literal["openai", "litellm"]
+) -> None:
+    came: list[str] = []
+
+    async def take(request: web.Request) -> web.Response:
+        came.append(request.path)
+        return web.json_response({})
+
+    if provider == "litellm":
+        translated.upstreams.others[translated.rollout] = Upstream("litellm:", "hosted_vllm/far", "key-of-the-resource", provider="litellm")
+    other = ModelServer({f"/{each}": take for each in ("stolen", "v1/stolen")})
+    await other.start()
+    translated.model.redirect = other.url.removesuffix("/v1") + "/stolen"
+    body = {"model": "any", "max_tokens": 50, "messages": HELLO, "input": "hello"}
+    status, answer, _ = await translated.stand.post(f"/rollout/{translated.rollout}/attempt/at-1/v1/{path}", body)
+    await other.stop()
+    assert status >= 400 and came == [], answer
+    if provider == "openai":
+        assert "and no redirect is followed" in json.dumps(answer)  # litellm takes addresses out of some errors
+    assert all(span.error for span in await translated.spans())
 
 
 async def test_chat_itself_takes_no_way_round(translated: Translated) -> None:

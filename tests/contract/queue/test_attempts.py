@@ -7,9 +7,18 @@ import asyncio
 import pytest
 
 from agl_otel.errors import FencedError, NotFoundError, UsageError
-from agl_otel.queue.client import AttemptUpdate, Observation, RolloutUpdate
+from agl_otel.queue.client import AttemptUpdate, Observation, RolloutUpdate, Witness
 from agl_otel.queue.testing import LocalQueue
-from agl_otel.types import Attempt, AttemptedRollout, AttemptStatus, EnqueueRolloutRequest, Rollout, RolloutConfig
+from agl_otel.types import (
+    Attempt,
+    AttemptedRollout,
+    AttemptLedger,
+    AttemptStatus,
+    EnqueueRolloutRequest,
+    ProcessRecord,
+    Rollout,
+    RolloutConfig,
+)
 
 
 async def claimed(queue: LocalQueue, config: RolloutConfig | None = None, worker_id: str = "w") -> AttemptedRollout:
@@ -52,6 +61,26 @@ async def test_seals_and_errors_are_kept_with_the_attempt(queue: LocalQueue) -> 
     [attempt] = await queue.client.query_attempts([claim.rollout_id])
     assert (attempt.seals, attempt.error) == ({"m1": 3, "m2": 0}, "exit code 3")
     assert (await now(queue, claim.rollout_id)).reason == "exit code 3"
+
+
+async def test_a_ledger_is_kept_with_the_attempt_and_may_come_after_its_end(queue: LocalQueue) -> None:
+    claim = await claimed(queue)
+    await report(queue, claim, "succeeded", token=claim.token)
+    record = ProcessRecord(pid=7, command="python agent.py", marker="m1", begun=3, ended=2, abandoned=1, closed=True)
+    ledger = AttemptLedger(reach="hooked", command="python agent.py", processes=[record])
+    await queue.client.update_attempts([AttemptUpdate(rollout_id=claim.rollout_id, attempt_id="latest", ledger=ledger)])
+    [attempt] = await queue.client.query_attempts([claim.rollout_id])
+    assert (attempt.status, attempt.ledger) == ("succeeded", ledger)
+
+
+async def test_proxies_that_forward_calls_are_known_with_the_attempt(queue: LocalQueue) -> None:
+    claim = await claimed(queue)
+    key = (claim.rollout_id, claim.attempt.attempt_id)
+    await queue.client.witness([Witness(*key, "m1", "http://a:1"), Witness("ro-unknown", "at-unknown", "m9", "")])
+    await queue.client.witness([Witness(*key, "m2", "http://b:1"), Witness(*key, "m1", "http://a:1")])
+    await report(queue, claim, "succeeded", token=claim.token)
+    [attempt] = await queue.client.query_attempts([claim.rollout_id])
+    assert attempt.proxies == {"m1": "http://a:1", "m2": "http://b:1"}
 
 
 async def test_a_failure_in_the_retry_condition_goes_to_the_end_of_the_queue(queue: LocalQueue) -> None:
@@ -222,6 +251,36 @@ async def test_a_silent_attempt_is_requeued_and_a_span_revives_it(queue: LocalQu
     rollout = await now(queue, claim.rollout_id)
     assert (rollout.status, rollout.attempt.status) == ("running", "running")
     assert await queue.client.claim() == []
+
+
+async def test_a_replaced_attempt_whose_frozen_runner_comes_back_stays_ended(queue: LocalQueue) -> None:
+    frozen = await claimed(queue, RolloutConfig(unresponsive_seconds=10, max_attempts=3, retry_condition=["unresponsive"]), "frozen")
+    await span(queue, frozen)
+    await queue.sweep(after=11)
+    [second] = await queue.client.claim(worker_id="other")
+    assert second.rollout_id == frozen.rollout_id
+    await span(queue, frozen)  # it goes on, and its collector hears of it
+    attempt_id = frozen.attempt.attempt_id
+    assert await queue.client.heartbeat("frozen", attempt_ids=[attempt_id]) == [attempt_id]
+    with pytest.raises(FencedError, match="was replaced by a newer attempt"):
+        await report(queue, frozen, "succeeded", token=frozen.token)
+    [first] = await queue.client.query_attempts([frozen.rollout_id], limit=1)
+    assert (first.attempt_id, first.status) == (attempt_id, "unresponsive")
+    workers = {worker.worker_id: worker.status for worker in await queue.client.query_workers()}
+    assert workers == {"frozen": "unknown", "other": "busy"}
+    await report(queue, second, "succeeded", token=second.token)
+    assert (await now(queue, frozen.rollout_id)).status == "succeeded"
+
+
+async def test_an_open_attempt_that_is_replaced_by_hand_ends(queue: LocalQueue) -> None:
+    first = await claimed(queue, worker_id="first")
+    await span(queue, first)
+    queue.clock.advance(5)
+    await queue.client.start_attempt([first.rollout_id])
+    await span(queue, first)
+    [replaced, _] = await queue.client.query_attempts([first.rollout_id])
+    assert (replaced.status, replaced.end_time, replaced.error) == ("failed", queue.clock.now, "it was replaced by a newer attempt")
+    assert (await now(queue, first.rollout_id)).status == "preparing"
 
 
 async def test_a_heartbeat_keeps_an_attempt_alive(queue: LocalQueue) -> None:

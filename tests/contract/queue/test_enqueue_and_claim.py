@@ -293,8 +293,19 @@ async def test_an_idempotency_key_makes_its_rollouts_once(queue: LocalQueue) -> 
     first = await queue.client.enqueue(tasks(1, 2), idempotency_key="epoch-1")
     again = await queue.client.enqueue(tasks(1, 2), idempotency_key="epoch-1")
     assert again == first
-    with pytest.raises(ConflictError, match="idempotency key 'epoch-1' was used for other rollouts"):
-        await queue.client.enqueue(tasks(1, 3), idempotency_key="epoch-1")
+    for others in (tasks(1, 3), tasks(1), tasks(1, 2, 3), tasks(2, 1), []):
+        with pytest.raises(ConflictError, match="idempotency key 'epoch-1' was used for other rollouts, or for more or fewer"):
+            await queue.client.enqueue(others, idempotency_key="epoch-1")
+    assert [rollout.input for rollout in await queue.client.query_rollouts()] == [1, 2]
+
+
+async def test_an_idempotency_key_is_of_all_messages_of_a_call(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agl_otel.queue.calls.PART_ROLLOUTS", 2)
+    first = await queue.client.enqueue(tasks(1, 2, 3, 4), idempotency_key="k")
+    with pytest.raises(ConflictError, match="'k' was used for other rollouts, or for more"):
+        await queue.client.enqueue(tasks(1, 2, 3, 4, 5), idempotency_key="k")
+    assert await queue.client.enqueue(tasks(1, 2, 3, 4), idempotency_key="k") == first
+    assert len(await queue.client.query_rollouts()) == 4
 
 
 async def test_an_idempotency_key_is_free_again_when_its_rollouts_are_deleted(queue: LocalQueue) -> None:
@@ -339,6 +350,31 @@ async def test_a_worker_is_tied_to_the_last_rollout_of_its_claim(queue: LocalQue
     [worker] = await queue.client.query_workers()
     assert (worker.status, worker.current_attempt_id) == ("busy", claims[1].attempt.attempt_id)
     assert (worker.last_dequeue_time, worker.last_busy_time, worker.last_idle_time) == (queue.clock.now, queue.clock.now, None)
+
+
+async def test_a_worker_with_several_places_is_busy_until_its_last_attempt_ends(queue: LocalQueue) -> None:
+    client = queue.client
+    await client.enqueue(tasks(*range(8)))
+    claims = await client.claim(8, worker_id="w")
+    for left, claim in zip(range(7, -1, -1), claims, strict=True):
+        update = AttemptUpdate(rollout_id=claim.rollout_id, attempt_id=claim.attempt.attempt_id, status="succeeded", token=claim.token)
+        await client.update_attempts([update])
+        assert await client.claim(1, worker_id="w") == []
+        [worker] = await client.query_workers(status_in=["busy"] if left else ["idle"])
+        current = (worker.current_rollout_id, worker.current_attempt_id)
+        assert current in {(c.rollout_id, c.attempt.attempt_id) for c in claims[8 - left :]} if left else current == (None, None)
+        assert (await client.query_workers(status_in=["idle"] if left else ["busy"])).total == 0
+
+
+async def test_a_worker_whose_other_attempts_are_cancelled_or_deleted_is_not_busy(queue: LocalQueue) -> None:
+    client = queue.client
+    await client.enqueue(tasks(1, 2))
+    cancelled, deleted = await client.claim(2, worker_id="w")
+    await client.update_rollouts([RolloutUpdate(rollout_id=cancelled.rollout_id, status="cancelled")])
+    await client.delete([deleted.rollout_id])
+    assert await client.claim(1, worker_id="w") == []
+    [worker] = await client.query_workers()
+    assert (worker.status, worker.current_attempt_id) == ("idle", None)
 
 
 async def test_more_than_a_message_holds_is_enqueued_and_claimed_in_parts(queue: LocalQueue) -> None:

@@ -167,5 +167,6 @@ async def test_migrating_twice_is_once(tmp_path: Path) -> None:
             (2, "0002_counts.sql"),
             (3, "0003_room.sql"),
             (4, "0004_runs.sql"),
+            (5, "0005_evidence.sql"),
         ]
     database.close()

@@ -69,6 +69,10 @@ async def test_a_page_says_how_many_there_are_in_all(queue: LocalQueue) -> None:
     await filled(queue)
     page = await queue.client.query_rollouts(sort_by="rollout_id", sort_order="desc", limit=2, offset=1)
     assert ([r.rollout_id for r in page], page.total, page.limit, page.offset) == (["ro-3", "ro-2"], 5, 2, 1)
+    nothing = await queue.client.query_rollouts(limit=0)
+    assert (list(nothing), nothing.total, nothing.limit) == ([], 5, 0)
+    both = ["ro-0", "ro-1"]
+    assert list(await queue.client.query_attempts(both, limit=0)) == list(await queue.client.query_workers(limit=0)) == []
     with pytest.raises(UsageError, match="cannot sort by 'color'"):
         await queue.client.query_rollouts(sort_by="color")
 

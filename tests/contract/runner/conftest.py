@@ -25,7 +25,6 @@ from agl_otel.instrumentation import Telemetry
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.server import QueueServer, open_engine
 from agl_otel.runner.job import Agent
-from agl_otel.runner.output import STREAM_ATTRIBUTE
 from agl_otel.runner.runner import Runner
 from agl_otel.runner.running import RunnerEvent
 from agl_otel.traces.verdict import AttemptFacts, MarkerFacts, decide
@@ -65,7 +64,7 @@ class Logs(LogsServiceServicer):
             for record in (record for scope in resource_logs.scope_logs for record in scope.log_records):
                 attributes = {pair.key: pair.value.string_value for pair in record.attributes}
                 streams = self.printed.setdefault(attributes[semconv.ATTEMPT_ID], {})
-                streams[attributes[STREAM_ATTRIBUTE]] = streams.get(attributes[STREAM_ATTRIBUTE], "") + record.body.string_value
+                streams[attributes[semconv.LOG_STREAM]] = streams.get(attributes[semconv.LOG_STREAM], "") + record.body.string_value
         return ExportLogsServiceResponse()
 
 
@@ -103,7 +102,7 @@ class Proxy:
         attempts = (await request.json())["attempts"]
         self.closed.append([(rollout_id, attempt_id) for rollout_id, attempt_id in attempts])
         count = len(attempts)
-        return web.json_response({"marker": "first", "markers": ["proxy-marker"] * count, "spans": [self.spans] * count})
+        return web.json_response({"counts": [{"proxy-marker": self.spans}] * count})
 
 
 @dataclass
@@ -165,13 +164,14 @@ class Stack:
                 continue
             seen = markers.get(marker, MarkerFacts())
             if span.name == semconv.SPAN_SEAL:
-                markers[marker] = replace(seen, seal=max(seen.seal or 0, span.attributes[semconv.SEAL_SPANS]))
+                if (count := span.attributes.get(semconv.SEAL_SPANS)) is not None:
+                    markers[marker] = replace(seen, seal=max(seen.seal or 0, count))
             else:
                 annotations = seen.annotations + (span.name == semconv.SPAN_ANNOTATION)
                 markers[marker] = replace(seen, spans=seen.spans + 1, annotations=annotations)
         hooked = any(span.attributes.get(semconv.ATTEMPT_HOOKED) for span in spans if span.name == semconv.SPAN_ATTEMPT)
         unmarked = [span for span in spans if span.marker is None and span.name != semconv.SPAN_ATTEMPT]
-        return decide(AttemptFacts(*key, attempt.seals, markers, len(unmarked), hooked=hooked))
+        return decide(AttemptFacts(*key, attempt.seals, markers, len(unmarked), hooked=hooked, ledger=attempt.ledger))
 
     async def until(self, condition: Any) -> None:
         """Wait until `condition()` is true."""

@@ -126,18 +126,26 @@ async def test_cancelling_a_rollout_drops_the_request(stack: Stack, service: Ser
 
 _SERVICE = """
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import os, signal
 from opentelemetry import context, propagate, trace
+from opentelemetry.instrumentation.propagators import get_global_response_propagator
 
 class Service(BaseHTTPRequestHandler):
     def do_POST(self):
-        self.rfile.read(int(self.headers["content-length"]))
+        task = self.rfile.read(int(self.headers["content-length"]))
+        answer = {}
         token = context.attach(propagate.extract(dict(self.headers)))  # what the instrumentation of a web framework does
         with trace.get_tracer("service").start_as_current_span("solve"):
-            pass
+            get_global_response_propagator().inject(answer)
         context.detach(token)
         self.send_response(200)
+        for name, value in answer.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(b"done")
+        if b"die" in task:
+            self.wfile.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
 print(server.server_port, flush=True)
@@ -149,7 +157,8 @@ server.serve_forever()
 async def hooked_service(stack: Stack) -> AsyncGenerator[str]:
     """The address of a service that somebody runs under our hook."""
     environment = {
-        **os.environ, "OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{stack.receiver.grpc_address}",
+        **{name: value for name, value in os.environ.items() if name != semconv.ENV_LEDGER},  # keeps no record here
+        "OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{stack.receiver.grpc_address}",
         "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
     }  # fmt: skip
     instrument = Path(sys.executable).with_name("opentelemetry-instrument")
@@ -162,7 +171,8 @@ async def hooked_service(stack: Stack) -> AsyncGenerator[str]:
             port = int(await process.stdout.readline())
         yield f"http://127.0.0.1:{port}/"
     finally:
-        process.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
         await process.wait()
 
 
@@ -177,6 +187,20 @@ async def test_the_verdict_of_an_endpoint_under_the_hook_follows_its_own_seal(st
     verdict = stack.verdict(attempt)
     assert (attempt.status, verdict.kind, verdict.alarm) == ("succeeded", "complete", False)
     assert [span.marker is not None for span in stack.spans(rollout, "solve")] == [True]
+
+
+@pytest.mark.system
+async def test_an_endpoint_that_dies_after_its_answer_is_missed_though_nothing_of_it_arrives(stack: Stack) -> None:
+    stack.proxy.spans = 0
+    async with hooked_service(stack) as url:
+        [rollout] = await stack.enqueue("die")
+        await stack.run(HttpAgent(url, hooked=True, grader=lambda task, answer: float(answer == "done")), max_rollouts=1)
+        [attempt] = await stack.finished(rollout)
+    assert attempt.ledger is not None
+    ((marker, ended),) = attempt.ledger.answered.items()
+    verdict = stack.verdict(attempt)
+    assert (attempt.status, ended, verdict.kind) == ("succeeded", 0, "incomplete")
+    assert any(marker in reason for reason in verdict.reasons), verdict.reasons
 
 
 def test_what_is_no_http_address_is_refused() -> None:

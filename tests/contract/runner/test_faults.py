@@ -84,7 +84,7 @@ async def test_a_result_that_comes_after_a_newer_attempt_is_dropped(stack: Stack
     assert counts["fenced"] == 1
     assert [attempt.status for attempt in attempts] == ["succeeded"]
     first, latest = await stack.queue.query_attempts([rollout.rollout_id])
-    assert (first.status, latest.attempt_id, latest.status) == ("preparing", newer.attempt.attempt_id, "preparing")
+    assert (first.status, latest.attempt_id, latest.status) == ("failed", newer.attempt.attempt_id, "preparing")
     await stack.queue.update_attempts([AttemptUpdate(rollout_id=rollout.rollout_id, attempt_id="latest", status="succeeded")])
 
 
@@ -241,7 +241,7 @@ async def test_of_results_that_are_reported_together_only_the_refused_one_is_dro
     assert counts == {"fenced": 1}
     attempts = {attempt.attempt_id: attempt.status for attempt in await stack.queue.query_attempts([old.rollout_id, good.rollout_id])}
     assert attempts == {
-        old.attempt.attempt_id: "preparing", newer.attempt.attempt_id: "preparing", good.attempt.attempt_id: "succeeded",
+        old.attempt.attempt_id: "failed", newer.attempt.attempt_id: "preparing", good.attempt.attempt_id: "succeeded",
     }  # fmt: skip
 
 

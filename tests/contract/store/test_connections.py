@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -26,6 +27,7 @@ from agl_otel.store import (
     MongoLightningStore,
     Store,
 )
+from agl_otel.types import Rollout
 
 
 async def test_a_store_says_what_it_can_do_and_how_much_there_is(store: Store) -> None:
@@ -130,7 +132,43 @@ async def test_a_stack_that_is_not_there_is_said_at_first_use(tmp_path: Path) ->
         await Store.embedded(tmp_path).statistics()
 
 
-@pytest.mark.parametrize("name", [LightningStoreServer, CollectionBasedLightningStore, MongoLightningStore])
+async def test_a_server_serves_its_store_where_it_is_told_to() -> None:
+    port = free_port()
+    server = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", port)
+    with pytest.raises(ValueError, match="start"):
+        _ = server.endpoint
+    await server.start()
+    assert server.endpoint == f"http://127.0.0.1:{port}"
+    rollout = await server.enqueue_rollout("task")
+    async with LightningStoreClient(f"http://127.0.0.1:{port}") as client:
+        assert await client.get_rollout_by_id(rollout.rollout_id) == await server.store.get_rollout_by_id(rollout.rollout_id) == rollout
+    await server.stop()
+    await server.store.close()
+
+
+class Noting(LightningStore):
+    """As users of 0.3 wrote them: without a call of our `__init__`."""
+
+    def __init__(self) -> None:
+        self.noted: list[str] = []
+
+    async def enqueue_rollout(self, *arguments: Any, **named: Any) -> Rollout:
+        rollout = await super().enqueue_rollout(*arguments, **named)
+        self.noted.append(rollout.rollout_id)
+        return rollout
+
+
+async def test_a_users_own_store_has_a_stack_and_its_copies_are_of_its_class() -> None:
+    store = Noting()
+    first = await store.enqueue_rollout("task")
+    for copy in (store.at(store.description.queue), pickle.loads(pickle.dumps(store))):
+        assert type(copy) is Noting and copy.noted == [first.rollout_id]
+        assert await copy.get_rollout_by_id(first.rollout_id) == first
+        await copy.close()
+    await store.close()
+
+
+@pytest.mark.parametrize("name", [CollectionBasedLightningStore, MongoLightningStore])
 def test_a_name_without_a_meaning_here_says_what_to_use(name: type) -> None:
     with pytest.raises(ValueError, match=rf"{name.__name__} does not exist here: .*(AGL_STORE|AGL_QUEUE_URL)"):
         name(object())

@@ -16,6 +16,7 @@ from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 from agl_otel import semconv
 from agl_otel.errors import DataError
 from agl_otel.store import Store
+from agl_otel.store.spans import REQUEST_SPANS
 from agl_otel.types import AttemptedRollout, AttemptStatus, Event, OtelResource, Span
 
 KINDS: dict[str, Any] = {
@@ -116,6 +117,16 @@ async def test_an_id_that_is_no_hex_is_a_value_error_and_a_time_that_cannot_be_s
         await store.add_span(span_of(begun, start_time=1.0))
 
 
+async def test_one_refused_span_keeps_no_other_from_being_stored(store: Store, begun: AttemptedRollout) -> None:
+    count = 2 * REQUEST_SPANS + 10
+    wrong = {3: 1.0, REQUEST_SPANS + 3: time.time() + 10 * 86400, count - 1: 1.0}
+    spans = [span_of(begun, span_id=f"{number + 1:016x}", start_time=wrong.get(number, time.time())) for number in range(count)]
+    with pytest.raises(DataError, match=r"refused 3 spans: .*before 2000"):
+        await store.add_many_spans(spans)
+    stored = await store.query_spans(begun.rollout_id)
+    assert {span.span_id for span in stored} == {span.span_id for number, span in enumerate(spans) if number not in wrong}
+
+
 async def test_a_span_without_times_starts_when_it_is_added(store: Store, begun: AttemptedRollout) -> None:
     before = time.time()
     await store.add_span(span_of(begun, start_time=None))
@@ -195,7 +206,8 @@ async def test_spans_are_sorted_and_paged(store: Store, five: list[Span]) -> Non
     assert ([span.sequence_id for span in page], page.total, page.offset) == ([2, 1], 5, 3)
     behind = await store.query_spans(rollout, limit=2, offset=10)
     assert (list(behind), behind.total) == ([], 5)
-    assert (await store.query_spans(rollout, limit=0)).total == 5
+    nothing = await store.query_spans(rollout, limit=0)
+    assert (list(nothing), nothing.total) == ([], 5)
     with pytest.raises(ValueError, match="sorted by 'colour'"):
         await store.query_spans(rollout, sort_by="colour")
 

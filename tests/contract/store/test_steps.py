@@ -50,8 +50,7 @@ def a_step(attempts: list[tuple[str, str]], run_id: str | None = None, step: int
 
 async def send(store: Store, step: TrainingStep, roots: dict[tuple[str, str], tuple[str, str]]) -> None:
     """Record a step of attempts that were never run."""
-    for request in step_requests(step, roots):
-        await (await store._open()).writer.write(request)  # pyright: ignore[reportPrivateUsage]  # below what users call
+    await (await store._open()).writer.write(step_requests(step, roots))  # pyright: ignore[reportPrivateUsage]  # below what users call
 
 
 def key(begun: AttemptedRollout) -> tuple[str, str]:

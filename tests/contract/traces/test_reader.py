@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import socket
 import time
 from typing import Any
 
@@ -10,10 +13,13 @@ import numpy as np
 import pytest
 
 from agl_otel import semconv
+from agl_otel.columns import Traces
+from agl_otel.errors import UnavailableError
+from agl_otel.settings import free_port, free_ports
 from agl_otel.traces.migrate import migrations
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.reader import AGENT_NAME, TraceReader
-from agl_otel.types import Attempt, Rollout
+from agl_otel.types import Attempt, AttemptLedger, ProcessRecord, Rollout
 
 P = semconv.PROCESS
 
@@ -187,17 +193,61 @@ async def test_what_is_incomplete_is_asked_again_until_the_deadline(engine: Trac
     assert (traces.highest_sequence, again.highest_sequence) == ({"ro-1": 1}, {"ro-1": 2})
 
 
+@pytest.mark.parametrize("state", ["frozen", "dead"])
+async def test_the_deadline_holds_where_a_collector_does_not_answer_and_the_reasons_name_it(
+    engine: TraceStore, reader: TraceReader, state: str
+) -> None:
+    insert(engine, row(1, attributes={P: "p"}), row(2, RolloutId="ro-2", SpanId="s2"))
+    rollouts, attempts = [rollout(), rollout("ro-2")], [attempt({"p": 1}), attempt(rollout_id="ro-2")]
+    with contextlib.ExitStack() as open_sockets:
+        if state == "frozen":  # a process that was stopped: its kernel takes connections, and nobody reads them
+            listener = open_sockets.enter_context(socket.create_server(("127.0.0.1", 0)))
+            port = listener.getsockname()[1]
+        else:
+            port = free_port()
+        reader.collectors = (f"http://127.0.0.1:{port}",)
+        async with asyncio.timeout(60):
+            traces = await reader.traces(rollouts, attempts, deadline_seconds=0.5)
+            complete = await reader.traces(rollouts[:1], attempts[:1], deadline_seconds=0.5)
+    assert complete.verdicts["ro-1", "at-1"].kind == traces.verdicts["ro-1", "at-1"].kind == "complete"
+    unknown = traces.verdicts["ro-2", "at-1"]
+    assert unknown.kind == "incomplete"
+    assert [reason for reason in unknown.reasons if f"http://127.0.0.1:{port}" in reason]
+
+
+async def test_where_clickhouse_does_not_answer_either_it_is_an_error_that_names_both() -> None:
+    ports = free_ports(2)
+    async with TraceReader(f"http://127.0.0.1:{ports[0]}", collectors=[f"http://127.0.0.1:{ports[1]}"]) as gone, asyncio.timeout(60):
+        with pytest.raises(UnavailableError, match=f"{ports[0]}.*{ports[1]}"):
+            await gone.traces([rollout()], [attempt()], deadline_seconds=0.5)
+
+
 async def test_an_unproven_attempt_of_a_hooked_agent_is_an_alarm(
     engine: TraceStore, reader: TraceReader, caplog: pytest.LogCaptureFixture
 ) -> None:
     insert(engine, row(1, semconv.SPAN_ATTEMPT), row(2))
     assert not (await reader.traces([rollout()], [attempt()])).alarms
     insert(engine, row(3, semconv.SPAN_ATTEMPT, {semconv.ATTEMPT_HOOKED: "true"}))
-    traces = await reader.traces([rollout()], [attempt()])
+    nothing_read = attempt().model_copy(update={"ledger": AttemptLedger(reach="elsewhere")})
+    traces = await reader.traces([rollout()], [nothing_read])
     assert traces.alarms == [("ro-1", "at-1")]
     assert [record.levelname for record in caplog.records if "ran under the hook" in record.message] == ["WARNING"]
     insert(engine, row(4, attributes={P: "p"}))
     assert not (await reader.traces([rollout()], [attempt({"p": 1})])).alarms
+
+
+async def test_a_verdict_knows_late_spans_callers_orphans_and_last_seals(engine: TraceStore, reader: TraceReader) -> None:
+    late = row(3, attributes={P: "p", semconv.LATE: "true"})
+    closing = {P: "x", semconv.SEAL_SPANS: "1", semconv.SEAL_CLOSING: "true"}
+    insert(engine, row(1, attributes={P: "p"}), late, row(4, ParentSpanId="gone"), row(5, ParentSpanId="s1"))
+    insert(engine, call(6, 1, attributes={semconv.LLM_CALLER: "m"}), row(7, semconv.SPAN_SEAL, closing))
+    process = ProcessRecord(pid=7, command="python agent.py", marker="p", begun=1, ended=1, closed=True)
+    ledger = AttemptLedger(reach="hooked", processes=[process])
+    known = attempt({}).model_copy(update={"ledger": ledger, "proxies": {"x": "http://proxy"}})
+    for traces in (await reader.traces([rollout()], [known], deadline_seconds=0), None):
+        verdict = traces.verdicts["ro-1", "at-1"] if traces else (await reader.figures([known]))[0].verdict
+        assert [reason.split(",")[0] for reason in verdict.reasons] == ["process m made model calls"]
+        assert verdict.notes == ["1 spans of processes that are not counted have a parent that never arrived"]
 
 
 async def test_a_duplicate_row_changes_nothing_that_pins_a_reading(engine: TraceStore, reader: TraceReader) -> None:
@@ -206,6 +256,31 @@ async def test_a_duplicate_row_changes_nothing_that_pins_a_reading(engine: Trace
     insert(engine, row(2))
     after = await reader.traces([rollout()], [attempt()])
     assert (after.digest, after.spans) == (before.digest, before.spans)
+
+
+async def test_a_call_says_what_it_was_sampled_at_where_its_span_does(engine: TraceStore, reader: TraceReader) -> None:
+    insert(engine, call(1, 1, attributes={"gen_ai.request.temperature": "0.2", "gen_ai.request.top_p": "1"}), call(2, 2))
+    calls = (await reader.traces([rollout()], [attempt()])).calls
+    assert calls.temperature is not None and calls.top_p is not None
+    assert [str(value) for value in (*calls.temperature, *calls.top_p)] == ["0.2", "nan", "1.0", "nan"]
+
+
+async def test_two_reads_joined_are_one_read_of_all(engine: TraceStore, reader: TraceReader) -> None:
+    told = {"gen_ai.input.messages": '[{"role": "user", "parts": []}]'}
+    for number in (1, 2):
+        own: dict[str, Any] = {"RolloutId": f"ro-{number}", "TraceId": f"t{number}"}
+        reply: dict[str, Any] = {"ResponseTokenIds": [number, 7], "ResponseLogprobs": [-0.5, -1.0]}
+        insert(engine, row(9, semconv.SPAN_ANNOTATION, {semconv.reward_value_key(0): str(number)}, **own))
+        insert(engine, call(1, 1, PromptTokenIds=[number], **own, **reply, attributes=told if number == 2 else {}))
+    rollouts, attempts = [rollout("ro-1"), rollout("ro-2")], [attempt(rollout_id="ro-1"), attempt(rollout_id="ro-2")]
+    whole = await reader.traces(rollouts, attempts, texts=True)
+    parts = [await reader.traces([r], [a], texts=bool(n)) for n, (r, a) in enumerate(zip(rollouts, attempts, strict=True))]
+    joined = Traces.joined(*parts)
+    plain = [{name: str(value) for name, value in vars(each.calls).items()} for each in (joined, whole)]
+    assert plain[0] == plain[1]
+    assert vars(joined.texts) == vars(whole.texts)
+    assert (joined.digest, joined.spans, joined.highest_sequence) == (whole.digest, whole.spans, whole.highest_sequence)
+    assert (joined.rollouts, joined.rewards, joined.verdicts) == (whole.rollouts, whole.rewards, whole.verdicts)
 
 
 async def test_attempts_without_a_span_and_rollouts_without_an_attempt_have_their_place(reader: TraceReader) -> None:

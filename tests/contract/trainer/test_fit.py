@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,7 +183,7 @@ def test_a_lit_agents_attempt_is_proven_by_what_its_runner_hands_over(store: Sto
         verdict = traces.verdicts[rollout.rollout_id, rollout.attempt.attempt_id]
         assert (verdict.kind, verdict.reasons, verdict.alarm) == (kind, [], False)
         assert sum((rollout.attempt.seals or {}).values()) == 1 + hooked
-        [root] = await store.query_spans(rollout.rollout_id, name=semconv.SPAN_ATTEMPT)
+        [root] = await store.query_spans(rollout.rollout_id, name=semconv.SPAN_ATTEMPT, everything=True)
         assert root.attributes.get(semconv.ATTEMPT_HOOKED, False) is hooked
 
     name = f"verdict of {kind}"
@@ -261,3 +264,49 @@ def test_an_agent_match_that_matches_nothing_is_known_before_a_job_starts(store:
     assert checked("^wri").problems == [] == checked("^wri").notes
     (problem,) = checked("rewrite").problems
     assert problem.endswith("agent_match = 'rewrite' matches none of the agents that the store knows of these tasks: checker, writer")
+
+
+OWN_STORE = """
+import sys
+
+import agl_otel as agl
+
+
+class Noting(agl.LightningStore):
+    def __init__(self):
+        self.noted = []
+
+    async def enqueue_rollout(self, *given, **named):
+        rollout = await super().enqueue_rollout(*given, **named)
+        self.noted.append(rollout.rollout_id)
+        return rollout
+
+
+@agl.algo
+async def learn(store, train_dataset):
+    ids = [(await store.enqueue_rollout(task, mode="train")).rollout_id for task in train_dataset]
+    done = await store.wait_for_rollouts(rollout_ids=ids, timeout=200)
+    spans = [span.name for rollout_id in ids for span in await store.query_spans(rollout_id)]
+    print(type(store).__name__, store.noted == ids, sorted(each.status for each in done), spans, flush=True)
+
+
+def agent(task):
+    return 1.0
+
+
+if __name__ == "__main__":
+    agl.Trainer(store=Noting(), algorithm=learn, strategy=sys.argv[1], tracer=agl.OtelTracer()).fit(agent, ["a", "b"])
+"""
+
+
+@pytest.mark.parametrize("strategy", ["cs", "shm"])
+def test_a_users_own_store_works_with_both_strategies(tmp_path: Path, strategy: str) -> None:
+    (tmp_path / "program.py").write_text(OWN_STORE)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AGL_")}
+    done = subprocess.run(
+        [sys.executable, "program.py", strategy], cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"Noting True ['succeeded', 'succeeded'] {[semconv.SPAN_ANNOTATION] * 2}", (
+        done.stdout + done.stderr
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -13,8 +14,10 @@ from aiohttp.test_utils import TestClient, TestServer
 from agl_otel.errors import AglError
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.testing import LocalQueue
+from agl_otel.redacted import LEFT_OUT
 from agl_otel.scoped import scoped_token
 from agl_otel.store import Store
+from agl_otel.types import LLM
 from agl_otel.web.app import build_app
 from agl_otel.web.jaeger.service import READER, JaegerServer
 from agl_otel.web.rest import ROUTES
@@ -23,6 +26,7 @@ from agl_otel.web.views import VIEWS
 
 TOKEN = "s3cret"
 LATER = time.time() + 3600
+RESOURCES = [PREFIX + route.path for route in (*VIEWS, *ROUTES) if route.method == "GET" and route.path.startswith("/resources")]
 
 
 def of(*scopes: str, until: float = LATER) -> str:
@@ -107,3 +111,43 @@ async def test_jaegers_storage_refuses_who_shows_no_token() -> None:
                     assert refused.value.code() is code
     finally:
         await server.stop(0)
+
+
+async def test_nobody_reads_a_providers_key_over_rest(tmp_path: Path) -> None:
+    """Whatever the token: agents have theirs from their runner, and the proxy adds the provider's."""
+    llm: dict[str, Any] = {"resource_type": "llm", "endpoint": "http://me:pa55word@m/v1", "model": "x", "api_key": "sk-0123456789"}
+    llm["sampling_parameters"] = {"temperature": 0.5, "extra_headers": {"authorization": "Bearer abcdefgh12345"}}
+    prompt = {"resource_type": "prompt_template", "template": "say sk-not-a-key-0123456789", "engine": "f-string"}
+    async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
+        store = Store(queue.server.service.address, token=TOKEN)
+        async with store, TestClient(TestServer(build_app(store, TOKEN))) as client:
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+            given = {"resources": {"m": llm, "p": prompt}}
+            async with client.post("/v1/agl/resources/rs-1", json=given, headers=headers) as answer:
+                texts = [await answer.text()]
+            reads = [path.replace("{resources_id}", "rs-1").replace("{version}", "1") for path in RESOURCES]
+            assert len(reads) >= 5
+            for path in reads:
+                for token in (TOKEN, of("view"), of("web")):
+                    async with client.get(path, headers={"Authorization": f"Bearer {token}"}) as answer:
+                        assert answer.status == 200, path
+                        texts.append(await answer.text())
+            for text in texts:
+                for secret in ("sk-0123456789", "pa55word", "abcdefgh12345"):
+                    assert secret not in text
+                assert "@m/v1" in text and "0.5" in text and "say sk-not-a-key-0123456789" in text, "the rest is shown as it is"
+            kept = await store.get_resources_by_id("rs-1")
+            assert kept is not None and kept.resources["m"].model_dump()["api_key"] == "sk-0123456789", "runners have it"
+            shown = {"resources": {"m": {**llm, "api_key": LEFT_OUT}}}
+            async with client.post("/v1/agl/resources/rs-1", json=shown, headers=headers) as answer:
+                assert answer.status == 400 and "give the key" in await answer.text(), "what was shown is no key"
+
+
+async def test_a_token_for_the_queue_reads_no_providers_key(tmp_path: Path) -> None:
+    async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
+        address = queue.server.service.address
+        async with QueueClient(address, token=TOKEN) as runner, QueueClient(address, token=of("queue")) as other:
+            await runner.put_resources({"m": LLM(endpoint="http://m/v1", model="x", api_key="sk-0123456789")}, resources_id="rs-1")
+            for client, key in ((runner, "sk-0123456789"), (other, LEFT_OUT)):
+                for found in (await client.get_resources("rs-1"), (await client.query_resources())[0]):
+                    assert found is not None and found.resources["m"].model_dump()["api_key"] == key

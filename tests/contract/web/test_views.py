@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 
 from agl_otel import semconv
 from agl_otel.web.rest import ROUTES
@@ -173,6 +174,23 @@ def test_spans_of_a_rollout_that_the_queue_does_not_know_are_shown(web: Web) -> 
     sent = web.call("POST", "/v1/traces", span_request([("ro-stray", "at-stray")], spans=1).SerializeToString(), headers)
     assert sent.status == 200, sent
     assert web.rest("GET", "/rollouts/ro-stray/outline", {"attempt_id": "at-stray"}).json["total"] == 1
+
+
+def test_bytes_that_are_no_text_are_shown_as_base64(web: Web) -> None:
+    request = span_request([("ro-bytes", "at-bytes")], spans=1)
+    value = AnyValue(array_value=ArrayValue(values=[AnyValue(bytes_value=b"\xff\xfe")]))
+    sent = request.resource_spans[0].scope_spans[0].spans[0]
+    pairs = [KeyValue(key="raw", value=AnyValue(bytes_value=b"\xff\xfe")), KeyValue(key="list", value=value)]
+    sent.attributes.extend(pairs)
+    sent.events.add(name="e", time_unix_nano=sent.start_time_unix_nano).attributes.extend(pairs)
+    request.resource_spans[0].resource.attributes.extend(pairs)
+    headers = {"Content-Type": "application/x-protobuf", semconv.HEADER_ACK: "stored"}
+    assert web.call("POST", "/v1/traces", request.SerializeToString(), headers).status == 200
+    answer = web.rest("GET", "/spans", {"rollout_id": "ro-bytes"})
+    assert answer.status == 200, answer
+    (shown,) = answer.json["items"]
+    for place in (shown, shown["events"][0], shown["resource"]):
+        assert (place["attributes"]["raw"], place["attributes"]["list"]) == ("//4=", ["//4="])
 
 
 def test_resources_have_versions(web: Web, begun: dict[str, Any]) -> None:

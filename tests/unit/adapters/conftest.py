@@ -28,6 +28,9 @@ class CallRow:
     agent: str = ""
     incomplete: str = ""
     truncated: bool = False
+    temperature: float = 1.0
+    """NaN: its span does not say."""
+    top_p: float = 1.0
 
 
 def call_columns(rows: Sequence[CallRow]) -> CallColumns:
@@ -51,6 +54,8 @@ def call_columns(rows: Sequence[CallRow]) -> CallColumns:
         agent=[r.agent for r in rows],
         incomplete=[r.incomplete for r in rows],
         truncated=np.array([r.truncated for r in rows], np.bool_),
+        temperature=np.array([r.temperature for r in rows], np.float64),
+        top_p=np.array([r.top_p for r in rows], np.float64),
     )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from agl_otel.adapters import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceTree, to_messages
-from agl_otel.adapters.dialects import DIALECTS, dialect_of, with_records
+from agl_otel.adapters.dialects import DIALECTS, dialect_of, read_call, with_records
 from agl_otel.errors import SpanShapeError
-from agl_otel.types import Span
+from agl_otel.types import Event, Span
 from tests.unit.adapters.spans import RECORDED, call, recorded, span
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
@@ -133,9 +135,54 @@ def test_tools_and_agents_are_no_model_calls() -> None:
         assert dialect_of(span("s", 1, 2, **attributes)) is None
 
 
-def test_attributes_of_another_shape_name_the_span_and_the_dialect() -> None:
+def strands_call(*, tool: bool) -> Span:
+    """As strands-agents 1.62 writes events: the content blocks of each message, which are Bedrock's, as JSON."""
+    use = {"toolUse": {"toolUseId": "call_1", "name": "get_weather", "input": {"city": "Rome"}}}
+    answer = {"toolResult": {"toolUseId": "call_1", "status": "success", "content": [{"text": "sunny"}]}}
+    told: list[tuple[str, list[dict[str, Any]]]] = [
+        ("gen_ai.user.message", [{"text": "What is the weather in Rome?"}]),
+        ("gen_ai.assistant.message", [{"text": "I look."}, use]),
+        ("gen_ai.tool.message", [answer]),
+    ]
+    made = span("s", 1, 2, name="chat", **{"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"})
+    made.events = [Event(name=name, attributes={"content": json.dumps(blocks)}) for name, blocks in told]
+    reply = [use] if tool else [{"reasoningContent": {"reasoningText": {"text": "hm"}}}, {"text": "Sunny."}]
+    made.events.append(Event(name="gen_ai.choice", attributes={"finish_reason": "end_turn", "message": json.dumps(reply)}))
+    return made
+
+
+def test_content_blocks_of_strands_are_messages() -> None:
+    asked = [ASKED[1], {**CALLED[-1], "content": "I look."}, ANSWERED[-1]]
+    assert to_messages([strands_call(tool=False)]) == [{"messages": [*asked, SUNNY], "tools": None}]
+    assert to_messages([strands_call(tool=True)]) == [{"messages": [*asked, CALLED[-1]], "tools": None}]
+
+
+def test_a_choice_whose_message_is_a_text_is_that_text() -> None:
+    made = strands_call(tool=False)
+    made.events[-1].attributes["message"] = "[no JSON"
+    assert to_messages([made])[0]["messages"][-1] == {"role": "assistant", "content": "[no JSON"}
+
+
+def test_what_azures_filter_found_of_a_prompt_is_no_message() -> None:
+    filtered = call("a", 1, 2)
+    filtered.attributes["gen_ai.prompt.prompt_filter_results"] = '[{"prompt_index": 0, "content_filter_results": {}}]'
+    filtered.attributes["gen_ai.completion.0.content_filter_results"] = "{}"
+    assert to_messages([filtered]) == to_messages([call("a", 1, 2)])
+
+
+def test_a_span_of_another_shape_is_a_line_that_names_it_and_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
     broken = call("a", 1, 2)
     broken.attributes["gen_ai.prompt.2.role"] = "user"
-    with pytest.raises(SpanShapeError, match=r"span a \(openai.chat.completion\) of rollout ro-1 .*openllmetry_flat"):
-        to_messages([broken])
+    assert to_messages([broken, call("b", 3, 4)]) == to_messages([call("b", 3, 4)])
+    triplets = TracerTraceToTriplet()([broken])
+    assert [(triplet.prompt["token_ids"], triplet.response["token_ids"]) for triplet in triplets] == [([1, 2], [3])]
+    named = r"span a \(openai.chat.completion\) of rollout ro-1 .*openllmetry_flat"
+    assert len(caplog.records) == 2
+    assert all(
+        re.search(named, record.getMessage()) and "\n" not in record.getMessage() and not record.exc_info for record in caplog.records
+    )
+    read = read_call(broken)
+    assert read is not None
+    with pytest.raises(SpanShapeError, match=named):
+        _ = read.conversation
     assert issubclass(SpanShapeError, ValueError)

@@ -27,9 +27,6 @@ def test_limits_cut_the_end_of_responses_and_refuse_long_prompts(traces: Any, ro
     assert [r.tolist() for r in limited.response_mask] == [[1, 1], [1, 0]]
     assert limited.refused == {"prompt_too_long": 1}
     assert limited.cut == 2
-    kept = limit_lengths(batch, max_prompt_tokens=2, long_prompts="keep_last")
-    assert [r.tolist() for r in kept.prompt] == [[1, 2], [2, 3], [1]]
-    assert [r.tolist() for r in limit_lengths(batch, max_prompt_tokens=2, long_prompts="keep_first").prompt] == [[1, 2], [1, 2], [1]]
     with pytest.raises(UsageError, match="max_response_tokens is 0"):
         limit_lengths(batch, max_response_tokens=0)
 
@@ -71,13 +68,11 @@ def attempts(draw: st.DrawFn) -> list[CallRow]:
     ]
 
 
-@given(
-    attempts(), st.one_of(st.none(), st.integers(1, 6)), st.one_of(st.none(), st.integers(1, 12)), st.sampled_from(["refuse", "keep_last"])
-)
+@given(attempts(), st.one_of(st.none(), st.integers(1, 6)), st.one_of(st.none(), st.integers(1, 12)))
 @settings(max_examples=200, deadline=None)
-def test_ids_masks_and_logprobs_never_differ_in_length(rows: list[CallRow], prompt: int | None, response: int | None, policy: Any) -> None:
+def test_ids_masks_and_logprobs_never_differ_in_length(rows: list[CallRow], prompt: int | None, response: int | None) -> None:
     batch = to_trajectories(TracesBuilder().build(*rows))
-    limited = limit_lengths(batch, max_prompt_tokens=prompt, max_response_tokens=response, long_prompts=policy)
+    limited = limit_lengths(batch, max_prompt_tokens=prompt, max_response_tokens=response)
     assert limited.response.lengths.tolist() == limited.response_mask.lengths.tolist() == limited.logprobs.lengths.tolist()
     assert all(length <= (response or 99) for length in limited.response.lengths.tolist())
     assert all(length <= (prompt or 99) for length in limited.prompt.lengths.tolist())

@@ -50,6 +50,14 @@ def test_trajectories_and_transitions_carry_ids_and_messages(conversation: Any) 
     assert (len(batch), batch.calls.tolist(), dict(batch.breaks), dict(batch.refused)) == (3, [1, 1, 1], {}, {"other_agent": 1})
 
 
+def test_a_row_says_what_each_of_its_calls_was_sampled_at(traces: Any, row: Any) -> None:
+    built = traces.build(row(temperature=0.5), row(call=2, prefix=(1, 0), prompt=[4], temperature=math.nan, top_p=0.9))
+    for form in ("trajectories", "sft"):
+        (found,) = made(built, form=form)
+        assert (found["temperature"], found["top_p"]) == ([0.5, None], [1.0, 0.9])
+    assert [found["temperature"] for found in made(built, form="transitions")] == [[0.5], [None]]
+
+
 def test_a_transition_may_have_the_reward_that_the_agent_gave_its_call(traces: Any, row: Any) -> None:
     traces.rewards = {
         ("ro-1", "at-1"): [Reward(1, "a", 0, "primary", 9.0), Reward(3, "b", 0, "primary", 0.5), Reward(3, "b", 1, "other", 7.0),
@@ -124,7 +132,8 @@ def test_rules_drop_or_hash_text_and_keep_ids_or_drop_ids_and_mask_the_loss(conv
     assert hashed["response_ids"] == first["response_ids"]
     assert masked(first, [MaskRule("drop_text")])["messages"][3] == {"role": "assistant", "content": None}
     gone = masked(first, [MaskRule("drop_ids", role="user", text=r"\d+")])
-    assert (gone["prompt_ids"], gone["response_ids"], gone["response_mask"]) == ([0, 0], [3, 0, 5, 6], [1, 0, 1, 1])
+    assert (gone["prompt_ids"], gone["response_ids"], gone["response_mask"]) == ([0, 0], [3, 0, 5, 6], [0] * 4)
+    assert gone["logprobs"] == [0.0] * 4, "what was sampled after other tokens is nothing to learn"
     silent = masked(first, [MaskRule("drop_ids", role="assistant")])
     assert (silent["response_ids"], silent["response_mask"], silent["logprobs"]) == ([0, 4, 0, 0], [0] * 4, [0.0] * 4)
     assert masked(second, [MaskRule("drop_ids", text=r"\d+")]) == second

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agl_otel.adapters.trajectories import ATTEMPT_REFUSALS, CALL_REFUSALS, to_trajectories
+from agl_otel.proxy.attempts import Attempts
 from agl_otel.types import Rollout
+from tests.unit.adapters.conftest import CallRow, TracesBuilder
 
 
 def test_lone_calls_become_one_trajectory_each_in_the_order_of_the_calls(traces: Any, row: Any, make_reward: Any) -> None:
@@ -153,3 +158,74 @@ def test_ten_thousand_calls_of_one_attempt_are_merged(traces: Any, row: Any, sha
         "one chain": (1, 0), "two chains": (2, 1), "unrelated": (10_000, 9_999), "retries": (9_999, 9_998),
     }[shape]  # fmt: skip
     assert int(batch.response_mask.values.sum()) == 20_000, "each sampled token is trained on once"
+
+
+def test_a_part_of_a_reply_under_another_beginning_is_not_taken_for_what_was_sampled(traces: Any, row: Any) -> None:
+    """A template that strips reasoning: of the reply [2, 3] the next prompt keeps [3]."""
+    rows = [row(call=1, prompt=[1], response=[2, 3]), row(call=2, prompt=[1, 3, 4], response=[5])]
+    batch = to_trajectories(traces.build(*rows))
+    trained = [(p.tolist(), r.tolist(), m.tolist()) for p, r, m in zip(batch.prompt, batch.response, batch.response_mask, strict=True)]
+    assert trained == [([1], [2, 3], [1, 1]), ([1, 3, 4], [5], [1])], "each reply after what it was sampled after, and no token of it twice"
+    assert batch.breaks == {"response_changed": 1}
+    attempt, number = (attempts := Attempts(lambda _: None)).begin(("ro", "at"))
+    assert attempts.continued(attempt, number, [1], {0: [2, 3]}) is None
+    assert attempts.continued(attempt, attempts.begin(("ro", "at"))[1], [1, 3, 4], {0: [5]}) is None, (
+        "so the proxy stores that prompt in full"
+    )
+
+
+@dataclass
+class Sampled:
+    """A call as it is stored, and what was really asked and answered."""
+
+    row: CallRow
+    prompt: list[int]
+    response: list[int]
+
+
+IDS = st.lists(st.integers(1, 2), min_size=1, max_size=2)
+
+
+@st.composite
+def attempts(draw: st.DrawFn) -> list[Sampled]:
+    """Some go on from earlier calls, whole or without the end of the reply, in prefix form or not; of some, ids are masked."""
+    calls: list[Sampled] = []
+    for number in range(1, draw(st.integers(1, 6)) + 1):
+        prompt, prefix, response = draw(IDS), (0, 0), draw(IDS)
+        stored = prompt
+        if calls and draw(st.booleans()):
+            base, cut = draw(st.sampled_from(calls)), draw(st.sampled_from([0, 0, 0, 1]))
+            more, whole = draw(st.lists(st.integers(1, 2), max_size=2)), base.prompt + base.response
+            stored = prompt = whole[: len(whole) - cut] + more
+            if not cut and draw(st.booleans()):
+                stored, prefix = more, (base.row.call, 0)
+        hidden = draw(st.sampled_from(["", "", "", "prompt", "reply"]))
+        row = CallRow(
+            call=number,
+            prompt=[0] * len(stored) if hidden == "prompt" else stored,
+            response=[0] * len(response) if hidden == "reply" else response,
+            prefix=prefix,
+            incomplete="masked" if hidden else "",
+        )
+        calls.append(Sampled(row, prompt, response))
+    return calls
+
+
+@given(attempts(), st.booleans())
+@settings(max_examples=500, deadline=None)
+def test_every_token_is_trained_on_after_just_what_it_was_sampled_after(calls: list[Sampled], by_call: bool) -> None:
+    built = TracesBuilder().build(*(each.row for each in calls))
+    batch = to_trajectories(built, by_call=by_call)
+    taken = 0
+    for place, rows in enumerate(batch.rows):
+        tokens = [*batch.prompt[place].tolist(), *batch.response[place].tolist()]
+        written = [0] * len(batch.prompt[place]) + batch.response_mask[place].tolist()
+        for row in rows.tolist():
+            call = calls[int(built.calls.call[row]) - 1]
+            start, end = len(call.prompt), len(call.prompt) + len(call.response)
+            assert (tokens[:start], tokens[start:end]) == (call.prompt, call.response)
+            assert all(written[start:end])
+            written[start:end] = [0] * len(call.response)
+            taken += 1
+        assert not any(written), "and nothing else is"
+    assert taken + batch.refused.total() == len(calls) + batch.refused["no_calls"]

@@ -125,6 +125,27 @@ def test_two_instrumentations_of_one_call_count_once() -> None:
     assert len(TracerTraceToTriplet()([span("root", 0, 9), call("a", 1, 4, "root"), call("b", 2, 3, "a")])) == 2
 
 
+def test_of_two_calls_with_one_response_id_the_first_counts() -> None:
+    """A model server may name every reply alike."""
+    same = {"gen_ai__response__id": "x"}
+    blank: dict[str, Any] = {**same, "prompt_token_ids": [], "response_token_ids": []}
+    later: dict[str, Any] = {semconv.LLM_CALL: 2, semconv.LLM_RESPONSE_TOKEN_IDS: [4], **same}
+    told = [call("a", 1, 4, "root", **same), call("c", 5, 8, "root", response_token_ids=[4], **same)]
+    untold = [call("a", 1, 4, "root", **blank), call("c", 5, 8, "root", **blank)]
+    inside = [proxy_call("b", 2, 3, "a", **same), proxy_call("d", 6, 7, "c", **later)]
+    beside = [proxy_call("b", 2, 3, "root", **same), proxy_call("d", 6, 7, "root", **later)]
+    for name, spans, tokens in (
+        ("told", told, [3]),
+        ("inside", [*untold, *inside], [9]),
+        ("told inside", [*told, *inside], [9]),
+        ("beside", [*untold, *beside], [9]),
+        ("alone", beside, [9]),
+    ):
+        triplets = TracerTraceToTriplet(repair_hierarchy=False)([span("root", 0, 9), *spans])
+        assert [t.response["token_ids"] for t in triplets] == [tokens], name
+    assert [t.response["token_ids"] for t in LlmProxyTraceToTriplet()(beside)] == [[9]]
+
+
 def test_proxys_tokens_join_what_the_agents_instrumentation_said() -> None:
     told = call("a", 1, 4, "root", gen_ai__response__id="x", prompt_token_ids=[], response_token_ids=[])
     triplet = TracerTraceToTriplet()([span("root", 0, 9), told, proxy_call("b", 2, 3, "a", gen_ai__response__id="x")])[0]

@@ -21,6 +21,7 @@ from agl_otel.algorithms.verl.spec import Spec, step_shown
 from agl_otel.cli import main
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.trainer import Job
+from agl_otel.types.sampling import NEUTRAL
 
 SPEC = asdict(Spec(store="host:4747", run_id="verl-1", start=2, rules=asdict(Rules())))
 JOB = """
@@ -65,8 +66,8 @@ def test_replicas_are_one_pool_that_samples_as_verl_would() -> None:
     val = SimpleNamespace(temperature=0, top_p=1.0, top_k=-1)
     rollout: Any = SimpleNamespace(response_length=64, temperature=0.7, top_p=0.9, top_k=20, val_kwargs=val)
     told = sampling_of(rollout)
-    assert told["train"] == {"temperature": 0.7, "max_tokens": 64, "top_p": 0.9, "top_k": 20}
-    assert told["val"] == {"temperature": 0.0, "max_tokens": 64}
+    assert told["train"] == {**NEUTRAL, "temperature": 0.7, "max_tokens": 64, "top_p": 0.9, "top_k": 20}
+    assert told["val"] == {**NEUTRAL, "temperature": 0.0, "max_tokens": 64}
     made: Any = resources(["a:1", "b:2"], "policy", told["val"])
     assert {name: llm.endpoint for name, llm in made.items()} == {"main_llm": "http://a:1/v1", "main_llm_2": "http://b:2/v1"}
     assert {llm.model for llm in made.values()} == {"policy"}

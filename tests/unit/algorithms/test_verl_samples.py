@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from agl_otel.algorithms.report import own_sampling_words
 from agl_otel.algorithms.verl.samples import NO_VERSION, Counts, Rules, figures_of, nothing_left, to_samples
 from tests.unit.adapters.conftest import CallRow, TracesBuilder, reward
 
@@ -90,11 +91,28 @@ def test_figures_tell_of_what_was_left_out_by_the_names_of_all_trainers() -> Non
         "cut_share": 1 / 3,
         "break_share": 1 / 3,
         "stale_share": 0.25,
+        "own_sampling_share": 0,
         "alarms": 0,
         "trajectories": 4,
         "reward_mean": 1.0,
     }
     assert set(figures_of(Counts(), trained=0, stale=0).values()) == {0}
+
+
+def test_calls_that_their_agent_sampled_by_itself_are_counted_but_not_those_of_a_validation() -> None:
+    rows = [
+        CallRow(call=1, prompt=[1], temperature=0.7, top_p=0.9),
+        CallRow(call=2, prompt=[2], temperature=0.2, top_p=0.9),
+        CallRow(call=3, prompt=[3], temperature=0.7, top_p=1.0),
+        CallRow(call=4, prompt=[4], temperature=math.nan, top_p=math.nan),
+    ]
+    built, rules = TracesBuilder().build(*rows), Rules(temperature=0.7, top_p=0.9)
+    counts = to_samples(built, rules)[1]
+    assert (counts.own_sampling, counts.sampled_calls) == (2, 4)
+    assert figures_of(counts, trained=4, stale=0)["own_sampling_share"] == 0.5
+    validation = replace(built, rollouts=[each.model_copy(update={"mode": "val"}) for each in built.rollouts])
+    assert to_samples(validation, rules)[1].own_sampling == 0
+    assert "step 3: 2 of 4 model calls trained on (50 %)" in own_sampling_words(3, 2, 4)
 
 
 def test_a_step_knows_whom_it_is_trained_on_and_whether_their_rewards_differ() -> None:

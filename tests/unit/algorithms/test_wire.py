@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from agl_otel.algorithms.grpo import wire
 from agl_otel.algorithms.grpo.generate import Row, Sampling
 from agl_otel.algorithms.grpo.policy import Policy
 from agl_otel.algorithms.grpo.tools import read_calls
 from agl_otel.algorithms.grpo.wire import Reply, parse
 from agl_otel.errors import UsageError
+from agl_otel.types.sampling import all_parameters
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "digit 7"}]
 CALLING = 'I ask.<tool_call>\n{"name": "calculate", "arguments": {"expression": "3 * 4"}}\n</tool_call>'
@@ -21,6 +23,12 @@ def test_defaults_are_openais() -> None:
     request = parse({"model": "policy", "messages": MESSAGES, "user": "somebody", "stop": None, "presence_penalty": 0})
     assert (request.n, request.temperature, request.top_p, request.max_tokens, request.stream) == (1, 1.0, 1.0, None, False)
     assert request.sampling(10) == Sampling(10)
+
+
+def test_every_field_that_draws_is_one_that_algorithms_send() -> None:
+    numbers = {name for name, values in wire.NEUTRAL.items() if any(isinstance(value, int) for value in values)}
+    assert numbers | {"temperature", "top_p", "max_tokens"} == set(all_parameters(1.0, 64))
+    assert parse({"messages": MESSAGES, **all_parameters(0.5, 64)}).sampling(100) == Sampling(64, temperature=0.5)
 
 
 def test_newer_name_of_the_token_limit_wins_and_the_context_bounds_it() -> None:

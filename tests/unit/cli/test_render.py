@@ -19,9 +19,9 @@ def span(name: str, span_id: str, parent: str | None = None, start: float = 0.0,
     )  # fmt: skip
 
 
-def rendered(spans: list[Span], *, messages: bool = False) -> str:
+def rendered(spans: list[Span], *, messages: bool = False, sampling: dict[str, Any] | None = None) -> str:
     console = Console(width=200, file=io.StringIO())
-    console.print(*span_trees(spans, messages=messages))
+    console.print(*span_trees(spans, messages=messages, sampling=sampling or {}))
     return console.file.getvalue()  # type: ignore[attr-defined]  # it is the StringIO above
 
 
@@ -55,6 +55,13 @@ def test_rewards_and_tokens_are_highlighted() -> None:
     reward = {semconv.reward_name_key(0): "primary", semconv.reward_value_key(0): 0.5}
     text = rendered([span("call", "a", None, 0, **attributes), span("grade", "b", None, 1, **reward)])
     assert "2 + 1 tokens, weights 7" in text and "primary = 0.5" in text
+
+
+def test_sampling_that_the_agent_was_not_asked_for_is_shown_as_its_own() -> None:
+    call = span("call", "a", None, 0, **{"gen_ai.request.temperature": 0.2, "gen_ai.request.top_p": 1})
+    assert "own temperature 0.2, top_p 1" in rendered([call])
+    assert "own temperature 0.2\n" in rendered([call], sampling={"temperature": 1.0, "top_p": 1.0})
+    assert "own" not in rendered([call], sampling={"temperature": 0.2, "top_p": 1.0})
 
 
 def test_what_an_agent_wrote_cannot_drive_the_terminal() -> None:

@@ -29,6 +29,8 @@ def test_nothing_is_found_where_all_is_well() -> None:
     ("name", "value", "blocks"),
     [
         ("OTEL_SDK_DISABLED", "true", False),
+        ("OTEL_CONFIG_FILE", "otel.yaml", False),
+        ("OTEL_EXPERIMENTAL_CONFIG_FILE", "otel.yaml", False),
         ("OTEL_TRACES_EXPORTER", "none", False),
         ("OTEL_LOGS_EXPORTER", "console", False),
         ("OTEL_TRACES_SAMPLER", "traceidratio", False),

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from collections.abc import Callable
 
 import pytest
 
-from agl_otel.collector.compress import ENCODINGS, EncodingError, TooLargeError, decompress
-from agl_otel.errors import DataError
+from agl_otel.collector.compress import (
+    _DECOMPRESSORS,  # pyright: ignore[reportPrivateUsage]  # what each is asked for is watched
+    ENCODINGS,
+    MAX_MEMBERS,
+    PIECE_BYTES,
+    WINDOW_BYTES,
+    EncodingError,
+    TooLargeError,
+    decompress,
+)
+from agl_otel.errors import DataError, UnavailableError
 
 
 def zstd(data: bytes) -> bytes:
@@ -47,3 +57,52 @@ def test_no_encoding_and_an_unknown_one() -> None:
         decompress("", b"abcd", 3)
     with pytest.raises(EncodingError, match=", ".join(ENCODINGS)):
         decompress("br", b"abc", 3)
+
+
+@pytest.mark.parametrize("encoding", COMPRESSORS)
+def test_bodies_of_several_windows_and_members_come_back(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compress = COMPRESSORS[encoding]
+    noise, dense = os.urandom(WINDOW_BYTES + 1), bytes(3 * PIECE_BYTES + 1)
+    parts = [noise, dense, b"", noise * 5, b"x", dense]
+    assert decompress(encoding, b"".join(map(compress, parts)), sum(map(len, parts))) == b"".join(parts)
+    monkeypatch.setattr("agl_otel.collector.compress.WINDOW_BYTES", len(compress(noise)))  # a member that ends where a window ends
+    assert decompress(encoding, compress(noise) + compress(b"y"), 1 << 20) == noise + b"y"
+
+
+@pytest.mark.parametrize("encoding", COMPRESSORS)
+def test_a_body_of_too_many_members_is_refused(encoding: str) -> None:
+    empty = COMPRESSORS[encoding](b"")
+    assert decompress(encoding, empty * MAX_MEMBERS, 1) == b""
+    with pytest.raises(DataError, match="more than 1024 members"):
+        decompress(encoding, empty * (MAX_MEMBERS + 1), 1)
+
+
+@pytest.mark.parametrize("encoding", COMPRESSORS)
+def test_no_more_of_a_body_is_copied_than_a_window_for_each_member(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a decompressor leaves behind its end is a copy: of whole bodies of empty members that was the square of their length."""
+    copied: list[int] = []
+    make = _DECOMPRESSORS[encoding]
+
+    class Watched:
+        def __init__(self) -> None:
+            self.inner = make()
+
+        def __getattr__(self, name: str) -> object:
+            found = getattr(self.inner, name)
+            if name in ("unused_data", "unconsumed_tail"):
+                copied.append(len(found))
+            return found
+
+    monkeypatch.setitem(_DECOMPRESSORS, encoding, Watched)
+    body = COMPRESSORS[encoding](b"") * (MAX_MEMBERS - 1) + COMPRESSORS[encoding](os.urandom(4 << 20))
+    assert len(decompress(encoding, body, 4 << 20)) == 4 << 20
+    assert max(copied) <= WINDOW_BYTES
+
+
+def test_unpacking_ends_when_its_client_goes_and_when_it_takes_too_long() -> None:
+    body = gzip.compress(bytes(20 * PIECE_BYTES))
+    left = iter([False, False, True])
+    with pytest.raises(UnavailableError, match="client went away"):
+        decompress("gzip", body, 1 << 30, gone=lambda: next(left))
+    with pytest.raises(TooLargeError, match="more than 0 s to unpack"):
+        decompress("gzip", body, 1 << 30, cpu_seconds=0)

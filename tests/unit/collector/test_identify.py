@@ -16,9 +16,10 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agl_otel.collector import identify
-from agl_otel.collector.identify import Identity, identify_logs, identify_spans, learn
+from agl_otel.collector.identify import Identity, bind, identify_logs, identify_spans, learn
 from agl_otel.collector.memory import TraceMemory
 from agl_otel.collector.policy import DROPPED, apply_policy
+from agl_otel.ingest import attempt_ingest_key, attempt_of
 
 VECTORS = Path(__file__).parents[3] / "collector" / "conformance"
 REASONS = {
@@ -28,6 +29,7 @@ REASONS = {
     "timestamp": identify.TIMESTAMP,
     "rollout_id": identify.ROLLOUT_ID,
     "attempt_id": identify.ATTEMPT_ID,
+    "key": identify.KEY,
 }
 BYTES = {"traceId", "spanId", "parentSpanId"}
 
@@ -59,11 +61,16 @@ def run_step(step: dict[str, Any], memory: TraceMemory, now: int) -> list[Identi
     metadata = step.get("metadata", {})
     if "resourceLogs" in step["request"]:
         logs = json_format.ParseDict(with_base64(step["request"]), ExportLogsServiceRequest())
-        return identify_logs(logs, metadata, memory, now_unix_nano=now)
+        return bound(step, identify_logs(logs, metadata, memory, now_unix_nano=now))
     request = json_format.ParseDict(with_base64(step["request"]), ExportTraceServiceRequest())
-    found = identify_spans(request, metadata, memory, now_unix_nano=now)
+    found = bound(step, identify_spans(request, metadata, memory, now_unix_nano=now))
     learn(request, found, memory, now=0.0)
     return found
+
+
+def bound(step: dict[str, Any], found: list[Identity]) -> list[Identity]:
+    to = step.get("bound")
+    return bind(found, (to["rollout"], to["attempt"]), Counter()) if to else found
 
 
 @pytest.mark.parametrize(("now", "vector"), vectors())
@@ -71,6 +78,23 @@ def test_golden_vector(now: int, vector: dict[str, Any]) -> None:
     memory = TraceMemory()
     for step in vector["steps"]:
         assert run_step(step, memory, now) == [expected(entry) for entry in step["expect"]]
+
+
+@pytest.mark.parametrize(("now", "vector"), vectors("keys"))
+def test_golden_vector_of_a_key(now: int, vector: dict[str, Any]) -> None:
+    memory = TraceMemory()
+    for step in vector["steps"]:
+        assert run_step(step, memory, now) == [expected(entry) for entry in step["expect"]]
+
+
+def test_keys_of_attempts_are_those_of_the_golden_vectors() -> None:
+    keys = json.loads((VECTORS / "keys" / "keys.json").read_text())
+    for each in keys["keys"]:
+        assert attempt_ingest_key(each["token"], each["rollout"], each["attempt"]) == each["key"]
+        assert attempt_of(each["token"], each["key"]) == (each["rollout"], each["attempt"])
+    for each in keys["refused"]:
+        assert attempt_of(each["token"], each["key"]) is None, each["name"]
+    assert attempt_ingest_key("", "ro-1", "at-1") == "" and attempt_of("", keys["keys"][0]["key"]) is None
 
 
 @pytest.mark.parametrize(("now", "vector"), vectors("policies"))

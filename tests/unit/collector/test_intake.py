@@ -16,6 +16,7 @@ from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.intake import Intake
 from agl_otel.collector.journal import Leftover, leftover
 from agl_otel.collector.limits import InFlight
+from agl_otel.collector.resends import RESEND_SECONDS, ResendJournal
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.wal import Log
 from agl_otel.collector.write import Writer
@@ -52,24 +53,37 @@ class Counters:
 class Parts:
     """The collector without its ports."""
 
-    def __init__(self, directory: Path, *, max_log_bytes: int = 1 << 30) -> None:
+    def __init__(self, directory: Path, *, max_log_bytes: int = 1 << 30, now: float = NOW) -> None:
         self.log = Log(directory / "wal")
         self.engine = ChdbEngine(directory / "traces")
         migrate(self.engine, where="the test")
         left: Leftover = leftover(self.log.replay())
         self.queue = Counters()
         self.commit = GroupCommit(self.log)
-        self.writer = Writer(BatchStore(self.engine, directory / "refused"), self.commit, self.queue, left, self.log.read)
+        self.resends = ResendJournal(directory / "wal", clock=lambda: now)
+        self.writer = Writer(BatchStore(self.engine, directory / "refused"), self.commit, self.queue, left, self.log.read, self.resends)
         self.heartbeats = Heartbeats(self.queue)
         self.disk = DiskBudget(directory, budget_bytes=max_log_bytes)
         self.in_flight = InFlight(1 << 20)
-        self.intake = Intake(self.commit, self.writer, self.heartbeats, left, disk=self.disk, in_flight=self.in_flight, clock=lambda: NOW)
+        self.intake = Intake(
+            self.commit,
+            self.writer,
+            self.heartbeats,
+            left,
+            self.resends.known,
+            disk=self.disk,
+            in_flight=self.in_flight,
+            clock=lambda: now,
+        )
         self.task = asyncio.create_task(self.writer.run())
 
     async def close(self) -> None:
         self.writer.close()
         await self.task
         await self.commit.close()
+        self.resends.close()
+        if self.writer.idle:
+            self.log.clear()  # as the service does: the next start has nothing to replay
         self.log.close()
         self.engine.close()
 
@@ -169,6 +183,20 @@ async def test_a_resend_after_a_restart_is_recognised_while_the_log_remembers(tm
     await parts.writer.barrier()
     assert parts.engine.select("SELECT count() FROM otel.otel_traces") == [[1]]
     await parts.close()
+
+
+async def test_a_resend_is_recognised_after_restarts_and_forgotten_after_ten_minutes(tmp_path: Path) -> None:
+    bad = ExportTraceServiceRequest.FromString(body(1, "good", "bad"))
+    bad.resource_spans[0].scope_spans[0].spans[1].span_id = b"short"
+    times = [NOW, NOW + 1, NOW + RESEND_SECONDS - 1, NOW + RESEND_SECONDS + 1]
+    counts: list[list[list[object]]] = []
+    for now in times:
+        parts = Parts(tmp_path, now=now)
+        outcome = await parts.intake.take("traces", bad.SerializeToString(), {**IDS, semconv.HEADER_ACK: "stored"})
+        assert (outcome.rejected, outcome.message) == (1, "1 × span id is not 8 bytes or all zero")
+        counts.append(parts.engine.select("SELECT count() FROM otel.otel_traces"))
+        await parts.close()
+    assert counts == [[[1]], [[1]], [[1]], [[2]]]
 
 
 async def test_what_waits_beyond_the_memory_bound_is_read_back_from_the_log(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:

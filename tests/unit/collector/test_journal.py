@@ -7,21 +7,26 @@ from hypothesis import strategies as st
 
 from agl_otel.collector.identify import Identity
 from agl_otel.collector.journal import (
+    ALREADY,
     BATCH,
     REQUEST,
+    SETTLED,
     STORED,
     Batch,
     Request,
     assign,
+    describe,
     leftover,
     number_requests,
     pack_batch,
     pack_request,
+    pack_settled,
     pack_stored,
     unpack_batch,
     unpack_request,
 )
 from agl_otel.collector.wal import Record
+from agl_otel.framed import Lost
 
 IDENTITIES = st.lists(
     st.builds(
@@ -52,7 +57,7 @@ def note(batch: Batch) -> tuple[int, bytes]:
 
 @given(IDENTITIES, st.binary(), st.sampled_from(["traces", "logs"]), st.integers(0, 2**50))
 def test_a_request_comes_back_as_it_was(identities: list[Identity], raw: bytes, signal: str, received: int) -> None:
-    before = Request("logs" if signal == "logs" else "traces", received, identities, raw, "key")
+    before = Request("logs" if signal == "logs" else "traces", received, identities, raw, "key", len(raw))
     assert unpack_request(pack_request(before)) == before
 
 
@@ -110,3 +115,74 @@ def test_every_taken_span_gets_its_explicit_or_a_fresh_number(requests: list[lis
     assert len(set(fresh)) == len(fresh)
     assert all(n == (i.sequence or 0) for i, n in zip(taken, numbers, strict=True) if not i.rollout_id or i.sequence is not None)
     assert following == {rollout_id: 100 + count for rollout_id, count, _ in wanted}
+
+
+@given(st.data())
+def test_whatever_record_is_lost_nothing_that_may_be_stored_is_inserted_unasked(data: st.DataObject) -> None:
+    """A log as the writer makes it: batches take requests in order, each is noted, inserted, and noted as stored, or not yet."""
+    records: list[tuple[int, bytes]] = []
+    batches: list[tuple[int, Batch]] = []  # with the position of the note
+    requests: list[int] = []
+    stored_notes: dict[int, int] = {}  # batch id: position of the note
+    for _ in range(data.draw(st.integers(1, 5), "batches")):
+        for _ in range(data.draw(st.integers(1, 3), "requests")):
+            requests.append(len(records))
+            records.append(ONE)
+        untaken = [position for position in requests if not batches or position > batches[-1][1].last]
+        count = data.draw(st.integers(0, len(untaken)), "taken")
+        if count:
+            batches.append((len(records), Batch(len(batches) + 1, untaken[0], untaken[count - 1], {"ro-1": 1})))
+            records.append(note(batches[-1][1]))
+            if data.draw(st.booleans(), "noted as stored"):
+                stored_notes[len(batches)] = len(records)
+                records.append((STORED, pack_stored(batches[-1][1])))
+    gone = data.draw(st.integers(0, len(records) - 1), "lost")
+    kind = records[gone][0] if data.draw(st.booleans(), "its header is whole") else None
+    entries: list[Record | Lost] = [*log(*records)]
+    entries[gone] = Lost(gone, gone, kind, True, 0, 1, "", "x")
+    left = leftover(entries)
+
+    whole = {position for batch, members in left.in_doubt if batch is not None for position, _ in members}
+    asked = {position for batch, members in left.in_doubt if batch is None for position, _ in members}
+    unasked = {position for position, _ in left.unwritten}
+    assert not whole & asked and not (whole | asked) & unasked
+    for noted_at, batch in batches:
+        members = {position for position in requests if batch.first <= position <= batch.last} - {gone}
+        if gone == noted_at:
+            assert members <= asked
+        elif batch.batch_id in stored_notes and stored_notes[batch.batch_id] != gone:
+            assert not members & (whole | asked | unasked)
+        elif batch.first <= gone <= batch.last and kind in (None, REQUEST):
+            assert members <= asked
+        else:
+            assert members <= whole | asked
+    taken = {position for _, batch in batches for position in requests if batch.first <= position <= batch.last}
+    assert set(requests) - taken - {gone} <= asked | unasked
+    order = [position for _, members in left.in_doubt for position, _ in members] + sorted(unasked)
+    assert order == sorted(order), "what waits for a position waits for all before it"
+
+
+def test_what_was_found_stored_is_left_out_from_then_on() -> None:
+    lost = Lost(2, 2, None, True, 0, 1, "", "x")
+    two = (REQUEST, pack_request(request(Identity("ro-1", "at-1"), Identity("ro-1", "at-1"))))
+    records: list[Record | Lost] = [*log(ONE, two), lost]
+    assert [(batch, len(members)) for batch, members in leftover(records).in_doubt] == [(None, 2)]
+    records.append(Record(3, SETTLED, pack_settled({0: [0], 1: [1]})))
+    left = leftover(records)
+    ((position, rest),) = left.unwritten
+    assert (position, [identity.reason for identity in rest.identities], left.in_doubt) == (1, ["", ALREADY], [])
+    batch = Batch(7, 1, 1)
+    records.append(Record(4, BATCH, pack_batch(batch)))
+    ((found, ((_, rest),)),) = leftover(records).in_doubt
+    assert (found, rest.rows) == (batch, 1)
+    records.append(Lost(5, 5, None, True, 0, 1, "", "x"))  # it may be another note of what was found
+    records.append(Record(6, BATCH, pack_batch(Batch(8, 1, 1))))
+    assert [batch for batch, _ in leftover(records).in_doubt] == [None]
+
+
+def test_a_lost_request_is_described_by_what_its_bytes_still_tell() -> None:
+    payload = pack_request(request(Identity("ro-1"), Identity("ro-2"), Identity("ro-2", reason="why")))
+    assert describe(REQUEST, payload) == describe(None, payload[:-2]) == "2 spans of 'ro-1', 'ro-2'"
+    assert describe(REQUEST, b"\xff" + payload) == "a request"
+    assert describe(None, b"?") == ""
+    assert describe(BATCH, b"?") == "the note of a batch"

@@ -11,14 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agl_otel.collector import faults
-from agl_otel.collector.wal import Log
+from agl_otel.collector.wal import Log, Record
 from agl_otel.errors import DataError, SettingsError, UnavailableError
+from agl_otel.framed import HEADER_BYTES, Lost
 
 RECORDS = st.lists(st.lists(st.tuples(st.integers(1, 5), st.binary(max_size=40)), min_size=1, max_size=4), max_size=8)
 
 
 def contents(log: Log) -> list[tuple[int, int, bytes]]:
-    return [(record.position, record.kind, record.payload) for record in log.replay()]
+    return [(record.position, record.kind, record.payload) for record in log.replay() if isinstance(record, Record)]
+
+
+def missing(log: Log) -> list[tuple[int, int, bool]]:
+    return [(lost.first, lost.last, lost.damage) for lost in log.replay() if isinstance(lost, Lost)]
 
 
 @settings(deadline=None, max_examples=60)
@@ -37,38 +42,51 @@ def test_what_was_appended_is_replayed_in_order(groups: list[list[tuple[int, byt
 
 
 @settings(deadline=None, max_examples=100)
-@given(groups=RECORDS.filter(len), damage=st.data())
-def test_a_torn_or_damaged_tail_costs_only_itself(groups: list[list[tuple[int, bytes]]], damage: st.DataObject) -> None:
+@given(groups=RECORDS.filter(len), segment_bytes=st.sampled_from([1, 150, 1 << 20]), damage=st.data())
+def test_damage_costs_what_it_hit_and_every_other_record_keeps_its_position(
+    groups: list[list[tuple[int, bytes]]], segment_bytes: int, damage: st.DataObject
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        log = Log(Path(directory), segment_bytes=segment_bytes)
+        places = [place for group in groups for place in log.append(group)]
+        log.close()
+        records = [(n, *record) for n, record in enumerate(record for group in groups for record in group)]
+        hit = damage.draw(st.sampled_from(places), "record")
+        data = bytearray(hit.segment.read_bytes())
+        data[hit.offset + damage.draw(st.integers(0, HEADER_BYTES + hit.length + 3), "byte")] ^= 1 << damage.draw(st.integers(0, 7), "bit")
+        hit.segment.write_bytes(data)
+        in_last_group = hit.position >= len(records) - len(groups[-1])
+
+        for start in range(2):
+            again = Log(Path(directory))
+            assert contents(again) == [record for record in records if record[0] != hit.position]
+            assert missing(again) == [(hit.position, hit.position, not in_last_group)]
+            assert (again.torn_bytes > 0, again.damaged_bytes > 0) == ((in_last_group, not in_last_group) if start == 0 else (False, False))
+            (place,) = again.append([(1, b"after")])
+            assert place.position == len(records)
+            records.append((place.position, 1, b"after"))
+            assert again.read(place) == b"after"
+            again.close()
+
+
+@given(groups=RECORDS.filter(len), cut=st.data())
+@settings(deadline=None, max_examples=60)
+def test_a_torn_tail_costs_only_itself(groups: list[list[tuple[int, bytes]]], cut: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as directory:
         log = Log(Path(directory))
-        ends: list[int] = []
-        for group in groups:
-            place = log.append(group)[-1]
-            ends.append(place.offset + place.length)
+        places = [place for group in groups for place in log.append(group)]
         log.close()
-        (path,) = Path(directory).glob("*.wal")
-        data = bytearray(path.read_bytes())
-        at = damage.draw(st.integers(0, len(data)), "torn at")
-        if damage.draw(st.booleans(), "flipped, not cut") and at < len(data):
-            data[at] ^= 1 << damage.draw(st.integers(0, 7))
-        else:
-            del data[at:]
-            data += damage.draw(st.binary(max_size=12), "garbage after it")
-        path.write_bytes(data)
-
-        records = [record for group in groups for record in group]
+        path = places[0].segment
+        at = cut.draw(st.integers(0, path.stat().st_size), "torn at")
+        path.write_bytes(path.read_bytes()[:at] + cut.draw(st.binary(max_size=12), "garbage after it"))
+        records = [(n, *record) for n, record in enumerate(record for group in groups for record in group)]
         again = Log(Path(directory))
-        kept = contents(again)
-        whole = sum(len(group) for group, end in zip(groups, ends, strict=True) if end <= at)
-        assert len(kept) >= whole
-        assert [(kind, payload) for _, kind, payload in kept[:whole]] == records[:whole]
-        (place,) = again.append([(1, b"after")])
-        assert place.position == len(kept)
+        assert contents(again) == [
+            record for record, place in zip(records, places, strict=True) if place.offset + HEADER_BYTES + place.length + 4 <= at
+        ]
+        assert not any(damage for _, _, damage in missing(again))
+        assert again.damaged_bytes == 0
         again.close()
-        third = Log(Path(directory))
-        assert contents(third) == [*kept, (len(kept), 1, b"after")]
-        assert third.torn_bytes == 0
-        third.close()
 
 
 def test_segments_are_deleted_only_when_all_of_them_is_stored(tmp_path: Path) -> None:
@@ -77,9 +95,10 @@ def test_segments_are_deleted_only_when_all_of_them_is_stored(tmp_path: Path) ->
         log.append([(1, bytes([number])), (1, b"x")])
     assert len(list(tmp_path.glob("*.wal"))) == 4
     log.release(3)
-    assert [record.position for record in log.replay()] == [2, 3, 4, 5, 6, 7]
+    assert [position for position, _, _ in contents(log)] == [2, 3, 4, 5, 6, 7]
     log.release(100)
-    assert [record.position for record in log.replay()] == [6, 7]
+    assert [position for position, _, _ in contents(log)] == [6, 7]
+    assert len(list(tmp_path.iterdir())) == 2, "a segment and the copy of its salt"
     log.close()
 
 
@@ -138,18 +157,44 @@ def test_positions_go_on_after_everything_was_cleared(tmp_path: Path) -> None:
     again.close()
 
 
-def test_damage_in_an_older_segment_is_kept_aside_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_a_whole_segment_that_is_gone_is_known_to_be_missing(tmp_path: Path) -> None:
     log = Log(tmp_path, segment_bytes=1)
     for number in range(3):
-        log.append([(1, bytes([number]) * 10)])
+        log.append([(1, bytes([number])), (1, b"x")])
     log.close()
-    first = min(tmp_path.glob("*.wal"))
-    data = bytearray(first.read_bytes())
-    data[-1] ^= 1
-    first.write_bytes(data)
+    sorted(tmp_path.glob("*.wal"))[1].unlink()
     again = Log(tmp_path)
-    assert [record.position for record in again.replay()] == [1, 2]
-    assert first.with_suffix(".damaged").read_bytes() == bytes(data)
+    assert [position for position, _, _ in contents(again)] == [0, 1, 4, 5]
+    assert missing(again) == [(2, 3, True)]
+    again.close()
+
+
+def test_a_start_removes_what_an_earlier_one_left_unfinished(tmp_path: Path) -> None:
+    Log(tmp_path).close()
+    for name in (".00000000000000000000.wal.new", "00000000000000000007.wal.salt"):
+        (tmp_path / name).write_bytes(b"x")
+    Log(tmp_path).close()
+    assert {path.name for path in tmp_path.iterdir()} == {"00000000000000000000.wal", "00000000000000000000.wal.salt"}
+
+
+def test_a_group_that_could_not_be_synced_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log(tmp_path)
+    log.append([(1, b"a")])
+    failed = [True]
+
+    def refuse() -> None:
+        if failed[0]:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setitem(faults.hooks, "written", refuse)
+    with pytest.raises(UnavailableError, match="Input/output error"):
+        log.append([(1, b"refused"), (1, b"refused")])
+    failed[0] = False
+    assert log.append([(1, b"b")])[0].position == 1
+    log.close()
+    again = Log(tmp_path)
+    assert contents(again) == [(0, 1, b"a"), (1, 1, b"b")]
+    assert missing(again) == []
     again.close()
 
 

@@ -44,7 +44,14 @@ MODULES = {
     "agl_otel": f"""{TYPES} {STORE} {EMITTERS} {ADAPTERS} {ALGORITHMS} {AGENTS} {RUNS} {EXECUTION} {TRACERS} {ENV_VARS} {LOGGING}
         Trainer build_component LLMProxy lightning_cli""",
     "agl_otel.adapter": f"{ADAPTERS} TraceTree RewardMatchPolicy",
+    "agl_otel.adapter.triplet": "TracerTraceToTriplet LlmProxyTraceToTriplet TraceToTripletBase TraceTree RewardMatchPolicy",
+    "agl_otel.adapter.messages": "TraceToMessages",
     "agl_otel.algorithm": ALGORITHMS,
+    "agl_otel.algorithm.apo": "APO",
+    "agl_otel.tracer.agentops": "AgentOpsTracer",
+    "agl_otel.tracer.weave": "WeaveTracer",
+    "agl_otel.store.collection_based": "CollectionBasedLightningStore",
+    "agl_otel.store.mongo": "MongoLightningStore",
     "agl_otel.algorithm.utils": "with_store with_llm_proxy batch_iter_over_dataset",
     "agl_otel.litagent": AGENTS,
     "agl_otel.runner": RUNS,
@@ -135,7 +142,7 @@ PARAMETERS: dict[str, str] = {
     "statistics": "",
     "otlp_traces_endpoint": "",
 }
-ADDED = {"query_rollouts": ["mode_in", "run", "input_contains", "attempts_from", "output_contains"]}
+ADDED = {"query_rollouts": ["mode_in", "run", "input_contains", "attempts_from", "output_contains"], "query_spans": ["everything"]}
 
 
 @pytest.mark.parametrize("method", PARAMETERS)

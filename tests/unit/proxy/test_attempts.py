@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_otel.proxy.attempts import Attempts
+from agl_otel.proxy.attempts import CLOSED_SECONDS, IDLE_SECONDS, Attempts
 
 KEY = ("ro", "at")
 IDS = st.lists(st.integers(0, 2), max_size=6)
@@ -15,7 +15,7 @@ def test_every_prompt_is_rebuilt_from_its_prefix_and_the_longest_one_is_named(ca
     said: dict[tuple[int, int], list[int]] = {}
     for prompt, replies in calls:
         attempt, number = attempts.begin(KEY)
-        prefix = attempts.end(attempt, number, prompt, dict(enumerate(replies)))
+        prefix = attempts.continued(attempt, number, prompt, dict(enumerate(replies)))
         fits = [len(whole) for whole in said.values() if prompt and prompt[: len(whole)] == whole]
         assert (prefix.length if prefix else None) == (max(fits) if fits else None)
         if prefix is not None:
@@ -27,7 +27,8 @@ def test_every_prompt_is_rebuilt_from_its_prefix_and_the_longest_one_is_named(ca
 def test_calls_are_numbered_by_attempt_also_those_without_tokens() -> None:
     attempts = Attempts(lambda _: None)
     first, number = attempts.begin(KEY)
-    assert attempts.end(first, number, None, {}) is None
+    assert attempts.continued(first, number, None, {}) is None
+    first.active -= 1
     assert [attempts.begin(KEY)[1], attempts.begin(("ro", "other"))[1], attempts.begin(KEY)[1]] == [2, 1, 3]
     assert attempts.active(KEY) == 2
 
@@ -37,7 +38,8 @@ def test_an_attempt_without_a_call_under_way_is_forgotten_when_room_is_needed() 
     attempts = Attempts(forgotten.append, max_attempts=2)
     attempts.begin(("ro", "busy"))
     idle, number = attempts.begin(("ro", "idle"))
-    attempts.end(idle, number, [1], {0: [2]})
+    attempts.continued(idle, number, [1], {0: [2]})
+    idle.active -= 1
     attempts.begin(("ro", "new"))
     assert forgotten == [("ro", "idle")] and len(attempts) == 2
     assert attempts.begin(("ro", "idle"))[1] == 1
@@ -48,21 +50,44 @@ def test_the_memory_of_replies_is_bounded_too() -> None:
     attempts = Attempts(forgotten.append, max_held=3)
     for turn in range(5):
         attempt, number = attempts.begin(KEY)
-        attempts.end(attempt, number, [turn], {0: [turn]})
+        attempts.continued(attempt, number, [turn], {0: [turn]})
+        attempt.active -= 1
     attempts.begin(("ro", "next"))
     assert forgotten == [KEY]
 
 
+def test_attempts_that_are_over_or_idle_for_long_are_forgotten() -> None:
+    forgotten: list[tuple[str, str]] = []
+    now = [0.0]
+    attempts = Attempts(forgotten.append, clock=lambda: now[0])
+    for number, state in enumerate(("over", "busy", "idle")):
+        attempt, _ = attempts.begin(("ro", state))
+        attempts.remember(attempt, 1, [str(number).encode()])
+        attempt.active -= state != "busy"
+    attempts.close(("ro", "over"))
+    attempts.close(("ro", "never-called"))
+    now[0] = CLOSED_SECONDS - 1
+    attempts.expire()
+    assert forgotten == [] and attempts.is_closed(("ro", "over"))
+    now[0] = CLOSED_SECONDS
+    attempts.expire()
+    assert forgotten == [("ro", "over"), ("ro", "never-called")] and not attempts.is_closed(("ro", "over")) and len(attempts) == 2
+    now[0] = IDLE_SECONDS
+    attempts.expire()
+    assert forgotten[2:] == [("ro", "idle")] and attempts.active(("ro", "busy")) == 1
+
+
 def test_a_retry_is_linked_to_the_try_that_failed() -> None:
     attempt, first = Attempts(lambda _: None).begin(KEY)
-    assert attempt.tried(first, b"x", retry=False) is None
+    assert attempt.tried(first, b"x", retry=False) == (None, 1)
     attempt.ended(first, good=False)
-    assert attempt.tried(2, b"x", retry=False) is None
+    assert attempt.tried(2, b"x", retry=False) == (None, 2)
     attempt.ended(2, good=True)
-    assert attempt.tried(3, b"y", retry=True) is None
-    assert attempt.tried(4, b"x", retry=True) == 1
+    assert attempt.tried(3, b"y", retry=True) == (None, 3)
+    assert attempt.tried(4, b"x", retry=True) == (1, 1)
     attempt.ended(4, good=False)
-    assert attempt.tried(5, b"x", retry=True) == 4
+    assert attempt.tried(5, b"x", retry=True) == (4, 1), "the agent's first wish, a third time"
+    assert attempt.tried(6, b"z", retry=False) == (None, 4), "what comes later is numbered as if nothing had failed"
 
 
 def test_of_several_equal_calls_that_went_well_none_is_guessed() -> None:
@@ -70,9 +95,9 @@ def test_of_several_equal_calls_that_went_well_none_is_guessed() -> None:
     for number in (1, 2):
         attempt.tried(number, b"x", retry=False)
         attempt.ended(number, good=True)
-    assert attempt.tried(3, b"x", retry=True) is None
+    assert attempt.tried(3, b"x", retry=True) == (None, 3)
     attempt.tried(4, b"only", retry=False)
-    assert attempt.tried(5, b"only", retry=True) == 4
+    assert attempt.tried(5, b"only", retry=True) == (4, 4)
 
 
 def test_a_conversation_of_thousands_of_calls_names_the_call_before_each_time() -> None:
@@ -81,6 +106,6 @@ def test_a_conversation_of_thousands_of_calls_names_the_call_before_each_time() 
     for turn in range(1, 3_001):
         prompt += [turn, 0, turn]
         attempt, number = attempts.begin(KEY)
-        prefix = attempts.end(attempt, number, prompt, {0: [7]})
+        prefix = attempts.continued(attempt, number, prompt, {0: [7]})
         assert (prefix.call if prefix else 0) == turn - 1
         prompt.append(7)

@@ -9,6 +9,7 @@ import pytest
 from agl_otel.queue.lifecycle import (
     ACTIVE,
     FINISHED,
+    OPEN,
     QUEUED,
     Policy,
     ends_attempt,
@@ -17,6 +18,7 @@ from agl_otel.queue.lifecycle import (
     overdue,
     propagate,
     refusal,
+    replaced,
     worker_status,
 )
 from agl_otel.types import AttemptStatus, RolloutStatus, WorkerStatus
@@ -70,7 +72,14 @@ def test_a_span_of_the_latest_attempt_moves_only_preparing_and_requeuing_rollout
 
 @pytest.mark.parametrize("rollout", ROLLOUT)
 def test_a_span_of_an_older_attempt_never_moves_the_rollout(rollout: RolloutStatus) -> None:
-    assert observed("unresponsive", rollout, latest=False) == ("running", rollout)
+    for attempt in ATTEMPT:
+        assert observed(attempt, rollout, latest=False) == (attempt, rollout)
+
+
+@pytest.mark.parametrize("attempt", ATTEMPT)
+def test_an_attempt_that_is_replaced_is_open_no_more(attempt: AttemptStatus) -> None:
+    assert replaced(attempt) == ("failed" if attempt in ("preparing", "running") else attempt)
+    assert observed(replaced(attempt), "running", latest=False)[0] not in OPEN
 
 
 @pytest.mark.parametrize(

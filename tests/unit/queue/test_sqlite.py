@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agl_otel.errors import ConflictError, InUseError, UnavailableError, UsageError
+from agl_otel.errors import ConflictError, DiskFullError, InUseError, UnavailableError, UsageError
 from agl_otel.queue.engine import Signals, Transaction
 from agl_otel.queue.operations import enqueue
 from agl_otel.queue.proto import queue_pb2 as pb
@@ -68,7 +68,7 @@ async def test_a_full_disk_refuses_with_the_remedy_and_passes(engine: SqliteEngi
     await engine.write(lambda tx: add(tx, "ro-1"))
     pages = await engine.write(lambda tx: int(tx.rows_of("PRAGMA page_count", {})[0][0]))
     await engine.write(lambda tx: tx.rows_of(f"PRAGMA max_page_count={pages}", {}))
-    with pytest.raises(UnavailableError, match=r"queue.db cannot be used now .*full.*free space"):
+    with pytest.raises(DiskFullError, match=r"queue.db cannot be written.*full.*free space"):
         await engine.write(lambda tx: add(tx, "ro-2", "x" * 1_000_000))
     assert await engine.read(stored) == ["ro-1"]
     await engine.write(lambda tx: tx.rows_of("PRAGMA max_page_count=1000000", {}))

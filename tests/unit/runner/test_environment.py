@@ -10,18 +10,20 @@ import pytest
 from opentelemetry.sdk.resources import OTELResourceDetector
 
 from agl_otel import semconv
-from agl_otel.ingest import ingest_key
+from agl_otel.ingest import attempt_ingest_key
 from agl_otel.runner.certificates import Certificates
 from agl_otel.runner.environment import (
     DUMMY_API_KEY,
     Addresses,
     merged_members,
     process_environment,
+    routed_llm,
     shared_environment,
     telemetry_environment,
     with_otlp,
 )
 from agl_otel.types import LLM, Attempt, AttemptedRollout, Describe, NamedResources, PromptTemplate, ProxyLLM
+from agl_otel.types.sampling import NEUTRAL, all_parameters
 
 ADDRESSES = Addresses("10.0.0.1:4317", "http://10.0.0.1:4318", "http://10.0.0.1:4000")
 NO_PROXY = Addresses("10.0.0.1:4317", "http://10.0.0.1:4318")
@@ -83,6 +85,10 @@ OTLP = "OTEL_EXPORTER_OTLP_"
         ({"OTEL_TRACES_SAMPLER": "traceidratio"}, {"OTEL_TRACES_SAMPLER": "always_on"}),
         ({"OTEL_TRACES_SAMPLER_ARG": "0.1"}, {"OTEL_TRACES_SAMPLER_ARG": None}),
         ({"OTEL_SDK_DISABLED": "true"}, {"OTEL_SDK_DISABLED": None}),
+        ({"OTEL_CONFIG_FILE": "a.yaml"}, {"OTEL_CONFIG_FILE": "a.yaml", "OTEL_PYTHON_CONFIGURATOR": "agl_otel"}),
+        ({"OTEL_CONFIG_FILE": "a.yaml", "OTEL_PYTHON_CONFIGURATOR": "own"}, {"OTEL_PYTHON_CONFIGURATOR": "own"}),
+        ({"OTEL_CONFIG_FILE": ""}, {"OTEL_PYTHON_CONFIGURATOR": None}),
+        ({"OTEL_EXPERIMENTAL_CONFIG_FILE": "a.yaml"}, {"OTEL_EXPERIMENTAL_CONFIG_FILE": None}),
         ({"TRACESTATE": "a=b", "TRACEPARENT": "old"}, {"TRACESTATE": None, "TRACEPARENT": TRACEPARENT}),
         (
             {f"{OTLP}TRACES_ENDPOINT": "https://vendor", f"{OTLP}TRACES_HEADERS": "k=v"},
@@ -106,14 +112,14 @@ def test_what_the_user_set_is_kept_or_replaced_by_rule(base: dict[str, str], exp
 def test_our_token_is_the_only_header_and_percent_encoded() -> None:
     env = environment({"OTEL_EXPORTER_OTLP_HEADERS": "api-key=vendor-secret"}, token="a b,c")
     key, _, value = env["OTEL_EXPORTER_OTLP_HEADERS"].partition("=")
-    assert (key, unquote(value)) == ("authorization", f"Bearer {ingest_key('a b,c')}")
-    assert "," not in value
+    assert (key, unquote(value)) == ("authorization", f"Bearer {attempt_ingest_key('a b,c', 'ro-1', 'at-1')}")
+    assert "," not in value and "/" not in value
 
 
 def test_no_variable_of_an_agent_holds_the_stacks_token() -> None:
     env = environment({"AGL_TOKEN": "stack-secret", "AGL_QUEUE_URL": "postgresql://u:stack-secret@h/d"}, token="stack-secret")
     assert not [name for name, value in env.items() if "stack-secret" in unquote(value)]
-    assert len({ingest_key("stack-secret"), env["OPENAI_API_KEY"], "stack-secret"}) == 3
+    assert len({attempt_ingest_key("stack-secret", "ro-1", "at-1"), env["OPENAI_API_KEY"], "stack-secret"}) == 3
 
 
 def test_the_users_otlp_metrics_keep_their_endpoint_and_get_no_token_of_ours() -> None:
@@ -208,3 +214,12 @@ def test_an_agent_does_not_inherit_the_secrets_of_the_stack() -> None:
         "s3cret",
     )
     assert "s3cret" not in environment({**secrets, "AGL_EMITTER_DEBUG": "1"}).values()
+
+
+def test_sampling_that_openais_client_has_no_argument_for_is_left_to_the_proxy() -> None:
+    told = routed_llm(REAL.model_copy(update={"sampling_parameters": all_parameters(0.7, 64, top_k=20)}), "ro-1", "at-1", "http://p")
+    openais = {"temperature": 0.7, "max_tokens": 64, "top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+    assert told.sampling_parameters == {**openais, "top_k": 20}, "what says nothing new would only break create(**sampling_parameters)"
+    assert set(NEUTRAL) < set(
+        routed_llm(LLM(endpoint="x", model="m", sampling_parameters=all_parameters(1, 1)), "r", "a", None).sampling_parameters
+    )

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_otel.traces.verdict import ALARM, AttemptFacts, MarkerFacts, decide
+from agl_otel.traces.verdict import ALARM, NOT_HANDED_IN, NOT_LOADED, AttemptFacts, MarkerFacts, decide
+from agl_otel.types import AttemptLedger, ProcessRecord
 
 
 def facts(handed: dict[str, int] | None = None, unmarked: int = 0, annotations: int = 0, **markers: MarkerFacts) -> AttemptFacts:
@@ -53,7 +54,7 @@ def test_incomplete_says_how_many_and_from_where(name: str) -> None:
 
 
 def test_unproven_is_an_alarm_only_where_the_runner_reported_a_hooked_agent() -> None:
-    hooked = decide(replace(facts(unmarked=3, annotations=1), hooked=True))
+    hooked = decide(replace(facts(unmarked=3, annotations=1), hooked=True, ledger=AttemptLedger(reach="elsewhere")))
     assert (hooked.kind, hooked.alarm, hooked.reasons) == ("unproven", True, [ALARM])
     assert not decide(facts(unmarked=3, annotations=1)).alarm
     for seen in (COMPLETE["several processes"], INCOMPLETE["no seal"][0], facts()):
@@ -93,3 +94,150 @@ def test_complete_means_that_every_count_agrees(handed: dict[str, int], markers:
 def test_a_runners_marked_reward_does_not_prove_an_agent_that_nobody_counted() -> None:
     seen = facts({"runner": 1}, unmarked=3, runner=MarkerFacts(spans=1, annotations=1))
     assert decide(seen).kind == "unproven"
+
+
+# --- the truth table: what is seen, and what follows ---------------------------------------------------------------
+
+AGENT = "python agent.py"
+
+
+def ledger(*records: ProcessRecord, reach: str = "hooked", problem: str | None = None) -> AttemptLedger:
+    return AttemptLedger.model_validate({"reach": reach, "command": AGENT, "processes": records, "problem": problem})
+
+
+def process(begun: int, ended: int, *, abandoned: int = 0, dropped: int = 0, closed: bool = True, marker: str = "p") -> ProcessRecord:
+    counts = {"begun": begun, "ended": ended, "abandoned": abandoned, "dropped": dropped}
+    return ProcessRecord(pid=7, command=AGENT, marker=marker, closed=closed, **counts)
+
+
+LOADED = ProcessRecord(pid=8, command=AGENT)
+PROXY = {"x": "http://proxy:4000"}
+CALLS = MarkerFacts(spans=2, calls=2, last_call=2)
+
+
+def seen(of: AttemptLedger | None, *, hooked: bool = True, base: AttemptFacts | None = None, **markers: MarkerFacts) -> AttemptFacts:
+    return replace(base or facts({}), ledger=of, hooked=hooked, markers=markers)
+
+
+WHOLE: dict[str, tuple[AttemptFacts, str]] = {
+    "closed, and all that it ended is stored": (seen(ledger(process(3, 3)), p=MarkerFacts(spans=3)), ""),
+    "killed, and nothing was lost": (seen(ledger(process(3, 3, closed=False)), p=MarkerFacts(spans=3)), "nothing of it was lost"),
+    "leaked spans of a process that closed": (seen(ledger(process(3, 2, abandoned=1)), p=MarkerFacts(spans=2)), "1 span never ended"),
+    "a child that was loaded and made no span": (seen(ledger(process(1, 1), LOADED), p=MarkerFacts(spans=1)), ""),
+    "a ledger goes before seals, which count late spans too": (seen(ledger(process(2, 2)), p=MarkerFacts(spans=2, seal=5)), ""),
+    "a parent that never arrived, without a marker": (
+        replace(seen(ledger(process(1, 1)), p=MarkerFacts(spans=1)), unmarked=2, orphans=1),
+        "1 spans of processes that are not counted have a parent that never arrived",
+    ),
+    "a command that cannot be hooked, with all its calls": (
+        seen(ledger(reach="unhooked"), hooked=False, base=facts({"x": 2}), x=CALLS),
+        "the agent's own spans are not counted",
+    ),
+    "an agent whose hook was loaded and that only calls its model": (
+        seen(ledger(LOADED), base=facts({"x": 2}), x=CALLS),
+        "no process of it made a span",
+    ),
+    "a proxy that answered when the attempt was closed": (
+        replace(seen(ledger(LOADED), base=facts({"x": 2}), x=CALLS), proxies=PROXY),
+        "no process of it made a span",
+    ),
+    "a proxy that died, whose successor sealed for it": (
+        replace(seen(ledger(LOADED), x=replace(CALLS, seal=2, closed=True)), proxies=PROXY),
+        "no process of it made a span",
+    ),
+    "a process of another machine that sealed": (seen(ledger(reach="elsewhere"), p=MarkerFacts(spans=2, seal=2)), ""),
+    "a hooked agent on a disk of its own, whose process sent its last seal": (
+        seen(ledger(), base=facts({"x": 2}), p=MarkerFacts(spans=2, seal=2, closed=True), x=CALLS),
+        "",
+    ),
+    "a caller that the ledger knows": (
+        replace(seen(ledger(process(1, 1)), base=facts({"x": 2}), p=MarkerFacts(spans=1), x=CALLS), callers={"p"}),
+        "",
+    ),
+}
+LOST: dict[str, tuple[AttemptFacts, int, str]] = {
+    "in flight when it died": (
+        seen(ledger(process(3, 1, closed=False)), p=MarkerFacts(spans=1)),
+        2,
+        f"process 7 ({AGENT}): 2 spans were in flight when it died",
+    ),
+    "killed inside its first span": (seen(ledger(process(1, 0, closed=False))), 1, "1 span was in flight"),
+    "fewer stored than ended": (seen(ledger(process(3, 3)), p=MarkerFacts(spans=1)), 2, f"process 7 ({AGENT}): 2 of 3 spans are missing"),
+    "all that it ended is missing": (seen(ledger(process(3, 3, closed=False))), 3, "3 of 3 spans are missing"),
+    "given up by its exporter": (
+        seen(ledger(process(3, 3, dropped=2)), p=MarkerFacts(spans=1)),
+        2,
+        "2 of 3 spans are missing, 2 of them given up by its exporter",
+    ),
+    "a child of a whole parent": (
+        seen(ledger(process(2, 2), process(1, 0, closed=False, marker="q")), p=MarkerFacts(spans=2)),
+        1,
+        "in flight",
+    ),
+    "more stored than it counts": (seen(ledger(process(1, 1)), p=MarkerFacts(spans=2)), 0, "it counts 1"),
+    "known by an announcement only": (seen(ledger(reach="elsewhere"), p=MarkerFacts()), 0, "sent no seal"),
+    "a hooked agent on a disk of its own, whose process sent a seal that is not its last": (
+        seen(ledger(), p=MarkerFacts(spans=2, seal=2)),
+        0,
+        "process p sent no last seal",
+    ),
+    "a child whose record could not be made, beside its parent's": (
+        seen(ledger(process(1, 1)), p=MarkerFacts(spans=1), q=MarkerFacts(spans=2, seal=2)),
+        0,
+        "process q sent no last seal",
+    ),
+    "known by the baggage of a call only": (
+        replace(seen(ledger(reach="elsewhere"), base=facts({"x": 2}), x=CALLS), callers={"m"}),
+        0,
+        "process m made model calls, and nothing else is known of it",
+    ),
+    "a process that answered and of which nothing arrived": (
+        seen(AttemptLedger(reach="elsewhere", answered={"m": 2}), p=MarkerFacts(spans=1, seal=1)),
+        0,
+        "process m sent no seal",
+    ),
+    "a process that had ended more when it answered than its seal says": (
+        seen(AttemptLedger(reach="elsewhere", answered={"p": 3}), p=MarkerFacts(spans=1, seal=1)),
+        2,
+        "2 of 3 spans are missing",
+    ),
+    "the hook did not load": (seen(ledger(), base=facts({"x": 2}), x=CALLS), 0, NOT_LOADED),
+    "the ledger was never handed in": (seen(None, base=facts({"x": 2}), x=CALLS), 0, NOT_HANDED_IN),
+    "the ledger is unreadable": (
+        seen(ledger(process(1, 1), problem="a link"), p=MarkerFacts(spans=1)),
+        0,
+        "the ledger of its processes is unreadable: a link",
+    ),
+    "a gap in a proxy's calls": (
+        seen(ledger(LOADED), base=facts({"x": 2}), x=MarkerFacts(spans=2, calls=2, last_call=3)),
+        1,
+        "1 of the model calls 1 to 3 are missing",
+    ),
+    "a proxy that did not answer": (
+        replace(seen(ledger(LOADED), x=replace(CALLS, seal=2)), proxies=PROXY),
+        0,
+        "proxy http://proxy:4000 (process x) sent no last seal",
+    ),
+    "a proxy of which nothing arrived": (replace(seen(ledger(LOADED)), proxies=PROXY), 0, "proxy http://proxy:4000"),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_lost_nothing_is_complete(name: str) -> None:
+    given_facts, note = WHOLE[name]
+    verdict = decide(given_facts)
+    assert (verdict.kind, verdict.missing, verdict.reasons) == ("complete", 0, [])
+    assert any(note in text for text in verdict.notes) if note else verdict.notes == []
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_what_lost_something_is_incomplete(name: str) -> None:
+    given_facts, missing, reason = LOST[name]
+    verdict = decide(given_facts)
+    assert (verdict.kind, verdict.missing, len(verdict.reasons)) == ("incomplete", missing, 1)
+    assert reason in verdict.reasons[0]
+
+
+def test_a_loaded_hook_alone_proves_no_spans() -> None:
+    assert decide(seen(ledger(LOADED))).kind == "empty"
+    assert decide(replace(seen(ledger(LOADED)), unmarked=2)).kind == "unproven"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -12,6 +13,8 @@ from pydantic import ValidationError
 from agl_otel import semconv
 from agl_otel.types import (
     LLM,
+    Event,
+    Link,
     OtelResource,
     PaginatedResult,
     PromptTemplate,
@@ -105,3 +108,16 @@ def test_resources_are_of_one_family() -> None:
     assert PromptTemplate(template="{a}!", engine="f-string").format(a=1) == "1!"
     with pytest.raises(NotImplementedError, match="jinja"):
         PromptTemplate(template="{{a}}", engine="jinja").format(a=1)
+
+
+def test_bytes_are_base64_in_json_wherever_they_stand() -> None:
+    raw = b"\xff\xfe>"
+    held = {"bytes": raw, "list": [raw, "text", 1], "map": {"deep": [{"in": raw}]}, "plain": [1, 2], "none": None}
+    shown = {"bytes": "//4+", "list": ["//4+", "text", 1], "map": {"deep": [{"in": "//4+"}]}, "plain": [1, 2], "none": None}
+    made = Span.from_attributes(attributes=held, resource=OtelResource(attributes=held))
+    made.events = [Event(name="e", attributes=held)]
+    made.links = [Link(context=SpanContext(trace_id="1", span_id="2"), attributes=held)]
+    for dumped in (made.model_dump(mode="json"), json.loads(made.model_dump_json())):
+        places = [dumped, dumped["resource"], dumped["events"][0], dumped["links"][0]]
+        assert [place["attributes"] for place in places] == [shown] * 4
+    assert made.model_dump()["attributes"] == held

@@ -22,7 +22,7 @@ export type Rollout = {
   resources_version: number | null; status: Status; config: Json; metadata: { [key: string]: Json } | null; priority: number;
   labels: Record<string, string> | null; reason: string | null; attempt?: Attempt;
 };
-export type Verdict = { kind: string; missing: number; reasons: string[]; alarm: boolean };
+export type Verdict = { kind: string; missing: number; reasons: string[]; notes: string[]; alarm: boolean };
 export type Figures = {
   rollout_id: string; attempt_id: string; verdict: Verdict; reward: number | null; rewards: Record<string, number>;
   spans: number; errors: number; calls: number; prompt_tokens: number; response_tokens: number;

@@ -22,6 +22,14 @@ type Config struct {
 	// Token is what senders must show as `authorization: Bearer …` where a receiver names this extension as its authenticator; empty:
 	// everybody may send.
 	Token configopaque.String `mapstructure:"token"`
+	// Host is what the receiver listens on. Where it is this machine's own and there is no token, HTTP requests must ask for an address,
+	// for localhost, or for one of the names: this, that of CollectorHTTP, and AllowedHosts (with commas; * for all).
+	Host         string `mapstructure:"host"`
+	AllowedHosts string `mapstructure:"allowed_hosts"`
+	// Barrier: answer POST /barrier, at once. Not before a pipeline with a persistent queue.
+	Barrier bool `mapstructure:"barrier"`
+	// MaxBodyBytes bounds the body of a request over HTTP, as it comes and as it is unpacked.
+	MaxBodyBytes int64 `mapstructure:"max_body_bytes"`
 
 	_ struct{}
 }
@@ -33,6 +41,9 @@ func (c *Config) Validate() error {
 		if address != "" && !isHTTP(address) {
 			found = append(found, fmt.Errorf("`%s` must be http://host:port without a path, not %q", name, address))
 		}
+	}
+	if c.MaxBodyBytes <= 0 {
+		found = append(found, errors.New("`max_body_bytes` must be positive"))
 	}
 	return errors.Join(found...)
 }

@@ -1,9 +1,10 @@
 // Package agentlightningextension is the collector's presence in a stack: it tells the queue where this collector is, so that agents
-// and readers find it with one address; answers GET /health and POST /barrier on the OTLP HTTP port, as a middleware of the receiver;
-// and asks senders for the stack's token, as its authenticator (and shows it, as an exporter's).
+// and readers find it with one address; as a middleware of the receiver it answers GET /health and POST /barrier on the OTLP HTTP port,
+// refuses pages of others, unpacks bodies with bounds, and sees to it that one bad item does not refuse its request; and it asks senders for
+// the stack's token, as its authenticator (and shows it, as an exporter's).
 //
-// A barrier answers at once: with `wait_for_result` an acked span is visible. So it must not stand before a pipeline with a persistent
-// queue, where an ack says less.
+// A barrier answers at once: with `wait_for_result` an acked span is visible. Before a pipeline with a persistent
+// queue, where an ack says less, it is turned off.
 package agentlightningextension
 
 import (
@@ -25,12 +26,15 @@ const (
 	announceRetry   = 2 * time.Second
 	announceAgain   = queue.AnnouncementHolds / 3
 	farewellTimeout = 2 * time.Second
+	maxBodyBytes    = 64 << 20
 )
 
 // NewFactory makes the extension's factory.
 func NewFactory() extension.Factory {
 	return extension.NewFactory(Type,
-		func() component.Config { return &Config{Queue: queue.NewDefaultConfig()} },
+		func() component.Config {
+			return &Config{Queue: queue.NewDefaultConfig(), Barrier: true, MaxBodyBytes: maxBodyBytes}
+		},
 		func(_ context.Context, set extension.Settings, config component.Config) (extension.Extension, error) {
 			return &presence{config: config.(*Config), settings: set.TelemetrySettings, started: time.Now()}, nil
 		},

@@ -4,10 +4,12 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/client"
 	"go.opentelemetry.io/collector/component"
 	"go.opentelemetry.io/collector/component/componenttest"
 	"go.opentelemetry.io/collector/confmap"
@@ -15,6 +17,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"agl-otel.internal/agentlightning/internal/identify"
+	"agl-otel.internal/agentlightning/internal/key"
 	"agl-otel.internal/agentlightning/internal/queuepb"
 	"agl-otel.internal/agentlightning/internal/queuetest"
 )
@@ -114,6 +118,19 @@ func TestAgentsSendWithAKeyMadeFromTheToken(t *testing.T) {
 	// What agl_otel.ingest.ingest_key("secret") gives.
 	_, err := closed.Authenticate(t.Context(), map[string][]string{"authorization": {"Bearer agl-172fbf46d31bf63b7f3c3ad4ec3cfeaed9ef4214"}})
 	require.NoError(t, err)
+}
+
+func TestAKeyBoundToAnAttemptIsKnownByIt(t *testing.T) {
+	closed := start(t, map[string]any{"token": "secret"})
+	ids := identify.IDs{Rollout: "ro-1", Attempt: "at-1"}
+	shown := key.Bound("secret", ids)
+	ctx, err := closed.Authenticate(t.Context(), map[string][]string{"Authorization": {"Bearer " + shown}})
+	require.NoError(t, err)
+	require.Equal(t, &ids, key.BoundTo(client.FromContext(ctx)))
+	for _, forged := range []string{shown[:len(shown)-1] + "x", strings.Replace(shown, "at-1", "at-2", 1), key.Bound("other", ids)} {
+		_, err := closed.Authenticate(t.Context(), map[string][]string{"authorization": {"Bearer " + forged}})
+		require.Equal(t, codes.Unauthenticated, status.Code(err), forged)
+	}
 }
 
 func TestAnExporterShowsTheSameToken(t *testing.T) {

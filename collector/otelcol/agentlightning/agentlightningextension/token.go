@@ -2,16 +2,16 @@ package agentlightningextension
 
 import (
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/hex"
 	"strings"
 
+	"go.opentelemetry.io/collector/client"
 	"go.opentelemetry.io/collector/extension/extensionauth"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
+
+	"agl-otel.internal/agentlightning/internal/key"
 )
 
 var (
@@ -22,33 +22,36 @@ var (
 		"this collector asks for a token: send `authorization: Bearer <AGL_TOKEN>` (OTEL_EXPORTER_OTLP_HEADERS)")
 )
 
-// Authenticate implements extensionauth.Server.
+// Authenticate implements extensionauth.Server. Whoever shows a key that is bound to an attempt is known by it from here on.
 func (p *presence) Authenticate(ctx context.Context, sources map[string][]string) (context.Context, error) {
 	if p.config.Token == "" {
 		return ctx, nil
 	}
 	token := string(p.config.Token)
-	wanted := [][]byte{[]byte("Bearer " + token), []byte("Bearer " + ingestKey(token))}
 	for name, values := range sources {
 		if !strings.EqualFold(name, "authorization") {
 			continue
 		}
 		for _, value := range values {
-			for _, key := range wanted {
-				if subtle.ConstantTimeCompare([]byte(value), key) == 1 {
-					return ctx, nil
-				}
+			shown, is := strings.CutPrefix(value, "Bearer ")
+			if !is {
+				continue
+			}
+			if equal(shown, token) || equal(shown, key.Shared(token)) {
+				return ctx, nil
+			}
+			if ids, bound := key.ReadBound(token, shown); bound {
+				info := client.FromContext(ctx)
+				info.Auth = key.Holder{IDs: ids}
+				return client.NewContext(ctx, info), nil
 			}
 		}
 	}
 	return ctx, errUnauthenticated
 }
 
-// ingestKey is the key with which agents send: agl_otel/ingest.py says why and how it is made.
-func ingestKey(token string) string {
-	mac := hmac.New(sha256.New, []byte(token))
-	mac.Write([]byte("otlp"))
-	return "agl-" + hex.EncodeToString(mac.Sum(nil))[:40]
+func equal(shown, wanted string) bool {
+	return subtle.ConstantTimeCompare([]byte(shown), []byte(wanted)) == 1
 }
 
 // PerRPCCredentials implements extensionauth.GRPCClient: an exporter to another collector of ours shows the same token.

@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/collector/processor/processorhelper"
 
 	"agl-otel.internal/agentlightning/internal/identify"
+	"agl-otel.internal/agentlightning/internal/key"
 	"agl-otel.internal/agentlightning/internal/queue"
 	"agl-otel.internal/agentlightning/internal/queuepb"
 )
@@ -19,11 +20,13 @@ import (
 func (c *core) processTraces(ctx context.Context, request ptrace.Traces) (ptrace.Traces, error) {
 	now := c.now()
 	sizer := ptrace.ProtoMarshaler{}
-	options := identify.Options{NowUnixNano: uint64(now.UnixNano())}
+	mended := new(mender)
+	options := identify.Options{NowUnixNano: uint64(now.UnixNano()), NoText: mended.traces(request)}
 	if sizer.TracesSize(request) > c.config.MaxItemBytes { // else no span of it can be
 		options.SpanTooLarge = func(span ptrace.Span) bool { return sizer.SpanSize(span) > c.config.MaxItemBytes }
 	}
 	found := identify.Spans(request, headersOf(ctx), c.memory, options)
+	bind(ctx, found)
 	c.memory.Learn(found, now)
 	for attempt, spans := range heardOf(request, found) {
 		c.heartbeats.Add(attempt, spans, now)
@@ -32,7 +35,7 @@ func (c *core) processTraces(ctx context.Context, request ptrace.Traces) (ptrace
 		return request, err
 	}
 	c.telemetry.count("traces", c.config.Unidentified, found)
-	c.telemetry.countMended("traces", new(mender).traces(request))
+	c.telemetry.countMended("traces", mended)
 	writeTraces(request, found, now)
 	if c.config.Unidentified == Drop && dropSpans(request, found) == 0 {
 		return request, processorhelper.ErrSkipProcessingData
@@ -44,13 +47,15 @@ func (c *core) processTraces(ctx context.Context, request ptrace.Traces) (ptrace
 func (c *core) processLogs(ctx context.Context, request plog.Logs) (plog.Logs, error) {
 	now := c.now()
 	sizer := plog.ProtoMarshaler{}
-	options := identify.Options{NowUnixNano: uint64(now.UnixNano())}
+	mended := new(mender)
+	options := identify.Options{NowUnixNano: uint64(now.UnixNano()), NoText: mended.logs(request)}
 	if sizer.LogsSize(request) > c.config.MaxItemBytes {
 		options.RecordTooLarge = func(record plog.LogRecord) bool { return sizer.LogRecordSize(record) > c.config.MaxItemBytes }
 	}
 	found := identify.Logs(request, headersOf(ctx), c.memory, options)
+	bind(ctx, found)
 	c.telemetry.count("logs", c.config.Unidentified, found)
-	c.telemetry.countMended("logs", new(mender).logs(request))
+	c.telemetry.countMended("logs", mended)
 	writeLogs(request, found, now)
 	if c.config.Unidentified == Drop && dropRecords(request, found) == 0 {
 		return request, processorhelper.ErrSkipProcessingData
@@ -121,6 +126,13 @@ func heardOf(request ptrace.Traces, found []identify.Found) map[queue.Attempt]in
 		}
 	}
 	return heard
+}
+
+// bind holds what was found against the attempt that the sender's key is bound to, if to any.
+func bind(ctx context.Context, found []identify.Found) {
+	if ids := key.BoundTo(client.FromContext(ctx)); ids != nil {
+		identify.Bind(found, *ids)
+	}
 }
 
 func headersOf(ctx context.Context) identify.Headers {

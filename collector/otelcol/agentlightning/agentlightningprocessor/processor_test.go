@@ -2,6 +2,7 @@ package agentlightningprocessor
 
 import (
 	"context"
+	"math"
 	"sync"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"agl-otel.internal/agentlightning/internal/identify"
+	"agl-otel.internal/agentlightning/internal/key"
 	"agl-otel.internal/agentlightning/internal/queuetest"
 )
 
@@ -273,7 +275,9 @@ func TestBytesThatAreNoTextAreReplacedWhereverTheyStand(t *testing.T) {
 	request.ResourceSpans().At(0).ScopeSpans().At(0).Scope().SetName("s\xff")
 	require.NoError(t, f.traces.ConsumeTraces(t.Context(), request))
 	out := f.last(t)[0]
-	require.Equal(t, map[string]any{"v": "a\uFFFDb", "k\uFFFD": "kept", "good": "\u00e4"}, out.Attributes().AsRaw())
+	attributes := out.Attributes().AsRaw()
+	require.Equal(t, identify.ReasonText, attributes[identify.AttrInvalid])
+	require.Equal(t, []any{"a\uFFFDb", "kept", "\u00e4"}, []any{attributes["v"], attributes["k\uFFFD"], attributes["good"]})
 	raw, err := (&ptrace.ProtoMarshaler{}).MarshalTraces(f.spans.AllTraces()[0])
 	require.NoError(t, err)
 	require.NotContains(t, string(raw), "\xff")
@@ -284,6 +288,72 @@ func TestBytesThatAreNoTextAreReplacedWhereverTheyStand(t *testing.T) {
 	record.Body().SetStr("b\xffc")
 	require.NoError(t, f.logs.ConsumeLogs(t.Context(), logs))
 	require.Equal(t, "b\uFFFDc", f.lines.AllLogs()[0].ResourceLogs().At(0).ScopeLogs().At(0).LogRecords().At(0).Body().Str())
+}
+
+func TestASenderWithABoundKeyReachesItsAttemptOnly(t *testing.T) {
+	f := newFixture(t, queuetest.Start(t, "").Address, nil)
+	ctx := client.NewContext(t.Context(), client.Info{Auth: key.Holder{IDs: identify.IDs{Rollout: "ro-1", Attempt: "at-1"}}})
+	require.NoError(t, f.traces.ConsumeTraces(ctx, newRequest(nil, nil, ids("ro-2", "at-1"), ids("ro-1", ""))))
+	spans := f.last(t)
+	require.Equal(t, []any{"ro-1", "at-1", int64(1)}, idsOf(spans[0].Attributes()))
+	require.Equal(t, []any{"", "", int64(0)}, idsOf(spans[1].Attributes()))
+	require.Equal(t, identify.ReasonKey, spans[1].Attributes().AsRaw()[identify.AttrInvalid])
+	require.Equal(t, []any{"ro-1", "at-1", int64(2)}, idsOf(spans[2].Attributes()))
+
+	logs := plog.NewLogs()
+	records := logs.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords()
+	records.AppendEmpty()
+	require.NoError(t, records.AppendEmpty().Attributes().FromRaw(ids("ro-2", "at-2")))
+	require.NoError(t, f.logs.ConsumeLogs(ctx, logs))
+	lines := f.lines.AllLogs()[0].ResourceLogs().At(0).ScopeLogs().At(0).LogRecords()
+	require.Equal(t, "at-1", lines.At(0).Attributes().AsRaw()[identify.AttrAttemptID])
+	require.Equal(t, identify.ReasonKey, lines.At(1).Attributes().AsRaw()[identify.AttrInvalid])
+}
+
+// requestWithRepeatedKeys has one span; it is made of bytes, as pdata's maps cannot be filled twice.
+func requestWithRepeatedKeys(t *testing.T) ptrace.Traces {
+	t.Helper()
+	var raw []byte
+	pair := func(number int, name string, value []byte) []byte {
+		inner := append(append([]byte{0x0a, byte(len(name))}, name...), append([]byte{0x12, byte(len(value))}, value...)...)
+		return append([]byte{byte(number<<3 | 2), byte(len(inner))}, inner...)
+	}
+	text := func(value string) []byte { return append([]byte{0x0a, byte(len(value))}, value...) }
+	kvlist := append(pair(1, "k", text("first")), pair(1, "k", text("second"))...)
+	raw = append(raw, pair(9, "a", text("first"))...)
+	raw = append(raw, pair(9, "a", text("second"))...)
+	raw = append(raw, pair(9, "map", append([]byte{0x32, byte(len(kvlist))}, kvlist...))...)
+	raw = append([]byte{0x12, byte(len(raw))}, raw...)
+	raw = append([]byte{0x12, byte(len(raw))}, raw...)
+	raw = append([]byte{0x0a, byte(len(raw))}, raw...)
+	request, err := (&ptrace.ProtoUnmarshaler{}).UnmarshalTraces(raw)
+	require.NoError(t, err)
+	return request
+}
+
+func TestOfAKeyGivenTwiceTheFirstCountsInNestedMapsToo(t *testing.T) {
+	request := requestWithRepeatedKeys(t)
+	m := new(mender)
+	m.traces(request)
+	require.Equal(t, int64(2), m.keys)
+	attributes := spansOf(request)[0].Attributes()
+	require.Equal(t, 2, attributes.Len())
+	require.Equal(t, map[string]any{"a": "first", "map": map[string]any{"k": "first"}}, attributes.AsRaw())
+}
+
+func TestNumbersThatJSONHasNotAreTextsInListsAndMaps(t *testing.T) {
+	request := newRequest(nil, map[string]any{
+		"list": []any{math.NaN(), math.Inf(1), math.Inf(-1), math.Copysign(0, -1), 1.5, 1e21, int64(1<<53 + 1), []byte{0xff}},
+		"map":  map[string]any{"in": []any{map[string]any{"deep": math.NaN()}}}, "alone": math.NaN(),
+	})
+	new(mender).traces(request)
+	attributes := spansOf(request)[0].Attributes()
+	for name, wanted := range map[string]string{
+		"list": `["NaN","Infinity","-Infinity",-0,1.5,1e+21,9007199254740993,"/w=="]`, "map": `{"in":[{"deep":"NaN"}]}`, "alone": "NaN",
+	} {
+		value, _ := attributes.Get(name)
+		require.Equal(t, wanted, value.AsString())
+	}
 }
 
 func TestDropRemovesWhatBelongsToNoRolloutButNotWhatIsRefused(t *testing.T) {

@@ -17,6 +17,7 @@ const (
 	metricUnidentified = "otelcol_processor_agentlightning_unidentified"
 	metricInvalid      = "otelcol_processor_agentlightning_invalid"
 	metricMended       = "otelcol_processor_agentlightning_mended_texts"
+	metricRepeated     = "otelcol_processor_agentlightning_repeated_keys"
 	metricQueueErrors  = "otelcol_processor_agentlightning_queue_errors"
 	metricTraces       = "otelcol_processor_agentlightning_remembered_traces"
 	metricSpans        = "otelcol_processor_agentlightning_remembered_spans"
@@ -29,6 +30,10 @@ var reasonCodes = map[string]string{
 	identify.ReasonTimestamp: "timestamp",
 	identify.ReasonRolloutID: "rollout_id",
 	identify.ReasonAttemptID: "attempt_id",
+	identify.ReasonParentID:  "parent_id",
+	identify.ReasonText:      "text",
+	identify.ReasonNesting:   "nesting",
+	identify.ReasonKey:       "key",
 	identify.ReasonSize:      "size",
 }
 
@@ -36,8 +41,8 @@ var reasonCodes = map[string]string{
 const reasonBefore = "refused_before"
 
 type telemetry struct {
-	identified, unidentified, invalid, mended, queueErrors metric.Int64Counter
-	memory                                                 metric.Registration
+	identified, unidentified, invalid, mended, repeated, queueErrors metric.Int64Counter
+	memory                                                           metric.Registration
 }
 
 func newTelemetry(settings component.TelemetrySettings, memory *identify.Memory) (*telemetry, error) {
@@ -58,6 +63,7 @@ func newTelemetry(settings component.TelemetrySettings, memory *identify.Memory)
 		unidentified: counter(metricUnidentified, "{item}", "Spans and log records that belong to no rollout, and what became of them."),
 		invalid:      counter(metricInvalid, "{item}", "Spans and log records that are refused: kept with empty ids and a reason."),
 		mended:       counter(metricMended, "{text}", "Texts that were no UTF-8: their bad bytes are replaced, or nobody could read them back."),
+		repeated:     counter(metricRepeated, "{key}", "Keys given again in one set of attributes: the first counts, the others are dropped."),
 		queueErrors:  counter(metricQueueErrors, "{call}", "Calls of the queue that failed, after all tries."),
 	}
 	traces := gauge(metricTraces, "{trace}", "Traces that are remembered.")
@@ -81,9 +87,12 @@ func (t *telemetry) queueError(call string) {
 	t.queueErrors.Add(context.Background(), 1, metric.WithAttributes(attribute.String("call", call)))
 }
 
-func (t *telemetry) countMended(signal string, texts int64) {
-	if texts > 0 {
-		t.mended.Add(context.Background(), texts, metric.WithAttributes(attribute.String("signal", signal)))
+func (t *telemetry) countMended(signal string, m *mender) {
+	if m.texts > 0 {
+		t.mended.Add(context.Background(), m.texts, metric.WithAttributes(attribute.String("signal", signal)))
+	}
+	if m.keys > 0 {
+		t.repeated.Add(context.Background(), m.keys, metric.WithAttributes(attribute.String("signal", signal)))
 	}
 }
 

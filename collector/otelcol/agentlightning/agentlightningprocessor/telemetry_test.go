@@ -52,6 +52,7 @@ func TestMetadataDescribesWhatIsCounted(t *testing.T) {
 	require.NoError(t, made.Start(t.Context(), componenttest.NewNopHost()))
 	require.NoError(t, made.ConsumeTraces(t.Context(), newRequest(nil, nil, ids("ro/1", ""), map[string]any{"k": "\xff"})))
 	require.NoError(t, made.ConsumeTraces(t.Context(), newRequest(ids("ro", "at"), nil)))
+	require.NoError(t, made.ConsumeTraces(t.Context(), requestWithRepeatedKeys(t)))
 	queue.Stop()
 	require.Error(t, made.ConsumeTraces(t.Context(), newRequest(ids("ro", "at"), nil)))
 
@@ -62,13 +63,15 @@ func TestMetadataDescribesWhatIsCounted(t *testing.T) {
 		require.Equal(t, one.Description, metric.Description)
 		require.Equal(t, one.Unit, metric.Unit)
 	}
-	require.Len(t, read.Telemetry.Metrics, 7)
+	require.Len(t, read.Telemetry.Metrics, 8)
 	invalid, err := measured.GetMetric(metricInvalid)
 	require.NoError(t, err)
-	point := invalid.Data.(metricdata.Sum[int64]).DataPoints[0]
-	reason, _ := point.Attributes.Value("reason")
-	require.Equal(t, "rollout_id", reason.AsString())
-	require.Equal(t, int64(1), point.Value)
+	reasons := map[string]int64{}
+	for _, point := range invalid.Data.(metricdata.Sum[int64]).DataPoints {
+		reason, _ := point.Attributes.Value("reason")
+		reasons[reason.AsString()] = point.Value
+	}
+	require.Equal(t, map[string]int64{"rollout_id": 1, "text": 1, "trace_id": 1}, reasons)
 	require.NoError(t, made.Shutdown(t.Context()))
 	require.NoError(t, measured.Shutdown(t.Context()))
 }

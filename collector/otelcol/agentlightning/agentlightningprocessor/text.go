@@ -1,6 +1,8 @@
 package agentlightningprocessor
 
 import (
+	"math"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -10,53 +12,76 @@ import (
 )
 
 // Text on the wire must be UTF-8, the receiver does not look, ClickHouse stores any bytes, and then nobody can read the rollout: one bad
-// byte in one span fails every query that returns it. So bytes that are no text become U+FFFD here. Lists and maps inside attributes
-// become JSON in the exporter, which does the same.
+// byte in one span fails every query that returns it. So bytes that are no text become U+FFFD here, and the item is refused. Of a key given
+// twice the first counts, as everywhere. Lists and maps inside attributes become JSON in the exporter, which has no number for what is not
+// finite and would leave the whole text empty: it becomes the text that it has outside of lists.
 const replacement = "\uFFFD"
 
 // mender counts what it had to change.
-type mender struct{ mended int64 }
+type mender struct {
+	texts, keys int64 // texts that were no UTF-8, and keys given again
+}
 
-func (m *mender) traces(request ptrace.Traces) int64 {
+// traces mends all texts; the result says of each span whether one of its own, its scope's or its resource's was no UTF-8.
+func (m *mender) traces(request ptrace.Traces) []bool {
+	bad := make([]bool, 0, request.SpanCount())
 	for _, group := range request.ResourceSpans().All() {
+		before := m.texts
 		m.attributes(group.Resource().Attributes())
+		inResource := m.texts > before
 		for _, scope := range group.ScopeSpans().All() {
+			before := m.texts
 			m.scope(scope.Scope())
+			inScope := inResource || m.texts > before
 			for _, span := range scope.Spans().All() {
-				m.text(span.Name(), span.SetName)
-				m.text(span.TraceState().AsRaw(), span.TraceState().FromRaw)
-				m.text(span.Status().Message(), span.Status().SetMessage)
-				m.attributes(span.Attributes())
-				for _, event := range span.Events().All() {
-					m.text(event.Name(), event.SetName)
-					m.attributes(event.Attributes())
-				}
-				for _, link := range span.Links().All() {
-					m.text(link.TraceState().AsRaw(), link.TraceState().FromRaw)
-					m.attributes(link.Attributes())
-				}
+				before := m.texts
+				m.span(span)
+				bad = append(bad, inScope || m.texts > before)
 			}
 		}
 	}
-	return m.mended
+	return bad
 }
 
-func (m *mender) logs(request plog.Logs) int64 {
+func (m *mender) span(span ptrace.Span) {
+	m.text(span.Name(), span.SetName)
+	m.text(span.TraceState().AsRaw(), span.TraceState().FromRaw)
+	m.text(span.Status().Message(), span.Status().SetMessage)
+	m.attributes(span.Attributes())
+	for _, event := range span.Events().All() {
+		m.text(event.Name(), event.SetName)
+		m.attributes(event.Attributes())
+	}
+	for _, link := range span.Links().All() {
+		m.text(link.TraceState().AsRaw(), link.TraceState().FromRaw)
+		m.attributes(link.Attributes())
+	}
+}
+
+// logs is traces for log records.
+func (m *mender) logs(request plog.Logs) []bool {
+	bad := make([]bool, 0, request.LogRecordCount())
 	for _, group := range request.ResourceLogs().All() {
+		before := m.texts
 		m.text(group.SchemaUrl(), group.SetSchemaUrl)
 		m.attributes(group.Resource().Attributes())
+		inResource := m.texts > before
 		for _, scope := range group.ScopeLogs().All() {
+			before := m.texts
 			m.text(scope.SchemaUrl(), scope.SetSchemaUrl)
 			m.scope(scope.Scope())
+			inScope := inResource || m.texts > before
 			for _, record := range scope.LogRecords().All() {
+				before := m.texts
 				m.text(record.SeverityText(), record.SetSeverityText)
 				m.text(record.EventName(), record.SetEventName)
 				m.value(record.Body())
 				m.attributes(record.Attributes())
+				bad = append(bad, inScope || m.texts > before)
 			}
 		}
 	}
-	return m.mended
+	return bad
 }
 
 func (m *mender) scope(scope pcommon.InstrumentationScope) {
@@ -66,6 +91,7 @@ func (m *mender) scope(scope pcommon.InstrumentationScope) {
 }
 
 func (m *mender) attributes(attributes pcommon.Map) {
+	m.unique(attributes)
 	var badKeys []string
 	for key, value := range attributes.All() {
 		m.value(value)
@@ -74,25 +100,84 @@ func (m *mender) attributes(attributes pcommon.Map) {
 		}
 	}
 	for _, key := range badKeys {
-		m.mended++
+		m.texts++
+		kept := pcommon.NewValueEmpty()
 		if value, ok := attributes.Get(key); ok {
-			kept := pcommon.NewValueEmpty()
 			value.CopyTo(kept)
-			attributes.Remove(key)
-			kept.MoveTo(attributes.PutEmpty(strings.ToValidUTF8(key, replacement)))
+		}
+		attributes.Remove(key)
+		if mended, taken := attributes.GetOrPutEmpty(strings.ToValidUTF8(key, replacement)); !taken {
+			kept.MoveTo(mended)
 		}
 	}
 }
 
+// unique keeps the first of each key.
+func (m *mender) unique(attributes pcommon.Map) {
+	if !givenTwice(attributes) {
+		return
+	}
+	seen := make(map[string]struct{}, attributes.Len())
+	attributes.RemoveIf(func(key string, _ pcommon.Value) bool {
+		_, again := seen[key]
+		seen[key] = struct{}{}
+		if again {
+			m.keys++
+		}
+		return again
+	})
+}
+
+// givenTwice says whether a key is there more than once; of a few keys without asking for memory, which nearly all maps have.
+func givenTwice(attributes pcommon.Map) bool {
+	const few = 32
+	var keys [few]string
+	var many map[string]struct{}
+	n := 0
+	if attributes.Len() > few {
+		many = make(map[string]struct{}, attributes.Len())
+	}
+	for key := range attributes.All() {
+		if many != nil {
+			many[key] = struct{}{}
+			continue
+		}
+		if slices.Contains(keys[:n], key) {
+			return true
+		}
+		keys[n] = key
+		n++
+	}
+	return many != nil && len(many) < attributes.Len()
+}
+
 func (m *mender) value(value pcommon.Value) {
-	if value.Type() == pcommon.ValueTypeStr {
+	switch value.Type() {
+	case pcommon.ValueTypeStr:
 		m.text(value.Str(), value.SetStr)
+	case pcommon.ValueTypeSlice:
+		for _, item := range value.Slice().All() {
+			m.value(item)
+			finite(item)
+		}
+	case pcommon.ValueTypeMap:
+		m.attributes(value.Map())
+		for _, item := range value.Map().All() {
+			finite(item)
+		}
+	default:
+	}
+}
+
+func finite(item pcommon.Value) {
+	if item.Type() == pcommon.ValueTypeDouble && (math.IsNaN(item.Double()) || math.IsInf(item.Double(), 0)) {
+		item.SetStr(item.AsString())
 	}
 }
 
 func (m *mender) text(text string, set func(string)) {
 	if !utf8.ValidString(text) {
-		m.mended++
+		m.texts++
 		set(strings.ToValidUTF8(text, replacement))
 	}
 }

@@ -55,6 +55,7 @@ export function Rollout() {
           </div>
           {(data.reason || attempt?.error) && <p className="problem">{visible(data.reason ?? attempt?.error ?? "")}</p>}
           {found && found.verdict.kind !== "complete" && data.end_time && found.verdict.reasons.length > 0 && <p className="note">Verdict {found.verdict.kind}: {found.verdict.reasons.map(visible).join("; ")}</p>}
+          {found && data.end_time && found.verdict.notes.length > 0 && <p className="small dim">{found.verdict.notes.map(visible).join("; ")}</p>}
           <div className="line bar-line">
             <Tabs names={VIEWS} chosen={view} choose={(next) => set("view", next)} />
             <label className="dim small">attempt <select aria-label="Attempt" value={attemptId ?? ""} onChange={(event) => set("attempt", event.target.value)}>

@@ -33,10 +33,14 @@ type Headers struct{ RolloutID, AttemptID string }
 type Options struct {
 	// NowUnixNano is the time of receipt.
 	NowUnixNano uint64
+	// NoText says of each span or record whether something of it was no UTF-8; nil: nothing was.
+	NoText []bool
 	// TooLarge says whether a span or record is too large to be kept whole; nil: none is.
 	SpanTooLarge   func(ptrace.Span) bool
 	RecordTooLarge func(plog.LogRecord) bool
 }
+
+func (o Options) noText(index int) bool { return index < len(o.NoText) && o.NoText[index] }
 
 // Spans gives one Found for each span, in the order of the request.
 func Spans(request ptrace.Traces, headers Headers, known Known, options Options) []Found {
@@ -50,7 +54,7 @@ func Spans(request ptrace.Traces, headers Headers, known Known, options Options)
 		for _, scope := range group.ScopeSpans().All() {
 			for _, span := range scope.Spans().All() {
 				own := levelOf(span.Attributes())
-				one, named := explicit(own, resource, lowest, checkSpan(span, options))
+				one, named := explicit(own, resource, lowest, checkSpan(span, options, len(found)))
 				one.TraceID, one.SpanID = span.TraceID(), span.SpanID()
 				one.Opens = span.Name() == SpanAttempt && span.ParentSpanID().IsEmpty()
 				found, pending = append(found, one), append(pending, !named)
@@ -74,7 +78,7 @@ func Logs(request plog.Logs, headers Headers, known Known, options Options) []Fo
 		for _, scope := range group.ScopeLogs().All() {
 			for _, record := range scope.LogRecords().All() {
 				own := levelOf(record.Attributes())
-				one, named := explicit(own, resource, lowest, checkRecord(record, options))
+				one, named := explicit(own, resource, lowest, checkRecord(record, options, len(found)))
 				one.TraceID, one.SpanID = record.TraceID(), record.SpanID()
 				if !named {
 					ids, ok := known.OpenedBy(one.TraceID)
@@ -88,6 +92,21 @@ func Logs(request plog.Logs, headers Headers, known Known, options Options) []Fo
 		}
 	}
 	return found
+}
+
+// Bind holds what was found against the attempt that the sender's key is bound to: items of no rollout are the attempt's, those of
+// another attempt are refused.
+func Bind(found []Found, bound IDs) {
+	for i := range found {
+		f := &found[i]
+		switch {
+		case f.Reason != "":
+		case f.Rollout == "" || f.IDs == (IDs{bound.Rollout, ""}):
+			f.IDs = bound
+		case f.IDs != bound:
+			*f = Found{Reason: ReasonKey, Named: true, Numbered: f.Numbered, TraceID: f.TraceID, SpanID: f.SpanID}
+		}
+	}
 }
 
 // explicit is rule 1; false where no level names a rollout.
@@ -126,10 +145,13 @@ func explicit(own, resource, lowest level, broken string) (Found, bool) {
 	return found, false
 }
 
-func checkSpan(span ptrace.Span, options Options) string {
+func checkSpan(span ptrace.Span, options Options, index int) string {
 	latest := options.NowUnixNano + AheadNano
 	if reason := refusedBefore(span.Attributes()); reason != "" {
 		return reason
+	}
+	if options.noText(index) {
+		return ReasonText
 	}
 	if span.TraceID().IsEmpty() {
 		return ReasonTraceID
@@ -151,9 +173,12 @@ func checkSpan(span ptrace.Span, options Options) string {
 	return ""
 }
 
-func checkRecord(record plog.LogRecord, options Options) string {
+func checkRecord(record plog.LogRecord, options Options, index int) string {
 	if reason := refusedBefore(record.Attributes()); reason != "" {
 		return reason
+	}
+	if options.noText(index) {
+		return ReasonText
 	}
 	stamp := record.Timestamp()
 	if stamp == 0 {

@@ -52,9 +52,9 @@ func levelOf(attributes pcommon.Map) level {
 
 func checked(l level) level {
 	if l.rollout != "" {
-		if !validID(l.rollout) {
+		if !ValidID(l.rollout) {
 			l.reason = ReasonRolloutID
-		} else if l.attempt != "" && !validID(l.attempt) {
+		} else if l.attempt != "" && !ValidID(l.attempt) {
 			l.reason = ReasonAttemptID
 		}
 	}
@@ -100,7 +100,8 @@ func integer(value pcommon.Value) (int64, bool) {
 	return number, true
 }
 
-func validID(id string) bool {
+// ValidID says whether a rollout or attempt may be called so.
+func ValidID(id string) bool {
 	if id == "" || len(id) > 128 {
 		return false
 	}

@@ -24,6 +24,10 @@ const (
 	ReasonTimestamp = "timestamp before 2000 or more than a day ahead"
 	ReasonRolloutID = "rollout id breaks the rule [A-Za-z0-9._:-]{1,128}"
 	ReasonAttemptID = "attempt id breaks the rule [A-Za-z0-9._:-]{1,128}"
+	ReasonParentID  = "parent span id is not 8 bytes"
+	ReasonText      = "text is no UTF-8"
+	ReasonNesting   = "attributes are nested too deeply"
+	ReasonKey       = "the sender's key is bound to another attempt"
 	// ReasonSize is of this body only: the Python collector bounds the request instead.
 	ReasonSize = "span or record is larger than max_item_bytes"
 )

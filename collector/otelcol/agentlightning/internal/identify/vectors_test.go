@@ -13,11 +13,11 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 )
 
-const vectorsGlob = "../../../../conformance/*.json"
+var vectorGlobs = []string{"../../../../conformance/*.json", "../../../../conformance/keys/*.json"}
 
 var reasons = map[string]string{
 	"trace_id": ReasonTraceID, "span_id": ReasonSpanID, "timestamp": ReasonTimestamp,
-	"rollout_id": ReasonRolloutID, "attempt_id": ReasonAttemptID,
+	"rollout_id": ReasonRolloutID, "attempt_id": ReasonAttemptID, "key": ReasonKey,
 }
 
 type vectorFile struct {
@@ -34,7 +34,13 @@ type vector struct {
 type step struct {
 	Request  json.RawMessage   `json:"request"`
 	Metadata map[string]string `json:"metadata"`
+	Bound    *boundTo          `json:"bound"`
 	Expect   []expectation     `json:"expect"`
+}
+
+type boundTo struct {
+	Rollout string `json:"rollout"`
+	Attempt string `json:"attempt"`
 }
 
 type expectation struct {
@@ -61,9 +67,13 @@ func (f *vectorFile) UnmarshalJSON(raw []byte) error {
 }
 
 func TestGoldenVectors(t *testing.T) {
-	files, err := filepath.Glob(vectorsGlob)
-	require.NoError(t, err)
-	require.NotEmpty(t, files, "the golden vectors are missing")
+	var files []string
+	for _, glob := range vectorGlobs {
+		here, err := filepath.Glob(glob)
+		require.NoError(t, err)
+		require.NotEmpty(t, here, "the golden vectors are missing")
+		files = append(files, here...)
+	}
 	ran := 0
 	for _, file := range files {
 		raw, err := os.ReadFile(file)
@@ -97,12 +107,19 @@ func runStep(t *testing.T, s step, memory *Memory, now uint64) []Found {
 	if _, logs := kind["resourceLogs"]; logs {
 		request, err := (&plog.JSONUnmarshaler{}).UnmarshalLogs(s.Request)
 		require.NoError(t, err)
-		return Logs(request, headers, memory, options)
+		return s.bind(Logs(request, headers, memory, options))
 	}
 	request, err := (&ptrace.JSONUnmarshaler{}).UnmarshalTraces(s.Request)
 	require.NoError(t, err)
-	found := Spans(request, headers, memory, options)
+	found := s.bind(Spans(request, headers, memory, options))
 	memory.Learn(found, time.Unix(0, int64(now)))
+	return found
+}
+
+func (s step) bind(found []Found) []Found {
+	if s.Bound != nil {
+		Bind(found, IDs{s.Bound.Rollout, s.Bound.Attempt})
+	}
 	return found
 }
 

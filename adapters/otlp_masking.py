@@ -1,10 +1,13 @@
-"""Masking before anything is kept: rules (adapters/masking.py) over OTLP requests, before the log, the copy and ClickHouse. Pure.
+"""Masking before anything is kept: rules (masking.py) over OTLP requests, before any log, the copy and ClickHouse. Pure.
+
+What was masked already stays as it is.
 
 Spans, their events and log records are gone through; which attributes hold words stands in adapters/dialects/said.py. What cannot be
 told apart (a whole body, an unknown shape) is taken as anybody's words. `drop_text` and `hash_text` keep the token ids. `drop_ids` puts
 as many zeros in place of a call's ids, because later calls refer to them by position, and says on the span that no loss may be taken of
-the reply. Which token belongs to which message is not stored: so all of a prompt goes, or all of a reply. Where the messages of a call
-do not say enough (none are there, too many were left out, or they begin at another call than the ids do), everything of it goes.
+the reply: it is gone, or what it was sampled after is. Which token belongs to which message is not stored: so all of a prompt goes, or
+all of a reply. Where the messages of a call do not say enough (none are there, too many were left out, or they begin at another call than
+the ids do), everything of it goes.
 
 The agent's name often stands on another span, which this cannot see: rules with one are for the export.
 """
@@ -16,7 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
@@ -32,7 +35,6 @@ from agl_otel.adapters.dialects.said import KEPT, MARKS, Said, said_at
 from agl_otel.adapters.dialects.table import numbers
 from agl_otel.adapters.masking import MaskRule, parse_rules, text_of
 from agl_otel.adapters.texts import SHORTENED
-from agl_otel.collector.journal import Signal
 from agl_otel.errors import SettingsError
 
 CHOICE: Final = "gen_ai.choice"
@@ -76,7 +78,7 @@ class Masker:
         self.counts: Counter[str] = Counter()
         """texts (masked), calls (whose token ids went)."""
 
-    def masked(self, signal: Signal, raw: bytes) -> bytes:
+    def masked(self, signal: Literal["traces", "logs", "metrics"], raw: bytes) -> bytes:
         """The request as it may be kept: `raw` itself where nothing is to be masked. Metrics hold no messages."""
         if signal == "metrics" or not (signal == "logs" or any(mark in raw for mark in MARKS)):
             return raw
@@ -204,8 +206,8 @@ class Masker:
             elif _holds_tokens(attribute):
                 gone.add(key)
         _remove(attributes, gone)
-        if written and not any(attribute.key == semconv.LLM_INCOMPLETE for attribute in attributes):
-            attributes.append(KeyValue(key=semconv.LLM_INCOMPLETE, value=AnyValue(string_value=semconv.LLM_MASKED)))
+        _remove(attributes, {semconv.LLM_INCOMPLETE})
+        attributes.append(KeyValue(key=semconv.LLM_INCOMPLETE, value=AnyValue(string_value=semconv.LLM_MASKED)))
 
     def _silence(self, rule: MaskRule, text: str) -> str:
         self.counts["texts"] += 1

@@ -17,8 +17,8 @@ from agl_otel import otelcol, semconv
 from agl_otel.adapters import TracerTraceToTriplet, to_messages
 from agl_otel.adapters.dialects import with_records
 from agl_otel.adapters.masking import MaskRule
+from agl_otel.adapters.otlp_masking import Masker, load_masker
 from agl_otel.adapters.texts import MASKED
-from agl_otel.collector.masking import Masker, load_masker
 from agl_otel.errors import SettingsError
 from agl_otel.settings import Settings
 from agl_otel.store.otlp import key_values, request_of
@@ -141,8 +141,8 @@ def test_ids_go_without_moving_what_stands_behind_them(rule: MaskRule, more: Any
     (kept,), _, _ = masked([proxy_call("a", 1, 2, **more)], rule)
     held = kept.attributes
     assert (held[semconv.LLM_PROMPT_TOKEN_IDS], held[semconv.LLM_RESPONSE_TOKEN_IDS]) == (prompt, response)
-    gone = response == [0]
-    assert (held.get(semconv.LLM_INCOMPLETE), semconv.LLM_RESPONSE_LOGPROBS in held) == (semconv.LLM_MASKED if gone else None, not gone)
+    gone, touched = response == [0], [*prompt, *response] != [7, 8, 9]
+    assert (held.get(semconv.LLM_INCOMPLETE), semconv.LLM_RESPONSE_LOGPROBS in held) == (semconv.LLM_MASKED if touched else None, not gone)
     assert "hello" in held["gen_ai.input.messages"]  # the text is another rule's
 
 
@@ -163,6 +163,14 @@ def test_what_an_agent_printed_is_masked_by_rules_without_a_role() -> None:
     printed = {"event_name": "", "body": "my number is 42", "attributes": {}}
     assert masked_records([printed], MaskRule("drop_text", text="[0-9]"))[0][0]["body"] == MASKED
     assert masked_records([printed], MaskRule("drop_text", role="user"))[0][0]["body"] == "my number is 42"
+
+
+@pytest.mark.parametrize("action", ["drop_text", "hash_text", "drop_ids"])
+def test_what_was_masked_before_stays_as_it_is(action: str) -> None:
+    """A proxy's journal is masked, and what is sent of it comes to the collector, which masks by the same rules."""
+    rules = [MaskRule(action, salt="s"), MaskRule("hash_text", role="user", salt="t")]
+    _, raw, _ = masked([proxy_call("a", 1, 2)], *rules)
+    assert ExportTraceServiceRequest.FromString(Masker(rules).masked("traces", raw)) == ExportTraceServiceRequest.FromString(raw)
 
 
 def test_a_request_that_holds_nothing_to_mask_is_kept_as_it_came() -> None:

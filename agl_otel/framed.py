@@ -1,0 +1,420 @@
+"""Files of checksummed frames that are only appended to, and what is left of one after a crash, a power loss or a bad disk.
+
+A frame is, little-endian:
+
+    magic    4 bytes  b"AGLF"
+    salt     8 bytes  random, one for each file; a copy lies beside the file (NAME.salt)
+    position u64      of the record: 0, 1, 2, … over all files of a log
+    group    u64      position of the first record of its fsync group
+    length   u32      of the payload
+    kind     u8       what the record is; 0 (LOST) stands for records that were lost
+    checksum u32      CRC-32 of the header above
+    payload  `length` bytes
+    checksum u32      CRC-32 of the payload, continued from the header's
+
+A **group** is what one fsync covers; group n + 1 is written only after the fsync of group n. So after a power loss any page of the last
+group may be missing, and no other. A bad payload is skipped by its length. Only a bad header is searched for, by the salt and a position
+that rises: payloads are bytes of strangers and may hold what looks like a frame, but nobody outside knows the salt, and a copy of an
+earlier part of the same file has lower positions.
+
+A record that cannot be read is **damage** exactly if a record of a later group stands behind it: what it held was on disk. Without one
+it is **torn or damaged**, and whether its group was synced cannot be told. `mend` keeps the bad bytes aside (NAME.damaged, or
+NAME.2.damaged …), reports what is lost, and puts a LOST record in its place, so that every other record keeps its position and a
+later start still knows of the gap. Its payload is JSON: `first` (the record's own position is the last one that is missing), `kind`
+(where the header was whole), `damage`, `offset` and `size` of the bad bytes, `about`, what could be told of them, and `aside`, the file
+that has them.
+
+A file that is never synced (a journal that must survive its process, not its machine) has a group for each write; there a power loss may
+also leave what reads as damage. Files are for their owner only. One process appends to a file, one thread at a time; anybody may read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agl_otel.errors import DataError
+
+LOST: Final = 0
+"""The kind of a record that stands for lost ones."""
+DAMAGED: Final = ".damaged"
+"""How the names of files with bytes that were kept aside end."""
+UNFINISHED: Final = ".new"
+"""How the name of a file that `mend` was writing when it was killed ends; it may go."""
+MAGIC: Final = b"AGLF"
+SALT_BYTES: Final = 8
+_SALT: Final = ".salt"
+_HEADER: Final = struct.Struct("<4s8sQQIB")
+_SUM: Final = struct.Struct("<I")
+HEADER_BYTES: Final = _HEADER.size + _SUM.size
+_REPORTED: Final = 20  # losses of a file that are named one by one
+_logger = logging.getLogger(__name__)
+
+
+class Frame(NamedTuple):
+    """A whole record."""
+
+    position: int
+    group: int
+    kind: int
+    payload: bytes
+    offset: int
+    """Of its header in the file."""
+
+
+class Lost(NamedTuple):
+    """Records that cannot be read."""
+
+    first: int
+    """Position of the first. Behind the last record of a file, where nobody can count them, they are taken for one."""
+    last: int
+    """Position of the last one, inclusive; below `first` where there are bad bytes and no record is missing."""
+    kind: int | None
+    """Where the header was whole: of one record."""
+    damage: bool
+    """Whether a record of a later group stands behind."""
+    offset: int
+    """Of the bad bytes in the file as it was."""
+    size: int
+    about: str = ""
+    """What could be told of the bad bytes."""
+    aside: str = ""
+    """The file beside this one that has the bad bytes; empty as long as they are still in the file itself."""
+
+    @property
+    def words(self) -> str:
+        """Which records these are."""
+        if self.last < self.first:
+            return f"{self.size} bytes before record {self.first}, which hold no record"
+        which = f"record {self.first}" if self.first == self.last else f"records {self.first} to {self.last}"
+        return f"{which} ({self.about})" if self.about else which
+
+
+Describe = Callable[[int | None, bytes], str]
+"""(kind of a record, None where its header is bad; what is there of its payload) → words for the report; empty where nobody can tell."""
+
+
+class _Header(NamedTuple):
+    position: int
+    group: int
+    length: int
+    kind: int
+    checksum: int
+
+
+def read(path: Path, *, first: int = 0, end: int | None = None) -> list[Frame | Lost]:
+    """The records of a file in order, and what is missing of them; a file that is not there has none.
+
+    Args:
+        path: the file.
+        first: the position at which it begins.
+        end: the position at which the log's next file begins, where there is one: then all that is bad here is damage.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    return _parse(data, _salt_of(path, data), first, end)
+
+
+def mend(path: Path, *, first: int = 0, end: int | None = None, describe: Describe | None = None) -> list[Frame | Lost]:
+    """Read a file, and leave it whole: bad bytes are kept aside and reported, LOST records stand in the place of what is missing.
+
+    `describe` puts words to what is lost, for the report; the other arguments and the answer are those of `read`. Raises OSError.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    salt = _salt_of(path, data)
+    entries = _parse(data, salt, first, end)
+    if salt is not None and _read_salt(path) != salt:
+        _write_salt(path, salt)
+    if not any(isinstance(entry, Lost) and not entry.aside for entry in entries):
+        return entries
+    aside = _free_name(path)
+    new: list[Lost] = []
+    whole: list[Frame | Lost] = []
+    for entry in entries:
+        if isinstance(entry, Lost) and not entry.aside:
+            payload = data[entry.offset + HEADER_BYTES : entry.offset + entry.size - _SUM.size]
+            entry = entry._replace(about=describe(entry.kind, payload) if describe else "", aside=aside.name)
+            new.append(entry)
+        whole.append(entry)
+    write_private(aside, b"".join(data[lost.offset : lost.offset + lost.size] for lost in new))
+    _report(path, new, aside)
+    if salt is None:
+        _write_salt(path, salt := os.urandom(SALT_BYTES))
+    beside = path.with_name(f".{path.name}{UNFINISHED}")
+    write_private(beside, b"".join(_again(salt, whole, first)))
+    beside.replace(path)
+    sync_folder(path.parent)
+    return _parse(path.read_bytes(), salt, first, end)
+
+
+def remove(path: Path) -> None:
+    """Delete a file and what belongs to it, where they are there. What was kept aside stays. Raises OSError."""
+    path.unlink(missing_ok=True)
+    _salt_path(path).unlink(missing_ok=True)
+
+
+def orphans(folder: Path, pattern: str) -> list[Path]:
+    """Copies of salts whose file (its name fits `pattern`) is not there; they may go."""
+    return [path for path in folder.glob(f"{pattern}{_SALT}") if not path.with_suffix("").exists()]
+
+
+class FramedFile:
+    """An open file, at its end. Raises OSError wherever the disk refuses.
+
+    Args:
+        path: made where it is missing; one that is there must be whole (`mend`).
+        next_position: of the next record.
+    """
+
+    def __init__(self, path: Path, next_position: int = 0) -> None:
+        self.path = path
+        self.next_position = next_position
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self.size = os.fstat(self._handle).st_size
+            salt = _salt_of(path, os.pread(self._handle, HEADER_BYTES, 0)) if self.size else None
+            if salt is None:
+                salt = os.urandom(SALT_BYTES)
+                _write_salt(path, salt)  # before the first frame
+                sync_folder(path.parent)
+            self._salt = salt
+        except OSError:
+            self.close()
+            raise
+
+    @classmethod
+    def mended(cls, path: Path, *, describe: Describe | None = None) -> tuple[FramedFile, list[Frame | Lost]]:
+        """Open a file that is a log by itself, mended; with what is in it."""
+        entries = mend(path, describe=describe)
+        return cls(path, next_position(entries)), entries
+
+    def write(self, records: Sequence[tuple[int, bytes]]) -> list[tuple[int, int]]:
+        """Append records (kind, payload) as one group, without an fsync: (position, offset) of each.
+
+        Where the disk refuses, none of them is in the file.
+        """
+        group = self.next_position
+        parts: list[bytes] = []
+        places: list[tuple[int, int]] = []
+        offset = self.size
+        for position, (kind, payload) in enumerate(records, start=group):
+            places.append((position, offset))
+            parts += frame(self._salt, position, group, kind, payload)
+            offset += HEADER_BYTES + len(payload) + _SUM.size
+        try:
+            _write_all(self._handle, b"".join(parts))
+        except OSError:
+            self.cut(self.size, group)
+            raise
+        self.size = offset
+        self.next_position = group + len(records)
+        return places
+
+    def sync(self) -> None:
+        """Have all that was written on disk. After an error nobody knows what is: `cut`, and go on in another file."""
+        os.fdatasync(self._handle)
+
+    def cut(self, size: int, next_position: int) -> None:
+        """Take back what was written since the file had this size."""
+        self.next_position = next_position
+        try:
+            os.ftruncate(self._handle, size)
+        finally:
+            self.size = os.fstat(self._handle).st_size
+
+    def close(self) -> None:
+        """Close it; again is allowed."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+def next_position(entries: Sequence[Frame | Lost], first: int = 0) -> int:
+    """The position after these records of a file that begins at `first`."""
+    if not entries:
+        return first
+    end = entries[-1]
+    return end.position + 1 if isinstance(end, Frame) else max(end.last + 1, end.first)
+
+
+def read_at(path: Path, offset: int, position: int) -> bytes:
+    """The payload of the record `position`, whose header lies at `offset`. Raises DataError where it is not there or damaged, OSError."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        head = file.read(HEADER_BYTES)
+        header = _header(head, 0, head[len(MAGIC) : len(MAGIC) + SALT_BYTES])
+        if header is not None and header.position == position:
+            rest = file.read(header.length + _SUM.size)
+            payload = rest[: header.length]
+            if rest[header.length :] == _SUM.pack(zlib.crc32(payload, header.checksum)):
+                return payload
+    raise DataError(f"record {position} of {path} is damaged: its bytes are kept aside when the file is opened again")
+
+
+def frame(salt: bytes, position: int, group: int, kind: int, payload: bytes) -> tuple[bytes, bytes, bytes]:
+    """The bytes of a record: header, payload and the payload's checksum."""
+    header = _HEADER.pack(MAGIC, salt, position, group, len(payload), kind)
+    checksum = zlib.crc32(header)
+    return header + _SUM.pack(checksum), payload, _SUM.pack(zlib.crc32(payload, checksum))
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file for its owner only, and have it on disk. Raises OSError."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        _write_all(handle, data)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_file(path: Path) -> None:
+    """Have the content of a file on disk. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on disk. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _parse(data: bytes, salt: bytes | None, first: int, end: int | None) -> list[Frame | Lost]:
+    """See `read`; `salt` is None where nobody knows it: then nothing can be read."""
+    entries: list[Frame | Lost] = []
+    offset, expected, last_group = 0, first, first
+    while offset < len(data):
+        at, header = _next_header(data, offset, salt, expected)
+        if header is None or (end is not None and header.position >= end):  # the next file has another record of that position
+            entries.append(Lost(expected, expected if end is None else end - 1, None, False, offset, len(data) - offset))
+            expected = end or expected
+            break
+        payload_at = at + HEADER_BYTES
+        sum_at = payload_at + header.length
+        beyond = min(sum_at + _SUM.size, len(data))
+        payload = data[payload_at:sum_at]
+        entry = Frame(header.position, header.group, header.kind, payload, at)
+        if data[sum_at:beyond] != _SUM.pack(zlib.crc32(payload, header.checksum)):
+            entry = Lost(header.position, header.position, header.kind, False, at, beyond - at)
+        elif header.kind == LOST:
+            entry = _lost_before(header.position, payload)
+        begins = entry.position if isinstance(entry, Frame) else entry.first
+        if at > offset or begins > expected:
+            entries.append(Lost(expected, begins - 1, None, False, offset, at - offset))
+        entries.append(entry)
+        offset, expected = beyond, header.position + 1
+        last_group = max(last_group, header.group)
+    if end is not None and expected < end:
+        entries.append(Lost(expected, end - 1, None, False, len(data), 0))
+    later = end is not None
+    return [
+        entry._replace(damage=later or entry.first < last_group) if isinstance(entry, Lost) and not entry.aside else entry
+        for entry in entries
+    ]
+
+
+def _next_header(data: bytes, offset: int, salt: bytes | None, expected: int) -> tuple[int, _Header | None]:
+    """Where the next whole header is, and what it says: at `offset`, else searched for behind it."""
+    if salt is None:
+        return len(data), None
+    mark = MAGIC + salt
+    while offset >= 0:
+        header = _header(data, offset, salt)
+        if header is not None and header.position >= expected:
+            return offset, header
+        offset = data.find(mark, offset + 1)
+    return len(data), None
+
+
+def _header(data: bytes, offset: int, salt: bytes) -> _Header | None:
+    if offset + HEADER_BYTES > len(data):
+        return None
+    magic, found, position, group, length, kind = _HEADER.unpack_from(data, offset)
+    checksum = zlib.crc32(data[offset : offset + _HEADER.size])
+    if magic != MAGIC or found != salt or group > position or _SUM.unpack_from(data, offset + _HEADER.size)[0] != checksum:
+        return None
+    return _Header(position, group, length, kind, checksum)
+
+
+def _lost_before(position: int, payload: bytes) -> Lost:
+    about = json.loads(payload)
+    return Lost(last=position, **about)
+
+
+def _again(salt: bytes, entries: Iterable[Frame | Lost], group: int) -> Iterator[bytes]:
+    """The bytes of a file with these records."""
+    for entry in entries:
+        if isinstance(entry, Frame):
+            group = entry.group
+            yield from frame(salt, entry.position, group, entry.kind, entry.payload)
+        elif entry.last >= entry.first:
+            about = {name: value for name, value in entry._asdict().items() if name != "last"}
+            yield from frame(salt, entry.last, group, LOST, json.dumps(about).encode())
+
+
+def _report(path: Path, lost: Sequence[Lost], aside: Path) -> None:
+    for damage, level, what in (
+        (True, logging.ERROR, "damaged, lost"),
+        (False, logging.WARNING, "torn or damaged; whether it was acknowledged cannot be told"),
+    ):
+        mine = [each for each in lost if each.damage == damage]
+        if mine:
+            names = ", ".join(each.words for each in mine[:_REPORTED])
+            more = f" and {len(mine) - _REPORTED} more places" if len(mine) > _REPORTED else ""
+            size = sum(each.size for each in mine)
+            _logger.log(level, "%s: %s: %s%s; %d bytes are kept aside in %s", path, what, names, more, size, aside)
+
+
+def _free_name(path: Path) -> Path:
+    aside, number = path.with_name(path.name + DAMAGED), 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}.{number}{DAMAGED}")
+    return aside
+
+
+def _salt_path(path: Path) -> Path:
+    return path.with_name(path.name + _SALT)
+
+
+def _salt_of(path: Path, data: bytes) -> bytes | None:
+    """The salt of a file: its first header has it; where that is bad, the copy."""
+    salt = data[len(MAGIC) : len(MAGIC) + SALT_BYTES]
+    return salt if _header(data, 0, salt) is not None else _read_salt(path)
+
+
+def _read_salt(path: Path) -> bytes | None:
+    try:
+        data = _salt_path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    salt = data[:SALT_BYTES]
+    return salt if data[SALT_BYTES:] == _SUM.pack(zlib.crc32(salt)) and len(salt) == SALT_BYTES else None
+
+
+def _write_salt(path: Path, salt: bytes) -> None:
+    write_private(_salt_path(path), salt + _SUM.pack(zlib.crc32(salt)))
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]

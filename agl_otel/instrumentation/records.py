@@ -1,0 +1,298 @@
+"""The files in which processes count their spans, so that what they did is known when they are gone (the ledger of an attempt).
+
+A runner has a root folder; each attempt has a folder in it, made by the runner, named by a hash of its ids. A process that is hooked makes
+a file in its attempt's folder: one file for each process, with a slot for each attempt that it works for, linked into the folder of each.
+Counts are in memory that is mapped from the file, so they survive any end of the process. A file has 8,192 bytes (native byte order):
+
+    0     magic "AGLLDGR1"; pid; start of the process in clock ticks (as in /proc/PID/stat); length of the command; the command (UTF-8)
+    3072  64 bytes: not 0 where the reader has read the slot of this number: what begins later is late
+    4096  64 slots of 8 words of 64 bits: key of the attempt (2), marker, begun, ended, abandoned, dropped, closed
+
+The file is allocated in full before it is mapped: a hole in it would be a SIGBUS in the agent on a full disk. It is never truncated.
+Standard library only: this runs in the agent's process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+import stat
+import struct
+import sys
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+FILE_BYTES: Final = 8192
+SLOTS: Final = 64
+MAX_FILES: Final = 4096
+"""Of one attempt; a folder with more is not read."""
+MAX_COMMAND_BYTES: Final = 1000
+FILE_SUFFIX: Final = ".ledger"
+_MAGIC: Final = b"AGLLDGR1"
+_HEADER: Final = struct.Struct("=8sQQQ")
+_READ: Final = 3072
+_SLOTS: Final = 4096
+_WORDS: Final = 8
+_KEY0, _KEY1, _MARKER, _BEGUN, _ENDED, _ABANDONED, _DROPPED, _CLOSED = range(_WORDS)
+
+
+def key_of(rollout_id: str, attempt_id: str) -> bytes:
+    """16 bytes that stand for an attempt."""
+    return sha256(f"{rollout_id}/{attempt_id}".encode()).digest()[:16]
+
+
+def folder_of(root: str | Path, rollout_id: str, attempt_id: str) -> Path:
+    """Where the processes of an attempt count."""
+    return Path(root) / key_of(rollout_id, attempt_id).hex()
+
+
+class Slot:
+    """The counts of one attempt in this process's file. Its owner writes it, under a lock of its own."""
+
+    __slots__ = ("_base", "_file", "_number", "_words")
+
+    def __init__(self, file: RecordFile, number: int) -> None:
+        self._file = file
+        self._number = number
+        self._words = file.words
+        self._base = _SLOTS // 8 + number * _WORDS
+
+    def open(self, key: bytes, marker: str) -> None:
+        """Begin to count an attempt under a marker of 16 hex digits: the key last, which makes the slot valid."""
+        words, base = self._words, self._base
+        self._file.read_flags[self._number] = 0
+        words[base + _MARKER] = int(marker, 16)
+        for place in (_BEGUN, _ENDED, _ABANDONED, _DROPPED, _CLOSED):
+            words[base + place] = 0
+        words[base + _KEY1] = int.from_bytes(key[8:], sys.byteorder)
+        words[base + _KEY0] = int.from_bytes(key[:8], sys.byteorder)
+
+    def write(self, begun: int, ended: int, abandoned: int, dropped: int) -> None:
+        """Write the counts so that at no moment more has ended than begun."""
+        words, base = self._words, self._base
+        words[base + _BEGUN] = begun
+        words[base + _ENDED] = ended
+        words[base + _ABANDONED] = abandoned
+        words[base + _DROPPED] = dropped
+
+    def begun(self, count: int) -> None:
+        """So many spans have begun."""
+        self._words[self._base + _BEGUN] = count
+
+    def ended(self, count: int) -> None:
+        """So many spans have ended."""
+        self._words[self._base + _ENDED] = count
+
+    def closed(self, *, closed: bool) -> None:
+        """Whether the process has ended in order."""
+        self._words[self._base + _CLOSED] = int(closed)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the reader has read it: what begins from now on is late."""
+        return self._file.read_flags[self._number] != 0
+
+    def free(self) -> None:
+        """Let another attempt have it."""
+        self._words[self._base + _KEY0] = 0
+        self._words[self._base + _KEY1] = 0
+        self._file.release(self._number)
+
+
+class RecordFile:
+    """A file of this process, mapped."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make it in `folder`. Raises OSError where that is not possible."""
+        self.name = f"{os.getpid()}-{secrets.token_hex(8)}{FILE_SUFFIX}"
+        self.path = folder / self.name
+        command = own_command().encode(errors="replace")[:MAX_COMMAND_BYTES]
+        header = _HEADER.pack(_MAGIC, os.getpid(), start_ticks(os.getpid()), len(command)) + command
+        hidden = folder / f".{self.name}"  # renamed when it is whole: a reader never sees half a file
+        fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            os.posix_fallocate(fd, 0, FILE_BYTES)
+            os.pwrite(fd, header, 0)
+            self._map = mmap.mmap(fd, FILE_BYTES)
+            hidden.rename(self.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                hidden.unlink()
+            raise
+        finally:
+            os.close(fd)
+        self.words = memoryview(self._map).cast("Q")
+        self.read_flags = memoryview(self._map)[_READ : _READ + SLOTS]
+        self._free = list(range(SLOTS - 1, -1, -1))
+
+    def slot(self, key: bytes, marker: str) -> Slot | None:
+        """A slot for an attempt; None where all are taken."""
+        if not self._free:
+            return None
+        slot = Slot(self, self._free.pop())
+        slot.open(key, marker)
+        return slot
+
+    def link(self, folder: Path) -> None:
+        """Make it known in the folder of another attempt, too. Raises OSError."""
+        if not (folder / self.name).exists():
+            os.link(self.path, folder / self.name)
+            self.path = folder / self.name  # the first one may be removed with its attempt
+
+    def release(self, number: int) -> None:
+        """A slot is free again."""
+        self._free.append(number)
+
+
+class Records:
+    """The files of this process below the root that its environment names. Not thread-safe: one lock stands before it."""
+
+    def __init__(self, root: str) -> None:
+        self._root = Path(root)
+        self._file: RecordFile | None = None
+        self._slots: dict[bytes, Slot] = {}
+
+    def loaded(self, rollout_id: str, attempt_id: str) -> None:
+        """The hook is loaded in this process, which works for an attempt. Raises OSError where that cannot be written down."""
+        if self._file is None:
+            self._file = RecordFile(folder_of(self._root, rollout_id, attempt_id))
+
+    def slot(self, rollout_id: str, attempt_id: str, marker: str) -> Slot:
+        """Begin to count an attempt. Raises OSError where the runner has no folder for it, or the disk is full."""
+        key, folder = key_of(rollout_id, attempt_id), folder_of(self._root, rollout_id, attempt_id)
+        file = self._file
+        slot = None
+        if file is not None:
+            try:
+                file.link(folder)
+                slot = file.slot(key, marker)
+            except FileNotFoundError:  # the folder that it was in is gone, or there is none for this attempt
+                slot = None
+        if slot is None:
+            file = self._file = RecordFile(folder)
+            slot = file.slot(key, marker)
+            assert slot is not None, "a new file has room"
+        return slot
+
+
+def own_command() -> str:
+    """What this process runs, as a person would know it."""
+    try:
+        arguments = Path("/proc/self/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        return " ".join(argument.decode(errors="replace") for argument in arguments)
+    except OSError:
+        return " ".join([sys.executable, *sys.argv])
+
+
+def start_ticks(pid: int) -> int:
+    """When a process began, in clock ticks since boot; 0 where there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSlot:
+    """What a process counted of one attempt."""
+
+    marker: str
+    begun: int
+    ended: int
+    abandoned: int
+    dropped: int
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReadProcess:
+    """A process that wrote a file for an attempt."""
+
+    pid: int
+    start_ticks: int
+    command: str
+    slots: list[ReadSlot] = field(default_factory=list[ReadSlot])
+    """Of the attempt that was asked for: none where it only loaded the hook."""
+
+
+class UnreadableError(Exception):
+    """A folder holds what no hook writes."""
+
+
+def read(folder: Path, key: bytes, *, last: bool = False) -> list[ReadProcess]:
+    """What the processes of an attempt have counted; with `last` what begins from now on is late.
+
+    The folder is the agent's to write: nothing in it is followed, waited for or believed beyond its form. Raises UnreadableError.
+    """
+    try:
+        names = _names(folder)
+    except FileNotFoundError:
+        raise UnreadableError(f"its folder {folder} is gone") from None
+    return [_read_file(folder, name, key, last=last) for name in names]
+
+
+def _names(folder: Path) -> list[str]:
+    names: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(FILE_SUFFIX) and not entry.name.startswith("."):
+                names.append(entry.name)
+                if len(names) > MAX_FILES:
+                    raise UnreadableError(f"it has more than {MAX_FILES} files")
+    return sorted(names)
+
+
+def _read_file(folder: Path, name: str, key: bytes, *, last: bool) -> ReadProcess:
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(folder / name, os.O_RDONLY | flags)
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_size != FILE_BYTES:
+                raise UnreadableError(f"{name!a} is no file of {FILE_BYTES} bytes")
+            process, numbers = _parse(os.pread(fd, FILE_BYTES, 0), name, key)
+            if last and numbers:
+                _mark_read(folder / name, numbers)
+                process, _ = _parse(os.pread(fd, FILE_BYTES, 0), name, key)  # what began before it could see the mark
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise UnreadableError(f"{name!a}: {error.strerror}") from None
+    return process
+
+
+def _parse(data: bytes, name: str, key: bytes) -> tuple[ReadProcess, list[int]]:
+    if len(data) != FILE_BYTES:
+        raise UnreadableError(f"{name!a} was cut")
+    magic, pid, ticks, length = _HEADER.unpack_from(data)
+    if magic != _MAGIC or length > MAX_COMMAND_BYTES:
+        raise UnreadableError(f"{name!a} was not written by the hook")
+    command = data[_HEADER.size : _HEADER.size + length].decode(errors="replace")
+    words = memoryview(data).cast("Q")
+    wanted = int.from_bytes(key[:8], sys.byteorder), int.from_bytes(key[8:], sys.byteorder)
+    process = ReadProcess(pid, ticks, command)
+    numbers: list[int] = []
+    for number in range(SLOTS):
+        base = _SLOTS // 8 + number * _WORDS
+        if (words[base + _KEY0], words[base + _KEY1]) == wanted:
+            marker, begun, ended, abandoned, dropped, closed = words[base + _MARKER : base + _WORDS].tolist()
+            process.slots.append(ReadSlot(f"{marker:016x}", begun, ended, abandoned, dropped, bool(closed)))
+            numbers.append(number)
+    return process, numbers
+
+
+def _mark_read(path: Path, numbers: list[int]) -> None:
+    with contextlib.suppress(OSError):  # a container's own user's file: nothing is late there, for its processes have ended
+        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            for number in numbers:
+                os.pwrite(fd, b"\1", _READ + number)
+        finally:
+            os.close(fd)

@@ -1,0 +1,260 @@
+"""What proxies that died left in their journals on this disk: sent, sealed, and told when an attempt is closed.
+
+A journal whose lock nobody holds is one of a dead process. Its spans are sent as they stand, which is harmless where the collector has
+them: a reader takes each once. Then a last seal for each attempt says how many spans its process had ended or begun. A call that began
+and never ended was under way when the proxy died: it counts, is not there, and so makes its attempt incomplete. Where records may be
+missing (`lossy`, damage, a restart of the machine: nothing was synced) the seal says that something was dropped, for attempts that were
+not over.
+
+Rollouts that the queue no longer knows were deleted, and nothing of them is sent; what is older than the retention neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanContext, TraceFlags
+
+from agl_otel import semconv
+from agl_otel.errors import AglError, UnavailableError
+from agl_otel.framed import Frame, read
+from agl_otel.instrumentation.context import Key
+from agl_otel.instrumentation.ledger import Count, Place
+from agl_otel.instrumentation.wire import field_of, of_parts, span_bytes
+from agl_otel.proxy.journal import CLOSED, END, HEAD, LOCK, LOSSY, START, WHOLE, boot_id, claim, clear, segments_of, unpacked, without
+
+MAX_TOLD: Final = 100_000  # attempts whose counts are remembered for their closing
+REQUEST_BYTES: Final = 3 << 20  # receivers with gRPC's default limit take 4 MiB
+AGAIN_SECONDS: Final = (0.5, 10.0)
+YOUNG_SECONDS: Final = 60.0  # a folder without a journal may be one that is being made
+_logger = logging.getLogger("agl_otel.proxy")
+Send = Callable[[bytes], bool]
+"""Exports a serialised request, in the calling thread; whether it was acknowledged."""
+Known = Callable[[Sequence[str]], Awaitable[Collection[str]]]
+"""Which of some rollouts there are. Raises AglError."""
+
+
+@dataclass(slots=True)
+class Legacy:
+    """One attempt under the marker of a dead process."""
+
+    place: Place
+    spans: int = 0
+    dropped: int = 0
+    open: set[str] = field(default_factory=set[str])
+    """Calls that have a START and no END."""
+    ended: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    """Spans of calls, by the call's span id, as `wire.of_parts` takes them."""
+    closed: bool = False
+    """Whether the attempt was over, and all of it stored."""
+
+
+@dataclass(slots=True)
+class Left:
+    """A journal of a dead process."""
+
+    folder: Path
+    lock: int
+    """Its claimed lock."""
+    parts: tuple[bytes, bytes] = (b"", b"")
+    legacies: dict[tuple[Key, str], Legacy] = field(default_factory=dict[tuple[Key, str], Legacy])
+    gaps: bool = False
+    """Whether records may be missing."""
+
+    def count(self, name: tuple[Key, str]) -> Count:
+        """What the last seal of an attempt says."""
+        legacy = self.legacies[name]
+        gaps = self.gaps and not legacy.closed
+        return Count(name[1], legacy.spans + len(legacy.open), max(legacy.dropped, int(gaps)))
+
+    def requests(self) -> Iterator[bytes]:
+        """All that is to be sent, spans before seals."""
+        unfinished = {name: legacy for name, legacy in self.legacies.items() if not legacy.closed}
+        fields = [data for legacy in unfinished.values() for data in legacy.ended.values()]
+        fields += [_seal(name[0], self.count(name), legacy.place) for name, legacy in unfinished.items()]
+        batch: list[bytes] = []
+        for data in fields:
+            if batch and sum(map(len, batch)) + len(data) > REQUEST_BYTES:
+                yield of_parts(*self.parts, b"".join(batch))
+                batch = []
+            batch.append(data)
+        if batch:
+            yield of_parts(*self.parts, b"".join(batch))
+
+
+class Inheritance:
+    """Finds journals below `root` and brings them to their end. `start` it in a running loop; `stop` it.
+
+    Args:
+        root: the folder of all journals of a disk.
+        send: to the collector.
+        known: asks the queue.
+        oldest: what was written before (Unix seconds) is past the retention.
+    """
+
+    def __init__(self, root: Path, send: Send, known: Known, *, oldest: float = 0.0) -> None:
+        self._root = root
+        self._send = send
+        self._known = known
+        self._oldest = oldest
+        self._left: list[Left] = []
+        self._told: dict[Key, dict[str, Count]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Read what there is, and begin to send it."""
+        self._left = await asyncio.to_thread(self._find)
+        for left in self._left:
+            for name in left.legacies:
+                self._told.setdefault(name[0], {})[name[1]] = left.count(name)
+        while len(self._told) > MAX_TOLD:
+            del self._told[next(iter(self._told))]
+        self._task = asyncio.create_task(self._run(), name="inheritance")
+
+    async def stop(self) -> None:
+        """Leave what is not sent yet to the next one."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for left in self._left:
+            os.close(left.lock)
+
+    async def counts(self, keys: Sequence[Key], *, timeout_seconds: float) -> list[list[Count]]:
+        """What dead processes had of each attempt, once all of it was acknowledged. Raises UnavailableError where that takes too long."""
+        wanted = set(keys)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while any(name[0] in wanted for left in self._left for name in left.legacies):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise UnavailableError(
+                "what a proxy that died left of these attempts could not be stored yet: is the collector running?"
+            ) from None
+        return [list(self._told.get(key, {}).values()) for key in keys]
+
+    def forget(self, rollout_ids: Collection[str]) -> None:
+        """Leave nothing of these rollouts in the files, and send none of it. Raises UnavailableError."""
+        gone = set(rollout_ids)
+        try:
+            for left in self._left:
+                for name in [name for name in left.legacies if name[0][0] in gone]:
+                    del left.legacies[name]
+                for path in segments_of(left.folder):
+                    without(path, gone)
+        except OSError as error:
+            raise UnavailableError(f"a dead proxy's journal in {self._root} cannot be written: {error.strerror or error}") from None
+
+    def _find(self) -> list[Left]:
+        found: list[Left] = []
+        for folder in sorted(self._root.iterdir()) if self._root.is_dir() else ():
+            with contextlib.suppress(OSError):  # another process's, or one that is just removed
+                if not (folder / LOCK).exists():
+                    continue
+                lock = claim(folder)
+                try:
+                    left = self._read(folder, lock)
+                except OSError:
+                    os.close(lock)
+                    raise
+                if left is None:
+                    os.close(lock)
+                else:
+                    found.append(left)
+        return found
+
+    def _read(self, folder: Path, lock: int) -> Left | None:
+        paths = segments_of(folder)
+        newest = max((path.stat().st_mtime for path in paths), default=(folder / LOCK).stat().st_mtime)
+        if (not paths and newest < time.time() - YOUNG_SECONDS) or (paths and newest < self._oldest):
+            clear(folder)
+        if not paths or newest < self._oldest:
+            return None
+        return read_journal(folder, lock)
+
+    async def _run(self) -> None:
+        for left in list(self._left):
+            pause, longest = AGAIN_SECONDS
+            while not await self._bring_to_an_end(left):
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, longest)
+
+    async def _bring_to_an_end(self, left: Left) -> bool:
+        ids = sorted({name[0][0] for name in left.legacies})
+        try:
+            self.drop_unknown(left, await self._known(ids))
+        except AglError as error:
+            _logger.warning("what a dead proxy left waits for the queue: %s", error)
+            return False
+        for request in list(left.requests()):
+            if not await asyncio.to_thread(self._send, request):
+                return False
+        _logger.info("sent what a dead proxy left of %d attempts", len(left.legacies))
+        try:
+            await asyncio.to_thread(clear, left.folder)
+        except OSError as error:
+            _logger.warning("a dead proxy's journal cannot be removed from %s: %s", left.folder, error.strerror or error)
+        self._left.remove(left)
+        os.close(left.lock)
+        self._changed.set()
+        return True
+
+    @staticmethod
+    def drop_unknown(left: Left, known: Collection[str]) -> None:
+        """Let go of rollouts that were deleted."""
+        for name in [name for name in left.legacies if name[0][0] not in known]:
+            del left.legacies[name]
+
+
+def read_journal(folder: Path, lock: int = -1) -> Left:
+    """What is in a journal. Raises OSError."""
+    left = Left(folder, lock, gaps=(folder / LOSSY).exists() or not (folder / WHOLE).exists())
+    paths = segments_of(folder)
+    for path in paths:
+        entries = read(path)
+        for place, entry in enumerate(entries):
+            if isinstance(entry, Frame):
+                _take(left, entry)
+            else:  # a torn last record is of a call that was not forwarded, or of one that has no END
+                left.gaps |= path != paths[-1] or place < len(entries) - 1
+    return left
+
+
+def _take(left: Left, frame: Frame) -> None:
+    head, data = unpacked(frame.payload)
+    if frame.kind == HEAD:
+        left.parts = (data[: head[1]], data[head[1] :])
+        left.gaps |= head[0] != boot_id()
+        return
+    rollout_id, attempt_id, marker, trace_id, parent_id, spans, dropped, span_id = head
+    name = ((rollout_id, attempt_id), marker)
+    legacy = left.legacies.get(name)
+    if legacy is None:
+        legacy = left.legacies[name] = Legacy((int(trace_id, 16), int(parent_id, 16)))
+    legacy.spans, legacy.dropped = max(legacy.spans, spans), max(legacy.dropped, dropped)
+    legacy.closed = frame.kind == CLOSED
+    if frame.kind == START:
+        legacy.open.add(span_id)
+    elif frame.kind == END:
+        legacy.open.discard(span_id)
+        legacy.ended[span_id] = data
+
+
+def _seal(key: Key, count: Count, place: Place) -> bytes:
+    ids = {semconv.ROLLOUT_ID: key[0], semconv.PROCESS: count.marker, **({semconv.ATTEMPT_ID: key[1]} if key[1] else {})}
+    says = {semconv.SEAL_SPANS: count.spans, semconv.SEAL_DROPPED: count.dropped, semconv.SEAL_CLOSING: True}
+    context = SpanContext(place[0], random.getrandbits(64) or 1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    parent = SpanContext(place[0], place[1], is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    now = time.time_ns()
+    return field_of(span_bytes(ReadableSpan(semconv.SPAN_SEAL, context, parent, attributes={**ids, **says}, start_time=now, end_time=now)))

@@ -1,0 +1,49 @@
+"""Requests to model servers: none follows a redirect, which would hand prompts and keys to whoever it names, or ask inside this network."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+from urllib.parse import urljoin, urlsplit
+
+import aiohttp
+
+from agl_otel.redacted import without_secrets
+
+REDIRECT: Final = "redirect"
+"""The code of the error that an agent gets in its place."""
+
+
+class RedirectedError(Exception):
+    """The server answered with a redirect; the message names it, and the origin that it points to."""
+
+
+@contextlib.asynccontextmanager
+async def ask(session: aiohttp.ClientSession, method: str, url: str, **options: Any) -> AsyncGenerator[aiohttp.ClientResponse]:
+    """The answer to a request; `options` are aiohttp's. Raises RedirectedError, aiohttp.ClientError, OSError."""
+    async with session.request(method, url, allow_redirects=False, **options) as response:
+        if 300 <= response.status < 400:
+            raise RedirectedError(_told(url, response.status, response.headers.get("location", "")))
+        yield response
+
+
+def _told(url: str, status: int, location: str) -> str:
+    server, own = without_secrets(url), _origin(url)
+    try:
+        named = _origin(urljoin(url, location)) if location else ""
+    except ValueError:
+        named = ""
+    if not named:
+        return f"{server} answered with HTTP {status} and no place to look instead: is this its address?"
+    where = "another path of its own" if named == own else named
+    return (
+        f"{server} redirects to {where}, and no redirect is followed, because prompts and keys would go along: "
+        "if you trust that address, name it in place of the other"
+    )
+
+
+def _origin(url: str) -> str:
+    """scheme://host[:port] of an http address; empty for any other."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.scheme in ("http", "https") and parts.hostname else ""

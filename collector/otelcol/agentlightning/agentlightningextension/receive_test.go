@@ -1,0 +1,249 @@
+package agentlightningextension
+
+import (
+	"bytes"
+	"compress/gzip"
+	"compress/zlib"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+	"go.opentelemetry.io/collector/pdata/ptrace/ptraceotlp"
+	spb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+
+	"agl-otel.internal/agentlightning/internal/identify"
+)
+
+const limit = 1 << 20
+
+func gzipped(raw []byte) []byte {
+	var out bytes.Buffer
+	w := gzip.NewWriter(&out)
+	_, _ = w.Write(raw)
+	_ = w.Close()
+	return out.Bytes()
+}
+
+func zstded(raw []byte) []byte {
+	w, _ := zstd.NewWriter(nil, zstd.WithZeroFrames(true))
+	return w.EncodeAll(raw, nil)
+}
+
+func zlibbed(raw []byte) []byte {
+	var out bytes.Buffer
+	w := zlib.NewWriter(&out)
+	_, _ = w.Write(raw)
+	_ = w.Close()
+	return out.Bytes()
+}
+
+var packers = map[string]func([]byte) []byte{"gzip": gzipped, "deflate": zlibbed, "zstd": zstded, "": func(raw []byte) []byte { return raw }}
+
+func TestWhatIsPackedIsUnpacked(t *testing.T) {
+	raw := bytes.Repeat([]byte("spans "), 10_000)
+	for name, pack := range packers {
+		got, err := readBody(t.Context(), name, bytes.NewReader(pack(raw)), limit)
+		require.NoError(t, err, name)
+		require.Equal(t, raw, got, name)
+	}
+	for name, pack := range map[string]func([]byte) []byte{"gzip": gzipped, "zstd": zstded} { // several members
+		packed := append(pack(raw), bytes.Repeat(pack([]byte("more")), maxMembers-1)...)
+		got, err := readBody(t.Context(), name, iotest.OneByteReader(bytes.NewReader(packed)), limit)
+		require.NoError(t, err, name)
+		require.Len(t, got, len(raw)+4*(maxMembers-1), name)
+	}
+}
+
+func TestManyMembersAreRefused(t *testing.T) {
+	for name, pack := range map[string]func([]byte) []byte{"gzip": gzipped, "zstd": zstded} {
+		_, err := readBody(t.Context(), name, bytes.NewReader(bytes.Repeat(pack(nil), maxMembers+1)), limit)
+		require.ErrorIs(t, err, errMembers, name)
+	}
+	skipped := bytes.Repeat([]byte{0x50, 0x2a, 0x4d, 0x18, 0, 0, 0, 0}, maxMembers+1)
+	_, err := readBody(t.Context(), "zstd", bytes.NewReader(skipped), limit)
+	require.ErrorIs(t, err, errMembers)
+	reader, err := encoding.GetCompressor("gzip").Decompress(bytes.NewReader(bytes.Repeat(gzipped(nil), maxMembers+1)))
+	require.NoError(t, err)
+	_, err = io.ReadAll(reader)
+	require.ErrorIs(t, err, errMembers)
+}
+
+func TestWhatUnfoldsBeyondTheLimitIsRefused(t *testing.T) {
+	for name, pack := range packers {
+		_, err := readBody(t.Context(), name, bytes.NewReader(pack(make([]byte, limit+1))), limit)
+		var tooLarge *http.MaxBytesError
+		require.ErrorAs(t, err, &tooLarge, name)
+	}
+}
+
+func TestDamagedBodiesAndUnknownEncodingsAreRefused(t *testing.T) {
+	for name, pack := range packers {
+		packed := pack([]byte("something of some length"))
+		if _, err := readBody(t.Context(), name, bytes.NewReader(packed[:len(packed)-6]), limit); name != "" {
+			require.Error(t, err, name)
+		}
+	}
+	_, err := readBody(t.Context(), "br", strings.NewReader("x"), limit)
+	require.ErrorIs(t, err, errEncoding)
+}
+
+func TestTheWorkEndsWithItsRequest(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	endless, stop := io.Pipe()
+	go func() {
+		for {
+			if _, err := stop.Write(gzipped(nil)); err != nil {
+				return
+			}
+		}
+	}()
+	defer func() { _ = endless.CloseWithError(errors.New("done")) }()
+	_, err := readBody(ctx, "gzip", io.MultiReader(bytes.NewReader(gzipped([]byte("x"))), endless), limit)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+func served(t *testing.T, settings map[string]any, request *http.Request) (*httptest.ResponseRecorder, []byte) {
+	t.Helper()
+	wrap, err := start(t, settings).GetHTTPHandler(t.Context())
+	require.NoError(t, err)
+	var seen []byte
+	handler, err := wrap(t.Context(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		seen, err = io.ReadAll(r.Body)
+		w.WriteHeader(http.StatusTeapot)
+	}))
+	require.NoError(t, err)
+	recorder := httptest.NewRecorder()
+	handler.ServeHTTP(recorder, request)
+	return recorder, seen
+}
+
+func post(t *testing.T, path string, body []byte, headers ...string) *http.Request {
+	t.Helper()
+	request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, path, bytes.NewReader(body))
+	for i := 0; i < len(headers); i += 2 {
+		request.Header.Set(headers[i], headers[i+1])
+	}
+	return request
+}
+
+// badTraces is a request whose second span has a trace id of three bytes.
+func badTraces(t *testing.T) []byte {
+	t.Helper()
+	request := ptrace.NewTraces()
+	spans := request.ResourceSpans().AppendEmpty().ScopeSpans().AppendEmpty().Spans()
+	for range 2 {
+		span := spans.AppendEmpty()
+		span.SetTraceID(pcommon.TraceID(bytes.Repeat([]byte{1}, 16)))
+		span.SetSpanID(pcommon.SpanID{2})
+	}
+	raw, err := ptraceotlp.NewExportRequestFromTraces(request).MarshalProto()
+	require.NoError(t, err)
+	at := bytes.LastIndex(raw, append([]byte{0x0a, 16}, bytes.Repeat([]byte{1}, 16)...))
+	raw[at+1] = 3 // bytes of the id; what is left of the sixteen becomes another field
+	return append(raw[:at+2], append([]byte{1, 1, 1, 0xfa, 0x01, 10}, raw[at+8:]...)...)
+}
+
+func TestOneBadSpanDoesNotRefuseItsRequest(t *testing.T) {
+	raw := badTraces(t)
+	require.Error(t, ptraceotlp.NewExportRequest().UnmarshalProto(raw))
+	good := func(body []byte) {
+		t.Helper()
+		request := ptraceotlp.NewExportRequest()
+		require.NoError(t, request.UnmarshalProto(body))
+		spans := request.Traces().ResourceSpans().At(0).ScopeSpans().At(0).Spans()
+		require.Equal(t, 2, spans.Len())
+		reason, _ := spans.At(1).Attributes().Get(identify.AttrInvalid)
+		require.Equal(t, identify.ReasonTraceID, reason.Str())
+	}
+	answered, seen := served(t, nil, post(t, "/v1/traces", gzipped(raw), "Content-Type", protobufType, "Content-Encoding", "gzip"))
+	require.Equal(t, http.StatusTeapot, answered.Code)
+	good(seen)
+
+	options, err := start(t, nil).GetGRPCServerOptions(t.Context())
+	require.NoError(t, err)
+	require.Len(t, options, 1)
+	request := &recorded{}
+	require.NoError(t, cleaning{encoding.GetCodecV2("proto")}.Unmarshal(mem.BufferSlice{mem.SliceBuffer(raw)}, (*ExportTraceServiceRequest)(request)))
+	good(request.raw)
+}
+
+type recorded struct{ raw []byte }
+
+// ExportTraceServiceRequest is called as the receiver's own type is.
+type ExportTraceServiceRequest recorded
+
+func (r *ExportTraceServiceRequest) UnmarshalProto(raw []byte) error {
+	r.raw = bytes.Clone(raw)
+	return nil
+}
+
+func TestARefusalIsAStatusInTheSendersEncoding(t *testing.T) {
+	for _, refused := range []struct {
+		encoding string
+		body     []byte
+		code     int
+	}{
+		{"gzip", []byte("no gzip at all"), http.StatusBadRequest},
+		{"br", []byte("x"), http.StatusUnsupportedMediaType},
+		{"gzip", gzipped(make([]byte, 2000)), http.StatusRequestEntityTooLarge},
+	} {
+		headers := []string{"Content-Type", protobufType, "Content-Encoding", refused.encoding}
+		answered, _ := served(t, map[string]any{"max_body_bytes": 1000}, post(t, "/v1/logs", refused.body, headers...))
+		require.Equal(t, refused.code, answered.Code)
+		var body spb.Status
+		require.NoError(t, proto.Unmarshal(answered.Body.Bytes(), &body))
+		require.NotEmpty(t, body.GetMessage())
+	}
+	answered, _ := served(t, nil, post(t, "/v1/traces", []byte("["), "Content-Type", jsonType, "Content-Encoding", "br"))
+	require.JSONEq(t, `{"code":3,"message":"`+errEncoding.Error()+`"}`, answered.Body.String())
+}
+
+func TestPagesOfOthersAndOtherNamesAreRefused(t *testing.T) {
+	loopback := map[string]any{"host": "127.0.0.1", "allowed_hosts": "mine.example, other.example", "collector_http": "http://agent.internal:4318"}
+	open, token := map[string]any{"host": "0.0.0.0"}, map[string]any{"host": "127.0.0.1", "token": "secret"}
+	for _, asked := range []struct {
+		settings     map[string]any
+		host, origin string
+		code         int
+	}{
+		{loopback, "evil.example:4318", "", http.StatusForbidden},
+		{loopback, "127.0.0.1:4318", "", http.StatusOK},
+		{loopback, "[::1]:4318", "", http.StatusOK},
+		{loopback, "LOCALHOST:4318", "", http.StatusOK},
+		{loopback, "Mine.Example:4318", "", http.StatusOK},
+		{loopback, "agent.internal:4318", "", http.StatusOK},
+		{map[string]any{"host": "localhost", "allowed_hosts": "*"}, "evil.example", "", http.StatusOK},
+		{open, "evil.example:4318", "", http.StatusOK},
+		{token, "evil.example:4318", "", http.StatusOK},
+		{loopback, "127.0.0.1:4318", "http://evil.example", http.StatusForbidden},
+		{loopback, "127.0.0.1:4318", "null", http.StatusForbidden},
+		{loopback, "127.0.0.1:4318", "http://127.0.0.1:4318", http.StatusOK},
+		{open, "10.0.0.1", "http://evil.example", http.StatusForbidden},
+		{token, "10.0.0.1", "http://evil.example", http.StatusForbidden},
+	} {
+		settings := map[string]any{"queue": map[string]any{"endpoint": "127.0.0.1:1"}}
+		for name, value := range asked.settings {
+			settings[name] = value
+		}
+		request := post(t, "/barrier", nil)
+		request.Host = asked.host
+		if asked.origin != "" {
+			request.Header.Set("Origin", asked.origin)
+		}
+		answered, _ := served(t, settings, request)
+		require.Equal(t, asked.code, answered.Code, "%s %s", asked.host, asked.origin)
+	}
+}

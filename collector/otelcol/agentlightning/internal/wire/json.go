@@ -1,0 +1,188 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"regexp"
+
+	"agl-otel.internal/agentlightning/internal/identify"
+)
+
+// Objects of OTLP/JSON are the messages of OTLP, so that depths are the same; a key may be written in either way.
+var (
+	jsonID   = regexp.MustCompile(`"(trace|span|parentSpan|parent_span)_?[Ii]d"\s*:\s*"([^"]*)"`)
+	jsonKeys = [...]struct{ groups, scopes, items []string }{
+		{[]string{"resourceSpans", "resource_spans"}, []string{"scopeSpans", "scope_spans"}, []string{"spans"}},
+		{[]string{"resourceLogs", "resource_logs"}, []string{"scopeLogs", "scope_logs"}, []string{"logRecords", "log_records"}},
+	}
+	jsonIDs = [...]struct {
+		keys   []string
+		digits int
+		reason string
+	}{
+		{[]string{"traceId", "trace_id"}, 32, identify.ReasonTraceID},
+		{[]string{"spanId", "span_id"}, 16, identify.ReasonSpanID},
+		{[]string{"parentSpanId", "parent_span_id"}, 16, identify.ReasonParentID},
+	}
+)
+
+type object = map[string]any
+
+// CleanJSON is Clean for OTLP/JSON.
+func CleanJSON(body []byte) ([]byte, error) {
+	deep := objectsInside(body) > MaxDepth
+	if !deep && idsAreWhole(body) {
+		return body, nil
+	}
+	decoder := json.NewDecoder(bytes.NewReader(body))
+	decoder.UseNumber() // 64-bit integers
+	var request object
+	if err := decoder.Decode(&request); err != nil {
+		if deep {
+			return nil, ErrNested // the standard library has a bound, too
+		}
+		return body, nil // the receiver says what is wrong
+	}
+	cleanable := false
+	for _, keys := range jsonKeys {
+		for _, group := range objects(request, keys.groups) {
+			cleanable = true
+			reason := jsonHolder(group, "resource", belowGroup, "")
+			for _, scope := range objects(group, keys.scopes) {
+				reason := jsonHolder(scope, "scope", belowScope, reason)
+				for _, item := range objects(scope, keys.items) {
+					cleanItem(item, reason)
+				}
+			}
+		}
+	}
+	if deep && !cleanable {
+		return nil, ErrNested
+	}
+	return json.Marshal(request)
+}
+
+func jsonHolder(group object, name string, below int, reason string) string {
+	holder, _ := group[name].(object)
+	if holder == nil || depth(holder) <= below-1 {
+		return reason
+	}
+	delete(holder, "attributes")
+	return identify.ReasonNesting
+}
+
+func cleanItem(item object, reason string) {
+	for _, id := range jsonIDs {
+		if !whole(item, id.keys, id.digits) && reason == "" {
+			reason = id.reason
+		}
+	}
+	for _, link := range objects(item, []string{"links"}) {
+		for _, id := range jsonIDs[:2] {
+			whole(link, id.keys, id.digits)
+		}
+	}
+	if depth(item) > belowItem {
+		for _, key := range []string{"attributes", "events", "links", "body"} {
+			delete(item, key)
+		}
+		if reason == "" {
+			reason = identify.ReasonNesting
+		}
+	}
+	if reason != "" {
+		attributes, _ := item["attributes"].([]any)
+		mark := object{"key": identify.AttrInvalid, "value": object{"stringValue": reason}}
+		item["attributes"] = append([]any{mark}, attributes...)
+	}
+}
+
+// whole says whether an id is one, and takes it away where it is none.
+func whole(item object, keys []string, digits int) bool {
+	good := true
+	for _, key := range keys {
+		text, is := item[key].(string)
+		if !is || text == "" {
+			continue
+		}
+		if _, err := hex.DecodeString(text); err != nil || len(text) != digits {
+			delete(item, key)
+			good = false
+		}
+	}
+	return good
+}
+
+func objects(of object, keys []string) []object {
+	var found []object
+	for _, key := range keys {
+		list, _ := of[key].([]any)
+		for _, one := range list {
+			if inner, is := one.(object); is {
+				found = append(found, inner)
+			}
+		}
+	}
+	return found
+}
+
+// depth is how many objects are inside each other below this one.
+func depth(value any) int {
+	deepest := 0
+	below := func(one any) {
+		levels := depth(one)
+		if _, is := one.(object); is {
+			levels++
+		}
+		deepest = max(deepest, levels)
+	}
+	switch inner := value.(type) {
+	case object:
+		for _, one := range inner {
+			below(one)
+		}
+	case []any:
+		for _, one := range inner {
+			below(one)
+		}
+	}
+	return deepest
+}
+
+// objectsInside is at least the depth of a text that is not parsed yet: brackets count, too, as parsers go down there.
+func objectsInside(body []byte) int {
+	open, deepest := 0, 0
+	inText, escaped := false, false
+	for _, b := range body {
+		switch {
+		case escaped:
+			escaped = false
+		case b == '\\':
+			escaped = inText
+		case b == '"':
+			inText = !inText
+		case inText:
+		case b == '{' || b == '[':
+			open++
+			deepest = max(deepest, open)
+		case b == '}' || b == ']':
+			open--
+		}
+	}
+	return deepest
+}
+
+func idsAreWhole(body []byte) bool {
+	for _, found := range jsonID.FindAllSubmatch(body, -1) {
+		digits := 16
+		if string(found[1]) == "trace" {
+			digits = 32
+		}
+		_, err := hex.DecodeString(string(found[2]))
+		if err != nil || len(found[2]) != 0 && len(found[2]) != digits {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,150 @@
+"""The answers to recent requests, by which a resend is known: an SDK that got no answer sends the same bytes again.
+
+For ten minutes a resend gets the first one's outcome and is not stored again; of very many requests the oldest are forgotten earlier.
+After a restart the write-ahead log tells what it still holds. What it may forget is in a journal beside it: framed files (framed.py) that
+get the answers of a batch once it is stored, before its segments go, and are deleted when all in them is old. They hold hashes and counts.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agl_otel import framed
+from agl_otel.collector.identify import Identity
+from agl_otel.collector.journal import ALREADY, Request
+from agl_otel.collector.policy import DROPPED
+from agl_otel.collector.unreadable import UNREADABLE
+from agl_otel.errors import SettingsError, UnavailableError
+from agl_otel.framed import Frame, FramedFile
+
+RESEND_SECONDS: Final = 600.0  # SDKs give up on a request after a minute; senders with a queue on disk come back later
+MAX_REMEMBERED: Final = 250_000
+MAX_FILES: Final = 3
+_ANSWERS: Final = 1
+_SUFFIX: Final = ".resends"
+_NO_REJECTION: Final = frozenset({"", DROPPED, ALREADY})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The answer to a request."""
+
+    rejected: int = 0
+    """How many spans or records were refused."""
+    message: str = ""
+    """Why, with counts."""
+    position: int | None = None
+    """Where the request stands in the log; None where nothing of it was kept, or all of it is stored."""
+
+    @classmethod
+    def of(cls, request: Request, position: int | None = None) -> Outcome:
+        """The answer to a request."""
+        reasons = rejections(request.identities, request.unreadable)
+        return cls(sum(reasons.values()), reason_text(reasons), position)
+
+
+class Answered(NamedTuple):
+    """A request that was answered."""
+
+    key: str
+    """What tells a resend of it."""
+    received_ms: int
+    outcome: Outcome
+
+
+def rejections(identities: Iterable[Identity], unreadable: int = 0) -> Counter[str]:
+    """{reason: how many were refused for it}; `unreadable` were taken out before."""
+    reasons = Counter(identity.reason for identity in identities if identity.reason not in _NO_REJECTION)
+    return reasons + Counter({UNREADABLE: unreadable})
+
+
+def reason_text(reasons: Mapping[str, int]) -> str:
+    """Reasons as clients are told them."""
+    return "; ".join(f"{count} × {reason}" for reason, count in reasons.items())
+
+
+class ResendJournal:
+    """The journal in a folder. Opening it reads what is there (`known`), and goes on in a file of what is not old yet.
+
+    One thread at a time adds. Raises SettingsError where the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time, max_entries: int = MAX_REMEMBERED) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._max_entries = max_entries
+        self._files: list[Path] = []
+        self._file: FramedFile | None = None
+        self._entries = 0
+        self._began_at = 0.0
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            before = sorted(folder.glob(f"*{_SUFFIX}"))
+            entries = [entry for path in before for entry in framed.mend(path) if isinstance(entry, Frame)]
+            self._number = int(before[-1].stem) + 1 if before else 0
+            self.known = self._recent(answer for entry in entries for answer in _unpack(entry.payload))
+            """The answers that were given before, the oldest first."""
+            if self.known:
+                self._add(self.known)
+            for path in before:
+                framed.remove(path)
+        except OSError as error:
+            raise SettingsError(f"cannot use the journal of resends in {folder}: {error.strerror or error}") from None
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Keep the answers to these requests; on disk when this returns. Raises UnavailableError; then it can be asked for again."""
+        answers = self._recent(Answered(each.key, each.received_ms, Outcome.of(each)) for each in requests if each.key)
+        if not answers:
+            return
+        try:
+            self._add(answers)
+        except OSError as error:
+            self.close()  # nobody knows what is in this file; another is begun
+            raise UnavailableError(f"the journal of resends in {self._folder} cannot be written: {error.strerror or error}") from None
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _recent(self, answers: Iterable[Answered]) -> list[Answered]:
+        oldest = (self._clock() - RESEND_SECONDS) * 1000
+        return sorted((each for each in answers if each.received_ms > oldest), key=lambda each: each.received_ms)[-self._max_entries :]
+
+    def _add(self, answers: Sequence[Answered]) -> None:
+        now = self._clock()
+        if self._file is None or now - self._began_at > RESEND_SECONDS or self._entries > self._max_entries // 2:
+            self._begin(now)
+        file = self._file
+        assert file is not None  # it was begun
+        file.write([(_ANSWERS, _pack(answers))])
+        file.sync()
+        self._entries += len(answers)
+
+    def _begin(self, now: float) -> None:
+        """Go on in another file. What is older than the one before it was full or ten minutes old is forgotten."""
+        old = self._file is not None and now - self._began_at > RESEND_SECONDS
+        self.close()
+        while len(self._files) > (1 if old else MAX_FILES - 1):
+            framed.remove(self._files.pop(0))
+        path = self._folder / f"{self._number:08d}{_SUFFIX}"
+        self._number += 1
+        self._file = FramedFile(path)
+        self._files.append(path)
+        self._entries, self._began_at = 0, now
+
+
+def _pack(answers: Iterable[Answered]) -> bytes:
+    rows = [[each.key, each.received_ms, each.outcome.rejected, each.outcome.message] for each in answers]
+    return json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _unpack(payload: bytes) -> list[Answered]:
+    return [Answered(key, received_ms, Outcome(rejected, message)) for key, received_ms, rejected, message in json.loads(payload)]

@@ -1,0 +1,77 @@
+"""Which rows of a request are stored, asked by what they are and not by the batch that took them.
+
+For requests whose batch nobody knows any more (journal.py). A row was made of a request if it was received at the same millisecond and
+is the same span. Log records and data points have no ids: those of a request and a table are inserted together or not at all, so the
+first one tells of all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from agl_otel.collector.decode import log_rows
+from agl_otel.collector.journal import Member, Request
+from agl_otel.collector.metrics import TABLES, kinds_of, metric_rows
+from agl_otel.traces.engine import DATABASE, Engine
+
+TOGETHER: Final = 2_000  # spans that are asked for in one query
+_SPANS: Final = (
+    f"SELECT TraceId, SpanId, toUnixTimestamp64Milli(ReceivedAt) FROM {DATABASE}.otel_traces WHERE SpanId IN {{spans:Array(String)}} "
+    "AND ReceivedAt BETWEEN fromUnixTimestamp64Milli({first:Int64}) AND fromUnixTimestamp64Milli({last:Int64})"
+)
+_SAME_TIME: Final = "ReceivedAt = fromUnixTimestamp64Milli({received:Int64}) AND toUnixTimestamp64Nano({column}) = {stamp:Int64}"
+
+
+def find_stored(engine: Engine, members: Sequence[Member]) -> dict[int, list[int]]:
+    """{log position: the indexes of its identities whose rows are stored}, of every request. Raises ClickHouseError."""
+    found = {position: _others(engine, request) if request.signal != "traces" else [] for position, request in members}
+    wanted: list[tuple[str, str, int, int, int]] = []  # trace, span, received, position, index
+    for position, request in members:
+        if request.signal == "traces":
+            spans = _spans(request)
+            taken = (index for index, identity in enumerate(request.identities) if not identity.reason)
+            wanted += [(*spans[index], request.received_ms, position, index) for index in taken]
+    for start in range(0, len(wanted), TOGETHER):
+        some = wanted[start : start + TOGETHER]
+        received = [each[2] for each in some]
+        asked = {"spans": sorted({each[1] for each in some}), "first": min(received), "last": max(received)}
+        stored = {(str(trace), str(span), int(str(at))) for trace, span, at in engine.select(_SPANS, asked)}
+        for trace, span, at, position, index in some:
+            if (trace, span, at) in stored:
+                found[position].append(index)
+    return found
+
+
+def _spans(request: Request) -> list[tuple[str, str]]:
+    parsed = ExportTraceServiceRequest.FromString(request.raw)
+    return [(s.trace_id.hex(), s.span_id.hex()) for r in parsed.resource_spans for g in r.scope_spans for s in g.spans]
+
+
+def _others(engine: Engine, request: Request) -> list[int]:
+    where = {"received_ms": request.received_ms, "batch": 0}
+    if request.signal == "logs":
+        kinds: list[str | None] = ["logs"] * len(request.identities)
+        rows = {"logs": log_rows(request.raw, request.identities, **where, first=0)}
+    else:
+        kinds = kinds_of(ExportMetricsServiceRequest.FromString(request.raw))
+        rows = metric_rows(request.raw, request.identities, **where, first={})
+    stored = {kind for kind, own in rows.items() if own and _is_stored(engine, request, kind, json.loads(own[0]))}
+    each = enumerate(zip(kinds, request.identities, strict=True))
+    return [index for index, (kind, identity) in each if kind in stored and not identity.reason]
+
+
+def _is_stored(engine: Engine, request: Request, kind: str, row: dict[str, Any]) -> bool:
+    table, column, same = (
+        (f"{DATABASE}.otel_logs", "Timestamp", ("TraceId", "SpanId", "Body", "RolloutId", "AttemptId"))
+        if kind == "logs"
+        else (TABLES[kind], "TimeUnix", ("MetricName", "ServiceName", "ScopeName"))
+    )
+    equal = "".join(f" AND {name} = {{{name}:String}}" for name in same)
+    seconds, _, nanos = str(row[column]).partition(".")
+    params = {name: row[name] for name in same} | {"received": request.received_ms, "stamp": int(seconds) * 10**9 + int(nanos or 0)}
+    return bool(engine.select(f"SELECT 1 FROM {table} WHERE {_SAME_TIME.replace('{column}', column)}{equal} LIMIT 1", params))

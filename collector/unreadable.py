@@ -1,0 +1,139 @@
+"""Takes out of a request what cannot be read, so that the rest is kept: a text that is no UTF-8, or values nested too deep. Pure.
+
+Protobuf's parser refuses a message whole for one such value in it. So a request that it refuses is taken apart on the wire: its spans
+(log records, data points) are parsed one by one, as if each were alone in the request. What is refused in a resource, a scope or a
+metric takes all below it along, because nobody could tell what the rest belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from google.protobuf.message import DecodeError, Message
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from agl_otel.collector.journal import Signal
+from agl_otel.varint import varint
+
+UNREADABLE: Final = "it cannot be read: a text that is no UTF-8, or values nested too deep"
+_LENGTH_DELIMITED: Final = 2
+_FIXED: Final = {1: 8, 5: 4}
+"""{wire type: bytes}."""
+_Wrap = Callable[[bytes], bytes]
+
+
+@dataclass(frozen=True)
+class _Level:
+    """A message by the fields of it that hold what requests are made of; without any it is such a thing itself."""
+
+    below: Mapping[int, _Level] = field(default_factory=dict[int, "_Level"])
+
+
+_LEAF: Final = _Level()
+_SPANS: Final = _Level({1: _Level({2: _Level({2: _LEAF})})})
+_DATA: Final = _Level({1: _LEAF})
+_POINTS: Final = _Level({1: _Level({2: _Level({2: _Level(dict.fromkeys((5, 7, 9, 10, 11), _DATA))})})})
+_REQUESTS: Final[dict[Signal, tuple[type[Message], _Level]]] = {
+    "traces": (ExportTraceServiceRequest, _SPANS),
+    "logs": (ExportLogsServiceRequest, _SPANS),
+    "metrics": (ExportMetricsServiceRequest, _POINTS),
+}
+
+
+def take_out(signal: Signal, raw: bytes) -> tuple[bytes, int]:
+    """A request without what cannot be read of it, and how many spans, records or points that are (at least one).
+
+    Raises DecodeError where it is no request at all.
+    """
+    message, level = _REQUESTS[signal]
+
+    def reads(data: bytes) -> bool:
+        try:
+            message.FromString(data)
+        except DecodeError:
+            return False
+        return True
+
+    fields = _fields(raw)
+    if fields is None:
+        raise DecodeError("its fields cannot be told apart")
+    data, refused = _sift(level, fields, lambda data: data, reads)
+    return data or b"", refused
+
+
+def _sift(level: _Level, fields: list[tuple[int, int, bytes]], wrap: _Wrap, reads: Callable[[bytes], bool]) -> tuple[bytes | None, int]:
+    """The bytes of a message without what cannot be read (None: none is left), and how many spans that was; `wrap` makes it a request."""
+    own = b"".join(whole for number, _, whole in fields if number not in level.below)
+    if not reads(wrap(own)):
+        return None, max(1, sum(_count(level.below[number], whole[start:]) for number, start, whole in fields if number in level.below))
+    parts = [own]
+    refused = 0
+    for number, start, whole in fields:
+        if (below := level.below.get(number)) is None:
+            continue
+        if reads(wrap(whole)):
+            parts.append(whole)
+            continue
+        inner = _fields(whole[start:]) if below.below else None
+        if inner is None:
+            refused += 1
+            continue
+        data, gone = _sift(below, inner, lambda data, number=number: wrap(_enclosed(number, data)), reads)
+        refused += gone
+        if data is not None:
+            parts.append(_enclosed(number, data))
+    return b"".join(parts), refused
+
+
+def _count(level: _Level, data: bytes) -> int:
+    """How many spans are in a message; one where nobody can tell."""
+    if not level.below:
+        return 1
+    fields = _fields(data)
+    if fields is None:
+        return 1
+    return sum(_count(level.below[number], whole[start:]) for number, start, whole in fields if number in level.below)
+
+
+def _enclosed(number: int, data: bytes) -> bytes:
+    return varint(number << 3 | _LENGTH_DELIMITED) + varint(len(data)) + data
+
+
+def _fields(data: bytes) -> list[tuple[int, int, bytes]] | None:
+    """(number, where the content begins, all its bytes) of each field of a message; None where they cannot be told apart."""
+    found: list[tuple[int, int, bytes]] = []
+    at = 0
+    while at < len(data):
+        begin = at
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind == 0:
+            content, at = at, _varint(data, at)[1]
+        elif kind == _LENGTH_DELIMITED:
+            size, content = _varint(data, at)
+            at = content + size
+        elif kind in _FIXED:
+            content, at = at, at + _FIXED[kind]
+        else:
+            return None
+        if not tag >> 3 or at > len(data):
+            return None
+        found.append((tag >> 3, content - begin, data[begin:at]))
+    return found
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """(number, where it ends); it ends behind the data where it is cut off or too long."""
+    number = shift = 0
+    while at < len(data) and shift < 70:
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
+    return number, len(data) + 1

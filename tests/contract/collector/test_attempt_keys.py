@@ -1,0 +1,121 @@
+"""An agent with its attempt's key sends for that attempt, whatever it says; held against what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import aiohttp
+import grpc.aio
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from pydantic import SecretStr
+
+from agl_otel import semconv
+from agl_otel.collector.grpc_port import METHODS
+from agl_otel.collector.identify import KEY
+from agl_otel.ingest import attempt_ingest_key, ingest_key
+
+from .otlp import request_of, span
+from .stack import Stack, start
+
+TOKEN = "s3cret"
+MINE = attempt_ingest_key(TOKEN, "ro-mine", "at-mine")
+FORGED = MINE.replace("mine", "theirs")
+THEIRS = {semconv.ROLLOUT_ID: "ro-theirs", semconv.ATTEMPT_ID: "at-theirs"}
+
+
+@pytest.fixture
+async def closed(own_stack: Stack) -> AsyncIterator[Stack]:
+    own_stack.settings.token = SecretStr(TOKEN)
+    await start(own_stack)
+    yield own_stack
+
+
+async def post(stack: Stack, path: str, body: bytes, key: str, **headers: str) -> tuple[int, bytes]:
+    sent = {"Content-Type": "application/x-protobuf", semconv.HEADER_ACK: "stored", "Authorization": f"Bearer {key}", **headers}
+    async with aiohttp.ClientSession() as session, session.post(f"{stack.http}{path}", data=body, headers=sent) as answer:
+        return answer.status, await answer.read()
+
+
+async def send(stack: Stack, request: ExportTraceServiceRequest, key: str, *, over: str) -> ExportTraceServiceResponse:
+    if over == "http":
+        status, body = await post(stack, "/v1/traces", request.SerializeToString(), key)
+        assert status == 200, body
+        return ExportTraceServiceResponse.FromString(body)
+    async with grpc.aio.insecure_channel(stack.grpc) as channel:
+        call = channel.unary_unary(METHODS[0], request_serializer=None, response_deserializer=ExportTraceServiceResponse.FromString)
+        return await call(request.SerializeToString(), metadata=[("authorization", f"Bearer {key}"), (semconv.HEADER_ACK, "stored")])
+
+
+async def stored(stack: Stack, spans: Sequence[Span]) -> list[tuple[str, str]]:
+    async with stack.reader() as reader:
+        rows = await reader.query("SELECT TraceId, RolloutId, AttemptId FROM otel_traces")
+    found = {row["TraceId"]: (row["RolloutId"], row["AttemptId"]) for row in rows}
+    return [found.get(span.trace_id.hex(), ("-", "-")) for span in spans]
+
+
+async def test_spans_of_others_are_refused_one_by_one_and_those_of_nobody_are_the_attempts(closed: Stack) -> None:
+    for over in ("http", "grpc"):
+        spans = [
+            span(),
+            span("work", {semconv.ROLLOUT_ID: "ro-mine", semconv.ATTEMPT_ID: "at-mine"}),
+            span("work", THEIRS),
+            span("work", {semconv.ROLLOUT_ID: "ro-mine", semconv.ATTEMPT_ID: "at-other"}),
+            span(semconv.SPAN_ATTEMPT, THEIRS),
+            span("agentlightning.llm", THEIRS),
+        ]
+        answer = await send(closed, request_of(spans), MINE, over=over)
+        assert answer.partial_success.rejected_spans == 4 and KEY in answer.partial_success.error_message
+        assert await stored(closed, spans) == [("ro-mine", "at-mine")] * 2 + [("-", "-")] * 4
+    async with aiohttp.ClientSession() as session, session.get(f"{closed.http}/health") as health:
+        assert (await health.json())["rejected"] == 8
+
+
+async def test_a_span_without_ids_does_not_slip_into_the_trace_of_another_attempt(closed: Stack) -> None:
+    opening = span(semconv.SPAN_ATTEMPT, THEIRS)
+    await send(closed, request_of([opening]), TOKEN, over="http")
+    slipped = span(trace=opening.trace_id, parent=opening.span_id)
+    assert (await send(closed, request_of([slipped]), MINE, over="http")).partial_success.rejected_spans == 1
+    theirs = span(trace=opening.trace_id, parent=opening.span_id)
+    shared = await send(closed, request_of([theirs]), ingest_key(TOKEN), over="http")
+    assert not shared.partial_success.rejected_spans, "a process that runs many attempts has a key that is bound to none"
+
+
+async def test_what_one_key_may_not_send_another_may(closed: Stack) -> None:
+    request = request_of([span("work", THEIRS)])
+    assert (await send(closed, request, MINE, over="http")).partial_success.rejected_spans == 1
+    theirs = attempt_ingest_key(TOKEN, "ro-theirs", "at-theirs")
+    assert not (await send(closed, request, theirs, over="http")).partial_success.rejected_spans, "it is no resend"
+
+
+async def test_log_records_are_held_against_the_key_and_metrics_are_taken(closed: Stack) -> None:
+    request = ExportLogsServiceRequest()
+    records = request.resource_logs.add().scope_logs.add().log_records
+    for text, ids in (("mine", {}), ("theirs", THEIRS)):
+        record = records.add(time_unix_nano=span().start_time_unix_nano)
+        record.body.string_value = text
+        record.attributes.extend(span("", ids).attributes)
+    status, body = await post(closed, "/v1/logs", request.SerializeToString(), MINE)
+    assert status == 200 and ExportLogsServiceResponse.FromString(body).partial_success.rejected_log_records == 1
+    async with closed.reader() as reader:
+        rows = await reader.query("SELECT Body, RolloutId, AttemptId FROM otel_logs")
+    assert rows == [{"Body": "mine", "RolloutId": "ro-mine", "AttemptId": "at-mine"}]
+    metrics = ExportMetricsServiceRequest()
+    metrics.resource_metrics.add().scope_metrics.add().metrics.add(name="m").gauge.data_points.add(
+        as_int=1, time_unix_nano=span().end_time_unix_nano
+    )
+    assert (await post(closed, "/v1/metrics", metrics.SerializeToString(), MINE))[0] == 200
+
+
+async def test_a_forged_key_and_any_other_door_stay_closed(closed: Stack) -> None:
+    body = request_of([span()]).SerializeToString()
+    for key in (FORGED, MINE[:-1], MINE + "0", MINE.replace("aglo-", "agl-"), "aglo-", "aglo-ro-mine/at-mine"):
+        assert (await post(closed, "/v1/traces", body, key))[0] == 401, key
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await send(closed, request_of([span()]), key, over="grpc")
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    for path in ("/barrier", "/delete", "/copy", "/maintain"):
+        assert (await post(closed, path, b"{}", MINE))[0] == 401, path

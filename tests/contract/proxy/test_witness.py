@@ -1,0 +1,89 @@
+"""Who makes a call, and who forwards it: the caller's marker in the baggage, the proxy's with the queue before the call leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from agl_otel import semconv
+from agl_otel.errors import UnavailableError
+from agl_otel.proxy.witness import Witnesses
+from agl_otel.queue.updates import Witness
+from tests.contract.proxy.stand import HELLO, SCOPE, Stand
+from tests.model_server import ModelServer
+
+BODY = {"model": "m", "messages": HELLO}
+MARKER = "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("baggage", "caller"),
+    [
+        (f"agentlightning.process={MARKER}", MARKER),
+        (f"other=1, agentlightning.process = {MARKER};property=x ,last=2", MARKER),
+        ("agentlightning.process=a%2Db", "a-b"),
+        ("agentlightning.process=", None),
+        ("agentlightning.process=no%20marker", None),
+        ("agentlightning.processes=x", None),
+        ("", None),
+    ],
+)
+async def test_the_callers_marker_is_recorded_and_goes_no_further(
+    stand: Stand, model: ModelServer, baggage: str, caller: str | None
+) -> None:
+    status, _, _ = await stand.post(f"{SCOPE}/v1/chat/completions", BODY, baggage=baggage)
+    assert status == 200
+    (span,) = await stand.calls()
+    assert span.attributes.get(semconv.LLM_CALLER) == caller
+    assert "baggage" not in model.headers[0]
+
+
+class SlowQueue:
+    """Takes a note when it may; `away` it refuses."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.away = False
+        self.told: list[list[Witness]] = []
+
+    async def witness(self, witnesses: Sequence[Witness]) -> None:
+        if self.away:
+            raise UnavailableError("the queue is away")
+        self.told.append(list(witnesses))
+        await self.go.wait()
+
+
+async def test_announcements_that_come_together_are_one_message_and_each_is_sent_once() -> None:
+    queue, counts = SlowQueue(), Counter[str]()
+    witnesses = Witnesses(queue, "http://proxy", counts)
+    waiting = [asyncio.create_task(witnesses.announce(("ro", f"at-{number % 3}"), "m")) for number in range(9)]
+    first = asyncio.create_task(witnesses.announce(("ro", "at-0"), "m"))
+    await asyncio.sleep(0)
+    assert not first.done()
+    queue.go.set()
+    await asyncio.gather(first, *waiting)
+    await witnesses.announce(("ro", "at-0"), "another")
+    assert queue.told == [
+        [Witness("ro", f"at-{number}", "m", "http://proxy") for number in range(3)],
+        [Witness("ro", "at-0", "another", "http://proxy")],
+    ]
+    assert counts["unwitnessed"] == 0
+    await witnesses.close()
+
+
+async def test_a_queue_that_is_away_holds_calls_up_for_a_while_and_is_told_when_it_is_back() -> None:
+    queue, counts = SlowQueue(), Counter[str]()
+    queue.away = True
+    witnesses = Witnesses(queue, "", counts, wait_seconds=0.01)
+    await witnesses.announce(("ro", "at"), "m")
+    assert counts["unwitnessed"] == 1 and queue.told == []
+    queue.away = False
+    queue.go.set()
+    while not queue.told:  # noqa: ASYNC110  # nobody tells
+        await asyncio.sleep(0.01)
+    await witnesses.announce(("ro", "at"), "m")
+    assert counts["unwitnessed"] == 1 and len(queue.told) == 1
+    await witnesses.close()

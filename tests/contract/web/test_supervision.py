@@ -1,0 +1,91 @@
+"""A service that keeps ending is started again, ever more slowly; the others go on, and whoever looks is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from click.testing import CliRunner
+
+from agl_otel import stack as supervision
+from agl_otel.cli.top import top
+from agl_otel.queue.client import QueueClient
+from agl_otel.settings import PORTS, Settings
+from agl_otel.stack import LONGEST_PAUSE_SECONDS, STACK_FILE, Stack, restart_pause
+
+CRASHES = 8
+LAST = 3600.0
+"""The pause that ends when the test says so."""
+
+
+def pid_of(stack: Stack, service: str) -> int:
+    return json.loads((stack.data_dir / STACK_FILE).read_text())[service]["pid"]
+
+
+async def until(condition: Any, seconds: float = 300.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not await condition():  # noqa: ASYNC110 - the condition lies in other processes
+            await asyncio.sleep(0.02)
+
+
+def test_the_first_restart_is_at_once_and_no_pause_is_longer_than_a_minute() -> None:
+    assert [restart_pause(failures) for failures in range(1, 10)] == [0, 1, 2, 4, 8, 16, 32, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
+    assert restart_pause(100_000) == LONGEST_PAUSE_SECONDS == 60
+
+
+async def test_a_service_that_keeps_ending_is_started_again_and_ends_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    come_back = asyncio.Event()
+    pauses = iter([0.0] * (CRASHES - 1))
+
+    async def sleep(seconds: float, real: Any = asyncio.sleep) -> None:
+        await (come_back.wait() if seconds == LAST else real(seconds))
+
+    monkeypatch.setattr(supervision, "restart_pause", lambda _: next(pauses, LAST))
+    monkeypatch.setattr(supervision.asyncio, "sleep", sleep)
+    settings = Settings.load(data_dir=tmp_path / "data", **dict.fromkeys(PORTS, 0))
+    async with (
+        Stack(settings, only=("queue", "maintain", "web")) as stack,
+        QueueClient(stack.address) as queue,
+        aiohttp.ClientSession() as session,
+    ):
+        others = {name: pid_of(stack, name) for name in ("queue", "web")}
+        killed = 0
+        for _ in range(CRASHES):
+
+            async def started_again(before: int = killed) -> bool:
+                return pid_of(stack, "maintain") != before
+
+            await until(started_again)
+            killed = pid_of(stack, "maintain")
+            os.kill(killed, signal.SIGKILL)
+
+        async def told() -> bool:
+            return "maintain" in (await queue.describe()).down
+
+        async def told_no_more() -> bool:
+            return not await told()
+
+        async def health() -> Any:
+            async with session.get(f"http://{stack.addresses()['web'].rpartition('://')[2]}/health") as answer:
+                return answer.status, await answer.json()
+
+        await until(told)
+        down = (await queue.describe()).down
+        assert list(down) == ["maintain"] and f"({CRASHES} times in a row)" in down["maintain"] and "maintain.log" in down["maintain"]
+        assert await health() == (200, {"status": "degraded", "down": ["maintain"]})
+        shown = await asyncio.to_thread(CliRunner().invoke, top, ["--once", "--every", "0.2", "--json", "--store", stack.address])
+        assert json.loads(shown.output)["down"] == down
+        assert f"maintain ended with exit code -9 ({CRASHES} times in a row); it is started again in" in caplog.text
+        come_back.set()
+        await until(told_no_more)
+        assert await health() == (200, {"status": "ok"})
+        assert {name: pid_of(stack, name) for name in others} == others and not stack.failed.done()
+    assert "maintain is up again" in caplog.text

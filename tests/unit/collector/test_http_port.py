@@ -1,0 +1,52 @@
+"""What the OTLP port does with a compressed body stands in its own threads, and ends with its client."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from agl_otel.collector import http_port
+from agl_otel.collector.http_port import PROTOBUF, HttpPort
+from agl_otel.collector.limits import InFlight
+from agl_otel.errors import UnavailableError
+from agl_otel.listen import listen, make_runner
+
+PATIENCE_SECONDS = 60.0
+BODY = gzip.compress(b"hello")
+
+
+async def test_unpacking_learns_that_its_client_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    def endless(_: str, __: bytes, ___: int, *, gone: Callable[[], bool]) -> bytes:
+        began.set()
+        while not gone():
+            threading.Event().wait(0.01)
+        ended.set()
+        raise UnavailableError("the client went away")
+
+    monkeypatch.setattr(http_port, "decompress", endless)
+    receiver = cast("Any", SimpleNamespace(max_message_bytes=1 << 20, takes=lambda _: True, refusal=lambda *_, **__: None))
+    in_flight = InFlight(1 << 20)
+    runner = make_runner(HttpPort(receiver, in_flight, dict).app(), auto_decompress=False)
+    await runner.setup()
+    try:
+        port = await listen(runner, "127.0.0.1", 0, None)
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\nContent-Encoding: gzip\r\n"
+        writer.write(f"{head}Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY)
+        assert await asyncio.to_thread(began.wait, PATIENCE_SECONDS)
+        assert in_flight.bytes == len(BODY)
+        writer.close()
+        assert await asyncio.to_thread(ended.wait, PATIENCE_SECONDS)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while in_flight.bytes:  # noqa: ASYNC110 - the handler is still on its way out
+                await asyncio.sleep(0)
+    finally:
+        await runner.cleanup()

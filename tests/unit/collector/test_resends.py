@@ -1,0 +1,106 @@
+"""The journal of answers: known for ten minutes, whatever ends in between, and no longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agl_otel.collector.identify import Identity
+from agl_otel.collector.journal import ALREADY, Request
+from agl_otel.collector.policy import DROPPED
+from agl_otel.collector.resends import MAX_FILES, RESEND_SECONDS, Outcome, ResendJournal
+from agl_otel.errors import SettingsError, UnavailableError
+
+NOW = 1_750_000_000.0
+
+
+def request(key: str, at: float = NOW, *reasons: str) -> Request:
+    return Request("traces", int(at * 1000), [Identity("ro-1", reason=reason) for reason in ("", *reasons)], b"raw", key)
+
+
+class Place:
+    """A folder, and a clock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.now = NOW
+
+    def opened(self, max_entries: int = 100) -> ResendJournal:
+        return ResendJournal(self.folder, clock=lambda: self.now, max_entries=max_entries)
+
+    def known_keys(self) -> list[str]:
+        journal = self.opened()
+        journal.close()
+        return [each.key for each in journal.known]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "wal")
+
+
+def test_what_was_answered_is_known_by_the_next_start_with_its_outcome(place: Place) -> None:
+    journal = place.opened()
+    journal.add([request("a", NOW, "bad", "bad", "worse", DROPPED, ALREADY), request("", NOW)])
+    journal.close()
+    again = place.opened()
+    assert [(each.key, each.outcome) for each in again.known] == [("a", Outcome(3, "2 × bad; 1 × worse"))]
+    again.close()
+    assert place.known_keys() == ["a"], "it is known by every start"
+
+
+def test_what_is_older_than_ten_minutes_leaves_memory_and_disk(place: Place) -> None:
+    journal = place.opened()
+    for minute in range(60):
+        place.now = NOW + 60 * minute
+        journal.add([request(f"{minute}-a-long-key-of-its-own", place.now)])
+        held = b"".join(path.read_bytes() for path in place.folder.glob("*.resends"))
+        assert b"%d-a-long-key-of-its-own" % minute in held
+        assert minute < 25 or b'"%d-a-long-key-of-its-own' % (minute - 25) not in held
+    journal.close()
+    assert len([*place.folder.glob("*.resends")]) <= MAX_FILES
+    assert place.known_keys() == [f"{minute}-a-long-key-of-its-own" for minute in range(50, 60)]
+    place.now += RESEND_SECONDS
+    assert place.known_keys() == []
+    assert sum(path.stat().st_size for path in place.folder.glob("*.resends")) == 0
+
+
+def test_of_very_many_the_newest_are_kept(place: Place) -> None:
+    journal = place.opened(max_entries=10)
+    for number in range(200):
+        journal.add([request(f"{number}", NOW + number / 1000)])
+    journal.close()
+    assert sum(path.read_bytes().count(b"[[") for path in place.folder.glob("*.resends")) < 25
+    again = place.opened(max_entries=10)
+    again.close()
+    assert [each.key for each in again.known] == [f"{number}" for number in range(190, 200)]
+
+
+def test_a_record_that_a_bad_disk_takes_costs_itself(place: Place) -> None:
+    journal = place.opened()
+    for key in "abc":
+        journal.add([request(f"key-{key}")])
+    journal.close()
+    (path,) = place.folder.glob("*.resends")
+    path.write_bytes(path.read_bytes().replace(b"key-b", b"key-?"))
+    assert place.known_keys() == ["key-a", "key-c"]
+    assert len([*place.folder.glob("*.damaged")]) == 1
+
+
+def test_a_disk_that_refuses_is_asked_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = place.opened()
+
+    def no_space(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fdatasync", no_space)
+        with pytest.raises(UnavailableError, match="No space left"):
+            journal.add([request("a")])
+    journal.add([request("a")])
+    journal.close()
+    assert "a" in place.known_keys()
+    (place.folder.parent / "file").write_text("")
+    with pytest.raises(SettingsError, match="journal of resends"):
+        ResendJournal(place.folder.parent / "file")

@@ -1,0 +1,237 @@
+"""What processes count in files, read as a runner reads it: after any end of them, and whatever an agent has put into the folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agl_otel.instrumentation import records
+from agl_otel.instrumentation.ledger import Count, Ledger
+from agl_otel.instrumentation.records import ReadProcess, ReadSlot, Records, UnreadableError, folder_of, key_of, read
+
+KEY = ("ro-1", "at-1")
+OTHER = ("ro-2", "at-2")
+PLACE = (1, 2)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for key in (KEY, OTHER):
+        folder_of(tmp_path, *key).mkdir()
+    return tmp_path
+
+
+def slots(root: Path, key: tuple[str, str] = KEY, *, last: bool = False) -> list[ReadSlot]:
+    return [slot for process in processes(root, key, last=last) for slot in process.slots]
+
+
+def processes(root: Path, key: tuple[str, str] = KEY, *, last: bool = False) -> list[ReadProcess]:
+    return read(folder_of(root, *key), key_of(*key), last=last)
+
+
+def counts(slot: ReadSlot) -> tuple[int, int, int, int, bool]:
+    return slot.begun, slot.ended, slot.abandoned, slot.dropped, slot.closed
+
+
+def ledger(root: Path) -> Ledger:
+    return Ledger(lambda: Records(str(root)))
+
+
+def test_a_loaded_hook_is_known_before_its_first_span(root: Path) -> None:
+    counting = ledger(root)
+    counting.loaded(KEY)
+    (process,) = processes(root)
+    assert (process.pid, process.start_ticks, process.slots) == (os.getpid(), records.start_ticks(os.getpid()), [])
+    assert process.command == records.own_command()[: records.MAX_COMMAND_BYTES]
+    assert processes(root, OTHER) == []
+
+
+def test_counts_are_written_as_spans_begin_and_end(root: Path) -> None:
+    counting = ledger(root)
+    marker = counting.started(KEY, 1, PLACE).marker
+    (slot,) = slots(root)
+    assert (slot.marker, counts(slot)) == (marker, (1, 0, 0, 0, False))
+    for span in (2, 3):
+        counting.started(KEY, span, PLACE)
+    counting.ended(KEY, 1, marker=marker)
+    counting.ended(KEY, 2, marker=None)  # sampled out, or without its marker: never exported
+    counting.dropped(KEY, marker)
+    assert [counts(slot) for slot in slots(root)] == [(3, 1, 1, 1, False)]
+    counting.close()
+    assert [counts(slot) for slot in slots(root)] == [(3, 1, 2, 1, True)]
+
+
+def test_a_process_that_does_not_end_after_all_counts_on(root: Path) -> None:
+    counting = ledger(root)
+    marker = counting.started(KEY, 1, PLACE).marker
+    counting.close()
+    counting.reopen()
+    assert [counts(slot) for slot in slots(root)] == [(1, 0, 0, 0, False)]
+    counting.close()
+    counting.ended(KEY, 1, marker=marker)
+    assert [counts(slot) for slot in slots(root)] == [(1, 1, 0, 0, True)]
+    counting.started(KEY, 2, PLACE)
+    assert [counts(slot) for slot in slots(root)] == [(2, 1, 0, 0, False)]
+
+
+def test_what_begins_after_the_last_reading_is_late_and_not_counted(root: Path) -> None:
+    counting = ledger(root)
+    marker = counting.started(KEY, 1, PLACE).marker
+    assert [counts(slot) for slot in slots(root, last=True)] == [(1, 0, 0, 0, False)]
+    assert counting.started(KEY, 2, PLACE) == (marker, True)
+    for span in (1, 2):
+        counting.ended(KEY, span, marker=marker)
+    assert [counts(slot) for slot in slots(root)] == [(1, 1, 0, 0, False)]
+    assert counting.started(OTHER, 3, PLACE).late is False
+
+
+def test_one_file_serves_all_attempts_of_a_process(root: Path) -> None:
+    counting = ledger(root)
+    keys = [(f"ro-many-{number}", "at-1") for number in range(150)]
+    for number, key in enumerate(keys):
+        folder_of(root, *key).mkdir()
+        counting.started(key, number, PLACE)
+    assert [len(slots(root, key)) for key in keys] == [1] * 150
+    assert len({path.stat().st_ino for path in root.glob(f"*/*{records.FILE_SUFFIX}")}) == 3  # 64 slots each
+    for key in keys[:100]:
+        counting.forget(key)
+        assert slots(root, key) == []
+
+
+def test_slots_that_were_read_are_used_again(root: Path) -> None:
+    counting = ledger(root)
+    for number in range(300):
+        key = (f"ro-many-{number}", "at-1")
+        folder_of(root, *key).mkdir()
+        counting.ended(key, number, marker=counting.started(key, number, PLACE).marker)
+        counting.sealed(key, Count(counting.marker, 1, 0))
+        assert [counts(slot) for slot in slots(root, key, last=True)] == [(1, 1, 0, 0, False)]
+    assert len({path.stat().st_ino for path in root.glob(f"*/*{records.FILE_SUFFIX}")}) == 1
+
+
+def test_an_attempt_without_a_folder_is_announced_instead(root: Path) -> None:
+    unrecorded: list[tuple[str, str]] = []
+    counting = Ledger(lambda: Records(str(root)), on_unrecorded=unrecorded.append)
+    elsewhere = ("ro-elsewhere", "at-1")
+    for span, key in enumerate((KEY, elsewhere, KEY, elsewhere)):
+        counting.started(key, span, PLACE)
+    assert unrecorded == [elsewhere]
+
+
+def test_a_folder_that_is_gone_costs_no_later_attempt_its_record(root: Path) -> None:
+    counting = ledger(root)
+    counting.started(KEY, 1, PLACE)
+    for path in folder_of(root, *KEY).iterdir():
+        path.unlink()
+    folder_of(root, *KEY).rmdir()
+    counting.started(OTHER, 2, PLACE)
+    assert [counts(slot) for slot in slots(root, OTHER)] == [(1, 0, 0, 0, False)]
+
+
+def test_counts_survive_a_kill_and_a_fork_counts_under_a_marker_of_its_own(root: Path) -> None:
+    code = f"""
+import os, signal
+from agl_otel.instrumentation.ledger import Ledger
+from agl_otel.instrumentation.records import Records
+ledger = Ledger(lambda: Records({str(root)!r}))
+marker = ledger.started({KEY!r}, 1, (1, 2)).marker
+ledger.started({KEY!r}, 2, (1, 2))
+if os.fork() == 0:
+    ledger.ended({KEY!r}, 1, marker=marker)  # the parent's: counts nothing here
+    ledger.started({KEY!r}, 3, (1, 2))
+    os.kill(os.getpid(), signal.SIGKILL)
+os.wait()
+ledger.ended({KEY!r}, 1, marker=marker)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    found = slots(root)
+    assert sorted(map(counts, found)) == [(1, 0, 0, 0, False), (2, 1, 0, 0, False)]
+    assert len({slot.marker for slot in found}) == 2
+
+
+def test_a_fork_that_python_was_not_told_of_counts_for_itself(root: Path) -> None:
+    code = f"""
+import ctypes, os
+from agl_otel.instrumentation import forks
+from agl_otel.instrumentation.ledger import Ledger
+from agl_otel.instrumentation.records import Records
+ledger = Ledger(lambda: Records({str(root)!r}))
+ledger.started({KEY!r}, 1, (1, 2))
+if ctypes.CDLL(None).fork() == 0:
+    forks.notice()
+    ledger.started({KEY!r}, 2, (1, 2))
+    os._exit(0)
+os.wait()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert [counts(slot) for slot in slots(root)] == [(1, 0, 0, 0, False)] * 2
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _link(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _short(path: Path) -> None:
+    path.write_bytes(b"AGLLDGR1")
+
+
+def _foreign(path: Path) -> None:
+    path.write_bytes(bytes(records.FILE_BYTES))
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _long_command(path: Path) -> None:
+    path.write_bytes((b"AGLLDGR1" + b"\xff" * 24).ljust(records.FILE_BYTES, b"\0"))
+
+
+@pytest.mark.parametrize("make", [_fifo, _link, _short, _foreign, _folder, _long_command])
+def test_what_no_hook_writes_makes_a_ledger_unreadable(root: Path, make: Callable[[Path], None]) -> None:
+    name = f"x\n{records.FILE_SUFFIX}"
+    make(folder_of(root, *KEY) / name)
+    with pytest.raises(UnreadableError, match=r"'x\\n\.ledger'"):
+        processes(root)
+
+
+def test_more_files_than_any_attempt_has_are_not_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "MAX_FILES", 3)
+    for number in range(4):
+        (folder_of(root, *KEY) / f"{number}{records.FILE_SUFFIX}").touch()
+    with pytest.raises(UnreadableError, match="more than 3 files"):
+        processes(root)
+
+
+def test_a_folder_that_is_gone_is_unreadable(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableError, match="is gone"):
+        processes(tmp_path)
+
+
+def test_a_full_disk_costs_the_record_and_not_the_process(tmp_path: Path) -> None:
+    """A file that cannot be allocated in full is not mapped: a hole in it would be a SIGBUS."""
+    code = f"""
+import resource
+from agl_otel.instrumentation.records import Records
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+try:
+    Records({str(tmp_path)!r}).loaded(*{KEY!r})
+except OSError as error:
+    print(type(error).__name__)
+"""
+    folder_of(tmp_path, *KEY).mkdir()
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "OSError"
+    assert list(folder_of(tmp_path, *KEY).iterdir()) == []

@@ -1,0 +1,127 @@
+"""A runner's ledgers: its own, and those of runners that died."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agl_otel.instrumentation import records
+from agl_otel.instrumentation.ledger import Ledger
+from agl_otel.instrumentation.records import Records
+from agl_otel.runner import ledgers as module
+from agl_otel.runner.ledgers import Ledgers
+
+KEY = ("ro-1", "..")  # an id that is no name of a folder
+PLACE = (1, 2)
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from agl_otel.instrumentation.ledger import Ledger
+from agl_otel.instrumentation.records import Records
+from agl_otel.runner.ledgers import Ledgers
+ledgers = Ledgers("here", "hooked", "python agent.py", Path(sys.argv[1]))
+ledgers.begin([("ro-1", ".."), ("ro-2", "at-2")])
+Ledger(lambda: Records(str(ledgers.root))).started(("ro-1", ".."), 1, (1, 2))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_ledger_is_read_with_its_agents_command_and_forgotten_when_it_is_handed_in(tmp_path: Path) -> None:
+    ledgers = Ledgers("here", "hooked", "python agent.py", tmp_path)
+    ledgers.begin([KEY])
+    counting = Ledger(lambda: Records(str(ledgers.root)))
+    marker = counting.started(KEY, 1, PLACE).marker
+    ledger = ledgers.read(KEY)
+    (process,) = ledger.processes
+    assert (ledger.reach, ledger.command, ledger.problem) == ("hooked", "python agent.py", None)
+    assert (process.pid, process.marker, process.begun, process.ended, process.closed) == (os.getpid(), marker, 1, 0, False)
+    assert process.command.startswith(sys.executable.rpartition("/")[2]) or sys.executable in process.command
+    ledgers.forget(KEY)
+    assert "is gone" in (ledgers.read(KEY).problem or "")
+    assert Ledgers("here", base=tmp_path).root == ledgers.root
+
+
+def test_it_names_the_running_processes_and_never_its_own(tmp_path: Path) -> None:
+    ledgers = Ledgers("here", base=tmp_path)
+    ledgers.begin([KEY])
+    code = "import sys; from agl_otel.instrumentation.records import Records; Records(sys.argv[1]).loaded(*sys.argv[2:]); print(); input()"
+    Records(str(ledgers.root)).loaded(*KEY)
+    arguments = [sys.executable, "-c", code, str(ledgers.root), *KEY]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert ledgers.running(KEY) == {child.pid}
+        child.kill()
+        child.wait()
+    assert ledgers.running(KEY) == set()
+
+
+def test_what_a_dead_runner_left_is_found_by_the_next_one_of_its_store(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert Ledgers("elsewhere", base=tmp_path).left() == []
+    alive = Ledgers("here", base=tmp_path)
+    alive.begin([("ro-3", "at-3")])
+    code = "import sys; from pathlib import Path; from agl_otel.runner.ledgers import Ledgers\n" + (
+        "for left in Ledgers('here', base=Path(sys.argv[1])).left(): print(left.rollout_id, left.attempt_id, left.ledger.model_dump_json())"
+    )
+    lines = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True).stdout.splitlines()
+    assert sorted(line.split(" ", 2)[:2] for line in lines) == [["ro-1", ".."], ["ro-2", "at-2"]]
+    assert '"begun":1,"ended":0' in next(line for line in lines if line.startswith("ro-1 "))
+
+
+LOSES_ITS_LOCK = """
+import sys
+from pathlib import Path
+from agl_otel.runner.ledgers import Ledgers
+ledgers = Ledgers("here", base=Path(sys.argv[1]))
+(ledgers.root / "lock").open().close()  # what closes all files of a process does to a lock of this kind, too
+print(ledgers.root, flush=True)
+input()
+"""
+
+
+def test_a_runner_that_lost_its_lock_and_lives_keeps_its_folder(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", LOSES_ITS_LOCK, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        root = Path(child.stdout.readline().decode().strip())
+        assert Ledgers("here", base=tmp_path).left() == []
+        assert root.is_dir()
+        child.kill()
+        child.wait()
+    assert Ledgers("here", base=tmp_path).left() == []
+    assert not root.exists()
+
+
+def test_folders_are_made_again_where_somebody_cleared_them(tmp_path: Path) -> None:
+    ledgers = Ledgers("here", base=tmp_path)
+    shutil.rmtree(ledgers.root)
+    ledgers.begin([KEY])
+    assert ledgers.read(KEY).problem is None
+
+
+def test_a_folder_that_others_may_enter_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
+    folder = module.own_folder()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o755)
+    with pytest.raises(PermissionError, match="only user"):
+        module.own_folder()
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(PermissionError, match="only user"):
+        module.own_folder()
+
+
+def test_an_agent_cannot_make_its_runner_follow_a_link(tmp_path: Path) -> None:
+    ledgers = Ledgers("here", base=tmp_path)
+    ledgers.begin([KEY])
+    folder = records.folder_of(ledgers.root, *KEY)
+    (folder / f"a{records.FILE_SUFFIX}").symlink_to("/etc/passwd")
+    assert "a.ledger" in (ledgers.read(KEY).problem or "")
