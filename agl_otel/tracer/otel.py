@@ -212,7 +212,7 @@ async def _stored(store: Store, rollout_id: str, attempt_id: str) -> AsyncGenera
         raise UnavailableError("the stack has no collector: start it with `agl-otel up`")
     telemetry, key = process_telemetry(), (rollout_id, attempt_id)
     telemetry.routes.add([key], Route(description.collector_grpc, store.token))
-    [traceparent] = await asyncio.to_thread(telemetry.attempt_spans, [key], hooked=True)
+    [traceparent] = await asyncio.to_thread(telemetry.attempt_spans, [key])
     try:
         with attempt_scope(*key, traceparent=traceparent):
             yield

@@ -191,8 +191,14 @@ class Histories(RuleBasedStateMachine):
             (self.model.delayed if delay else self.model.line).append(rollout.rollout_id)
 
     def began(self, job: Job, claim: AttemptedRollout) -> None:
+        self.replaced(job)
         job.tries.append(Try(claim.attempt.attempt_id, cast("str", claim.token), self.time))
         self.model.set_status(job, "preparing", self.time)
+
+    def replaced(self, job: Job) -> None:
+        """End the attempt of `job` that is still open: another was begun."""
+        if job.tries and job.tries[-1].status in ("preparing", "running"):
+            job.tries[-1].status, job.tries[-1].ended = "failed", self.time
 
     @rule(limit=st.integers(1, 3))
     def claim(self, limit: int) -> None:
@@ -208,6 +214,7 @@ class Histories(RuleBasedStateMachine):
         [job] = self.model.next(1, self.time)
         claims = self.runner.run(self.queue.client.claim(1))
         assert self.runner.run(self.queue.client.release(claims)) == 1
+        self.replaced(job)  # giving back does not revive it
         job.status = "requeuing" if job.tries else "queuing"
 
     @precondition(lambda self: cast("Histories", self).has_jobs())

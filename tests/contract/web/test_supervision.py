@@ -6,15 +6,15 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from click.testing import CliRunner
 
 from agl_otel import stack as supervision
-from agl_otel.cli.top import top
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import PORTS, Settings
 from agl_otel.stack import LONGEST_PAUSE_SECONDS, STACK_FILE, Stack, restart_pause
@@ -81,8 +81,9 @@ async def test_a_service_that_keeps_ending_is_started_again_and_ends_no_other(
         down = (await queue.describe()).down
         assert list(down) == ["maintain"] and f"({CRASHES} times in a row)" in down["maintain"] and "maintain.log" in down["maintain"]
         assert await health() == (200, {"status": "degraded", "down": ["maintain"]})
-        shown = await asyncio.to_thread(CliRunner().invoke, top, ["--once", "--every", "0.2", "--json", "--store", stack.address])
-        assert json.loads(shown.output)["down"] == down
+        command = [sys.executable, "-m", "agl_otel", "top", "--once", "--every", "0.2", "--json", "--store", stack.address]
+        shown = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+        assert json.loads(shown.stdout)["down"] == down
         assert f"maintain ended with exit code -9 ({CRASHES} times in a row); it is started again in" in caplog.text
         come_back.set()
         await until(told_no_more)
