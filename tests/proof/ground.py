@@ -241,8 +241,10 @@ class Ground:
             if self.chance.random() < 0.25:
                 process = self.stack.processes[name]
                 process.send_signal(signal.SIGSTOP)
-                await asyncio.sleep(self.chance.uniform(*FREEZE_SECONDS))
-                process.send_signal(signal.SIGCONT)
+                try:
+                    await asyncio.sleep(self.chance.uniform(*FREEZE_SECONDS))
+                finally:  # also where the round ends meanwhile
+                    process.send_signal(signal.SIGCONT)
             else:
                 self.restart(name)
 
