@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import weakref
 from collections.abc import Callable
 from typing import Final
@@ -19,9 +18,8 @@ def register(after_fork: Callable[[], None]) -> None:
 
 
 def notice() -> None:
-    """Do what a fork has to do, where this process is one and nobody told Python. Span ids are drawn from `random`, which it seeds, too."""
+    """Do what a fork has to do, where this process is one and nobody told Python."""
     if os.getpid() != _pid:
-        random.seed()
         _run()
 
 

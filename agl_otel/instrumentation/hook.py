@@ -37,6 +37,7 @@ from agl_otel.instrumentation import autoload, declared, forks
 from agl_otel.instrumentation.context import AttemptContext, Key, carried_context, from_environment, key_of, with_ids
 from agl_otel.instrumentation.export import ExportProcessor
 from agl_otel.instrumentation.guard import never_raises, note_failure
+from agl_otel.instrumentation.ids import draw_from_system
 from agl_otel.instrumentation.ledger import Ledger
 from agl_otel.instrumentation.pressure import BackPressure
 from agl_otel.instrumentation.processor import UNCOUNTED, AttemptProcessor, key_of_attributes, marker_of
@@ -83,6 +84,7 @@ class Hook:
 
     def configured(self, provider: TracerProvider) -> None:
         """`provider` has our processor; seal through it."""
+        draw_from_system(provider)
         self._providers.append(provider)
         self._sealer = Sealer(self.ledger, provider, lambda seconds: provider.force_flush(int(seconds * 1000)))
 

@@ -26,6 +26,7 @@ from agl_otel.instrumentation import forks, waiting
 from agl_otel.instrumentation.context import Key, format_traceparent
 from agl_otel.instrumentation.export import ExportProcessor
 from agl_otel.instrumentation.hook import Hook, count_dropped, ensure_propagators, is_own, own_records
+from agl_otel.instrumentation.ids import draw_from_system
 from agl_otel.instrumentation.ledger import Count, Ledger
 from agl_otel.instrumentation.otlp import OtlpExporter
 from agl_otel.instrumentation.processor import AttemptProcessor
@@ -78,6 +79,7 @@ class Telemetry:
         self._provider = provider or TracerProvider(
             sampler=ALWAYS_ON, resource=Resource.create({SERVICE_NAME: service_name}), shutdown_on_exit=False, span_limits=_UNLIMITED
         )
+        draw_from_system(self._provider)
         self._processor = AttemptProcessor(self._ledger, on_idle=lambda key: self._sealer.idle(key))
         make = exporter or (lambda: OtlpExporter(otlp_endpoint, token))
         self._export = ExportProcessor(

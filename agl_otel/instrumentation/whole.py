@@ -6,7 +6,6 @@ that it records. Here a span begins as ids and a marker, counted in the ledger l
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +15,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from agl_otel import semconv
-from agl_otel.instrumentation import forks
+from agl_otel.instrumentation import forks, ids
 from agl_otel.instrumentation.context import Key
 from agl_otel.instrumentation.guard import never_raises
 from agl_otel.instrumentation.ledger import Ledger
@@ -64,8 +63,8 @@ class WholeSpans:
 
     def begin(self, key: Key | None, parent: SpanContext | None) -> Begun:
         """A span under `parent` (None: the first of a new trace), of an attempt where there is a key."""
-        trace_id = parent.trace_id if parent is not None else _random_id(128)
-        context = SpanContext(trace_id, _random_id(64), is_remote=False, trace_flags=_SAMPLED)
+        trace_id = parent.trace_id if parent is not None else ids.trace_id()
+        context = SpanContext(trace_id, ids.span_id(), is_remote=False, trace_flags=_SAMPLED)
         place = (trace_id, (parent or context).span_id)
         forks.notice()
         marker = self._ledger.started(key, context.span_id, place).marker if key is not None else ""
@@ -105,7 +104,3 @@ class WholeSpans:
         self._export(ended)
         if idle and span.key is not None:
             self._on_idle(span.key)
-
-
-def _random_id(bits: int) -> int:
-    return random.getrandbits(bits) or 1  # 0 is no id

@@ -29,6 +29,7 @@ from agl_otel import semconv
 from agl_otel.errors import AglError, UnavailableError
 from agl_otel.framed import Frame, read
 from agl_otel.instrumentation.context import Key
+from agl_otel.instrumentation.ids import span_id
 from agl_otel.instrumentation.ledger import Count, Place
 from agl_otel.instrumentation.wire import field_of, of_parts, span_bytes
 from agl_otel.proxy.journal import CLOSED, END, HEAD, LOCK, LOSSY, START, WHOLE, boot_id, claim, clear, segments_of, unpacked, without
@@ -254,7 +255,7 @@ def _take(left: Left, frame: Frame) -> None:
 def _seal(key: Key, count: Count, place: Place) -> bytes:
     ids = {semconv.ROLLOUT_ID: key[0], semconv.PROCESS: count.marker, **({semconv.ATTEMPT_ID: key[1]} if key[1] else {})}
     says = {semconv.SEAL_SPANS: count.spans, semconv.SEAL_DROPPED: count.dropped, semconv.SEAL_CLOSING: True}
-    context = SpanContext(place[0], random.getrandbits(64) or 1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    context = SpanContext(place[0], span_id(), is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
     parent = SpanContext(place[0], place[1], is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
     now = time.time_ns()
     return field_of(span_bytes(ReadableSpan(semconv.SPAN_SEAL, context, parent, attributes={**ids, **says}, start_time=now, end_time=now)))

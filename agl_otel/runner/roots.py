@@ -7,7 +7,6 @@ an idle machine some tenths of a millisecond. A root span carries its ids and no
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -18,11 +17,12 @@ import grpc.aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace import SpanContext, SpanKind
 
 from agl_otel import semconv
 from agl_otel.errors import UnavailableError, from_grpc
 from agl_otel.instrumentation.context import Key, format_traceparent
+from agl_otel.instrumentation.ids import new_root
 from agl_otel.instrumentation.otlp import CALL_SECONDS, METHOD, RETRYABLE
 from agl_otel.instrumentation.seal import TRACER_NAME
 from agl_otel.instrumentation.whole import WholeSpan
@@ -31,7 +31,6 @@ from agl_otel.runner.ending import persist
 from agl_otel.tls import aio_channel
 
 _SCOPE: Final = InstrumentationScope(TRACER_NAME)
-_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _log = logging.getLogger(__name__)
 
 
@@ -51,7 +50,7 @@ class RootSpans:
         A collector that is away is asked again for `seconds`, with the same spans. Raises UnavailableError, AglError where it refuses.
         """
         now = time.time_ns()
-        contexts = [SpanContext(random.getrandbits(128) or 1, random.getrandbits(64) or 1, False, _SAMPLED) for _ in keys]
+        contexts = [new_root() for _ in keys]
         spans = [self._span(key, context, hooked, now) for key, context in zip(keys, contexts, strict=True)]
         await persist(partial(self._export, request_of(spans)), seconds=seconds)
         return [*map(format_traceparent, contexts)]

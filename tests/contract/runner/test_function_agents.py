@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from typing import Any
 
@@ -52,6 +53,19 @@ async def test_the_root_span_is_acked_before_the_agent_starts(stack: Stack) -> N
     seen: list[int] = []
     await stack.run(FunctionAgent(lambda task: seen.append(len(stack.spans(rollout, semconv.SPAN_ATTEMPT)))), max_rollouts=1)
     assert seen == [1]
+
+
+async def test_agents_that_seed_random_have_traces_of_their_own(stack: Stack) -> None:
+    def agent(task: str) -> float:
+        random.seed(0)
+        with trace.get_tracer("agent").start_as_current_span("think"):
+            return random.random()
+
+    rollouts = await stack.enqueue(*"abcd")
+    await stack.run(FunctionAgent(agent), max_rollouts=4)
+    spans = [span for rollout in rollouts for span in stack.spans(rollout, "think")]
+    assert len({span.trace_id for span in spans}) == len({span.span_id for span in spans}) == 4
+    assert len({tuple(primary(stack, rollout)) for rollout in rollouts}) == 1
 
 
 async def test_the_last_attempts_of_max_rollouts_take_longer_than_the_grace_of_a_stop(stack: Stack) -> None:
