@@ -32,8 +32,6 @@ PARENT_ID: Final = "parent span id is not 8 bytes"
 TIMESTAMP: Final = "timestamp before 2000 or more than a day ahead"
 ROLLOUT_ID: Final = "rollout id breaks the rule [A-Za-z0-9._:-]{1,128}"
 ATTEMPT_ID: Final = "attempt id breaks the rule [A-Za-z0-9._:-]{1,128}"
-TEXT: Final = "text is no UTF-8"
-NESTING: Final = "attributes are nested too deeply"
 KEY: Final = "the sender's key is bound to another attempt"
 
 

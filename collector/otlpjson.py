@@ -1,6 +1,7 @@
 """OTLP/JSON ↔ protobuf. It is protobuf's JSON mapping but for one thing: trace and span ids are hex, not base64.
 
-An id that is not hex becomes one zero byte, which identification refuses by its length: one bad span, not a bad request.
+An id that is not hex becomes one zero byte, which identification refuses by its length: one bad span, not a bad request. A text that is
+none (half a surrogate pair, bytes that are no UTF-8) becomes bytes that are none either, and the intake refuses its span (unreadable.py).
 In OTLP/JSON every object key is a field name (attributes are lists of {key, value}), so ids are found by their key wherever they stand.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -25,15 +27,18 @@ def to_protobuf(make: Callable[[], Message], body: bytes) -> bytes:
     """The protobuf bytes of the OTLP/JSON request `body`; `make` gives an empty message. Raises DataError."""
     message = make()
     name = message.DESCRIPTOR.name
+    no_text = os.urandom(16).hex()  # stands for a text that is none: a message takes none
     try:
-        tree = json.loads(body)
+        text = body.decode(json.detect_encoding(body), "surrogateescape")
+        tree = json.loads(text)
         if not isinstance(tree, dict):
             raise DataError(f"this is no {name} as OTLP/JSON: it wants a JSON object")
-        _rewrite_ids(tree)
+        marked = _rewrite(tree, no_text if "\\u" in text or not _is_text(text) else "")
         json_format.ParseDict(tree, message, ignore_unknown_fields=True, max_recursion_depth=MAX_DEPTH)
     except (ValueError, TypeError, RecursionError, json_format.ParseError) as error:
         raise DataError(f"this is no {name} as OTLP/JSON: {error}") from None
-    return message.SerializeToString()
+    raw = message.SerializeToString()
+    return raw.replace(no_text.encode(), b"\xff" * len(no_text)) if marked else raw
 
 
 def to_json(message: Message) -> bytes:
@@ -41,19 +46,29 @@ def to_json(message: Message) -> bytes:
     return json.dumps(json_format.MessageToDict(message), ensure_ascii=False).encode()
 
 
-def _rewrite_ids(tree: Any) -> None:
-    """Hex ids become base64, in place."""
+def _rewrite(tree: Any, no_text: str) -> bool:
+    """In place, hex ids become base64, and texts that are none `no_text` (looked for unless it is empty); whether there was one."""
+    marked = False
     todo: list[Any] = [tree]
     while todo:
         node = todo.pop()
-        if isinstance(node, dict):
-            for key, value in node.items():
-                if key in _IDS:
-                    node[key] = _base64_of_hex(value)
-                elif isinstance(value, (dict, list)):
-                    todo.append(value)
-        else:
-            todo.extend(item for item in node if isinstance(item, (dict, list)))
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            if key in _IDS:
+                node[key] = _base64_of_hex(value)
+            elif isinstance(value, (dict, list)):
+                todo.append(value)
+            elif no_text and isinstance(value, str) and not _is_text(value):
+                node[key], marked = no_text, True
+    return marked
+
+
+def _is_text(text: str) -> bool:
+    """Whether it has no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _base64_of_hex(value: Any) -> str:

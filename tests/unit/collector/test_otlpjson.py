@@ -11,6 +11,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agl_otel.collector.otlpjson import to_protobuf
+from agl_otel.collector.unreadable import take_out
 from agl_otel.errors import DataError
 
 TRACE, SPAN, PARENT = "5b8EFFF798038103D269B633813FC60c", "eee19b7ec3c1b174", "EEE19B7EC3C1B173"
@@ -70,6 +71,26 @@ def test_an_id_that_is_not_hex_spoils_its_span_only(wrong: Any) -> None:
     assert len(found.parent_span_id) not in (0, 8)
 
 
+@pytest.mark.parametrize("bad", [b"\\ud800", b"\\uDC00\\ud83d", b"\xff", b"\xed\xa0\x80", b"caf\xe9"])
+@pytest.mark.parametrize("place", ["name", "key", "value", "body"])
+def test_a_text_that_is_none_spoils_its_span_only(bad: bytes, place: str) -> None:
+    item = {"name": "work", "attributes": [{"key": "k", "value": {"stringValue": "v"}}]}
+    spoiled = {"name": {"name": "BAD"}, "key": {"attributes": [{"key": "BAD"}]}}.get(
+        place, {"attributes": [{"key": "k", "value": {"stringValue": "BAD"}}]}
+    )
+    if place == "body":
+        records = [{"body": {"stringValue": "\U0001f600"}}, {"body": {"stringValue": "a BAD b"}}]
+        body = json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}).encode()
+        raw, gone = take_out("logs", to_protobuf(ExportLogsServiceRequest, body.replace(b"BAD", bad)))
+        (record,) = ExportLogsServiceRequest.FromString(raw).resource_logs[0].scope_logs[0].log_records
+        assert (record.body.string_value, gone) == ("\U0001f600", 1)
+        return
+    body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [item, {**item, **spoiled}, item]}]}]}).encode()
+    raw, gone = take_out("traces", to_protobuf(ExportTraceServiceRequest, body.replace(b"BAD", bad)))
+    assert [found.name for found in ExportTraceServiceRequest.FromString(raw).resource_spans[0].scope_spans[0].spans] == ["work", "work"]
+    assert gone == 1
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -80,7 +101,7 @@ def test_an_id_that_is_not_hex_spoils_its_span_only(wrong: Any) -> None:
         b'{"resourceSpans": 3}',
         b'{"resourceSpans": [3]}',
         b"[" * 100_000,
-        b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"name": "\\ud800"}]}]}]}',
+        b'{"resourceSpans": "\\ud800"}',
         b"\xff\xfe",
     ],
 )

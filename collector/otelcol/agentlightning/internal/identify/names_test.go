@@ -21,7 +21,7 @@ func TestNamesAndReasonsAreThoseOfThePythonSide(t *testing.T) {
 	for name, ours := range map[string]string{
 		"TRACE_ID": ReasonTraceID, "SPAN_ID": ReasonSpanID, "TIMESTAMP": ReasonTimestamp,
 		"ROLLOUT_ID": ReasonRolloutID, "ATTEMPT_ID": ReasonAttemptID,
-		"PARENT_ID": ReasonParentID, "TEXT": ReasonText, "NESTING": ReasonNesting, "KEY": ReasonKey,
+		"PARENT_ID": ReasonParentID, "KEY": ReasonKey,
 	} {
 		require.Equal(t, identify[name], ours, name)
 	}

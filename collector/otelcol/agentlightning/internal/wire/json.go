@@ -2,15 +2,20 @@ package wire
 
 import (
 	"bytes"
+	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
 	"regexp"
+	"unicode/utf8"
 
 	"agl-otel.internal/agentlightning/internal/identify"
 )
 
 // Objects of OTLP/JSON are the messages of OTLP, so that depths are the same; a key may be written in either way.
 var (
+	// A backslash that is escaped, a pair of surrogates, or half of one.
+	jsonSurrogate = regexp.MustCompile(`\\\\|\\u[dD][89abAB][[:xdigit:]]{2}\\u[dD][c-fC-F][[:xdigit:]]{2}|\\u[dD][89a-fA-F][[:xdigit:]]{2}`)
+
 	jsonID   = regexp.MustCompile(`"(trace|span|parentSpan|parent_span)_?[Ii]d"\s*:\s*"([^"]*)"`)
 	jsonKeys = [...]struct{ groups, scopes, items []string }{
 		{[]string{"resourceSpans", "resource_spans"}, []string{"scopeSpans", "scope_spans"}, []string{"spans"}},
@@ -29,11 +34,18 @@ var (
 
 type object = map[string]any
 
-// CleanJSON is Clean for OTLP/JSON.
+// CleanJSON is Clean for OTLP/JSON. A text that is none (half a surrogate pair, bytes that are no UTF-8) gets or keeps bytes that are none:
+// parsers would make it U+FFFD, and nobody would refuse its item.
 func CleanJSON(body []byte) ([]byte, error) {
+	body = withoutHalfPairs(body)
 	deep := objectsInside(body) > MaxDepth
 	if !deep && idsAreWhole(body) {
 		return body, nil
+	}
+	given, noText := body, ""
+	if !utf8.Valid(body) {
+		noText = rand.Text()
+		body = bytes.ToValidUTF8(body, []byte(noText))
 	}
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.UseNumber() // 64-bit integers
@@ -42,7 +54,7 @@ func CleanJSON(body []byte) ([]byte, error) {
 		if deep {
 			return nil, ErrNested // the standard library has a bound, too
 		}
-		return body, nil // the receiver says what is wrong
+		return given, nil // the receiver says what is wrong
 	}
 	cleanable := false
 	for _, keys := range jsonKeys {
@@ -60,7 +72,23 @@ func CleanJSON(body []byte) ([]byte, error) {
 	if deep && !cleanable {
 		return nil, ErrNested
 	}
-	return json.Marshal(request)
+	cleaned, err := json.Marshal(request)
+	if noText != "" {
+		cleaned = bytes.ReplaceAll(cleaned, []byte(noText), []byte{0xff})
+	}
+	return cleaned, err
+}
+
+func withoutHalfPairs(body []byte) []byte {
+	if !bytes.Contains(body, []byte(`\ud`)) && !bytes.Contains(body, []byte(`\uD`)) {
+		return body
+	}
+	return jsonSurrogate.ReplaceAllFunc(body, func(found []byte) []byte {
+		if len(found) == len(`\ud800`) {
+			return []byte{0xff}
+		}
+		return found
+	})
 }
 
 func jsonHolder(group object, name string, below int, reason string) string {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"slices"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/collector/pdata/pcommon"
@@ -249,5 +250,25 @@ func TestJSON(t *testing.T) {
 	for _, refused := range []string{`{"resourceMetrics":[{"resource":{"attributes":[{"key":"k","value":` + deep + `}]}}]}`, string(bytes.Repeat([]byte("["), 100_000))} {
 		_, err := CleanJSON([]byte(refused))
 		require.ErrorIs(t, err, ErrNested)
+	}
+}
+
+func TestATextInJSONThatIsNoneStaysOne(t *testing.T) {
+	span := func(id, name string) string {
+		return `{"traceId":"01010101010101010101010101010101","spanId":"` + id + `","name":"` + name + `"}`
+	}
+	const good = "0202020202020202"
+	for _, spoiled := range []string{`a\ud800b`, `a\uDC00b`, `a\ud83d\ud83d\ude00`, `\\\udead`, "a\xffb", "a\xed\xa0\x80b"} {
+		for _, id := range []string{good, "zz"} { // with an id that is none, the request is rewritten
+			raw := `{"resourceSpans":[{"scopeSpans":[{"spans":[` + span(good, `\ud83d\ude00 \\ud800`) + "," + span(good, spoiled) + "," + span(id, "x") + `]}]}]}`
+			cleaned, err := CleanJSON([]byte(raw))
+			require.NoError(t, err)
+			request, err := (&ptrace.JSONUnmarshaler{}).UnmarshalTraces(cleaned)
+			require.NoError(t, err)
+			spans := request.ResourceSpans().At(0).ScopeSpans().At(0).Spans()
+			require.Equal(t, "\U0001f600 \\ud800", spans.At(0).Name())
+			require.False(t, utf8.ValidString(spans.At(1).Name()), "%q %q", spoiled, spans.At(1).Name())
+			require.Equal(t, "x", spans.At(2).Name())
+		}
 	}
 }
