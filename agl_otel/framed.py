@@ -22,7 +22,7 @@ it is **torn or damaged**, and whether its group was synced cannot be told. `men
 NAME.2.damaged …), reports what is lost, and puts a LOST record in its place, so that every other record keeps its position and a
 later start still knows of the gap. Its payload is JSON: `first` (the record's own position is the last one that is missing), `kind`
 (where the header was whole), `damage`, `offset` and `size` of the bad bytes, `about`, what could be told of them, and `aside`, the file
-that has them.
+that has them. A record that is found damaged while its file is open is kept aside by `keep_aside`.
 
 A file that is never synced (a journal that must survive its process, not its machine) has a group for each write; there a power loss may
 also leave what reads as damage. Files are for their owner only. One process appends to a file, one thread at a time; anybody may read.
@@ -260,6 +260,24 @@ def read_at(path: Path, offset: int, position: int) -> bytes:
             if rest[header.length :] == _SUM.pack(zlib.crc32(payload, header.checksum)):
                 return payload
     raise DataError(f"record {position} of {path} is damaged: its bytes are kept aside when the file is opened again")
+
+
+def keep_aside(path: Path, offset: int, position: int, length: int, *, describe: Describe | None = None) -> int:
+    """Keep the bytes of a record aside that was on disk and that `read_at` finds damaged, and report it; how many bytes.
+
+    The file stays as it is, for `mend`: a process may be appending to it. Raises OSError.
+    """
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read(HEADER_BYTES + length + _SUM.size)
+    header = _header(data, 0, data[len(MAGIC) : len(MAGIC) + SALT_BYTES])
+    kind = header.kind if header is not None and header.position == position else None
+    about = describe(kind, data[HEADER_BYTES : HEADER_BYTES + length]) if describe else ""
+    aside = _free_name(path)
+    write_private(aside, data)
+    sync_folder(path.parent)
+    _report(path, [Lost(position, position, kind, True, offset, len(data), about, aside.name)], aside)
+    return len(data)
 
 
 def frame(salt: bytes, position: int, group: int, kind: int, payload: bytes) -> tuple[bytes, bytes, bytes]:

@@ -37,7 +37,7 @@ from agl_otel.collector.resends import MAX_REMEMBERED, RESEND_SECONDS, Answered,
 from agl_otel.collector.unreadable import take_out
 from agl_otel.collector.wal import Place
 from agl_otel.collector.write import Writer
-from agl_otel.errors import DataError
+from agl_otel.errors import DataError, UnavailableError
 
 _Parsed = ExportTraceServiceRequest | ExportLogsServiceRequest | ExportMetricsServiceRequest
 _MESSAGES: Final[dict[Signal, type[_Parsed]]] = {
@@ -116,7 +116,7 @@ class Intake:
         while (self._recent and now - next(iter(self._recent.values()))[0] > RESEND_SECONDS) or len(self._recent) > MAX_REMEMBERED:
             self._recent.popitem(last=False)
         _, known = self._recent.get(key, (now, None))
-        if known is None:
+        if known is None or (isinstance(known, Outcome) and known.position in self._writer.lost):
             known = asyncio.ensure_future(self._accept(signal, raw, metadata, bound, key))
             self._recent[key] = (now, known)
             known.add_done_callback(functools.partial(self._accepted_one, key, now))
@@ -126,6 +126,8 @@ class Intake:
         outcome = known if isinstance(known, Outcome) else await asyncio.shield(known)
         if outcome.position is not None and metadata.get(semconv.HEADER_ACK) == "stored":
             await self._writer.wait(outcome.position)
+            if outcome.position in self._writer.lost:
+                raise UnavailableError("it was damaged in the collector's log before it could be stored: send it again")
         return outcome
 
     async def _accept(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], bound: Ids | None, key: str) -> Outcome:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from agl_otel import framed
 from agl_otel.collector import faults
-from agl_otel.errors import InUseError, SettingsError, UnavailableError
+from agl_otel.errors import DataError, InUseError, SettingsError, UnavailableError
 from agl_otel.framed import Describe, FramedFile, Lost
 
 SEGMENT_BYTES: Final = 64 << 20
@@ -83,13 +83,14 @@ class Log:
         self.torn_bytes = 0
         """Bytes of the last group that were torn or damaged when the log was opened."""
         self.damaged_bytes = 0
-        """Bytes of earlier groups that were damaged when the log was opened."""
+        """Bytes of earlier groups that were damaged when the log was opened, or when they were read since."""
+        self._describe = describe
         self._segments: list[_Segment] = []
         self._next = 0
         self._file: FramedFile | None = None
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._load(describe)
+            self._load()
             self._open_segment()
         except OSError as error:
             raise SettingsError(f"cannot use the write-ahead log in {directory}: {error.strerror or error}") from None
@@ -125,8 +126,16 @@ class Log:
         ]
 
     def read(self, place: Place) -> bytes:
-        """The payload at `place`. Raises DataError where it is gone or damaged."""
-        return framed.read_at(place.segment, place.offset, place.position)
+        """The payload at `place`. Raises UnavailableError where it cannot be read now, and DataError where it is damaged: then its bytes
+        are kept aside, and reported."""
+        try:
+            try:
+                return framed.read_at(place.segment, place.offset, place.position)
+            except DataError:
+                self.damaged_bytes += framed.keep_aside(place.segment, place.offset, place.position, place.length, describe=self._describe)
+                raise
+        except OSError as error:
+            raise UnavailableError(f"the write-ahead log in {self.directory} cannot be read: {error.strerror or error}") from None
 
     def turn_over(self) -> int:
         """Go on in a new segment; the position at which it begins. Raises UnavailableError where there is no room for it."""
@@ -160,13 +169,13 @@ class Log:
             self._file.close()
             self._file = None
 
-    def _load(self, describe: Describe | None) -> None:
+    def _load(self) -> None:
         """Mend what is there. What was written and not synced before a crash is synced now: from here on it counts."""
         kept = {path.name for path in self.directory.glob(f"*{framed.DAMAGED}")}
         paths = sorted(self.directory.glob(f"*{SEGMENT}"))
         firsts = [int(path.stem) for path in paths]
         for path, first, end in zip(paths, firsts, [*firsts, None][1:], strict=True):
-            entries = framed.mend(path, first=first, end=end, describe=describe)
+            entries = framed.mend(path, first=first, end=end, describe=self._describe)
             new = [entry for entry in entries if isinstance(entry, Lost) and entry.aside not in kept]
             self.damaged_bytes += sum(lost.size for lost in new if lost.damage)
             self.torn_bytes += sum(lost.size for lost in new if not lost.damage)

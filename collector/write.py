@@ -37,7 +37,7 @@ from agl_otel.collector.resends import ResendJournal
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.telemetry import Stopwatch
 from agl_otel.collector.wal import Place
-from agl_otel.errors import UnavailableError
+from agl_otel.errors import DataError, UnavailableError
 from agl_otel.traces.engine import ClickHouseError
 
 MAX_BATCH_ROWS: Final = 20_000
@@ -101,8 +101,10 @@ class Writer:
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self.accepted = -1
         """Log position of the last request that was acked."""
+        self.lost: set[int] = set()
+        """Log positions of requests that were damaged in the log before they could be written."""
         self.stored = -1
-        """Every request up to this log position is visible to queries."""
+        """Every request up to this log position is visible to queries, or lost."""
         self.batches = 0
         self.trouble = ""
         """Why nothing is written at the moment; empty while all is well."""
@@ -139,7 +141,10 @@ class Writer:
         self._wake.set()
 
     async def wait(self, position: int) -> None:
-        """Return when every request up to `position` is visible to queries. Raises UnavailableError when the collector stops before."""
+        """Return when every request up to `position` is visible to queries, or lost.
+
+        Raises UnavailableError when the collector stops before.
+        """
         if position <= self.stored:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -190,8 +195,8 @@ class Writer:
                     "recovery: batch %d (%d requests) is in doubt; asking ClickHouse what is stored", batch.batch_id, len(members)
                 )
                 await self._insert(batch, members, in_doubt=True)
-            while members := await self._take():
-                await self._write(members)
+            while (last := await self._write_some()) is not None:
+                self._is_stored(last)
         except _StoppedError:
             _logger.warning("stopping with %d rows that are in the log only; they are written at the next start", self.backlog)
         finally:
@@ -235,29 +240,44 @@ class Writer:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    async def _take(self) -> list[Member]:
+    async def _write_some(self) -> int | None:
+        """Write what waits, up to a batch; the log position of the last request of it, or None at the end."""
         while not self._waiting:
             if self._closing.is_set():
-                return []
+                return None
             self._wake.clear()
             await self._wake.wait()
         await self._linger()
         members: list[Member] = []
         rows = size = 0
+        last = -1
         while self._waiting and (
             not members or (rows + self._waiting[0].rows <= MAX_BATCH_ROWS and size + self._waiting[0].size <= MAX_BATCH_BYTES)
         ):
             item = self._waiting.popleft()
+            last = item.position
             self._rows -= item.rows
             rows, size = rows + item.rows, size + item.size
-            request = item.request
-            if request is not None:
+            if item.request is not None:
                 self._held -= item.size
-            elif item.place is not None:
-                request = unpack_request(self._read(item.place))
-            if request is not None:
-                members.append((item.position, request))
-        return members
+            request = item.request or await self._read_back(item)
+            if request is None:  # no batch may span it: a start that can read it would take it for a part of the batch
+                break
+            members.append((item.position, request))
+        if members:
+            await self._write(members)
+        return last
+
+    async def _read_back(self, item: _Waiting) -> Request | None:
+        """A request from the log; None where it is damaged."""
+        place = item.place
+        assert place is not None  # what has none is held
+        try:
+            payload = await self._until_it_works("the write-ahead log", lambda: self._in_thread(lambda: self._read(place)))
+        except DataError:
+            self.lost.add(item.position)
+            return None
+        return unpack_request(payload)
 
     async def _linger(self) -> None:
         """Let more come together, unless somebody waits or there is a full batch."""
@@ -307,7 +327,9 @@ class Writer:
         await self._until_it_works("the journal of resends", lambda: self._in_thread(lambda: self._resends.add(requests)))
 
     def _is_stored(self, position: int) -> None:
-        """All requests up to this log position are stored: their segments may go, and whoever waits for them is released."""
+        """All requests up to this log position are stored or lost: their segments may go, and whoever waits for them is released."""
+        if position <= self.stored:
+            return
         self._commit.release(position + 1).add_done_callback(_look_at)  # the next batch releases, too
         self.stored = max(self.stored, position)
         still: list[tuple[int, asyncio.Future[None]]] = []

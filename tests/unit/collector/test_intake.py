@@ -14,13 +14,14 @@ from agl_otel.collector.commit import GroupCommit
 from agl_otel.collector.disk import DiskBudget
 from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.intake import Intake
-from agl_otel.collector.journal import Leftover, leftover
+from agl_otel.collector.journal import Leftover, describe, leftover
 from agl_otel.collector.limits import InFlight
 from agl_otel.collector.resends import RESEND_SECONDS, ResendJournal
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.wal import Log
 from agl_otel.collector.write import Writer
 from agl_otel.errors import DataError, UnavailableError
+from agl_otel.framed import HEADER_BYTES, Frame, read
 from agl_otel.queue.updates import Observation
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.migrate import migrate
@@ -54,7 +55,7 @@ class Parts:
     """The collector without its ports."""
 
     def __init__(self, directory: Path, *, max_log_bytes: int = 1 << 30, now: float = NOW) -> None:
-        self.log = Log(directory / "wal")
+        self.log = Log(directory / "wal", describe=describe)
         self.engine = ChdbEngine(directory / "traces")
         migrate(self.engine, where="the test")
         left: Leftover = leftover(self.log.replay())
@@ -208,6 +209,44 @@ async def test_what_waits_beyond_the_memory_bound_is_read_back_from_the_log(part
     async with asyncio.timeout(300):
         await parts.writer.barrier()
     assert parts.engine.select("SELECT count(), uniqExact(SequenceId), max(SequenceId) FROM otel.otel_traces") == [[78, 78, 78]]
+
+
+def damage(log: Log, *positions: int) -> None:
+    for segment in log.directory.glob("*.wal"):
+        data = bytearray(segment.read_bytes())
+        for frame in read(segment, first=int(segment.stem)):
+            if isinstance(frame, Frame) and frame.position in positions:
+                data[frame.offset + HEADER_BYTES + len(frame.payload) - 1] ^= 1
+        segment.write_bytes(data)
+
+
+async def test_a_record_that_is_damaged_while_it_waits_is_kept_aside_and_all_others_are_written(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agl_otel.collector.write.MAX_HELD_BYTES", 0)
+    parts.queue.away = True
+    numbers = range(1, 8)
+    sent = {number: await parts.intake.take("traces", body(number, "a", "b"), IDS) for number in numbers}
+    hit = {number: position for number in (1, 4, 5, 7) if (position := sent[number].position) is not None}
+    damage(parts.log, *hit.values())
+    waiting = asyncio.ensure_future(parts.intake.take("traces", body(4, "a", "b"), {**IDS, semconv.HEADER_ACK: "stored"}))
+    await asyncio.sleep(0)
+    parts.queue.away = False
+    async with asyncio.timeout(300):
+        await parts.writer.barrier()
+        with pytest.raises(UnavailableError, match="send it again"):
+            await waiting
+    assert parts.engine.select("SELECT count(), uniqExact(SequenceId), max(SequenceId) FROM otel.otel_traces") == [[6, 6, 6]]
+    assert parts.writer.idle
+    for number, position in hit.items():
+        assert f"damaged, lost: record {position} (2 spans of 'ro-1'); " in caplog.text, number
+    assert {record.levelname for record in caplog.records if "damaged" in record.getMessage()} == {"ERROR"}
+    kept = b"".join(path.read_bytes() for path in parts.log.directory.glob("*.damaged"))
+    assert all(number.to_bytes(16) in kept for number in hit)
+    assert parts.log.damaged_bytes == len(kept)
+    async with asyncio.timeout(300):
+        await parts.intake.take("traces", body(4, "a", "b"), {**IDS, semconv.HEADER_ACK: "stored"})
+    assert parts.engine.select("SELECT count(), max(SequenceId) FROM otel.otel_traces") == [[8, 8]]
 
 
 async def test_what_waits_for_the_disk_is_bounded(parts: Parts) -> None:
