@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -24,7 +25,7 @@ from tests.proof.plans import SCENARIOS, missing
 COLUMNS = ("scenario", "attempts", "lost", "and complete", "whole", "and complete", "%", "abandoned", "unclear", "idle")
 WHOLE_SHARE = 0.99
 ROLLOUTS_OF_A_MODE = 1
-NO_FREE_THREADING = "agents run on the interpreter of this environment, which has a global lock"
+GLOBAL_LOCK = "agents run on an interpreter that has a global lock (--python takes another)"
 
 
 def line(name: str, row: Row) -> str:
@@ -63,6 +64,12 @@ def of_frameworks(directory: Path, names: Sequence[str]) -> int:
     return 1 if every["complete"] < WHOLE_SHARE * every.total() else 0
 
 
+def is_free_threaded(python: str) -> bool:
+    """Whether an interpreter runs threads at once."""
+    code = "import sys; print(getattr(sys, '_is_gil_enabled', lambda: True)())"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make proof", description=__doc__)
     parser.add_argument("--attempts", type=int, default=2000, help="of all scenarios together (default: 2000)")
@@ -72,17 +79,18 @@ def main() -> int:
         "--frameworks", nargs="*", default=[HERE], choices=["all", *BY_NAME], help=f"also agents of these (default: {HERE})"
     )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="of every choice that is made")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter of agents, whose environment has agl-otel in it")
     parser.add_argument("--keep", action="store_true", help="keep logs and data of a good run too")
     parser.add_argument("--directory", type=Path, help="where logs and data go (default: the system's place for temporary files)")
     given = parser.parse_args()
     skipped = {name: why for name in given.scenario or SCENARIOS if (why := missing(name))}
-    for name, why in {**skipped, "free-threaded": NO_FREE_THREADING}.items():
+    for name, why in {**skipped, **({} if is_free_threaded(given.python) else {"free-threaded": GLOBAL_LOCK})}.items():
         print(f"skipped: {name}: {why}")
     names = [name for name in given.scenario or SCENARIOS if name not in skipped]
     everything = entries(given.seed, shares(given.attempts, names), given.index)
     place = Path(tempfile.mkdtemp(prefix="agl-proof-", dir=given.directory))
     print(f"seed {given.seed} (--seed), {len(everything)} rollouts, {place}", flush=True)
-    cases = asyncio.run(played(place / "run", given.seed, everything, lambda text: print(text, flush=True)))
+    cases = asyncio.run(played(place / "run", given.seed, everything, lambda text: print(text, flush=True), python=given.python))
     code = max(report(cases, given.seed), of_frameworks(place / "frameworks", given.frameworks))
     if code or given.keep:
         print(f"logs, data and notes are in {place}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -177,9 +178,11 @@ def _request(entry: Entry) -> EnqueueRolloutRequest:
     return EnqueueRolloutRequest(input=task, config=config, labels={"start": entry.start})
 
 
-async def played(directory: Path, seed: int, everything: Sequence[Entry], say: Callable[[str], object] = print) -> list[Case]:
-    """Play everything on a ground of its own; the cases."""
-    async with ground(directory, seed) as on:
+async def played(
+    directory: Path, seed: int, everything: Sequence[Entry], say: Callable[[str], object] = print, *, python: str = sys.executable
+) -> list[Case]:
+    """Play everything on a ground of its own, agents on an interpreter; the cases."""
+    async with ground(directory, seed, python) as on:
         campaign = Campaign(on, say)
         began = time.monotonic()
         try:

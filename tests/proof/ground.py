@@ -33,7 +33,6 @@ from tests.proof.plans import KILL, Fault, Start
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]
 AGENT: Final = str(HERE / "agent.py")
-INSTRUMENT: Final = str(Path(sys.executable).with_name("opentelemetry-instrument"))
 FOREIGN: Final = ("OTEL_", "OPENAI_", "ANTHROPIC_", "AGL_", "VIRTUAL_ENV", "PYTHON", "BAGGAGE", "TRACEPARENT")
 PLACES: Final[Mapping[Start, int]] = {"anew": 4, "warm": 4, "function": 100, "http": 8, "configured": 2, "container": 4, "elsewhere": 4}
 PATIENCE_SECONDS: Final = 120.0
@@ -64,8 +63,10 @@ class Ground:
     """Of agents' processes."""
     services_killed: int = 0
     runners: dict[Start, subprocess.Popen[bytes]] = field(default_factory=dict[Start, "subprocess.Popen[bytes]"])
+    python: str = sys.executable
+    """The interpreter of agents."""
     service: subprocess.Popen[bytes] | None = None
-    _url: str = ""
+    _port: int = 0
     _restarting: set[str] = field(default_factory=set[str])
     _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
@@ -84,18 +85,22 @@ class Ground:
     def environment(self) -> dict[str, str]:
         """Of runners and of the service, and so of agents."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-        return {**kept, "AGL_STORE": self.stack.queue, "PROOF_NOTES": str(self.notes), "PROOF_KILLER": str(self.killer)}
+        own = {"AGL_STORE": self.stack.queue, "PROOF_NOTES": str(self.notes), "PROOF_KILLER": str(self.killer)}
+        if self.python != sys.executable:  # gRPC may not be installed there
+            own["OTEL_EXPORTER_OTLP_PROTOCOL"] = "http/protobuf"
+        return {**kept, **own}
 
     async def runner(self, start: Start) -> None:
         """Have a runner for this kind of start."""
         if start in self.runners and self.runners[start].poll() is None:
             return
+        instrumented = (instrument_of(self.python), self.python)
         options: Mapping[Start, Sequence[str]] = {
-            "anew": ("--", sys.executable, AGENT),
-            "configured": ("--", sys.executable, AGENT),
-            "container": ("--image", "here", "--", INSTRUMENT, sys.executable, AGENT),
-            "elsewhere": ("--image", "there", "--", INSTRUMENT, sys.executable, AGENT),
-            "warm": ("--warm", "--", sys.executable, AGENT),
+            "anew": ("--", self.python, AGENT),
+            "configured": ("--", self.python, AGENT),
+            "container": ("--image", "here", "--", *instrumented, AGENT),
+            "elsewhere": ("--image", "there", "--", *instrumented, AGENT),
+            "warm": ("--warm", "--", self.python, AGENT),
             "function": ("--function", f"{AGENT}:agent"),
             "http": ("--hooked", "--url", await self._service() if start == "http" else ""),
         }
@@ -129,11 +134,12 @@ class Ground:
                 "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
                 "OTEL_EXPORTER_OTLP_ENDPOINT": self.stack.http,
             }
-            self.service = self._process([INSTRUMENT, sys.executable, str(HERE / "service.py")], "service", otlp, stdout=subprocess.PIPE)
+            command = [instrument_of(self.python), self.python, str(HERE / "service.py"), str(self._port)]
+            self.service = self._process(command, "service", otlp, stdout=subprocess.PIPE)
             assert self.service.stdout is not None
             with self.service.stdout as told:
-                self._url = f"http://127.0.0.1:{int(await asyncio.to_thread(told.readline))}/"
-        return self._url
+                self._port = int(await asyncio.to_thread(told.readline))
+        return f"http://127.0.0.1:{self._port}/"
 
     def _process(self, command: Sequence[str], name: str, more: Mapping[str, str], stdout: int | None = None) -> subprocess.Popen[bytes]:
         with (self.directory / f"{name}.log").open("ab") as log:
@@ -219,6 +225,7 @@ class Ground:
             "collector": (lambda: self._kill_services(("collector",)),),
             "queue": (lambda: self._kill_services(("queue",)),),
             "runners": (self._kill_runners,),
+            "service": (self._kill_service,),
             "everything": (lambda: self._kill_services(("proxy", "collector", "queue")), self._kill_runners),
         }
         tasks = [asyncio.ensure_future(kill()) for kill in kinds[fault]]
@@ -258,6 +265,17 @@ class Ground:
             self.services_killed += 1
             await self.runner(start)
 
+    async def _kill_service(self) -> None:
+        """kill -9 the agents' HTTP service, and start it again at once on its port."""
+        while True:
+            await asyncio.sleep(self.chance.uniform(*SERVICE_PAUSE_SECONDS))
+            if self.service is not None:
+                self._kill(self.service.pid, started(self.service.pid), KILL)
+                await asyncio.to_thread(self.service.wait)
+                self.services_killed += 1
+                self.service = None
+                await self._service()
+
     async def _kill_starts(self) -> None:
         seen: set[int] = set()
         ours = f"PROOF_KILLER={self.killer}".encode()
@@ -285,6 +303,11 @@ class Ground:
         """A process wants to be killed."""
         pid, seconds, number = json.loads(mail.recv(1 << 12))
         self.kill_later(pid, seconds, number)
+
+
+def instrument_of(python: str) -> str:
+    """The command that starts a program with the hook, beside an interpreter."""
+    return str(Path(python).with_name("opentelemetry-instrument"))
 
 
 def pids() -> set[int]:
@@ -329,7 +352,7 @@ async def asked(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 @asynccontextmanager
-async def ground(directory: Path, seed: int) -> AsyncGenerator[Ground]:
+async def ground(directory: Path, seed: int, python: str = sys.executable) -> AsyncGenerator[Ground]:
     """A stack on free ports with a model, and the socket of the killer. What was started is ended."""
     (directory / "notes").mkdir(parents=True)
     made = new_stack(directory)
@@ -345,7 +368,7 @@ async def ground(directory: Path, seed: int) -> AsyncGenerator[Ground]:
         await stack.start_queue()
         await stack.start_collector()
         async with await asked(lambda: Store.connect(stack.queue)) as store:
-            on = Ground(directory, random.Random(seed), stack, store, model)
+            on = Ground(directory, random.Random(seed), stack, store, model, python=python)
             loop.add_reader(mail, on.take_request, mail)
             try:
                 await on.start("proxy")

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 Plan = list[list[Any]]
 Start = Literal["anew", "warm", "function", "http", "configured", "container", "elsewhere"]
-Fault = Literal["", "starts", "proxy", "collector", "queue", "runners", "everything"]
+Fault = Literal["", "starts", "proxy", "collector", "queue", "runners", "service", "everything"]
 """What is killed beside what plans ask for: agents as they start, services, runners."""
 KILL: Final = int(signal.SIGKILL)
 OTHERS: Final = tuple(map(int, (signal.SIGSEGV, signal.SIGABRT, signal.SIGHUP, signal.SIGINT, signal.SIGALRM, signal.SIGQUIT)))
@@ -330,6 +330,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "queues-killed": Scenario(works_for_a_while, fault="queue"),
     "runners-killed": Scenario(anything, fault="runners", share=2),
     "functions-killed": Scenario(is_a_function, ("function",), fault="runners"),
+    "service-killed": Scenario(is_a_function, ("http",), fault="service"),
     "everything-killed": Scenario(anything, fault="everything", share=2),
     "works": Scenario(works, healthy=True),
     "leaks": Scenario(leaks, healthy=True),
