@@ -353,7 +353,11 @@ def without(path: Path, rollout_ids: Collection[str]) -> None:
 
 def _without(file: FramedFile, rollout_ids: Collection[str]) -> FramedFile:
     """The file itself, or another in its place that holds nothing of these rollouts."""
-    frames = [entry for entry in read(file.path) if isinstance(entry, Frame)]
+    entries = read(file.path)
+    frames = [entry for entry in entries if isinstance(entry, Frame)]
+    if len(frames) < len(entries):  # damage is not copied: whoever reads the rest must know of it
+        with contextlib.suppress(FileNotFoundError):
+            (file.path.parent / WHOLE).rename(file.path.parent / LOSSY)
     kept = [each for each in frames if each.kind == HEAD or unpacked(each.payload)[0][0] not in rollout_ids]
     if len(kept) == len(frames):
         return file
