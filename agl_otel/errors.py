@@ -24,8 +24,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Final
+
+FULL_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What a write to a disk without room fails with."""
 
 
 class AglError(Exception):
@@ -84,6 +88,12 @@ class DiskFullError(UnavailableError):
         """`what` lies on the disk that is full."""
         return cls(f"{what} cannot be written, its disk is full ({why}): check the disk's free space and make room (`agl-otel disk` shows "
                    "what of a data directory is large), then try again")  # fmt: skip
+
+
+def unwritable(what: str, error: OSError) -> str:
+    """What is said of a file or folder that the disk refuses to write, with the remedy where the disk is full."""
+    why = error.strerror or error
+    return str(DiskFullError.of(what, why)) if error.errno in FULL_DISK else f"{what} cannot be written: {why}"
 
 
 class DataError(AglError):

@@ -9,7 +9,6 @@ What else a run keeps to go on with is its algorithm's business: a journal (prom
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -22,7 +21,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any, Final
 
-from agl_otel.errors import DataError, DiskFullError, InUseError, SettingsError, UsageError
+from agl_otel.errors import FULL_DISK, DataError, DiskFullError, InUseError, SettingsError, UsageError
 from agl_otel.private import make_folder, open_file
 from agl_otel.redacted import without_secrets
 
@@ -206,7 +205,7 @@ def _room_for(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in FULL_DISK:
             raise
         raise DiskFullError.of(str(path), error.strerror) from error
 

@@ -36,6 +36,8 @@ class GroupCommit:
         """How many fsyncs were made."""
         self.bytes_held = log.bytes_held
         """Size of the log, as of the last group or release."""
+        self.trouble = ""
+        """Why the disk did not take the last group; empty where it did."""
         self._thread = threading.Thread(target=self._run, name="wal", daemon=True)
         self._thread.start()
 
@@ -131,6 +133,7 @@ class GroupCommit:
 
     def _done(self, group: list[_Item], places: list[Place], bytes_held: int) -> None:
         self.groups += 1
+        self.trouble = ""
         self.bytes_held = bytes_held
         for (_, payload, future), place in zip(group, places, strict=True):
             self.waiting_bytes -= len(payload)
@@ -138,6 +141,7 @@ class GroupCommit:
                 future.set_result(place)
 
     def _failed(self, group: list[_Item], error: UnavailableError) -> None:
+        self.trouble = str(error)
         for _, payload, future in group:
             self.waiting_bytes -= len(payload)
             if not future.cancelled():

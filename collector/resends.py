@@ -20,7 +20,7 @@ from agl_otel.collector.identify import Identity
 from agl_otel.collector.journal import ALREADY, Request
 from agl_otel.collector.policy import DROPPED
 from agl_otel.collector.unreadable import UNREADABLE
-from agl_otel.errors import SettingsError, UnavailableError
+from agl_otel.errors import SettingsError, UnavailableError, unwritable
 from agl_otel.framed import Frame, FramedFile
 
 RESEND_SECONDS: Final = 600.0  # SDKs give up on a request after a minute; senders with a queue on disk come back later
@@ -106,7 +106,7 @@ class ResendJournal:
             self._add(answers)
         except OSError as error:
             self.close()  # nobody knows what is in this file; another is begun
-            raise UnavailableError(f"the journal of resends in {self._folder} cannot be written: {error.strerror or error}") from None
+            raise UnavailableError(unwritable(f"the journal of resends in {self._folder}", error)) from None
 
     def close(self) -> None:
         """Close the file."""

@@ -18,7 +18,7 @@ from agl_otel.adapters.otlp_masking import load_masker
 from agl_otel.collector.commit import GroupCommit
 from agl_otel.collector.copying import Copying
 from agl_otel.collector.deletion import Deletion
-from agl_otel.collector.disk import DiskBudget
+from agl_otel.collector.disk import DiskBudget, Level
 from agl_otel.collector.expiry import Expiry
 from agl_otel.collector.forward import Forwarder, make_target
 from agl_otel.collector.grpc_port import grpc_server
@@ -106,7 +106,12 @@ class Collector:
         self._closers.callback(telemetry.close)
         self._writer = writer = Writer(self._store, commit, self._queue, left, log.read, resends, on_stored=telemetry.batch_stored)
         self._heartbeats = heartbeats = Heartbeats(self._queue)
-        self._disk = DiskBudget(settings.wal_dir, budget_bytes=settings.wal_budget_bytes, reserve_bytes=settings.disk_reserve_bytes)
+        self._disk = DiskBudget(
+            settings.wal_dir,
+            budget_bytes=settings.wal_budget_bytes,
+            reserve_bytes=settings.disk_reserve_bytes,
+            refusal=lambda: commit.trouble,
+        )
         self._in_flight = in_flight = InFlight(settings.max_in_flight_bytes)
         self._intake = intake = Intake(
             commit,
@@ -193,9 +198,10 @@ class Collector:
 
     def health(self) -> dict[str, Any]:
         """What GET /health answers."""
-        trouble = self._writer.trouble or self._away
+        level, message = self._look_at_disk()
+        trouble = (message if level == "full" else "") or self._writer.trouble or self._away
         return {
-            "status": "degraded" if trouble else "ok",  # it takes spans in all the same
+            "status": "degraded" if trouble else "ok",  # unless its disk is full it takes spans in all the same
             **({"reason": trouble} if trouble else {}),
             "service": "collector",
             "uptime_seconds": round(time.time() - self._started_at, 3),
@@ -212,7 +218,7 @@ class Collector:
 
     def status(self) -> dict[str, Any]:
         """What GET /status answers: every metric, and how the disk is."""
-        level, message = self._disk.look(0 if self._writer.idle else self._commit.bytes_held)
+        level, message = self._look_at_disk()
         return {
             "service": "collector",
             "version": __version__,
@@ -220,6 +226,9 @@ class Collector:
             "disk": {"level": level, "message": message},
             "metrics": self._telemetry.snapshot(),
         }
+
+    def _look_at_disk(self) -> tuple[Level, str]:
+        return self._disk.look(0 if self._writer.idle else self._commit.bytes_held)
 
     def _metrics_page(self) -> web.Response:
         body, content_type = self._telemetry.prometheus()

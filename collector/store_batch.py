@@ -231,7 +231,10 @@ class _NotKeptError(ClickHouseError):
     """An insert was answered with success: chdb's is so where the part could not be written, say on a full disk."""
 
     def __init__(self, batch: Batch, rows: int) -> None:
-        super().__init__(f"ClickHouse took batch {batch.batch_id}, but {rows} of its rows are not there: is its disk full?")
+        super().__init__(
+            f"ClickHouse took batch {batch.batch_id}, but {rows} of its rows are not there: if its disk is full, make room "
+            "(`agl-otel disk` shows what of a data directory is large)"
+        )
 
 
 def _again_in_doubt(insert: Callable[[], T], in_doubt: bool) -> T:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from agl_otel import framed
 from agl_otel.collector import faults
-from agl_otel.errors import DataError, InUseError, SettingsError, UnavailableError
+from agl_otel.errors import DataError, InUseError, SettingsError, UnavailableError, unwritable
 from agl_otel.framed import Describe, FramedFile, Lost
 
 SEGMENT_BYTES: Final = 64 << 20
@@ -118,7 +118,7 @@ class Log:
             file.sync()
         except OSError as error:
             self._abandon(file, segment)
-            raise UnavailableError(f"the write-ahead log in {self.directory} cannot be written: {error.strerror or error}") from None
+            raise self._refused(error) from None
         self._next = segment.next = file.next_position
         segment.size = file.size
         return [
@@ -143,7 +143,7 @@ class Log:
             try:
                 self._open_segment()
             except OSError as error:
-                raise UnavailableError(f"the write-ahead log in {self.directory} cannot go on: {error.strerror or error}") from None
+                raise self._refused(error) from None
         return self._next
 
     def release(self, position: int) -> None:
@@ -168,6 +168,9 @@ class Log:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _refused(self, error: OSError) -> UnavailableError:
+        return UnavailableError(unwritable(f"the write-ahead log in {self.directory}", error))
 
     def _load(self) -> None:
         """Mend what is there. What was written and not synced before a crash is synced now: from here on it counts."""

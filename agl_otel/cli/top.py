@@ -179,4 +179,5 @@ def _collector(found: Mapping[str, Any]) -> Text:
 
     style = {"warning": "yellow", "full": "bold red"}.get(disk["level"], "")
     backlog, log = value("backlog"), value("log_bytes") / (1 << 20)
-    return Text(f"collector {found['address']}: {backlog:,.0f} rows wait in a log of {log:,.1f} MiB, disk {disk['level']}", style)
+    why = f": {plain(disk['message'], 400)}" if disk["message"] else ""
+    return Text(f"collector {found['address']}: {backlog:,.0f} rows wait in a log of {log:,.1f} MiB, disk {disk['level']}{why}", style)

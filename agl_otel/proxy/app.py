@@ -196,9 +196,11 @@ class Proxy:
     async def _health(self, _: web.Request) -> web.Response:
         forwarder = self._running()
         forwarder.settle()
+        trouble = self._journal.trouble if self._journal is not None else ""
         return web.json_response(
             {
-                "status": "ok",
+                "status": "degraded" if trouble else "ok",  # it serves calls all the same
+                **({"reason": trouble} if trouble else {}),
                 "marker": self._telemetry.marker,
                 "paused": self._gate.mode,
                 "under_way": self._gate.under_way,

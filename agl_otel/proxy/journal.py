@@ -32,7 +32,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from pydantic_core import to_json
 
 from agl_otel.adapters.otlp_masking import Masker
-from agl_otel.errors import UnavailableError
+from agl_otel.errors import UnavailableError, unwritable
 from agl_otel.framed import Frame, FramedFile, read, remove
 from agl_otel.instrumentation.context import Key
 from agl_otel.instrumentation.ledger import Ledger, Place
@@ -103,7 +103,8 @@ class Journal:
         self._tallies: dict[tuple[Key, str], _Tally] = {}
         self._segments: list[_Segment] = []
         self._number = 0
-        self._lossy = False
+        self.trouble = ""
+        """Why attempts that are served now count as incomplete; empty where they do not."""
         self._appended = False
         self._stop = threading.Event()
         try:
@@ -201,9 +202,9 @@ class Journal:
                 old = self._segments.pop(0)
                 old.file.close()
                 remove(old.file.path)
-            if self._lossy and new is not None and self._segments == [new]:
+            if self.trouble and new is not None and self._segments == [new]:
                 (self._folder / LOSSY).rename(self._folder / WHOLE)
-                self._lossy = False
+                self.trouble = ""
 
     def _tidy_on(self) -> None:
         while not self._stop.wait(TIDY_SECONDS):
@@ -219,7 +220,7 @@ class Journal:
             return True
         if last.unsettled > 0 or self._appended:
             return False
-        return self._lossy or last.records > sum(1 for _ in self._carried(last))
+        return bool(self.trouble) or last.records > sum(1 for _ in self._carried(last))
 
     def _carried(self, segment: _Segment) -> Iterator[tuple[int, Key, str, _Tally, int]]:
         """What must be written again before `segment` goes."""
@@ -275,14 +276,11 @@ class Journal:
 
     def _refused(self, key: Key, marker: str, error: OSError) -> None:
         self._ledger.dropped(key, marker)
-        if self._lossy:
+        if self.trouble:
             return
-        self._lossy = True
-        _logger.error(
-            "the proxy's journal in %s cannot be written (%s): calls are served, and their attempts count as incomplete",
-            self._folder,
-            error.strerror or error,
-        )
+        said = unwritable(f"the proxy's journal in {self._folder}", error)
+        self.trouble = f"{said}. Until then calls are served, and their attempts count as incomplete"
+        _logger.error("%s", self.trouble)
         try:
             (self._folder / WHOLE).rename(self._folder / LOSSY)
         except OSError as again:

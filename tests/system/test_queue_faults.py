@@ -24,6 +24,7 @@ from agl_otel.errors import DiskFullError
 from agl_otel.queue.client import Observation, QueueClient
 from agl_otel.queue.postgres_server import NoPostgresError, Postgres
 from agl_otel.types import Attempt, EnqueueRolloutRequest, Rollout, RolloutConfig
+from tests.small_disk import fill, on_small_disk
 from tests.system.queue_history import complaints
 from tests.system.queue_process import Child, QueueProcess, wrong_clock
 
@@ -202,18 +203,12 @@ async def test_services_with_clocks_two_minutes_apart_agree_on_what_is_overdue(t
 
 
 async def test_a_full_disk_refuses_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
-    unshare = shutil.which("unshare")
     disk = tmp_path / "disk"
-    disk.mkdir()
-    if unshare is None or await (await asyncio.create_subprocess_exec(unshare, "-Urm", "mount", "-t", "tmpfs", "x", str(disk))).wait():
-        pytest.skip("this needs user namespaces, for a small disk of its own")
-    mount = [unshare, "-Urm", "sh", "-c", f'mount -t tmpfs -o size=8m tmpfs "{disk}" && exec "$0" "$@"']
-    queue = QueueProcess(f"sqlite:///{disk / 'queue.db'}", tmp_path, before=mount)
+    queue = QueueProcess(f"sqlite:///{disk / 'queue.db'}", tmp_path, before=on_small_disk(disk, "8m"))
     async with ended(queue), QueueClient(queue.address, retry_seconds=300) as client:
         await client.describe()
         kept: list[str] = []
-        ballast = Path(f"/proc/{queue.pid}/root{disk}/ballast")
-        await asyncio.to_thread(ballast.write_bytes, b"x" * (5 << 20))
+        ballast = await asyncio.to_thread(fill, queue.pid, disk, leave=2 << 20)
         with pytest.raises(DiskFullError, match=rf"^the queue's database {disk}/queue.db cannot be written, its disk is full .*make room"):
             while True:  # at once: this client would try again for five minutes
                 kept += [r.rollout_id for r in await client.enqueue([EnqueueRolloutRequest(input="x" * 100_000)])]

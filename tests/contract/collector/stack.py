@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar, cast
@@ -32,6 +32,8 @@ class Stack:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict[str, "subprocess.Popen[bytes]"])
     nursery: Nursery | None = field(default_factory=nursery)
     """Forks the services; None: each imports by itself, as it does where there is an `environment`, which what is imported may read."""
+    before: Sequence[str] = ()
+    """Goes before the collector's command line, and becomes it."""
 
     @property
     def http(self) -> str:
@@ -55,13 +57,15 @@ class Stack:
     def spawn(self, service: str, *args: str) -> subprocess.Popen[bytes]:
         """Start a service; `args` may be ("-c", code)."""
         environment = {**os.environ, **self.settings.environment(), **self.environment}
-        if self.nursery is not None and service in SERVICES and not self.environment:
+        before = self.before if service == "collector" else ()
+        if self.nursery is not None and service in SERVICES and not self.environment and not before:
             forks = self.nursery
             child = forks.spawn(args[1], environment, self.log) if args else forks.service(service, environment, self.log)
             self.processes[service] = process = cast("subprocess.Popen[bytes]", child)  # as far as anybody here uses it
             return process
         with self.log.open("ab") as out:
-            process = subprocess.Popen([sys.executable, *(args or ("-m", f"agl_otel.{service}"))], env=environment, stdout=out, stderr=out)
+            command = [*before, sys.executable, *(args or ("-m", f"agl_otel.{service}"))]
+            process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
         self.processes[service] = process
         return process
 

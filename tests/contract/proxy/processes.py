@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 import aiohttp
 
@@ -15,9 +16,10 @@ from agl_otel.settings import Settings
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, NamedResources, PromptTemplate
 
 
-async def start(module: str, settings: Settings, **environment: str) -> asyncio.subprocess.Process:
+async def start(module: str, settings: Settings, *, before: Sequence[str] = (), **environment: str) -> asyncio.subprocess.Process:
+    """`before` goes before the command line, and becomes it."""
     env = {**os.environ, **settings.environment(), **environment}
-    return await asyncio.create_subprocess_exec(sys.executable, "-m", module, env=env, stderr=asyncio.subprocess.PIPE)
+    return await asyncio.create_subprocess_exec(*before, sys.executable, "-m", module, env=env, stderr=asyncio.subprocess.PIPE)
 
 
 async def stop(process: asyncio.subprocess.Process) -> tuple[int | None, str]:

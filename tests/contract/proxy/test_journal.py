@@ -26,6 +26,7 @@ from agl_otel.types import AttemptedRollout
 from tests.contract.proxy.processes import healthy, rollout, start, stop
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver, Received
+from tests.small_disk import fill, on_small_disk
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 
@@ -38,9 +39,11 @@ class Life:
         self.url = f"http://{settings.host}:{settings.proxy_port}"
         self.process: asyncio.subprocess.Process | None = None
         self.folder = settings.data_dir / FOLDER
+        self.before: list[str] = []
+        """Goes before the proxy's command line."""
 
     async def begin(self, **environment: str) -> None:
-        self.process = await start("agl_otel.proxy", self.settings, **environment)
+        self.process = await start("agl_otel.proxy", self.settings, before=self.before, **environment)
         await healthy(self.url)
 
     async def kill(self) -> None:
@@ -63,6 +66,10 @@ class Life:
             whole = await answer.read()
             assert answer.status == 200, whole
             return whole.decode()
+
+    async def health(self) -> dict[str, Any]:
+        async with aiohttp.ClientSession() as session, session.get(f"{self.url}/health") as answer:
+            return await answer.json()
 
     async def close(self, key: Key) -> dict[str, int]:
         async with aiohttp.ClientSession() as session:
@@ -205,6 +212,29 @@ async def test_a_disk_that_is_full_stops_no_call_and_its_attempts_are_incomplete
         await life.begin()
     await life.close(key_of(third))
     assert await life.proves(key_of(third)) != "complete" and await life.proves(before) == "complete"
+
+
+async def test_a_proxy_on_a_full_disk_says_so_and_its_attempts_are_whole_again_when_there_is_room(life: Life, model: ModelServer) -> None:
+    before, during, after = [key_of(await rollout(life.queue, model.url, "m")) for _ in range(3)]
+    life.before = on_small_disk(life.folder, "4m")
+    await life.begin()
+    assert life.process is not None
+    async with aiohttp.ClientSession() as session:
+        await life.ask(session, before, "before")
+        ballast = fill(life.process.pid, life.folder)
+        await life.ask(session, during, "during" * 2000, stream=True)
+        health = await life.health()
+        assert health["status"] == "degraded"
+        assert str(life.folder) in health["reason"] and "disk is full" in health["reason"] and "incomplete" in health["reason"]
+        for key in (before, during):
+            await life.close(key)
+        assert "says (1, " in await life.proves(during) and len(life.stored(during)) == 1, "its span is stored all the same"
+        ballast.unlink()
+        while (await life.health())["status"] != "ok":  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.05)
+        await life.ask(session, after, "after")
+        await life.close(after)
+    assert await life.proves(after) == await life.proves(before) == "complete"
 
 
 async def test_nothing_is_left_of_what_was_acknowledged_sealed_or_deleted(life: Life, model: ModelServer) -> None:

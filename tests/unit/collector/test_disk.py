@@ -25,7 +25,7 @@ from agl_otel.errors import UnavailableError
     ],
 )
 def test_the_level_is_told_by_the_log_and_by_what_is_free(held: int, free: int, expected: str) -> None:
-    assert level(held, 100, free, 10)[0] == expected
+    assert level(held, 100, free, 10, Path("wal"))[0] == expected
 
 
 def test_a_change_is_logged_once_and_a_full_one_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -39,6 +39,15 @@ def test_a_change_is_logged_once_and_a_full_one_refuses(tmp_path: Path, caplog: 
     budget.check(0)
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR", "INFO"]
     assert (budget.level, budget.refused) == ("ok", 2)
+
+
+def test_a_disk_that_refuses_is_full_and_is_tried_again(tmp_path: Path) -> None:
+    said = ["its quota is spent"]
+    budget = DiskBudget(tmp_path, budget_bytes=100, free=lambda _: 1000, refusal=lambda: said[0])
+    assert budget.look(0) == ("full", "its quota is spent")
+    budget.check(0)
+    said[0] = ""
+    assert budget.look(0) == ("ok", "")
 
 
 def test_the_real_disk_is_measured(tmp_path: Path) -> None:
