@@ -111,8 +111,8 @@ class JobRun:
     async def evaluate(self, tasks: Sequence[Any], *, mode: RolloutMode = "val", key: str | None = None, seed: int = 0) -> Evaluation:
         """Run the agent once on each task and read the rewards back from the traces.
 
-        With a `key`, what was run under it before is read again, and rollouts sample by seeds made of `key` and `seed`. Raises
-        ConflictError where other tasks were run under it.
+        With a `key` (RUN/NAME), what was run under it before is read again, rollouts sample by seeds made of `key` and `seed`, and their
+        ids are those of the run. Raises ConflictError where other tasks were run under it.
         """
         clock = asyncio.get_running_loop().time
         started = clock()
@@ -123,6 +123,7 @@ class JobRun:
                 input=task,
                 mode=mode,
                 config=config,
+                rollout_id=f"ro-{key.replace('/', '-')}-{place:04d}" if key is not None else None,
                 metadata={"evaluation": name, "sampling_seed": sampling_seed(seed, name, place)} if key is not None else None,
             )
             for place, task in enumerate(tasks)

@@ -88,13 +88,12 @@ class ServedRun(JobRun):
         await self._serve(await self._port(), *algorithm.last_weights(self.run))
 
     async def _cancel_unfinished(self) -> None:
-        """What the run left waiting when it was stopped may be of a later step than the weights that are served now.
+        """What the run left waiting when it was stopped may be of a later step than the weights that are served now; its evaluations, too.
 
-        The algorithm has what was cancelled run again when it comes to it (groups.py: try_again).
+        Algorithm and `evaluate` have what was cancelled run again when they come to it.
         """
         left = await self.store.query_rollouts(
             status_in=[status for status in get_args(RolloutStatus) if status not in TERMINAL_STATUSES],
-            mode_in=["train"],
             rollout_id_contains=f"ro-{self.run.run_id}-",
         )
         await asyncio.gather(*(cancel_if_there(self.store, rollout.rollout_id) for rollout in left))

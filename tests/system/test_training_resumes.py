@@ -18,7 +18,8 @@ import pytest
 from agl_otel.cli import main
 from agl_otel.store import Store
 from agl_otel.traces.steps import trace_id_of
-from agl_otel.types import TrainingStep
+from agl_otel.trainer import Job, Tuning
+from agl_otel.types import EnqueueRolloutRequest, TrainingStep
 from tests.system.stack_process import Command, naming, run, until
 
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
@@ -132,6 +133,39 @@ def as_told(folder: Path) -> list[tuple[Any, ...]]:
     return [
         (each["step"], each["weights_version"], each["next_version"], [tuple(key) for key in each["attempts"]]) for each in steps_of(folder)
     ]
+
+
+async def test_what_a_killed_evaluation_left_waits_until_the_run_comes_to_it_again(place: Place) -> None:
+    """Runners would take it at once, at whatever weights are served then, and also where the run now goes on to another step."""
+    (place.folder / "left.toml").write_text(CASES[1].job)
+    job = Job.load(place.folder / "left.toml")
+    tasks = job.tasks("val")[:2]
+    async with await Store.connect(place.address) as store:
+
+        async def cut(tuning: Tuning) -> dict[str, str]:
+            """Evaluate, and be stopped when all is queued; what that left."""
+            evaluation = asyncio.create_task(tuning.evaluate_once(tasks, name="after-2"))
+            while len(found := await left()) < len(tasks) or "cancelled" in found.values():  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.05)
+            evaluation.cancel()
+            await asyncio.gather(evaluation, return_exceptions=True)
+            return found
+
+        async def left() -> dict[str, str]:
+            found = await store.query_rollouts(mode_in=["val"])
+            return {each.rollout_id: str(each.status) for each in found if (each.metadata or {}).get("evaluation") == "after-2"}
+
+        (others,) = await store.enqueue([EnqueueRolloutRequest(input=tasks[0], mode="val")])
+        async with Tuning(job, store, place.folder / "left") as tuning:
+            queued = await cut(tuning)
+        assert set(queued.values()) == {"queuing"}
+        async with Tuning(job, store, place.folder / "left") as tuning:
+            assert await left() == dict.fromkeys(queued, "cancelled")
+            assert await cut(tuning) == dict.fromkeys(queued, "requeuing")
+        (unasked,) = await store.query_rollouts(rollout_id_in=[others.rollout_id])
+        assert unasked.status == "queuing", "it is not the run's"
+        for rollout_id in (others.rollout_id, *queued):  # runners of the tests below would take them
+            await store.update_rollout(rollout_id, status="cancelled")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
