@@ -93,6 +93,9 @@ class ModelServer:
 
     async def _embeddings(self, request: web.Request) -> web.Response:
         self.requests.append(json.loads(await request.read()))
+        self.asked.set()
+        if self.hold is not None:
+            await self.hold.wait()
         card = {"object": "embedding", "index": 0, "embedding": [0.5, 1.0]}
         return web.json_response({"object": "list", "data": [card], "model": "e", "usage": {"prompt_tokens": 2, "total_tokens": 2}})
 

@@ -94,17 +94,17 @@ class Attempts:
         """The attempt, where it is remembered."""
         return self._attempts.get(key)
 
-    def begin(self, key: Key) -> tuple[Attempt, int]:
-        """A call of the attempt starts; the attempt and the call's number, counted from 1."""
+    def begin(self, key: Key, *, numbered: bool = True) -> tuple[Attempt, int]:
+        """A call of the attempt starts; the attempt and the call's number, counted from 1, or 0 for one that takes none."""
         attempt = self._attempts.get(key)
         if attempt is None:
             self._make_room()
             attempt = self._attempts[key] = Attempt()
         self._attempts.move_to_end(key)
-        attempt.calls += 1
+        attempt.calls += numbered
         attempt.active += 1
         attempt.latest = self._clock()
-        return attempt, attempt.calls
+        return attempt, attempt.calls if numbered else 0
 
     def continued(self, attempt: Attempt, call: int, prompt: Sequence[int] | None, replies: Mapping[int, Sequence[int]]) -> Prefix | None:
         """Which earlier call the call's prompt continues (None also where token ids are missing); later ones may continue its replies."""

@@ -150,10 +150,10 @@ class Forwarder:
         try:
             model = asked.get("model")
             route = await self._upstreams.resolve(key, model if isinstance(model, str) else None)
-            if dialect.samples and key is not None:
-                self._admit(key, route.budget or self._limits.budget)
             direct = all(each.provider == "openai" for each in route.pool)
             pool = route.pool if direct else [await self._located(each) for each in route.pool]
+            if key is not None:  # last: its attempt may be closed during any wait
+                self._admit(key, (route.budget or self._limits.budget) if dialect.samples else Budget())
             return await self._recorded(request, key, dialect, raw, asked, pool, route.seed)
         finally:
             self._gate.leave()

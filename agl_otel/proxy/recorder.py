@@ -68,6 +68,7 @@ class Call:
     dialect: Dialect
     attempt: Attempt | None
     number: int
+    """Of a model call in its attempt, from 1; 0 for any other."""
     span: Begun
     """Of the first choice; those of the others are made when they are known."""
     body: Mapping[str, Any]
@@ -129,12 +130,12 @@ class Recorder:
         fingerprint: bytes = b"",
     ) -> Call:
         """A request is about to be forwarded: it takes its number now. `retry` is the client's number of this try, 0 for the first."""
-        attempt, number = self._attempts.begin(key) if key is not None and dialect.samples else (None, 0)
+        attempt, number = self._attempts.begin(key, numbered=dialect.samples) if key is not None else (None, 0)
         span = self._spans.begin(key, parse_traceparent(traceparent) if traceparent else None)
         if self._journal is not None:
             self._journal.start(span)
         call = Call(key, dialect, attempt, number, span, body, time.time_ns(), Reply(), caller, retry)
-        if attempt is not None:
+        if attempt is not None and number:
             call.retry_of, call.wish = attempt.tried(number, fingerprint, retry=retry > 0)
             self.counts["retries"] += retry > 0
         self.counts["calls"] += 1
@@ -202,7 +203,7 @@ class Recorder:
         defect = self._check_ids(call)
         replies = {index: choice.token_ids for index, choice in reply.choices.items() if choice.token_ids}
         prefix = None
-        if call.attempt is not None:
+        if call.attempt is not None and call.number:
             prefix = self._attempts.continued(call.attempt, call.number, reply.prompt_token_ids, replies)
             call.attempt.tokens += reply.output_tokens or sum(map(len, replies.values()))
         further = [self._spans.begin(call.key, call.span.parent) for _ in range(len(reply.choices) - 1)]
@@ -234,7 +235,7 @@ class Recorder:
     def _messages(self, call: Call) -> tuple[dict[str, Any], dict[str, Any]]:
         """The input messages for the first choice's span, and for those of the others: only what no earlier span of the attempt has."""
         said, shown = call.dialect.said(call.body), call.dialect.shown
-        if call.attempt is None:
+        if call.attempt is None or not call.number:
             held = {gen_ai.GEN_AI_INPUT_MESSAGES: dump(map(shown, said))}
             return held, held
         base, digests = call.attempt.messages.continued(call.dialect.path, said)
@@ -302,7 +303,7 @@ def _asked(call: Call) -> dict[str, Any]:
             held[attribute] = clean(value) if isinstance(value, str) else value
     if call.caller is not None:
         held[semconv.LLM_CALLER] = call.caller
-    if call.attempt is not None:
+    if call.number:
         held[semconv.LLM_CALL] = call.number
         if call.retry:
             held[semconv.LLM_RETRY] = call.retry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 from aiohttp import web
 
 from agl_otel import semconv
+from agl_otel.proxy import app
 from agl_otel.proxy.upstream import FixedUpstreams, Upstream
-from tests.contract.proxy.stand import SCOPE, Stand, proxy
+from tests.contract.proxy.stand import HELLO, SCOPE, Stand, ask, proxy
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver
 
@@ -131,6 +133,26 @@ async def test_embeddings_are_recorded_and_are_no_model_calls(stand: Stand, mode
     (span,) = await stand.calls()
     assert span.attributes["gen_ai.operation.name"] == "embeddings" and semconv.LLM_CALL not in span.attributes
     assert (await stand.close())["spans"] == 1 and "without_token_ids" not in (await stand.health())["counts"]
+
+
+async def test_embeddings_after_the_close_are_refused_as_model_calls_are(stand: Stand, model: ModelServer) -> None:
+    await ask(stand.client())
+    closed = await stand.close()
+    for path, body in (("embeddings", {"model": "e", "input": "abc"}), ("chat/completions", {"model": "m", "messages": HELLO})):
+        status, answer, _ = await stand.post(f"{SCOPE}/v1/{path}", body)
+        assert (status, answer["error"]["code"]) == (410, "over")
+    assert await stand.close() == closed and len(await stand.calls()) == 1 and len(model.requests) == 1
+
+
+async def test_the_close_waits_for_embeddings_under_way(stand: Stand, model: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "CLOSE_WAIT_SECONDS", 60.0)
+    model.hold = asyncio.Event()
+    embedding = asyncio.create_task(stand.post(f"{SCOPE}/v1/embeddings", {"model": "e", "input": "abc"}))
+    await model.asked.wait()
+    closing = asyncio.create_task(stand.close())
+    await asyncio.wait([closing], timeout=0.2)
+    model.hold.set()
+    assert (await closing)["spans"] == 1 and (await embedding)[0] == 200
 
 
 async def test_counting_tokens_is_passed_on_and_not_recorded(stand: Stand, model: ModelServer) -> None:
