@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
@@ -37,11 +38,21 @@ class AttemptContext:
 
 
 def from_environment(environ: Mapping[str, str]) -> AttemptContext | None:
-    """The attempt that the environment names (AGL_ROLLOUT_ID, AGL_ATTEMPT_ID, TRACEPARENT); None without a valid rollout id."""
-    key = _valid(environ.get(semconv.ENV_ROLLOUT_ID), environ.get(semconv.ENV_ATTEMPT_ID))
+    """The attempt that the environment names, with the parent in its TRACEPARENT; None without a valid rollout id.
+
+    Named by AGL_ROLLOUT_ID and AGL_ATTEMPT_ID, else by BAGGAGE, else by OTEL_RESOURCE_ATTRIBUTES: agents hand their children a part of it.
+    """
+    carried = carried_context(environ)
+    members = (member.partition("=") for member in environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","))
+    resource = {name.strip(): unquote(value.strip()) for name, _, value in members}
+    key = (
+        _valid(environ.get(semconv.ENV_ROLLOUT_ID), environ.get(semconv.ENV_ATTEMPT_ID))
+        or key_of(carried)
+        or _valid(resource.get(semconv.ROLLOUT_ID), resource.get(semconv.ATTEMPT_ID))
+    )
     if key is None:
         return None
-    parent = trace.get_current_span(carried_context(environ)).get_span_context()
+    parent = trace.get_current_span(carried).get_span_context()
     return AttemptContext(*key, parent=parent if parent.is_valid else None)
 
 

@@ -16,6 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Literal, NoReturn
 
@@ -41,7 +42,7 @@ from agl_otel.instrumentation.ids import draw_from_system
 from agl_otel.instrumentation.ledger import Ledger
 from agl_otel.instrumentation.pressure import BackPressure
 from agl_otel.instrumentation.processor import UNCOUNTED, AttemptProcessor, key_of_attributes, marker_of
-from agl_otel.instrumentation.records import Records
+from agl_otel.instrumentation.records import Records, find_root
 from agl_otel.instrumentation.seal import Sealer
 
 FINISH_SECONDS: Final = 10.0
@@ -323,9 +324,11 @@ class ProcessHeader(ResponsePropagator):
 
 
 def own_records() -> Records | None:
-    """The record files of this process; None where its environment names no place for them."""
-    root = os.environ.get(semconv.ENV_LEDGER)
-    return Records(root) if root else None
+    """The record files of this process; None where there is no place for them."""
+    root: str | Path | None = os.environ.get(semconv.ENV_LEDGER)
+    if not root and (attempt := from_environment(os.environ)) is not None and attempt.attempt_id:
+        root = find_root(*attempt.key)
+    return Records(str(root)) if root else None
 
 
 _hook: Hook | None = None

@@ -13,6 +13,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, NamedTuple
 
 from agl_otel.instrumentation import forks
@@ -21,6 +22,7 @@ from agl_otel.instrumentation.guard import note_failure
 from agl_otel.instrumentation.records import Records, Slot
 
 MAX_ATTEMPTS: Final = 100_000
+LOOKED_AT: Final = 4  # of the oldest attempts, with each new one
 """More than these, and the idle one seen first is forgotten: some 40 MB."""
 Place = tuple[int, int]
 """(trace id, span id)."""
@@ -246,22 +248,29 @@ class Ledger:
         with self._lock:
             entry = self._entries.pop(key, None)
             if entry is not None:
-                self._marker = new_marker()
-                if entry.slot is not None:
-                    entry.slot.free()
+                self._freed(entry)
 
     def _forget_read(self) -> None:
-        """Drop the oldest attempt, where its runner has read it and it is over here as well: a pool's worker lives on for thousands."""
-        key, entry = next(iter(self._entries.items()), (None, None))
-        if key is not None and entry is not None and entry.slot is not None and entry.slot.is_read and not entry.open:
+        """Drop attempts that their runner has read and that are over here as well: a pool's worker lives on for thousands.
+
+        The oldest few are looked at. One that is read and has an open span, which a leak may keep open for ever, is looked at again later.
+        """
+        for key in list(islice(self._entries, LOOKED_AT)):
+            entry = self._entries[key]
+            if self._records is None or (entry.slot is not None and not entry.slot.is_read):
+                break
             del self._entries[key]
-            entry.slot.free()
-            self._marker = new_marker()
+            if entry.slot is None or entry.open:
+                self._entries[key] = entry
+            else:
+                self._freed(entry)
 
     def _forget_one(self) -> None:
-        key = next((key for key, entry in self._entries.items() if not entry.open), None)
-        if key is not None:
-            entry = self._entries.pop(key)
-            self._marker = new_marker()
-            if entry.slot is not None:
-                entry.slot.free()
+        """Drop the oldest attempt without an open span, else the oldest."""
+        key = next((key for key, entry in self._entries.items() if not entry.open), next(iter(self._entries)))
+        self._freed(self._entries.pop(key))
+
+    def _freed(self, entry: _Entry) -> None:
+        self._marker = new_marker()
+        if entry.slot is not None:
+            entry.slot.free()

@@ -52,7 +52,8 @@ class AttemptProcessor(SpanProcessor):
         if key is None:
             return
         context = span.get_span_context()
-        self._open[context.span_id] = key, weakref.ref(span)
+        opened, span_id = self._open, context.span_id
+        opened[span_id] = key, weakref.ref(span, lambda _: opened.pop(span_id, None))  # a span may go and never have ended
         place = (context.trace_id, (span.parent or context).span_id)
         started = self._ledger.started(key, context.span_id, place)
         ids: dict[str, str | bool] = {semconv.ROLLOUT_ID: key[0], semconv.PROCESS: started.marker}

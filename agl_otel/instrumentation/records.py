@@ -21,9 +21,11 @@ import secrets
 import stat
 import struct
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 FILE_BYTES: Final = 8192
@@ -31,6 +33,8 @@ SLOTS: Final = 64
 MAX_FILES: Final = 4096
 """Of one attempt; a folder with more is not read."""
 MAX_COMMAND_BYTES: Final = 1000
+CONTAINER_ROOT: Final = "/run/agl-ledger"
+"""Where a container has its attempt's folder."""
 FILE_SUFFIX: Final = ".ledger"
 _MAGIC: Final = b"AGLLDGR1"
 _HEADER: Final = struct.Struct("=8sQQQ")
@@ -48,6 +52,20 @@ def key_of(rollout_id: str, attempt_id: str) -> bytes:
 def folder_of(root: str | Path, rollout_id: str, attempt_id: str) -> Path:
     """Where the processes of an attempt count."""
     return Path(root) / key_of(rollout_id, attempt_id).hex()
+
+
+def find_root(rollout_id: str, attempt_id: str) -> Path | None:
+    """The root that has a folder for the attempt, for a process whose environment has lost its name; None where there is none."""
+    name = key_of(rollout_id, attempt_id).hex()
+    own = Path(os.environ.get("TMPDIR") or "/tmp", own_folder_name())
+    with contextlib.suppress(OSError):
+        return next((root for root in (Path(CONTAINER_ROOT), *own.iterdir()) if (root / name).is_dir()), None)
+    return None
+
+
+def own_folder_name() -> str:
+    """Of this user's folder of roots, in the folder for temporary files."""
+    return f"agl-otel-{os.getuid()}"
 
 
 class Slot:
@@ -218,8 +236,8 @@ class ReadProcess:
     pid: int
     start_ticks: int
     command: str
-    slots: list[ReadSlot] = field(default_factory=list[ReadSlot])
-    """Of the attempt that was asked for: none where it only loaded the hook."""
+    slots: dict[int, ReadSlot] = field(default_factory=dict[int, ReadSlot])
+    """By number, those of the attempt that was asked for: none where it only loaded the hook."""
 
 
 class UnreadableError(Exception):
@@ -235,6 +253,8 @@ def read(folder: Path, key: bytes, *, last: bool = False) -> list[ReadProcess]:
         names = _names(folder)
     except FileNotFoundError:
         raise UnreadableError(f"its folder {folder} is gone") from None
+    except OSError as error:
+        raise UnreadableError(f"its folder {folder}: {error.strerror}") from None
     return [_read_file(folder, name, key, last=last) for name in names]
 
 
@@ -257,10 +277,12 @@ def _read_file(folder: Path, name: str, key: bytes, *, last: bool) -> ReadProces
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or found.st_size != FILE_BYTES:
                 raise UnreadableError(f"{name!a} is no file of {FILE_BYTES} bytes")
-            process, numbers = _parse(os.pread(fd, FILE_BYTES, 0), name, key)
-            if last and numbers:
-                _mark_read(folder / name, numbers)
-                process, _ = _parse(os.pread(fd, FILE_BYTES, 0), name, key)  # what began before it could see the mark
+            process = _parse(os.pread(fd, FILE_BYTES, 0), name, key)
+            if last and process.slots:
+                _mark_read(folder / name, process.slots)
+                # With what began before it could see the mark. A slot that it freed since then keeps its counts until it is used again.
+                again = _parse(os.pread(fd, FILE_BYTES, 0), name, key, known=process.slots)
+                process.slots.update(again.slots)
         finally:
             os.close(fd)
     except OSError as error:
@@ -268,7 +290,7 @@ def _read_file(folder: Path, name: str, key: bytes, *, last: bool) -> ReadProces
     return process
 
 
-def _parse(data: bytes, name: str, key: bytes) -> tuple[ReadProcess, list[int]]:
+def _parse(data: bytes, name: str, key: bytes, *, known: Mapping[int, ReadSlot] = MappingProxyType({})) -> ReadProcess:
     if len(data) != FILE_BYTES:
         raise UnreadableError(f"{name!a} was cut")
     magic, pid, ticks, length = _HEADER.unpack_from(data)
@@ -278,17 +300,16 @@ def _parse(data: bytes, name: str, key: bytes) -> tuple[ReadProcess, list[int]]:
     words = memoryview(data).cast("Q")
     wanted = int.from_bytes(key[:8], sys.byteorder), int.from_bytes(key[8:], sys.byteorder)
     process = ReadProcess(pid, ticks, command)
-    numbers: list[int] = []
     for number in range(SLOTS):
         base = _SLOTS // 8 + number * _WORDS
-        if (words[base + _KEY0], words[base + _KEY1]) == wanted:
-            marker, begun, ended, abandoned, dropped, closed = words[base + _MARKER : base + _WORDS].tolist()
-            process.slots.append(ReadSlot(f"{marker:016x}", begun, ended, abandoned, dropped, bool(closed)))
-            numbers.append(number)
-    return process, numbers
+        marker, begun, ended, abandoned, dropped, closed = words[base + _MARKER : base + _WORDS].tolist()
+        slot = ReadSlot(f"{marker:016x}", begun, ended, abandoned, dropped, bool(closed))
+        if (words[base + _KEY0], words[base + _KEY1]) == wanted or (number in known and known[number].marker == slot.marker):
+            process.slots[number] = slot
+    return process
 
 
-def _mark_read(path: Path, numbers: list[int]) -> None:
+def _mark_read(path: Path, numbers: Iterable[int]) -> None:
     with contextlib.suppress(OSError):  # a container's own user's file: nothing is late there, for its processes have ended
         fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

@@ -15,13 +15,12 @@ from typing import Any, Final
 
 from agl_otel import semconv
 from agl_otel.errors import UsageError
-from agl_otel.instrumentation.records import folder_of
+from agl_otel.instrumentation.records import CONTAINER_ROOT, folder_of
 from agl_otel.runner.command import CommandAgent, is_instrumented
 from agl_otel.runner.job import Job
 from agl_otel.runner.starting import AgentProcess
 
 ENGINES: Final = ("docker", "podman")
-LEDGER_FOLDER: Final = "/run/agl-ledger"
 """Where a container finds the folder in which its processes count."""
 _FILES: Final = (semconv.ENV_TASK_FILE, semconv.ENV_RESOURCES_FILE)
 
@@ -69,8 +68,8 @@ class ContainerAgent(CommandAgent):
         written: dict[str, str] = {}
         if root := env.get(semconv.ENV_LEDGER):  # the container gets its attempt's own folder only
             folder = folder_of(root, env[semconv.ENV_ROLLOUT_ID], env[semconv.ENV_ATTEMPT_ID])
-            written[str(folder)] = f"{LEDGER_FOLDER}/{folder.name}"
-            env = {**env, semconv.ENV_LEDGER: LEDGER_FOLDER}
+            written[str(folder)] = f"{CONTAINER_ROOT}/{folder.name}"
+            env = {**env, semconv.ENV_LEDGER: CONTAINER_ROOT}
         return [
             *(engine, "run", "--rm", "--init", "--name", container_name(env[semconv.ENV_ATTEMPT_ID]), "--network", self._network),
             *(["--memory", str(memory)] if memory is not None else []),

@@ -7,6 +7,7 @@ sleep. So a slow disk makes batches larger, not the queue of endings longer. A r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections import Counter
@@ -88,11 +89,7 @@ class Endings:
                 await self._arrived.wait()
                 self._arrived.clear()
                 batch, self._waiting = self._waiting, []
-                try:
-                    await self._end(session, batch)
-                except Exception:  # noqa: BLE001 - the boundary: one bad ending never stops the runner
-                    self.counts["ending_errors"] += 1
-                    _log.exception("attempts %s could not be completed", [ended.job.attempt_id for ended in batch])
+                await self._end_all(session, batch)
                 for ended in batch:
                     self.pending.pop(ended.job.attempt_id, None)
                     self.on_ended(ended)
@@ -101,6 +98,22 @@ class Endings:
         """Wait until everything that was put is done with."""
         if self.pending:
             await self._idle.wait()
+
+    async def _end_all(self, session: aiohttp.ClientSession, batch: Sequence[Ended]) -> None:
+        """Bring these to their end: together, where one spoils that each by itself, and that one as failed."""
+        try:
+            await self._end(session, batch)
+        except Exception as error:  # noqa: BLE001 - the boundary: one bad ending stops neither the others nor the runner
+            if len(batch) > 1:
+                for ended in batch:
+                    await self._end_all(session, [ended])
+                return
+            [ended] = batch
+            self.counts["ending_errors"] += 1
+            _log.exception("attempt %s could not be completed", ended.job.attempt_id)
+            ended.status, ended.error = "failed", f"its runner could not complete it: {type(error).__name__}: {error}"
+            with contextlib.suppress(Exception):  # what can be said without what failed
+                await self._complete([_update(ended, {})])
 
     async def _end(self, session: aiohttp.ClientSession, batch: Sequence[Ended]) -> None:
         keys = [ended.job.key for ended in batch]

@@ -1,7 +1,7 @@
 """The ledgers of a runner's attempts: folders in which agents' processes count, read when the agent has ended (instrumentation/records.py).
 
 They lie below one folder of this user on this machine, so that a runner hands in what a dead one left. The process of a runner has a
-folder of its own there, which it holds locked; in it one for each attempt that it runs, with a note of whose attempt that is.
+folder of its own there, which it holds locked; in it one for each attempt that it runs, and beside that a note of whose attempt it is.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import secrets
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from agl_otel.instrumentation import records
 from agl_otel.printable import printable
@@ -29,7 +30,9 @@ from agl_otel.types import AttemptLedger, LedgerReach, ProcessRecord
 MAX_SHOWN: Final = 120
 """Characters of a command that are handed in."""
 _LOCK: Final = "lock"
-_NOTE: Final = "attempt.json"
+_NOTE: Final = ".json"
+KEPT_SECONDS: Final = 7 * 86400.0  # what runners of another store left: theirs may start again
+HIDDEN_SECONDS: Final = 3600.0
 _log = logging.getLogger(__name__)
 Key = tuple[str, str]
 
@@ -70,7 +73,7 @@ class Ledgers:
             folder.mkdir(mode=0o777, exist_ok=True, parents=True)  # parents: where somebody cleared the folder for temporary files
             folder.chmod(0o777)  # a container's user may be another one; nobody else gets through the folder above
             note = {"store": self.store, "rollout": rollout_id, "attempt": attempt_id, "reach": self.reach, "command": self.command}
-            (folder / _NOTE).write_text(json.dumps(note))
+            folder.with_suffix(_NOTE).write_text(json.dumps(note))  # beside it: a container's agent writes into the folder
 
     def read(self, key: Key) -> AttemptLedger:
         """What the processes of an attempt have done; what they begin from now on is late."""
@@ -85,36 +88,91 @@ class Ledgers:
 
     def forget(self, key: Key) -> None:
         """The ledger is handed in: remove it."""
-        shutil.rmtree(records.folder_of(self.root, *key), ignore_errors=True)
+        _remove(records.folder_of(self.root, *key))
+
+    def forget_left(self, left: Left) -> None:
+        """That one is handed in: remove it."""
+        _remove(left.folder)
 
     def left(self) -> list[Left]:
-        """What runners of this store that are gone have left, where the processes of the attempt are gone, too. Empty folders go."""
+        """What runners of this store that are gone have left, where the processes of the attempt are gone, too.
+
+        It is this runner's to hand in, and nobody else's, until `close`. Empty folders go, and so does what nobody handed in for a week.
+        """
         found: list[Left] = []
         for root in sorted(self.base.iterdir()):
-            if root.name.startswith(".") or root in _own_roots.values() or not root.is_dir() or not _is_left(root):
-                continue
-            attempts = [attempt for folder in sorted(root.iterdir()) if folder.is_dir() and (attempt := self._left(folder)) is not None]
-            found += attempts
-            if not any(folder.is_dir() for folder in root.iterdir()):
-                shutil.rmtree(root, ignore_errors=True)
+            if root.name.startswith("."):  # made by a process that died before it was locked, unless it is new
+                _remove_old(root, HIDDEN_SECONDS)
+            elif root not in _own_roots.values() and self._claimed(root):
+                folders = [path.with_suffix("") for path in sorted(root.glob(f"*{_NOTE}"))]
+                ours = [(folder, note) for folder in folders if (note := _note(folder)) is not None and note.store == self.store]
+                found += [left for folder, note in ours if (left := _left(folder, note)) is not None]
+                if not ours:
+                    _release(root)
+                    _remove_old(root, KEPT_SECONDS if folders else 0.0)
         return found
 
-    def _left(self, folder: Path) -> Left | None:
-        try:
-            note = json.loads((folder / _NOTE).read_bytes())
-            if note["store"] != self.store:
-                return None
-            key = str(note["rollout"]), str(note["attempt"])
-            with contextlib.suppress(records.UnreadableError):
-                if any(is_running(process.pid, process.start_ticks) for process in records.read(folder, records.key_of(*key))):
-                    return None  # for the next look
-            return Left(*key, _read(folder, key, note["reach"], note["command"]), folder)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            _log.warning("the ledger %s cannot be handed in: %s", folder, error)
-            shutil.rmtree(folder, ignore_errors=True)
+    def close(self) -> None:
+        """Leave what is not handed in yet to others."""
+        for root in [root for root, (_, owner) in _claims.items() if owner is self]:
+            _release(root)
+
+    def _claimed(self, root: Path) -> bool:
+        if root not in _claims and (lock := _claim(root)) is not None:
+            _claims[root] = lock, self
+        return root in _claims and _claims[root][1] is self
+
+
+class _Note(NamedTuple):
+    """Whose attempt a folder is of."""
+
+    store: str
+    rollout: str
+    attempt: str
+    reach: LedgerReach
+    command: str
+
+
+def _note(folder: Path) -> _Note | None:
+    """What its runner wrote; None where it cannot be read now. With another text in its place the folder is removed."""
+    try:
+        return _Note(**json.loads(folder.with_suffix(_NOTE).read_bytes()))
+    except (ValueError, TypeError) as error:
+        _log.warning("the ledger %s cannot be handed in: %s", folder, error)
+        _remove(folder)
+    except OSError as error:  # too many open files, say: it is looked at again
+        _log.warning("the ledger %s cannot be read: %s", folder, error.strerror)
+    return None
+
+
+def _left(folder: Path, note: _Note) -> Left | None:
+    """The ledger in the folder; None as long as a process that it names runs."""
+    key = note.rollout, note.attempt
+    with contextlib.suppress(records.UnreadableError):
+        if any(is_running(process.pid, process.start_ticks) for process in records.read(folder, records.key_of(*key))):
             return None
+    return Left(*key, _read(folder, key, note.reach, note.command), folder)
 
 
+def _remove(folder: Path) -> None:
+    """Whatever the agent has made of it."""
+    with contextlib.suppress(OSError):
+        folder.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.unlink(missing_ok=True)
+    folder.with_suffix(_NOTE).unlink(missing_ok=True)
+
+
+def _remove_old(root: Path, seconds: float) -> None:
+    """Remove it where nothing was put into it for so long."""
+    with contextlib.suppress(OSError):
+        if max(path.lstat().st_mtime for path in (root, *root.iterdir())) <= time.time() - seconds:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+_claims: Final[dict[Path, tuple[int, Ledgers]]] = {}
+"""{folder of a dead runner: (its lock, who in this process hands it in)}."""
 _own_roots: Final[dict[tuple[int, Path], Path]] = {}
 """{(this process, base): its folder}. (A lock would be lost when this process opened and closed its file again.)"""
 
@@ -142,7 +200,7 @@ def _remove_empty(pid: int, root: Path) -> None:
 
 def own_folder() -> Path:
     """This user's folder for ledgers, for this user alone. Raises OSError where something else is in its place."""
-    folder = Path(tempfile.gettempdir()) / f"agl-otel-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / records.own_folder_name()
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
@@ -153,23 +211,29 @@ def own_folder() -> Path:
     return folder
 
 
-def _is_left(root: Path) -> bool:
-    """Whether the process that made it is gone: its lock is free (forks do not inherit it), and no process here is the one it names.
+def _claim(root: Path) -> int | None:
+    """Take the lock of a process that is gone: it is free (forks do not inherit it), and no process here is the one that it names.
 
     Either alone could be wrong: a process may lose its lock by closing all files, and may be in another namespace of process ids.
     """
     try:
-        fd = os.open(root / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(root / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        return False
+        return None
     try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        pid, ticks = map(int, os.read(fd, 100).split())
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        pid, ticks = map(int, os.read(lock, 100).split())
+        if not is_running(pid, ticks):
+            return lock
     except (OSError, ValueError):
-        return False
-    finally:
-        os.close(fd)
-    return not is_running(pid, ticks)
+        pass
+    os.close(lock)
+    return None
+
+
+def _release(root: Path) -> None:
+    lock, _ = _claims.pop(root)
+    os.close(lock)
 
 
 def is_running(pid: int, start_ticks: int) -> bool:
@@ -188,7 +252,7 @@ def _read(folder: Path, key: Key, reach: LedgerReach, command: str) -> AttemptLe
         command = printable(" ".join(process.command.split()))[:MAX_SHOWN]
         if not process.slots:
             ledger.processes.append(ProcessRecord(pid=process.pid, command=command))
-        for slot in process.slots:
+        for slot in process.slots.values():
             ledger.processes.append(
                 ProcessRecord(
                     pid=process.pid,

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
-import shutil
 import socket
 import uuid
 from collections import Counter
@@ -46,7 +46,8 @@ GRACE_SECONDS: Final = 30.0  # for what runs, when the runner is told to stop
 START_RETRY_SECONDS: Final = 60.0  # how long the collector or queue may be away before claimed attempts fail
 FIND_STACK_SECONDS: Final = 60.0
 LEFT_SECONDS: Final = 5.0  # between two looks for ledgers of runners that died
-LEFT_LOOKS: Final = 12
+LEFT_LOOKS: Final = 12  # so often; and from then on
+LEFT_LONG_SECONDS: Final = 60.0
 _RESOURCES_KEPT: Final = 256
 Claim = Callable[[int], Awaitable[list[AttemptedRollout]]]
 _log = logging.getLogger(__name__)
@@ -129,10 +130,10 @@ class Runner:
         """
         addresses = await persist(self._find_stack, seconds=FIND_STACK_SECONDS)
         self._prepare(addresses)
+        ledgers = self._ledgers = self._own_ledgers()
         logs = self._logs = LogExporter(addresses.collector_grpc, token=self._token)
         roots = self._roots = RootSpans(addresses.collector_grpc, self._telemetry.resource, token=self._token)
         self._endings = Endings(self._queue, self._telemetry, logs, self._proxies, self.counts, self._ended, token=self._token)
-        ledgers = self._ledgers = self._own_ledgers()
         background = [asyncio.create_task(self._endings.run()), asyncio.create_task(self._hand_in_left(ledgers))]
         if self._heartbeat_seconds > 0:
             background.append(asyncio.create_task(self._heartbeats()))
@@ -146,6 +147,7 @@ class Runner:
             for task in [*background, *self._tasks]:
                 task.cancel()
             await asyncio.gather(*background, *self._tasks, return_exceptions=True)
+            ledgers.close()
             if isinstance(self._agent, ClosingAgent):
                 await self._agent.close()
             await logs.close()
@@ -165,26 +167,29 @@ class Runner:
     def _own_ledgers(self) -> Ledgers:
         assert self._description is not None, "the stack was found"
         store = self._description.queue or ""
-        if isinstance(self._agent, RecordedAgent):
-            return Ledgers(store, self._agent.reach, self._agent.shown)
-        ledgers = Ledgers(store)
+        try:
+            if isinstance(self._agent, RecordedAgent):
+                return Ledgers(store, self._agent.reach, self._agent.shown)
+            ledgers = Ledgers(store)
+        except OSError as error:
+            raise UsageError(f"a runner needs a folder in which its agents' processes count their spans: {error}") from None
         os.environ[semconv.ENV_LEDGER] = str(ledgers.root)  # of what the agent forks from this process
         return ledgers
 
     async def _hand_in_left(self, ledgers: Ledgers) -> None:
         """Hand in the ledgers of runners that died, as soon as the processes of their attempts are gone."""
-        for _ in range(LEFT_LOOKS):
+        for look in itertools.count(1):
             try:
                 left = await asyncio.to_thread(ledgers.left)
                 updates = [AttemptUpdate(rollout_id=each.rollout_id, attempt_id=each.attempt_id, ledger=each.ledger) for each in left]
                 for each, error in zip(left, await persist(lambda: self._queue.report(updates)) if updates else (), strict=True):  # noqa: B023 - used at once
                     if error is not None:
                         _log.warning("the ledger of attempt %s was not taken: %s", each.attempt_id, error)
-                    await asyncio.to_thread(shutil.rmtree, each.folder, ignore_errors=True)
+                    await asyncio.to_thread(ledgers.forget_left, each)
             except Exception:  # noqa: BLE001 - the boundary: what others left never stops a runner
                 self.counts["ledger_errors"] += 1
                 _log.exception("what other runners left could not be handed in")
-            await asyncio.sleep(LEFT_SECONDS)
+            await asyncio.sleep(LEFT_SECONDS if look < LEFT_LOOKS else LEFT_LONG_SECONDS)
 
     # --- claiming
 

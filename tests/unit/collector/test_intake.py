@@ -227,7 +227,7 @@ async def test_a_record_that_is_damaged_while_it_waits_is_kept_aside_and_all_oth
     parts.queue.away = True
     await parts.intake.take("traces", body(100), IDS)
     async with asyncio.timeout(300):
-        while not parts.writer.trouble:  # it has that request, and reads no further
+        while not parts.writer.trouble:  # noqa: ASYNC110 - a thread has that request, and reads no further
             await asyncio.sleep(0.01)
     sent = {number: await parts.intake.take("traces", body(number, "a", "b"), IDS) for number in range(1, 8)}
     hit = {number: position for number in (1, 4, 5, 7) if (position := sent[number].position) is not None}

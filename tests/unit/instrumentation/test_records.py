@@ -8,11 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agl_otel.instrumentation import records
-from agl_otel.instrumentation.ledger import Count, Ledger
+from agl_otel.instrumentation.ledger import LOOKED_AT, Count, Ledger
 from agl_otel.instrumentation.records import ReadProcess, ReadSlot, Records, UnreadableError, folder_of, key_of, read
 
 KEY = ("ro-1", "at-1")
@@ -28,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def slots(root: Path, key: tuple[str, str] = KEY, *, last: bool = False) -> list[ReadSlot]:
-    return [slot for process in processes(root, key, last=last) for slot in process.slots]
+    return [slot for process in processes(root, key, last=last) for slot in process.slots.values()]
 
 
 def processes(root: Path, key: tuple[str, str] = KEY, *, last: bool = False) -> list[ReadProcess]:
@@ -47,7 +48,7 @@ def test_a_loaded_hook_is_known_before_its_first_span(root: Path) -> None:
     counting = ledger(root)
     counting.loaded(KEY)
     (process,) = processes(root)
-    assert (process.pid, process.start_ticks, process.slots) == (os.getpid(), records.start_ticks(os.getpid()), [])
+    assert (process.pid, process.start_ticks, process.slots) == (os.getpid(), records.start_ticks(os.getpid()), {})
     assert process.command == records.own_command()[: records.MAX_COMMAND_BYTES]
     assert processes(root, OTHER) == []
 
@@ -154,6 +155,33 @@ os.kill(os.getpid(), signal.SIGKILL)
     found = slots(root)
     assert sorted(map(counts, found)) == [(1, 0, 0, 0, False), (2, 1, 0, 0, False)]
     assert len({slot.marker for slot in found}) == 2
+
+
+def test_a_worker_that_goes_on_while_it_is_read_keeps_what_it_counted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = ledger(root)
+    counting.ended(KEY, 1, marker=counting.started(KEY, 1, PLACE).marker)
+    mark = records._mark_read  # pyright: ignore[reportPrivateUsage]  # the moment that counts
+
+    def goes_on(*arguments: Any) -> None:
+        mark(*arguments)
+        counting.started(OTHER, 2, PLACE)
+
+    monkeypatch.setattr(records, "_mark_read", goes_on)
+    assert [counts(slot) for slot in slots(root, last=True)] == [(1, 1, 0, 0, False)]
+
+
+@pytest.mark.parametrize("leaked", [0, 1, 10])
+def test_a_worker_frees_what_was_read_also_beside_leaks(root: Path, leaked: int) -> None:
+    counting = ledger(root)
+    for number in range(1000):
+        key = (f"ro-a{number}", "at")
+        folder_of(root, *key).mkdir()
+        marker = counting.started(key, number, PLACE).marker
+        if number >= leaked:
+            counting.ended(key, number, marker=marker)
+        processes(root, key, last=True)
+    assert len(counting.unsealed()) <= leaked + LOOKED_AT
+    assert len({path.stat().st_ino for path in root.glob("*/*.ledger")}) == 1
 
 
 def test_a_fork_that_python_was_not_told_of_counts_for_itself(root: Path) -> None:
