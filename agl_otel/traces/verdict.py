@@ -92,8 +92,11 @@ def decide(facts: AttemptFacts) -> Verdict:
         else:
             _judge_counted(_name(facts, marker), seen, _expected(facts, marker, seen), found)
         _judge_calls(_name(facts, marker), seen, found, before)
-    if facts.orphans:
-        found.notes.append(f"{facts.orphans} spans of processes that are not counted have a parent that never arrived")
+    if (uncounted := facts.unmarked - facts.unmarked_annotations) and facts.markers:
+        orphans = f" ({facts.orphans} of them with a parent that never arrived)" if facts.orphans else ""
+        found.notes.append(
+            f"{_spans(uncounted, verb=False)} of processes that are not counted{orphans}: whether others are missing is unknown"
+        )
     kind = _kind(facts, found.reasons)
     alarm = facts.hooked and kind == "unproven"
     if alarm:

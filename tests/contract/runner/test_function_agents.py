@@ -59,13 +59,12 @@ async def test_agents_that_seed_random_have_traces_of_their_own(stack: Stack) ->
     def agent(task: str) -> float:
         random.seed(0)
         with trace.get_tracer("agent").start_as_current_span("think"):
-            return random.random()
+            return float(random.getrandbits(1))
 
     rollouts = await stack.enqueue(*"abcd")
     await stack.run(FunctionAgent(agent), max_rollouts=4)
     spans = [span for rollout in rollouts for span in stack.spans(rollout, "think")]
     assert len({span.trace_id for span in spans}) == len({span.span_id for span in spans}) == 4
-    assert len({tuple(primary(stack, rollout)) for rollout in rollouts}) == 1
 
 
 async def test_the_last_attempts_of_max_rollouts_take_longer_than_the_grace_of_a_stop(stack: Stack) -> None:
