@@ -30,6 +30,7 @@ also leave what reads as damage. Files are for their owner only. One process app
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -170,7 +171,7 @@ def orphans(folder: Path, pattern: str) -> list[Path]:
 
 
 class FramedFile:
-    """An open file, at its end. Raises OSError wherever the disk refuses.
+    """An open file, at its end. Raises OSError wherever the disk refuses; where it refuses a new file nothing is left of that.
 
     Args:
         path: made where it is missing; one that is there must be whole (`mend`).
@@ -181,6 +182,7 @@ class FramedFile:
         self.path = path
         self.next_position = next_position
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self.size = -1
         try:
             self.size = os.fstat(self._handle).st_size
             salt = _salt_of(path, os.pread(self._handle, HEADER_BYTES, 0)) if self.size else None
@@ -190,6 +192,8 @@ class FramedFile:
                 sync_folder(path.parent)
             self._salt = salt
         except OSError:
+            if self.size == 0:
+                self.discard()
             self.close()
             raise
 
@@ -232,6 +236,12 @@ class FramedFile:
             os.ftruncate(self._handle, size)
         finally:
             self.size = os.fstat(self._handle).st_size
+
+    def discard(self) -> None:
+        """Close it, and leave nothing of it as far as the disk allows."""
+        self.close()
+        with contextlib.suppress(OSError):
+            remove(self.path)
 
     def close(self) -> None:
         """Close it; again is allowed."""

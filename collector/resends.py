@@ -124,8 +124,14 @@ class ResendJournal:
             self._begin(now)
         file = self._file
         assert file is not None  # it was begun
-        file.write([(_ANSWERS, _pack(answers))])
-        file.sync()
+        try:
+            file.write([(_ANSWERS, _pack(answers))])
+            file.sync()
+        except OSError:
+            if not self._entries:
+                file.discard()
+                self._files.pop()
+            raise
         self._entries += len(answers)
 
     def _begin(self, now: float) -> None:
@@ -135,8 +141,8 @@ class ResendJournal:
         while len(self._files) > (1 if old else MAX_FILES - 1):
             framed.remove(self._files.pop(0))
         path = self._folder / f"{self._number:08d}{_SUFFIX}"
-        self._number += 1
         self._file = FramedFile(path)
+        self._number += 1
         self._files.append(path)
         self._entries, self._began_at = 0, now
 

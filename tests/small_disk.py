@@ -1,10 +1,13 @@
-"""A small disk of a process's own, to be filled: a tmpfs in a mount namespace that only it is in."""
+"""A small disk of a process's own, to be filled: a tmpfs in a mount namespace that only it is in. Or a bound on files, for this process."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import shutil
 import subprocess
+from collections.abc import Generator
 from functools import cache
 from pathlib import Path
 
@@ -30,6 +33,17 @@ def fill(pid: int, place: Path, *, leave: int = 0) -> Path:
     with ballast.open("wb", buffering=0) as file:
         os.posix_fallocate(file.fileno(), 0, max(disk.f_bavail * disk.f_frsize - leave, 1))
     return ballast
+
+
+@contextlib.contextmanager
+def no_file_over(size: int) -> Generator[None]:
+    """Files of this process cannot grow beyond `size` bytes (EFBIG: Python ignores SIGXFSZ)."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @cache

@@ -207,10 +207,15 @@ class Journal:
                 self.trouble = ""
 
     def _tidy_on(self) -> None:
+        failed = False
         while not self._stop.wait(TIDY_SECONDS):
             try:
                 self.tidy()
+                failed = False
             except OSError as error:
+                if failed:  # it was said
+                    continue
+                failed = True
                 _logger.warning("the proxy's journal in %s cannot be cut now: %s", self._folder, error.strerror or error)
 
     def _is_due(self) -> bool:
@@ -220,7 +225,9 @@ class Journal:
             return True
         if last.unsettled > 0 or self._appended:
             return False
-        return bool(self.trouble) or last.records > sum(1 for _ in self._carried(last))
+        if self.trouble and len(self._segments) == 1:
+            return True  # without the one in which something is missing the journal is whole again
+        return last.records > sum(1 for _ in self._carried(last))
 
     def _carried(self, segment: _Segment) -> Iterator[tuple[int, Key, str, _Tally, int]]:
         """What must be written again before `segment` goes."""
@@ -233,9 +240,7 @@ class Journal:
 
     def _carry(self, segment: _Segment) -> None:
         for kind, key, marker, tally, span_id in list(self._carried(segment)):
-            place = self._write(kind, key, marker, tally, span_id)
-            if place is None:
-                raise OSError("what must be kept of it cannot be written")
+            place = self._append(kind, key, marker, tally, span_id)  # where the disk refuses, it stays where it is
             if kind == START:
                 tally.open[span_id] = place
         for name in [name for name, tally in self._tallies.items() if not tally.open and tally.segment in (segment, None)]:
@@ -259,19 +264,24 @@ class Journal:
 
     def _write(self, kind: int, key: Key, marker: str, tally: _Tally, span_id: int, data: bytes = b"") -> _Segment | None:
         """Write a record; the segment that has it, None where the disk refuses."""
-        count = self._ledger.count(key)
-        dropped = count.dropped if count is not None and count.marker == marker else 0
-        head = [*key, marker, f"{tally.place[0]:032x}", f"{tally.place[1]:016x}", tally.spans, dropped, f"{span_id:016x}"]
-        segment = self._segments[-1]
         try:
-            segment.file.write([(kind, packed(head, data))])
+            segment = self._append(kind, key, marker, tally, span_id, data)
         except OSError as error:
             self._refused(key, marker, error)
             tally.segment = None
             return None
+        self._appended |= kind in (START, END)
+        return segment
+
+    def _append(self, kind: int, key: Key, marker: str, tally: _Tally, span_id: int, data: bytes = b"") -> _Segment:
+        """The same; raises OSError where the disk refuses."""
+        count = self._ledger.count(key)
+        dropped = count.dropped if count is not None and count.marker == marker else 0
+        head = [*key, marker, f"{tally.place[0]:032x}", f"{tally.place[1]:016x}", tally.spans, dropped, f"{span_id:016x}"]
+        segment = self._segments[-1]
+        segment.file.write([(kind, packed(head, data))])
         segment.records += 1
         tally.segment = segment
-        self._appended |= kind in (START, END)
         return segment
 
     def _refused(self, key: Key, marker: str, error: OSError) -> None:
@@ -295,9 +305,13 @@ class Journal:
         return b"".join([field_of(span.SerializeToString()) for span in request.resource_spans[0].scope_spans[0].spans])
 
     def _new_segment(self) -> _Segment:
+        file = FramedFile(self._folder / f"{self._number + 1:012d}{SUFFIX}")
+        try:
+            file.write([(HEAD, self._head)])
+        except OSError:
+            file.discard()
+            raise
         self._number += 1
-        file = FramedFile(self._folder / f"{self._number:012d}{SUFFIX}")
-        file.write([(HEAD, self._head)])
         return _Segment(file)
 
 
@@ -346,7 +360,11 @@ def clear(folder: Path) -> None:
 
 def without(path: Path, rollout_ids: Collection[str]) -> None:
     """Leave nothing of these rollouts in a segment that nobody writes. Raises OSError."""
-    _without(FramedFile(path), rollout_ids).close()
+    file = FramedFile(path)
+    try:
+        file = _without(file, rollout_ids)
+    finally:
+        file.close()
 
 
 def _without(file: FramedFile, rollout_ids: Collection[str]) -> FramedFile:
@@ -360,8 +378,12 @@ def _without(file: FramedFile, rollout_ids: Collection[str]) -> FramedFile:
     if len(kept) == len(frames):
         return file
     new = FramedFile(file.path.with_name(f"{file.path.stem}a{SUFFIX}"))  # sorted behind it, and before the next one
-    new.write([(each.kind, each.payload) for each in kept])
-    new.sync()
-    file.close()
-    remove(file.path)
+    try:
+        new.write([(each.kind, each.payload) for each in kept])
+        new.sync()
+        file.path.unlink()
+    except OSError:
+        new.discard()
+        raise
+    file.discard()
     return new

@@ -11,6 +11,7 @@ from agl_otel.collector.journal import ALREADY, Request
 from agl_otel.collector.policy import DROPPED
 from agl_otel.collector.resends import MAX_FILES, RESEND_SECONDS, Outcome, ResendJournal
 from agl_otel.errors import SettingsError, UnavailableError
+from tests.small_disk import no_file_over
 
 NOW = 1_750_000_000.0
 
@@ -104,3 +105,18 @@ def test_a_disk_that_refuses_is_asked_again(place: Place, monkeypatch: pytest.Mo
     (place.folder.parent / "file").write_text("")
     with pytest.raises(SettingsError, match="journal of resends"):
         ResendJournal(place.folder.parent / "file")
+
+
+@pytest.mark.parametrize("limit", [1, 30])
+def test_a_full_disk_gets_no_file_more_and_keeps_what_was_known(place: Place, limit: int) -> None:
+    journal = place.opened(max_entries=8)
+    for number in range(MAX_FILES * 5):
+        journal.add([request(f"{number}", NOW + number / 1000)])
+    place.now += RESEND_SECONDS - 1
+    with no_file_over(limit):
+        for _ in range(20):
+            with pytest.raises(UnavailableError):
+                journal.add([request("late", place.now)])
+        assert len([*place.folder.iterdir()]) <= 2 * MAX_FILES
+    journal.close()
+    assert place.known_keys()[-1:] == [f"{MAX_FILES * 5 - 1}"]
