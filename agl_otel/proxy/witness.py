@@ -1,7 +1,8 @@
 """Before this process forwards the first call of an attempt, the queue knows of it: so a proxy that dies is missed.
 
 Announcements that come together go in one message. A queue that is away holds a call up for a while only: then it is forwarded, the
-announcement follows when the queue is back, and until then the journal alone knows of the call.
+announcement follows when the queue is back, and until then the journal alone knows of the call. One that refuses is asked again with the
+next call of the attempt.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Queue(Protocol):
 class Witnesses:
     """Announces attempts to the queue, for the proxy at `address`. Use it in one event loop; `close` it.
 
-    `counts["unwitnessed"]` says how often a call was forwarded that the queue could not be told of in time.
+    `counts["unwitnessed"]` says how often a call was forwarded that the queue was not told of in time, or did not take note of.
     """
 
     def __init__(self, queue: Queue, address: str, counts: Counter[str], *, wait_seconds: float = WAIT_SECONDS) -> None:
@@ -41,12 +42,14 @@ class Witnesses:
         self._address = address
         self._counts = counts
         self._wait_seconds = wait_seconds
-        self._known: dict[Key, tuple[str, asyncio.Future[None]]] = {}
-        self._waiting: list[tuple[Key, str, asyncio.Future[None]]] = []
+        self._known: dict[Key, tuple[str, asyncio.Future[bool]]] = {}
+        self._waiting: list[tuple[Key, str, asyncio.Future[bool]]] = []
         self._task: asyncio.Task[None] | None = None
+        self._refused = False
+        """Whether it was said that the queue refuses."""
 
     async def announce(self, key: Key, marker: str) -> None:
-        """Return when the queue knows that this process, under `marker`, forwards calls of the attempt, or was away for too long."""
+        """Return when the queue knows that this process forwards calls of the attempt under `marker`, refuses, or is away for too long."""
         known, told = self._known.get(key, ("", None))
         if told is None or known != marker:
             told = asyncio.get_running_loop().create_future()
@@ -59,8 +62,10 @@ class Witnesses:
         if told.done():
             return
         try:
-            await asyncio.wait_for(asyncio.shield(told), self._wait_seconds)
+            taken = await asyncio.wait_for(asyncio.shield(told), self._wait_seconds)
         except TimeoutError:
+            taken = False
+        if not taken:
             self._counts["unwitnessed"] += 1
 
     async def close(self) -> None:
@@ -76,14 +81,27 @@ class Witnesses:
     async def _tell(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting, []
+            refused: Exception | None = None
             try:
                 await self._queue.witness([Witness(*key, marker, self._address) for key, marker, _ in batch])
-            except AglError as error:
-                if error.retryable:
+            except Exception as error:  # noqa: BLE001 - the boundary: calls are forwarded, and their attempts shown as not announced
+                if isinstance(error, AglError) and error.retryable:
                     _logger.warning("the queue was not told of %d attempts that this proxy serves; trying again: %s", len(batch), error)
                     self._waiting = [*batch, *self._waiting]
                     await asyncio.sleep(AGAIN_SECONDS)
                     continue
-                _logger.warning("the queue does not take note of %d attempts that this proxy serves: %s", len(batch), error)
-            for _, _, told in batch:
-                told.set_result(None)
+                refused = error
+            self._say(refused)
+            for key, _, told in batch:
+                if refused is not None and self._known.get(key, ("", None))[1] is told:
+                    del self._known[key]
+                told.set_result(refused is None)
+
+    def _say(self, refused: Exception | None) -> None:
+        if refused is not None and not self._refused:
+            _logger.error(
+                "the queue does not take note of attempts that this proxy serves (said once; see the counts of /health): %s",
+                refused,
+                exc_info=None if isinstance(refused, AglError) else refused,
+            )
+        self._refused = refused is not None

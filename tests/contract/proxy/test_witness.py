@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from agl_otel import semconv
-from agl_otel.errors import UnavailableError
+from agl_otel.errors import RefusedError, UnavailableError
 from agl_otel.proxy.witness import Witnesses
 from agl_otel.queue.updates import Witness
 from tests.contract.proxy.stand import HELLO, SCOPE, Stand
@@ -42,16 +42,16 @@ async def test_the_callers_marker_is_recorded_and_goes_no_further(
 
 
 class SlowQueue:
-    """Takes a note when it may; `away` it refuses."""
+    """Takes a note when it may, unless it is away or fails otherwise."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
-        self.away = False
+        self.error: Exception | None = None
         self.told: list[list[Witness]] = []
 
     async def witness(self, witnesses: Sequence[Witness]) -> None:
-        if self.away:
-            raise UnavailableError("the queue is away")
+        if self.error is not None:
+            raise self.error
         self.told.append(list(witnesses))
         await self.go.wait()
 
@@ -76,14 +76,32 @@ async def test_announcements_that_come_together_are_one_message_and_each_is_sent
 
 async def test_a_queue_that_is_away_holds_calls_up_for_a_while_and_is_told_when_it_is_back() -> None:
     queue, counts = SlowQueue(), Counter[str]()
-    queue.away = True
+    queue.error = UnavailableError("the queue is away")
     witnesses = Witnesses(queue, "", counts, wait_seconds=0.01)
     await witnesses.announce(("ro", "at"), "m")
     assert counts["unwitnessed"] == 1 and queue.told == []
-    queue.away = False
+    queue.error = None
     queue.go.set()
     while not queue.told:  # noqa: ASYNC110  # nobody tells
         await asyncio.sleep(0.01)
     await witnesses.announce(("ro", "at"), "m")
     assert counts["unwitnessed"] == 1 and len(queue.told) == 1
+    await witnesses.close()
+
+
+@pytest.mark.parametrize("error", [RefusedError("another token", status=401, code="token"), ValueError("nobody expected this")])
+async def test_a_refusal_is_counted_said_once_and_holds_no_call_up(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    queue, counts = SlowQueue(), Counter[str]()
+    queue.go.set()
+    queue.error = error
+    witnesses = Witnesses(queue, "", counts, wait_seconds=3600)
+    for number in (1, 2, 3):
+        await witnesses.announce(("ro", "at"), "m")
+        await witnesses.announce(("ro", f"at-{number}"), "m")
+        assert counts["unwitnessed"] == 2 * number
+    assert [str(error) in record.getMessage() for record in caplog.records] == [True]
+    queue.error = None
+    for _ in range(2):
+        await witnesses.announce(("ro", "at"), "m")
+    assert counts["unwitnessed"] == 6 and queue.told == [[Witness("ro", "at", "m", "")]]
     await witnesses.close()
