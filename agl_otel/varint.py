@@ -1,4 +1,4 @@
-"""Numbers as protobuf writes them, for what writes messages without the library's objects."""
+"""Numbers as protobuf writes them, for what reads and writes messages without the library's objects."""
 
 from __future__ import annotations
 
@@ -17,3 +17,16 @@ def varint(number: int) -> bytes:
         number >>= 7
     out.append(number)
     return bytes(out)
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """(number, where it ends); it ends behind the data where it is cut off or too long."""
+    number = shift = 0
+    while at < len(data) and shift < 70:
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
+    return number, len(data) + 1

@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from agl_otel import semconv
 from agl_otel.adapters.otlp_masking import Masker
-from agl_otel.collector import faults
+from agl_otel.collector import crowded, faults
 from agl_otel.collector.commit import GroupCommit
 from agl_otel.collector.disk import DiskBudget
 from agl_otel.collector.heads import Heads
@@ -173,6 +173,11 @@ class Intake:
     def _parse(self, signal: Signal, raw: bytes) -> tuple[_Parsed, bytes, int]:
         """The request, its bytes, and how much of it was taken out of them because it cannot be read. Raises DataError."""
         message = _MESSAGES[signal]
+        try:
+            crowded.check(raw)
+        except DataError:
+            self.counts["invalid"] += 1
+            raise
         try:
             try:
                 return message.FromString(raw), raw, 0

@@ -16,6 +16,7 @@ from typing import Any, Final
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
+from agl_otel.collector import crowded
 from agl_otel.errors import DataError
 
 _IDS: Final = frozenset({"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"})
@@ -25,6 +26,7 @@ _NOT_AN_ID: Final = base64.b64encode(b"\0").decode()
 
 def to_protobuf(make: Callable[[], Message], body: bytes) -> bytes:
     """The protobuf bytes of the OTLP/JSON request `body`; `make` gives an empty message. Raises DataError."""
+    crowded.check_json(body)
     message = make()
     name = message.DESCRIPTOR.name
     no_text = os.urandom(16).hex()  # stands for a text that is none: a message takes none

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agl_otel.collector.journal import Signal
-from agl_otel.varint import varint
+from agl_otel.varint import read_varint, varint
 
 UNREADABLE: Final = "it cannot be read: a text that is no UTF-8, or values nested too deep"
 _LENGTH_DELIMITED: Final = 2
@@ -109,12 +109,12 @@ def _fields(data: bytes) -> list[tuple[int, int, bytes]] | None:
     at = 0
     while at < len(data):
         begin = at
-        tag, at = _varint(data, at)
+        tag, at = read_varint(data, at)
         kind = tag & 7
         if kind == 0:
-            content, at = at, _varint(data, at)[1]
+            content, at = at, read_varint(data, at)[1]
         elif kind == _LENGTH_DELIMITED:
-            size, content = _varint(data, at)
+            size, content = read_varint(data, at)
             at = content + size
         elif kind in _FIXED:
             content, at = at, at + _FIXED[kind]
@@ -124,16 +124,3 @@ def _fields(data: bytes) -> list[tuple[int, int, bytes]] | None:
             return None
         found.append((tag >> 3, content - begin, data[begin:at]))
     return found
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """(number, where it ends); it ends behind the data where it is cut off or too long."""
-    number = shift = 0
-    while at < len(data) and shift < 70:
-        byte = data[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, at
-        shift += 7
-    return number, len(data) + 1
