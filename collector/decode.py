@@ -7,6 +7,7 @@ model call go straight into their columns where they fit exactly, and their long
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agl_otel import semconv
 from agl_otel.collector.identify import Identity
-from agl_otel.collector.values import Value, double_array, encode, int_array, to_map
+from agl_otel.collector.values import REPEATED, Value, double_array, encode, int_array, to_map
 
 SPAN_KINDS: Final = ("Unspecified", "Internal", "Server", "Client", "Producer", "Consumer")
 STATUS_CODES: Final = ("Unset", "Ok", "Error")
@@ -55,18 +56,21 @@ def span_rows(
     batch: int,
     first: int,
     only: Container[int] | None = None,
+    counts: Counter[str] | None = None,
 ) -> list[str]:
     """The rows (JSON texts) of the spans that were taken, or of those whose BatchPos is in `only`.
 
     `identities` has one entry for each span of the request; `numbers` gives the sequence number of each taken span in turn;
-    `first` is the BatchPos of the first of them.
+    `first` is the BatchPos of the first of them. `counts`: see values.to_map;
+    keys of resources are left to whoever makes the other rows, where there are any.
     """
     rows: list[str] = []
+    resources: Counter[str] = Counter()
     index = 0
     position = first
     for resource_spans in ExportTraceServiceRequest.FromString(raw).resource_spans:
         resource_types: dict[str, str] = {}
-        resource = to_map(resource_spans.resource.attributes, resource_types, "resource:")
+        resource = to_map(resource_spans.resource.attributes, resource_types, "resource:", counts=resources)
         for scope_spans in resource_spans.scope_spans:
             scope = scope_spans.scope
             shared = {
@@ -84,16 +88,18 @@ def span_rows(
                     continue
                 number = next(numbers)
                 if only is None or position in only:
-                    row = shared | _span(span, dict(resource_types))
+                    row = shared | _span(span, dict(resource_types), counts)
                     row["RolloutId"], row["AttemptId"], row["SequenceId"] = identity.rollout_id, identity.attempt_id, number
                     row["BatchPos"] = position
                     rows.append(_dumps(row))
                 position += 1
+    if counts is not None and len(rows) == position - first:
+        counts.update(resources)
     return rows
 
 
-def _span(span: Span, types: dict[str, str]) -> dict[str, Any]:
-    tokens, attributes = split_tokens(span, types)
+def _span(span: Span, types: dict[str, str], counts: Counter[str] | None) -> dict[str, Any]:
+    tokens, attributes = split_tokens(span, types, counts)
     row: dict[str, Any] = {
         "Timestamp": _nanoseconds(span.start_time_unix_nano),
         "TraceId": span.trace_id.hex(),
@@ -112,16 +118,16 @@ def _span(span: Span, types: dict[str, str]) -> dict[str, Any]:
     if span.events:
         row["Events.Timestamp"] = [_nanoseconds(event.time_unix_nano) for event in span.events]
         row["Events.Name"] = [event.name for event in span.events]
-        row["Events.Attributes"] = [to_map(event.attributes, types, f"event.{n}:") for n, event in enumerate(span.events)]
+        row["Events.Attributes"] = [to_map(event.attributes, types, f"event.{n}:", counts=counts) for n, event in enumerate(span.events)]
     if span.links:
         row["Links.TraceId"] = [link.trace_id.hex() for link in span.links]
         row["Links.SpanId"] = [link.span_id.hex() for link in span.links]
         row["Links.TraceState"] = [link.trace_state for link in span.links]
-        row["Links.Attributes"] = [to_map(link.attributes, types, f"link.{n}:") for n, link in enumerate(span.links)]
+        row["Links.Attributes"] = [to_map(link.attributes, types, f"link.{n}:", counts=counts) for n, link in enumerate(span.links)]
     return row
 
 
-def split_tokens(span: Span, types: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+def split_tokens(span: Span, types: dict[str, str], counts: Counter[str] | None = None) -> tuple[dict[str, Any], dict[str, str]]:
     """(token columns, attribute texts). A list that does not fit its column exactly stays in the map, and the column takes what it can."""
     columns: dict[str, Any] = {}
     rest: list[KeyValue] = []
@@ -132,6 +138,8 @@ def split_tokens(span: Span, types: dict[str, str]) -> tuple[dict[str, Any], dic
             continue
         name, read = target
         if name in columns:
+            if counts is not None:
+                counts[REPEATED] += 1
             continue  # of a key given twice the first counts
         numbers = read(attribute.value)
         if numbers is None:
@@ -140,7 +148,7 @@ def split_tokens(span: Span, types: dict[str, str]) -> tuple[dict[str, Any], dic
         else:
             columns[name] = numbers.tolist()
             types[attribute.key] = "column"
-    return columns, to_map(rest, types)
+    return columns, to_map(rest, types, counts=counts)
 
 
 def nearest(value: Value) -> list[float]:
@@ -151,13 +159,16 @@ def nearest(value: Value) -> list[float]:
     return small.tolist() if len(numbers) == len(value.array_value.values) and bool(np.all(np.isfinite(small))) else []
 
 
-def log_rows(raw: bytes, identities: Sequence[Identity], *, received_ms: int, batch: int, first: int) -> list[str]:
+def log_rows(
+    raw: bytes, identities: Sequence[Identity], *, received_ms: int, batch: int, first: int, counts: Counter[str] | None = None
+) -> list[str]:
     """The rows (JSON texts) of the log records that were taken; see span_rows."""
+    counts = Counter() if counts is None else counts
     rows: list[str] = []
     index = 0
     for resource_logs in ExportLogsServiceRequest.FromString(raw).resource_logs:
         resource_types: dict[str, str] = {}
-        resource = to_map(resource_logs.resource.attributes, resource_types, "resource:")
+        resource = to_map(resource_logs.resource.attributes, resource_types, "resource:", counts=counts)
         for scope_logs in resource_logs.scope_logs:
             scope_types = dict(resource_types)
             shared = {
@@ -167,7 +178,7 @@ def log_rows(raw: bytes, identities: Sequence[Identity], *, received_ms: int, ba
                 "ScopeSchemaUrl": scope_logs.schema_url,
                 "ScopeName": scope_logs.scope.name,
                 "ScopeVersion": scope_logs.scope.version,
-                "ScopeAttributes": to_map(scope_logs.scope.attributes, scope_types, "scope:"),
+                "ScopeAttributes": to_map(scope_logs.scope.attributes, scope_types, "scope:", counts=counts),
                 "ReceivedAt": _milliseconds(received_ms),
                 "BatchId": batch,
             }
@@ -177,7 +188,7 @@ def log_rows(raw: bytes, identities: Sequence[Identity], *, received_ms: int, ba
                 if identity.reason:
                     continue
                 types = dict(scope_types)
-                body, body_type = encode(record.body, record.body.WhichOneof("value"))
+                body, body_type = encode(record.body, record.body.WhichOneof("value"), counts)
                 if body_type not in {"string", "empty"}:
                     types["body:"] = body_type
                 stamp = record.time_unix_nano or record.observed_time_unix_nano or received_ms * 10**6
@@ -192,7 +203,7 @@ def log_rows(raw: bytes, identities: Sequence[Identity], *, received_ms: int, ba
                             "SeverityText": record.severity_text,
                             "SeverityNumber": record.severity_number & 0xFF,
                             "Body": body,
-                            "LogAttributes": to_map(record.attributes, types),
+                            "LogAttributes": to_map(record.attributes, types, counts=counts),
                             "EventName": record.event_name,
                             "AttrTypes": types,
                             "RolloutId": identity.rollout_id,

@@ -7,6 +7,7 @@ numbers; the tables derive RolloutId and AttemptId from the resource.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -85,14 +86,23 @@ def kinds_of(request: ExportMetricsServiceRequest) -> list[str | None]:
 
 
 def metric_rows(
-    raw: bytes, identities: Sequence[Identity], *, received_ms: int, batch: int, first: Mapping[str, int]
+    raw: bytes,
+    identities: Sequence[Identity],
+    *,
+    received_ms: int,
+    batch: int,
+    first: Mapping[str, int],
+    counts: Counter[str] | None = None,
 ) -> dict[str, list[str]]:
-    """{kind: rows (JSON texts) of the data points that were taken}; `first` has the BatchPos of each kind's first row (0 where none)."""
+    """{kind: rows (JSON texts) of the data points that were taken}; `first` has the BatchPos of each kind's first row (0 where none).
+
+    `counts`: see values.to_map.
+    """
     rows: dict[str, list[str]] = {}
     taken = iter(identities)
     ours = {"ReceivedAt": f"{received_ms // 1000}.{received_ms % 1000:03d}", "BatchId": batch}
     for resource_metrics in ExportMetricsServiceRequest.FromString(raw).resource_metrics:
-        resource = to_map(resource_metrics.resource.attributes, {})
+        resource = to_map(resource_metrics.resource.attributes, {}, counts=counts)
         for scope_metrics in resource_metrics.scope_metrics:
             scope = scope_metrics.scope
             shared: dict[str, Any] = ours | {
@@ -100,7 +110,7 @@ def metric_rows(
                 "ResourceSchemaUrl": resource_metrics.schema_url,
                 "ScopeName": scope.name,
                 "ScopeVersion": scope.version,
-                "ScopeAttributes": to_map(scope.attributes, {}),
+                "ScopeAttributes": to_map(scope.attributes, {}, counts=counts),
                 "ScopeDroppedAttrCount": scope.dropped_attributes_count,
                 "ScopeSchemaUrl": scope_metrics.schema_url,
                 "ServiceName": resource.get("service.name", ""),
@@ -111,12 +121,12 @@ def metric_rows(
                     next(taken)
                     continue
                 own = rows.setdefault(kind, [])
-                for row in _metric(metric, kind, taken):
+                for row in _metric(metric, kind, taken, counts):
                     own.append(_dumps(shared | row | {"BatchPos": first.get(kind, 0) + len(own)}))
     return rows
 
 
-def _metric(metric: Metric, kind: str, taken: Iterator[Identity]) -> Iterator[dict[str, Any]]:
+def _metric(metric: Metric, kind: str, taken: Iterator[Identity], counts: Counter[str] | None) -> Iterator[dict[str, Any]]:
     data = getattr(metric, kind)
     about: dict[str, Any] = {"MetricName": metric.name, "MetricDescription": metric.description, "MetricUnit": metric.unit}
     if kind in ("sum", "histogram", "exponential_histogram"):
@@ -127,14 +137,14 @@ def _metric(metric: Metric, kind: str, taken: Iterator[Identity]) -> Iterator[di
         if next(taken).reason:
             continue
         row = about | {
-            "Attributes": to_map(point.attributes, {}),
+            "Attributes": to_map(point.attributes, {}, counts=counts),
             "StartTimeUnix": _nanoseconds(point.start_time_unix_nano),
             "TimeUnix": _nanoseconds(point.time_unix_nano),
             "Flags": point.flags,
         }
         row |= _VALUES[kind](point)
         if kind != "summary" and point.exemplars:
-            row |= _exemplars(point.exemplars)
+            row |= _exemplars(point.exemplars, counts)
         yield row
 
 
@@ -183,9 +193,9 @@ _VALUES: Final[dict[str, Any]] = {
 }
 
 
-def _exemplars(exemplars: Sequence[Exemplar]) -> dict[str, Any]:
+def _exemplars(exemplars: Sequence[Exemplar], counts: Counter[str] | None) -> dict[str, Any]:
     return {
-        "Exemplars.FilteredAttributes": [to_map(each.filtered_attributes, {}) for each in exemplars],
+        "Exemplars.FilteredAttributes": [to_map(each.filtered_attributes, {}, counts=counts) for each in exemplars],
         "Exemplars.TimeUnix": [_nanoseconds(each.time_unix_nano) for each in exemplars],
         "Exemplars.Value": [_number(each) for each in exemplars],
         "Exemplars.SpanId": [each.span_id.hex() for each in exemplars],

@@ -3,13 +3,14 @@
 Pure. A request is parsed with plain.proto, which knows exactly what ClickHouse can make rows of (otlp_rows.proto says how); the ids,
 numbers and positions of its spans are set, its resources are prepared (they repeat, so once), and it is serialised again: no
 attribute value becomes a Python object. Serialising fails where a request holds anything else (events, links, maps, bytes, lists in
-lists): then its spans are told apart one by one, and those that are not plain are left to decode.py, which knows everything. Both
-roads make the same rows, byte for byte.
+lists): then its spans are told apart one by one, and those that are not plain are left to decode.py, which knows everything. So are
+those with a value whose text ClickHouse would write in another way (`is_odd`). Both roads make the same rows, byte for byte.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Container, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -21,12 +22,17 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from agl_otel.collector import plain_pb2 as plain
 from agl_otel.collector.decode import LOGPROBS, TOKEN_COLUMNS, nearest
 from agl_otel.collector.identify import Identity
-from agl_otel.collector.values import int_array, int_arrays, to_map
+from agl_otel.collector.values import REPEATED, doubles, int_array, int_arrays, is_whole, to_map
 from agl_otel.varint import varint
 
 MAX_RESOURCES: Final = 4096  # prepared ones that are remembered
 _TOKEN_KEYS: Final = tuple(key.encode() for key in TOKEN_COLUMNS)
-_NOT_FINITE: Final = re.compile(rb"!.{6}[\xf0-\xff][\x7f\xff]", re.DOTALL)  # a double_value, or what happens to look like one
+_LARGE: Final = re.compile(rb"!(?<=[\n\x12]\t!).{7}[\x44-\x7f\xc4-\xff]", re.DOTALL)
+"""A double of 2**65 or more, or one that is not finite, as the value of an attribute or in a list; or what happens to look like one."""
+_LIST: Final = re.compile(rb"\*(?<=[\x12\x80-\xff][\x00-\x7f]\*)(?=([\x80-\xff]*[\x00-\x7f]))")
+"""A list as an attribute's value, up to its length; or what happens to look like one: _is_odd_list looks again."""
+_ODD: Final = re.compile(rb"[!\x0b\x0e\x0f\x1a-\x1f]")  # the tag of a double, or a character whose escape has a letter
+_ODD_TEXT: Final = re.compile("[\x0b\x0e\x0f\x1a-\x1f]")
 _FIELDS: Final = {"PromptTokenIds": "prompt_token_ids", "ResponseTokenIds": "response_token_ids", LOGPROBS: "response_logprobs"}
 
 
@@ -37,6 +43,10 @@ class Packed(NamedTuple):
     """What ClickHouse's Protobuf format takes: the length, then the message. Empty where no span is plain."""
     left: frozenset[int]
     """BatchPos of the spans that are left to decode.py."""
+    keys: int = 0
+    """How many attributes `data` holds of spans, those of repeated keys included."""
+    repeated: int = 0
+    """How many repeated keys were dropped on the way."""
 
 
 def pack(
@@ -44,11 +54,13 @@ def pack(
 ) -> Packed:
     """The arguments are those of `decode.span_rows`; positions in `stored` are left out. Raises ValueError where they do not fit."""
     everything = range(first, first + len(numbers))
+    again: list[int] = []
     try:
         request = plain.Request.FromString(raw)
-        spans = _put_ids(request, identities, numbers, first, stored)
+        request.DiscardUnknownFields()  # so that values look as is_odd knows them
+        spans, repeated = _put_ids(request, identities, numbers, first, stored)
         if any(key in raw for key in _TOKEN_KEYS):
-            _take_tokens(spans)
+            again = _take_tokens(spans)
     except DecodeError:  # bytes or a map that cannot be read as what they are not
         return Packed(b"", frozenset(position for position in everything if position not in stored))
     request.batch_id = batch
@@ -59,20 +71,53 @@ def pack(
     except EncodeError:
         left += [_leave_out(span) for span in spans if not span.IsInitialized()]
         data = request.SerializeToString()
-    if _NOT_FINITE.search(data):  # JSON has no word for such numbers in a list
-        left += [_leave_out(span) for span in spans if span.row and _NOT_FINITE.search(span.SerializeToString())]
+    if is_odd(data):
+        left += [_leave_out(span) for span in spans if span.row and is_odd(span.SerializeToString())]
         data = request.SerializeToString()
-    return Packed(varint(len(data)) + data if len(left) < len(spans) else b"", frozenset(left))
+    if len(left) == len(spans):
+        return Packed(b"", frozenset(left))
+    repeated += sum(spans[number].row > 0 for number in again)
+    return Packed(varint(len(data)) + data, frozenset(left), sum(len(span.attributes) for span in spans), repeated)
+
+
+def is_odd(data: bytes) -> bool:
+    """Whether there may be a value in it whose text ClickHouse would write otherwise than values.py."""
+    return _LARGE.search(data) is not None or any(_is_odd_list(data, found) for found in _LIST.finditer(data))
+
+
+def _is_odd_list(data: bytes, found: re.Match[bytes]) -> bool:
+    size = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(found[1]))
+    start = found.end(1)
+    whole = varint(size + 1 + len(found[1]))  # the length that the attribute's value has then
+    if not data.endswith(b"\x12" + whole, 0, found.start()):
+        return False
+    if not _ODD.search(data, start, start + size):
+        return False
+    value = plain.AnyValue()
+    try:
+        value.array_value.MergeFromString(data[start : start + size])
+    except DecodeError:
+        return False  # it only looked like a list
+    if int_array(value) is not None:
+        return False
+    if (numbers := doubles(value)) is not None:
+        return bool(np.any(is_whole(numbers)))
+    return any(
+        _ODD_TEXT.search(item.string_value) is not None or (item.HasField("double_value") and item.double_value.is_integer())
+        for item in value.array_value.values
+    )
 
 
 def _put_ids(
     request: plain.Request, identities: Sequence[Identity], numbers: Sequence[int], first: int, stored: Container[int]
-) -> list[plain.Span]:
-    """Prepare the resources and number the spans; what is rejected or stored is emptied. Answers the spans that become rows."""
+) -> tuple[list[plain.Span], int]:
+    """Prepare the resources and number the spans; what is rejected or stored is emptied. Answers the spans that become rows, and how many
+    keys of resources were given again."""
     found: list[plain.Span] = []
-    index = taken = 0
+    index = taken = repeated = 0
     for group in request.resource_spans:
-        group.prepared = prepared(b"".join(group.resource))
+        group.prepared, again = prepared(b"".join(group.resource))
+        repeated += again
         group.ClearField("resource")
         for part in group.scope_spans:
             for span in part.spans:
@@ -94,7 +139,7 @@ def _put_ids(
                 found.append(span)
     if index != len(identities) or taken != len(numbers):
         raise ValueError(f"{len(identities)} identities and {len(numbers)} numbers for {index} spans, {taken} of which are taken")
-    return found
+    return found, repeated
 
 
 def _leave_out(span: plain.Span) -> int:
@@ -104,16 +149,20 @@ def _leave_out(span: plain.Span) -> int:
 
 
 @lru_cache(MAX_RESOURCES)
-def prepared(resource: bytes) -> bytes:
-    """The attribute texts and types of a serialised Resource, as otlp_rows.proto's Prepared."""
+def prepared(resource: bytes) -> tuple[bytes, int]:
+    """The attribute texts and types of a serialised Resource, as otlp_rows.proto's Prepared; and how many keys were given again."""
     types: dict[str, str] = {}
-    texts = to_map(Resource.FromString(resource).attributes, types, "resource:")
+    counts: Counter[str] = Counter()
+    texts = to_map(Resource.FromString(resource).attributes, types, "resource:", counts=counts)
     pairs = [[plain.Pair(key=key, value=value) for key, value in part.items()] for part in (texts, types)]
-    return plain.Prepared(attributes=pairs[0], types=pairs[1]).SerializeToString()
+    return plain.Prepared(attributes=pairs[0], types=pairs[1]).SerializeToString(), counts[REPEATED]
 
 
-def _take_tokens(spans: Sequence[plain.Span]) -> None:
-    """Move token ids and log-probs that fit their columns out of the attributes: see decode.split_tokens."""
+def _take_tokens(spans: Sequence[plain.Span]) -> list[int]:
+    """Move token ids and log-probs that fit their columns out of the attributes: see decode.split_tokens.
+
+    Answers the index of a span for each key of it that was given again, and is dropped.
+    """
     given: list[tuple[int, int, str]] = []  # (span, attribute, key)
     again: list[tuple[int, int]] = []  # of a key given twice the first counts
     for number, span in enumerate(spans):
@@ -128,7 +177,7 @@ def _take_tokens(spans: Sequence[plain.Span]) -> None:
     ids = [spans[number].attributes[position].value for number, position, key in given if TOKEN_COLUMNS[key][1] is int_array]
     arrays = iter(int_arrays(ids) if ids else [])
     tokens: dict[int, plain.Tokens] = {}
-    moved = again
+    moved = list(again)
     for number, position, key in given:
         column, read = TOKEN_COLUMNS[key]
         value = spans[number].attributes[position].value
@@ -145,3 +194,4 @@ def _take_tokens(spans: Sequence[plain.Span]) -> None:
         spans[number].tokens = packed.SerializeToString()
     for number, position in sorted(moved, reverse=True):
         del spans[number].attributes[position]
+    return [number for number, _ in again]

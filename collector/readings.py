@@ -15,6 +15,7 @@ from agl_otel.collector.intake import Intake
 from agl_otel.collector.limits import InFlight
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.telemetry import Readings, Telemetry
+from agl_otel.collector.values import REPEATED
 from agl_otel.collector.write import Writer
 
 SIGNALS: Final = ("traces", "logs", "metrics")
@@ -96,6 +97,12 @@ COUNTERS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
     ("inserted", "{row}", "rows that are visible to queries", _one(lambda p: p.store.counts["rows"])),
     ("recovered", "{row}", "of them, those that a batch in doubt still missed", _one(lambda p: p.store.counts["recovered"])),
     ("kept_aside", "{request}", "requests that ClickHouse refuses, kept in refused/", _one(lambda p: p.store.counts["refused"])),
+    (
+        "repeated_keys",
+        "{key}",
+        "keys of attributes that were given again; the first counts, the others are dropped",
+        _one(lambda p: p.store.counts[REPEATED]),
+    ),
     (
         "unavailable",
         "{request}",

@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from agl_otel.collector import aside, faults
 from agl_otel.collector.decode import LOG_COLUMNS, TRACE_COLUMNS, log_rows, span_rows
@@ -18,9 +18,10 @@ from agl_otel.collector.journal import Batch, Member, assign
 from agl_otel.collector.metrics import COLUMNS as METRIC_COLUMNS
 from agl_otel.collector.metrics import TABLES as METRIC_TABLES
 from agl_otel.collector.metrics import metric_rows
-from agl_otel.collector.raw import pack
+from agl_otel.collector.raw import Packed, pack
 from agl_otel.collector.stored import find_stored
 from agl_otel.collector.tries import Tries
+from agl_otel.collector.values import REPEATED
 from agl_otel.traces.engine import DATABASE, ClickHouseError, Engine
 from agl_otel.traces.migrate import OTLP_ROWS, OTLP_ROWS_SCHEMA, REFILLS, named_query
 
@@ -76,10 +77,11 @@ def _place(batch: Batch, members: Sequence[Member]) -> dict[int, _Spans]:
     return placed
 
 
-def _pack(batch: Batch, members: Sequence[Member], spans: Mapping[int, _Spans], stored: frozenset[int]) -> tuple[bytes, frozenset[int]]:
-    """(what ClickHouse builds the rows of, BatchPos of the spans that it cannot); positions in `stored` are in neither."""
+def _pack(batch: Batch, members: Sequence[Member], spans: Mapping[int, _Spans], stored: frozenset[int]) -> Packed:
+    """What ClickHouse builds the rows of, of all requests; positions in `stored` are left out."""
     parts: list[bytes] = []
     left: set[int] = set()
+    keys = repeated = 0
     for position, request in members:
         if (mine := spans.get(position)) is None:
             continue
@@ -91,7 +93,8 @@ def _pack(batch: Batch, members: Sequence[Member], spans: Mapping[int, _Spans], 
         else:
             parts.append(packed.data)
             left.update(packed.left)
-    return b"".join(parts), frozenset(left)
+            keys, repeated = keys + packed.keys, repeated + packed.repeated
+    return Packed(b"".join(parts), frozenset(left), keys, repeated)
 
 
 class BatchStore:
@@ -105,7 +108,8 @@ class BatchStore:
         self._received: dict[str, object] = {}  # of the batch at work
         self.counts: Counter[str] = Counter()
         """rows, fast (those of them that ClickHouse built), fast_refused (batches that it would not build), refused (requests kept
-        aside), recovered (rows that a batch in doubt still missed)."""
+        aside), recovered (rows that a batch in doubt still missed), repeated_keys (keys of attributes
+        that were given again, and dropped)."""
 
     def store(self, batch: Batch, members: Sequence[Member], *, in_doubt: bool) -> None:
         """Insert the batch; `in_doubt` where an earlier try may have stored some of it. Raises ClickHouseError to be tried again."""
@@ -118,13 +122,15 @@ class BatchStore:
             left = _again_in_doubt(lambda: self._store_fast(batch, members, spans, in_doubt=in_doubt), in_doubt)
             doubt = in_doubt or left is None
         built: dict[str, list[_Rows]] = {}
+        counts: Counter[str] = Counter()
         for member in members:
             first = {kind: parts[-1].positions[-1] + 1 for kind, parts in built.items()}
-            for kind, rows in self._build(batch, member, spans.get(member[0]), left, first).items():
+            for kind, rows in self._build(batch, member, spans.get(member[0]), left, first, counts).items():
                 if rows.rows:
                     built.setdefault(kind, []).append(rows)
         for kind in built:
             _again_in_doubt(lambda kind=kind: self._insert(batch, kind, built[kind], in_doubt=doubt), doubt)
+        self.counts.update(counts)
         if in_doubt and spans:
             for name in REFILLS:  # a view can fail after its source was written
                 self._engine.command(named_query(name), {"batch": batch.batch_id})
@@ -137,7 +143,7 @@ class BatchStore:
     def _store_fast(self, batch: Batch, members: Sequence[Member], spans: Mapping[int, _Spans], *, in_doubt: bool) -> frozenset[int] | None:
         """Insert the spans that ClickHouse can build by itself; the BatchPos of the others, or None where it may have stored none."""
         stored = self._stored(batch, TABLES["traces"][0]) if in_doubt else frozenset[int]()
-        data, left = _pack(batch, members, spans, stored)
+        data, left, keys, repeated = _pack(batch, members, spans, stored)
         count = sum(len(set(each.positions) - stored - left) for each in spans.values())
         if data:
             try:
@@ -150,11 +156,14 @@ class BatchStore:
                 return None
             expected = sum(len(set(each.positions) - left) for each in spans.values())
             (row,) = self._engine.select(
-                f"SELECT count() FROM {TABLES['traces'][0]} WHERE {STORED}", {"batch": batch.batch_id, **self._received}
+                f"SELECT count(), sum(length(SpanAttributes)) FROM {TABLES['traces'][0]} WHERE {STORED}",
+                {"batch": batch.batch_id, **self._received},
             )
             if (kept := int(str(row[0]))) < expected:
                 self._tries.skipped(FAST)
                 raise _NotKeptError(batch, expected - kept)
+            if not stored:
+                self.counts[REPEATED] += repeated + keys - int(str(row[1]))  # ClickHouse took the first of each key
         self.counts["fast"] += count
         self._count(count, in_doubt=in_doubt)
         return left
@@ -191,11 +200,17 @@ class BatchStore:
         return frozenset(int(str(row[0])) for row in found)
 
     def _build(
-        self, batch: Batch, member: Member, spans: _Spans | None, left: frozenset[int] | None, first: Mapping[str, int]
+        self,
+        batch: Batch,
+        member: Member,
+        spans: _Spans | None,
+        left: frozenset[int] | None,
+        first: Mapping[str, int],
+        counts: Counter[str],
     ) -> dict[str, _Rows]:
         """{kind of row: rows}; of spans those at the positions `left`. `first` has the next BatchPos of each kind."""
         _, request = member
-        where = {"received_ms": request.received_ms, "batch": batch.batch_id}
+        where: dict[str, Any] = {"received_ms": request.received_ms, "batch": batch.batch_id, "counts": counts}
         try:
             if spans is not None:
                 positions = [position for position in spans.positions if left is None or position in left]

@@ -1,14 +1,19 @@
 """OTLP attribute values ↔ the texts of ClickHouse's Map(String, String), exact in both directions.
 
-A string is itself. What is not a string has its type in the row's AttrTypes:
+The texts are those that the OpenTelemetry Collector stores (pdata's AsString); conformance/values has golden vectors. A string is itself.
+What is not a string has its type in the row's AttrTypes:
 
-    int      decimal                      double   shortest exact text, as ClickHouse writes it (`0.1`, `1`, `1e300`, `nan`, `inf`)
+    int      decimal                      double   as Go's encoding/json writes it (`0.1`, `1`, `1e+300`), `NaN`, `Infinity`, `-Infinity`
     bool     true / false                 bytes    base64
-    array    JSON list                    kvlist   JSON object
-    empty    no value at all ("")         otlp     OTLP/JSON of the value, for what JSON cannot tell (bytes or non-finite numbers inside)
+    array    JSON list                    kvlist   JSON object, sorted by key
+    empty    no value at all ("")
     column   the value lies in the row's token column, not in the map (token ids and log-probs of a model call)
 
-In JSON texts a number with neither point nor exponent is an int, any other a double (1.0 is `1.0` there).
+Inside of lists and objects texts are the same, those that are no numbers in quotes. Where JSON does not tell all of it, the type goes on:
+`array:id`, a letter for each number and string in the order of the text (i int, d double, s string, y bytes), the last one also for all
+that follow. Without letters a number with neither point nor exponent is an int, any other a double, and a string is a string.
+Of a key given twice, anywhere, the first counts; the others are dropped and counted.
+
 AttrTypes keys: the attribute's key for span (and log) attributes; `resource:KEY`, `event.N:KEY`, `link.N:KEY`, `scope:KEY` for others;
 `span:KEY` for a span attribute whose own key looks like one of those. The reader in agl_otel/traces undoes this.
 """
@@ -19,11 +24,11 @@ import base64
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from google.protobuf import json_format
 from numpy.typing import NDArray
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
@@ -31,25 +36,33 @@ from agl_otel.collector import plain_pb2 as plain
 
 Value = AnyValue | plain.AnyValue
 """A value as OTLP has it, or as the fast road parses it."""
+REPEATED: Final = "repeated_keys"
+"""The name of the count of keys that were given again, and dropped."""
 LONG: Final = 16  # elements from which on a list is worth numpy
 _WIDTH_MASKS: Final = np.array([(1 << (8 * width)) - 1 for width in range(6)], dtype=np.uint64)
-_NESTED: Final = frozenset({"array_value", "kvlist_value", "bytes_value"})
 PREFIXED: Final = re.compile(r"(resource|span|scope|event\.[0-9]+|link\.[0-9]+):")
 
 
-def to_map(attributes: Iterable[KeyValue], types: dict[str, str], prefix: str = "") -> dict[str, str]:
-    """The attributes as texts; the types of those that are no strings are put into `types` under `prefix` + key."""
+def to_map(
+    attributes: Iterable[KeyValue], types: dict[str, str], prefix: str = "", *, counts: Counter[str] | None = None
+) -> dict[str, str]:
+    """The attributes as texts; the types of those that are no strings are put into `types` under `prefix` + key.
+
+    `counts` is told how many keys were given again (REPEATED).
+    """
+    counts = Counter() if counts is None else counts
     texts: dict[str, str] = {}
     for attribute in attributes:
         key = attribute.key
         if key in texts:
-            continue  # keys must be unique; of one given twice the first counts
+            counts[REPEATED] += 1
+            continue
         value = attribute.value
         kind = value.WhichOneof("value")
         if kind == "string_value":
             texts[key] = value.string_value
             continue
-        texts[key], name = encode(value, kind)
+        texts[key], name = encode(value, kind, counts)
         types[type_key(key, prefix)] = name
     return texts
 
@@ -59,8 +72,8 @@ def type_key(key: str, prefix: str) -> str:
     return prefix + key if prefix or not PREFIXED.match(key) else f"span:{key}"
 
 
-def encode(value: AnyValue, kind: str | None) -> tuple[str, str]:
-    """(text, type) of a value; the type of a string is `string`."""
+def encode(value: AnyValue, kind: str | None, counts: Counter[str]) -> tuple[str, str]:
+    """(text, type) of a value; the type of a string is `string`. `counts`: see to_map."""
     if kind == "string_value":
         return value.string_value, "string"
     if kind == "int_value":
@@ -71,86 +84,98 @@ def encode(value: AnyValue, kind: str | None) -> tuple[str, str]:
         return double_text(value.double_value), "double"
     if kind == "bytes_value":
         return base64.b64encode(value.bytes_value).decode(), "bytes"
-    if kind == "array_value" and (text := _long_array(value) or _flat_array(value)):
-        return text, "array"
-    if kind == "array_value" or kind == "kvlist_value":
-        try:
-            return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":")), "array" if kind == "array_value" else "kvlist"
-        except _NotJsonError:
-            return json.dumps(json_format.MessageToDict(value), ensure_ascii=False, separators=(",", ":")), "otlp"
+    if kind == "array_value":
+        return _long_array(value) or _json(value, "array", counts)
+    if kind == "kvlist_value":
+        return _json(value, "kvlist", counts)
     return "", "empty"
 
 
 def double_text(number: float) -> str:
-    """The shortest text that reads back as `number`: as ClickHouse's toString has it."""
-    text = _fixed(repr(number))
-    return text[:-2] if text.endswith(".0") else text
+    """As pdata's AsString has it: the shortest text that reads back as `number`, with an exponent below 1e-6 and from 1e21 on."""
+    if not math.isfinite(number):
+        return "NaN" if number != number else "Infinity" if number > 0 else "-Infinity"
+    return _shortest(repr(number))
 
 
-def _fixed(text: str) -> str:
-    """Python's shortest text of a number, with an exponent only below 1e-6 and from 1e21 on; otherwise with a point."""
+def is_whole(numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Of finite numbers, whether the text would be taken for that of an int: it has neither point nor exponent."""
+    return (numbers == np.trunc(numbers)) & (np.abs(numbers) < 1e21)
+
+
+def _shortest(text: str) -> str:
+    """Python's shortest text of a number as Go has it."""
     if "e" not in text:
-        return text
+        return text.removesuffix(".0")
     mantissa, exponent = text.split("e")
     power = int(exponent)
     if not -7 < power < 21:
-        return f"{mantissa}e{power}"
+        return f"{mantissa}e{power:+d}"
     sign, digits = ("-" if mantissa[0] == "-" else ""), mantissa.lstrip("-").replace(".", "")
-    return f"{sign}0.{'0' * (-power - 1)}{digits}" if power < 0 else f"{sign}{digits}{'0' * (power + 1 - len(digits))}.0"
+    return f"{sign}0.{'0' * (-power - 1)}{digits}" if power < 0 else f"{sign}{digits}{'0' * (power + 1 - len(digits))}"
 
 
-def _long_array(value: AnyValue) -> str:
-    """The JSON text of a long list of token ids or numbers, without a look at each element; empty where it is something else."""
+def _long_array(value: AnyValue) -> tuple[str, str] | None:
+    """(text, type) of a long list of token ids or numbers, without a look at each element; None where it is something else."""
     if len(value.array_value.values) < LONG:
-        return ""
-    ids = int_array(value)
-    numbers = ids if ids is not None else _doubles(value)
-    if numbers is None:
-        return ""
+        return None
+    if (ids := int_array(value)) is not None:
+        return json.dumps(ids.tolist(), separators=(",", ":")), "array"
+    if (numbers := doubles(value)) is None:
+        return None
     text = json.dumps(numbers.tolist(), separators=(",", ":"))
-    return f"[{','.join(map(_fixed, text[1:-1].split(',')))}]" if "e" in text else text
+    whole = bool(np.any(is_whole(numbers)))
+    if whole or "e" in text:
+        text = f"[{','.join(map(_shortest, text[1:-1].split(',')))}]"
+    return text, "array:d" if whole else "array"
 
 
-def _flat_array(value: AnyValue) -> str:
-    """The JSON text of a list of strings, finite numbers, booleans and nothings, as the fast road has it; empty where it holds others."""
-    items: list[str] = []
-    for item in value.array_value.values:
-        kind = item.WhichOneof("value")
+def _json(value: AnyValue, name: str, counts: Counter[str]) -> tuple[str, str]:
+    """(text, type) of a list or an object."""
+    letters: list[str] = []  # of each number and string
+    told = True  # by the text alone
+
+    def write(value: AnyValue) -> str:
+        nonlocal told
+        kind = value.WhichOneof("value")
         if kind == "string_value":
-            items.append(_json_string(item.string_value))
-        elif kind in _NESTED or (kind == "double_value" and not math.isfinite(item.double_value)):
-            return ""
-        else:
-            items.append(_fixed(repr(item.double_value)) if kind == "double_value" else encode(item, kind)[0] or "null")
-    return f"[{','.join(items)}]"
+            letters.append("s")
+            return _json_string(value.string_value)
+        if kind == "int_value":
+            letters.append("i")
+            return str(value.int_value)
+        if kind == "double_value":
+            letters.append("d")
+            text = double_text(value.double_value)
+            finite = math.isfinite(value.double_value)
+            told &= finite and ("." in text or "e" in text)
+            return text if finite else f'"{text}"'
+        if kind == "bytes_value":
+            letters.append("y")
+            told = False
+            return f'"{base64.b64encode(value.bytes_value).decode()}"'
+        if kind == "array_value":
+            return f"[{','.join([write(item) for item in value.array_value.values])}]"
+        if kind == "kvlist_value":
+            pairs: dict[str, AnyValue] = {}
+            for pair in value.kvlist_value.values:
+                pairs.setdefault(pair.key, pair.value)
+            counts[REPEATED] += len(value.kvlist_value.values) - len(pairs)
+            return f"{{{','.join([f'{_json_string(key)}:{write(pairs[key])}' for key in sorted(pairs)])}}}"
+        return encode(value, kind, counts)[0] or "null"
+
+    text = write(value)
+    return text, name if told else f"{name}:{''.join(letters).rstrip(letters[-1])}{letters[-1]}"
 
 
 def _json_string(text: str) -> str:
-    """As ClickHouse writes a JSON string: control characters in upper-case hex, the two line separators escaped."""
+    """As Go's encoding/json writes a string, HTML left alone."""
     return f'"{_ESCAPED.sub(lambda match: _ESCAPES[match[0]], text)}"'
 
 
-_CONTROL = {chr(code): f"\\u{code:04X}" for code in (*range(0x20), 0x2028, 0x2029)}
+_CONTROL = {chr(code): f"\\u{code:04x}" for code in (*range(0x20), 0x2028, 0x2029)}
 _ESCAPES = _CONTROL | {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
 _ESCAPED = re.compile(f"[{re.escape(''.join(_ESCAPES))}]")
-
-
-class _NotJsonError(Exception):
-    pass
-
-
-def _plain(value: AnyValue) -> Any:
-    kind = value.WhichOneof("value")
-    if kind == "array_value":
-        return [_plain(item) for item in value.array_value.values]
-    if kind == "kvlist_value":
-        result = {item.key: _plain(item.value) for item in value.kvlist_value.values}
-        if len(result) != len(value.kvlist_value.values):
-            raise _NotJsonError
-        return result
-    if kind == "bytes_value" or (kind == "double_value" and not math.isfinite(value.double_value)):
-        raise _NotJsonError
-    return getattr(value, kind) if kind is not None else None
 
 
 def int_array(value: Value) -> NDArray[np.uint32] | None:
@@ -195,7 +220,7 @@ def _varints(raw: bytes) -> NDArray[np.uint32] | None:
 
 def double_array(value: Value) -> NDArray[np.float32] | None:
     """An OTLP array of doubles that float32 holds exactly; None where it is anything else."""
-    numbers = _doubles(value)
+    numbers = doubles(value)
     if numbers is None:
         return None
     with np.errstate(over="ignore"):
@@ -203,8 +228,8 @@ def double_array(value: Value) -> NDArray[np.float32] | None:
     return small if bool(np.all(small.astype(np.float64) == numbers)) else None
 
 
-def _doubles(value: Value) -> NDArray[np.float64] | None:
-    """An OTLP array of finite doubles (on the wire each is 0a 09 21 and eight bytes); None where it is anything else."""
+def doubles(value: Value) -> NDArray[np.float64] | None:
+    """An OTLP array of finite doubles, read without a Python loop (each is 0a 09 21 and eight bytes); None where it is anything else."""
     if value.WhichOneof("value") != "array_value":
         return None
     raw = value.array_value.SerializePartialToString()

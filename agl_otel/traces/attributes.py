@@ -6,6 +6,7 @@ Rows that another writer stored (the stock exporter) have no AttrTypes: their at
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -20,8 +21,9 @@ _DECODERS: Final[dict[str, Callable[[str], Any]]] = {
     "array": json.loads,
     "kvlist": json.loads,
     "empty": lambda _: None,
-    "otlp": lambda text: from_otlp_json(json.loads(text)),
+    "otlp": lambda text: from_otlp_json(json.loads(text)),  # of rows of earlier releases
 }
+_EXACT: Final[dict[str, Callable[[str], Any]]] = {"i": int, "d": float, "s": str, "y": base64.b64decode}
 
 
 def typed(texts: Mapping[str, str], types: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
@@ -30,10 +32,28 @@ def typed(texts: Mapping[str, str], types: Mapping[str, str], prefix: str = "") 
         return dict(texts)
     values: dict[str, Any] = {}
     for key, text in texts.items():
-        name = types.get(prefix + key if prefix or not _PREFIXED.match(key) else f"span:{key}")
-        decode = _DECODERS.get(name) if name is not None else None
-        values[key] = decode(text) if decode is not None else text
+        name, _, letters = types.get(prefix + key if prefix or not _PREFIXED.match(key) else f"span:{key}", "").partition(":")
+        decode = _DECODERS.get(name)
+        values[key] = _exact(text, letters) if letters else decode(text) if decode is not None else text
     return values
+
+
+class _Number(str):
+    """The text of a number."""
+
+
+def _exact(text: str, letters: str) -> Any:
+    """A list or an object of which JSON does not tell all; `letters` are those of values.py."""
+    following = itertools.chain(letters, itertools.repeat(letters[-1]))
+
+    def read(node: Any) -> Any:
+        if isinstance(node, list):
+            return [read(item) for item in node]
+        if isinstance(node, dict):
+            return {key: read(item) for key, item in node.items()}
+        return _EXACT[next(following)](node) if isinstance(node, str) else node
+
+    return read(json.loads(text, parse_int=_Number, parse_float=_Number))
 
 
 def from_otlp_json(value: Mapping[str, Any]) -> Any:

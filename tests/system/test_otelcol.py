@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 import grpc.aio
 import pytest
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.json_format import MessageToDict, ParseDict
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue, KeyValueList
@@ -251,6 +251,25 @@ def otlp_json(request: ExportTraceServiceRequest) -> dict[str, Any]:
     for one, sent in zip(document["resourceSpans"][0]["scopeSpans"][0]["spans"], sent_spans, strict=True):
         one |= {"traceId": sent.trace_id.hex(), "spanId": sent.span_id.hex()}
     return document
+
+
+async def test_values_become_the_texts_of_the_golden_vectors(world: World) -> None:
+    vectors = json.loads((CONFIGS.parents[1] / "collector" / "conformance" / "values" / "values.json").read_text())["vectors"]
+    sent = span("work", {semconv.ROLLOUT_ID: "ro-1"})
+    for vector in vectors:
+        sent.attributes.append(KeyValue(key=vector["name"], value=ParseDict(vector["value"], AnyValue())))
+    request = request_of([sent])
+    collector = await world.collector()
+    async with aiohttp.ClientSession() as session:
+        assert (await post(session, collector, request)).status == 200
+        as_json = json.dumps(otlp_json(request)).encode()
+        assert (await post(session, collector, as_json, Content_Type="application/json")).status == 200
+    async with world.reader(collector) as reader:
+        rows = await reader.query("SELECT SpanAttributes FROM otel.otel_traces")
+    assert len(rows) == 2
+    for row in rows:
+        texts = dict(row["SpanAttributes"])
+        assert {vector["name"]: texts[vector["name"]] for vector in vectors} == {vector["name"]: vector["text"] for vector in vectors}
 
 
 async def test_numbers_that_are_not_finite_and_repeated_keys_inside_of_values(world: World) -> None:

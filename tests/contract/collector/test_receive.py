@@ -107,7 +107,7 @@ async def test_logs_are_stored_with_the_ids_of_their_span(stack: Stack, reader: 
     await reader.barrier()
     (row,) = await reader.query("SELECT * FROM otel_logs WHERE RolloutId = 'ro-logs'")
     assert (row["AttemptId"], row["SequenceId"], row["ServiceName"], row["EventName"]) == ("at-1", 0, "agent", "gen_ai.user.message")
-    assert (row["Body"], row["LogAttributes"], row["AttrTypes"]) == ('{"said":"hi","n":1}', {"k": "1"}, {"body:": "kvlist", "k": "int"})
+    assert (row["Body"], row["LogAttributes"], row["AttrTypes"]) == ('{"n":1,"said":"hi"}', {"k": "1"}, {"body:": "kvlist", "k": "int"})
 
 
 async def test_bad_spans_are_refused_with_count_and_reason_and_the_good_ones_stay(stack: Stack, reader: TraceReader) -> None:

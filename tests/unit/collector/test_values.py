@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
 
-from agl_otel.collector.values import double_array, int_array, to_map
+from agl_otel.collector.values import REPEATED, double_array, int_array, to_map
 from agl_otel.traces.attributes import typed
 
+VECTORS = Path(__file__).parents[3] / "collector" / "conformance" / "values" / "values.json"
 INT64 = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SCALARS = st.one_of(TEXT, st.booleans(), INT64, st.floats(), st.binary(max_size=8), st.none())
@@ -106,5 +111,21 @@ def test_other_kinds_are_neither(value: Any) -> None:
 def test_of_a_key_given_twice_the_first_counts() -> None:
     types: dict[str, str] = {}
     twice = [KeyValue(key="k", value=any_value("first")), KeyValue(key="k", value=any_value(2))]
-    assert to_map(twice, types) == {"k": "first"}
-    assert types == {}
+    counts: Counter[str] = Counter()
+    assert to_map(twice, types, counts=counts) == {"k": "first"}
+    assert (types, counts) == ({}, {REPEATED: 1})
+
+
+@pytest.mark.parametrize("vector", json.loads(VECTORS.read_text())["vectors"], ids=lambda vector: vector["name"])
+def test_the_golden_vectors(vector: dict[str, Any]) -> None:
+    value = json_format.ParseDict(vector["value"], AnyValue())
+    types: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    assert to_map([KeyValue(key="k", value=value)], types, counts=counts) == {"k": vector["text"]}
+    assert types == ({"k": vector["type"]} if vector["type"] else {})
+    assert counts[REPEATED] == vector.get("repeated", 0)
+
+
+def test_what_an_earlier_release_stored_of_values_that_json_does_not_tell_is_read() -> None:
+    text = '{"kvlistValue":{"values":[{"key":"b","value":{"bytesValue":"AAE="}},{"key":"d","value":{"doubleValue":"NaN"}}]}}'
+    assert shape(typed({"k": text}, {"k": "otlp"})) == shape({"k": {"b": b"\0\1", "d": math.nan}})

@@ -14,7 +14,7 @@ import (
 // Text on the wire must be UTF-8, the receiver does not look, ClickHouse stores any bytes, and then nobody can read the rollout: one bad
 // byte in one span fails every query that returns it. So bytes that are no text become U+FFFD here, and the item is refused. Of a key given
 // twice the first counts, as everywhere. Lists and maps inside attributes become JSON in the exporter, which has no number for what is not
-// finite and would leave the whole text empty: it becomes the text that it has outside of lists.
+// finite and would leave the whole text empty: it becomes the text that it has outside of lists. Bytes without any would become null.
 const replacement = "\uFFFD"
 
 // mender counts what it had to change.
@@ -158,20 +158,29 @@ func (m *mender) value(value pcommon.Value) {
 	case pcommon.ValueTypeSlice:
 		for _, item := range value.Slice().All() {
 			m.value(item)
-			finite(item)
+			inJSON(item)
 		}
 	case pcommon.ValueTypeMap:
 		m.attributes(value.Map())
 		for _, item := range value.Map().All() {
-			finite(item)
+			inJSON(item)
 		}
 	default:
 	}
 }
 
-func finite(item pcommon.Value) {
-	if item.Type() == pcommon.ValueTypeDouble && (math.IsNaN(item.Double()) || math.IsInf(item.Double(), 0)) {
-		item.SetStr(item.AsString())
+// inJSON makes texts of what the exporter would lose in a list or a map.
+func inJSON(item pcommon.Value) {
+	switch item.Type() {
+	case pcommon.ValueTypeDouble:
+		if math.IsNaN(item.Double()) || math.IsInf(item.Double(), 0) {
+			item.SetStr(item.AsString())
+		}
+	case pcommon.ValueTypeBytes:
+		if item.Bytes().Len() == 0 {
+			item.SetStr("")
+		}
+	default:
 	}
 }
 
