@@ -31,12 +31,6 @@ EVERY_AGENT = "*"
 """The agent of a call where no agent was asked for and none is named around it."""
 
 
-def reward_of(span: Span) -> float | None:
-    """The primary reward of a span, also of one whose dimensions have no names; None where it holds none."""
-    value = span.attributes.get(semconv.reward_value_key(0))
-    return float(value) if isinstance(value, (int, float)) else get_reward_value(span)
-
-
 class RewardMatchPolicy(StrEnum):
     """Which model call a reward belongs to."""
 
@@ -132,7 +126,7 @@ class TraceTree:
     def is_reward_span(self) -> bool:
         """Whether the span holds a reward, or is the operation that computed one."""
         operation = self.span.name == semconv.SPAN_OPERATION and self.span.attributes.get(semconv.OPERATION_NAME) == semconv.SPAN_REWARD
-        return operation or reward_of(self.span) is not None
+        return operation or get_reward_value(self.span) is not None
 
     def find_llm_calls(
         self, *, llm_call_match: str | None = None, agent_match: str | None = None, exclude_llm_call_in_reward: bool = True
@@ -173,7 +167,7 @@ class TraceTree:
             for node in sorted(group, key=lambda node: node.start_time):
                 if node.id in own:
                     waiting.append(node)
-                elif (value := reward_of(node.span)) is not None:
+                elif (value := get_reward_value(node.span)) is not None:
                     ended = next((call for call in reversed(waiting) if call.end_time <= node.start_time), None)
                     if ended is not None:
                         rewards[ended.id] = value

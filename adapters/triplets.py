@@ -14,8 +14,9 @@ from agl_otel.adapters.dialects import Message, ModelCall, agent_lightning, agl,
 from agl_otel.adapters.history import in_full
 from agl_otel.adapters.joined import JoinedCall, SpanKey, prompts_in_full, repeated
 from agl_otel.adapters.messages import image_urls
-from agl_otel.adapters.tree import RewardMatchPolicy, TraceTree, reward_of
+from agl_otel.adapters.tree import RewardMatchPolicy, TraceTree
 from agl_otel.attributes import filter_attributes, unflatten_attributes
+from agl_otel.rewards import get_reward_value
 from agl_otel.types import Span, Triplet
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
         waiting: list[int] = []
         seen: set[str] = set()
         for span in spans:
-            if (value := reward_of(span)) is not None:
+            if (value := get_reward_value(span)) is not None:
                 place = next((p for p in reversed(waiting) if calls[p][0] < span.sequence_id), None)
                 if place is not None:
                     waiting.remove(place)

@@ -15,6 +15,7 @@ from opentelemetry.semconv.attributes import exception_attributes
 from pydantic import BaseModel, TypeAdapter
 
 from agl_otel import semconv
+from agl_otel.tolerant import MAX_DEPTH
 from agl_otel.types import AttributeValue, Span, SpanLike
 
 PRIMITIVES: Final = (str, bool, int, float)
@@ -89,9 +90,14 @@ def _kind(value: Any) -> type:
 
 
 def unflatten_attributes(flat: Mapping[str, Any]) -> dict[str, Any] | list[Any]:
-    """The nested form of dotted keys; a mapping whose keys are exactly 0 … n-1 becomes a list."""
+    """The nested form of dotted keys; a mapping whose keys are exactly 0 … n-1 becomes a list.
+
+    Raises ValueError for a key of more than MAX_DEPTH parts.
+    """
     root: dict[str, Any] = {}
     for path, value in flat.items():
+        if path.count(".") >= MAX_DEPTH:
+            raise ValueError(f"attribute {path[:80]!r}… has {path.count('.') + 1} parts: more than {MAX_DEPTH} are not read")
         *parents, last = path.split(".")
         node = root
         for part in parents:

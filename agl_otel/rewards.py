@@ -5,33 +5,47 @@ Every function takes a stored span, a span of the OpenTelemetry SDK, what an emi
 
 from __future__ import annotations
 
-import json
 import logging
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
-from pydantic import TypeAdapter
-
 from agl_otel import semconv
-from agl_otel.attributes import RewardPydanticModel, filter_and_unflatten_attributes
+from agl_otel.attributes import RewardPydanticModel
+from agl_otel.tolerant import json_of, number_of
 from agl_otel.types import SpanLike
 
 AGENTOPS_OUTPUTS: Final = ("agentops.task.output", "agentops.entity.output")
 """Where AgentOps put what a reward function returned, as JSON."""
 OLD_REWARD: Final = "reward"
 """The attribute of an annotation that was a reward before 0.3."""
-_REWARDS: Final = TypeAdapter(list[RewardPydanticModel])
+_DIMENSION: Final = re.compile(re.escape(semconv.REWARD) + r"\.(0|[1-9][0-9]{0,8})\.(name|value)")
 _log = logging.getLogger(__name__)
 Readable = SpanLike | Mapping[str, Any]
 AnySpan = TypeVar("AnySpan", bound=Readable)
 
 
+def dimensions_of(attributes: Mapping[str, Any]) -> list[tuple[int, str, float]]:
+    """(index, name, value) of each dimension of a reward, by index. One without a number is left out; NaN and infinities are not."""
+    found: dict[int, dict[str, Any]] = {}
+    for key, value in attributes.items():
+        if match := _DIMENSION.fullmatch(key):
+            found.setdefault(int(match[1]), {})[match[2]] = value
+    return [
+        (index, str(parts.get("name", "")), value)
+        for index, parts in sorted(found.items())
+        if (value := number_of(parts.get("value"))) is not None
+    ]
+
+
 def get_rewards_from_span(span: Readable) -> list[RewardPydanticModel]:
-    """Every dimension of the reward that a span holds, the primary one first; [] without one. Raises ValueError where it is malformed."""
-    attributes = attributes_of(span)
-    if not any(key.startswith(semconv.REWARD) for key in attributes):
-        return []
-    return _REWARDS.validate_python(filter_and_unflatten_attributes(attributes, semconv.REWARD) or [])
+    """Every dimension of the reward that a span holds, the primary one first; [] without a primary one.
+
+    A dimension whose value is no finite number counts as none.
+    """
+    found = [each for each in dimensions_of(attributes_of(span)) if math.isfinite(each[2])]
+    return [RewardPydanticModel(name=name, value=value) for _, name, value in found] if found and found[0][0] == 0 else []
 
 
 def get_reward_value(span: Readable) -> float | None:
@@ -71,7 +85,7 @@ def attributes_of(span: Readable) -> Mapping[str, Any]:
 def _mapping(said: Any) -> Mapping[str, Any]:
     if isinstance(said, str):
         try:
-            said = json.loads(said)
+            said = json_of(said)
         except ValueError:
             return {}
     return cast("Mapping[str, Any]", said) if isinstance(said, Mapping) else {}
@@ -80,8 +94,9 @@ def _mapping(said: Any) -> Mapping[str, Any]:
 def _legacy(value: Any, key: str) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        _log.error("the reward in %r is %r, which is no number: it is left out", key, value)
+    number = None if isinstance(value, str) else number_of(value)
+    if number is None or not math.isfinite(number):
+        _log.error("the reward in %r is %.100r, which is no finite number: it is left out", key, value)
         return None
     _log.warning("a reward was read from %r, a form that is no longer written: use emit_reward", key)
-    return float(value)
+    return number

@@ -6,7 +6,6 @@ Every function takes a stored span, a span of the OpenTelemetry SDK, what an emi
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from agl_otel.rewards import (
     get_rewards_from_span,
     is_reward_span,
 )
+from agl_otel.tolerant import MALFORMED, json_of
 
 __all__ = [
     "find_final_reward",
@@ -52,12 +52,15 @@ def get_object_value(span: Readable) -> Any:
     attributes = attributes_of(span)
     if (text := attributes.get(semconv.OBJECT_JSON)) is not None:
         try:
-            return json.loads(text)
-        except (TypeError, ValueError) as error:
+            return json_of(text)
+        except MALFORMED as error:
             raise RuntimeError(f"the object of the span is no JSON: {error}") from error
     if (literal := attributes.get(semconv.OBJECT_LITERAL)) is None:
         return None
-    kind = attributes.get(semconv.OBJECT_TYPE, "str")
+    kind = str(attributes.get(semconv.OBJECT_TYPE, "str"))
     if kind not in _LITERALS:
         raise RuntimeError(f"an object of type {kind!r} has no literal: known are {', '.join(_LITERALS)}")
-    return _LITERALS[kind](literal)
+    try:
+        return _LITERALS[kind](literal)
+    except MALFORMED as error:
+        raise RuntimeError(f"the object of the span is no {kind}: {error}") from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from agl_otel import semconv
 from agl_otel.columns import AttemptKey, Reward
+from agl_otel.rewards import dimensions_of
 from agl_otel.traces.attributes import typed
 from agl_otel.types import Event, Link, OtelResource, Span, SpanContext, TraceStatus
 
@@ -16,7 +16,6 @@ _COLUMNS: Final = {
     semconv.LLM_RESPONSE_TOKEN_IDS: "ResponseTokenIds",
     semconv.LLM_RESPONSE_LOGPROBS: "ResponseLogprobs",
 }
-_REWARD: Final = re.compile(re.escape(semconv.REWARD) + r"\.(\d+)\.(name|value)")
 _STATUS: Final = {"Ok": "OK", "Error": "ERROR"}
 
 
@@ -83,20 +82,7 @@ def rewards_of(rows: Iterable[Mapping[str, Any]]) -> dict[AttemptKey, list[Rewar
     """Rows of sql/rewards.sql, by attempt, ordered by (sequence, index). A dimension without a number is left out."""
     rewards: dict[AttemptKey, list[Reward]] = {}
     for row in rows:
-        dimensions: dict[int, dict[str, str]] = {}
-        for key, text in row["Rewards"].items():
-            if found := _REWARD.fullmatch(key):
-                dimensions.setdefault(int(found.group(1)), {})[found.group(2)] = text
-        for index, parts in sorted(dimensions.items()):
-            value = _number(parts.get("value"))
-            if value is not None:
-                reward = Reward(int(row["SequenceId"]), row["SpanId"], index, parts.get("name", ""), value)
-                rewards.setdefault((row["RolloutId"], row["AttemptId"]), []).append(reward)
+        for index, name, value in dimensions_of(row["Rewards"]):
+            reward = Reward(int(row["SequenceId"]), row["SpanId"], index, name, value)
+            rewards.setdefault((row["RolloutId"], row["AttemptId"]), []).append(reward)
     return rewards
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return float(text) if text is not None else None
-    except ValueError:
-        return None

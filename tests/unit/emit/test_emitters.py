@@ -105,10 +105,29 @@ def test_rewards_of_older_releases_are_read(span: SpanCoreFields, value: float |
     assert emit.is_reward_span(span) is (value is not None)
 
 
-def test_a_malformed_reward_is_a_value_error() -> None:
-    for attributes in ({semconv.REWARD: 1.0}, {semconv.reward_value_key(0): "much", semconv.reward_name_key(0): "primary"}):
-        with pytest.raises(ValueError, match=r"reward|value"):
-            emit.get_rewards_from_span(attributes)
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {semconv.REWARD: 1.0},
+        *({semconv.reward_value_key(0): value, semconv.reward_name_key(0): "primary"} for value in (
+            "much", True, math.nan, math.inf, "-inf", "9" * 5000, None, b"1", [1.0])),
+        {semconv.reward_value_key(1): 1.0, semconv.reward_name_key(1): "second"},
+        {f"{semconv.REWARD}.{'.'.join(['0'] * 3000)}.value": 1.0},
+        {f"{semconv.REWARD}.{'9' * 5000}.value": 1.0},
+        {"agentops.task.output": "[" * 100_000},
+        {"agentops.task.output": '{"type": "reward", "value": NaN}'},
+        {"agentops.task.output": '{"type": "reward", "value": ' + "9" * 4000 + "}"},
+    ],
+)  # fmt: skip
+def test_a_malformed_reward_is_none_and_hides_no_other(attributes: dict[str, Any]) -> None:
+    assert emit.get_rewards_from_span(attributes) == []
+    assert emit.get_reward_value(attributes) is None
+    assert emit.find_final_reward([named(semconv.SPAN_ANNOTATION, **{semconv.reward_value_key(0): 0.5}), attributes]) == 0.5
+
+
+def test_a_malformed_dimension_leaves_the_others() -> None:
+    attributes = {semconv.reward_value_key(0): "0.5", semconv.reward_value_key(1): "much", semconv.reward_value_key(2): 2}
+    assert [each.value for each in emit.get_rewards_from_span(attributes)] == [0.5, 2.0]
 
 
 def test_the_final_reward_is_the_last_in_the_order_given() -> None:

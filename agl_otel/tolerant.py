@@ -1,0 +1,73 @@
+"""Values that the writer of a span chose, read so that none of them harms more than itself. Pure.
+
+Attributes are written by agents: JSON may be nested a hundred thousand levels deep and a number may be a word. Whatever reads one uses
+these readers, whose only errors are ValueError, and counts what is in MALFORMED as a fault of that one attempt.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final, cast
+
+MAX_DEPTH: Final = 100  # levels; schemas of tools, the deepest that libraries write, have some twenty
+MAX_BRACKETS: Final = 1_000_000  # lists and objects in one text: each takes some 60 bytes for the two or three of its text
+MALFORMED: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
+"""What code raises on values of another shape than it expects."""
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def json_of(text: str) -> Any:
+    """What the JSON holds, at most MAX_DEPTH levels; half a surrogate pair, which no file can hold, is U+FFFD.
+
+    Raises ValueError where it is no JSON, nested too deep or too large.
+    """
+    brackets = text.count("[") + text.count("{")
+    if brackets > MAX_BRACKETS:
+        raise ValueError(f"JSON with {brackets} brackets: more than {MAX_BRACKETS} are not read")
+    try:
+        value = json.loads(text)
+        if brackets > MAX_DEPTH:
+            check_depth(value)
+        if _SURROGATE.search(text):
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+    except RecursionError:
+        raise ValueError(f"JSON of more than {MAX_DEPTH} levels is not read") from None
+    except MemoryError:
+        raise ValueError(f"JSON of {len(text)} characters is too large for the memory") from None
+    return value
+
+
+def check_depth(value: Any) -> None:
+    """Raise ValueError where lists and objects are nested in more than MAX_DEPTH levels."""
+    level = [value] if isinstance(value, (list, tuple, dict)) else []
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for each in level
+            for item in (cast("dict[Any, Any]", each).values() if isinstance(each, dict) else each)
+            if isinstance(item, (list, tuple, dict))
+        ]
+        if not level:
+            return
+    raise ValueError(f"it is nested in more than {MAX_DEPTH} levels")
+
+
+def whole_of(value: Any) -> int:
+    """A whole number of 64 bits, also as text; 0 where it is none, as ClickHouse's toInt64OrZero has it."""
+    if isinstance(value, str):
+        value = int(value) if _WHOLE.fullmatch(value) else 0
+    elif isinstance(value, float):
+        value = int(value) if value.is_integer() else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63 else 0
+
+
+def number_of(value: Any) -> float | None:
+    """A number, also as text, which may be NaN or infinite; None where it is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
