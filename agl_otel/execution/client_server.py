@@ -127,8 +127,9 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
                 return _log.warning("interrupted: stopped")
         processes = [_forked(f"runner-{n}", _runner_process, runner, store, n, stop, self.graceful_timeout) for n in range(self.n_runners)]
         try:
-            for process in processes:
-                process.join()
+            running = {process.sentinel for process in processes}
+            while running:  # join would reap one, and an interrupt right then would lose its exit code
+                running -= {*multiprocessing.connection.wait(running)}
         except KeyboardInterrupt:
             _log.warning("interrupted: stopping")
         finally:
