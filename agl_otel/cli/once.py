@@ -13,8 +13,11 @@ from typing import Any, Final
 from pydantic import SecretStr
 
 from agl_otel.columns import Traces
+from agl_otel.errors import AglError
+from agl_otel.proxy.upstream import OWN
 from agl_otel.runner.agents import CommandAgent
 from agl_otel.runner.process import run_runner
+from agl_otel.runner.runner import new_worker_id
 from agl_otel.settings import PRIVATE, Settings
 from agl_otel.stack import running_address, stack_for
 from agl_otel.store import Store
@@ -22,7 +25,6 @@ from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, Rollout
 
 _log = logging.getLogger(__name__)
 DEFAULT_UPSTREAM: Final = "https://api.openai.com/v1"  # where an OpenAI client goes when nobody says otherwise
-FIRST: Final = 1_000_000  # priority: before whatever else waits in a store that others use too
 
 
 @dataclass(frozen=True)
@@ -40,29 +42,49 @@ async def run_once(
 ) -> AsyncGenerator[tuple[Store, Once]]:
     """Run `command` as one attempt of a new rollout and read back what arrived; the stack lives as long as the block.
 
-    The agent's model calls go through the proxy to the model server it would have used by itself: OPENAI_BASE_URL with
-    OPENAI_API_KEY, or OpenAI. The key stays in the environment of this command and its proxy. A stack that is started for it keeps all
-    in the data directory: one over stores that others work with would give its rollout to their runners.
+    The rollout is never in line, so that no other runner takes it, and its runner takes no other. The agent's model calls go through the
+    proxy to OPENAI_BASE_URL, else to the models of a stack that runs, else to OpenAI; that they do is said by resources of the rollout's
+    own, which are nobody's latest. OPENAI_API_KEY stays in the environment of this command and its proxy. A stack that is started for it
+    keeps all in the data directory: one over stores that others work with would give its rollout to their runners.
 
     Raises UsageError where the command cannot be started, UnavailableError where the stack cannot.
     """
-    upstream = os.environ.get("OPENAI_BASE_URL") or settings.upstream_url or DEFAULT_UPSTREAM
+    given = os.environ.get("OPENAI_BASE_URL", "")
+    upstream = given or settings.upstream_url or DEFAULT_UPSTREAM
     agent = CommandAgent(command)
     agent.check(task)
     key = SecretStr(os.environ.get("OPENAI_API_KEY", "")) if not settings.upstream_key.get_secret_value() else settings.upstream_key
     async with stack_for(_private(settings).model_copy(update={"upstream_url": upstream, "upstream_key": key})) as (store, _):
-        model = LLM(endpoint=upstream, model=os.environ.get("OPENAI_MODEL", ""))
-        resources = await store.publish({"main_llm": model})
+        model = LLM(endpoint=given or OWN, model=os.environ.get("OPENAI_MODEL", ""))
+        resources = await store.queue.put_resources({"main_llm": model}, aside=True)
         config = RolloutConfig(timeout_seconds=timeout_seconds)
-        request = EnqueueRolloutRequest(input=task, mode="test", resources_id=resources.resources_id, config=config, priority=FIRST)
-        (queued,) = await store.enqueue([request])
-        stop = asyncio.Event()
-        alone = settings.model_copy(update={"runner_metrics_port": 0})  # a runner that stays may have that port
-        await run_runner(agent, store=store.description.queue, modes=["test"], max_rollouts=1, stop=stop, settings=alone)
-        (rollout,) = await store.wait([queued.rollout_id])
-        assert isinstance(rollout, AttemptedRollout), "a rollout that was run has an attempt"
+        request = EnqueueRolloutRequest(input=task, mode="test", resources_id=resources.resources_id, config=config)
+        rollout = await _run(store, agent, request, settings)
         traces = await store.traces([rollout])
         yield store, Once(rollout, traces, await store.spans(rollout.rollout_id))
+
+
+async def _run(store: Store, agent: CommandAgent, request: EnqueueRolloutRequest, settings: Settings) -> AttemptedRollout:
+    """Start the rollout for a runner that runs it alone; the finished rollout."""
+    worker_id, stop = new_worker_id(), asyncio.Event()
+    begun: asyncio.Future[AttemptedRollout] = asyncio.get_running_loop().create_future()
+
+    async def claim(_: int) -> list[AttemptedRollout]:
+        try:
+            begun.set_result((await store.queue.start([request], worker_id=worker_id))[0])
+        except AglError as error:
+            begun.set_exception(error)
+            stop.set()
+            return []
+        return [begun.result()]
+
+    alone = settings.model_copy(update={"runner_metrics_port": 0})  # a runner that stays may have that port
+    await run_runner(
+        agent, store=store.description.queue, max_rollouts=1, worker_id=worker_id, stop=stop, claim=claim, settings=alone
+    )  # fmt: skip
+    (finished,) = await store.wait([(await begun).rollout_id])
+    assert isinstance(finished, AttemptedRollout), "a rollout that was run has an attempt"
+    return finished
 
 
 def _private(settings: Settings) -> Settings:

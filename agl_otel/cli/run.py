@@ -30,8 +30,9 @@ def run(
     \b
       agl-otel run -- python my_agent.py "What is 2 + 2?"
 
-    A Python command runs under opentelemetry-instrument, unmodified. Its model calls pass through the proxy to OPENAI_BASE_URL (or
-    OpenAI, with OPENAI_API_KEY). Everything is kept in --data-dir. Exits with 1 where the command failed.
+    A Python command runs under opentelemetry-instrument, unmodified. Its model calls pass through the proxy to OPENAI_BASE_URL, else
+    to the models of the stack that runs, else to OpenAI, with OPENAI_API_KEY. No other runner takes it, and nobody else's rollouts get
+    its model. Everything is kept in --data-dir. Exits with 1 where the command failed.
     """
     setup_logging()
     settings = Settings.load(data_dir=data_dir, store=store)

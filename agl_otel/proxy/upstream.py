@@ -31,6 +31,8 @@ SEED: Final = "seed"
 """The sampling parameter, as OpenAI's protocol names it."""
 LITELLM: Final = "litellm:"
 """The endpoint of an LLM resource that litellm knows where to find (its model is `provider/name`)."""
+OWN: Final = "proxy:"
+"""The endpoint of an LLM resource that means what calls of no rollout go to: the proxy's list of models, else its upstream."""
 _ATTEMPT_OVER: Final = frozenset({"failed", "succeeded", "timeout"})
 
 
@@ -257,11 +259,16 @@ class QueueUpstreams:
         others = [llm for llm in known.llms.values() if not self._is_own(llm)]
         if others and not (self._models is not None and self._models.find(chosen.model or asked)):
             return [self._upstream(others[0], known.version)]
-        listed_pool = listed(self._models, chosen.model or asked)
-        return [replace(each, version=known.version, sampling={**each.sampling, **chosen.sampling_parameters}) for each in listed_pool]
+        wanted = chosen.model or asked
+        own = (self._models.find(wanted) if self._models is not None else ()) or self._fallback or listed(self._models, wanted)
+        sampling = chosen.sampling_parameters
+        return [
+            replace(each, model=each.model or chosen.model or None, version=known.version, sampling={**each.sampling, **sampling})
+            for each in own
+        ]
 
     def _is_own(self, llm: LLM | ProxyLLM) -> bool:
-        return any(llm.endpoint.startswith(url) for url in self._own_urls)
+        return llm.endpoint == OWN or any(llm.endpoint.startswith(url) for url in self._own_urls)
 
     def _upstream(self, llm: LLM | ProxyLLM, version: str) -> Upstream:
         endpoint = llm.endpoint.rstrip("/")
@@ -284,7 +291,8 @@ def listed(models: Lists | None, asked: str | None) -> Sequence[Upstream]:
         names = models.names() if models is not None else []
         raise NotFoundError(
             f"the proxy has no model {asked!r} in its list ({', '.join(names) or 'which is empty'}), and a rollout that names the proxy "
-            "has no LLM among its resources: publish one whose endpoint is the model server, or add the model (AGL_MODELS, LLMProxy)"
+            "has no LLM among its resources: publish one whose endpoint is the model server, or add the model (AGL_MODELS, LLMProxy) "
+            "or an upstream (AGL_UPSTREAM_URL)"
         )
     return pool
 

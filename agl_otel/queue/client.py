@@ -286,10 +286,10 @@ class QueueClient:
 
     # --- resources
 
-    async def put_resources(self, resources: NamedResources, *, resources_id: str | None = None) -> ResourcesUpdate:
-        """A new set of resources, or a new version of a known id (an unknown id is created)."""
+    async def put_resources(self, resources: NamedResources, *, resources_id: str | None = None, aside: bool = False) -> ResourcesUpdate:
+        """A new set of resources, or a new version of a known id (an unknown id is created); `aside`: never the latest."""
         text = _RESOURCES.dump_json(resources).decode()
-        request = pb.PutResourcesRequest(resources_id=resources_id, resources_json=text, request_id=new_request_id())
+        request = pb.PutResourcesRequest(resources_id=resources_id, resources_json=text, request_id=new_request_id(), aside=aside)
         return convert.resources_from_pb((await self._calls.call("PutResources", request, pb.ResourcesList)).resources[0])
 
     async def get_resources(self, resources_id: str | None = None, *, version: int | None = None) -> ResourcesUpdate | None:

@@ -21,7 +21,7 @@ from agl_otel.runner.ending import persist
 from agl_otel.runner.environment import Addresses, shared_environment
 from agl_otel.runner.job import Agent
 from agl_otel.runner.metrics import RunnerMeters
-from agl_otel.runner.runner import FIND_STACK_SECONDS, GRACE_SECONDS, HEARTBEAT_SECONDS, Runner
+from agl_otel.runner.runner import FIND_STACK_SECONDS, GRACE_SECONDS, HEARTBEAT_SECONDS, Claim, Runner
 from agl_otel.runner.running import RunnerEvent
 from agl_otel.settings import Settings
 from agl_otel.store import Store
@@ -49,6 +49,7 @@ async def run_runner(
     timeout_seconds: float | None = None,
     on_event: Callable[[RunnerEvent], None] | None = None,
     stop: asyncio.Event | None = None,
+    claim: Claim | None = None,
     settings: Settings | None = None,
 ) -> Counter[str]:
     """Run `agent` against the stack at `store` (empty: AGL_STORE, else the queue of the settings) until told to stop.
@@ -58,6 +59,7 @@ async def run_runner(
     An agent that is given as a function that makes it is made when this process's environment names the stack: user code that builds
     its clients at import time finds the proxy, too.
     Where `stop` is None, SIGTERM and SIGINT stop it in order, and a second one at once. Returns Runner.counts.
+    With a `claim` (see Runner) it runs what that gives, for `worker_id`, and asks the queue for nothing.
     Raises UsageError where no waiting rollout can be run by this agent, UnavailableError where no stack answers.
     """
     settings = settings or Settings.load()
@@ -72,7 +74,8 @@ async def run_runner(
         if not isinstance(agent, Agent):
             os.environ.update(shared_environment(os.environ, addresses, token=token))
             agent = agent()
-        await check_waiting_tasks(agent, connected.queue, modes, labels)
+        if claim is None:
+            await check_waiting_tasks(agent, connected.queue, modes, labels)
         telemetry = Telemetry.start(
             otlp_endpoint=addresses.collector_grpc, token=token, service_name=SERVICE_NAME, instrument=agent.instrument
         )
@@ -80,7 +83,7 @@ async def run_runner(
         runner = Runner(
             connected.queue, telemetry, agent, concurrency=concurrency, worker_id=worker_id, heartbeat_seconds=heartbeat_seconds,
             modes=modes, labels=labels, max_rollouts=max_rollouts, on_event=meters.hear, token=token, grace_seconds=grace_seconds,
-            timeout_seconds=timeout_seconds,
+            timeout_seconds=timeout_seconds, claim=claim,
         )  # fmt: skip
         _log.info("runner %s: %d places, store %s", runner.worker_id, concurrency, address)
         try:

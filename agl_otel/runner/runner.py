@@ -53,6 +53,11 @@ Claim = Callable[[int], Awaitable[list[AttemptedRollout]]]
 _log = logging.getLogger(__name__)
 
 
+def new_worker_id() -> str:
+    """Host, process and chance."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+
+
 class Runner:
     """Runs `agent` for the rollouts of `queue`, up to `concurrency` at once.
 
@@ -100,7 +105,7 @@ class Runner:
     ) -> None:
         if concurrency < 1:
             raise UsageError(f"concurrency is {concurrency}: a runner needs at least one place")
-        self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        self.worker_id = worker_id or new_worker_id()
         self.counts: Counter[str] = Counter()
         """claimed; succeeded, failed, timeout, cancelled; fenced, abandoned, and the errors of each step."""
         self._queue, self._telemetry, self._agent = queue, telemetry, agent

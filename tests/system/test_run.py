@@ -99,6 +99,48 @@ def test_a_command_that_fails_or_hangs_is_told_and_exits_with_1(
     assert total() == before + 1, "what happened is kept"
 
 
+OTHERS = "import os, pathlib; pathlib.Path('ran').open('a').write(os.environ['AGL_TASK'] + ' ')"
+
+
+@pytest.mark.parametrize("command", ["run", "doctor"])
+def test_a_command_is_run_by_its_own_runner_which_runs_nothing_else(
+    tmp_path: Path, server: ModelServer, store: list[str], command: str
+) -> None:
+    tasks, ours = tmp_path / "tasks.jsonl", [sys.executable, "-c", "import pathlib; pathlib.Path('mine').touch(exist_ok=False)"]
+    with Command("runner", *store, "--", sys.executable, "-c", OTHERS, log=tmp_path / "runner.log", cwd=tmp_path) as idle:
+        tasks.write_text('"first"')
+        run("rollouts", "enqueue", "--file", str(tasks), "--mode", "train", *store, cwd=tmp_path)
+        until((tmp_path / "ran").exists, "the other runner serves")
+        done = run(command, *store, "--task", '"ours"', "--", *ours, cwd=tmp_path, env=environment(server))
+        assert done.returncode in (0, 3), done.stderr
+        assert (tmp_path / "mine").exists() and (tmp_path / "ran").read_text() == '"first" '
+        idle.process.terminate()
+        idle.wait(300)
+    (tmp_path / "mine").unlink()
+    tasks.write_text('"innocent"')
+    enqueued = run("rollouts", "enqueue", "--file", str(tasks), "--mode", "test", "--json", *store, cwd=tmp_path)
+    run(command, *store, "--task", '"ours"', "--", *ours, cwd=tmp_path, env=environment(server))
+    (waiting,) = json.loads(enqueued.stdout)["rollout_ids"]
+    shown = json.loads(run("rollouts", "show", waiting, "--json", *store, cwd=tmp_path).stdout)
+    assert shown["rollout"]["status"] == "queuing" and (tmp_path / "mine").exists()
+    run("rollouts", "delete", waiting, "--yes", *store, cwd=tmp_path)
+
+
+def test_run_changes_no_model_of_others_and_takes_the_stacks_own(tmp_path: Path, server: ModelServer) -> None:
+    data = tmp_path / "data"
+    env = {"AGL_UPSTREAM_URL": server.url, "AGL_UPSTREAM_KEY": KEY}
+    ours = ["--data-dir", str(data), "--", sys.executable, str(AGENT), "hello"]
+    with Command("up", "--data-dir", str(data), *FREE_PORTS, log=tmp_path / "up.log", cwd=tmp_path, env=env):
+        until((data / "stack.json").exists, "stack.json is written")
+        done = run("run", *ours, cwd=tmp_path)
+        assert done.returncode == 0 and "8 + 7 tokens, weights 7" in done.stdout, done.stdout + done.stderr
+        assert {headers["authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
+        done = run("run", *ours, cwd=tmp_path, env=environment(server))
+        assert done.returncode == 0, done.stderr
+        latest = run("resources", "show", "--data-dir", str(data), cwd=tmp_path)
+        assert "no resources yet" in latest.stderr, latest.stdout
+
+
 DIES = """
 import os, signal, sys
 from opentelemetry import trace

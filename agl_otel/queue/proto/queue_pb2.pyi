@@ -1400,20 +1400,24 @@ class PutResourcesRequest(_message.Message):
     RESOURCES_ID_FIELD_NUMBER: _builtins.int
     RESOURCES_JSON_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ASIDE_FIELD_NUMBER: _builtins.int
     resources_id: _builtins.str
     """absent: a new id; known: a new version; unknown: created with version 1"""
     resources_json: _builtins.str
     request_id: _builtins.str
+    aside: _builtins.bool
+    """for rollouts that name it: never the latest"""
     def __init__(
         self,
         *,
         resources_id: _builtins.str | None = ...,
         resources_json: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        aside: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_resources_id", b"_resources_id", "resources_id", b"resources_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_resources_id", b"_resources_id", "request_id", b"request_id", "resources_id", b"resources_id", "resources_json", b"resources_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_resources_id", b"_resources_id", "aside", b"aside", "request_id", b"request_id", "resources_id", b"resources_id", "resources_json", b"resources_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__resources_id: _TypeAlias = _typing.Literal["resources_id"]  # noqa: Y015
     _WhichOneofArgType__resources_id: _TypeAlias = _typing.Literal["_resources_id", b"_resources_id"]  # noqa: Y015

@@ -5,17 +5,17 @@
 INSERT INTO counters (name, last) VALUES (:name, :count) ON CONFLICT (name) DO UPDATE SET last = counters.last + :count RETURNING last;
 
 -- name: resources_insert
--- One new version.
+-- One new version; is_current is 1, and 2 where it is never the latest of all.
 INSERT INTO resources (ordinal, resources_id, version, create_time, update_time, is_current, resources)
-VALUES (:ordinal, :resources_id, :version, :create_time, :update_time, 1, :resources);
+VALUES (:ordinal, :resources_id, :version, :create_time, :update_time, :is_current, :resources);
 
 -- name: resources_supersede
 -- The current version of this id is current no more.
-UPDATE resources SET is_current = 0 WHERE resources_id = :resources_id AND is_current = 1;
+UPDATE resources SET is_current = 0 WHERE resources_id = :resources_id AND is_current <> 0;
 
 -- name: resources_current
 -- The current version of an id.
-SELECT {resources} FROM resources s WHERE s.resources_id = :resources_id AND s.is_current = 1;
+SELECT {resources} FROM resources s WHERE s.resources_id = :resources_id AND s.is_current <> 0;
 
 -- name: resources_version
 -- One version of an id.
@@ -35,7 +35,7 @@ SELECT count(*) FROM resources s /*where*/;
 
 -- name: resources_count
 -- How many sets there are.
-SELECT count(*) FROM resources WHERE is_current = 1;
+SELECT count(*) FROM resources WHERE is_current <> 0;
 
 -- name: where_resources_id_in
 -- Fragment.
@@ -47,7 +47,7 @@ instr(s.resources_id, :id_contains) > 0
 
 -- name: where_resources_current
 -- Fragment.
-s.is_current = 1
+s.is_current <> 0
 
 -- name: worker_busy
 -- A worker begins, or goes on with, an attempt.

@@ -151,6 +151,22 @@ async def test_resources_have_versions_and_the_last_written_is_the_latest(queue:
     assert len(await queue.client.query_resources(all_versions=True)) == 3
 
 
+async def test_resources_that_are_put_aside_are_found_by_their_id_and_never_the_latest(queue: LocalQueue) -> None:
+    llm = LLM(endpoint="http://a/v1", model="m")
+    own = await queue.client.put_resources({"llm": llm}, aside=True)
+    assert await queue.client.get_resources() is None
+    shared = await queue.client.put_resources({"llm": llm})
+    queue.clock.advance(1)
+    again = await queue.client.put_resources({"llm": llm}, resources_id=own.resources_id, aside=True)
+    assert await queue.client.get_resources() == shared
+    assert await queue.client.get_resources(own.resources_id) == again
+    assert (await queue.client.query_resources()).items == [shared, again]
+    requests = [EnqueueRolloutRequest(input=1), EnqueueRolloutRequest(input=2, resources_id=own.resources_id)]
+    pinned = [(r.resources_id, r.resources_version) for r in await queue.client.enqueue(requests)]
+    assert pinned == [(shared.resources_id, 1), (own.resources_id, 2)]
+    assert (await queue.client.statistics())["total_resources"] == 2
+
+
 async def test_numbers_grow_by_rollout_and_jump_over_explicit_ones(queue: LocalQueue) -> None:
     assert await queue.client.take_sequence([("ro-1", 3, 0), ("ro-2", 1, 0), ("", 4, 0), ("ro-1", 2, 0)]) == [1, 1, 0, 4]
     assert await queue.client.take_sequence([("ro-1", 1, 100), ("ro-1", 1, 50)]) == [101, 102]

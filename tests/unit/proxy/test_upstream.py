@@ -7,7 +7,7 @@ import pytest
 
 from agl_otel.errors import NotFoundError, RefusedError, UsageError
 from agl_otel.proxy.models import ModelList
-from agl_otel.proxy.upstream import Budget, QueueUpstreams, Upstream, call_seed
+from agl_otel.proxy.upstream import OWN, Budget, QueueUpstreams, Upstream, call_seed
 from agl_otel.types import LLM, Attempt, AttemptedRollout, AttemptStatus, NamedResources, PaginatedResult, ResourcesUpdate, Rollout
 
 KEY = ("ro-1", "at-1")
@@ -103,6 +103,15 @@ async def test_a_resource_that_names_the_proxy_takes_its_list_of_models() -> Non
     )
     (free,) = (await QueueUpstreams(queue, models=models).resolve(None, "m1")).pool
     assert free.model == "x"
+
+
+async def test_a_resource_that_names_the_proxy_goes_upstream_where_no_model_is_listed() -> None:
+    for endpoint, model in ((OWN, ""), (OWN, "mine"), ("http://proxy/v1", "")):
+        queue = OneRollout({"main": LLM(endpoint=endpoint, model=model)})
+        upstreams = QueueUpstreams(queue, fallback_url="http://here/v1", fallback_key="k", own_urls=["http://proxy"])
+        assert await only(upstreams) == Upstream("http://here/v1", model or None, "k", {}, "3")
+        with pytest.raises(NotFoundError, match="AGL_UPSTREAM_URL"):
+            await only(QueueUpstreams(queue, own_urls=["http://proxy"]))
 
 
 async def test_calls_of_no_rollout_may_go_to_several_servers() -> None:
