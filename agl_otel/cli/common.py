@@ -55,8 +55,14 @@ def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     Raises KeyboardInterrupt after an interrupted run.
     """
 
-    async def guarded() -> T:
-        task = asyncio.ensure_future(main())
+    async def left() -> T | SystemExit:
+        try:
+            return await main()
+        except SystemExit as end:  # rich's, whose reader has gone: one that leaves a task breaks the loop off
+            return end
+
+    async def guarded() -> T | SystemExit:
+        task = asyncio.ensure_future(left())
 
         def interrupt(_: signal.Signals) -> None:
             click.echo("stopping … (once more to stop at once)", err=True)
@@ -72,7 +78,10 @@ def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 
-    return asyncio.run(guarded())
+    done = asyncio.run(guarded())
+    if isinstance(done, SystemExit):
+        raise done
+    return done
 
 
 def warn_of_passwords(flags: Mapping[str, Any]) -> None:

@@ -39,3 +39,24 @@ def test_a_reader_that_has_gone_is_no_error_to_be_told() -> None:
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+SHOW = """
+from rich.console import Console
+from agl_otel.cli.common import run_async
+
+async def show():
+    Console().print("x" * 1_000_000)
+
+run_async(show)
+"""
+
+
+def test_a_reader_that_goes_while_a_table_is_shown_is_none_either() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run([sys.executable, "-c", SHOW], stdout=writing, stderr=subprocess.PIPE, timeout=END_SECONDS, check=False)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
