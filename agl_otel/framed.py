@@ -38,7 +38,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from agl_otel.errors import DataError
 
@@ -339,11 +339,12 @@ def _parse(data: bytes, salt: bytes | None, first: int, end: int | None) -> list
         sum_at = payload_at + header.length
         beyond = min(sum_at + _SUM.size, len(data))
         payload = data[payload_at:sum_at]
-        entry = Frame(header.position, header.group, header.kind, payload, at)
+        entry: Frame | Lost | None = Frame(header.position, header.group, header.kind, payload, at)
         if data[sum_at:beyond] != _SUM.pack(zlib.crc32(payload, header.checksum)):
-            entry = Lost(header.position, header.position, header.kind, False, at, beyond - at)
+            entry = None
         elif header.kind == LOST:
             entry = _lost_before(header.position, payload)
+        entry = entry or Lost(header.position, header.position, header.kind, False, at, beyond - at)
         begins = entry.position if isinstance(entry, Frame) else entry.first
         if at > offset or begins > expected:
             entries.append(Lost(expected, begins - 1, None, False, offset, at - offset))
@@ -382,9 +383,15 @@ def _header(data: bytes, offset: int, salt: bytes) -> _Header | None:
     return _Header(position, group, length, kind, checksum)
 
 
-def _lost_before(position: int, payload: bytes) -> Lost:
-    about = json.loads(payload)
-    return Lost(last=position, **about)
+def _lost_before(position: int, payload: bytes) -> Lost | None:
+    """What a LOST record tells; None where it is none."""
+    try:
+        about: dict[str, Any] = json.loads(payload)
+        if not all(isinstance(about[name], int) for name in ("first", "offset", "size")) or not about["aside"]:
+            return None
+        return Lost(last=position, **about)
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _again(salt: bytes, entries: Iterable[Frame | Lost], group: int) -> Iterator[bytes]:

@@ -251,6 +251,8 @@ class Proxy:
         key = _path_key(request)
         assert key is not None, "the route has both ids"
         (counts,) = await self._close([key])
+        if counts is None:
+            raise UnavailableError("what a proxy that died left of this attempt could not be stored yet: is the collector running?")
         own = next((count for count in counts if not count.before), _Closed(self._telemetry.marker, 0, 0))
         of_all = {count.marker: count.spans for count in counts}
         return web.json_response({"marker": own.marker, "spans": own.spans, "dropped": own.dropped, "counts": of_all})
@@ -264,10 +266,14 @@ class Proxy:
         ):  # pyright: ignore[reportUnknownArgumentType]  # any JSON
             raise UsageError('the body must be {"attempts": [[rollout id, attempt id], …]}')
         closed = await self._close([(str(r), str(a)) for r, a in pairs])
-        return web.json_response({"counts": [{count.marker: count.spans for count in counts} for counts in closed]})
+        told = [{count.marker: count.spans for count in counts} if counts is not None else None for counts in closed]
+        return web.json_response({"counts": told})
 
-    async def _close(self, keys: Sequence[Key]) -> list[list[_Closed]]:
-        """Seal and flush attempts, which are over: what this process, and those before it on this disk, did for each of them."""
+    async def _close(self, keys: Sequence[Key]) -> list[list[_Closed] | None]:
+        """Seal and flush attempts, which are over: what this process, and those before it on this disk, did for each of them.
+
+        None for one of which something that a dead one left could not be stored yet. Raises UnavailableError.
+        """
         settle = self._running().settle
         settle()
         with contextlib.suppress(TimeoutError):
@@ -279,12 +285,14 @@ class Proxy:
         for key in keys:
             self._attempts.close(key)
         counts = await self._last_seals(keys)
-        before: list[list[Count]] = [[] for _ in keys]
+        before: list[list[Count] | None] = [[] for _ in keys]
         if self._inheritance is not None:
             before = await self._inheritance.counts(keys, timeout_seconds=self._flush_seconds)
         own = [[count] if (count := counts.get(key)) is not None else [] for key in keys]
         return [
             [_Closed(c.marker, c.spans, c.dropped, before=earlier) for each, earlier in ((mine, False), (theirs, True)) for c in each]
+            if theirs is not None
+            else None
             for mine, theirs in zip(own, before, strict=True)
         ]
 
@@ -302,9 +310,10 @@ class Proxy:
         if not isinstance(ids, list) or not all(isinstance(each, str) for each in cast("list[Any]", ids)):
             raise UsageError('POST /delete takes {"rollouts": [rollout ids]}')
         gone = cast("list[str]", ids)
-        for holder in (self._journal, self._inheritance):
-            if holder is not None:
-                await asyncio.to_thread(holder.forget, gone)
+        if self._journal is not None:
+            await asyncio.to_thread(self._journal.forget, gone)
+        if self._inheritance is not None:
+            await self._inheritance.forget(gone)
         return web.json_response({"deleted": len(gone)})
 
     def _authorise(self, request: web.Request, *scopes: str) -> None:

@@ -7,6 +7,9 @@ missing (`lossy`, damage, a restart of the machine: nothing was synced) the seal
 not over.
 
 Rollouts that the queue no longer knows were deleted, and nothing of them is sent; what is older than the retention neither.
+
+Each journal is brought to its end by itself: one that nobody takes holds up its own attempts only. One that is damaged is kept (*.damaged)
+when the rest of it was sent, until the next deletion, which may be of what nobody can read in it, or the end of the retention.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, TraceFlags
 
 from agl_otel import semconv
-from agl_otel.errors import AglError, UnavailableError
-from agl_otel.framed import Frame, read
+from agl_otel.errors import AglError, DataError, UnavailableError
+from agl_otel.framed import DAMAGED, Frame, read
 from agl_otel.instrumentation.context import Key
 from agl_otel.instrumentation.ids import span_id
 from agl_otel.instrumentation.ledger import Count, Place
@@ -37,7 +40,11 @@ from agl_otel.proxy.journal import CLOSED, END, HEAD, LOCK, LOSSY, START, WHOLE,
 MAX_TOLD: Final = 100_000  # attempts whose counts are remembered for their closing
 REQUEST_BYTES: Final = 3 << 20  # receivers with gRPC's default limit take 4 MiB
 AGAIN_SECONDS: Final = (0.5, 10.0)
+SENT_AT_ONCE: Final = 2  # journals whose spans are on their way; the others' take turns
 YOUNG_SECONDS: Final = 60.0  # a folder without a journal may be one that is being made
+_HEAD: Final = (str, int)
+_RECORD: Final = (str, str, str, str, str, int, int, str)
+"""The heads of records (journal.py)."""
 _logger = logging.getLogger("agl_otel.proxy")
 Send = Callable[[bytes], bool]
 """Exports a serialised request, in the calling thread; whether it was acknowledged."""
@@ -71,6 +78,10 @@ class Left:
     legacies: dict[tuple[Key, str], Legacy] = field(default_factory=dict[tuple[Key, str], Legacy])
     gaps: bool = False
     """Whether records may be missing."""
+    damaged: bool = False
+    """Whether something in it cannot be read."""
+    files: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while they are changed."""
 
     def count(self, name: tuple[Key, str]) -> Count:
         """What the last seal of an attempt says."""
@@ -110,7 +121,8 @@ class Inheritance:
         self._oldest = oldest
         self._left: list[Left] = []
         self._told: dict[Key, dict[str, Count]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._sending = asyncio.Semaphore(SENT_AT_ONCE)
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
@@ -121,75 +133,93 @@ class Inheritance:
                 self._told.setdefault(name[0], {})[name[1]] = left.count(name)
         while len(self._told) > MAX_TOLD:
             del self._told[next(iter(self._told))]
-        self._task = asyncio.create_task(self._run(), name="inheritance")
+        self._tasks = [asyncio.create_task(self._run(left), name="inheritance") for left in self._left]
 
     async def stop(self) -> None:
         """Leave what is not sent yet to the next one."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for left in self._left:
             os.close(left.lock)
 
-    async def counts(self, keys: Sequence[Key], *, timeout_seconds: float) -> list[list[Count]]:
-        """What dead processes had of each attempt, once all of it was acknowledged. Raises UnavailableError where that takes too long."""
-        wanted = set(keys)
-        try:
+    async def counts(self, keys: Sequence[Key], *, timeout_seconds: float) -> list[list[Count] | None]:
+        """What dead processes had of each attempt, once all of it was acknowledged; None for one for which that takes too long."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
-                while any(name[0] in wanted for left in self._left for name in left.legacies):
+                while not self._unsent().isdisjoint(keys):
                     self._changed.clear()
                     await self._changed.wait()
-        except TimeoutError:
-            raise UnavailableError(
-                "what a proxy that died left of these attempts could not be stored yet: is the collector running?"
-            ) from None
-        return [list(self._told.get(key, {}).values()) for key in keys]
+        unsent = self._unsent()
+        return [None if key in unsent else list(self._told.get(key, {}).values()) for key in keys]
 
-    def forget(self, rollout_ids: Collection[str]) -> None:
+    def _unsent(self) -> set[Key]:
+        return {name[0] for left in self._left for name in left.legacies}
+
+    async def forget(self, rollout_ids: Collection[str]) -> None:
         """Leave nothing of these rollouts in the files, and send none of it. Raises UnavailableError."""
         gone = set(rollout_ids)
+        for left in self._left:
+            for name in [name for name in left.legacies if name[0][0] in gone]:
+                del left.legacies[name]
+        self._changed.set()
         try:
-            for left in self._left:
-                for name in [name for name in left.legacies if name[0][0] in gone]:
-                    del left.legacies[name]
-                for path in segments_of(left.folder):
-                    without(path, gone)
+            for left in list(self._left):
+                async with left.files:
+                    for path in segments_of(left.folder):
+                        await asyncio.to_thread(without, path, gone)
+            for folder in self._root.glob(f"*{DAMAGED}"):
+                await asyncio.to_thread(clear, folder)
         except OSError as error:
             raise UnavailableError(f"a dead proxy's journal in {self._root} cannot be written: {error.strerror or error}") from None
 
     def _find(self) -> list[Left]:
         found: list[Left] = []
         for folder in sorted(self._root.iterdir()) if self._root.is_dir() else ():
-            with contextlib.suppress(OSError):  # another process's, or one that is just removed
-                if not (folder / LOCK).exists():
-                    continue
-                lock = claim(folder)
-                try:
-                    left = self._read(folder, lock)
-                except OSError:
-                    os.close(lock)
-                    raise
-                if left is None:
-                    os.close(lock)
-                else:
-                    found.append(left)
+            try:
+                left = self._left_in(folder)
+            except (BlockingIOError, FileNotFoundError):  # another process's, or one that is just removed
+                continue
+            except OSError as error:
+                _logger.error("a dead proxy's journal in %s cannot be read: %s", folder, error.strerror or error)
+                continue
+            if left is not None:
+                found.append(left)
         return found
+
+    def _left_in(self, folder: Path) -> Left | None:
+        """The journal in a folder, claimed; None where there is none, or nothing of it is to be sent. Raises OSError."""
+        if not (folder / LOCK).exists():
+            return None
+        lock, left = claim(folder), None
+        try:
+            left = self._read(folder, lock)
+        finally:
+            if left is None:
+                os.close(lock)
+        return left
 
     def _read(self, folder: Path, lock: int) -> Left | None:
         paths = segments_of(folder)
         newest = max((path.stat().st_mtime for path in paths), default=(folder / LOCK).stat().st_mtime)
         if (not paths and newest < time.time() - YOUNG_SECONDS) or (paths and newest < self._oldest):
             clear(folder)
-        if not paths or newest < self._oldest:
+        if not paths or newest < self._oldest or folder.suffix == DAMAGED:
             return None
-        return read_journal(folder, lock)
+        left = read_journal(folder, lock)
+        if left.damaged:
+            _logger.error(
+                "the journal %s of a proxy that died is damaged: its attempts that were not over count as incomplete. It is kept in %s",
+                folder,
+                _aside(folder),
+            )
+        return left
 
-    async def _run(self) -> None:
-        for left in list(self._left):
-            pause, longest = AGAIN_SECONDS
-            while not await self._bring_to_an_end(left):
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                pause = min(2 * pause, longest)
+    async def _run(self, left: Left) -> None:
+        pause, longest = AGAIN_SECONDS
+        while not await self._bring_to_an_end(left):
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, longest)
 
     async def _bring_to_an_end(self, left: Left) -> bool:
         ids = sorted({name[0][0] for name in left.legacies})
@@ -198,16 +228,19 @@ class Inheritance:
         except AglError as error:
             _logger.warning("what a dead proxy left waits for the queue: %s", error)
             return False
+        attempts = len(left.legacies)
         for request in list(left.requests()):
-            if not await asyncio.to_thread(self._send, request):
-                return False
-        _logger.info("sent what a dead proxy left of %d attempts", len(left.legacies))
-        try:
-            await asyncio.to_thread(clear, left.folder)
-        except OSError as error:
-            _logger.warning("a dead proxy's journal cannot be removed from %s: %s", left.folder, error.strerror or error)
-        self._left.remove(left)
-        os.close(left.lock)
+            async with self._sending:
+                if len(left.legacies) < attempts or not await asyncio.to_thread(self._send, request):
+                    return False  # one of them was deleted meanwhile, or nobody took it
+        _logger.info("sent what a dead proxy left of %d attempts", attempts)
+        async with left.files:
+            try:
+                await asyncio.to_thread(_put_away, left)
+            except OSError as error:
+                _logger.warning("a dead proxy's journal cannot be removed from %s: %s", left.folder, error.strerror or error)
+            self._left.remove(left)
+            os.close(left.lock)
         self._changed.set()
         return True
 
@@ -226,23 +259,33 @@ def read_journal(folder: Path, lock: int = -1) -> Left:
         entries = read(path)
         for place, entry in enumerate(entries):
             if isinstance(entry, Frame):
-                _take(left, entry)
-            else:  # a torn last record is of a call that was not forwarded, or of one that has no END
-                left.gaps |= path != paths[-1] or place < len(entries) - 1
+                try:
+                    _take(left, entry)
+                except (DataError, ValueError):
+                    left.gaps = left.damaged = True
+            elif path != paths[-1] or place < len(entries) - 1:
+                left.gaps = left.damaged = True
+            # else a torn last record: of a call that was not forwarded, or of one that has no END
     return left
 
 
 def _take(left: Left, frame: Frame) -> None:
+    """Take a record over. Raises DataError, ValueError."""
     head, data = unpacked(frame.payload)
+    if tuple(map(type, head)) != (_HEAD if frame.kind == HEAD else _RECORD):
+        raise DataError("a record of a proxy's journal has a head of another kind")
     if frame.kind == HEAD:
         left.parts = (data[: head[1]], data[head[1] :])
         left.gaps |= head[0] != boot_id()
         return
     rollout_id, attempt_id, marker, trace_id, parent_id, spans, dropped, span_id = head
+    place = bytes.fromhex(trace_id), bytes.fromhex(parent_id)
+    if (len(place[0]), len(place[1])) != (16, 8):
+        raise DataError("a record of a proxy's journal has ids of another length")
     name = ((rollout_id, attempt_id), marker)
     legacy = left.legacies.get(name)
     if legacy is None:
-        legacy = left.legacies[name] = Legacy((int(trace_id, 16), int(parent_id, 16)))
+        legacy = left.legacies[name] = Legacy((int.from_bytes(place[0]), int.from_bytes(place[1])))
     legacy.spans, legacy.dropped = max(legacy.spans, spans), max(legacy.dropped, dropped)
     legacy.closed = frame.kind == CLOSED
     if frame.kind == START:
@@ -250,6 +293,18 @@ def _take(left: Left, frame: Frame) -> None:
     elif frame.kind == END:
         legacy.open.discard(span_id)
         legacy.ended[span_id] = data
+
+
+def _put_away(left: Left) -> None:
+    """All of it was sent: remove it, or keep it aside where it is damaged. Raises OSError."""
+    if left.damaged:
+        left.folder.rename(_aside(left.folder))
+    else:
+        clear(left.folder)
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(folder.name + DAMAGED)
 
 
 def _seal(key: Key, count: Count, place: Place) -> bytes:

@@ -25,14 +25,14 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from pydantic_core import to_json
 
 from agl_otel.adapters.otlp_masking import Masker
-from agl_otel.errors import UnavailableError, unwritable
+from agl_otel.errors import DataError, UnavailableError, unwritable
 from agl_otel.framed import Frame, FramedFile, read, remove
 from agl_otel.instrumentation.context import Key
 from agl_otel.instrumentation.ledger import Ledger, Place
@@ -322,9 +322,15 @@ def packed(head: Any, data: bytes = b"") -> bytes:
 
 
 def unpacked(payload: bytes) -> tuple[list[Any], bytes]:
-    """The inverse of `packed`."""
-    (size,) = _SIZE.unpack_from(payload)
-    return json.loads(payload[_SIZE.size : _SIZE.size + size]), payload[_SIZE.size + size :]
+    """The inverse of `packed`. Raises DataError."""
+    try:
+        (size,) = _SIZE.unpack_from(payload)
+        head = json.loads(payload[_SIZE.size : _SIZE.size + size])
+        if isinstance(head, list):
+            return cast("list[Any]", head), payload[_SIZE.size + size :]
+    except (ValueError, RecursionError, struct.error):
+        pass
+    raise DataError("a record of a proxy's journal cannot be read")
 
 
 def boot_id() -> str:
@@ -351,6 +357,13 @@ def segments_of(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*{SUFFIX}"))
 
 
+def _is_readable(frame: Frame) -> bool:
+    try:
+        return bool(unpacked(frame.payload)[0])
+    except DataError:
+        return False
+
+
 def clear(folder: Path) -> None:
     """Remove a journal. Raises OSError."""
     for path in [*segments_of(folder), *folder.iterdir()]:
@@ -370,12 +383,12 @@ def without(path: Path, rollout_ids: Collection[str]) -> None:
 def _without(file: FramedFile, rollout_ids: Collection[str]) -> FramedFile:
     """The file itself, or another in its place that holds nothing of these rollouts."""
     entries = read(file.path)
-    frames = [entry for entry in entries if isinstance(entry, Frame)]
-    if len(frames) < len(entries):  # damage is not copied: whoever reads the rest must know of it
+    frames = [entry for entry in entries if isinstance(entry, Frame) and _is_readable(entry)]
+    if len(frames) < len(entries):  # damage, which may be of these, is not copied: whoever reads the rest must know of it
         with contextlib.suppress(FileNotFoundError):
             (file.path.parent / WHOLE).rename(file.path.parent / LOSSY)
     kept = [each for each in frames if each.kind == HEAD or unpacked(each.payload)[0][0] not in rollout_ids]
-    if len(kept) == len(frames):
+    if len(kept) == len(entries):
         return file
     new = FramedFile(file.path.with_name(f"{file.path.stem}a{SUFFIX}"))  # sorted behind it, and before the next one
     try:

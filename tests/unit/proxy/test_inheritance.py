@@ -1,0 +1,174 @@
+"""What dead proxies left: each journal by itself, whatever stands in it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from agl_otel import semconv
+from agl_otel.framed import DAMAGED, LOST, FramedFile
+from agl_otel.instrumentation.context import Key
+from agl_otel.proxy import inheritance as inheritances
+from agl_otel.proxy.inheritance import Inheritance, read_journal
+from agl_otel.proxy.journal import END, HEAD, LOCK, START, SUFFIX, WHOLE, boot_id, packed
+
+MARKER = "0123456789abcdef"
+
+
+def record(kind: int, rollout_id: str) -> tuple[int, bytes]:
+    return kind, packed([rollout_id, "at", MARKER, "1" * 32, "2" * 16, 1, 0, "3" * 16])
+
+
+def dead(folder: Path, *records: tuple[int, bytes]) -> Path:
+    """A journal that nobody holds."""
+    folder.mkdir(parents=True)
+    (folder / LOCK).touch()
+    (folder / WHOLE).touch()
+    file = FramedFile(folder / f"{1:012d}{SUFFIX}")
+    file.write([(HEAD, packed([boot_id(), 0]))])
+    for each in records:
+        file.write([each])
+    file.close()
+    return folder
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def key(rollout_id: str) -> Key:
+    return rollout_id, "at"
+
+
+class Collector:
+    """Takes requests, but for those of the rollout that it refuses; what it waits for is let through by `go`."""
+
+    def __init__(self, refused: str = "") -> None:
+        self.refused = refused
+        self.go = threading.Event()
+        self.go.set()
+        self.asked = threading.Event()
+        self.requests: list[bytes] = []
+
+    def send(self, request: bytes) -> bool:
+        self.asked.set()
+        self.go.wait()
+        if self.refused and self.refused.encode() in request:
+            return False
+        self.requests.append(request)
+        return True
+
+    def seals(self) -> dict[str, tuple[int, int]]:
+        """{rollout: (spans, dropped)}."""
+        found: dict[str, tuple[int, int]] = {}
+        for request in self.requests:
+            for resource in ExportTraceServiceRequest.FromString(request).resource_spans:
+                for span in (span for scope in resource.scope_spans for span in scope.spans):
+                    held = {each.key: each.value for each in span.attributes}
+                    if semconv.SEAL_SPANS in held:
+                        says = held[semconv.SEAL_SPANS].int_value, held[semconv.SEAL_DROPPED].int_value
+                        found[held[semconv.ROLLOUT_ID].string_value] = says
+        return found
+
+
+async def all_known(rollout_ids: Sequence[str]) -> Collection[str]:
+    return rollout_ids
+
+
+async def test_a_journal_that_nobody_takes_holds_up_its_own_attempts_only(tmp_path: Path) -> None:
+    for number, name in enumerate(("ro-stuck", "ro-1", "ro-2")):
+        dead(tmp_path / f"{number}", record(END, name))
+    collector = Collector(refused="ro-stuck")
+    inheritance = Inheritance(tmp_path, collector.send, all_known)
+    await inheritance.start()
+    told = await inheritance.counts([key("ro-1"), key("ro-2")], timeout_seconds=300)
+    assert [[(count.spans, count.dropped) for count in counts or ()] for counts in told] == [[(1, 0)], [(1, 0)]]
+    told = await inheritance.counts([key("ro-stuck"), key("ro-1"), key("ro-none")], timeout_seconds=0.01)
+    assert told[0] is None and told[1] and told[2] == []
+    await inheritance.stop()
+    assert names_in(tmp_path) == ["0"]
+
+
+async def test_what_is_deleted_while_a_journal_is_sent_is_not_sent_and_nobody_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inheritances, "REQUEST_BYTES", 1)
+    names = [f"ro-{number:03d}" for number in range(200)]
+    folder = dead(tmp_path / "0", *(record(END, name) for name in names))
+    collector = Collector()
+    collector.go.clear()
+    inheritance = Inheritance(tmp_path, collector.send, all_known)
+    await inheritance.start()
+    await asyncio.to_thread(collector.asked.wait)
+    closing = asyncio.create_task(inheritance.counts([key(names[-1])], timeout_seconds=300))
+    await asyncio.sleep(0)
+    await inheritance.forget(names[1:])
+    assert await closing != [None]
+    assert not any(name.encode() in path.read_bytes() for name in names[1:] for path in folder.iterdir())
+    collector.go.set()
+    assert await inheritance.counts([key(names[0])], timeout_seconds=300) != [None]
+    await inheritance.stop()
+    assert collector.seals() == {names[0]: (1, 0)} and names_in(tmp_path) == []
+
+
+BAD = {
+    "no head": (START, b""),
+    "no JSON": (START, b"\x04\x00\x00\x00nope"),
+    "no list": (START, packed({"a": 1})),
+    "too few": (START, packed(["ro-bad"])),
+    "a number for a name": (END, packed([1, "at", MARKER, "1" * 32, "2" * 16, 1, 0, "3" * 16])),
+    "a text for a count": (END, packed(["ro-bad", "at", MARKER, "1" * 32, "2" * 16, "1", 0, "3" * 16])),
+    "no trace id": (END, packed(["ro-bad", "at", MARKER, "trace", "2" * 16, 1, 0, "3" * 16])),
+    "an empty HEAD": (HEAD, packed([])),
+    "a loss that tells nothing": (LOST, b"nothing"),
+    "a loss of another kind": (LOST, b'{"first": "one"}'),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+async def test_damage_that_parses_is_kept_aside_and_its_attempts_are_incomplete(
+    tmp_path: Path, bad: tuple[int, bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    dead(tmp_path / "0", record(END, "ro-1"), bad, record(END, "ro-2"))
+    dead(tmp_path / "1", record(END, "ro-3"))
+    collector = Collector()
+    inheritance = Inheritance(tmp_path, collector.send, all_known)
+    await inheritance.start()
+    assert None not in await inheritance.counts([key(f"ro-{number}") for number in (1, 2, 3)], timeout_seconds=300)
+    assert collector.seals() == {"ro-1": (1, 1), "ro-2": (1, 1), "ro-3": (1, 0)}
+    await inheritance.stop()
+    assert names_in(tmp_path) == [f"0{DAMAGED}"]
+    assert [str(tmp_path / f"0{DAMAGED}") in said.getMessage() for said in caplog.records if said.levelname == "ERROR"] == [True]
+    again = Inheritance(tmp_path, collector.send, all_known)
+    await again.start()
+    assert await again.counts([key("ro-1")], timeout_seconds=300) == [[]], "it was sent"
+    await again.forget(["ro-another"])
+    await again.stop()
+    assert names_in(tmp_path) == [], "nobody can tell whose the damage is"
+
+
+HEADS = st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=9), max_leaves=9)
+FIELDS = st.sampled_from(["ro", "1" * 32, "2" * 16, 1, -1, "", None, 2.5])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 7), st.one_of(st.binary(max_size=9), HEADS.map(packed), st.lists(FIELDS, min_size=8, max_size=8).map(packed))
+        )
+    )
+)
+def test_no_record_keeps_a_journal_from_being_read_and_sent(records: list[tuple[int, bytes]]) -> None:
+    with TemporaryDirectory() as folder:
+        left = read_journal(dead(Path(folder) / "0", *records))
+        for request in left.requests():
+            ExportTraceServiceRequest.FromString(request)
+        assert all(left.count(name).spans >= 0 for name in left.legacies)
