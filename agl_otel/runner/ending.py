@@ -61,8 +61,8 @@ class Endings:
     queue: QueueClient
     telemetry: Telemetry
     logs: LogExporter
-    proxies: Callable[[], Sequence[str]]
-    """The http address of every proxy, as `describe` names them."""
+    proxies: Callable[[], Awaitable[Sequence[str]]]
+    """The http address of every proxy that there is now."""
     counts: Counter[str]
     on_ended: Callable[[Ended], None]
     """Called when an attempt is done with: completed, or given up."""
@@ -135,29 +135,35 @@ class Endings:
     async def _close(self, session: aiohttp.ClientSession, keys: Sequence[Key]) -> Seals:
         """Close the attempts at every proxy; {key: {marker: spans}}. One that stays away is counted, and the verdict will show it."""
         seals: Seals = {}
-        for counts in await asyncio.gather(*(self._close_at(session, proxy, keys) for proxy in self.proxies())):
-            for key, of_markers in zip(keys, counts, strict=False):
+        for counts in await asyncio.gather(*(self._close_at(session, proxy, keys) for proxy in await self.proxies())):
+            for key, of_markers in counts.items():
                 seals.setdefault(key, {}).update(of_markers)
         return seals
 
-    async def _close_at(self, session: aiohttp.ClientSession, proxy: str, keys: Sequence[Key]) -> list[dict[str, int]]:
+    async def _close_at(self, session: aiohttp.ClientSession, proxy: str, keys: Sequence[Key]) -> Seals:
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        closed: Seals = {}
 
-        async def close() -> list[dict[str, int]]:
+        async def close() -> None:
+            left = [key for key in keys if key not in closed]
             try:
-                async with session.post(f"{proxy.rstrip('/')}/close", json={"attempts": keys}, headers=headers) as response:
+                async with session.post(f"{proxy.rstrip('/')}/close", json={"attempts": left}, headers=headers) as response:
                     response.raise_for_status()
                     answer = await response.json()
-                    return [{str(marker): int(spans) for marker, spans in counts.items()} for counts in answer["counts"]]
+                    for key, counts in zip(left, answer["counts"], strict=True):
+                        if counts is not None:  # or what a dead proxy left of it is not stored yet
+                            closed[key] = {str(marker): int(spans) for marker, spans in counts.items()}
             except (aiohttp.ClientError, TimeoutError, OSError, KeyError, ValueError, AttributeError) as error:
-                raise UnavailableError(f"proxy {proxy} did not close {len(keys)} attempts: {error!r}") from error
+                raise UnavailableError(f"proxy {proxy} did not close {len(left)} attempts: {error!r}") from error
+            if len(closed) < len(keys):
+                raise UnavailableError(f"proxy {proxy} could not store all of {len(keys) - len(closed)} attempts yet")
 
         try:
-            return await persist(close, tries=CLOSE_TRIES)
+            await persist(close, tries=CLOSE_TRIES)
         except UnavailableError as error:
             self.counts["close_errors"] += 1
             _log.warning("%s; they may count as incomplete", error)
-            return []
+        return closed
 
     async def _seal(self, keys: Sequence[Key]) -> Seals | None:
         """Seal and flush what this process ended for the attempts; None where the collector stayed away."""

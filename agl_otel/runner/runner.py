@@ -383,7 +383,10 @@ class Runner:
             raise UnavailableError(f"the queue at {self._description.queue} knows no collector: start the stack with `agl-otel up`")
         return addresses
 
-    def _proxies(self) -> Sequence[str]:
+    async def _proxies(self) -> Sequence[str]:
+        """Those of now: one that is newer than the last heartbeat may have served an attempt. The known ones, where the queue is away."""
+        with contextlib.suppress(AglError):
+            self._description = await self._queue.describe()
         return self._description.proxies if self._description else ()
 
     async def _until_ended(self, stop: asyncio.Event) -> None:

@@ -91,6 +91,8 @@ class Proxy:
         self.closed: list[list[tuple[str, str]]] = []
         self.fail = 0
         self.spans = 2
+        self.late = 0
+        """How many answers leave their first attempt out: what a dead proxy left of it is not stored yet."""
         app = web.Application()
         app.router.add_post("/close", self._close)
         self.server = TestServer(app)
@@ -101,8 +103,11 @@ class Proxy:
             raise web.HTTPServiceUnavailable
         attempts = (await request.json())["attempts"]
         self.closed.append([(rollout_id, attempt_id) for rollout_id, attempt_id in attempts])
-        count = len(attempts)
-        return web.json_response({"counts": [{"proxy-marker": self.spans}] * count})
+        counts: list[dict[str, int] | None] = [{"proxy-marker": self.spans} for _ in attempts]
+        if self.late:
+            self.late -= 1
+            counts[0] = None
+        return web.json_response({"counts": counts})
 
 
 @dataclass

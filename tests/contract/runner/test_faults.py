@@ -24,7 +24,7 @@ from agl_otel.runner.runner import Runner
 from agl_otel.runner.running import RunnerEvent
 from agl_otel.tracer import DummyTracer
 from agl_otel.types import EnqueueRolloutRequest, PromptTemplate, ResourcesUpdate
-from tests.contract.runner.conftest import Stack
+from tests.contract.runner.conftest import Proxy, Stack
 
 
 async def test_a_result_survives_a_queue_that_is_away_when_the_agent_ends(stack: Stack) -> None:
@@ -221,6 +221,47 @@ def test_another_launch_mode_of_heartbeats_is_refused() -> None:
         LitAgentRunner(DummyTracer(), heartbeat_launch_mode="fork")
 
 
+async def test_a_proxy_that_is_newer_than_the_runner_is_closed_without_heartbeats(stack: Stack) -> None:
+    newer = Proxy()
+    await newer.server.start_server()
+
+    async def agent(task: str) -> float:
+        await stack.queue.announce("proxy", "newer", {"proxy": str(newer.server.make_url("")).rstrip("/")})
+        return 1.0
+
+    await stack.enqueue("t")
+    await stack.run(FunctionAgent(agent), max_rollouts=1, heartbeat_seconds=0)
+    await newer.server.close()
+    assert len(stack.proxy.closed) == len(newer.closed) == 1
+
+
+async def test_an_attempt_that_a_proxy_cannot_close_yet_is_asked_for_again_by_itself(stack: Stack) -> None:
+    stack.proxy.late = 1
+    rollouts = await stack.enqueue("t", "u")
+    claimed = await stack.queue.claim(2, worker_id="worker")
+    keys = [(each.rollout_id, each.attempt.attempt_id) for each in claimed]
+    logs = LogExporter(stack.receiver.grpc_address)
+    address = str(stack.proxy.server.make_url(""))
+
+    async def proxies() -> tuple[str, ...]:
+        return (address,)
+
+    endings = Endings(stack.queue, stack.telemetry, logs, proxies, Counter(), lambda _: None)
+    for each in claimed:
+        endings.put(Ended(Job(each, {}, Addresses("", ""), ""), "succeeded"))
+    running = asyncio.create_task(endings.run())
+    attempts = await stack.finished(*rollouts)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await logs.close()
+    assert stack.proxy.closed == [keys, keys[:1]]
+    assert [attempt.seals for attempt in attempts] == [{"proxy-marker": 2}] * 2
+
+
+async def no_proxies() -> tuple[str, ...]:
+    return ()
+
+
 async def test_of_results_that_are_reported_together_only_the_refused_one_is_dropped(stack: Stack) -> None:
     await stack.enqueue("t", "u")
     old, good = await stack.queue.claim(2, worker_id="worker")
@@ -228,7 +269,7 @@ async def test_of_results_that_are_reported_together_only_the_refused_one_is_dro
     counts: Counter[str] = Counter()
     ended: list[str] = []
     logs = LogExporter(stack.receiver.grpc_address)
-    endings = Endings(stack.queue, stack.telemetry, logs, tuple, counts, lambda one: ended.append(one.job.attempt_id))
+    endings = Endings(stack.queue, stack.telemetry, logs, no_proxies, counts, lambda one: ended.append(one.job.attempt_id))
     for claimed in (old, good):
         endings.put(Ended(Job(claimed, {}, Addresses("", ""), ""), "succeeded"))
     running = asyncio.create_task(endings.run())
