@@ -90,7 +90,7 @@ def decide(facts: AttemptFacts) -> Verdict:
         elif marker in facts.callers and marker not in facts.markers and marker not in (facts.handed or {}):
             found.lost(0, f"process {marker} made model calls, and nothing else is known of it: it may have died before it sent a span")
         else:
-            _judge_counted(_name(facts, marker), seen, _expected(facts, marker, seen), found)
+            _judge_counted(_name(facts, marker), seen, _expected(facts, marker, seen), found, journal=marker in facts.proxies)
         _judge_calls(_name(facts, marker), seen, found, before)
     if (uncounted := facts.unmarked - facts.unmarked_annotations) and facts.markers:
         orphans = f" ({facts.orphans} of them with a parent that never arrived)" if facts.orphans else ""
@@ -161,8 +161,8 @@ def _judge_record(record: ProcessRecord, seen: MarkerFacts, found: _Findings) ->
         found.notes.append(f"{name}: {_spans(record.abandoned, verb=False)} never ended")
 
 
-def _judge_counted(name: str, seen: MarkerFacts, expected: int | None, found: _Findings) -> None:
-    """A process that is known by what it sent and by what was handed in."""
+def _judge_counted(name: str, seen: MarkerFacts, expected: int | None, found: _Findings, *, journal: bool) -> None:
+    """A process that is known by what it sent and by what was handed in; a proxy with a `journal` counts what that lacks as dropped."""
     if expected is None:
         what = "no seal" if seen.seal is None else "no last seal"
         found.lost(0, f"{name} sent {what}: it may have ended before its last spans were sent ({seen.spans} are stored)")
@@ -171,7 +171,9 @@ def _judge_counted(name: str, seen: MarkerFacts, expected: int | None, found: _F
         found.lost(missing, f"{name}: {missing} of {expected} spans are missing")
     elif seen.spans > expected:
         found.lost(0, f"{name}: {seen.spans} spans are stored, and it says that it ended {expected}: its last seal is missing")
-    if seen.dropped:
+    if seen.dropped and journal and seen.spans == expected:  # its exporter gave up none
+        found.lost(0, f"{name}: its journal could not be written, or has gaps: calls may be missing")
+    elif seen.dropped:
         found.lost(0, f"{name}: its exporter gave up {_spans(seen.dropped, verb=False)}")
 
 

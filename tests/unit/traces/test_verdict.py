@@ -222,6 +222,11 @@ LOST: dict[str, tuple[AttemptFacts, int, str]] = {
         0,
         "proxy http://proxy:4000 (process x) sent no last seal",
     ),
+    "a proxy whose journal was refused": (
+        replace(seen(ledger(LOADED), base=facts({"x": 2}), x=replace(CALLS, dropped=1)), proxies=PROXY),
+        0,
+        "its journal could not be written",
+    ),
     "a proxy of which nothing arrived": (replace(seen(ledger(LOADED)), proxies=PROXY), 0, "proxy http://proxy:4000"),
 }
 
