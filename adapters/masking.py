@@ -65,11 +65,11 @@ class MaskRule:
         return MASKED if self.action == "drop_text" else "sha256:" + hashlib.sha256(f"{self.salt}{text}".encode()).hexdigest()
 
 
-def parse_rules(text: str, where: str) -> list[MaskRule]:
+def parse_rules(text: bytes, where: str) -> list[MaskRule]:
     """The rules of a TOML file's text: tables [[rule]]. Raises SettingsError that names `where`."""
     try:
-        return [MaskRule(**rule) for rule in tomllib.loads(text)["rule"]]
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, UsageError) as error:
+        return [MaskRule(**rule) for rule in tomllib.loads(text.decode())["rule"]]
+    except (ValueError, KeyError, TypeError, UsageError) as error:
         raise SettingsError(f"{where} holds no masking rules ({error}): write [[rule]] tables with an action") from None
 
 

@@ -45,7 +45,7 @@ class Pin:
         return json.dumps({"version": VERSION, **asdict(self), "rules": rules}, indent=1)
 
     @classmethod
-    def loads(cls, text: str, where: str) -> Pin:
+    def loads(cls, text: str | bytes, where: str) -> Pin:
         """From JSON. Raises DataError that names `where`."""
         try:
             held = json.loads(text)

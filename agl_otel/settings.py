@@ -198,7 +198,7 @@ class Settings(BaseSettings):
         except ValidationError as error:
             wrong = "; ".join(f"{_source(str(e['loc'][0]), flags)}: {e['msg']} (got {e['input']!r})" for e in error.errors())
             raise SettingsError(f"wrong settings: {wrong}") from None
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SettingsError(f"{CONFIG_FILE} is not TOML: {error}") from None
         unknown = _unknown_toml_keys(cls)
         if unknown:

@@ -101,7 +101,7 @@ def export(
     pin = _pin(rebuild_pin or diff_pin)
     if rebuild_pin is not None and (changes or rollout_ids or modes):
         raise UsageError("--rebuild makes what the pin says: use --diff to read the batch otherwise")
-    rules = parse_rules(mask_file.read_text(), str(mask_file)) if mask_file is not None else []
+    rules = parse_rules(mask_file.read_bytes(), str(mask_file)) if mask_file is not None else []
     settings = Settings.load(data_dir=data_dir, store=store)
 
     async def main() -> dict[str, Any]:
@@ -174,7 +174,7 @@ async def _compare(store: Store, pin: Pin, changes: dict[str, Any]) -> dict[str,
 
 
 def _pin(path: Path | None) -> Pin | None:
-    return Pin.loads(path.read_text(), str(path)) if path is not None else None
+    return Pin.loads(path.read_bytes(), str(path)) if path is not None else None
 
 
 def _lines(report: dict[str, Any]) -> list[str]:

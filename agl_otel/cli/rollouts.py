@@ -369,7 +369,7 @@ def delete(
 
 
 @rollouts.command()
-@click.option("--file", "file", type=click.File(encoding="utf-8"), required=True, help="Tasks, one JSON value a line; - reads stdin.")
+@click.option("--file", "file", type=click.File("rb"), required=True, help="Tasks, one JSON value a line; - reads stdin.")
 @click.option("--mode", type=click.Choice(get_args(RolloutMode)), help="For lines that name none.")
 @click.option("--resources-id", help="For lines that name none.  [default: the latest]")
 @click.option("--max-attempts", type=click.IntRange(1), default=1, show_default=True, help="For lines without a config.")
@@ -381,7 +381,7 @@ def delete(
 @store_option
 @json_option
 def enqueue(
-    file: IO[str],
+    file: IO[bytes],
     mode: RolloutMode | None,
     resources_id: str | None,
     max_attempts: int,
@@ -422,12 +422,14 @@ def enqueue(
     run_async(main)
 
 
-def request_of(line: str, where: str, defaults: dict[str, Any]) -> EnqueueRolloutRequest:
+def request_of(line: bytes, where: str, defaults: dict[str, Any]) -> EnqueueRolloutRequest:
     """What one line of a file of tasks asks for. Raises UsageError that names the line."""
     try:
-        value = json.loads(line)
+        value = json.loads(line.decode())
         is_request = isinstance(value, dict) and "input" in value and FIELDS.issuperset(value)
         return EnqueueRolloutRequest.model_validate({**defaults, **(value if is_request else {"input": value})})
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where} is not UTF-8 (byte {error.start + 1} is {line[error.start]:#04x}): save the file as UTF-8") from None
     except json.JSONDecodeError as error:
         raise UsageError(f"{where} is not JSON ({error.msg} at column {error.colno}): write one JSON value a line") from None
     except ValidationError as error:

@@ -163,10 +163,10 @@ class Job(_Strict):
         Raises SettingsError where the file cannot be read, or is not TOML.
         """
         try:
-            content = tomllib.loads(path.read_text())
+            content = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise SettingsError(f"job file {path} cannot be read: {error.strerror}") from error
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SettingsError(f"job file {path} is not TOML: {error}") from error
         for table, values in (overrides or {}).items():
             content[table] = _merged(content.get(table, {}), values)

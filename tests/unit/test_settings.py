@@ -43,8 +43,9 @@ def test_an_unknown_key_in_the_file_is_named() -> None:
         Settings.load()
 
 
-def test_a_broken_file_is_a_settings_error() -> None:
-    Path("agl.toml").write_text("queue_port = \n")
+@pytest.mark.parametrize("content", [b"queue_port = \n", b'data_dir = "caf\xe9"\n'])
+def test_a_broken_file_is_a_settings_error(content: bytes) -> None:
+    Path("agl.toml").write_bytes(content)
     with pytest.raises(SettingsError, match=r"agl\.toml"):
         Settings.load()
 

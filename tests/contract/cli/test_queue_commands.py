@@ -130,6 +130,12 @@ def test_a_wrong_line_is_named_and_nothing_is_enqueued(stack: Stack, tmp_path: P
     assert stack.json("queue", "stats")["total_rollouts"] == 0
 
 
+def test_a_line_that_is_not_utf_8_is_named(stack: Stack, tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(b'{"q": 1}\n{"q": "caf\xe9"}\n')
+    assert "tasks.jsonl:2 is not UTF-8 (byte 11 is 0xe9)" in stack.run("rollouts", "enqueue", "--file", str(path), code=2)
+
+
 def test_what_died_is_listed_with_its_reason_and_can_be_retried(stack: Stack, tmp_path: Path) -> None:
     ids = stack.json("rollouts", "enqueue", "--file", tasks(tmp_path, 1, 2))["rollout_ids"]
     stack.fail(1, "the agent raised ValueError")

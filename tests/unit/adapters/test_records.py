@@ -155,6 +155,8 @@ def test_pin_knows_what_changed_since(conversation: Any) -> None:
     assert pin.changes(later) == ["rollout ro-1 is gone", "rollout ro-2 was read up to sequence 3, and goes up to 9 now"]
     with pytest.raises(DataError, match="here is no pin"):
         Pin.loads("{}", "here")
+    with pytest.raises(DataError, match="here"):
+        Pin.loads(b'{"version": "\xe9"}', "here")
 
 
 def test_difference_counts_what_is_gone_new_and_changed(conversation: Any) -> None:
