@@ -38,12 +38,13 @@ from agl_otel.collector.wal import SEGMENT_BYTES, Log, claim
 from agl_otel.collector.write import Writer
 from agl_otel.errors import InUseError, SettingsError, UnavailableError
 from agl_otel.grpc_port import GrpcPort
-from agl_otel.listen import listen, make_runner, own_names, require_certificate
+from agl_otel.listen import is_well, listen, make_runner, own_names, require_certificate
 from agl_otel.metrics_push import pushing
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.presence import Presence
 from agl_otel.settings import Settings
 from agl_otel.tls import Tls
+from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.engine import ClickHouseError
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
 
@@ -134,10 +135,11 @@ class Collector:
             self._tasks.append(asyncio.create_task(forwarder.run(), name="forwarder"))
         if settings.retention_days:
             self._tasks.append(asyncio.create_task(Expiry(writer, settings.retention_days).run(), name="expiry"))
-        is_server = not settings.clickhouse_db.startswith(CHDB_SCHEME)
-        if is_server:
-            self._tasks.append(asyncio.create_task(self._probe_clickhouse(), name="probe"))
-        self._sql = SqlEndpoint(engine, token=self._token, shared=is_server)
+        server = ServerAddress.parse(settings.clickhouse_db) if not settings.clickhouse_db.startswith(CHDB_SCHEME) else None
+        if server is not None:
+            self._tasks.append(asyncio.create_task(self._probe_clickhouse(server), name="probe"))
+        ping = server.ping if server is not None else ""
+        self._sql = SqlEndpoint(engine, token=self._token, shared=server is not None, ping=ping)
         self._closers.callback(self._sql.close)
         watch(telemetry, Parts(intake, writer, commit, self._store, heartbeats, self._disk, in_flight, forwarder, self._masker))
         self._maintenance = Maintenance(engine, self._queue, adopt=settings.unidentified == "adopt")
@@ -181,14 +183,17 @@ class Collector:
         """Return never, or raise what ended the writer: then nothing that is acked would become visible, and a restart is due."""
         await self._failure
 
-    async def _probe_clickhouse(self) -> None:
+    async def _probe_clickhouse(self, server: ServerAddress) -> None:
         """Know whether the server answers while nothing is written, and bring its schema up as soon as it does."""
         while True:
-            try:
-                await asyncio.to_thread(self._engine.select, "SELECT 1")
-                self._away = ""
-            except (UnavailableError, ClickHouseError) as error:
-                self._away = str(error)
+            if not await is_well(server.ping):  # one that hangs would keep a query for minutes
+                self._away = f"ClickHouse at {server} does not answer at {server.ping}"
+            else:
+                try:
+                    await asyncio.to_thread(self._engine.select, "SELECT 1")
+                    self._away = ""
+                except (UnavailableError, ClickHouseError) as error:
+                    self._away = str(error)
             await asyncio.sleep(CLICKHOUSE_PROBE_SECONDS)
 
     def _writer_ended(self, task: asyncio.Task[None]) -> None:

@@ -19,6 +19,7 @@ from agl_otel.listen import listen, make_runner, own_names, require_certificate
 from agl_otel.private import keep_private
 from agl_otel.settings import Settings
 from agl_otel.tls import Tls
+from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.opened import open_store
 
 
@@ -29,7 +30,8 @@ async def serve(settings: Settings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     tls = Tls.load(settings)
     engine = await asyncio.to_thread(open_store, settings.clickhouse_db, retention_days=settings.retention_days)
-    endpoint = SqlEndpoint(engine, token=settings.token.get_secret_value(), shared=True)
+    ping = ServerAddress.parse(settings.clickhouse_db).ping
+    endpoint = SqlEndpoint(engine, token=settings.token.get_secret_value(), shared=True, ping=ping)
     app = endpoint.app(own_names(settings))
     app.router.add_get("/health", _health)
     if tls is not None and tls.client_authority is not None:

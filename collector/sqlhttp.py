@@ -22,12 +22,13 @@ from aiohttp import BasicAuth, BodyPartReader, web
 from agl_otel.bearer import shows
 from agl_otel.collector import guard, guard_tables
 from agl_otel.errors import QueryError, UnavailableError
-from agl_otel.listen import STALLED_SECONDS, bodies_in_time, end_stalled, only_own_pages, readable
+from agl_otel.listen import STALLED_SECONDS, bodies_in_time, end_stalled, is_well, only_own_pages, readable
 from agl_otel.scoped import refusal
 from agl_otel.traces.engine import ClickHouseError
 from agl_otel.traces.http import OWN_HEADER
 from agl_otel.traces.opened import TraceStore
 
+PING_SECONDS: Final = 1.0  # less than whoever asks us waits
 READ_THREADS: Final = 4  # of each lane
 MAX_BODY_BYTES: Final = 16 << 20  # parameters may hold long lists of ids
 SLICE_BYTES: Final = 256 << 10
@@ -57,7 +58,10 @@ class _Lane:
 
 
 class SqlEndpoint:
-    """Answers queries from `engine`; `shared` where other databases may live beside ours, which are then out of reach."""
+    """Answers queries from `engine`; `shared` where other databases may live beside ours, which are then out of reach.
+
+    `ping` is the URL at which a server tells that it answers; the embedded one has none.
+    """
 
     def __init__(
         self,
@@ -65,11 +69,13 @@ class SqlEndpoint:
         *,
         token: str = "",
         shared: bool = False,
+        ping: str = "",
         held_bytes: int = HELD_BYTES,
         stalled_seconds: float = STALLED_SECONDS,
     ) -> None:
         self._engine = engine
         self._shared = shared
+        self._server_ping = ping
         self._token = token
         self._held_bytes = held_bytes
         self._stalled_seconds = stalled_seconds
@@ -92,6 +98,8 @@ class SqlEndpoint:
             lane.threads.shutdown(wait=True, cancel_futures=True)
 
     async def _ping(self, _: web.Request) -> web.Response:
+        if self._server_ping and not await is_well(self._server_ping, seconds=PING_SECONDS):
+            return web.Response(status=503, text="ClickHouse does not answer\n")
         return web.Response(text="Ok.\n")
 
     async def _query(self, request: web.Request) -> web.StreamResponse:

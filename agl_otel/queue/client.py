@@ -413,6 +413,7 @@ class QueueClient:
             **known,
             collectors=[convert.reachable(address, host) for address in answer.collectors],
             proxies=[convert.reachable(address, host) for address in answer.proxies],
+            clickhouses=[convert.reachable(address, host) for address in answer.clickhouses],
             down=down,
             version=answer.version,
         )

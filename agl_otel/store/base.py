@@ -97,7 +97,7 @@ class Connection:
         except BaseException:
             await queue.close()
             raise
-        reader = TraceReader(description.clickhouse or "", collectors=description.collectors, token=token, where=queue.describe)
+        reader = _reader(description, queue, token)
         return cls(queue, reader, SpanWriter(queue, token=token), description)
 
     async def refresh(self, token: str) -> None:
@@ -105,7 +105,7 @@ class Connection:
         description = await self.queue.describe()
         if description.clickhouse:
             before, self.description = self.reader, description
-            self.reader = TraceReader(description.clickhouse, collectors=description.collectors, token=token, where=self.queue.describe)
+            self.reader = _reader(description, self.queue, token)
             await before.close()
 
     async def close(self) -> None:
@@ -113,6 +113,11 @@ class Connection:
         await self.writer.close()
         await self.reader.close()
         await self.queue.close()
+
+
+def _reader(description: Describe, queue: QueueClient, token: str) -> TraceReader:
+    url, doors = description.clickhouse or "", description.clickhouses
+    return TraceReader(url, doors=doors, collectors=description.collectors, token=token, where=queue.describe)
 
 
 CONNECTIONS: Final = frozenset({"_source", "_closed", "_opening", "_held"})

@@ -69,6 +69,14 @@ class ServerAddress:
             insert_quorum=quorum,
         )
 
+    @property
+    def ping(self) -> str:
+        """The URL at which it tells everybody that it answers."""
+        return f"{'https' if self.secure else 'http'}://{self._host}:{self.http_port}/ping"
+
+    @property
+    def _host(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
+
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"clickhouse://{self.user}@{host}:{self.port}/{DATABASE}"
+        return f"clickhouse://{self.user}@{self._host}:{self.port}/{DATABASE}"

@@ -21,7 +21,7 @@ from agl_otel import semconv
 from agl_otel.collector_calls import barriers, unanswered
 from agl_otel.columns import AttemptKey, Traces
 from agl_otel.errors import UnavailableError
-from agl_otel.listen import is_well
+from agl_otel.listen import PROBE_SECONDS, is_well
 from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.figures import AttemptFigures, OutlineSpan, attempt_figures, joined, outline_span
 from agl_otel.traces.http import TIMEOUT_SECONDS, ClickHouseHttp
@@ -43,6 +43,7 @@ LISTED: Final = 5_000  # ids in one condition; more are read as a range, which C
 SpanKey = tuple[str, str, str, str]
 """(rollout id, attempt id, trace id, span id)."""
 ONCE_SECONDS: Final = 10.0  # for a barrier of who reads without a deadline, and looks once
+PINGS: Final = 2  # that are not answered, one after the other: a busy machine is late once
 ASK_AGAIN_SECONDS: Final = 0.2  # an attempt that is not yet complete is looked at again this often
 LARGE_BYTES: Final = 1 << 20  # an answer that is read beside the event loop
 MANY: Final = (1 << 32) - 1  # rows: no limit
@@ -100,7 +101,8 @@ class FoundTrace(NamedTuple):
 
 
 class TraceReader:
-    """Reads traces from `clickhouse_url`; `collectors` are the HTTP addresses that are asked for a barrier.
+    """Reads traces from `clickhouse_url`, or by another of the `doors` to the same ClickHouse where nobody answers there; `collectors` are
+    the HTTP addresses that are asked for a barrier.
 
     `where` says where they are by now, after one of them did not answer: a stack may come back on other ports.
     """
@@ -110,11 +112,13 @@ class TraceReader:
         clickhouse_url: str,
         *,
         collectors: Sequence[str] = (),
+        doors: Sequence[str] = (),
         token: str = "",
         where: Callable[[], Awaitable[Describe]] | None = None,
     ) -> None:
         self._http = ClickHouseHttp(clickhouse_url, token=token)
         self._where = where
+        self._doors = tuple(address.rstrip("/") for address in doors)
         self.collectors = tuple(address.rstrip("/") for address in collectors)
 
     async def __aenter__(self) -> TraceReader:
@@ -148,6 +152,7 @@ class TraceReader:
         if collectors == self.collectors or not collectors or found.clickhouse is None:
             return False
         self.collectors, self._http.url = collectors, found.clickhouse.rstrip("/")
+        self._doors = tuple(address.rstrip("/") for address in found.clickhouses)
         return True
 
     async def query(self, sql: str, *, params: Mapping[str, object] | None = None, own: bool = True) -> list[dict[str, Any]]:
@@ -349,14 +354,16 @@ class TraceReader:
         What is incomplete is asked again until `deadline_seconds` have passed: its last spans may be on their way. So are collectors that
         do not answer; what those acked last may then not be here, so only attempts that are complete all the same are taken for that,
         and the reasons of the others name who did not answer. What was said is read with `texts`, else only of rollouts in which a
-        trajectory breaks off, or with images. Raises UnavailableError where ClickHouse does not answer.
+        trajectory breaks off, or with images. Raises UnavailableError where ClickHouse does not answer until then; a read for which it
+        takes longer, answering pings, is waited for.
         """
         ids = [rollout.rollout_id for rollout in rollouts]
         began = time.monotonic()
         deadline = began + deadline_seconds
+        patience = deadline if deadline > began else began + ONCE_SECONDS
         while True:
-            silent = await self._silent(began, deadline) if barrier else {}
-            table, facts = await self._observed(ids)
+            silent = await self._silent(patience, deadline) if barrier else {}
+            table, facts = await self._unless_gone(lambda: self._observed(ids), patience)
             verdicts = _verdicts(facts, attempts, silent)
             if time.monotonic() >= deadline or not any(verdict.kind == "incomplete" for verdict in verdicts.values()):
                 break
@@ -375,27 +382,53 @@ class TraceReader:
             calls=calls,
             rewards=rewards_of(reward_rows(table)),
             verdicts=verdicts,
-            texts=call_texts(await self._texts(told), calls) if told else None,
+            texts=call_texts(await self._unless_gone(lambda: self._texts(told), patience), calls) if told else None,
             spans=facts.spans,
             highest_sequence=facts.highest_sequence,
             digest=facts.digest,
         )
 
-    async def _silent(self, began: float, deadline: float) -> dict[str, str]:
-        """The collectors that do not answer a barrier until `deadline` (a look without one: ONCE_SECONDS), and why.
+    async def _silent(self, until: float, deadline: float) -> dict[str, str]:
+        """The collectors that do not answer a barrier until then, and why.
 
-        Raises UnavailableError where ClickHouse does not answer until then either: some collectors are its door.
+        Raises UnavailableError where ClickHouse does not answer until `deadline` either: some collectors are its door.
         """
-        until = deadline if deadline > began else began + ONCE_SECONDS
         while True:
-            silent = await unanswered(self._http.session, self.collectors, seconds=max(until - time.monotonic(), ASK_AGAIN_SECONDS))
+            asked = unanswered(self._http.session, self.collectors, seconds=max(until - time.monotonic(), ASK_AGAIN_SECONDS))
+            silent, answers = await asyncio.gather(asked, self._answers())
             if silent and await self._moved():
                 silent = await unanswered(self._http.session, self.collectors, seconds=max(until - time.monotonic(), ASK_AGAIN_SECONDS))
-            if not silent or await is_well(f"{self._http.url}/ping", self._http.session):
+                answers = await self._answers()
+            if not silent or answers:
                 return silent
             if time.monotonic() >= deadline:
                 raise UnavailableError(f"ClickHouse does not answer at {self._http.url}: {'; '.join(silent.values())}")
             await asyncio.sleep(ASK_AGAIN_SECONDS)
+
+    async def _answers(self) -> bool:
+        """Whether ClickHouse answers where it is read, or by another door, by which it is read then."""
+        for url in dict.fromkeys((self._http.url, *self._doors)):
+            if await is_well(f"{url}/ping", self._http.session):
+                self._http.url = url
+                return True
+        return False
+
+    async def _unless_gone(self, read: Callable[[], Awaitable[T]], until: float) -> T:
+        """What is read. Raises UnavailableError where it is not there by `until` and pings are not answered, either."""
+        task, url, unanswered_pings = asyncio.ensure_future(read()), self._http.url, 0
+        try:
+            await asyncio.wait({task}, timeout=max(until - PINGS * PROBE_SECONDS - time.monotonic(), 0.0))
+            while not task.done():
+                unanswered_pings = 0 if await self._answers() else unanswered_pings + 1
+                if self._http.url != url and not task.done():
+                    task.cancel()
+                    task, url = asyncio.ensure_future(read()), self._http.url
+                if unanswered_pings >= PINGS and time.monotonic() >= until and not task.done():
+                    raise UnavailableError(f"ClickHouse does not answer at {self._http.url}")
+                await asyncio.wait({task}, timeout=ASK_AGAIN_SECONDS)
+            return task.result()
+        finally:
+            task.cancel()
 
     async def _observed(self, ids: Sequence[str]) -> tuple[Table, ReadFacts]:
         table = await self.arrow(named_query("traces"), params=_params("traces", ids))

@@ -25,6 +25,8 @@ class Describe(Model):
     """Every collector's http address: a reader asks all of them for a barrier."""
     proxies: list[str] = Field(default_factory=list[str])
     """Every proxy's http address: a runner closes its attempts at each."""
+    clickhouses: list[str] = Field(default_factory=list[str])
+    """Every address of the ClickHouse HTTP protocol: each collector before a server is a door to it."""
     down: dict[str, str] = Field(default_factory=dict[str, str])
     """{service that ended and is to be started again: how it ended, and when it is started}, as its supervisor announces it."""
     version: str = ""

@@ -63,6 +63,8 @@ def describe(tx: Transaction, now: float, heard_since: float) -> pb.DescribeResp
             answer.addresses[name] = address
         if service == "collector" and "collector_http" in addresses:
             answer.collectors.append(addresses["collector_http"])
+        if "clickhouse" in addresses and addresses["clickhouse"] not in answer.clickhouses:
+            answer.clickhouses.append(addresses["clickhouse"])
         if service == "proxy" and "proxy" in addresses:
             answer.proxies.append(addresses["proxy"])
     return answer

@@ -1674,6 +1674,7 @@ class DescribeResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     COLLECTORS_FIELD_NUMBER: _builtins.int
     PROXIES_FIELD_NUMBER: _builtins.int
+    CLICKHOUSES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     @_builtins.property
     def addresses(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -1687,6 +1688,10 @@ class DescribeResponse(_message.Message):
     def proxies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """every proxy: a runner closes its attempts at each"""
 
+    @_builtins.property
+    def clickhouses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """every address at which the one ClickHouse is read: where one does not answer, another may"""
+
     def __init__(
         self,
         *,
@@ -1694,10 +1699,11 @@ class DescribeResponse(_message.Message):
         version: _builtins.str = ...,
         collectors: _abc.Iterable[_builtins.str] | None = ...,
         proxies: _abc.Iterable[_builtins.str] | None = ...,
+        clickhouses: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "collectors", b"collectors", "proxies", b"proxies", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "clickhouses", b"clickhouses", "collectors", b"collectors", "proxies", b"proxies", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

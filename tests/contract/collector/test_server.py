@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agl_otel.errors import QueryError
+from agl_otel.columns import Traces
+from agl_otel.errors import QueryError, UnavailableError
 from agl_otel.queue.client import QueueClient
+from agl_otel.store import Store
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.server import ServerEngine
+from agl_otel.types import AttemptedRollout
 from tests.clickhouse_server import PASSWORD, ClickHouseServer
 
 from .otlp import post_on, post_spans, span_request
@@ -65,6 +69,57 @@ async def test_one_address_is_enough_and_the_password_stays_inside(on_server: St
     assert PASSWORD not in told
     assert "s3cret" not in told
     assert not (on_server.settings.data_dir / "traces").exists(), "no embedded ClickHouse is opened"
+
+
+async def test_the_deadline_holds_with_one_of_two_collectors_or_with_clickhouse_frozen_and_dead(
+    on_server: Stack, server: ClickHouseServer, tmp_path: Path
+) -> None:
+    server.start()
+    (tmp_path / "second").mkdir()
+    second = new_stack(tmp_path / "second")
+    shared = on_server.settings.model_dump(include={"queue_port", "clickhouse_url"})
+    second.settings = second.settings.model_copy(update=shared)
+    await on_server.start_queue()
+    await on_server.start_collector()
+    await second.start_collector()
+    frozen = second.processes["collector"]
+
+    async def took(seconds: float, rollout: AttemptedRollout) -> tuple[Traces | str, float]:
+        began = time.monotonic()
+        async with asyncio.timeout(60):
+            try:
+                found: Traces | str = await store.traces([rollout], deadline_seconds=seconds)
+            except UnavailableError as error:
+                found = str(error)
+        return found, time.monotonic() - began
+
+    try:
+        async with await Store.connect(on_server.queue) as store:
+            rollout = await store.start_rollout(input=1)
+            await post_spans(on_server, span_request([(rollout.rollout_id, rollout.attempt.attempt_id)], spans=3), ack="stored")
+            await until(store.queue.describe, lambda described: len(described.collectors) == 2)
+            for state, number in (("frozen", signal.SIGSTOP), ("dead", signal.SIGKILL)):
+                frozen.send_signal(number)
+                found, seconds = await took(5.0, rollout)
+                assert isinstance(found, Traces)
+                (verdict,) = found.verdicts.values()
+                assert (verdict.kind, found.spans) == ("incomplete", 3), state
+                assert any(second.http in reason for reason in verdict.reasons), state
+                print(f"a collector {state}: answered after {seconds:.1f} of 5 s")
+            await until(lambda: _alone(store), lambda alone: alone)
+            server.signal(signal.SIGSTOP)
+            found, seconds = await took(5.0, rollout)
+            assert found == f"ClickHouse does not answer at {on_server.sql}"
+            print(f"ClickHouse frozen: refused after {seconds:.1f} of 5 s")
+            assert (await until(lambda: health(on_server), lambda found: found["status"] == "degraded"))["reason"]
+            server.signal(signal.SIGCONT)
+            await until(lambda: took(5.0, rollout), lambda answer: isinstance(answer[0], Traces))
+    finally:
+        second.close()
+
+
+async def _alone(store: Store) -> bool:
+    return len((await store.queue.describe()).collectors) == 1
 
 
 async def test_other_databases_of_the_server_are_out_of_reach(on_server: Stack, server: ClickHouseServer) -> None:
