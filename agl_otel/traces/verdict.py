@@ -132,10 +132,18 @@ def _judge_ledger(facts: AttemptFacts, found: _Findings) -> None:
         found.reasons.append(f"the ledger of its processes is unreadable: {ledger.problem}")
     elif ledger.reach == "hooked" and not ledger.processes and not _unrecorded(facts):
         found.reasons.append(NOT_LOADED + command)
-    if ledger.reach == "unhooked" and not ledger.processes:
+    if ledger.reach != "hooked" and not facts.hooked and not ledger.processes and not _counts_itself(facts):
         found.notes.append(f"the agent's own spans are not counted: it does not run under the hook{command}")
     elif ledger.reach == "hooked" and ledger.processes and not any(record.marker for record in ledger.processes):
         found.notes.append("the hook was loaded in the agent, and no process of it made a span that is counted")
+
+
+def _counts_itself(facts: AttemptFacts) -> bool:
+    """Whether a process other than the runner and the proxies counts spans of it."""
+    return any(
+        seen.spans > seen.annotations and not seen.last_call and marker not in (facts.handed or {}) and marker not in facts.proxies
+        for marker, seen in facts.markers.items()
+    )
 
 
 def _judge_record(record: ProcessRecord, seen: MarkerFacts, found: _Findings) -> None:

@@ -137,6 +137,22 @@ WHOLE: dict[str, tuple[AttemptFacts, str]] = {
         seen(ledger(reach="unhooked"), hooked=False, base=facts({"x": 2}), x=CALLS),
         "the agent's own spans are not counted",
     ),
+    "a service that the hook is not in, with all its calls": (
+        replace(seen(ledger(reach="elsewhere"), hooked=False, base=facts({"x": 2}), x=CALLS), proxies=PROXY),
+        "the agent's own spans are not counted: it does not run under the hook",
+    ),
+    "a service that the hook is not in and that exports its own": (
+        replace(seen(ledger(reach="elsewhere"), hooked=False, base=facts({"x": 2}), x=CALLS), unmarked=2),
+        "it does not run under the hook",
+    ),
+    "a service that the hook is in, without the runner's knowledge": (
+        seen(ledger(reach="elsewhere"), hooked=False, base=facts({"x": 2}), p=MarkerFacts(spans=2, seal=2), x=CALLS),
+        "",
+    ),
+    "a function agent that only calls its model": (
+        seen(ledger(reach="elsewhere"), base=facts({"x": 2, "r": 1}), r=MarkerFacts(spans=1, annotations=1), x=CALLS),
+        "",
+    ),
     "an agent whose hook was loaded and that only calls its model": (
         seen(ledger(LOADED), base=facts({"x": 2}), x=CALLS),
         "no process of it made a span",
