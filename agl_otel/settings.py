@@ -99,7 +99,8 @@ class Settings(BaseSettings):
     token: SecretStr = SecretStr("")
     """Bearer token that every service then asks for; empty means none."""
     upstream_url: str = ""
-    """Where the proxy sends calls that belong to no rollout (an OpenAI-compatible base URL, or several with commas between)."""
+    """Where the proxy sends calls of rollouts that have no LLM among their resources, and of no rollout (an OpenAI-compatible base URL, or
+    several with commas between)."""
     upstream_key: SecretStr = SecretStr("")
     """The key of the server at `upstream_url`; agents never see it."""
     models: str = ""

@@ -1,7 +1,8 @@
 """Which model servers a call goes to: the LLMs among the resources that are pinned to its rollout, looked up in the queue.
 
 Several LLMs: the agent chooses by model name or by the resource's name, else it gets the first. LLMs that serve the same model are one
-pool. A resource whose endpoint is this proxy itself, and a call of no rollout, take the proxy's own list of models (models.py).
+pool. A resource whose endpoint is this proxy itself, a rollout without an LLM, and a call of no rollout take the proxy's own list of models
+(models.py).
 """
 
 from __future__ import annotations
@@ -152,7 +153,8 @@ class _Known:
     """What was looked up for one attempt."""
 
     llms: Mapping[str, LLM | ProxyLLM]
-    version: str
+    version: str | None
+    """Of the resources; None where there are none."""
     budget: Budget | None
     seed: int | None = None
     routes: dict[str | None, Route] = field(default_factory=dict[str | None, Route])
@@ -160,7 +162,8 @@ class _Known:
 
 
 class QueueUpstreams:
-    """Asks the queue, once for each attempt; calls of no rollout go by the list of models, else to `fallback_url`.
+    """Asks the queue, once for each attempt; calls of no rollout, or of one without an LLM, go by the list of models, else to
+    `fallback_url`.
 
     `fallback_url` may be several, separated by commas. `fallback_key` is those servers' key, also for resources that name one of them
     without a key: so a person's own key need not be published.
@@ -180,7 +183,7 @@ class QueueUpstreams:
     async def resolve(self, key: Key | None, asked: str | None) -> Route:
         """Where a call goes. Raises NotFoundError, UnavailableError, RefusedError."""
         if key is None:
-            pool = (self._models.find(asked) if self._models is not None else ()) or self._fallback
+            pool = self._own_pool(asked)
             if not pool:
                 raise NotFoundError(
                     "this call names no rollout: use the base URL that the runner gives (/rollout/…/attempt/…/v1), send the ids as W3C "
@@ -191,7 +194,8 @@ class QueueUpstreams:
         route = known.routes.get(asked)
         if route is None:
             route = Route(self._pool(known, asked), known.budget, known.seed)
-            if not any(self._is_own(llm) for llm in known.llms.values()) and len(known.routes) < MAX_ROUTES:
+            by_resources = known.llms and not any(self._is_own(llm) for llm in known.llms.values())
+            if by_resources and len(known.routes) < MAX_ROUTES:
                 known.routes[asked] = route
         return route
 
@@ -221,18 +225,22 @@ class QueueUpstreams:
         rollout: Rollout = found[0]
         await self._check(key, rollout)
         pinned = (rollout.resources_id, rollout.resources_version)
-        update = self._by_version.get(pinned) or await self._queue.get_resources(rollout.resources_id, version=rollout.resources_version)
+        update = self._by_version.get(pinned)
+        if update is None and rollout.resources_id is not None:
+            update = await self._queue.get_resources(rollout.resources_id, version=rollout.resources_version)
         llms = {name: r for name, r in update.resources.items() if isinstance(r, (LLM, ProxyLLM))} if update is not None else {}
-        if update is None or not llms:
+        gone = update is None and rollout.resources_id is not None
+        if gone or not (llms or self._has_own()):
+            which = f" ({rollout.resources_id} version {rollout.resources_version})" if rollout.resources_id else ""
             raise NotFoundError(
-                f"rollout {rollout_id} has no LLM among its resources ({rollout.resources_id} version {rollout.resources_version}): "
-                "publish an LLM whose endpoint is the model server"
+                f"rollout {rollout_id} has no LLM among its resources{which}: publish an LLM whose endpoint is the model server before you "
+                "enqueue, or start the stack with AGL_UPSTREAM_URL or AGL_MODELS"
             )
-        if None not in pinned:
+        if update is not None and None not in pinned:
             if len(self._by_version) > MAX_CACHED:
                 self._by_version.clear()
             self._by_version[pinned] = update
-        return _Known(llms, str(update.version), budget_of(rollout), seed_of(rollout))
+        return _Known(llms, str(update.version) if update is not None else None, budget_of(rollout), seed_of(rollout))
 
     async def _check(self, key: Key, rollout: Rollout) -> None:
         """Raise where the attempt is over or unknown. A call without an attempt id is taken as the rollout's latest."""
@@ -251,7 +259,17 @@ class QueueUpstreams:
                 f"attempt {key[1]} of rollout {key[0]} is over ({status}): its calls are no longer taken", status=410, code="over"
             )
 
+    def _has_own(self) -> bool:
+        return bool(self._fallback or (self._models is not None and self._models.names()))
+
+    def _own_pool(self, asked: str | None) -> Sequence[Upstream]:
+        """The proxy's own servers for a model name; none where it has none."""
+        return (self._models.find(asked) if self._models is not None else ()) or self._fallback
+
     def _pool(self, known: _Known, asked: str | None) -> Sequence[Upstream]:
+        if not known.llms:
+            own = self._own_pool(asked) or listed(self._models, asked)
+            return [replace(each, version=known.version) for each in own]
         chosen = choose(known.llms, asked)
         pool = [self._upstream(llm, known.version) for llm in known.llms.values() if llm.model == chosen.model and not self._is_own(llm)]
         if not self._is_own(chosen):
@@ -260,7 +278,7 @@ class QueueUpstreams:
         if others and not (self._models is not None and self._models.find(chosen.model or asked)):
             return [self._upstream(others[0], known.version)]
         wanted = chosen.model or asked
-        own = (self._models.find(wanted) if self._models is not None else ()) or self._fallback or listed(self._models, wanted)
+        own = self._own_pool(wanted) or listed(self._models, wanted)
         sampling = chosen.sampling_parameters
         return [
             replace(each, model=each.model or chosen.model or None, version=known.version, sampling={**each.sampling, **sampling})
@@ -270,7 +288,7 @@ class QueueUpstreams:
     def _is_own(self, llm: LLM | ProxyLLM) -> bool:
         return llm.endpoint == OWN or any(llm.endpoint.startswith(url) for url in self._own_urls)
 
-    def _upstream(self, llm: LLM | ProxyLLM, version: str) -> Upstream:
+    def _upstream(self, llm: LLM | ProxyLLM, version: str | None) -> Upstream:
         endpoint = llm.endpoint.rstrip("/")
         if endpoint == LITELLM:
             return Upstream("", llm.model, llm.api_key, llm.sampling_parameters, version, "litellm")
@@ -290,9 +308,9 @@ def listed(models: Lists | None, asked: str | None) -> Sequence[Upstream]:
     if not pool:
         names = models.names() if models is not None else []
         raise NotFoundError(
-            f"the proxy has no model {asked!r} in its list ({', '.join(names) or 'which is empty'}), and a rollout that names the proxy "
-            "has no LLM among its resources: publish one whose endpoint is the model server, or add the model (AGL_MODELS, LLMProxy) "
-            "or an upstream (AGL_UPSTREAM_URL)"
+            f"the proxy has no model {asked!r} in its list ({', '.join(names) or 'which is empty'}), and the rollout has no LLM among its "
+            "resources whose endpoint is a model server: publish one, or add the model (AGL_MODELS, LLMProxy) or an "
+            "upstream (AGL_UPSTREAM_URL)"
         )
     return pool
 

@@ -20,7 +20,7 @@ from yarl import URL
 from agl_otel import semconv
 from agl_otel.errors import AgentError, UsageError
 from agl_otel.runner import placeholders
-from agl_otel.runner.environment import Addresses, first_llm, merged_members, routed_llm
+from agl_otel.runner.environment import Addresses, attempt_llm, merged_members
 from agl_otel.runner.job import Grader, Job, grade, is_reward, reward
 from agl_otel.runner.output import KEEP_BYTES, Capture
 
@@ -106,9 +106,9 @@ class HttpAgent:
             semconv.HEADER_ROLLOUT_ID: job.rollout_id,
             semconv.HEADER_ATTEMPT_ID: job.attempt_id,
         }
-        llm = first_llm(job.resources)
+        llm = attempt_llm(job.resources, *job.key, job.addresses.proxy)
         if llm is not None:
-            headers[semconv.HEADER_OPENAI_BASE_URL] = routed_llm(llm, *job.key, job.addresses.proxy).endpoint
+            headers[semconv.HEADER_OPENAI_BASE_URL] = llm.endpoint
         return headers
 
 

@@ -89,6 +89,14 @@ def routed_llm(llm: LLM | ProxyLLM, rollout_id: str, attempt_id: str, proxy: str
     return LLM(endpoint=endpoint, model=llm.model, api_key=key, sampling_parameters=for_agents(llm.sampling_parameters))
 
 
+def attempt_llm(resources: NamedResources, rollout_id: str, attempt_id: str, proxy: str | None, *, token: str = "") -> LLM | None:
+    """The model as the agent sees it: the first LLM routed, else the proxy's own under the name that the agent gives it; None: neither."""
+    llm = first_llm(resources)
+    if llm is None and proxy is None:
+        return None
+    return routed_llm(llm or LLM(endpoint=f"{proxy}/v1", model=""), rollout_id, attempt_id, proxy, token=token)
+
+
 def agent_resources(resources: NamedResources, rollout_id: str, attempt_id: str, proxy: str | None, *, token: str = "") -> NamedResources:
     """The resources as the agent sees them: the first LLM routed, the keys of the others withheld where there is a proxy."""
     first = first_llm(resources)
@@ -131,10 +139,9 @@ def process_environment(
         "TRACEPARENT": traceparent,
     }
     env |= model_certificates(addresses)
-    llm = first_llm(resources)
+    llm = attempt_llm(resources, rollout_id, attempt_id, addresses.proxy, token=token)
     if llm is not None:
-        routed = routed_llm(llm, rollout_id, attempt_id, addresses.proxy, token=token)
-        env |= llm_environment(routed, anthropic=addresses.proxy and routed_base_url(addresses.proxy, rollout_id, attempt_id))
+        env |= llm_environment(llm, anthropic=addresses.proxy and routed_base_url(addresses.proxy, rollout_id, attempt_id))
     return env
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from agl_otel.errors import AgentError, UsageError
 from agl_otel.instrumentation import attempt_scope
 from agl_otel.runner.binding import RESERVED, Binding
-from agl_otel.runner.environment import Addresses, agent_resources, first_llm, routed_llm, shared_environment
+from agl_otel.runner.environment import Addresses, agent_resources, attempt_llm, shared_environment
 from agl_otel.runner.job import Grader, Job, grade, is_reward, reward
 from agl_otel.runner.threads import call
 from agl_otel.types import PromptTemplate
@@ -53,11 +53,10 @@ class FunctionAgent:
 
     async def run(self, job: Job) -> None:
         """Call the function; emit or grade what it returns. Raises AgentError where it raised or returned what is neither."""
-        llm = first_llm(job.resources)
         prompts = (resource for resource in job.resources.values() if isinstance(resource, PromptTemplate))
         values = {
             "task": job.rollout.input,
-            "llm": llm and routed_llm(llm, *job.key, job.addresses.proxy, token=job.token),
+            "llm": attempt_llm(job.resources, *job.key, job.addresses.proxy, token=job.token),
             "prompt_template": next(prompts, None),
             "resources": agent_resources(job.resources, *job.key, job.addresses.proxy, token=job.token),
             "rollout": job.rollout,

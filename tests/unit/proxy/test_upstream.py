@@ -8,7 +8,17 @@ import pytest
 from agl_otel.errors import NotFoundError, RefusedError, UsageError
 from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.upstream import OWN, Budget, QueueUpstreams, Upstream, call_seed
-from agl_otel.types import LLM, Attempt, AttemptedRollout, AttemptStatus, NamedResources, PaginatedResult, ResourcesUpdate, Rollout
+from agl_otel.types import (
+    LLM,
+    Attempt,
+    AttemptedRollout,
+    AttemptStatus,
+    NamedResources,
+    PaginatedResult,
+    PromptTemplate,
+    ResourcesUpdate,
+    Rollout,
+)
 
 KEY = ("ro-1", "at-1")
 
@@ -30,11 +40,13 @@ class OneRollout:
         self.asked = 0
         self.metadata: dict[str, Any] | None = None
         self.attempts: list[Attempt] = []
+        self.resources_id: str | None = "rs-1"
 
     async def query_rollouts(self, *, rollout_id_in: Sequence[str]) -> PaginatedResult[Rollout]:
         self.asked += 1
         (rollout_id,) = rollout_id_in
-        fields: dict[str, Any] = {"input": None, "start_time": 0, "resources_id": "rs-1", "resources_version": 3, "metadata": self.metadata}
+        pinned = {"resources_id": self.resources_id, "resources_version": 3 if self.resources_id else None}
+        fields: dict[str, Any] = {"input": None, "start_time": 0, **pinned, "metadata": self.metadata}
         if not self.attempts:
             return PaginatedResult([Rollout(rollout_id=rollout_id, **fields)])
         return PaginatedResult([AttemptedRollout(rollout_id=rollout_id, attempt=self.attempts[-1], **fields)])
@@ -71,7 +83,7 @@ async def test_resources_without_a_model_server_are_named() -> None:
     upstreams = QueueUpstreams(OneRollout({"m": LLM(endpoint="http://proxy/v1", model="x")}), own_urls=["http://proxy"])
     with pytest.raises(NotFoundError, match="no LLM among its resources"):
         await only(upstreams)
-    with pytest.raises(NotFoundError, match="rs-1 version 3"):
+    with pytest.raises(NotFoundError, match=r"rs-1 version 3.*AGL_UPSTREAM_URL"):
         await only(QueueUpstreams(OneRollout({})))
     with pytest.raises(NotFoundError, match="AGL_UPSTREAM_URL"):
         await upstreams.resolve(None, None)
@@ -112,6 +124,25 @@ async def test_a_resource_that_names_the_proxy_goes_upstream_where_no_model_is_l
         assert await only(upstreams) == Upstream("http://here/v1", model or None, "k", {}, "3")
         with pytest.raises(NotFoundError, match="AGL_UPSTREAM_URL"):
             await only(QueueUpstreams(queue, own_urls=["http://proxy"]))
+
+
+async def test_a_rollout_without_a_model_of_its_own_takes_the_proxys_as_it_is_now() -> None:
+    queue = OneRollout({"prompt": PromptTemplate(template="{x}", engine="f-string")})
+    queue.metadata = {"budget": {"calls": 5}, "sampling_seed": 7}
+    models = ModelList()
+    upstreams = QueueUpstreams(queue, models=models, fallback_url="http://here/v1", fallback_key="person")
+    route = await upstreams.resolve(KEY, "x")
+    assert (route.pool, route.budget, route.seed) == ([Upstream("http://here/v1", None, "person", version="3")], Budget(5, 0), 7)
+    models.replace([{"model_name": "x", "litellm_params": {"model": "hosted_vllm/y", "api_base": "http://v/v1"}}])
+    assert (await only(upstreams, "x")).model == "y"
+
+
+async def test_what_is_published_after_its_enqueue_is_not_the_model_of_a_rollout_without_resources() -> None:
+    queue = OneRollout({"m": LLM(endpoint="http://later/v1", model="x")})
+    queue.resources_id = None
+    assert await only(QueueUpstreams(queue, fallback_url="http://here/v1")) == Upstream("http://here/v1")
+    with pytest.raises(NotFoundError, match="before you enqueue"):
+        await only(QueueUpstreams(queue))
 
 
 async def test_calls_of_no_rollout_may_go_to_several_servers() -> None:

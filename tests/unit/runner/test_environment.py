@@ -11,6 +11,7 @@ from opentelemetry.sdk.resources import OTELResourceDetector
 
 from agl_otel import semconv
 from agl_otel.ingest import attempt_ingest_key
+from agl_otel.proxy.keys import attempt_key
 from agl_otel.runner.certificates import Certificates
 from agl_otel.runner.environment import (
     DUMMY_API_KEY,
@@ -144,9 +145,17 @@ def test_both_kinds_of_llm_are_routed(kind: type[LLM] | type[ProxyLLM]) -> None:
     assert environment({}, {"llm": kind(endpoint="http://vllm/v1", model="m")})["OPENAI_BASE_URL"] == f"{ROUTED}/v1"
 
 
-def test_without_an_llm_the_users_own_model_variables_stay() -> None:
-    assert environment({"OPENAI_API_KEY": "sk-own"}, {})["OPENAI_API_KEY"] == "sk-own"
-    assert "OPENAI_BASE_URL" not in environment({}, {})
+def test_without_an_llm_the_proxy_serves_the_attempt_with_the_model_that_the_agent_names() -> None:
+    env = environment({"OPENAI_API_KEY": "sk-own", "OPENAI_MODEL": "mine"}, {})
+    named = {"OPENAI_BASE_URL": f"{ROUTED}/v1", "OPENAI_API_KEY": DUMMY_API_KEY, "ANTHROPIC_BASE_URL": ROUTED, "OPENAI_MODEL": "mine"}
+    assert named.items() <= env.items()
+    assert environment({}, {}, token="t")["OPENAI_API_KEY"] == attempt_key("t", "ro-1", "at-1")
+    assert "OPENAI_MODEL" not in environment({}, {})
+
+
+def test_without_an_llm_and_a_proxy_the_users_own_model_variables_stay() -> None:
+    env = process_environment({"OPENAI_API_KEY": "sk-own"}, rollout(), {}, NO_PROXY, traceparent=TRACEPARENT)
+    assert (env["OPENAI_API_KEY"], "OPENAI_BASE_URL" in env) == ("sk-own", False)
 
 
 def test_without_a_proxy_the_resource_itself_is_used() -> None:
