@@ -145,6 +145,9 @@ class Settings(BaseSettings):
     unless `proxy_client_certificates` says so: most model clients of agents cannot show one."""
     proxy_client_certificates: bool = False
     """Whether agents must show the proxy a certificate of `tls_client_ca`, beside their key: their model clients must be told to."""
+    proxy_own_keys: bool = False
+    """Whether, on a stack with a token, the proxy passes on calls of no attempt that bring a provider's key of their own instead: to the
+    servers that `upstream_url` and `models` name, for anybody who reaches the port, with no key or password of the stack."""
     tls_ca: str = ""
     """PEM file of the authority that clients trust (for a self-signed `tls_cert` the same file); empty means the system's authorities.
     Where it is set, addresses without a scheme are dialled with TLS."""

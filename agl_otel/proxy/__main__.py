@@ -69,6 +69,7 @@ async def serve(settings: Settings) -> None:
             upstreams,
             telemetry,
             token=token,
+            own_keys=settings.proxy_own_keys,
             limits=limits,
             models=models,
             litellm=litellm,

@@ -71,6 +71,7 @@ class Proxy:
         telemetry: Telemetry,
         *,
         token: str = "",
+        own_keys: bool = False,
         limits: Limits | None = None,
         flush_seconds: float = FLUSH_SECONDS,
         models: ModelList | None = None,
@@ -82,10 +83,14 @@ class Proxy:
         queue: Queue | None = None,
         address: str = "",
     ) -> None:
-        """`names`: see `only_own_pages`; `queue`: who is told, before a first call, that the proxy at `address` serves an attempt."""
+        """`own_keys`: whether calls of no attempt may bring a provider's key in place of the token.
+
+        `names`: see `only_own_pages`; `queue`: who is told, before a first call, that the proxy at `address` serves an attempt.
+        """
         self._upstreams = upstreams
         self._telemetry = telemetry
         self._token = token
+        self._own_keys = own_keys
         self._limits = limits or Limits()
         self._flush_seconds = flush_seconds
         self._models = models if models is not None else ModelList()
@@ -193,13 +198,17 @@ class Proxy:
             return web.json_response({"object": "list", "data": cards})
         return await self._running().pass_through(request, key, "models")
 
-    async def _health(self, _: web.Request) -> web.Response:
+    async def _health(self, request: web.Request) -> web.Response:
+        """Whether it is well; the rest only with the token, where there is one."""
         forwarder = self._running()
         forwarder.settle()
         trouble = self._journal.trouble if self._journal is not None else ""
+        status = {"status": "degraded" if trouble else "ok"}  # it serves calls all the same
+        if self._refusal(request, "metrics") is not None:
+            return web.json_response(status)
         return web.json_response(
             {
-                "status": "degraded" if trouble else "ok",  # it serves calls all the same
+                **status,
                 **({"reason": trouble} if trouble else {}),
                 "marker": self._telemetry.marker,
                 "paused": self._gate.mode,
@@ -316,25 +325,26 @@ class Proxy:
             await self._inheritance.forget(gone)
         return web.json_response({"deleted": len(gone)})
 
+    def _refusal(self, request: web.Request, *scopes: str) -> str | None:
+        return refusal(self._token, _given(request), "proxy", *scopes) if self._token else None
+
     def _authorise(self, request: web.Request, *scopes: str) -> None:
-        if self._token and (why := refusal(self._token, _given(request), "proxy", *scopes)) is not None:
+        if (why := self._refusal(request, *scopes)) is not None:
             raise web.HTTPUnauthorized(text=why or "a bearer token is needed: set AGL_TOKEN to the stack's token")
 
     def _allowed(self, request: web.Request) -> Key | None:
-        """The attempt that the call names. Raises RefusedError where its key is not that attempt's."""
+        """The attempt that the call names. Raises RefusedError where its key opens neither that attempt nor the proxy."""
         key, given = _key(request), _given(request)
         if not self._token:
             return key
         if key is not None:
             allowed = may_call(self._token, given, *key) if "rollout_id" in request.match_info else is_trusted(self._token, given)
         else:
-            request[OWN_KEY] = bool(given) and not is_ours(given) and given != self._token
-            allowed = request[OWN_KEY] or is_trusted(self._token, given)
+            allowed = is_trusted(self._token, given)
+            request[OWN_KEY] = not allowed and self._own_keys and bool(given) and not is_ours(given)
+            allowed = allowed or request[OWN_KEY]
         if not allowed:
-            named = f"attempt {key[1]} of rollout {key[0]}" if key is not None else "calls of no attempt"
-            raise RefusedError(
-                f"this is not the key of {named}: use the OPENAI_API_KEY that the runner gives", status=401, code="wrong_key"
-            )
+            raise RefusedError(_remedy(key), status=401, code="wrong_key")
         return key
 
 
@@ -346,6 +356,15 @@ class _Closed(NamedTuple):
     dropped: int
     before: bool = False
     """Whether it was another one, which died."""
+
+
+def _remedy(key: Key | None) -> str:
+    if key is not None:
+        return f"this is not the key of attempt {key[1]} of rollout {key[0]}: use the OPENAI_API_KEY that the runner gives"
+    return (
+        "a call of no attempt needs the stack's token (AGL_TOKEN), one of `agl-otel token --for proxy`, or a shared key; an attempt's own "
+        "key opens its own path only: the OPENAI_BASE_URL that the runner gives"
+    )
 
 
 def _given(request: web.Request) -> str:

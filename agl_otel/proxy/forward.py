@@ -35,7 +35,7 @@ from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
 from agl_otel.proxy.reply import Json, parse_object, with_fields
 from agl_otel.proxy.translation import AGENT, Translation
-from agl_otel.proxy.upstream import SEED, Budget, Upstream, Upstreams, call_seed
+from agl_otel.proxy.upstream import SEED, Budget, Route, Upstream, Upstreams, call_seed
 from agl_otel.proxy.witness import Witnesses
 from agl_otel.redacted import without_secrets
 
@@ -51,7 +51,7 @@ _NO_ROUTE: Final = frozenset({404, 405, 501})
 _SET_HERE: Final = NOT_PASSED | {"content-type", "traceparent", "tracestate", "baggage"}
 _RETRY_HEADERS: Final = ("x-stainless-retry-count", "x-retry-count")
 OWN_KEY: Final = web.RequestKey("own_key", bool)
-"""Set on a request whose client brings a provider's key of its own: ours is not lent to it."""
+"""Set on a request whose client shows a provider's key of its own and none of ours: none is lent to it, and its trace is its own."""
 _KEY_HEADERS: Final = ("authorization", "x-api-key")
 
 
@@ -149,7 +149,7 @@ class Forwarder:
         await self._gate.enter()
         try:
             model = asked.get("model")
-            route = await self._upstreams.resolve(key, model if isinstance(model, str) else None)
+            route = await self._route(request, key, model)
             direct = all(each.provider == "openai" for each in route.pool)
             pool = route.pool if direct else [await self._located(each) for each in route.pool]
             if key is not None:  # last: its attempt may be closed during any wait
@@ -163,7 +163,7 @@ class Forwarder:
         raw = await request.read()
         asked = parse_object(raw) if raw else None
         model = asked.get("model") if asked is not None else None
-        pool = (await self._upstreams.resolve(key, model if isinstance(model, str) else None)).pool
+        pool = (await self._route(request, key, model)).pool
         upstream = await self._located(self.health.order(pool, key[0] if key is not None else None)[0])
         if asked is not None and isinstance(model, str) and upstream.model:
             raw = with_fields(raw, asked, _keyed({"model": upstream.model}, upstream))
@@ -176,6 +176,15 @@ class Forwarder:
                 return web.Response(status=response.status, body=await response.read(), headers=passed(response))
         except (aiohttp.ClientError, OSError, RedirectedError) as error:
             return _failure(error, upstream)
+
+    async def _route(self, request: web.Request, key: Key | None, model: object) -> Route:
+        """Where a call goes; with no key or password of ours, where its client has a key of its own."""
+        route = await self._upstreams.resolve(key, model if isinstance(model, str) else None)
+        if not request.get(OWN_KEY):
+            return route
+        if any(each.provider != "openai" for each in route.pool):
+            raise RefusedError(f"model {model!r} is asked with the stack's own key: show the stack's token", status=401, code="wrong_key")
+        return replace(route, pool=[replace(each, base_url=_open(each.base_url), api_key=None) for each in route.pool])
 
     async def _located(self, upstream: Upstream) -> Upstream:
         """A model of another provider, at litellm. Raises RefusedError where there is none."""
@@ -212,12 +221,13 @@ class Forwarder:
     async def _recorded(
         self, request: web.Request, key: Key | None, dialect: Dialect, raw: bytes, asked: Json, pool: Sequence[Upstream], seed: int | None
     ) -> web.StreamResponse:
-        traceparent = request.headers.get("traceparent")
+        stranger = request.get(OWN_KEY, False)
+        traceparent = None if stranger else request.headers.get("traceparent")
         shown = as_sampled(asked, pool[0].sampling)
         retry, fingerprint = _retry(request.headers, raw) if key is not None else (0, b"")
         if retry:
             self.settle()  # whether the first try failed
-        caller = caller_of(request.headers.getall("baggage", ()))
+        caller = None if stranger else caller_of(request.headers.getall("baggage", ()))
         call = self._recorder.start(key, dialect, shown, traceparent, caller=caller, retry=retry, fingerprint=fingerprint)
         if seed is not None and dialect.samples:
             drawn = {SEED: call_seed(seed, call.wish)}
@@ -334,17 +344,16 @@ class Forwarder:
         agent = request.get(AGENT, request)
         headers = CIMultiDict((name, value) for name, value in agent.headers.items() if name.lower() not in _SET_HERE)
         headers["accept-encoding"] = "identity"  # bytes that can be read here
-        api_key = None if agent.get(OWN_KEY) else upstream.api_key
         for name in _KEY_HEADERS:
             given = headers.get(name, "").removeprefix("Bearer ")
-            if api_key is not None or is_ours(given) or (self._token and given == self._token):
+            if upstream.api_key is not None or is_ours(given) or (self._token and given == self._token):
                 headers.popall(name, None)
-        if api_key:
+        if upstream.api_key:
             for name in key_headers:
                 if name == "x-api-key":
-                    headers[name] = api_key
+                    headers[name] = upstream.api_key
                 elif len(key_headers) == 1 or not (urlsplit(upstream.base_url).hostname or "").endswith("anthropic.com"):
-                    headers[name] = f"Bearer {api_key}"
+                    headers[name] = f"Bearer {upstream.api_key}"
         if "@" in urlsplit(upstream.base_url).netloc:  # the name and the password in it are the authorization
             headers.popall("authorization", None)
         return headers
@@ -398,6 +407,12 @@ def _failure(error: Exception, upstream: Upstream) -> web.Response:
         return error_response(504, f"the model server {_shown(upstream)} did not answer in time", "timeout")
     why = without_secrets(repr(error))
     return error_response(502, f"the model server {_shown(upstream)} cannot be reached or broke off: {why}", "upstream_error")
+
+
+def _open(base_url: str) -> str:
+    """The address without the name and password in it."""
+    parts = urlsplit(base_url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _shown(upstream: Upstream) -> str:

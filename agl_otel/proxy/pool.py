@@ -12,6 +12,7 @@ from hashlib import blake2b
 from typing import Final
 
 from agl_otel.proxy.upstream import Upstream
+from agl_otel.redacted import without_secrets
 
 DOWN_SECONDS: Final = (1.0, 30.0)
 """How long an endpoint is left alone after the first failure, and at most; doubled each time."""
@@ -45,8 +46,8 @@ class Health:
         return held is None or held[0] <= self._clock()
 
     def down(self) -> list[str]:
-        """The endpoints that are left alone now."""
-        return [url for url in self._down if not self.is_up(url)]
+        """The endpoints that are left alone now, without the passwords in their addresses."""
+        return [without_secrets(url) for url in self._down if not self.is_up(url)]
 
     def order(self, endpoints: Sequence[Upstream], rollout_id: str | None) -> Sequence[Upstream]:
         """The endpoints in the order in which to try them: the rollout's own first, those that are down last."""

@@ -81,13 +81,14 @@ def _looks(request: web.Request) -> bool:
 
 @web.middleware
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Ask for the token, and answer our errors as JSON with their status."""
+    """Ask for the token, and answer our errors as JSON with their status. Who shows none learns of health only whether all is well."""
     token = request.app[TOKEN]
     given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    open_to_all = request.path in OPEN_PATHS or request.match_info.route.name == static.PAGE
-    if token and not open_to_all:
+    if token and request.match_info.route.name != static.PAGE:
         scopes = ("web", *(["metrics"] if request.path in relay.METRICS_PATHS else []), *(["view"] if _looks(request) else []))
         if (why := refusal(token, given, *scopes)) is not None:
+            if request.path in OPEN_PATHS:
+                return web.json_response({"status": (await health_of(request.app[STORE]))["status"]})
             return web.json_response({"detail": why or "a bearer token is needed: set AGL_TOKEN to the stack's token"}, status=401)
     try:
         return await handler(request)

@@ -70,8 +70,17 @@ async def test_spans_of_others_are_refused_one_by_one_and_those_of_nobody_are_th
         answer = await send(closed, request_of(spans), MINE, over=over)
         assert answer.partial_success.rejected_spans == 4 and KEY in answer.partial_success.error_message
         assert await stored(closed, spans) == [("ro-mine", "at-mine")] * 2 + [("-", "-")] * 4
-    async with aiohttp.ClientSession() as session, session.get(f"{closed.http}/health") as health:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{closed.http}/health", headers={"Authorization": f"Bearer {TOKEN}"}) as health,
+    ):
         assert (await health.json())["rejected"] == 8
+
+
+async def test_without_the_token_health_says_only_whether_all_is_well(closed: Stack) -> None:
+    for given in ({}, {"Authorization": f"Bearer {MINE}"}, {"Authorization": "Bearer junk"}):
+        async with aiohttp.ClientSession() as session, session.get(f"{closed.http}/health", headers=given) as health:
+            assert (health.status, await health.json()) == (200, {"status": "ok"})
 
 
 async def test_a_span_without_ids_does_not_slip_into_the_trace_of_another_attempt(closed: Stack) -> None:

@@ -166,14 +166,14 @@ async def test_an_agent_cannot_write_into_anothers_attempt(receiver: OtlpReceive
             ("/v1/chat/completions", {"authorization": f"Bearer {own}", "baggage": baggage}, 401),
             ("/v1/chat/completions", {"authorization": f"Bearer {shared}", "baggage": baggage}, 200),
             ("/v1/chat/completions", {"authorization": f"Bearer {foreign}"}, 401),
-            ("/v1/chat/completions", {"authorization": "Bearer sk-mine"}, 200),
+            ("/v1/chat/completions", {"authorization": "Bearer sk-mine"}, 401),
             ("/v1/chat/completions", {"authorization": "Bearer secret"}, 200),
             ("/pause", {"authorization": f"Bearer {shared}"}, 401),
             ("/model_list", {"authorization": f"Bearer {own}"}, 401),
         ):
             assert (await stand.post(path, BODY, **headers))[0] == status, (path, headers)
     given = [headers.get("authorization") for headers in model.headers]
-    assert given == ["Bearer real", "Bearer real", "Bearer real", "Bearer sk-mine", "Bearer real"]
+    assert given == ["Bearer real", "Bearer real", "Bearer real", "Bearer real"]
     assert not any("x-api-key" in headers for headers in model.headers)
 
 

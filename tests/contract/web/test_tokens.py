@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from pathlib import Path
@@ -61,6 +62,19 @@ async def test_the_web_service_takes_tokens_for_it_and_prometheus_its_own(tmp_pa
             ):
                 status, text = await ask("/v1/agl/describe", token)
                 assert status == 401 and says in text
+
+
+async def test_health_names_the_services_that_are_down_only_to_who_shows_a_token(tmp_path: Path) -> None:
+    running = contextlib.AsyncExitStack()
+    queue = await running.enter_async_context(LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN))
+    store = Store(queue.server.service.address, token=TOKEN)
+    async with store, TestClient(TestServer(build_app(store, TOKEN))) as client:
+        await running.aclose()
+        for path in ("/health", "/v1/agl/health"):
+            for given in ("", "wrong", of("collector"), TOKEN, of("view")):
+                async with client.get(path, headers={"Authorization": f"Bearer {given}"}) as answer:
+                    told = {"down": ["queue"]} if given in (TOKEN, of("view")) else {}
+                    assert (answer.status, await answer.json()) == (200, {"status": "degraded", **told})
 
 
 async def test_who_may_only_look_reads_everything_and_changes_nothing(tmp_path: Path) -> None:
