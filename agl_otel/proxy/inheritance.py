@@ -35,15 +35,30 @@ from agl_otel.instrumentation.context import Key
 from agl_otel.instrumentation.ids import span_id
 from agl_otel.instrumentation.ledger import Count, Place
 from agl_otel.instrumentation.wire import field_of, of_parts, span_bytes
-from agl_otel.proxy.journal import CLOSED, END, HEAD, LOCK, LOSSY, START, WHOLE, boot_id, claim, clear, segments_of, unpacked, without
+from agl_otel.proxy.journal import (
+    CLOSED,
+    END,
+    HEAD,
+    LOCK,
+    LOSSY,
+    SETTLED,
+    START,
+    WHOLE,
+    boot_id,
+    claim,
+    clear,
+    segments_of,
+    unpacked,
+    without,
+)
 
 MAX_TOLD: Final = 100_000  # attempts whose counts are remembered for their closing
 REQUEST_BYTES: Final = 3 << 20  # receivers with gRPC's default limit take 4 MiB
 AGAIN_SECONDS: Final = (0.5, 10.0)
 SENT_AT_ONCE: Final = 2  # journals whose spans are on their way; the others' take turns
 YOUNG_SECONDS: Final = 60.0  # a folder without a journal may be one that is being made
-_HEAD: Final = (str, int)
 _RECORD: Final = (str, str, str, str, str, int, int, str)
+_HEADS: Final = {HEAD: (str, int), SETTLED: (str,)}
 """The heads of records (journal.py)."""
 _logger = logging.getLogger("agl_otel.proxy")
 Send = Callable[[bytes], bool]
@@ -76,6 +91,8 @@ class Left:
     """Its claimed lock."""
     parts: tuple[bytes, bytes] = (b"", b"")
     legacies: dict[tuple[Key, str], Legacy] = field(default_factory=dict[tuple[Key, str], Legacy])
+    held: dict[str, dict[str, bytes]] = field(default_factory=dict[str, dict[str, bytes]])
+    """{a call's span id: `ended` of its attempt}."""
     gaps: bool = False
     """Whether records may be missing."""
     damaged: bool = False
@@ -272,11 +289,16 @@ def read_journal(folder: Path, lock: int = -1) -> Left:
 def _take(left: Left, frame: Frame) -> None:
     """Take a record over. Raises DataError, ValueError."""
     head, data = unpacked(frame.payload)
-    if tuple(map(type, head)) != (_HEAD if frame.kind == HEAD else _RECORD):
+    if tuple(map(type, head)) != _HEADS.get(frame.kind, _RECORD):
         raise DataError("a record of a proxy's journal has a head of another kind")
     if frame.kind == HEAD:
         left.parts = (data[: head[1]], data[head[1] :])
         left.gaps |= head[0] != boot_id()
+        return
+    if frame.kind == SETTLED:
+        for at in range(0, len(data), 8):
+            call = data[at : at + 8].hex()
+            left.held.pop(call, {}).pop(call, None)
         return
     rollout_id, attempt_id, marker, trace_id, parent_id, spans, dropped, span_id = head
     place = bytes.fromhex(trace_id), bytes.fromhex(parent_id)
@@ -293,6 +315,7 @@ def _take(left: Left, frame: Frame) -> None:
     elif frame.kind == END:
         legacy.open.discard(span_id)
         legacy.ended[span_id] = data
+        left.held[span_id] = legacy.ended
 
 
 def _put_away(left: Left) -> None:

@@ -7,7 +7,7 @@ outlive it (calls under way, counts of attempts that are not over) is written in
 
 A record's payload is `size u32 | head (JSON) | data`. HEAD: [boot id, size of the resource], then resource and scope (wire.py). START, END,
 COUNT and CLOSED (all of it is stored, and the attempt is over): [rollout, attempt, marker, trace id, parent's span id, spans ended so far,
-dropped, the call's span id], then END's spans.
+dropped, the call's span id], then END's spans. SETTLED (the exporter has done with them): [no rollout], then span ids of calls.
 
 A disk that is full, or refuses for another reason, stops no call. Its attempt counts as one of which something was dropped, and the file
 `whole` is renamed to `lossy`, for which a full disk has room: whoever reads the journal later (inheritance.py) knows that it has gaps.
@@ -44,6 +44,7 @@ START: Final = 2
 END: Final = 3
 COUNT: Final = 4
 CLOSED: Final = 5
+SETTLED: Final = 6
 FOLDER: Final = "proxy"
 """Below the data directory: a folder for each proxy process that runs, or died and left something."""
 SUFFIX: Final = ".calls"
@@ -64,6 +65,16 @@ class _Segment:
     """Without the HEAD."""
     unsettled: int = 0
     """Spans in it that the exporter still has."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """Whose END a segment has."""
+
+    segment: _Segment
+    span_id: int
+    unsettled: int
+    """Its spans that the exporter still has."""
 
 
 @dataclass(slots=True)
@@ -140,8 +151,9 @@ class Journal:
                 del tally.open[span_id]
                 tally.spans += len(ended)
             segment = self._write(END, span.key, span.marker, tally, span_id, data)
+            call = _Call(segment, span_id, len(ended)) if segment is not None else None
             for each in ended:
-                each.place = segment
+                each.place = call
             if segment is not None:
                 segment.unsettled += len(ended)
 
@@ -156,12 +168,20 @@ class Journal:
                     self._write(CLOSED, key, count.marker, tally, 0)
 
     def settled(self, spans: Sequence[ReadableSpan]) -> None:
-        """The exporter has done with these: they were acknowledged, or given up."""
+        """The exporter has done with these: they were acknowledged, or given up. Who inherits the journal need not send them again."""
+        calls: list[int] = []
         with self._lock:
             for span in spans:
-                if isinstance(span, WholeSpan) and isinstance(span.place, _Segment):
-                    span.place.unsettled -= 1
+                if isinstance(span, WholeSpan) and isinstance(call := span.place, _Call):
+                    call.segment.unsettled -= 1
+                    call.unsettled -= 1
                     span.place = None
+                    if not call.unsettled:
+                        calls.append(call.span_id)
+            if calls:
+                with contextlib.suppress(OSError):  # then they are sent again, and a reader takes each once
+                    self._segments[-1].file.write([(SETTLED, packed([""], b"".join(call.to_bytes(8) for call in calls)))])
+                    self._segments[-1].records += 1
 
     def forget(self, rollout_ids: Collection[str]) -> None:
         """Leave nothing of these rollouts in the files. Raises UnavailableError."""

@@ -17,9 +17,10 @@ import aiohttp
 import pytest
 
 from agl_otel import semconv
+from agl_otel.framed import Frame, read
 from agl_otel.instrumentation.context import Key
 from agl_otel.proxy.inheritance import read_journal
-from agl_otel.proxy.journal import FOLDER
+from agl_otel.proxy.journal import FOLDER, SETTLED, unpacked
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
 from agl_otel.types import AttemptedRollout
@@ -176,6 +177,34 @@ async def test_attempts_go_on_behind_another_proxy_and_are_whole(life: Life, mod
         await life.ask(session, key, "three")
     assert sorted((await life.close(key)).values()) == [1, 1] and await life.proves(key) == "complete"
     assert sorted(text_of(span) for span in life.stored(key).values()) == ["one", "three", "two"]
+
+
+async def test_what_was_acknowledged_is_not_sent_again(life: Life, model: ModelServer) -> None:
+    first, second = [key_of(await rollout(life.queue, model.url, "m")) for _ in range(2)]
+    await life.begin()
+    async with aiohttp.ClientSession() as session:
+        await life.ask(session, first, "stored")
+        await life.ask(session, second, "stored")
+        model.hold, _ = asyncio.Event(), model.asked.clear()
+        under_way = asyncio.create_task(life.ask(session, second, "keeps the segment"))
+        await model.asked.wait()
+        while len({*life.stored(first), *life.stored(second)}) < 2 or settled(life.folder) < 2:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.05)
+        await life.kill()
+        with pytest.raises(aiohttp.ClientError):
+            await under_way
+        model.hold.set()
+    await life.begin()
+    await life.close(first)
+    received = [span.span_id for span in life.receiver.spans(semconv.SPAN_LLM) if span.key in (first, second)]
+    assert len(received) == len({*received}) == 2
+    assert await life.proves(first) == "complete"
+
+
+def settled(folder: Path) -> int:
+    """How many calls the journals note as acknowledged."""
+    frames = [frame for path in folder.rglob("*.calls") for frame in read(path) if isinstance(frame, Frame)]
+    return sum(len(unpacked(frame.payload)[1]) // 8 for frame in frames if frame.kind == SETTLED)
 
 
 async def test_without_the_disk_those_attempts_and_only_those_are_incomplete(life: Life, model: ModelServer) -> None:
