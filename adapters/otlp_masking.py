@@ -60,10 +60,10 @@ def load_masker(path: str) -> Masker | None:
     if not path:
         return None
     try:
-        text = Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        rules = Path(path).read_bytes()
+    except OSError as error:
         raise SettingsError(f"AGL_MASK names {path}, which cannot be read: {error}") from None
-    return Masker(parse_rules(text, f"AGL_MASK: {path}"))
+    return Masker(parse_rules(rules, f"AGL_MASK: {path}"))
 
 
 class Masker:
