@@ -3,9 +3,9 @@
 Agents run what a model wrote; the stack's token, which reads and deletes everything, is not for them. Keys are made from the token, so
 that collectors (the Go one, too: collector/otelcol/agentlightning) know them without being told; the token cannot be found from them.
 
-An agent that is started for one attempt gets that attempt's key: what it sends is that attempt's, whatever it says. A process that runs
-many attempts, told apart by baggage, gets the one that is bound to none: it may send for every rollout. collector/conformance/keys has
-golden vectors.
+An agent that is started for one attempt gets that attempt's key: what it sends is that attempt's, whatever it says. A service that many
+attempts share gets each one's with its request (instrumentation/given.py). The key that is bound to none may send for every rollout; it is
+for services that cannot do that (`agl-otel token --for otlp`). collector/conformance/keys has golden vectors.
 """
 
 from __future__ import annotations
@@ -35,12 +35,19 @@ def attempt_ingest_key(token: str, rollout_id: str, attempt_id: str) -> str:
 
 def attempt_of(token: str, key: str) -> tuple[str, str] | None:
     """(rollout, attempt) of an attempt's key of a stack with this token; None of any other text."""
+    named = named_by(key)
+    if not token or named is None:
+        return None
+    return named if hmac.compare_digest(key.encode(errors="replace"), attempt_ingest_key(token, *named).encode()) else None
+
+
+def named_by(key: str) -> tuple[str, str] | None:
+    """(rollout, attempt) that a text of the form of an attempt's key names, whoever made it; None of any other text."""
     named, dash, _ = key.removeprefix(BOUND_PREFIX).rpartition("-")
     rollout_id, _, attempt_id = named.partition("/")
-    if not (token and dash and key.startswith(BOUND_PREFIX) and is_valid_id(rollout_id) and is_valid_id(attempt_id)):
+    if not (dash and key.startswith(BOUND_PREFIX) and is_valid_id(rollout_id) and is_valid_id(attempt_id)):
         return None
-    made = attempt_ingest_key(token, rollout_id, attempt_id)
-    return (rollout_id, attempt_id) if hmac.compare_digest(key.encode(errors="replace"), made.encode()) else None
+    return rollout_id, attempt_id
 
 
 def _signature(token: str, *parts: str) -> str:

@@ -25,6 +25,7 @@ SCOPES: Final = {
     "metrics": "/metrics of every service, and nothing else",
 }
 """{name: what it opens}."""
+NO_TOKEN: Final = "no token was made, because the stack has none: set AGL_TOKEN to it"
 PREFIX: Final = "aglt"
 LENGTH: Final = 40  # hexadecimal digits
 
@@ -32,7 +33,7 @@ LENGTH: Final = 40  # hexadecimal digits
 def scoped_token(token: str, scopes: Sequence[str], expires_at: float) -> str:
     """A token for these services until then (Unix seconds). Raises UsageError where there is no token or no such service."""
     if not token:
-        raise UsageError("no token was made, because the stack has none: set AGL_TOKEN to it")
+        raise UsageError(NO_TOKEN)
     unknown = sorted({*scopes} - {*SCOPES})
     if unknown or not scopes:
         what = f"there is no service {', '.join(unknown)}" if scopes else "it opens nothing"

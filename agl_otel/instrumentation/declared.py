@@ -9,7 +9,7 @@ set up by the file gets the exporters and the sampler; its limits of attributes 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, Literal
@@ -77,13 +77,12 @@ def otlp_exporters(signal: Literal["traces", "logs"]) -> list[Any]:
     return [point.load()() for name in wanted for point in entry_points(group=f"opentelemetry_{signal}_exporter", name=name)]
 
 
-def add_log_exporters() -> None:
+def add_log_exporters(processor: Callable[[Any], Any]) -> None:
     """Have the logs of the file's provider, where it sets one up, come to the stack, too."""
     from opentelemetry._logs import get_logger_provider  # costs an agent without such a file a tenth of a second
     from opentelemetry.sdk._logs import LoggerProvider
-    from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 
     provider = get_logger_provider()
     if isinstance(provider, LoggerProvider):
         for exporter in otlp_exporters("logs"):
-            provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
+            provider.add_log_record_processor(processor(exporter))

@@ -29,7 +29,10 @@ BACK_PRESSURE_SECONDS: Final = 5.0  # the longest that ending one span may take 
 
 
 class ExportProcessor(SpanProcessor):
-    """Queues sampled spans that `takes` accepts and exports them with `exporter`; `rebuild` makes a new exporter after a fork."""
+    """Queues sampled spans that `takes` accepts and exports them with `exporter`; `rebuild` makes a new exporter after a fork.
+
+    Spans that `apart` gives different texts for are never exported as one batch (None: all may be).
+    """
 
     def __init__(
         self,
@@ -38,8 +41,10 @@ class ExportProcessor(SpanProcessor):
         rebuild: Callable[[], SpanExporter],
         takes: Callable[[ReadableSpan], bool],
         on_dropped: Callable[[Sequence[ReadableSpan]], None] | None = None,
+        apart: Callable[[ReadableSpan], str] | None = None,
     ) -> None:
         self._takes = takes
+        self._apart = apart
         self._rebuild = rebuild
         self._on_dropped = on_dropped
         self.on_settled: Callable[[Sequence[ReadableSpan]], None] | None = None
@@ -147,25 +152,37 @@ class ExportProcessor(SpanProcessor):
         return self._stopping or self._flush_to > self._settled or len(self._queue) >= MAX_BATCH_SPANS
 
     def _export_batch(self) -> None:
-        batch: list[ReadableSpan] = []
-        size = 0
         with self._changed:
-            while self._queue and len(batch) < MAX_BATCH_SPANS and (not batch or size + self._queue[0][1] <= MAX_BATCH_BYTES):
-                span, span_size = self._queue.popleft()
-                batch.append(span)
-                size += span_size
-        if not batch:
+            batches = self._next_batches()
+        if not batches:
             return
-        exported = self._export(batch)
-        if not exported:
-            self._drop(batch)
-        elif self.on_settled is not None:
-            self.on_settled(batch)
+        healthy = False
+        for batch, size in batches:
+            exported = self._export(batch)
+            if not exported:
+                self._drop(batch)
+            elif self.on_settled is not None:
+                self.on_settled(batch)
+            healthy = healthy or exported
+            with self._changed:
+                self._bytes -= size
+                self._changed.notify_all()
         with self._changed:
-            self._bytes -= size
-            self._settled += len(batch)
-            self._healthy = exported
+            self._settled += sum(len(batch) for batch, _ in batches)
+            self._healthy = healthy
             self._changed.notify_all()
+
+    def _next_batches(self) -> list[tuple[list[ReadableSpan], int]]:
+        if self._apart is None:
+            return [_cut(self._queue)] if self._queue else []
+        kinds: dict[str, deque[tuple[ReadableSpan, int]]] = {}
+        while self._queue:
+            kinds.setdefault(self._apart(self._queue[0][0]), deque()).append(self._queue.popleft())
+        batches: list[tuple[list[ReadableSpan], int]] = []
+        for kind in kinds.values():
+            while kind:
+                batches.append(_cut(kind))
+        return batches
 
     def _export(self, batch: Sequence[ReadableSpan]) -> bool:
         try:
@@ -185,6 +202,17 @@ class ExportProcessor(SpanProcessor):
             self._on_dropped(spans)
         if self.on_settled is not None:
             self.on_settled(spans)
+
+
+def _cut(queue: deque[tuple[ReadableSpan, int]]) -> tuple[list[ReadableSpan], int]:
+    """Take one batch, and its bytes, from the beginning of a queue that is not empty."""
+    batch: list[ReadableSpan] = []
+    size = 0
+    while queue and len(batch) < MAX_BATCH_SPANS and (not batch or size + queue[0][1] <= MAX_BATCH_BYTES):
+        span, span_size = queue.popleft()
+        batch.append(span)
+        size += span_size
+    return batch, size
 
 
 def approximate_bytes(span: ReadableSpan) -> int:

@@ -37,6 +37,7 @@ from agl_otel import semconv
 from agl_otel.instrumentation import autoload, declared, forks
 from agl_otel.instrumentation.context import AttemptContext, Key, carried_context, from_environment, key_of, with_ids
 from agl_otel.instrumentation.export import ExportProcessor
+from agl_otel.instrumentation.given import GivenKeys, KeyedExporter, headers_of_its_own
 from agl_otel.instrumentation.guard import never_raises, note_failure
 from agl_otel.instrumentation.ids import draw_from_system
 from agl_otel.instrumentation.ledger import Ledger
@@ -69,6 +70,8 @@ class Hook:
         """How far the end is that a SIGTERM has begun."""
         self.stored_elsewhere: Callable[[ReadableSpan], bool] = lambda span: False
         """Whether another exporter of this process brings a span to its stack (tracer/process.py): ours may then drop it."""
+        self.given = GivenKeys(self.ledger) if attempt is None and not headers_of_its_own() else None
+        """Keys of attempts that are given to this process by request; None where it has what it needs."""
         self.processor = AttemptProcessor(self.ledger, fallback=attempt.key if attempt else None, on_idle=self._idle)
 
     def adopt(self, provider: TracerProvider) -> None:
@@ -99,7 +102,11 @@ class Hook:
 
         os.environ.setdefault(_ATTRIBUTE_LIMIT, MAX_ATTRIBUTES)
         with declared.left_out():
-            _OTelSDKConfigurator().configure(auto_instrumentation_version=__version__, export_span_processor=self._export_processor)
+            _OTelSDKConfigurator().configure(
+                auto_instrumentation_version=__version__,
+                export_span_processor=self._export_processor,
+                export_log_record_processor=self._log_processor,
+            )
         provider = trace.get_tracer_provider()
         assert isinstance(provider, TracerProvider), "the SDK's configurator sets the SDK's provider"
         provider.add_span_processor(self.processor)
@@ -114,7 +121,7 @@ class Hook:
         provider.add_span_processor(self.processor)
         for exporter in declared.otlp_exporters("traces"):
             provider.add_span_processor(self._export_processor(exporter))
-        declared.add_log_exporters()
+        declared.add_log_exporters(self._log_processor)
         self.configured(provider)
 
     def install_at_end(self) -> None:
@@ -229,16 +236,35 @@ class Hook:
             self._sealer.after_fork()
 
     def _export_processor(self, span_exporter: SpanExporter, *_: object, **__: object) -> ExportProcessor:
-        counts = "otlp" in type(span_exporter).__module__
+        counts, make = _is_otlp(span_exporter), type(span_exporter)
+        given = self.given if counts else None
+
+        def key_of_span(span: ReadableSpan) -> str:
+            return given.of(key_of_attributes(span)) if given is not None else ""
+
+        def keyed(exporter: SpanExporter) -> SpanExporter:
+            return KeyedExporter(exporter, key_of_span) if given is not None else exporter
+
         return ExportProcessor(
-            span_exporter,
-            rebuild=type(span_exporter),
+            keyed(span_exporter),
+            rebuild=lambda: keyed(make()),
             takes=lambda span: is_own(self.ledger, span),
             on_dropped=self._dropped if counts else None,
+            apart=key_of_span if given is not None else None,
         )
+
+    def _log_processor(self, exporter: Any, *_: object, **__: object) -> Any:
+        from agl_otel.instrumentation.logs import AttemptLogs, BatchLogRecordProcessor
+
+        given = self.given
+        return AttemptLogs(exporter, given) if given is not None and _is_otlp(exporter) else BatchLogRecordProcessor(exporter)
 
     def _dropped(self, spans: Sequence[ReadableSpan]) -> None:
         count_dropped(self.ledger, [span for span in spans if not self.stored_elsewhere(span)])
+
+
+def _is_otlp(exporter: object) -> bool:
+    return "otlp" in type(exporter).__module__
 
 
 def keep_sigterm_for_forked_children() -> None:
@@ -352,8 +378,9 @@ def pre_instrument() -> None:
         _hook.configure_sdk()
     _hook.install_at_end()
     ensure_propagators()
+    ours: list[TextMapPropagator] = [MarkedBaggage(_hook.ledger, attempt.key if attempt else None)]
     propagate.set_global_textmap(
-        CompositePropagator([propagate.get_global_textmap(), MarkedBaggage(_hook.ledger, attempt.key if attempt else None)])
+        CompositePropagator([propagate.get_global_textmap(), *ours, *([_hook.given] if _hook.given is not None else [])])
     )
     set_global_response_propagator(ProcessHeader(_hook.ledger, get_global_response_propagator()))
     if attempt is not None:

@@ -243,6 +243,12 @@ class Ledger:
             entry = self._entries.get(key)
             return entry is not None and not entry.open
 
+    def is_open(self, key: Key) -> bool:
+        """Whether a span of the attempt is open."""
+        with self._lock:
+            entry = self._entries.get(key)
+            return entry is not None and bool(entry.open)
+
     def forget(self, key: Key) -> None:
         """Drop the attempt's counts; should it come back, it comes under a marker that it never had."""
         with self._lock:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
@@ -16,6 +17,9 @@ from agl_otel.instrumentation import forks
 from agl_otel.instrumentation.context import Key, key_of
 from agl_otel.instrumentation.guard import never_raises
 from agl_otel.instrumentation.ledger import Ledger
+
+if TYPE_CHECKING:  # costs what has no logs a tenth of a second
+    from opentelemetry._logs import LogRecord
 
 UNCOUNTED = frozenset({semconv.SPAN_SEAL, semconv.SPAN_ATTEMPT})
 """Spans that say something about an attempt and are no part of it: their makers set what they carry."""
@@ -84,8 +88,8 @@ class AttemptProcessor(SpanProcessor):
         return True
 
 
-def key_of_attributes(span: ReadableSpan) -> Key | None:
-    """The attempt that a span's own attributes name."""
+def key_of_attributes(span: ReadableSpan | LogRecord) -> Key | None:
+    """The attempt that the own attributes of a span or log record name."""
     attributes = span.attributes or {}
     rollout_id = attributes.get(semconv.ROLLOUT_ID)
     return (rollout_id, str(attributes.get(semconv.ATTEMPT_ID, ""))) if isinstance(rollout_id, str) else None

@@ -2,7 +2,9 @@
 
 The body is the task as JSON. Headers say whose request it is: `traceparent` and `baggage`, which an instrumented service hands on to
 its own model calls and spans, the ids (`agl-rollout-id`, `agl-attempt-id`), and `agl-openai-base-url`, the attempt's own address of
-the model, for a service that is not instrumented. What it answers is the agent's answer; a stream is read to its end.
+the model, for a service that is not instrumented. Where the stack has a token, the attempt's own keys come in headers that nobody hands
+on: `agl-otlp-key`, which a service under the hook uses by itself, and `agl-openai-api-key`. What it answers is the agent's answer; a stream
+is read to its end.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from yarl import URL
 
 from agl_otel import semconv
 from agl_otel.errors import AgentError, UsageError
+from agl_otel.ingest import attempt_ingest_key
 from agl_otel.runner import placeholders
 from agl_otel.runner.environment import Addresses, attempt_llm, merged_members
 from agl_otel.runner.job import Grader, Job, grade, is_reward, reward
@@ -70,7 +73,10 @@ class HttpAgent:
         """Ask, read, grade. Raises AgentError where the service is away, answers with an error, or answers too much."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)  # the attempt has a limit of its own
-            self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0), trust_env=True)
+            tracing = aiohttp.TraceConfig()
+            tracing.on_request_redirect.append(_stay_with_its_origin)
+            connector = aiohttp.TCPConnector(limit=0)
+            self._session = aiohttp.ClientSession(timeout=timeout, connector=connector, trust_env=True, trace_configs=[tracing])
         url = filled(self._url, job.rollout.input)
         said = Capture("stdout", 2 * self._output_bytes)
         job.captures.append(said)
@@ -106,10 +112,20 @@ class HttpAgent:
             semconv.HEADER_ROLLOUT_ID: job.rollout_id,
             semconv.HEADER_ATTEMPT_ID: job.attempt_id,
         }
-        llm = attempt_llm(job.resources, *job.key, job.addresses.proxy)
+        llm = attempt_llm(job.resources, *job.key, job.addresses.proxy, token=job.token)
         if llm is not None:
             headers[semconv.HEADER_OPENAI_BASE_URL] = llm.endpoint
+            if job.token and job.addresses.proxy is not None:  # else it is a provider's, which stays with whom it was given to
+                headers[semconv.HEADER_OPENAI_API_KEY] = llm.api_key or ""
+        if job.token:
+            headers[semconv.HEADER_OTLP_KEY] = attempt_ingest_key(job.token, *job.key)
         return headers
+
+
+async def _stay_with_its_origin(_: aiohttp.ClientSession, __: object, told: aiohttp.TraceRequestRedirectParams) -> None:
+    named = told.url.join(URL(told.response.headers.get("location") or told.response.headers.get("uri", "")))
+    if semconv.HEADER_OTLP_KEY in told.headers and named.origin() != told.url.origin():
+        raise AgentError(f"{told.url.origin()} redirects to {named.origin()}, where the attempt's keys do not go: name that address")
 
 
 def answered_by(header: str) -> dict[str, int]:

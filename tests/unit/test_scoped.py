@@ -1,8 +1,13 @@
 from __future__ import annotations
 
-import pytest
+import json
 
+import pytest
+from click.testing import CliRunner
+
+from agl_otel.cli import cli
 from agl_otel.errors import UsageError
+from agl_otel.ingest import ingest_key
 from agl_otel.proxy.keys import attempt_key, is_ours, is_trusted
 from agl_otel.scoped import SCOPES, refusal, scoped_token
 
@@ -36,11 +41,23 @@ def test_the_proxy_knows_them_and_shows_them_to_no_provider() -> None:
 
 
 @pytest.mark.parametrize(
-    ("token", "scopes", "says"), [("", ["web"], "AGL_TOKEN"), (TOKEN, [], "opens nothing"), (TOKEN, ["all"], "no service all")]
+    ("given", "scopes", "says"), [("", ["web"], "AGL_TOKEN"), (TOKEN, [], "opens nothing"), (TOKEN, ["all"], "no service all")]
 )
-def test_none_is_made_of_nothing(token: str, scopes: list[str], says: str) -> None:
+def test_none_is_made_of_nothing(given: str, scopes: list[str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        scoped_token(token, scopes, 1000.0)
+        scoped_token(given, scopes, 1000.0)
+
+
+def test_the_key_for_telemetry_is_printed_and_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGL_TOKEN", TOKEN)
+    printed = CliRunner().invoke(cli, ["token", "--for", "otlp"])
+    assert (printed.exit_code, printed.output.strip()) == (0, ingest_key(TOKEN))
+    assert json.loads(CliRunner().invoke(cli, ["token", "--for", "otlp", "--json"]).output)["expires_at"] is None
+    assert all(refusal(TOKEN, ingest_key(TOKEN), scope, now=1.0) == "" for scope in SCOPES)
+    for more in (["--for", "web"], ["--hours", "1"]):
+        assert isinstance(CliRunner().invoke(cli, ["token", "--for", "otlp", *more]).exception, UsageError)
+    monkeypatch.setenv("AGL_TOKEN", "")
+    assert isinstance(CliRunner().invoke(cli, ["token", "--for", "otlp"]).exception, UsageError)
 
 
 def test_the_key_of_an_attempt_is_no_token() -> None:

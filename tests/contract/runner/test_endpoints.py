@@ -19,6 +19,8 @@ from aiohttp.test_utils import TestServer
 
 from agl_otel import semconv
 from agl_otel.errors import UsageError
+from agl_otel.ingest import attempt_ingest_key
+from agl_otel.proxy.keys import attempt_key
 from agl_otel.queue.client import RolloutUpdate
 from agl_otel.runner.agents import ContainerAgent, HttpAgent, Limits
 from agl_otel.types import LLM, Attempt, Rollout
@@ -33,6 +35,7 @@ class Service:
         self.answer: Any = 0.5
         self.status = 200
         self.events: list[str] = []
+        self.moved = ""
         self.hang = asyncio.Event()
         self.gone = asyncio.Event()
         app = web.Application()
@@ -45,6 +48,8 @@ class Service:
 
     async def _solve(self, request: web.Request) -> web.StreamResponse:
         self.asked.append((dict(request.headers), await request.json()))
+        if self.moved and request.match_info["name"] != "eve":
+            raise web.HTTPTemporaryRedirect(self.moved)
         if self.answer == "hang":
             try:
                 await self.hang.wait()
@@ -92,6 +97,29 @@ async def test_a_request_carries_the_task_the_trace_and_the_ids_and_a_number_is_
     assert headers["authorization"] == "Bearer x"
     assert (attempt.status, rewards(stack, rollout)) == ("succeeded", [0.5])
     assert stack.logs.printed[attempt.attempt_id] == {"stdout": "0.5"}
+
+
+async def test_the_keys_of_the_attempt_go_with_its_request_and_to_no_other_origin(stack: Stack, service: Service) -> None:
+    agent = HttpAgent(service.url)
+    [rollout] = await stack.enqueue({"name": "adam"}, resources={"main": LLM(endpoint="http://model/v1", model="m", api_key="sk-theirs")})
+    await stack.run(agent, max_rollouts=1, token="secret")
+    [attempt] = await stack.finished(rollout)
+    [(headers, _)] = service.asked
+    ids = rollout.rollout_id, attempt.attempt_id
+    assert headers["agl-otlp-key"] == attempt_ingest_key("secret", *ids)
+    assert headers["agl-openai-api-key"] == attempt_key("secret", *ids)
+    assert "aglo-" not in headers["baggage"] and "sk-theirs" not in str(headers)
+
+    other = Service()
+    await other.server.start_server()
+    for place, status in ((str(service.server.make_url("/solve/eve")), "succeeded"), (str(other.server.make_url("/solve/eve")), "failed")):
+        service.moved = place
+        [rollout] = await stack.enqueue({"name": "adam"})
+        await stack.run(HttpAgent(service.url), max_rollouts=1, token="secret")
+        [attempt] = await stack.finished(rollout)
+        assert attempt.status == status, attempt.error
+    await other.server.close()
+    assert "redirects to" in (attempt.error or "") and other.asked == []
 
 
 async def test_a_streamed_answer_is_read_to_its_end_and_joined(stack: Stack, service: Service) -> None:
