@@ -16,14 +16,18 @@ from agl_otel import semconv
 from agl_otel.errors import AgentError
 from agl_otel.private import given_umask
 from agl_otel.processes import die_with_parent
+from agl_otel.proxy.keys import is_ours
+from agl_otel.runner.environment import DUMMY_API_KEY
 from agl_otel.runner.zygote import program as programs
 from agl_otel.runner.zygote.client import Forked, UnfitError, Zygote
 
 _FEW_STARTS: Final = 3  # so many warm parents may die before every attempt is started anew
 _ATTEMPTS_OWN: Final = (
     *(semconv.ENV_ROLLOUT_ID, semconv.ENV_ATTEMPT_ID, "TRACEPARENT", "BAGGAGE", "OTEL_RESOURCE_ATTRIBUTES"),
-    *(semconv.ENV_TASK, semconv.ENV_TASK_FILE, semconv.ENV_RESOURCES, semconv.ENV_RESOURCES_FILE),
+    *(semconv.ENV_TASK, semconv.ENV_TASK_FILE, semconv.ENV_RESOURCES, semconv.ENV_RESOURCES_FILE, "OTEL_EXPORTER_OTLP_HEADERS"),
 )
+_MODEL_KEYS: Final = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
+"""A warm parent has some: clients that are built where a module is imported ask for one."""
 _log = logging.getLogger(__name__)
 
 
@@ -130,6 +134,7 @@ class Warm:
                 source = programs.source_of(program, folder)
                 learn_all = not programs.touches_environment(source)
                 general = {name: value for name, value in env.items() if name not in _ATTEMPTS_OWN}
+                general |= {name: DUMMY_API_KEY for name in _MODEL_KEYS if is_ours(general.get(name, ""))}
                 self._zygote = await Zygote.start(
                     python, general, imports=programs.imports_at_the_top(source), preload=self._preload, learn_all=learn_all, cwd=folder
                 )

@@ -9,16 +9,19 @@ import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
 from agl_otel import semconv
+from agl_otel.ingest import attempt_ingest_key
+from agl_otel.proxy.keys import attempt_key
 from agl_otel.queue.client import RolloutUpdate
 from agl_otel.runner import groups
 from agl_otel.runner.command import CommandAgent
 from agl_otel.runner.job import Grader
 from agl_otel.runner.starting import Warm
-from agl_otel.types import Attempt, Rollout
+from agl_otel.types import LLM, Attempt, Rollout
 from tests.contract.runner.conftest import Stack
 
 SPAN = "from opentelemetry import trace\ntrace.get_tracer('a').start_span('work').end()\n"
@@ -75,6 +78,25 @@ async def test_forks_have_ids_markers_randomness_and_seals_of_their_own(stack: S
     assert {span.marker: stack.receiver.seals().get(span.marker) for span in works} == {span.marker: (1, 0) for span in works}
     roots = {root.span_id for rollout, _ in ended for root in stack.spans(rollout, semconv.SPAN_ATTEMPT)}
     assert {span.parent_id for span in works} == roots
+
+
+async def test_a_fork_has_the_keys_of_its_attempt_and_the_warm_parent_those_of_none(stack: Stack) -> None:
+    code = """
+        import json, os
+        from pathlib import Path
+        names = ("OTEL_EXPORTER_OTLP_HEADERS", "OPENAI_API_KEY", "ANTHROPIC_API_KEY")
+        print(json.dumps([Path(f"/proc/{os.getppid()}/environ").read_text(errors="replace"), *(unquoted(os.environ[n]) for n in names)]))
+    """.replace("unquoted(", "__import__('urllib.parse').parse.unquote(")
+    said: list[list[str]] = []
+    kept = agent(stack, code, grader=lambda task, answer: said.append(json.loads(answer)) or 1.0)
+    rollouts = await stack.enqueue("a", "b", resources={"main": LLM(endpoint="http://model/v1", model="m")})
+    await stack.run(kept, max_rollouts=2, concurrency=1, grace_seconds=100.0, token="secret")
+    attempts = await stack.finished(*rollouts)
+    ids = [(attempt.rollout_id, attempt.attempt_id) for attempt in attempts]
+    bound = {f"authorization=Bearer {attempt_ingest_key('secret', *each)}": attempt_key("secret", *each) for each in ids}
+    assert kept.warm.forks == 2 and {headers: (one, two) for _, headers, one, two in said} == {k: (v, v) for k, v in bound.items()}
+    parents = unquote("".join(environment for environment, *_ in said))
+    assert "PATH=" in parents and not any(key in parents for headers, model in bound.items() for key in (headers.split()[1], model))
 
 
 @pytest.mark.parametrize(
