@@ -74,10 +74,27 @@ func TestManyMembersAreRefused(t *testing.T) {
 	skipped := bytes.Repeat([]byte{0x50, 0x2a, 0x4d, 0x18, 0, 0, 0, 0}, maxMembers+1)
 	_, err := readBody(t.Context(), "zstd", bytes.NewReader(skipped), limit)
 	require.ErrorIs(t, err, errMembers)
-	reader, err := encoding.GetCompressor("gzip").Decompress(bytes.NewReader(bytes.Repeat(gzipped(nil), maxMembers+1)))
+	for name, pack := range map[string]func([]byte) []byte{"gzip": gzipped, "zstd": zstded} { // over gRPC
+		reader, err := encoding.GetCompressor(name).Decompress(bytes.NewReader(bytes.Repeat(pack(nil), maxMembers+1)))
+		require.NoError(t, err, name)
+		_, err = io.ReadAll(reader)
+		require.ErrorIs(t, err, errMembers, name)
+	}
+}
+
+func TestAWindowThatNoEncoderMayAskForIsRefusedOverGRPCToo(t *testing.T) {
+	var packed bytes.Buffer
+	w, err := zstd.NewWriter(&packed, zstd.WithWindowSize(4*maxWindow), zstd.WithSingleSegment(false))
+	require.NoError(t, err)
+	for range 2 * maxWindow >> 20 { // more than one window of the default
+		_, err = w.Write(make([]byte, 1<<20))
+		require.NoError(t, err)
+	}
+	require.NoError(t, w.Close())
+	reader, err := encoding.GetCompressor("zstd").Decompress(&packed)
 	require.NoError(t, err)
 	_, err = io.ReadAll(reader)
-	require.ErrorIs(t, err, errMembers)
+	require.ErrorIs(t, err, zstd.ErrWindowSizeExceeded)
 }
 
 func TestWhatUnfoldsBeyondTheLimitIsRefused(t *testing.T) {

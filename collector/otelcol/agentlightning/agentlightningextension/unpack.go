@@ -164,4 +164,12 @@ type boundedGzip struct{ encoding.Compressor }
 
 func (boundedGzip) Decompress(r io.Reader) (io.Reader, error) { return newMembers(r) }
 
-func init() { encoding.RegisterCompressor(boundedGzip{encoding.GetCompressor(grpcgzip.Name)}) }
+// boundedZstd is the collector's zstd of gRPC with bounds on frames and on the window, which every decoder sets memory aside for.
+type boundedZstd struct{ encoding.Compressor }
+
+func (boundedZstd) Decompress(r io.Reader) (io.Reader, error) { return newFrames(r) }
+
+func init() {
+	encoding.RegisterCompressor(boundedGzip{encoding.GetCompressor(grpcgzip.Name)})
+	encoding.RegisterCompressor(boundedZstd{encoding.GetCompressor("zstd")}) // registered by configgrpc
+}
