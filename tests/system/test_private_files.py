@@ -6,10 +6,12 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from agl_otel.queue.postgres_server import NoPostgresError, running
 from tests.system.stack_process import Command, run, small_demo, until
 from tests.system.test_up import FREE_PORTS
 
@@ -38,17 +40,34 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.rglob("*")}
 
 
-def test_a_stack_and_a_rollout_leave_nothing_that_others_may_read(tmp_path: Path) -> None:
+@pytest.fixture
+def environment(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """Of a stack whose queue is in the database of the test's parameter."""
+    if request.param == "sqlite":
+        yield {}
+        return
+    try:
+        for postgres in running():
+            yield {"AGL_QUEUE_URL": postgres.url()}
+    except NoPostgresError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("environment", ["sqlite", "postgres"], indirect=True)
+def test_a_stack_and_a_rollout_leave_nothing_that_others_may_read(tmp_path: Path, environment: dict[str, str]) -> None:
     data, script, made = tmp_path / "data", tmp_path / "agent.py", tmp_path / "made.txt"
     script.write_text(AGENT)
-    with Command("up", "--data-dir", str(data), *FREE_PORTS, log=tmp_path / "up.log", cwd=tmp_path, within=OPEN) as command:
+    starts = ("up", "--data-dir", str(data), *FREE_PORTS)
+    with Command(*starts, log=tmp_path / "up.log", cwd=tmp_path, env=environment, within=OPEN) as command:
         until(lambda: (data / "stack.json").exists() or command.process.poll() is not None, "the stack runs")
         assert command.process.poll() is None, command.output
         assert "may read" not in command.output
         arguments = ("run", "--data-dir", str(data), "--", sys.executable, str(script), str(made))
-        with Command(*arguments, log=tmp_path / "run.log", cwd=tmp_path, within=OPEN) as ran:
+        with Command(*arguments, log=tmp_path / "run.log", cwd=tmp_path, env=environment, within=OPEN) as ran:
             assert ran.wait(300) == 0 and "primary = 1.0" in ran.output, ran.output
-        assert {"queue.db", "queue.db-wal", "queue.db-shm", "stack.json", "stack.lock", "VERSION", "collector.log"} <= names(data)
+        assert {"stack.json", "stack.lock", "VERSION", "collector.log"} <= names(data)
+        queues = {"queue.db", "queue.db-wal", "queue.db-shm"}
+        assert names(data) & queues == (set() if environment else queues)
         assert any(path.suffix == ".bin" for path in (data / "traces").rglob("*")), "there are parts of ClickHouse's"
         assert open_to_others(data) == []
     assert open_to_others(data) == []
