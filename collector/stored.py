@@ -53,13 +53,13 @@ def _spans(request: Request) -> list[tuple[str, str]]:
 
 
 def _others(engine: Engine, request: Request) -> list[int]:
-    where = {"received_ms": request.received_ms, "batch": 0}
+    received = request.received_ms
     if request.signal == "logs":
         kinds: list[str | None] = ["logs"] * len(request.identities)
-        rows = {"logs": log_rows(request.raw, request.identities, **where, first=0)}
+        rows = {"logs": log_rows(request.raw, request.identities, received_ms=received, batch=0, first=0)}
     else:
         kinds = kinds_of(ExportMetricsServiceRequest.FromString(request.raw))
-        rows = metric_rows(request.raw, request.identities, **where, first={})
+        rows = metric_rows(request.raw, request.identities, received_ms=received, batch=0, first={})
     stored = {kind for kind, own in rows.items() if own and _is_stored(engine, request, kind, json.loads(own[0]))}
     each = enumerate(zip(kinds, request.identities, strict=True))
     return [index for index, (kind, identity) in each if kind in stored and not identity.reason]
