@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from agl_otel.adapters.dialects import Message
 from agl_otel.adapters.texts import SHORTENED
+from agl_otel.tolerant import json_of
 
 Row = dict[str, Any]
 CHAT_REFUSALS: Final = {
@@ -86,6 +87,6 @@ def _same(message: Message) -> str:
 
 def _parsed(arguments: Any) -> Any:
     try:
-        return json.loads(arguments)
+        return json_of(arguments)
     except (TypeError, ValueError):
         return arguments

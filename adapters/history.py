@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeVar, cast
 
 from agl_otel import semconv
+from agl_otel.tolerant import whole_of
 from agl_otel.traces.told import Place, messages_in, whole_messages
 from agl_otel.types import Span
 
@@ -44,7 +45,7 @@ def _with(span: Span, messages: list[Any] | None) -> Span:
 
 
 def _number(span: Span, key: str) -> int:
-    return int(span.attributes.get(key, 0))
+    return whole_of(span.attributes.get(key, 0))
 
 
 def _place(span: Span) -> Place:

@@ -8,7 +8,7 @@ server.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,9 @@ import numpy as np
 
 from agl_otel import semconv
 from agl_otel.adapters.dialects import ModelCall
+from agl_otel.adapters.dialects.table import numbers
 from agl_otel.adapters.merge import StoredCall, full_prompts
+from agl_otel.tolerant import whole_of
 from agl_otel.types import Span
 
 SpanKey = tuple[str, str]
@@ -100,7 +102,7 @@ def repeated(spans: Iterable[Span]) -> set[SpanKey]:
 
 def _place(span: Span, call: str) -> tuple[str, str, str, int]:
     held = span.attributes
-    return span.rollout_id, span.attempt_id, str(held.get(semconv.PROCESS, "")), int(held[call])
+    return span.rollout_id, span.attempt_id, str(held.get(semconv.PROCESS, "")), whole_of(held[call])
 
 
 def prompts_in_full(spans: Iterable[Span]) -> dict[SpanKey, list[int]]:
@@ -109,7 +111,7 @@ def prompts_in_full(spans: Iterable[Span]) -> dict[SpanKey, list[int]]:
     for span in spans:
         if (call := span.attributes.get(semconv.LLM_CALL)) is not None:
             marker = str(span.attributes.get(semconv.PROCESS, ""))
-            key = (int(call), int(span.attributes.get(semconv.LLM_CHOICE, 0)), span)
+            key = (whole_of(call), whole_of(span.attributes.get(semconv.LLM_CHOICE, 0)), span)
             processes.setdefault((span.rollout_id, span.attempt_id, marker), []).append(key)
     found: dict[SpanKey, list[int]] = {}
     for calls in processes.values():
@@ -124,11 +126,13 @@ def prompts_in_full(spans: Iterable[Span]) -> dict[SpanKey, list[int]]:
 
 def _stored(call: int, choice: int, span: Span) -> StoredCall:
     a = span.attributes
-    base, base_choice = (int(a.get(key, 0)) for key in (semconv.LLM_PREFIX_CALL, semconv.LLM_PREFIX_CHOICE))
+    base, base_choice = (whole_of(a.get(key, 0)) for key in (semconv.LLM_PREFIX_CALL, semconv.LLM_PREFIX_CHOICE))
     return StoredCall(
         call, choice, base, base_choice, _ids(a.get(semconv.LLM_PROMPT_TOKEN_IDS)), _ids(a.get(semconv.LLM_RESPONSE_TOKEN_IDS))
     )
 
 
-def _ids(value: Sequence[int] | None) -> np.ndarray[Any, np.dtype[np.int32]]:
-    return np.array(value or (), np.int32)
+def _ids(value: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Token ids; none where the value is not the list of them that our proxy writes."""
+    ids = numbers(value) if isinstance(value, (list, tuple)) else []
+    return np.array(ids if all(type(each) is int and 0 <= each < 1 << 31 for each in ids) else [], np.int32)

@@ -16,7 +16,7 @@ from agl_otel.adapters.dialects.readers import openai_call
 from agl_otel.adapters.history import in_full
 from agl_otel.adapters.joined import JoinedCall
 from agl_otel.adapters.tree import TraceTree
-from agl_otel.errors import SpanShapeError
+from agl_otel.tolerant import MALFORMED
 from agl_otel.types import Span
 
 _log = logging.getLogger(__name__)
@@ -54,14 +54,15 @@ def to_messages(spans: Sequence[Span], *, llm_call_match: str | None = None, age
     calls = TraceTree.from_spans(spans).find_llm_calls(
         llm_call_match=llm_call_match, agent_match=agent_match, exclude_llm_call_in_reward=False
     )
-    told = [(call, said) for call in sorted(calls, key=lambda call: place[id(call.span)]) if (said := _read(call)) is not None]
-    return [{"messages": [*said.prompt, *_with_calls(call, said.reply)], "tools": said.tools} for call, said in told]
+    told = (_read(call) for call in sorted(calls, key=lambda call: place[id(call.span)]))
+    return [{"messages": [*said.prompt, *said.reply], "tools": said.tools} for said in told if said is not None]
 
 
 def _read(call: JoinedCall) -> Conversation | None:
     try:
-        return conversation_of(call)
-    except SpanShapeError as error:
+        said = conversation_of(call)
+        return None if said is None else said._replace(reply=_with_calls(call, said.reply))
+    except MALFORMED as error:
         _log.warning("a model call is left out: %s", error)
         return None
 

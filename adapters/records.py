@@ -7,6 +7,7 @@ columns; the others read spans in any dialect, so they need no proxy. How a trai
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,9 +26,12 @@ from agl_otel.adapters.trajectories import TrajectoryBatch, taken_attempts, to_t
 from agl_otel.adapters.triplets import TracerTraceToTriplet
 from agl_otel.columns import AttemptKey, Reward, Traces
 from agl_otel.errors import AgentError, UsageError
+from agl_otel.tolerant import MALFORMED
 from agl_otel.types import Span
+from agl_otel.types.spans import in_json
 
 Row = dict[str, Any]
+_log = logging.getLogger(__name__)
 IGNORED: Final = -100
 """In `labels`: no loss here (what torch's cross entropy and trainers of transformers take)."""
 
@@ -99,7 +103,7 @@ class Rows:
 
     rows: list[Row]
     refused: Counter[str] = field(default_factory=Counter[str])
-    """{why: how many}; see adapters/trajectories.py, lengths.py, selection.py, chats.py, and `no_pair`, `filtered`."""
+    """{why: how many}; see adapters/trajectories.py, lengths.py, selection.py, chats.py, and `no_pair`, `filtered`, `unreadable_spans`."""
     breaks: Counter[str] = field(default_factory=Counter[str])
 
 
@@ -112,7 +116,7 @@ def rows_of(reading: Reading, traces: Traces, spans: Sequence[Span] = (), functi
         traces = replace(traces, rewards=_rewards(functions.reward, spans))
     if functions.adapter is not None:
         own = functions.adapter
-        found = _of_spans(reading, traces, spans, lambda some: [_as_row(row) for row in _called(own, reading.adapter, some)])
+        found = _of_spans(reading, traces, spans, lambda some: [_as_row(row) for row in _called(own, reading.adapter, some)], ours=False)
     else:
         found = FORMS[reading.form](reading, traces, spans)
     if functions.keep is None:
@@ -301,7 +305,10 @@ def _pair(best: Row, worst: Row) -> Row:
     }
 
 
-def _of_spans(reading: Reading, traces: Traces, spans: Sequence[Span], adapt: Callable[[list[Span]], Iterable[Row]]) -> Rows:
+def _of_spans(
+    reading: Reading, traces: Traces, spans: Sequence[Span], adapt: Callable[[list[Span]], Iterable[Row]], *, ours: bool = True
+) -> Rows:
+    """The rows of each attempt; one whose spans have a shape that our adapters cannot read is counted, and harms no other."""
     refused: Counter[str] = Counter()
     rewards = taken_attempts(traces, reading.take, reading.fill_reward, refused, reading.reward)  # pyright: ignore[reportArgumentType]
     rows: list[Row] = []
@@ -312,7 +319,15 @@ def _of_spans(reading: Reading, traces: Traces, spans: Sequence[Span], adapt: Ca
         if key in out:
             refused[out[key]] += 1
             continue
-        rows += [{"rollout_id": key[0], "attempt_id": key[1], "reward": rewards[key], **row} for row in adapt(own)]
+        try:
+            made = list(adapt(own))
+        except MALFORMED as error:
+            if not ours:
+                raise
+            _log.warning("attempt %s of rollout %s is left out: %s: %.200s", key[1], key[0], type(error).__name__, error)
+            refused["unreadable_spans"] += 1
+            continue
+        rows += [{"rollout_id": key[0], "attempt_id": key[1], "reward": rewards[key], **row} for row in made]
     return Rows(rows, refused)
 
 
@@ -326,7 +341,7 @@ def _messages(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
 def _triplets(reading: Reading, traces: Traces, spans: Sequence[Span]) -> Rows:
     adapter = TracerTraceToTriplet(agent_match=reading.agent_match)
     return _of_spans(
-        reading, traces, spans, lambda own: ({"call_reward": t.reward, **t.model_dump(exclude={"reward"})} for t in adapter(own))
+        reading, traces, spans, lambda own: ({"call_reward": t.reward, **in_json(t.model_dump(exclude={"reward"}))} for t in adapter(own))
     )
 
 

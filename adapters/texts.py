@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agl_otel.adapters.dialects.agl import DIALECT
-from agl_otel.adapters.dialects.table import Conversation, Message
+from agl_otel.adapters.dialects.table import Conversation, Message, checked
 from agl_otel.columns import CallTexts
+from agl_otel.tolerant import MALFORMED, json_of
 
 NOTHING: Final = Conversation([], [], None)
 SHORTENED: Final = re.compile(r"\d+ messages of \d+ characters are left out")
@@ -38,8 +39,8 @@ def conversation_at(texts: CallTexts | None, row: int) -> Conversation:
         "gen_ai.tool.definitions": texts.tools[row],
     }
     try:
-        return DIALECT.read(_Told("", attributes))  # pyright: ignore[reportArgumentType] - the reader looks at the attributes alone
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return checked(DIALECT.read(_Told("", attributes)))  # pyright: ignore[reportArgumentType] - the reader looks at the attributes alone
+    except MALFORMED:
         return NOTHING
 
 
@@ -65,6 +66,6 @@ def _flat(message: Message) -> str:
 def _canonical(arguments: str) -> str:
     """Arguments of a tool without the spaces and the order that a client may change."""
     try:
-        return json.dumps(json.loads(arguments), sort_keys=True)
+        return json.dumps(json_of(arguments), sort_keys=True)
     except ValueError:
         return arguments

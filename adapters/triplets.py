@@ -5,6 +5,7 @@ For training at scale use trajectories.py, which reads columns; this is for thos
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -22,6 +23,7 @@ from agl_otel.types import Span, Triplet
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
+_log = logging.getLogger(__name__)
 _NOT_SETTINGS: Final = frozenset({"messages", "choices", "prompt_token_ids", "response_token_ids"})
 """Left out of `metadata`: they are the prompt and the response."""
 _RAW: Final = (("gen_ai.prompt", "gen_ai.completion"), (f"{semconv.OPERATION_INPUT}.messages", f"{semconv.OPERATION_OUTPUT}.choices"))
@@ -128,9 +130,12 @@ def _raw(attributes: Mapping[str, Any], place: int) -> Any:
 
 
 def _nested(attributes: Mapping[str, Any], prefix: str) -> Any:
-    return unflatten_attributes(
-        {key[len(prefix) + 1 :]: value for key, value in filter_attributes(attributes, prefix).items() if key != prefix}
-    )
+    flat = {key[len(prefix) + 1 :]: value for key, value in filter_attributes(attributes, prefix).items() if key != prefix}
+    try:
+        return unflatten_attributes(flat)
+    except ValueError as error:
+        _log.warning("what stands below %s is left out: %s", prefix, error)
+        return {}
 
 
 def _settings(attributes: Mapping[str, Any], prefixes: Sequence[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ because agents are spans of their own: agents.py.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,8 +16,9 @@ from typing import Any, Final
 from agl_otel.adapters.dialects import agent_lightning, agl, gen_ai, langsmith, openinference, openllmetry, vercel
 from agl_otel.adapters.dialects.agents import agent_name
 from agl_otel.adapters.dialects.events import with_records
-from agl_otel.adapters.dialects.table import Conversation, Dialect, Message, first, numbers
+from agl_otel.adapters.dialects.table import Conversation, Dialect, Message, checked, first, numbers
 from agl_otel.errors import SpanShapeError
+from agl_otel.tolerant import MALFORMED
 from agl_otel.types import Span, SpanLike
 
 __all__ = ["DIALECTS", "Conversation", "Dialect", "Message", "ModelCall", "agent_name", "dialect_of", "read_call", "with_records"]
@@ -56,10 +58,11 @@ class ModelCall:
     def conversation(self) -> Conversation:
         """Prompt, reply and tools. Raises SpanShapeError that names the span where it does not have the shape of its dialect."""
         try:
-            return self.dialect.read(self.span)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return checked(self.dialect.read(self.span))
+        except MALFORMED as error:
             ids = f"{getattr(self.span, 'span_id', '?')} ({self.span.name}) of rollout {getattr(self.span, 'rollout_id', '?')}"
-            raise SpanShapeError(f"span {ids} holds no readable messages ({self.dialect.name}): {error!r}") from error
+            why = f"{type(error).__name__}: {error!s:.200}"
+            raise SpanShapeError(f"span {ids} holds no readable messages ({self.dialect.name}): {why}") from error
 
     @property
     def readable(self) -> Conversation:
@@ -108,4 +111,4 @@ def is_call(span: Span) -> bool:
 
 
 def _count(value: Any) -> int | None:
-    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None

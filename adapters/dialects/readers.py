@@ -1,17 +1,17 @@
 """The shapes in which instrumentations write a conversation, each read into OpenAI's messages. Pure.
 
-A reader takes a span and raises ValueError, TypeError, KeyError or AttributeError where the attributes have another shape than the
-dialect says; what is simply not there (content capture off, a streamed reply that was not kept) reads as no messages.
+A reader takes a span and raises an error of tolerant.MALFORMED where the attributes have another shape than the dialect says; what is
+simply not there (content capture off, a streamed reply that was not kept) reads as no messages.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
-from agl_otel.adapters.dialects.table import Attributes, Conversation, Message, loads
+from agl_otel.adapters.dialects.table import Attributes, Conversation, Message, as_text, loads, text_or_none
 from agl_otel.attributes import filter_attributes, unflatten_attributes
+from agl_otel.tolerant import json_of
 from agl_otel.types import SpanLike
 
 Json = Mapping[str, Any]
@@ -33,10 +33,10 @@ def from_parts(span: SpanLike) -> Conversation:
 
 def _list(attributes: Attributes, key: str) -> list[Any]:
     value = attributes.get(key) or []
-    value = json.loads(value) if isinstance(value, str) else value
+    value = json_of(value) if isinstance(value, str) else value
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"{key} is not a list")
-    return [json.loads(entry) if isinstance(entry, str) else entry for entry in cast("Sequence[Any]", value)]
+    return [json_of(entry) if isinstance(entry, str) else entry for entry in cast("Sequence[Any]", value)]
 
 
 def of_parts(entry: Json) -> list[Message]:
@@ -284,9 +284,9 @@ def _event_body(attributes: Attributes) -> dict[str, Any]:
 
 
 def openai_call(call_id: Any, name: Any, arguments: Any) -> Message:
-    """A tool call in OpenAI's form: its arguments are text."""
-    text = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+    """A tool call in OpenAI's form: its id, name and arguments are texts."""
+    text = as_text({} if arguments is None else arguments)
+    return {"id": text_or_none(call_id), "type": "function", "function": {"name": text_or_none(name), "arguments": text}}
 
 
 def openai_tool(tool: Any) -> Message:
@@ -301,8 +301,3 @@ def openai_tool(tool: Any) -> Message:
         "parameters": loads(parameters) if isinstance(parameters, str) else parameters,
     }
     return {"type": "function", "function": function}
-
-
-def as_text(value: Any) -> str:
-    """Text as it is, anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

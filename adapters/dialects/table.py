@@ -7,11 +7,13 @@ by a path: an attribute key, and, where that attribute holds JSON, the steps int
 from __future__ import annotations
 
 import ast
+import base64
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, cast
 
+from agl_otel.tolerant import json_of
 from agl_otel.types import SpanLike
 
 Message = dict[str, Any]
@@ -36,6 +38,54 @@ class Conversation(NamedTuple):
     tools: list[Message] | None
 
 
+def checked(said: Conversation) -> Conversation:
+    """The conversation as OpenAI has it: who speaks and what are texts, parts and tool calls are objects.
+
+    Raises ValueError, TypeError or LookupError where it cannot be made so.
+    """
+    prompt, reply, tools = said
+    for tool in tools or ():
+        if not isinstance(tool.get("function"), Mapping):
+            raise ValueError("a tool's definition is no object with a function")
+    return Conversation([_checked_message(each) for each in prompt], [_checked_message(each) for each in reply], tools)
+
+
+def _checked_message(message: Message) -> Message:
+    content = message.get("content")
+    if not isinstance(message["role"], str):
+        raise TypeError("a message's role is no text")
+    if isinstance(content, list) and all(isinstance(part, Mapping) for part in cast("list[Any]", content)):
+        content = [_checked_part(part) for part in cast("list[Message]", content)]
+    else:
+        content = text_or_none(content)
+    texts = {key: text_or_none(message[key]) for key in ("name", "tool_call_id") if key in message}
+    return {**message, "content": content, **texts}
+
+
+def _checked_part(part: Message) -> Message:
+    if part.get("type") != "image_url":
+        return part
+    image = part["image_url"]
+    url = image.get("url") if isinstance(image, Mapping) else image
+    return {**part, "image_url": {**(image if isinstance(image, Mapping) else {}), "url": text_or_none(url)}}
+
+
+def as_text(value: Any) -> str:
+    """Text as it is, anything else as JSON; bytes are base64 there. Raises ValueError or RecursionError where it is nested too deep."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_base64)
+
+
+def text_or_none(value: Any) -> str | None:
+    """`as_text`, but nothing stays nothing."""
+    return None if value is None else as_text(value)
+
+
+def _base64(value: Any) -> str:
+    if not isinstance(value, bytes):
+        raise TypeError(f"a value of type {type(value).__name__} has no JSON")
+    return base64.b64encode(value).decode()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """How one instrumentation writes a model call. The first path of several that leads somewhere is taken."""
@@ -47,7 +97,7 @@ class Dialect:
     """A span is a model call in this dialect where one of these holds: {key: allowed values}, all of them. A key that ends in a dot
     stands for any key that begins so."""
     read: Callable[[SpanLike], Conversation]
-    """Raises ValueError, TypeError, KeyError or AttributeError where the attributes have another shape."""
+    """Raises an error of tolerant.MALFORMED where the attributes have another shape."""
     model: tuple[Path, ...] = (("gen_ai.response.model",), ("gen_ai.request.model",))
     response_id: tuple[Path, ...] = (("gen_ai.response.id",),)
     input_tokens: tuple[Path, ...] = (("gen_ai.usage.input_tokens",), ("gen_ai.usage.prompt_tokens",))
@@ -90,21 +140,31 @@ def _at(attributes: Attributes, path: Path) -> Any:
 
 
 def loads(text: str) -> Any:
-    """JSON, or what Python's repr wrote (litellm does); the text itself where it is neither."""
-    for parse in (json.loads, ast.literal_eval):
+    """JSON, or what Python's repr wrote (litellm does); the text itself where it is neither, or more than tolerant.py reads."""
+    for parse in (json_of, _of_repr):
         try:
             return parse(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             continue
     return text
 
 
+_MAX_REPR: Final = 100_000  # values in one text: Python's parser takes some 400 bytes for each
+
+
+def _of_repr(text: str) -> Any:
+    if text.count(",") > _MAX_REPR:
+        raise ValueError(f"more than {_MAX_REPR} values")
+    return json_of(json.dumps(ast.literal_eval(text)))
+
+
 def numbers(value: Any) -> list[Any]:
-    """A list of token ids or log-probs, however it was written; [] where there is none."""
+    """A list of token ids or log-probs, however it was written; [] where there is none, or where an item is no number."""
     value = loads(value) if isinstance(value, str) else value
     if not isinstance(value, (list, tuple)):
         return []
     items = cast("list[Any]", list(value))
     if items and isinstance(items[0], (list, tuple)):  # one list for each choice
         items = cast("list[Any]", list(items[0]))
-    return [item.get("logprob") if isinstance(item, Mapping) else item for item in items]
+    read = [item.get("logprob") if isinstance(item, Mapping) else item for item in items]
+    return read if all(isinstance(item, (int, float)) or item is None for item in read) else []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agl_otel.adapters.dialects.readers import PARTS, as_text, openai_call, openai_tool
-from agl_otel.adapters.dialects.table import Conversation, Dialect, Message, loads
+from agl_otel.adapters.dialects.readers import PARTS, openai_call, openai_tool
+from agl_otel.adapters.dialects.table import Conversation, Dialect, Message, as_text, loads
 from agl_otel.types import SpanLike
 
 OPERATIONS = tuple(

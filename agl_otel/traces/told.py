@@ -9,6 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, cast
 
+from agl_otel.tolerant import json_of
+
 Place = tuple[str, str, str, int]
 """(rollout, attempt, process, call)."""
 
@@ -49,7 +51,7 @@ def whole_messages(
 def messages_in(value: Any) -> list[Any] | None:
     """A list of messages, which may be JSON; None where it is none."""
     try:
-        found = json.loads(value) if isinstance(value, str) else value
+        found = json_of(value) if isinstance(value, str) else value
     except ValueError:
         return None
     return cast("list[Any]", found) if isinstance(found, list) else None

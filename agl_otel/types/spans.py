@@ -60,20 +60,20 @@ class SpanAttributeNames(StrEnum):
 _MAY_HOLD_BYTES: Final = frozenset({bytes, list, tuple, dict})
 
 
-def _in_json(value: Any) -> Any:
+def in_json(value: Any) -> Any:
     """Bytes as base64, as they are stored: JSON has none, and most are no text."""
     match value:
         case bytes():
             return base64.b64encode(value).decode()
         case dict():
-            return {key: _in_json(item) for key, item in cast("dict[str, Any]", value).items()}
+            return {key: in_json(item) for key, item in cast("dict[str, Any]", value).items()}
         case list() | tuple() if any(type(item) in _MAY_HOLD_BYTES for item in cast("Sequence[Any]", value)):
-            return [_in_json(item) for item in cast("Sequence[Any]", value)]
+            return [in_json(item) for item in cast("Sequence[Any]", value)]
         case _:
             return value
 
 
-Values = Annotated[dict[str, Any], PlainSerializer(_in_json, return_type=dict[str, Any], when_used="json")]
+Values = Annotated[dict[str, Any], PlainSerializer(in_json, return_type=dict[str, Any], when_used="json")]
 """Attributes of a stored span; bytes are base64 in JSON."""
 
 
