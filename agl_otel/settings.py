@@ -145,6 +145,9 @@ class Settings(BaseSettings):
     unless `proxy_client_certificates` says so: most model clients of agents cannot show one."""
     proxy_client_certificates: bool = False
     """Whether agents must show the proxy a certificate of `tls_client_ca`, beside their key: their model clients must be told to."""
+    max_answer_bytes: int = Field(default=256 << 20, ge=1024)
+    """The longest answer of a model server, unpacked, that the proxy takes (one that is not streamed is held in memory whole); a call with
+    a longer one fails and is recorded as `upstream_oversized`."""
     proxy_own_keys: bool = False
     """Whether, on a stack with a token, the proxy passes on calls of no attempt that bring a provider's key of their own instead: to the
     servers that `upstream_url` and `models` name, for anybody who reaches the port, with no key or password of the stack."""

@@ -6,6 +6,7 @@ A client that does not read is waited for, not for ever: then its connection is 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -16,10 +17,14 @@ from multidict import CIMultiDict
 
 from agl_otel import semconv
 from agl_otel.proxy.dialects import take_out
+from agl_otel.proxy.outgoing import whole
 from agl_otel.proxy.recorder import Call
 from agl_otel.proxy.reply import Events, encoded, parse_object, payload_of, with_payload
 
 CLIENT_SECONDS: Final = 120.0  # how long a client may read nothing of what is waiting for it
+ANSWER_BYTES: Final = 256 << 20  # 32,000 tokens with twenty log-probs each are some 50 MB
+OVERSIZED: Final = "upstream_oversized"
+"""Why an answer that is longer than is taken is not whole."""
 _BUFFERED_BYTES: Final = 32 << 10  # below it a write never waits: half of asyncio's high-water mark
 NOT_PASSED: Final = frozenset(
     {
@@ -30,6 +35,7 @@ NOT_PASSED: Final = frozenset(
 """Headers that belong to one connection, or that this proxy sets itself."""
 _LAST: Final = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete", b"response.failed")
 """In the last event of a stream, after which its reader may look no further."""
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _LITELLMS: Final = ("x-litellm-", "llm_provider-")
 Edit = Callable[[bytes], bytes]
 
@@ -41,10 +47,14 @@ async def pass_on(
     call: Call,
     *,
     client_seconds: float,
+    most: int = ANSWER_BYTES,
+    body: bytes | None = None,
     write_down: Callable[[Call], None] | None = None,
     translated: Edit | None = None,
 ) -> web.StreamResponse:
     """Hand the answer to the agent and take it into `call`. `added` is what the agent did not ask for, `translated` edits litellm's words.
+
+    `body` is the answer, where it was read already; `most` bytes of it are taken. Raises OversizedError, aiohttp.ClientError, OSError.
 
     `write_down` is called with the call as it was sampled, before the last byte goes out: whoever has the whole answer can rely on it.
     """
@@ -54,8 +64,8 @@ async def pass_on(
     vocabulary = response.headers.get(semconv.HEADER_VOCABULARY, "")
     call.vocabulary = int(vocabulary) if vocabulary.isdecimal() else None
     if response.content_type == "text/event-stream":
-        return await _stream(request, response, added, call, client_seconds, write_down, translated)
-    body = await response.read()
+        return await _stream(request, response, added, call, client_seconds, most, write_down, translated)
+    body = await whole(response, most) if body is None else body
     payload = parse_object(body)
     if payload is not None:
         call.dialect.take(call.reply, payload)
@@ -66,10 +76,10 @@ async def pass_on(
     if write_down is not None:
         write_down(call)
     if len(body) < _BUFFERED_BYTES:
-        whole = web.Response(status=response.status, body=body, headers=passed(response, own=translated is None))
-        await whole.prepare(request)
-        await whole.write_eof()
-        return whole
+        small = web.Response(status=response.status, body=body, headers=passed(response, own=translated is None))
+        await small.prepare(request)
+        await small.write_eof()
+        return small
     out = web.StreamResponse(status=response.status, headers=passed(response, own=translated is None))
     out.content_length = len(body)
     await out.prepare(request)
@@ -85,6 +95,7 @@ async def _stream(
     added: frozenset[str],
     call: Call,
     client_seconds: float,
+    most: int,
     write_down: Callable[[Call], None] | None,
     translated: Edit | None,
 ) -> web.StreamResponse:
@@ -96,6 +107,10 @@ async def _stream(
             piece = await response.content.readany()
         except (aiohttp.ClientError, OSError):
             call.incomplete = "upstream_error"
+            return _broken_off(request, out)
+        most -= len(piece)
+        if most < 0:
+            call.incomplete = OVERSIZED
             return _broken_off(request, out)
         ready = b"".join([_pass(event, added, call) for event in (events.feed(piece) if piece else [events.rest()])])
         if write_down is not None and (not piece or any(last in ready for last in _LAST)):
@@ -154,8 +169,12 @@ def _broken_off(request: web.Request, out: web.StreamResponse) -> web.StreamResp
 
 
 def passed(response: aiohttp.ClientResponse, *, own: bool = True) -> Mapping[str, str]:
-    """The headers of a model server that the agent gets; where they are not its `own`, none of those that litellm adds."""
-    held = CIMultiDict((name, value) for name, value in response.headers.items() if name.lower() not in NOT_PASSED)
+    """The headers of a model server that the agent gets; where they are not its `own`, none of those that litellm adds.
+
+    One with control characters, which no answer may hold, is left out.
+    """
+    headers = ((name, value) for name, value in response.headers.items() if name.lower() not in NOT_PASSED)
+    held = CIMultiDict((name, value) for name, value in headers if not _CONTROL.search(name + value))
     if not own:
         for name in [name for name in held if name.lower().startswith(_LITELLMS)]:
             del held[name]

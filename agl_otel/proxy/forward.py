@@ -23,14 +23,14 @@ from multidict import CIMultiDict
 from agl_otel import semconv
 from agl_otel.errors import RefusedError, UsageError
 from agl_otel.instrumentation.context import Key, format_traceparent
-from agl_otel.proxy.answer import CLIENT_SECONDS, NOT_PASSED, error_response, pass_on, passed
+from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, OVERSIZED, error_response, pass_on, passed
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import CHAT, Dialect, as_sampled, prepare
 from agl_otel.proxy.gate import Gate
 from agl_otel.proxy.keys import is_ours
 from agl_otel.proxy.litellm import HOW, KEY_FIELD, Litellm
 from agl_otel.proxy.native import Native, Translate
-from agl_otel.proxy.outgoing import REDIRECT, RedirectedError, ask
+from agl_otel.proxy.outgoing import REDIRECT, OversizedError, RedirectedError, ask, whole
 from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
 from agl_otel.proxy.reply import Json, parse_object, with_fields
@@ -48,6 +48,9 @@ MAX_TRIES: Final = 3
 PAUSE_SECONDS: Final = (0.05, 0.3)  # between tries, a random time: agents started together must not come back together
 _CANNOT_SERVE: Final = frozenset({502, 503, 504})
 _NO_ROUTE: Final = frozenset({404, 405, 501})
+_REFUSED: Final = frozenset({400, 422})
+_LOOKED_AT: Final = _NO_ROUTE | _REFUSED
+"""Answers that may say that the server does not know what it was asked."""
 _SET_HERE: Final = NOT_PASSED | {"content-type", "traceparent", "tracestate", "baggage"}
 _RETRY_HEADERS: Final = ("x-stainless-retry-count", "x-retry-count")
 OWN_KEY: Final = web.RequestKey("own_key", bool)
@@ -69,6 +72,7 @@ class Limits:
 
     silence_seconds: float = SILENCE_SECONDS
     client_seconds: float = CLIENT_SECONDS
+    answer_bytes: int = ANSWER_BYTES
     budget: Budget = field(default_factory=Budget)
     """Of each attempt whose rollout has none of its own."""
     litellm_url: str = ""
@@ -104,7 +108,14 @@ class Forwarder:
         self._native = Native(limits.translate, can_translate=litellm is not None)
         self._litellm = litellm
         self._translation = (
-            Translation(litellm, recorder, self._tried, client_seconds=limits.client_seconds, silence_seconds=limits.silence_seconds)
+            Translation(
+                litellm,
+                recorder,
+                self._tried,
+                client_seconds=limits.client_seconds,
+                silence_seconds=limits.silence_seconds,
+                answer_bytes=limits.answer_bytes,
+            )
             if litellm is not None
             else None
         )
@@ -173,7 +184,8 @@ class Forwarder:
         try:
             url = f"{upstream.base_url}/{path}"
             async with ask(self._session, request.method, url, data=_sent(raw) or None, headers=headers) as response:
-                return web.Response(status=response.status, body=await response.read(), headers=passed(response))
+                body = await whole(response, self._limits.answer_bytes)
+                return web.Response(status=response.status, body=body, headers=passed(response))
         except (aiohttp.ClientError, OSError, RedirectedError) as error:
             return _failure(error, upstream)
 
@@ -280,9 +292,9 @@ class Forwarder:
                     raise
                 timed_out = isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError)
                 self.health.failed(upstream.base_url)
-                if last or call.first_byte or timed_out:
+                if last or call.first_byte or timed_out or isinstance(error, OversizedError):
                     failure = _failure(error, upstream)
-                    call.status, call.incomplete = failure.status, "upstream_timeout" if failure.status == 504 else "upstream_error"
+                    call.status, call.incomplete = failure.status, _incomplete(error, failure)
                     return failure
             if answer is not None:
                 return answer
@@ -312,9 +324,10 @@ class Forwarder:
                     self.health.failed(upstream.base_url)
                     return None
                 self.health.answered(upstream.base_url)
-                if response.status in _NO_ROUTE and dialect.via_chat and not _names(await response.read(), asked, upstream):
+                body = await whole(response, self._limits.answer_bytes) if response.status in _LOOKED_AT else None
+                if body is not None and response.status in _NO_ROUTE and dialect.via_chat and not _names(body, asked, upstream):
                     raise _NoRouteError(upstream.base_url)
-                if response.status in (400, 422) and prepared.added and _names_any(await response.read(), prepared.added):
+                if body is not None and response.status in _REFUSED and prepared.added and _names_any(body, prepared.added):
                     self._plain.add(plain)
                     continue
                 answer = await pass_on(
@@ -323,6 +336,8 @@ class Forwarder:
                     prepared.added,
                     call,
                     client_seconds=self._limits.client_seconds,
+                    most=self._limits.answer_bytes,
+                    body=body,
                     write_down=self._recorder.write_down,
                 )
             if dialect.via_chat:
@@ -336,7 +351,7 @@ class Forwarder:
         headers["content-type"] = "application/json"
         try:
             async with ask(self._session, "POST", f"{upstream.base_url}/{CHAT.path}", data=body, headers=headers) as response:
-                return await response.read() if response.status == 200 else None
+                return await whole(response, self._limits.answer_bytes) if response.status == 200 else None
         except (aiohttp.ClientError, OSError, RedirectedError):
             return None
 
@@ -400,9 +415,17 @@ def _names_any(body: bytes, fields: frozenset[str]) -> bool:
     return any(name.encode() in body for name in fields)
 
 
+def _incomplete(error: Exception, failure: web.Response) -> str:
+    if isinstance(error, OversizedError):
+        return OVERSIZED
+    return "upstream_timeout" if failure.status == 504 else "upstream_error"
+
+
 def _failure(error: Exception, upstream: Upstream) -> web.Response:
     if isinstance(error, RedirectedError):
         return error_response(502, f"the model server {error}", REDIRECT)
+    if isinstance(error, OversizedError):
+        return error_response(502, f"the model server {_shown(upstream)} answers too much: {error}", OVERSIZED)
     if isinstance(error, TimeoutError):
         return error_response(504, f"the model server {_shown(upstream)} did not answer in time", "timeout")
     why = without_secrets(repr(error))

@@ -1,4 +1,8 @@
-"""Requests to model servers: none follows a redirect, which would hand prompts and keys to whoever it names, or ask inside this network."""
+"""Requests to model servers, which are not trusted either.
+
+None follows a redirect, which would hand prompts and keys to whoever it names, or ask inside this network; no answer is longer than a
+bound, unpacked.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,13 @@ class RedirectedError(Exception):
     """The server answered with a redirect; the message names it, and the origin that it points to."""
 
 
+class OversizedError(aiohttp.ClientError):
+    """The server answered with more than is taken; the message says how much that is, and how to take more."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"its answer is longer than {most >> 20} MiB, and AGL_MAX_ANSWER_BYTES takes no more")
+
+
 @contextlib.asynccontextmanager
 async def ask(session: aiohttp.ClientSession, method: str, url: str, **options: Any) -> AsyncGenerator[aiohttp.ClientResponse]:
     """The answer to a request; `options` are aiohttp's. Raises RedirectedError, aiohttp.ClientError, OSError."""
@@ -26,6 +37,18 @@ async def ask(session: aiohttp.ClientSession, method: str, url: str, **options: 
         if 300 <= response.status < 400:
             raise RedirectedError(_told(url, response.status, response.headers.get("location", "")))
         yield response
+
+
+async def whole(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """The body, unpacked. Raises OversizedError where it is longer than `most` bytes, aiohttp.ClientError, OSError."""
+    if (response.content_length or 0) > most:
+        raise OversizedError(most)
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        if len(body) + len(piece) > most:
+            raise OversizedError(most)
+        body += piece
+    return bytes(body)
 
 
 def _told(url: str, status: int, location: str) -> str:

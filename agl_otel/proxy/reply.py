@@ -15,6 +15,8 @@ Json = dict[str, Any]
 MAX_TOKEN_ID: Final = (1 << 31) - 1  # readers keep ids in 32 bits, signed
 MAX_EVENT_BYTES: Final = 64 << 20
 """An event that is longer is passed on unread."""
+MAX_CHOICES: Final = 1024  # OpenAI's servers make 128 at most
+MAX_BRACKETS: Final = 4_000_000  # of one JSON text: each object and list takes up to 200 bytes for the two or three of its text
 _spelled: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _BLANK: Final = b" \t\r\n"  # what JSON calls white space
 
@@ -56,8 +58,12 @@ class Reply:
     """Choices came whose prompts are not the same."""
 
     def choice(self, index: Any = 0) -> Choice:
-        """The choice of that number."""
-        return self.choices.setdefault(integer(index) or 0, Choice())
+        """The choice of that number; one that is not kept, and an error, beyond MAX_CHOICES."""
+        number = integer(index) or 0
+        if number not in self.choices and len(self.choices) >= MAX_CHOICES:
+            self.error = self.error or f"the model server answered with more than {MAX_CHOICES} choices"
+            return Choice()
+        return self.choices.setdefault(number, Choice())
 
     def head(self, payload: Json, usage_names: tuple[str, str]) -> None:
         """Take id, model, usage and error, which every dialect has."""
@@ -212,7 +218,9 @@ def encoded(payload: Json) -> bytes:
 
 
 def parse_object(text: bytes) -> Json | None:
-    """The JSON object that `text` is; None where it is none."""
+    """The JSON object that `text` is; None where it is none, or holds more than MAX_BRACKETS objects and lists."""
+    if len(text) > MAX_BRACKETS and text.count(b"{") + text.count(b"[") > MAX_BRACKETS:
+        return None
     try:
         payload = from_json(text)
     except ValueError:

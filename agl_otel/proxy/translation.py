@@ -60,12 +60,15 @@ class Translation:
         send: asks a pool of model servers and passes the answer on.
     """
 
-    def __init__(self, litellm: Litellm, recorder: Recorder, send: Send, *, client_seconds: float, silence_seconds: float) -> None:
+    def __init__(
+        self, litellm: Litellm, recorder: Recorder, send: Send, *, client_seconds: float, silence_seconds: float, answer_bytes: int
+    ) -> None:
         self._litellm = litellm
         self._recorder = recorder
         self._send = send
         self._client_seconds = client_seconds
         self._silence_seconds = silence_seconds
+        self._answer_bytes = answer_bytes
         self._held: dict[str, _Held] = {}
         self._session: aiohttp.ClientSession | None = None
         self._runner: web.AppRunner | None = None
@@ -103,7 +106,8 @@ class Translation:
             url = f"{address.url}/{call.dialect.path}"
             async with ask(self._session, "POST", url, data=body, headers=_headers(request, address.key)) as response:
                 edit = _renamed(name, held.model)
-                answer = await pass_on(request, response, frozenset(), above, client_seconds=self._client_seconds, translated=edit)
+                most, patience = self._answer_bytes, self._client_seconds
+                answer = await pass_on(request, response, frozenset(), above, client_seconds=patience, most=most, translated=edit)
             if held.tasks:  # the capture side may be a moment behind: litellm reads no further than the last word
                 await asyncio.wait(held.tasks, timeout=END_SECONDS)
             return answer

@@ -1,0 +1,135 @@
+"""A model server that means harm: it takes the proxy's memory, or its words, and other calls are served as before."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agl_otel import semconv
+from agl_otel.proxy.forward import Limits
+from agl_otel.proxy.upstream import FixedUpstreams, Upstream
+from tests.contract.proxy.stand import HELLO, SCOPE, Stand, proxy
+from tests.otlp_receiver import OtlpReceiver
+
+MOST = 1 << 20
+PIECE = 64 << 10
+JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+CHOICE = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
+REPLY = {"id": "r", "model": "m", "choices": [CHOICE]}
+
+
+class Server:
+    """Answers every request with the same bytes; `sent` is how many the proxy let it write."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = pieces
+        self.sent = 0
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncGenerator[str]:
+        server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        async with server:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length"))
+        await reader.readexactly(length)
+        with contextlib.suppress(ConnectionError):
+            for piece in self._pieces:
+                writer.write(piece)
+                await writer.drain()
+                self.sent += len(piece)
+        writer.close()
+
+
+def endless(head: bytes, piece: bytes) -> Iterator[bytes]:
+    yield head
+    for _ in range(4096):  # 256 MiB: enough to tell that nobody stopped it
+        yield piece
+
+
+def sized(body: bytes, extra: bytes = b"") -> list[bytes]:
+    return [JSON_HEAD + extra + b"Content-Length: %d\r\n\r\n" % len(body) + body]
+
+
+async def asked(stand: Stand, *, stream: bool = False) -> tuple[int, bytes, Any]:
+    body = {"model": "m", "messages": HELLO, "stream": stream}
+    async with aiohttp.ClientSession() as session, session.post(f"{stand.url}{SCOPE}/v1/chat/completions", json=body) as answer:
+        try:
+            return answer.status, await answer.read(), answer.headers
+        except aiohttp.ClientPayloadError:  # broken off, so that the client sees it
+            return answer.status, b"", answer.headers
+
+
+@contextlib.asynccontextmanager
+async def before(server: Server, receiver: OtlpReceiver) -> AsyncGenerator[Stand]:
+    async with server.serving() as url, proxy(receiver, FixedUpstreams(Upstream(url)), limits=Limits(answer_bytes=MOST)) as stand:
+        yield stand
+        assert (await stand.health())["status"] == "ok"
+
+
+BOMB = gzip.compress(b" " * (64 << 20))
+OVERSIZED = {
+    "endless": lambda: endless(JSON_HEAD + b"Connection: close\r\n\r\n", b" " * PIECE),
+    "promised": lambda: endless(JSON_HEAD + b"Content-Length: 9999999999\r\n\r\n", b" " * PIECE),
+    "packed": lambda: sized(BOMB, b"Content-Encoding: gzip\r\n"),
+    "refused": lambda: endless(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", b" " * PIECE),
+}
+
+
+@pytest.mark.parametrize("kind", OVERSIZED)
+async def test_an_answer_that_is_too_long_ends_and_the_call_says_so(kind: str, receiver: OtlpReceiver) -> None:
+    server = Server(OVERSIZED[kind]())
+    async with before(server, receiver) as stand:
+        status, body, _ = await asked(stand)
+        assert status == 502
+        assert "AGL_MAX_ANSWER_BYTES" in json.loads(body)["error"]["message"]
+        (span,) = await stand.calls()
+        assert span.error and span.attributes[semconv.LLM_INCOMPLETE] == "upstream_oversized"
+        assert server.sent < 64 << 20, "it went on reading"
+
+
+@pytest.mark.parametrize("piece", [b"data: {}\n\n" * 6000, b"x" * PIECE], ids=["events", "one event"])
+async def test_a_stream_that_does_not_end_is_cut_off(piece: bytes, receiver: OtlpReceiver) -> None:
+    server = Server(endless(STREAM_HEAD, piece))
+    async with before(server, receiver) as stand:
+        status, body, _ = await asked(stand, stream=True)
+        assert (status, body) == (200, b"")
+        (span,) = await stand.calls()
+        assert span.error and span.attributes[semconv.LLM_INCOMPLETE] == "upstream_oversized"
+        assert server.sent < 64 << 20, "it went on reading"
+
+
+async def test_very_many_choices_are_not_as_many_spans(receiver: OtlpReceiver) -> None:
+    server = Server(sized(json.dumps({**REPLY, "choices": [{**CHOICE, "index": number} for number in range(8000)]}).encode()))
+    async with before(server, receiver) as stand:
+        await asked(stand)
+        spans = await stand.calls()
+        assert 0 < len(spans) <= 1024
+        assert all(span.error for span in spans)
+
+
+async def test_headers_with_control_characters_stop_at_the_proxy(receiver: OtlpReceiver) -> None:
+    server = Server(sized(json.dumps(REPLY).encode(), b"X-Fine: yes\r\nX-Odd: a\x01b\x7fc\r\nx-request-id: r1\r\n"))
+    async with before(server, receiver) as stand:
+        status, body, headers = await asked(stand)
+        if status == 200:  # aiohttp may refuse such an answer by itself
+            assert json.loads(body)["id"] == "r"
+            assert headers["X-Fine"] == "yes" and "X-Odd" not in headers
+        else:
+            assert status == 502
+
+
+async def test_a_server_with_a_polite_answer_is_passed_on(receiver: OtlpReceiver) -> None:
+    async with before(Server(sized(json.dumps(REPLY).encode())), receiver) as stand:
+        status, body, _ = await asked(stand)
+        assert status == 200 and json.loads(body)["choices"][0]["message"]["content"] == "hi"
