@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import random
+import subprocess
+import sys
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -44,16 +44,24 @@ def test_an_agent_that_seeds_random_gets_new_ids_and_draws_as_if_it_was_not_trac
     assert len({trace for trace, _ in ids}) == len({span for _, span in ids}) == 6
 
 
-def test_a_fork_that_python_was_not_told_of_draws_other_ids(provider: TracerProvider) -> None:
-    reader, writer = os.pipe()
-    pid = ctypes.PyDLL(None).fork()
-    if pid == 0:
-        os.write(writer, started(provider).get_span_context().span_id.to_bytes(8, "big"))
-        os._exit(0)
-    os.waitpid(pid, 0)
-    assert int.from_bytes(os.read(reader, 8), "big") != started(provider).get_span_context().span_id
-    os.close(reader)
-    os.close(writer)
+FORKED = """
+import ctypes, os
+from opentelemetry.sdk.trace import TracerProvider
+from agl_otel.instrumentation.hook import Hook
+
+provider = TracerProvider(shutdown_on_exit=False)
+Hook(None).adopt(provider)
+child = ctypes.PyDLL(None).fork()
+os.write(1, b"%d\\n" % provider.get_tracer("agent").start_span("work").get_span_context().span_id)
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_fork_that_python_was_not_told_of_draws_other_ids() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, check=True, timeout=60)  # alone: its threads are none
+    assert len(set(ended.stdout.split())) == 2
 
 
 def test_a_way_of_drawing_that_the_user_chose_stays() -> None:
