@@ -73,8 +73,13 @@ def find_reward_spans(spans: Sequence[AnySpan]) -> list[AnySpan]:
 
 
 def find_final_reward(spans: Sequence[Readable]) -> float | None:
-    """The reward of the last span that holds one, in the order given; None without one."""
-    return next((value for span in reversed(spans) if (value := get_reward_value(span)) is not None), None)
+    """The reward of the last span that holds one, in the order given; of those that the runner gave, where it gave any.
+
+    None without one.
+    """
+    last = [span for span in reversed(spans) if get_reward_value(span) is not None]
+    given = (span for span in last if semconv.REWARD_GIVEN in attributes_of(span))
+    return next((get_reward_value(span) for span in (*given, *last)), None)
 
 
 def attributes_of(span: Readable) -> Mapping[str, Any]:

@@ -154,6 +154,9 @@ SHOWN_CUT: Final = "agentlightning.shown.cut"
 # --- rewards, links, tags, messages, objects, operations ---------------------------------------------------------
 REWARD: Final = "agentlightning.reward"
 """Prefix: `agentlightning.reward.{i}.name` and `.value`; index 0 is the primary reward."""
+REWARD_GIVEN: Final = "agentlightning.reward.given"
+"""True on a reward that the runner gives, by its grader or from what the agent returned: it counts before all that the agent emitted.
+No key that is bound to an attempt may send it."""
 LINK: Final = "agentlightning.link"
 TAG: Final = "agentlightning.tag"
 MESSAGE_BODY: Final = "agentlightning.message.body"

@@ -33,6 +33,7 @@ TIMESTAMP: Final = "timestamp before 2000 or more than a day ahead"
 ROLLOUT_ID: Final = "rollout id breaks the rule [A-Za-z0-9._:-]{1,128}"
 ATTEMPT_ID: Final = "attempt id breaks the rule [A-Za-z0-9._:-]{1,128}"
 KEY: Final = "the sender's key is bound to another attempt"
+GIVEN: Final = "only the runner marks a reward as given: the sender's key is bound to an attempt"
 
 
 class Identity(NamedTuple):

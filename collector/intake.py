@@ -27,7 +27,7 @@ from agl_otel.collector.commit import GroupCommit
 from agl_otel.collector.disk import DiskBudget
 from agl_otel.collector.heads import Heads
 from agl_otel.collector.heartbeat import Heartbeats
-from agl_otel.collector.identify import Identity, bind, identify_logs, identify_spans, learn
+from agl_otel.collector.identify import GIVEN, Identity, bind, identify_logs, identify_spans, learn
 from agl_otel.collector.journal import REQUEST, Leftover, Request, Signal, pack_request
 from agl_otel.collector.limits import InFlight
 from agl_otel.collector.memory import Ids, TraceMemory
@@ -203,6 +203,10 @@ class Intake:
         identities = identify_spans(request, metadata, self.memory, now_unix_nano=now_nano, levels=self.levels, raw=raw, heads=heads)
         if bound:
             identities = bind(identities, bound, self.levels)
+            if semconv.REWARD_GIVEN.encode() in raw:
+                for index, span in enumerate(heads.spans):
+                    if any(each.key == semconv.REWARD_GIVEN for each in span.attributes):
+                        identities[index] = Identity(reason=GIVEN)
         if len(raw) > 2 * self._max_span_attributes:  # the least that so many attributes would take
             for index, span in enumerate(heads.spans):
                 if len(span.attributes) > self._max_span_attributes:

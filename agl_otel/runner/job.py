@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeGuard, runtime_checkable
 
+from agl_otel import semconv
 from agl_otel.emit import emit_reward
 from agl_otel.errors import AgentError
 from agl_otel.instrumentation import attempt_scope
@@ -128,7 +129,8 @@ async def reward(job: Job, value: Any) -> None:
     if bad := [f"{name}={number}" for name, number in dimensions.items() if not math.isfinite(number)]:
         raise AgentError(f"a reward must be finite, got {', '.join(bad)}")
     with attempt_scope(job.rollout_id, job.attempt_id, traceparent=job.traceparent):
-        emit_reward({name: float(number) for name, number in dimensions.items()}, primary_key=next(iter(dimensions)))
+        rewards = {name: float(number) for name, number in dimensions.items()}
+        emit_reward(rewards, primary_key=next(iter(dimensions)), attributes={semconv.REWARD_GIVEN: True})
 
 
 async def grade(job: Job, grader: Grader, answer: Any) -> None:

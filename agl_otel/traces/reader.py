@@ -289,7 +289,7 @@ class TraceReader:
 
     async def run_figures(self, rollout_ids: Sequence[str]) -> Table:
         """One row for each of these rollouts that has spans (sql/run_figures.sql); where they are many, rows of others among them, too."""
-        given = {"first": min(rollout_ids), "last": max(rollout_ids), "reward": semconv.reward_value_key(0)}
+        given = {"first": min(rollout_ids), "last": max(rollout_ids), "reward": semconv.reward_value_key(0), "given": semconv.REWARD_GIVEN}
         listed = list(rollout_ids) if len(rollout_ids) <= LISTED else []
         return await self.arrow(named_query("run_figures"), params={**given, "rollouts": listed})
 

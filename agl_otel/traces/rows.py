@@ -79,9 +79,12 @@ def _context(trace_id: str, span_id: str, trace_state: str = "") -> SpanContext:
 
 
 def rewards_of(rows: Iterable[Mapping[str, Any]]) -> dict[AttemptKey, list[Reward]]:
-    """Rows of sql/rewards.sql, by attempt, ordered by (sequence, index). A dimension without a number is left out."""
+    """Rows of `tokens.reward_rows`, by attempt, in their order; those that the runner gave come last, because the last one counts.
+
+    A dimension without a number is left out.
+    """
     rewards: dict[AttemptKey, list[Reward]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: semconv.REWARD_GIVEN in row["Rewards"]):
         for index, name, value in dimensions_of(row["Rewards"]):
             reward = Reward(int(row["SequenceId"]), row["SpanId"], index, name, value)
             rewards.setdefault((row["RolloutId"], row["AttemptId"]), []).append(reward)

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from agl_otel import semconv
 from agl_otel.collector.grpc_port import METHODS
-from agl_otel.collector.identify import KEY
+from agl_otel.collector.identify import GIVEN, KEY
 from agl_otel.ingest import attempt_ingest_key, ingest_key
 
 from .otlp import request_of, span
@@ -98,6 +98,15 @@ async def test_what_one_key_may_not_send_another_may(closed: Stack) -> None:
     assert (await send(closed, request, MINE, over="http")).partial_success.rejected_spans == 1
     theirs = attempt_ingest_key(TOKEN, "ro-theirs", "at-theirs")
     assert not (await send(closed, request, theirs, over="http")).partial_success.rejected_spans, "it is no resend"
+
+
+async def test_only_the_runner_says_that_a_reward_is_given(closed: Stack) -> None:
+    mine = {semconv.ROLLOUT_ID: "ro-mine", semconv.ATTEMPT_ID: "at-mine"}
+    spans = [span(semconv.SPAN_ANNOTATION, {**mine, semconv.REWARD_GIVEN: True}), span(semconv.SPAN_ANNOTATION, mine)]
+    for over in ("http", "grpc"):
+        answer = await send(closed, request_of(spans), MINE, over=over)
+        assert answer.partial_success.rejected_spans == 1 and GIVEN in answer.partial_success.error_message
+    assert not (await send(closed, request_of(spans), ingest_key(TOKEN), over="http")).partial_success.rejected_spans
 
 
 async def test_log_records_are_held_against_the_key_and_metrics_are_taken(closed: Stack) -> None:

@@ -293,6 +293,17 @@ async def test_attempts_without_a_span_and_rollouts_without_an_attempt_have_thei
     assert (nothing.rollouts, len(nothing.calls)) == ([], 0)
 
 
+async def test_a_reward_that_the_runner_gave_counts_whatever_the_agent_emits_later(engine: TraceStore, reader: TraceReader) -> None:
+    value = semconv.reward_value_key(0)
+    given = row(2, semconv.SPAN_ANNOTATION, {value: "0.25", semconv.REWARD_GIVEN: "true"})
+    insert(engine, row(1, semconv.SPAN_ANNOTATION, {value: "0.5"}), given, row(9, semconv.SPAN_ANNOTATION, {value: "1.0"}))
+    traces = await reader.traces([rollout()], [attempt()])
+    assert [reward.value for reward in traces.rewards["ro-1", "at-1"]] == [0.5, 1.0, 0.25], "the last one counts"
+    (figures,) = await reader.figures([attempt()])
+    assert figures.reward == 0.25
+    assert (await reader.run_figures(["ro-1"])).column("Reward").to_pylist() == [0.25]
+
+
 async def test_a_rewards_name_may_hold_any_character(engine: TraceStore, reader: TraceReader) -> None:
     name = "a 'quoted' \"name\" \\ with,\n{braces: 1} and ü"
     insert(engine, row(1, semconv.SPAN_ANNOTATION, {semconv.reward_name_key(0): name, semconv.reward_value_key(0): "0.25"}))

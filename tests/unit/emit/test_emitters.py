@@ -138,6 +138,12 @@ def test_the_final_reward_is_the_last_in_the_order_given() -> None:
     assert emit.find_final_reward([other]) is None is emit.find_final_reward([])
 
 
+def test_a_reward_that_the_runner_gave_is_final_whatever_comes_after() -> None:
+    given = emit.emit_reward(0.25, attributes={semconv.REWARD_GIVEN: True}, propagate=False)
+    later = emit.emit_reward(1.0, propagate=False)
+    assert emit.find_final_reward([later, given, later]) == 0.25
+
+
 def test_an_operation_in_a_block_holds_what_it_is_told() -> None:
     context = emit.operation(propagate=False, name="look", user={"id": 7})
     with pytest.raises(RuntimeError, match="inside"):

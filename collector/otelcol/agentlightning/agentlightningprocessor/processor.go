@@ -26,7 +26,9 @@ func (c *core) processTraces(ctx context.Context, request ptrace.Traces) (ptrace
 		options.SpanTooLarge = func(span ptrace.Span) bool { return sizer.SpanSize(span) > c.config.MaxItemBytes }
 	}
 	found := identify.Spans(request, headersOf(ctx), c.memory, options)
-	bind(ctx, found)
+	if bind(ctx, found) {
+		identify.RefuseGiven(request, found)
+	}
 	c.memory.Learn(found, now)
 	for attempt, spans := range heardOf(request, found) {
 		c.heartbeats.Add(attempt, spans, now)
@@ -128,11 +130,13 @@ func heardOf(request ptrace.Traces, found []identify.Found) map[queue.Attempt]in
 	return heard
 }
 
-// bind holds what was found against the attempt that the sender's key is bound to, if to any.
-func bind(ctx context.Context, found []identify.Found) {
-	if ids := key.BoundTo(client.FromContext(ctx)); ids != nil {
+// bind holds what was found against the attempt that the sender's key is bound to; false where it is bound to none.
+func bind(ctx context.Context, found []identify.Found) bool {
+	ids := key.BoundTo(client.FromContext(ctx))
+	if ids != nil {
 		identify.Bind(found, *ids)
 	}
+	return ids != nil
 }
 
 func headersOf(ctx context.Context) identify.Headers {

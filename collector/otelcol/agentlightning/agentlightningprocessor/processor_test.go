@@ -300,6 +300,12 @@ func TestASenderWithABoundKeyReachesItsAttemptOnly(t *testing.T) {
 	require.Equal(t, identify.ReasonKey, spans[1].Attributes().AsRaw()[identify.AttrInvalid])
 	require.Equal(t, []any{"ro-1", "at-1", int64(2)}, idsOf(spans[2].Attributes()))
 
+	given := map[string]any{identify.AttrRewardGiven: true}
+	require.NoError(t, f.traces.ConsumeTraces(ctx, newRequest(nil, nil, given)))
+	require.Equal(t, identify.ReasonGiven, f.last(t)[1].Attributes().AsRaw()[identify.AttrInvalid])
+	require.NoError(t, f.traces.ConsumeTraces(t.Context(), newRequest(nil, ids("ro-1", "at-1"), given)))
+	require.NotContains(t, f.last(t)[1].Attributes().AsRaw(), identify.AttrInvalid)
+
 	logs := plog.NewLogs()
 	records := logs.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords()
 	records.AppendEmpty()

@@ -34,6 +34,7 @@ var reasonCodes = map[string]string{
 	identify.ReasonText:      "text",
 	identify.ReasonNesting:   "nesting",
 	identify.ReasonKey:       "key",
+	identify.ReasonGiven:     "given",
 	identify.ReasonSize:      "size",
 }
 

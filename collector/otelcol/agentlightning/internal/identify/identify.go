@@ -109,6 +109,22 @@ func Bind(found []Found, bound IDs) {
 	}
 }
 
+// RefuseGiven refuses the spans that say what only the runner may say; `found` is of the request's spans, in their order.
+func RefuseGiven(request ptrace.Traces, found []Found) {
+	i := 0
+	for _, group := range request.ResourceSpans().All() {
+		for _, scope := range group.ScopeSpans().All() {
+			for _, span := range scope.Spans().All() {
+				f := &found[i]
+				if _, given := span.Attributes().Get(AttrRewardGiven); given && f.Reason == "" {
+					*f = Found{Reason: ReasonGiven, Named: true, Numbered: f.Numbered, TraceID: f.TraceID, SpanID: f.SpanID}
+				}
+				i++
+			}
+		}
+	}
+}
+
 // explicit is rule 1; false where no level names a rollout.
 func explicit(own, resource, lowest level, broken string) (Found, bool) {
 	found := Found{Reason: broken, Named: own.named || resource.named, Numbered: own.numbered || resource.numbered}

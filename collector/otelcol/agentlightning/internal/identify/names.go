@@ -7,6 +7,8 @@ const (
 	AttrSequenceID = "agentlightning.span_sequence_id"
 	// AttrInvalid is set on a span that is refused: it says why.
 	AttrInvalid = "agentlightning.invalid"
+	// AttrRewardGiven is set on a reward that the runner gives; it counts before all that the agent emitted.
+	AttrRewardGiven = "agentlightning.reward.given"
 
 	HeaderRolloutID = "agl-rollout-id"
 	HeaderAttemptID = "agl-attempt-id"
@@ -28,6 +30,7 @@ const (
 	ReasonText      = "text is no UTF-8"
 	ReasonNesting   = "attributes are nested too deeply"
 	ReasonKey       = "the sender's key is bound to another attempt"
+	ReasonGiven     = "only the runner marks a reward as given: the sender's key is bound to an attempt"
 	// ReasonSize is of this body only: the Python collector bounds the request instead.
 	ReasonSize = "span or record is larger than max_item_bytes"
 )

@@ -14,6 +14,7 @@ func TestNamesAndReasonsAreThoseOfThePythonSide(t *testing.T) {
 	for name, ours := range map[string]string{
 		"ROLLOUT_ID": AttrRolloutID, "ATTEMPT_ID": AttrAttemptID, "SEQUENCE_ID": AttrSequenceID, "INVALID": AttrInvalid,
 		"HEADER_ROLLOUT_ID": HeaderRolloutID, "HEADER_ATTEMPT_ID": HeaderAttemptID, "SPAN_ATTEMPT": SpanAttempt, "SPAN_SEAL": SpanSeal,
+		"REWARD_GIVEN": AttrRewardGiven,
 	} {
 		require.Equal(t, semconv[name], ours, name)
 	}
@@ -21,7 +22,7 @@ func TestNamesAndReasonsAreThoseOfThePythonSide(t *testing.T) {
 	for name, ours := range map[string]string{
 		"TRACE_ID": ReasonTraceID, "SPAN_ID": ReasonSpanID, "TIMESTAMP": ReasonTimestamp,
 		"ROLLOUT_ID": ReasonRolloutID, "ATTEMPT_ID": ReasonAttemptID,
-		"PARENT_ID": ReasonParentID, "KEY": ReasonKey,
+		"PARENT_ID": ReasonParentID, "KEY": ReasonKey, "GIVEN": ReasonGiven,
 	} {
 		require.Equal(t, identify[name], ours, name)
 	}
