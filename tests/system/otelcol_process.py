@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from agl_otel.errors import UnavailableError
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import free_ports
 from agl_otel.traces.address import ServerAddress
@@ -122,14 +123,19 @@ class World:
         return TraceReader(self.sql, collectors=[each.http for each in collectors])
 
     def fresh_schema(self) -> None:
-        """Empty tables."""
-        self.server.must_run()
-        engine = ServerEngine(ServerAddress.parse(self.server.url()))
-        try:
-            engine.command("DROP DATABASE IF EXISTS otel SYNC")
-            migrate(engine, where="the test")
-        finally:
-            engine.close()
+        """Empty tables. The server may abort what a killed collector left it, and is started again then."""
+        for left in (2, 1, 0):
+            self.server.must_run()
+            engine = ServerEngine(ServerAddress.parse(self.server.url()))
+            try:
+                engine.command("DROP DATABASE IF EXISTS otel SYNC")
+                migrate(engine, where="the test")
+                return
+            except UnavailableError:
+                if not left:
+                    raise
+            finally:
+                engine.close()
 
     def spawn_queue(self) -> subprocess.Popen[bytes]:
         """A new process on the same data, which may not be ready yet."""

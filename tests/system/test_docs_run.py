@@ -41,6 +41,7 @@ NOT_RUN: Final = {
 OTHERS_NOT_RUN: Final = {
     r"make (demo|test|setup|lint|chaos|chaos-queue|proof|wheel)\b": "CI runs these, or they take an hour; that they exist: test_docs.py",
     r"cp deploy/compose/\.env\.example|docker compose|kubectl |helm ": "needs Docker or a cluster: test_deploy.py checks",
+    r"AGL_UPSTREAM_URL=\S+ agl-otel up$": "it stays, and its model server is the reader's",
     r"jaeger --config": "needs a Jaeger: tests/system/test_jaeger.py starts it with this file",
     r"python -m bench\.scale plan": "tests/unit/bench plays it",
     r"pip install": "the package itself: tests/try_wheel.py tries the wheel; others' from where a test has its own environment",
@@ -76,9 +77,10 @@ RUN: Final = [*dict.fromkeys(typed for _, typed in shown() if reason(typed) is N
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where a reader types: my_agent.py, and a stack that runs in its `.agl`."""
+    """Where a reader types: my_agent.py, tasks.jsonl, and a stack that runs in its `.agl`."""
     place = tmp_path_factory.mktemp("reader")
     (place / "my_agent.py").write_text(MY_AGENT)
+    (place / "tasks.jsonl").write_text('{"question": "What is 2 + 2?"}\n')
     ports = [word for name in ("queue", "otlp-grpc", "otlp-http", "clickhouse", "proxy", "web") for word in (f"--{name}-port", "0")]
     with Command("up", *ports, log=place / "up.log", cwd=place) as stack:
         until(lambda: (place / ".agl" / "stack.json").exists() or stack.process.poll() is not None, "the stack runs")

@@ -46,7 +46,7 @@ from rich.console import Console
 from agl_otel.cli.common import run_async
 
 async def show():
-    Console().print("x" * 1_000_000)
+    Console(highlight=False).print("a line of a table\\n" * 10_000)
 
 run_async(show)
 """
