@@ -290,8 +290,7 @@ def keep_sigterm_for_forked_children() -> None:
 
 def is_own(ledger: Ledger, span: ReadableSpan) -> bool:
     """Whether the span began in this process, and not before the fork that made it."""
-    marker = marker_of(span)
-    return marker is None or not ledger.is_foreign(marker)
+    return not ledger.is_foreign(marker_of(span))
 
 
 def count_dropped(ledger: Ledger, spans: Sequence[ReadableSpan]) -> None:

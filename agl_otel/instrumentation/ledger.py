@@ -96,6 +96,11 @@ class Ledger:
         self._marker = new_marker()
         self._records = self._make_records() if self._make_records is not None else None
 
+    def _held(self) -> threading.Lock:
+        """The lock, for every look at the counts: those of a process that this one is a fork of are left alone, however it was forked."""
+        forks.notice()
+        return self._lock
+
     def loaded(self, key: Key) -> None:
         """Write down that the hook is loaded in this process, which was started for the attempt."""
         if self._records is not None:
@@ -113,14 +118,15 @@ class Ledger:
         """Forget everything, in a child process: new marker, no counts, a lock that nobody holds."""
         self._reset(self._foreign | {entry.marker for entry in self._entries.values()})
 
-    def is_foreign(self, marker: str) -> bool:
+    def is_foreign(self, marker: str | None) -> bool:
         """Whether a span with this marker began before the fork that made this process: its parent exports it."""
+        forks.notice()
         return marker in self._foreign
 
     def started(self, key: Key, span_id: int, place: Place) -> Started:
         """A span of the attempt has started; returns what it carries. `place` is where a sibling of it hangs."""
         failed: OSError | None = None
-        with self._lock:
+        with self._held():
             entry = self._entries.get(key)
             new = entry is None
             if entry is None:
@@ -151,7 +157,7 @@ class Ledger:
 
     def close(self) -> None:
         """The process ends: what is open now will not be exported."""
-        with self._lock:
+        with self._held():
             for entry in self._entries.values():
                 if entry.slot is not None:
                     entry.given_up |= entry.open - entry.late
@@ -160,7 +166,7 @@ class Ledger:
 
     def reopen(self) -> None:
         """It does not end after all."""
-        with self._lock:
+        with self._held():
             for entry in self._entries.values():
                 if entry.slot is not None:
                     entry.slot.closed(closed=False)
@@ -172,7 +178,7 @@ class Ledger:
 
         True where it was the attempt's last open span. A span that began before a fork is not ours and counts nothing.
         """
-        with self._lock:
+        with self._held():
             entry = self._entries.get(key)
             if entry is None or span_id not in entry.open:
                 return False
@@ -190,7 +196,7 @@ class Ledger:
 
     def dropped(self, key: Key, marker: str) -> None:
         """The exporter gave a counted span up."""
-        with self._lock:
+        with self._held():
             entry = self._entries.get(key)
             if entry is not None and entry.marker == marker:
                 entry.dropped += 1
@@ -198,60 +204,60 @@ class Ledger:
 
     def count(self, key: Key) -> Count | None:
         """The attempt's numbers; None where this process has seen nothing of it."""
-        with self._lock:
+        with self._held():
             entry = self._entries.get(key)
             return Count(entry.marker, entry.spans, entry.dropped) if entry is not None else None
 
     def begun(self, key: Key) -> int:
         """How many spans of the attempt have begun, those that have ended included."""
-        with self._lock:
+        with self._held():
             entry = self._entries.get(key)
             return entry.spans + len(entry.open) if entry is not None else 0
 
     def sealed(self, key: Key, count: Count) -> None:
         """A seal with these numbers was acked."""
-        with self._lock:
+        with self._held():
             entry = self._entries.get(key)
             if entry is not None and entry.marker == count.marker:
                 entry.sealed = count
 
     def is_sealed(self, key: Key, count: Count) -> bool:
         """Whether the last acked seal said just that."""
-        with self._lock:
+        with self._held():
             entry = self._entries.get(key)
             return entry is not None and entry.sealed == count
 
     def unsealed(self) -> list[Key]:
         """Attempts whose numbers have changed since their last acked seal."""
-        with self._lock:
+        with self._held():
             return [key for key, entry in self._entries.items() if entry.sealed != Count(entry.marker, entry.spans, entry.dropped)]
 
     def unrecorded(self) -> list[Key]:
         """Attempts that are counted here and in no record."""
-        with self._lock:
+        with self._held():
             return [key for key, entry in self._entries.items() if entry.slot is None]
 
     def place(self, key: Key) -> Place | None:
         """Where a span about the whole attempt hangs: beside the first span seen of it."""
-        with self._lock:
+        with self._held():
             entry = self._entries.get(key)
             return entry.place if entry is not None else None
 
     def is_idle(self, key: Key) -> bool:
         """Whether the attempt is known and no span of it is open."""
-        with self._lock:
+        with self._held():
             entry = self._entries.get(key)
             return entry is not None and not entry.open
 
     def is_open(self, key: Key) -> bool:
         """Whether a span of the attempt is open."""
-        with self._lock:
+        with self._held():
             entry = self._entries.get(key)
             return entry is not None and bool(entry.open)
 
     def forget(self, key: Key) -> None:
         """Drop the attempt's counts; should it come back, it comes under a marker that it never had."""
-        with self._lock:
+        with self._held():
             entry = self._entries.pop(key, None)
             if entry is not None:
                 self._freed(entry)

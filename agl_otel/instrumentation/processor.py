@@ -13,7 +13,6 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
 from agl_otel import semconv
-from agl_otel.instrumentation import forks
 from agl_otel.instrumentation.context import Key, key_of
 from agl_otel.instrumentation.guard import never_raises
 from agl_otel.instrumentation.ledger import Ledger
@@ -51,15 +50,13 @@ class AttemptProcessor(SpanProcessor):
         """Mark the span (OpenTelemetry calls this)."""
         if span.name in UNCOUNTED:
             return
-        forks.notice()
         key = key_of_attributes(span) or key_of(parent_context, self._fallback)
         if key is None:
             return
         context = span.get_span_context()
         opened, span_id = self._open, context.span_id
+        started = self._ledger.started(key, span_id, (context.trace_id, (span.parent or context).span_id))
         opened[span_id] = key, weakref.ref(span, lambda _: opened.pop(span_id, None))  # a span may go and never have ended
-        place = (context.trace_id, (span.parent or context).span_id)
-        started = self._ledger.started(key, context.span_id, place)
         ids: dict[str, str | bool] = {semconv.ROLLOUT_ID: key[0], semconv.PROCESS: started.marker}
         if key[1]:
             ids[semconv.ATTEMPT_ID] = key[1]

@@ -21,11 +21,9 @@ import secrets
 import stat
 import struct
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 FILE_BYTES: Final = 8192
@@ -219,8 +217,9 @@ def start_ticks(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReadSlot:
-    """What a process counted of one attempt."""
+    """What a process counted of one attempt, and in which of its file's slots."""
 
+    number: int
     marker: str
     begun: int
     ended: int
@@ -236,8 +235,8 @@ class ReadProcess:
     pid: int
     start_ticks: int
     command: str
-    slots: dict[int, ReadSlot] = field(default_factory=dict[int, ReadSlot])
-    """By number, those of the attempt that was asked for: none where it only loaded the hook."""
+    slot: ReadSlot | None = None
+    """What it counted of the attempt that was asked for; None where it only loaded the hook."""
 
 
 class UnreadableError(Exception):
@@ -277,12 +276,13 @@ def _read_file(folder: Path, name: str, key: bytes, *, last: bool) -> ReadProces
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or found.st_size != FILE_BYTES:
                 raise UnreadableError(f"{name!a} is no file of {FILE_BYTES} bytes")
-            process = _parse(os.pread(fd, FILE_BYTES, 0), name, key)
-            if last and process.slots:
-                _mark_read(folder / name, process.slots)
+            process = _parse(_contents(fd, name), name, key)
+            if last and process.slot is not None:
+                _mark_read(folder / name, process.slot.number)
                 # With what began before it could see the mark. A slot that it freed since then keeps its counts until it is used again.
-                again = _parse(os.pread(fd, FILE_BYTES, 0), name, key, known=process.slots)
-                process.slots.update(again.slots)
+                again = _slot(_contents(fd, name), process.slot.number)
+                if again.marker == process.slot.marker:
+                    process = replace(process, slot=again)
         finally:
             os.close(fd)
     except OSError as error:
@@ -290,30 +290,37 @@ def _read_file(folder: Path, name: str, key: bytes, *, last: bool) -> ReadProces
     return process
 
 
-def _parse(data: bytes, name: str, key: bytes, *, known: Mapping[int, ReadSlot] = MappingProxyType({})) -> ReadProcess:
+def _contents(fd: int, name: str) -> bytes:
+    data = os.pread(fd, FILE_BYTES, 0)
     if len(data) != FILE_BYTES:
         raise UnreadableError(f"{name!a} was cut")
+    return data
+
+
+def _parse(data: bytes, name: str, key: bytes) -> ReadProcess:
     magic, pid, ticks, length = _HEADER.unpack_from(data)
     if magic != _MAGIC or length > MAX_COMMAND_BYTES:
         raise UnreadableError(f"{name!a} was not written by the hook")
     command = data[_HEADER.size : _HEADER.size + length].decode(errors="replace")
     words = memoryview(data).cast("Q")
-    wanted = int.from_bytes(key[:8], sys.byteorder), int.from_bytes(key[8:], sys.byteorder)
-    process = ReadProcess(pid, ticks, command)
-    for number in range(SLOTS):
-        base = _SLOTS // 8 + number * _WORDS
-        marker, begun, ended, abandoned, dropped, closed = words[base + _MARKER : base + _WORDS].tolist()
-        slot = ReadSlot(f"{marker:016x}", begun, ended, abandoned, dropped, bool(closed))
-        if (words[base + _KEY0], words[base + _KEY1]) == wanted or (number in known and known[number].marker == slot.marker):
-            process.slots[number] = slot
-    return process
+    wanted = [int.from_bytes(key[:8], sys.byteorder), int.from_bytes(key[8:], sys.byteorder)]
+    places = range(_SLOTS // 8, FILE_BYTES // 8, _WORDS)
+    numbers = [number for number, base in enumerate(places) if words[base + _KEY0 : base + _KEY1 + 1].tolist() == wanted]
+    if len(numbers) > 1:  # no hook writes that: a slot loses its key before its attempt may get another one
+        raise UnreadableError(f"{name!a} counts the attempt {len(numbers)} times")
+    return ReadProcess(pid, ticks, command, _slot(data, numbers[0]) if numbers else None)
 
 
-def _mark_read(path: Path, numbers: Iterable[int]) -> None:
+def _slot(data: bytes, number: int) -> ReadSlot:
+    base = _SLOTS + 8 * (number * _WORDS + _MARKER)
+    marker, begun, ended, abandoned, dropped, closed = memoryview(data)[base : base + 8 * (_WORDS - _MARKER)].cast("Q").tolist()
+    return ReadSlot(number, f"{marker:016x}", begun, ended, abandoned, dropped, bool(closed))
+
+
+def _mark_read(path: Path, number: int) -> None:
     with contextlib.suppress(OSError):  # a container's own user's file: nothing is late there, for its processes have ended
         fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            for number in numbers:
-                os.pwrite(fd, b"\1", _READ + number)
+            os.pwrite(fd, b"\1", _READ + number)
         finally:
             os.close(fd)

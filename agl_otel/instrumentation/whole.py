@@ -15,7 +15,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from agl_otel import semconv
-from agl_otel.instrumentation import forks, ids
+from agl_otel.instrumentation import ids
 from agl_otel.instrumentation.context import Key
 from agl_otel.instrumentation.guard import never_raises
 from agl_otel.instrumentation.ledger import Ledger
@@ -66,7 +66,6 @@ class WholeSpans:
         trace_id = parent.trace_id if parent is not None else ids.trace_id()
         context = SpanContext(trace_id, ids.span_id(), is_remote=False, trace_flags=_SAMPLED)
         place = (trace_id, (parent or context).span_id)
-        forks.notice()
         marker = self._ledger.started(key, context.span_id, place).marker if key is not None else ""
         return Begun(context, parent, key, marker)
 

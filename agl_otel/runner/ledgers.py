@@ -29,6 +29,8 @@ from agl_otel.types import AttemptLedger, LedgerReach, ProcessRecord
 
 MAX_SHOWN: Final = 120
 """Characters of a command that are handed in."""
+MAX_SHOWN_IN_ALL: Final = 128 << 10
+"""Characters of all commands of an attempt, so that of records.MAX_FILES processes less than 2 MiB are handed in, whatever they wrote."""
 _LOCK: Final = "lock"
 _NOTE: Final = ".json"
 KEPT_SECONDS: Final = 7 * 86400.0  # what runners of another store left: theirs may start again
@@ -248,21 +250,11 @@ def _read(folder: Path, key: Key, reach: LedgerReach, command: str) -> AttemptLe
     except records.UnreadableError as error:
         ledger.problem = str(error)
         return ledger
+    shown = min(MAX_SHOWN, MAX_SHOWN_IN_ALL // max(1, len(found)))
     for process in found:
-        command = printable(" ".join(process.command.split()))[:MAX_SHOWN]
-        if not process.slots:
-            ledger.processes.append(ProcessRecord(pid=process.pid, command=command))
-        for slot in process.slots.values():
-            ledger.processes.append(
-                ProcessRecord(
-                    pid=process.pid,
-                    command=command,
-                    marker=slot.marker,
-                    begun=slot.begun,
-                    ended=slot.ended,
-                    abandoned=slot.abandoned,
-                    dropped=slot.dropped,
-                    closed=slot.closed,
-                )
-            )
+        record = ProcessRecord(pid=process.pid, command=printable(" ".join(process.command.split()))[:shown])
+        if (slot := process.slot) is not None:
+            record.marker, record.closed = slot.marker, slot.closed
+            record.begun, record.ended, record.abandoned, record.dropped = slot.begun, slot.ended, slot.abandoned, slot.dropped
+        ledger.processes.append(record)
     return ledger

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agl_otel import semconv
+from agl_otel.instrumentation.records import folder_of, key_of, read
 from agl_otel.runner.environment import Addresses, telemetry_environment
 from tests.otlp_receiver import OtlpReceiver
 
@@ -216,6 +217,31 @@ def test_nothing_is_lost_however_the_process_ends(receiver: OtlpReceiver, agent:
     assert status == expected, err
     assert "agl-otel:" not in err
     assert receiver.spans("work") and sealed_completely(receiver)
+
+
+@pytest.mark.parametrize("child", ["os._exit(0)", "os.execv('/bin/true', ['true'])", "sys.exit(0)", "work.end(); os._exit(0)"])
+def test_a_child_that_a_library_forked_writes_nothing_of_its_parent(
+    receiver: OtlpReceiver, agent: Agent, tmp_path: Path, child: str
+) -> None:
+    """Python is told of no such fork: a parent that is killed in its span must not look whole because of how its child ended.
+
+    It has ended no span yet, so that no other thread of it waits for the interpreter: in the fork that could wait for ever.
+    """
+    folder_of(tmp_path, *KEY).mkdir()
+    code = f"""
+    import ctypes
+    work = tracer.start_span('work')
+    if ctypes.PyDLL(None).fork() == 0:
+        {child}
+    os.wait()
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    logs = {"OTEL_LOGS_EXPORTER": "none"}  # the SDK's own processor waits half a minute for the thread that the child has not
+    assert agent.run(code, {**IDS, semconv.ENV_LEDGER: str(tmp_path), **logs})[0] == -signal.SIGKILL
+    (process,) = read(folder_of(tmp_path, *KEY), key_of(*KEY))
+    slot = process.slot
+    assert slot is not None and (slot.begun, slot.ended, slot.abandoned, slot.closed) == (1, 0, 0, False)
+    assert receiver.spans("work") == []
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])

@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def slots(root: Path, key: tuple[str, str] = KEY, *, last: bool = False) -> list[ReadSlot]:
-    return [slot for process in processes(root, key, last=last) for slot in process.slots.values()]
+    return [process.slot for process in processes(root, key, last=last) if process.slot is not None]
 
 
 def processes(root: Path, key: tuple[str, str] = KEY, *, last: bool = False) -> list[ReadProcess]:
@@ -48,7 +48,7 @@ def test_a_loaded_hook_is_known_before_its_first_span(root: Path) -> None:
     counting = ledger(root)
     counting.loaded(KEY)
     (process,) = processes(root)
-    assert (process.pid, process.start_ticks, process.slots) == (os.getpid(), records.start_ticks(os.getpid()), {})
+    assert (process.pid, process.start_ticks, process.slot) == (os.getpid(), records.start_ticks(os.getpid()), None)
     assert process.command == records.own_command()[: records.MAX_COMMAND_BYTES]
     assert processes(root, OTHER) == []
 
@@ -184,22 +184,36 @@ def test_a_worker_frees_what_was_read_also_beside_leaks(root: Path, leaked: int)
     assert len({path.stat().st_ino for path in root.glob("*/*.ledger")}) == 1
 
 
-def test_a_fork_that_python_was_not_told_of_counts_for_itself(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("child", "of_child"),
+    [
+        ("ledger.started(KEY, 2, (1, 2))", [(1, 0, 0, 0, False)]),
+        ("ledger.ended(KEY, 1, marker=marker)", []),
+        ("ledger.dropped(KEY, marker)", []),
+        ("ledger.forget(KEY)", []),
+        ("ledger.close(); ledger.reopen()", []),
+        ("ledger.close()", []),
+    ],
+)
+def test_a_fork_that_python_was_not_told_of_counts_for_itself(
+    root: Path, child: str, of_child: list[tuple[int, int, int, int, bool]]
+) -> None:
     code = f"""
 import ctypes, os
-from agl_otel.instrumentation import forks
 from agl_otel.instrumentation.ledger import Ledger
 from agl_otel.instrumentation.records import Records
+KEY = {KEY!r}
 ledger = Ledger(lambda: Records({str(root)!r}))
-ledger.started({KEY!r}, 1, (1, 2))
-if ctypes.CDLL(None).fork() == 0:
-    forks.notice()
-    ledger.started({KEY!r}, 2, (1, 2))
+marker = ledger.started(KEY, 1, (1, 2)).marker
+if ctypes.PyDLL(None).fork() == 0:
+    {child}
+    assert ledger.is_foreign(marker)
     os._exit(0)
-os.wait()
+_, status = os.wait()
+raise SystemExit(status)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert [counts(slot) for slot in slots(root)] == [(1, 0, 0, 0, False)] * 2
+    assert sorted(counts(slot) for slot in slots(root)) == [(1, 0, 0, 0, False), *of_child]
 
 
 def _fifo(path: Path) -> None:
@@ -222,11 +236,23 @@ def _folder(path: Path) -> None:
     path.mkdir()
 
 
+def _two_counts(path: Path) -> None:
+    """As `path`, what a process counted, with its first slot twice."""
+    counting = ledger(path.parents[1])
+    counting.started(KEY, 1, PLACE)
+    (written,) = path.parent.glob(f"*{records.FILE_SUFFIX}")
+    written.rename(path)
+    with path.open("r+b") as file:
+        file.seek(4096)
+        slot = file.read(64)
+        file.write(slot)
+
+
 def _long_command(path: Path) -> None:
     path.write_bytes((b"AGLLDGR1" + b"\xff" * 24).ljust(records.FILE_BYTES, b"\0"))
 
 
-@pytest.mark.parametrize("make", [_fifo, _link, _short, _foreign, _folder, _long_command])
+@pytest.mark.parametrize("make", [_fifo, _link, _short, _foreign, _folder, _long_command, _two_counts])
 def test_what_no_hook_writes_makes_a_ledger_unreadable(root: Path, make: Callable[[Path], None]) -> None:
     name = f"x\n{records.FILE_SUFFIX}"
     make(folder_of(root, *KEY) / name)

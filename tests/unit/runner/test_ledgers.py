@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,23 @@ def test_a_ledger_is_read_with_its_agents_command_and_forgotten_when_it_is_hande
     ledgers.forget(KEY)
     assert "is gone" in (ledgers.read(KEY).problem or "")
     assert Ledgers("here", base=tmp_path).root == ledgers.root
+
+
+def test_what_is_handed_in_is_bounded_whatever_the_agent_has_put_there(tmp_path: Path) -> None:
+    ledgers = Ledgers("here", "hooked", "python agent.py", tmp_path)
+    ledgers.begin([KEY])
+    folder = records.folder_of(ledgers.root, *KEY)
+    command = ("\N{SNAKE}" * 250).encode()
+    header = struct.pack("=8sQQQ", b"AGLLDGR1", 2**64 - 1, 2**64 - 1, len(command)) + command
+    slot = records.key_of(*KEY) + b"\xff" * 48
+    forged = tmp_path / "forged"
+    forged.write_bytes((header.ljust(4096, b"\0") + slot).ljust(records.FILE_BYTES, b"\0"))
+    for number in range(records.MAX_FILES):
+        os.link(forged, folder / f"{number}{records.FILE_SUFFIX}")
+    ledger = ledgers.read(KEY)
+    assert (ledger.problem, len(ledger.processes)) == (None, records.MAX_FILES)
+    assert len(ledger.model_dump_json().encode()) < 2 << 20
+    assert all(process.command for process in ledger.processes)
 
 
 def test_it_names_the_running_processes_and_never_its_own(tmp_path: Path) -> None:
