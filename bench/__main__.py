@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHES = ("adapters", "claims", "exactness", "ingest", "proxy", "queue_shapes", "reads", "rollouts", "zygote")
+BENCHES = ("adapters", "claims", "exactness", "ingest", "ledger", "proxy", "queue_shapes", "reads", "rollouts", "zygote")
 
 
 def main() -> int:

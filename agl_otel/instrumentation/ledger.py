@@ -142,9 +142,7 @@ class Ledger:
             slot, late = entry.slot, False
             if slot is not None:
                 entry.begun += 1
-                slot.begun(entry.begun)
-                slot.closed(closed=False)
-                if late := slot.is_read:  # looked at after it was counted: the reader has seen it, or it is late
+                if late := slot.begun(entry.begun):
                     entry.begun -= 1
                     slot.begun(entry.begun)
                     entry.late.add(span_id)

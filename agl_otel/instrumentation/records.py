@@ -95,13 +95,12 @@ class Slot:
         words[base + _ABANDONED] = abandoned
         words[base + _DROPPED] = dropped
 
-    def begun(self, count: int) -> None:
-        """So many spans have begun."""
-        self._words[self._base + _BEGUN] = count
-
-    def ended(self, count: int) -> None:
-        """So many spans have ended."""
-        self._words[self._base + _ENDED] = count
+    def begun(self, count: int) -> bool:
+        """So many spans have begun, by a process that has not ended; True where the reader had read it before: the last one is late."""
+        words, base = self._words, self._base
+        words[base + _BEGUN] = count
+        words[base + _CLOSED] = 0
+        return self.is_read  # looked at after it was counted: the reader has seen it, or it is late
 
     def closed(self, *, closed: bool) -> None:
         """Whether the process has ended in order."""

@@ -1,0 +1,81 @@
+"""What it costs a process to count its spans: with the ledger and its record file against the same spans without, in turns.
+
+Both are spans of the SDK that get the attempt's ids and a marker, and neither is exported. The difference is what the ledger adds, in time
+of the processor: counting waits for nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from typing import Final
+
+from opentelemetry.sdk.trace import TracerProvider
+
+from agl_otel.instrumentation.context import Key
+from agl_otel.instrumentation.ledger import Ledger, Place, Started
+from agl_otel.instrumentation.processor import AttemptProcessor
+from agl_otel.instrumentation.records import Records, folder_of, key_of, read
+from bench.harness import Turn, report, report_against_bar, take_turns
+
+KEY: Final = ("ro-1", "at-1")
+BAR_MICROSECONDS: Final = 3.0
+
+
+class Uncounted(Ledger):
+    """Gives spans a marker and counts none."""
+
+    def started(self, key: Key, span_id: int, place: Place) -> Started:
+        """The marker."""
+        return Started(self._marker, late=False)
+
+    def ended(self, key: Key, span_id: int, *, marker: str | None) -> bool:
+        """Nothing: the attempt is never idle."""
+        return False
+
+
+def turn(ledger: Ledger, spans: int) -> Turn:
+    """One turn: the microseconds of a span."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(AttemptProcessor(ledger, fallback=KEY))
+    tracer = provider.get_tracer("bench")
+
+    async def microseconds() -> float:
+        with tracer.start_as_current_span("the agent"):  # as in an agent: the attempt is not idle between two spans
+            began = time.thread_time()
+            for _ in range(spans):
+                tracer.start_span("work").end()
+            return 1e6 * (time.thread_time() - began) / spans
+
+    return microseconds
+
+
+async def compare(spans: int, rounds: int) -> None:
+    """Take turns and report."""
+    with tempfile.TemporaryDirectory() as root:
+        folder_of(root, *KEY).mkdir()
+        ledger = Ledger(lambda: Records(root))
+        contest = await take_turns(turn(ledger, spans), turn(Uncounted(), spans), rounds=rounds)
+        (process,) = read(folder_of(root, *KEY), key_of(*KEY))
+        expected = (rounds + 1) * (spans + 1)
+        if process.slot is None or (process.slot.begun, process.slot.ended) != (expected, expected):
+            raise RuntimeError(f"{expected} spans have begun and ended, and the ledger has {process.slot}")
+    report("ledger", "span", "us", contest, against="the same span, not counted")
+    added = statistics.median(mine - theirs for mine, theirs in zip(contest.ours, contest.baseline, strict=True))
+    report_against_bar("ledger", "added to a span", added, "us", BAR_MICROSECONDS)
+
+
+def main() -> None:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--spans", type=int, default=20_000, help="in one turn")
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    asyncio.run(compare(options.spans, options.rounds))
+
+
+if __name__ == "__main__":
+    main()
