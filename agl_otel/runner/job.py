@@ -92,7 +92,7 @@ class HookedAgent(Protocol):
 
 @runtime_checkable
 class RecordedAgent(Protocol):
-    """An agent whose attempts are processes that the runner starts here; those of any other keep no ledger on this machine."""
+    """An agent whose attempts are processes that the runner starts; those of any other keep no ledger on this machine."""
 
     @property
     def reach(self) -> LedgerReach:

@@ -28,6 +28,7 @@ from agl_otel.runner.job import Grader, Job, grade
 from agl_otel.runner.kubernetes_api import Cluster, GoneError, KubernetesApi, Object
 from agl_otel.runner.output import KEEP_BYTES, Capture
 from agl_otel.runner.spill import MAX_VARIABLE_BYTES
+from agl_otel.types import LedgerReach
 
 CONTAINER: Final = "agent"
 FILES_AT: Final = "/var/run/agl-otel"
@@ -87,6 +88,16 @@ class KubernetesAgent:
         self._api: KubernetesApi | None = None
         self._watch: JobWatch | None = None
         self._opening = asyncio.Lock()
+
+    @property
+    def reach(self) -> LedgerReach:
+        """They run on other machines."""
+        return "elsewhere"
+
+    @property
+    def shown(self) -> str:
+        """The image and its command, before anything is filled in."""
+        return " ".join([self._image, *self._command])
 
     def prepare(self, addresses: Addresses) -> None:
         """Nothing: each Job gets an environment of its own."""

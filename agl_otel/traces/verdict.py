@@ -18,6 +18,10 @@ from agl_otel.types import AttemptLedger, ProcessRecord, Verdict, VerdictKind
 ALARM: Final = "its agent ran under the hook, and no process counted its spans: is its telemetry set up by somebody else?"
 NOT_HANDED_IN: Final = "its agent ran under the hook, and nobody has handed in the ledger of its processes: its runner may have died"
 NOT_LOADED: Final = "the hook was loaded in no process of its agent: it may have died at once, or its environment was replaced"
+NOT_SEEN: Final = (
+    "its agent was to run under the hook, and no process of it counted a span: "
+    "the hook did not load, or the agent makes no spans and need not be hooked"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +136,25 @@ def _judge_ledger(facts: AttemptFacts, found: _Findings) -> None:
         found.reasons.append(f"the ledger of its processes is unreadable: {ledger.problem}")
     elif ledger.reach == "hooked" and not ledger.processes and not _unrecorded(facts):
         found.reasons.append(NOT_LOADED + command)
+    elif ledger.reach == "elsewhere" and ledger.command and facts.hooked and not _others(facts):
+        # Refused, not noted: from here an agent that makes no spans looks like one that lost them all, and it can do without the hook.
+        found.reasons.append(NOT_SEEN + command)
     if ledger.reach != "hooked" and not facts.hooked and not ledger.processes and not _counts_itself(facts):
         found.notes.append(f"the agent's own spans are not counted: it does not run under the hook{command}")
     elif ledger.reach == "hooked" and ledger.processes and not any(record.marker for record in ledger.processes):
         found.notes.append("the hook was loaded in the agent, and no process of it made a span that is counted")
 
 
+def _others(facts: AttemptFacts) -> set[str]:
+    """Processes that are known, other than its runner and the proxies."""
+    answered = facts.ledger.answered if facts.ledger else {}
+    sent = {marker for marker, seen in facts.markers.items() if not seen.last_call}
+    return {*sent, *facts.callers, *answered} - {*(facts.handed or {}), *facts.proxies}
+
+
 def _counts_itself(facts: AttemptFacts) -> bool:
-    """Whether a process other than the runner and the proxies counts spans of it."""
-    return any(
-        seen.spans > seen.annotations and not seen.last_call and marker not in (facts.handed or {}) and marker not in facts.proxies
-        for marker, seen in facts.markers.items()
-    )
+    """Whether one of those counts spans of it."""
+    return any((seen := facts.markers.get(marker)) is not None and seen.spans > seen.annotations for marker in _others(facts))
 
 
 def _judge_record(record: ProcessRecord, seen: MarkerFacts, found: _Findings) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_otel.traces.verdict import ALARM, NOT_HANDED_IN, NOT_LOADED, AttemptFacts, MarkerFacts, decide
+from agl_otel.traces.verdict import ALARM, NOT_HANDED_IN, NOT_LOADED, NOT_SEEN, AttemptFacts, MarkerFacts, decide
 from agl_otel.types import AttemptLedger, ProcessRecord
 
 
@@ -101,6 +101,9 @@ def test_a_runners_marked_reward_does_not_prove_an_agent_that_nobody_counted() -
 AGENT = "python agent.py"
 
 
+POD = AttemptLedger(reach="elsewhere", command="team/agent:1 opentelemetry-instrument python agent.py")
+
+
 def ledger(*records: ProcessRecord, reach: str = "hooked", problem: str | None = None) -> AttemptLedger:
     return AttemptLedger.model_validate({"reach": reach, "command": AGENT, "processes": records, "problem": problem})
 
@@ -150,7 +153,7 @@ WHOLE: dict[str, tuple[AttemptFacts, str]] = {
         "",
     ),
     "a function agent that only calls its model": (
-        seen(ledger(reach="elsewhere"), base=facts({"x": 2, "r": 1}), r=MarkerFacts(spans=1, annotations=1), x=CALLS),
+        seen(AttemptLedger(reach="elsewhere"), base=facts({"x": 2, "r": 1}), r=MarkerFacts(spans=1, annotations=1), x=CALLS),
         "",
     ),
     "an agent whose hook was loaded and that only calls its model": (
@@ -170,6 +173,7 @@ WHOLE: dict[str, tuple[AttemptFacts, str]] = {
         seen(ledger(), base=facts({"x": 2}), p=MarkerFacts(spans=2, seal=2, closed=True), x=CALLS),
         "",
     ),
+    "a Job under the hook that sealed": (seen(POD, base=facts({"x": 2}), p=MarkerFacts(spans=2, seal=2, closed=True), x=CALLS), ""),
     "a caller that the ledger knows": (
         replace(seen(ledger(process(1, 1)), base=facts({"x": 2}), p=MarkerFacts(spans=1), x=CALLS), callers={"p"}),
         "",
@@ -222,6 +226,17 @@ LOST: dict[str, tuple[AttemptFacts, int, str]] = {
         "2 of 3 spans are missing",
     ),
     "the hook did not load": (seen(ledger(), base=facts({"x": 2}), x=CALLS), 0, NOT_LOADED),
+    "a Job under the hook of which only calls are known": (
+        seen(POD, base=facts({"x": 2, "r": 1}), r=MarkerFacts(spans=1, annotations=1), x=CALLS),
+        0,
+        f"{NOT_SEEN} ({POD.command})",
+    ),
+    "a Job under the hook whose spans nobody counted": (replace(seen(POD, base=facts({"x": 2}), x=CALLS), unmarked=2), 0, NOT_SEEN),
+    "a Job under the hook that only announced itself": (
+        seen(POD, base=facts({"x": 2}), p=MarkerFacts(), x=CALLS),
+        0,
+        "process p sent no seal",
+    ),
     "the ledger was never handed in": (seen(None, base=facts({"x": 2}), x=CALLS), 0, NOT_HANDED_IN),
     "the ledger is unreadable": (
         seen(ledger(process(1, 1), problem="a link"), p=MarkerFacts(spans=1)),
