@@ -12,6 +12,7 @@ from typing import Final
 
 import click
 from rich.console import Console
+from rich.text import Text
 
 from agl_otel import semconv
 from agl_otel.adapters.own_sampling import own_of
@@ -21,6 +22,7 @@ from agl_otel.cli.render import plain
 from agl_otel.cli.run import parse_task
 from agl_otel.cli.surroundings import Finding, judge, look
 from agl_otel.errors import AglError, UsageError
+from agl_otel.printable import printable
 from agl_otel.settings import Settings
 
 FOUND_SOMETHING_MISSING: Final = 3
@@ -74,13 +76,12 @@ def _logprobs(once: Once) -> Finding:
 
 def _verdict(once: Once) -> Finding:
     verdict = once.traces.verdicts[once.rollout.rollout_id, once.rollout.attempt.attempt_id]
-    said = [*verdict.reasons, *(f"note: {note}" for note in verdict.notes)]
-    detail = verdict.kind + (f": {'; '.join(said)}" if said else "")
     return Finding(
         "everything it emitted is stored",
         verdict.kind == "complete",
-        detail,
+        verdict.kind,
         "what is missing above makes it so; a killed process does too",
+        [*verdict.reasons, *(f"note: {note}" for note in verdict.notes)],
     )
 
 
@@ -150,6 +151,8 @@ def _print(findings: Sequence[Finding], command: Sequence[str]) -> None:
         mark = ("[yellow]![/]" if finding.remedy else "[green]✓[/]") if finding.good else "[red]✗[/]"
         console.print(f"{mark} {finding.what}: ", end="")
         console.print(plain(finding.detail, 200), markup=False)
+        for reason in finding.reasons:  # all, and whole: the runner has cut the commands in them
+            console.print(Text(f"    {printable(reason)}"), soft_wrap=True)
         if finding.remedy:
             console.print(f"    {finding.remedy}", style="yellow", markup=False)
     if Path(command[0]).name.startswith("python") and not shutil.which(

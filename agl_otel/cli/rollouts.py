@@ -20,7 +20,7 @@ from agl_otel.cli.render import VERDICT_STYLES, verdict_lines
 from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.printable import printable
 from agl_otel.queue.client import QueueClient, RolloutUpdate
-from agl_otel.queue.lifecycle import FINISHED
+from agl_otel.queue.lifecycle import FINISHED, OPEN
 from agl_otel.settings import Settings
 from agl_otel.stack import open_store
 from agl_otel.store import Store
@@ -173,8 +173,8 @@ async def _observed(opened: Store, item: Rollout, attempts: Sequence[Attempt]) -
         printed = await opened.reader.printed(item.rollout_id)
     except AglError as error:
         return _Seen(problem=str(error))
-    ended = {attempt.attempt_id for attempt in attempts if attempt.end_time is not None}
-    return _Seen({key[1]: verdict for key, verdict in traces.verdicts.items() if key[1] in ended}, printed)
+    over = {attempt.attempt_id for attempt in attempts if attempt.status not in OPEN or item.status in FINISHED}
+    return _Seen({key[1]: verdict for key, verdict in traces.verdicts.items() if key[1] in over}, printed)
 
 
 def _print_attempt(console: Console, attempt: Attempt, seen: _Seen) -> None:

@@ -36,6 +36,8 @@ class Finding:
     good: bool
     detail: str
     remedy: str = ""
+    reasons: Sequence[str] = ()
+    """Each of them by itself: of one process what is missing, say."""
 
 
 @dataclass(frozen=True)

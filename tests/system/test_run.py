@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,13 +28,19 @@ def server(model_server: ModelServer) -> ModelServer:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """The option that names a stack which runs already, for what does not depend on whose it is."""
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """A stack that runs already, for what does not depend on whose it is: its stack.json."""
     folder = tmp_path_factory.mktemp("stack")
     stack_file = folder / "data" / "stack.json"
     with Command("up", "--data-dir", str(folder / "data"), *FREE_PORTS, log=folder / "up.log", cwd=folder):
         until(stack_file.exists, "stack.json is written")
-        yield ["--store", json.loads(stack_file.read_text())["queue"]["address"]]
+        yield json.loads(stack_file.read_text())
+
+
+@pytest.fixture(scope="module")
+def store(stack: dict[str, Any]) -> list[str]:
+    """The option that names it."""
+    return ["--store", stack["queue"]["address"]]
 
 
 def environment(server: ModelServer | None = None) -> dict[str, str]:
@@ -172,6 +180,72 @@ def test_what_is_missing_of_which_process_is_shown_with_the_error_and_the_output
     text = re.sub(r"\s+", " ", run("rollouts", "show", rollout_id, *store, cwd=tmp_path).stdout)  # a terminal's lines are short
     for part in ("verdict incomplete", "in flight when it died", "exit code 3", "line one line two", r"\x1b[31mto stderr"):
         assert part in text, text
+
+
+MANY_DIE = """
+import os, signal, time
+from opentelemetry import trace
+for _ in range(6):
+    if os.fork() == 0:
+        trace.get_tracer("a").start_span("in the child")
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(os.wait()[0])
+"""
+
+
+def test_doctor_and_traces_show_name_every_process_that_is_missing_something(tmp_path: Path, store: list[str]) -> None:
+    done = run("doctor", *store, "--", sys.executable, "-c", MANY_DIE + "#" * 500, cwd=tmp_path, env=environment())
+    assert done.returncode == 3, done.stderr
+    (newest,) = json.loads(run("rollouts", "--limit", "1", "--json", *store, cwd=tmp_path).stdout)["items"]
+    told = json.loads(run("rollouts", "show", newest["rollout_id"], "--json", *store, cwd=tmp_path).stdout)
+    died = {int(line) for each in told["output"] if each["stream"] == "stdout" for line in each["text"].split()}
+    missing = re.compile(r"process (\d+) \(.{20,120}\): 1 span was in flight when it died")
+    lines = [found[1] for line in done.stdout.splitlines() if (found := missing.search(line))]
+    assert len(died) == 6 and {int(pid) for pid in lines} == died, done.stdout
+    tree = re.sub(r"\s+", " ", run("traces", "show", newest["rollout_id"], *store, cwd=tmp_path).stdout)
+    assert {int(pid) for pid in missing.findall(tree)} == died, tree
+
+
+ASKS = """
+import json, os, urllib.request
+told = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
+urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, told)).read()
+"""
+
+
+@pytest.mark.parametrize("command", [["sh", "-c"], ["uv", "run", "agent"], ["poetry", "run", "agent"], ["node", "agent.js"]], ids=" ".join)
+def test_a_command_that_cannot_be_hooked_is_named_wherever_its_verdict_is(
+    tmp_path: Path, server: ModelServer, stack: dict[str, Any], store: list[str], command: list[str]
+) -> None:
+    """All that it asked of its model is there, so it is complete: what nobody counted is said beside it."""
+    (tmp_path / "asks.py").write_text(ASKS)
+    asks = f"exec {sys.executable} {tmp_path / 'asks.py'}"
+    if command[0] != "sh":  # in the place of a launcher that may not be installed: what matters is that it is no Python of ours
+        stub = tmp_path / "bin" / command[0]
+        stub.parent.mkdir()
+        stub.write_text(f"#!/bin/sh\n{asks}\n")
+        stub.chmod(0o755)
+    whole = [shutil.which("sh") or "sh", *command[1:], asks] if command[0] == "sh" else [str(tmp_path / "bin" / command[0]), *command[1:]]
+    note = f"the agent's own spans are not counted: it does not run under the hook ({' '.join(whole)[:100]}"
+    env = environment(server)
+
+    def shows(*arguments: str) -> str:
+        return re.sub(r"\s+", " ", run(*arguments, cwd=tmp_path, env=env).stdout)
+
+    def told(text: str) -> bool:  # a terminal's lines break also within words
+        return re.sub(r"\s", "", note)[:120] in re.sub(r"\s", "", text)
+
+    seen = shows("run", *store, "--", *whole)
+    assert "verdict complete" in seen and told(seen), seen
+    (newest,) = json.loads(run("rollouts", "--limit", "1", "--json", *store, cwd=tmp_path).stdout)["items"]
+    for text in (shows("traces", "show", newest["rollout_id"], *store), shows("rollouts", "show", newest["rollout_id"], *store)):
+        assert "verdict complete" in text and told(text), text
+    examined = shows("doctor", *store, "--", *whole)
+    assert "everything it emitted is stored: complete" in examined and told(examined), examined
+    with urllib.request.urlopen(f"{stack['web']['address']}/v1/agl/rollouts/{newest['rollout_id']}/figures") as answer:
+        (figures,) = json.loads(answer.read())
+    assert figures["verdict"]["kind"] == "complete" and figures["verdict"]["notes"][0].startswith(note), figures
 
 
 def test_a_command_that_is_not_there_and_a_task_that_is_not_json_are_wrong_use(tmp_path: Path) -> None:
