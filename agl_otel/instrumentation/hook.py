@@ -79,7 +79,7 @@ class Hook:
         if self.has(provider):
             return
         self.configured(provider)
-        provider.add_span_processor(self.processor)
+        provider.add_span_processor(self.processor)  # last: a kill before it counts leaves a span in flight, and finish() relies on it
         provider.add_span_processor(BackPressure(provider.force_flush))
 
     def has(self, provider: object) -> bool:
@@ -118,9 +118,9 @@ class Hook:
         if not isinstance(provider, TracerProvider) or self.has(provider):
             return
         provider.sampler = ALWAYS_ON  # what is not sampled is neither exported nor counted
-        provider.add_span_processor(self.processor)
         for exporter in declared.otlp_exporters("traces"):
             provider.add_span_processor(self._export_processor(exporter))
+        provider.add_span_processor(self.processor)
         declared.add_log_exporters(self._log_processor)
         self.configured(provider)
 
@@ -162,7 +162,7 @@ class Hook:
     def close(self) -> None:
         """Finish, and write down (or send, where there is no record) that this process ends: what is still open is abandoned."""
         self.finish()
-        self.ledger.close()
+        self.ledger.close(self.processor.ending())
         unrecorded = self.ledger.unrecorded()
         if unrecorded and self._sealer is not None:
             self._sealer.seal(unrecorded, timeout_seconds=FINISH_SECONDS, closing=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
@@ -153,12 +153,12 @@ class Ledger:
             self._on_unrecorded(key)
         return started
 
-    def close(self) -> None:
-        """The process ends: what is open now will not be exported."""
+    def close(self, ending: Set[int] = frozenset()) -> None:
+        """The process ends: what is open now will not be exported. Spans that are `ending` may be or not: they stay in flight."""
         with self._held():
             for entry in self._entries.values():
                 if entry.slot is not None:
-                    entry.given_up |= entry.open - entry.late
+                    entry.given_up |= entry.open - entry.late - ending
                     entry.record()
                     entry.slot.closed(closed=True)
 

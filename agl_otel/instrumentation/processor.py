@@ -41,9 +41,10 @@ class AttemptProcessor(SpanProcessor):
         """Forget the spans that the parent process has open."""
         self._open.clear()
 
-    def ending(self) -> bool:
-        """Whether a span has ended that is not counted yet: it may be with the exporters or not."""
-        return any((span := weak()) is not None and span.end_time is not None for _, weak in list(self._open.values()))
+    def ending(self) -> set[int]:
+        """Ids of spans that have ended and are not counted yet: they may be with the exporters or not."""
+        spans = ((span_id, weak()) for span_id, (_, weak) in list(self._open.items()))
+        return {span_id for span_id, span in spans if span is not None and span.end_time is not None}
 
     @never_raises
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:

@@ -6,14 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from agl_otel.instrumentation import records
 from agl_otel.instrumentation.ledger import LOOKED_AT, Count, Ledger
+from agl_otel.instrumentation.processor import AttemptProcessor
 from agl_otel.instrumentation.records import ReadProcess, ReadSlot, Records, UnreadableError, folder_of, key_of, read
 
 KEY = ("ro-1", "at-1")
@@ -79,6 +82,30 @@ def test_a_process_that_does_not_end_after_all_counts_on(root: Path) -> None:
     assert [counts(slot) for slot in slots(root)] == [(1, 1, 0, 0, True)]
     counting.started(KEY, 2, PLACE)
     assert [counts(slot) for slot in slots(root)] == [(2, 1, 0, 0, False)]
+
+
+def test_a_span_that_an_exporter_is_taking_when_the_process_closes_is_not_abandoned(root: Path) -> None:
+    """It may be stored or lost: given up it would be lost without a trace."""
+    counting, entered, go = ledger(root), threading.Event(), threading.Event()
+
+    class Exports(SpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            entered.set()
+            go.wait()
+
+    ours, provider = AttemptProcessor(counting, fallback=KEY), TracerProvider(shutdown_on_exit=False)
+    for processor in (Exports(), ours):
+        provider.add_span_processor(processor)
+    left_open = provider.get_tracer("a").start_span("left open")
+    thread = threading.Thread(target=lambda: provider.get_tracer("a").start_span("work").end())
+    thread.start()
+    entered.wait()
+    counting.close(ours.ending())
+    assert [counts(slot) for slot in slots(root)] == [(2, 0, 1, 0, True)]
+    go.set()
+    thread.join()
+    assert [counts(slot) for slot in slots(root)] == [(2, 1, 1, 0, True)]
+    assert left_open.is_recording()
 
 
 def test_what_begins_after_the_last_reading_is_late_and_not_counted(root: Path) -> None:
