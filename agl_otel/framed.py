@@ -139,7 +139,7 @@ def mend(path: Path, *, first: int = 0, end: int | None = None, describe: Descri
         _write_salt(path, salt)
     if not any(isinstance(entry, Lost) and not entry.aside for entry in entries):
         return entries
-    aside = _free_name(path)
+    aside = free_name(path)
     new: list[Lost] = []
     whole: list[Frame | Lost] = []
     for entry in entries:
@@ -283,7 +283,7 @@ def keep_aside(path: Path, offset: int, position: int, length: int, *, describe:
     header = _header(data, 0, data[len(MAGIC) : len(MAGIC) + SALT_BYTES])
     kind = header.kind if header is not None and header.position == position else None
     about = describe(kind, data[HEADER_BYTES : HEADER_BYTES + length]) if describe else ""
-    aside = _free_name(path)
+    aside = free_name(path)
     write_private(aside, data)
     sync_folder(path.parent)
     _report(path, [Lost(position, position, kind, True, offset, len(data), about, aside.name)], aside)
@@ -418,7 +418,8 @@ def _report(path: Path, lost: Sequence[Lost], aside: Path) -> None:
             _logger.log(level, "%s: %s: %s%s; %d bytes are kept aside in %s", path, what, names, more, size, aside)
 
 
-def _free_name(path: Path) -> Path:
+def free_name(path: Path) -> Path:
+    """A name beside `path`, which no file has, for bytes of it that are kept aside."""
     aside, number = path.with_name(path.name + DAMAGED), 1
     while aside.exists():
         number += 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import sys
 import threading
@@ -17,7 +16,7 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from agl_otel.algorithms.run_folder import write_json
+from agl_otel.algorithms.run_folder import read_sealed, sealed, write_json
 from agl_otel.errors import SettingsError, UsageError
 from agl_otel.types import TrainingStep
 
@@ -105,7 +104,7 @@ class WandB:
 
         assert folder is not None
         self._cursor = folder / WANDB
-        self._sent: int = json.loads(self._cursor.read_text())["step"] if self._cursor.exists() else NO_STEP
+        self._sent: int = read_sealed(self._cursor)["step"] if self._cursor.exists() else NO_STEP
         project = os.environ.get("WANDB_PROJECT", "agl-otel")
         try:
             self._run: Any = wandb.init(project=project, id=run_id, name=run_id, dir=str(folder), resume="allow")
@@ -118,7 +117,7 @@ class WandB:
         """One row."""
         if step.step > self._sent:
             self._run.log(numbers(step), step=step.step, commit=True)  # else the row waits for the next one, and a killed run loses it
-            write_json(self._cursor, {"step": step.step})
+            write_json(self._cursor, sealed({"step": step.step}))
             self._sent = step.step
 
     def close(self) -> None:

@@ -4,6 +4,9 @@
     lock            held while a process works on the run
     metrics.jsonl   a line for each step
 
+Each line, and run.json, has a checksum of what it says (`sealed`), which does not change when the JSON is written with other spaces or
+keys in another order. What was damaged is refused: it is named with its line, and a copy is kept beside (NAME.damaged).
+
 What else a run keeps to go on with is its algorithm's business: a journal (prompts/journal.py), checkpoints (grpo/checkpoint.py).
 """
 
@@ -14,19 +17,25 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import uuid
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
 
 from agl_otel.errors import FULL_DISK, DataError, DiskFullError, InUseError, SettingsError, UsageError
+from agl_otel.framed import free_name
 from agl_otel.private import make_folder, open_file
 from agl_otel.redacted import without_secrets
 
 RUN: Final = "run.json"
 METRICS: Final = "metrics.jsonl"
+DIGESTS: Final = "digests.json"
+"""The SHA-256 of files too large for a checksum within, by their names."""
+CHECKSUM: Final = "checksum"
+_RUN_FIELDS: Final = ("run_id", "algorithm", "seed", "options")
 FINGERPRINT_BYTES: Final = 1 << 20  # of each file: weights of gigabytes are not read whole to tell one model from another
 
 
@@ -64,6 +73,7 @@ class RunFolder:
         self.seed = seed if seed is not None else new_seed()
         self._files: list[IO[str]] = []
         self._metrics: IO[str] | None = None
+        self._checked = True
         try:
             make_folder(folder)
             self._take(folder)
@@ -85,12 +95,12 @@ class RunFolder:
     # --- a line for each step
 
     def metric(self, row: Mapping[str, Any]) -> None:
-        """Add a line to metrics.jsonl; it is on disk when this returns."""
+        """Add a line to metrics.jsonl; it is on disk when this returns. Raises UsageError where the row has a `checksum` of its own."""
         with _room_for(self.folder / METRICS):
             if self._metrics is None:
                 self._metrics = open_file(self.folder / METRICS, "a")
                 self._files.append(self._metrics)
-            self._metrics.write(json.dumps(row, ensure_ascii=False) + "\n")
+            self._metrics.write(json.dumps(sealed(row), ensure_ascii=False) + "\n")
             self._metrics.flush()
             os.fsync(self._metrics.fileno())
 
@@ -103,15 +113,18 @@ class RunFolder:
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         count = sum(line.endswith(b"\n") for line in lines) if count is None else count
         lines = lines[:count]
-        try:
-            rows = [json.loads(line) for line in lines]
-        except ValueError as error:
-            raise DataError(f"{path} is damaged ({error}): mend it, or choose a new folder") from error
+        rows = [self._row(path, number, line) for number, line in enumerate(lines, 1)]
         if len(rows) < count or not all(line.endswith(b"\n") for line in lines):
             raise DataError(f"{path} has {len(rows)} of the {count} steps that the run has done: bring it back, or choose a new folder")
         if path.exists():
             os.truncate(path, sum(map(len, lines)))
         return rows
+
+    def _row(self, path: Path, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            return unsealed(line, needed=self._checked)
+        except ValueError as error:
+            raise damaged(path, error, line=number) from error
 
     # --- the folder
 
@@ -126,19 +139,20 @@ class RunFolder:
     def _begin(self, path: Path, algorithm: str, given: dict[str, Any], seed: int | None) -> None:
         options = without_secrets(given)  # a run is gone on with by what it is given then; this copy says whether that is the same run
         if not path.exists():
-            write_json(path, {"run_id": self.run_id, "algorithm": algorithm, "seed": self.seed, "options": options})
+            write_json(path, sealed({"run_id": self.run_id, "algorithm": algorithm, "seed": self.seed, "options": options}))
             return
+        begun = read_run(path)
         try:
-            begun: dict[str, Any] = json.loads(path.read_text())
             before: dict[str, Any] = without_secrets(begun["options"])
-            self.run_id, self.seed = begun["run_id"], begun["seed"]
             other = [name for name in {*options, *before} if options.get(name) != before.get(name)]
-            other += ["algorithm"] if begun["algorithm"] != algorithm else []
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is damaged ({error!r}): mend it, or choose a new folder") from error
+        except TypeError as error:
+            raise damaged(path, error) from error
+        self.run_id, self.seed, self._checked = begun["run_id"], begun["seed"], CHECKSUM in begun
+        other += ["algorithm"] if begun["algorithm"] != algorithm else []
         other += ["seed"] if seed is not None and self.seed != seed else []
         if before != begun.get("options") and not other:
-            write_json(path, {**begun, "options": before})  # as an earlier release left it
+            content = {name: begun[name] for name in _RUN_FIELDS} | {"options": before}  # an earlier release knew fewer secrets
+            write_json(path, sealed(content) if self._checked else content)
         if other:
             raise UsageError(
                 f"the run in {path.parent} was begun with another {', '.join(sorted(other))}: give what run.json says, or a new folder"
@@ -186,6 +200,85 @@ def fingerprint(folder: str | Path) -> str:
     except OSError as error:
         raise UsageError(f"{folder} holds no model that transformers can load: {error}") from error
     return found.hexdigest()[:16]
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """What run.json holds, with its checksum, which that of a run begun by an earlier release lacks.
+
+    Raises DataError where it is damaged; a copy is kept beside it then.
+    """
+    try:
+        content = path.read_bytes()
+        fields = unsealed(content)
+        if set(fields) != {*_RUN_FIELDS}:
+            raise ValueError(f"its fields are {', '.join(sorted(fields))}")
+        return json.loads(content)
+    except ValueError as error:
+        raise damaged(path, error) from error
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """What such a file holds. Raises DataError where it is damaged; a copy is kept beside it then."""
+    try:
+        return unsealed(path.read_bytes())
+    except ValueError as error:
+        raise damaged(path, error) from error
+
+
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """`value` as JSON has it, with a checksum of it. Raises UsageError where it has a `checksum` of its own."""
+    if CHECKSUM in value:
+        raise UsageError(f"the name {CHECKSUM!r} is taken: give the field another one")
+    plain = json.loads(json.dumps(value))
+    return {**plain, CHECKSUM: digest_of(plain)}
+
+
+def unsealed(text: bytes, *, needed: bool = False) -> dict[str, Any]:
+    """What was `sealed`, without the checksum. Raises ValueError where that is another's; a missing one only where it is `needed`."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    found = cast("dict[str, Any]", value)
+    told = found.pop(CHECKSUM, None)
+    if told != digest_of(found) and (needed or told is not None):
+        raise ValueError("its checksum is that of another content" if told is not None else "it has no checksum")
+    return found
+
+
+def damaged(path: Path, error: Exception, *, line: int | None = None) -> DataError:
+    """What to raise for a file of a run that cannot be gone on with; a copy of it is kept beside."""
+    copies = path.parent.glob(f"{path.name}*.damaged")
+    aside = next((copy for copy in copies if copy.read_bytes() == path.read_bytes()), None)
+    if aside is None:
+        aside = free_name(path)
+        shutil.copy2(path, aside)
+    where = f"{path}, line {line}," if line is not None else str(path)
+    return DataError(f"{where} is damaged ({error}): bring the file back, or choose a new folder. A copy of it is {aside.name}")
+
+
+def write_digests(folder: Path, names: Iterable[str]) -> None:
+    """Write digests.json, which says what is in these files of the folder."""
+    write_json(folder / DIGESTS, sealed({name: file_digest(folder / name) for name in names}))
+
+
+def other_files(folder: Path) -> list[str]:
+    """The files of the folder that are not what digests.json says, itself included; none where there is no digests.json."""
+    try:
+        digests = unsealed((folder / DIGESTS).read_bytes(), needed=True)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError):
+        return [DIGESTS]
+    return [name for name, digest in digests.items() if file_digest(folder / name) != digest]
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file in hex; empty where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import click
 from rich.console import Console
 
-from agl_otel.algorithms.run_folder import RUN
+from agl_otel.algorithms.run_folder import RUN, read_run
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.queue import clock, table_of
-from agl_otel.errors import DataError, NotFoundError
+from agl_otel.errors import NotFoundError
 from agl_otel.settings import Settings
 from agl_otel.stack import open_store
 from agl_otel.store import Store
@@ -69,7 +68,7 @@ def configuration_of(run: str) -> dict[str, Any] | None:
     found = _run_json(run)
     if found is None:
         return None
-    return {"algorithm": found.get("algorithm"), "seed": found.get("seed"), **_flat(found.get("options") or {})}
+    return {"algorithm": found["algorithm"], "seed": found["seed"], **_flat(found["options"])}
 
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -83,11 +82,7 @@ def _run_json(run: str) -> dict[str, Any] | None:
     path = Path(run) / RUN
     if not path.exists():
         return None
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        return {**found, "run_id": found["run_id"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({error!r}): give the run's id") from error
+    return read_run(path)
 
 
 def _show_runs(runs: Sequence[TrainingRun]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
 from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME
 from agl_otel.algorithms.grpo.tiny import make_policy
 from agl_otel.algorithms.grpo.vllm import START_SECONDS, STOP_SECONDS, vllm_command
-from agl_otel.algorithms.run_folder import RunFolder, digest_of, write_json
+from agl_otel.algorithms.run_folder import RunFolder, digest_of, read_sealed, sealed, write_json
 from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
 from agl_otel.listen import is_well
 from agl_otel.processes import HEALTH_POLL_SECONDS, Process
@@ -99,11 +98,11 @@ class ServedRun(JobRun):
         await asyncio.gather(*(cancel_if_there(self.store, rollout.rollout_id) for rollout in left))
 
     async def _port(self) -> int:
-        """The run's own: rollouts that wait when it is stopped look for their model there when it goes on. Raises InUseError."""
+        """The run's own: rollouts that wait when it is stopped look for their model there when it goes on. Raises InUseError, DataError."""
         kept = self.folder / SERVER
         if not kept.exists():
-            write_json(kept, {"port": free_port()})
-        port: int = json.loads(kept.read_text())["port"]
+            write_json(kept, sealed({"port": free_port()}))
+        port: int = read_sealed(kept)["port"]
         deadline = time.monotonic() + PORT_SECONDS
         while not is_free("127.0.0.1", port):
             if time.monotonic() > deadline:

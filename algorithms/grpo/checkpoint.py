@@ -3,15 +3,13 @@
     checkpoints/step-000012/
         model.safetensors   the weights, as a model server reads them
         trainer.pt          the optimizer's state, torch's random states, and what is trained beside the weights (LoRA's adapter)
-        state.json          all else, and the digests of the two files above
+        state.json          all else, the digests of the two files above, and a checksum of itself
 
 A checkpoint is written beside its place, flushed to disk and renamed, so that it is there whole or not at all. Knows no store.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 import shutil
 from dataclasses import asdict, dataclass, field
@@ -23,7 +21,7 @@ import torch
 
 from agl_otel.algorithms.grpo.lora import adapter, has_lora, load_adapter
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_weights, save_weights
-from agl_otel.algorithms.run_folder import sync_file, sync_folder, write_json
+from agl_otel.algorithms.run_folder import file_digest, sealed, sync_file, sync_folder, unsealed, write_json
 from agl_otel.errors import DataError, UsageError
 
 FOLDER: Final = "checkpoints"
@@ -77,8 +75,9 @@ class Checkpoints:
         torch.save({"optimizer": optimizer.state_dict(), "adapter": adapter(model), **_torch_random()}, beside / TRAINER_FILE)
         for name in (WEIGHTS_FILE, TRAINER_FILE):
             sync_file(beside / name)
-        files = {name: _digest(beside / name) for name in (WEIGHTS_FILE, TRAINER_FILE)}
-        write_json(beside / STATE_FILE, {**asdict(state), "python": _listed(random.getstate()), "numpy": _numpy_state(), "files": files})
+        files = {name: file_digest(beside / name) for name in (WEIGHTS_FILE, TRAINER_FILE)}
+        content = {**asdict(state), "python": _listed(random.getstate()), "numpy": _numpy_state(), "files": files}
+        write_json(beside / STATE_FILE, sealed(content))
         shutil.rmtree(place, ignore_errors=True)
         beside.replace(place)
         sync_folder(self.folder)
@@ -113,14 +112,14 @@ class Checkpoints:
         others = sorted(path.name for path in self.folder.glob("step-*") if path != place)
         remedy = f"remove it to go on from {others[-1]}" if others else "remove it to begin the run anew"
         try:
-            content: dict[str, Any] = json.loads((place / STATE_FILE).read_text())
+            content = unsealed((place / STATE_FILE).read_bytes())
             files: dict[str, str] = content.pop("files")
             if content["format"] != FORMAT:
                 raise UsageError(
                     f"the checkpoint {place} has format {content['format']}, this release reads {FORMAT}: use the release it is of"
                 )
             state = State(**content)
-            torn = [name for name, digest in files.items() if _digest(place / name) != digest]
+            torn = [name for name, digest in files.items() if file_digest(place / name) != digest]
         except (OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, UsageError):
                 raise
@@ -148,8 +147,3 @@ def _numpy_state() -> list[Any]:
 
 def _torch_random() -> dict[str, Any]:
     return {"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -34,7 +34,7 @@ from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weig
 from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, ended_by_others
 from agl_otel.algorithms.metrics import check_metrics
 from agl_otel.algorithms.report import Clock, mean_reward
-from agl_otel.algorithms.run_folder import RunFolder, course_of, kept
+from agl_otel.algorithms.run_folder import RunFolder, course_of, kept, other_files
 from agl_otel.algorithms.run_log import log_of, step_of
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import NOT_TRAINED, ROWS, SPEC, TRAINED, Row, Spec, Trained
@@ -360,13 +360,18 @@ class SFT(Algorithm):
 
 
 def _weights_after(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path | None:
-    """The weights that the last of these rounds left, None for the first ones. Raises DataError where they are gone."""
+    """The weights that the last of these rounds left, None for the first ones. Raises DataError where they are gone or damaged."""
     trained = [row["step"] for row in rows if row["tokens"]]
     if not trained:
         return None
     found = folder / "weights" / str(trained[-1])
     if not (found / WEIGHTS_FILE).exists():
         raise DataError(f"the weights of round {trained[-1]} are not in {found}: bring them back, or choose a new folder for the run")
+    if torn := other_files(found):
+        raise DataError(
+            f"the weights of round {trained[-1]} are damaged ({found / torn[0]} is not what was written): bring them back, or choose a new "
+            "folder for the run"
+        )
     return found
 
 

@@ -22,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 from agl_otel.adapters.records import IGNORED
 from agl_otel.algorithms.grpo.objective import max_ratio_error, token_logprobs
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
-from agl_otel.algorithms.run_folder import sync_file
+from agl_otel.algorithms.run_folder import sync_file, write_digests
 from agl_otel.errors import DataError
 
 SPEC: Final = "spec.json"
@@ -156,7 +156,9 @@ def main(folder: Path) -> None:
     model = load_policy(spec.model_dir, device=spec.device).model
     load_weights(model, Path(spec.weights))
     trained = fit(model, rows, spec)
-    sync_file(save_weights(model, spec.out) / WEIGHTS_FILE)
+    out = save_weights(model, spec.out)
+    sync_file(out / WEIGHTS_FILE)
+    write_digests(out, [WEIGHTS_FILE])
     (folder / TRAINED).write_text(json.dumps(asdict(trained)))
 
 

@@ -20,9 +20,10 @@ from typing import Any, Final
 from agl_otel import errors
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.metrics import check_metrics, sinks_of
-from agl_otel.algorithms.run_folder import METRICS, RunFolder, digest_of, fingerprint, write_json
+from agl_otel.algorithms.run_folder import RunFolder, digest_of, fingerprint, write_json
 from agl_otel.algorithms.run_log import RunLog
 from agl_otel.algorithms.utils import agent_match_of, items, survives_its_runner
+from agl_otel.algorithms.verl.checkpoints import last_step, note_checkpoint
 from agl_otel.algorithms.verl.defaults import LOOP_FILE, environment, fixed, on_cpu, with_defaults
 from agl_otel.algorithms.verl.keys import get, merged, translate
 from agl_otel.algorithms.verl.lone import needs_more_rollouts
@@ -36,7 +37,6 @@ POLL_SECONDS: Final = 0.5  # between two looks at the metrics
 STOP_SECONDS: Final = 30.0  # Ray ends its processes
 NEEDED: Final = ("verl", "ray", "transfer_queue", "torch")
 FOLDER: Final = "verl"
-CHECKPOINT: Final = "checkpoints/latest_checkpointed_iteration.txt"
 TRAINER_MODES: Final = ("sync", "colocate_async", "separate_async")
 _NO_COURSE: Final = ("trainer", "ray_kwargs", "global_profiler", "transfer_queue", "skip")
 """Sections of the config that may be others when a run is gone on with."""
@@ -189,9 +189,8 @@ class VERL(Algorithm):
     async def _play(self, kept: RunFolder, place: Path, files: Path, start: int, log: RunLog) -> None:
         """Run verl, and follow its metrics."""
         self._taken = 0
-        self.metrics = _lines(kept.folder / METRICS, _checkpoint(place))
-        rewritten = "".join(json.dumps(line) + "\n" for line in self.metrics)
-        (kept.folder / METRICS).write_text(rewritten)
+        last = await asyncio.to_thread(last_step, place)
+        self.metrics = _metrics(kept, last)
         await log.begin([step_shown(kept.run_id, line, time.time()) for line in self.metrics])
         process = Process.python_module(
             "verl",
@@ -203,13 +202,20 @@ class VERL(Algorithm):
         process.cwd = place
         await process.start()
         ending = asyncio.ensure_future(process.wait())
+        noting: asyncio.Future[None] = asyncio.ensure_future(asyncio.to_thread(note_checkpoint, place))
         try:
             while not ending.done():
                 await asyncio.wait({ending}, timeout=POLL_SECONDS)
                 await self._take_lines(files / "metrics.jsonl", kept, log)
+                if noting.done():
+                    noting.result()
+                    noting = asyncio.ensure_future(asyncio.to_thread(note_checkpoint, place))
             code = ending.result()
+            await noting
+            await asyncio.to_thread(note_checkpoint, place)
         finally:
             ending.cancel()
+            noting.cancel()
             await process.stop(grace_seconds=STOP_SECONDS)
         if code:
             raise _failure(files / "outcome.json", code, process)
@@ -286,18 +292,10 @@ def _written(path: Path) -> list[dict[str, Any]]:
     return [{"step": row["step"], **row["data"]} for row in rows]
 
 
-def _checkpoint(place: Path) -> int:
-    """The step of verl's last checkpoint; 0 where there is none."""
-    path = place / CHECKPOINT
-    return int(path.read_text()) if path.exists() else 0
-
-
-def _lines(path: Path, last: int) -> list[dict[str, Any]]:
-    """The lines of the steps that stay done."""
-    if not path.exists() or not last:
-        return []
-    rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-    return [row for row in rows if row["step"] <= last]
+def _metrics(kept: RunFolder, last: int) -> list[dict[str, Any]]:
+    """The lines of the steps that stay done; the others are cut off."""
+    stay = [row for row in kept.metrics(None if last else 0) if row["step"] <= last]
+    return kept.metrics(len(stay))
 
 
 def _failure(outcome: Path, code: int, process: Process) -> AglError:

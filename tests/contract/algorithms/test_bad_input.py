@@ -24,6 +24,7 @@ from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.engine import Engine
 from agl_otel.algorithms.grpo.policy import load_policy, save_weights
 from agl_otel.algorithms.grpo.server import make_app
+from agl_otel.algorithms.run_folder import CHECKSUM, sealed
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.errors import DataError, ModelServerError, UsageError
 from agl_otel.listen import listen, make_runner
@@ -267,11 +268,14 @@ def renamed_run(folder: Path) -> Generator[None]:
     """As if it had been begun with another store."""
     name = json.loads((folder / "run.json").read_text())["run_id"]
     files = [folder / "run.json", *folder.glob("checkpoints/*/state.json")]
-    for path in files:
-        path.write_text(path.read_text().replace(name, "gone-1"))
+    before = {path: path.read_text() for path in files}
+    for path, text in before.items():
+        content = json.loads(text.replace(name, "gone-1"))
+        del content[CHECKSUM]
+        path.write_text(json.dumps(sealed(content)))
     yield
-    for path in files:
-        path.write_text(path.read_text().replace("gone-1", name))
+    for path, text in before.items():
+        path.write_text(text)
 
 
 class Deaf(Engine):

@@ -17,7 +17,7 @@ from agl_otel.algorithms.grpo.groups import TaskOrder
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.objective import Objective
 from agl_otel.algorithms.grpo.policy import Policy, save_weights
-from agl_otel.algorithms.run_folder import METRICS, RUN, RunFolder, fingerprint
+from agl_otel.algorithms.run_folder import METRICS, RUN, RunFolder, fingerprint, sealed
 from agl_otel.errors import DataError, UsageError
 from tests.unit.algorithms.test_learner import ROWS, make_batch
 
@@ -95,6 +95,21 @@ def test_a_damaged_checkpoint_is_named_with_the_one_before_it(policy: Policy, tm
     assert all(torch.equal(a, b) for a, b in zip(target.model.parameters(), policy.model.parameters(), strict=True))
 
 
+def test_no_flipped_bit_of_its_state_goes_unseen(policy: Policy, tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, policy, 1)
+    place = checkpoints.folder / "step-000001"
+    content, whole = (place / "state.json").read_bytes(), checkpoints.state(place, "grpo-1")
+    refused, places = 0, [*range(400), *range(400, len(content), 97), *range(len(content) - 300, len(content))]
+    for where in places:
+        (place / "state.json").write_bytes(content[:where] + bytes([content[where] ^ 1]) + content[where + 1 :])
+        try:
+            assert checkpoints.state(place, "grpo-1") == whole, where
+        except DataError as error:
+            assert "remove it to begin the run anew" in str(error)
+            refused += 1
+    assert refused > len(places) / 3  # the rest is white space, which may become other white space or be refused
+
+
 def test_a_checkpoint_of_another_run_model_or_release_is_refused(policy: Policy, tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, policy, 1)
     place = checkpoints.folder / "step-000001"
@@ -105,7 +120,8 @@ def test_a_checkpoint_of_another_run_model_or_release_is_refused(policy: Policy,
     with pytest.raises(UsageError, match=r"step-000001 is of another model: .* or a new folder"):
         checkpoints.load(place, "grpo-1", other, torch.optim.AdamW(other.parameters()))
     content = json.loads((place / "state.json").read_text())
-    (place / "state.json").write_text(json.dumps({**content, "format": 99}))
+    del content["checksum"]
+    (place / "state.json").write_text(json.dumps(sealed({**content, "format": 99})))
     with pytest.raises(UsageError, match="has format 99, this release reads 1"):
         checkpoints.load(place, "grpo-1", target.model, target.optimizer)
 

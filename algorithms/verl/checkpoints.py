@@ -1,0 +1,59 @@
+"""verl's checkpoints in a run's folder: which one is the last, and whether it is still what verl wrote."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from agl_otel.algorithms.run_folder import DIGESTS, damaged, other_files, write_digests
+from agl_otel.errors import AglError, DataError
+
+_logger = logging.getLogger(__name__)
+CHECKPOINT: Final = "checkpoints/latest_checkpointed_iteration.txt"
+STEP: Final = "global_step_"
+"""Before the step in the names of checkpoints' folders."""
+
+
+def note_checkpoint(place: Path) -> None:
+    """Keep the digests of verl's last checkpoint in its folder, once."""
+    try:
+        step = _checkpoint(place)
+        folder = _folder_of(place, step)
+        if step and not (folder / DIGESTS).exists():
+            write_digests(folder, sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()))
+    except ValueError:
+        return  # verl is writing its file
+    except (OSError, AglError) as error:
+        _logger.warning("the last checkpoint in %s is kept without digests: %s", place, error)
+
+
+def last_step(place: Path) -> int:
+    """Of the checkpoint that verl goes on from. Raises DataError where it is not what was written."""
+    try:
+        step = _checkpoint(place)
+    except ValueError as error:
+        raise damaged(place / CHECKPOINT, error) from error
+    folder = _folder_of(place, step)
+    if torn := other_files(folder):
+        raise DataError(
+            f"the checkpoint {folder} is damaged ({', '.join(torn)} is not what was written): bring it back, or remove it and name an "
+            f"earlier one in {place / CHECKPOINT}"
+        )
+    return step
+
+
+def _checkpoint(place: Path) -> int:
+    """The step of verl's last checkpoint, by verl's file; 0 where there is none. Raises ValueError where that is not there."""
+    path = place / CHECKPOINT
+    if not path.exists():
+        return 0
+    step = int(path.read_text())
+    noted = max((int(kept.parent.name.removeprefix(STEP)) for kept in path.parent.glob(f"{STEP}*/{DIGESTS}")), default=0)
+    if step < noted or not _folder_of(place, step).is_dir():
+        raise ValueError(f"it names step {step}; the last checkpoint that was noted is that of step {noted}")
+    return step
+
+
+def _folder_of(place: Path, step: int) -> Path:
+    return (place / CHECKPOINT).parent / f"{STEP}{step}"
