@@ -10,7 +10,7 @@ import asyncio
 import functools
 import hashlib
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Final
@@ -33,7 +33,8 @@ from agl_otel.collector.limits import InFlight
 from agl_otel.collector.memory import Ids, TraceMemory
 from agl_otel.collector.metrics import identify_points
 from agl_otel.collector.policy import DROPPED, Policy, apply_policy
-from agl_otel.collector.resends import MAX_REMEMBERED, RESEND_SECONDS, Answered, Outcome, reason_text, rejections
+from agl_otel.collector.remembered import Remembered
+from agl_otel.collector.resends import Answered, Outcome, reason_text, rejections
 from agl_otel.collector.unreadable import take_out
 from agl_otel.collector.wal import Place
 from agl_otel.collector.write import Writer
@@ -97,11 +98,10 @@ class Intake:
         """{level that gave the ids: spans and records}."""
         self.rejected: Counter[tuple[Signal, str]] = Counter()
         """{(signal, reason): spans, records or points}."""
-        self._recent: OrderedDict[str, tuple[float, Outcome | asyncio.Future[Outcome]]] = OrderedDict()
-        """{what tells a resend: (Unix time of receipt, the outcome)}, the oldest first."""
+        self._recent = Remembered()
         known = [*answered, *(Answered(r.key, r.received_ms, Outcome.of(r, p)) for p, r in leftover.requests if r.key)]
         for key, received_ms, outcome in sorted(known, key=lambda each: each.received_ms):
-            self._recent[key] = (received_ms / 1000, outcome)
+            self._recent.put(key, received_ms / 1000, outcome)
 
     async def take(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], bound: Ids | None = None) -> Outcome:
         """Accept a request; returns when it is at the ack level that its metadata ask for. `metadata` has lower-case keys,
@@ -113,13 +113,12 @@ class Intake:
             return Outcome()
         key = _key(signal, raw, metadata, bound)
         now = self._clock()
-        while (self._recent and now - next(iter(self._recent.values()))[0] > RESEND_SECONDS) or len(self._recent) > MAX_REMEMBERED:
-            self._recent.popitem(last=False)
-        _, known = self._recent.get(key, (now, None))
+        self._recent.forget_old(now)
+        known = self._recent.get(key)
         if known is None or (isinstance(known, Outcome) and known.position in self._writer.lost):
             known = asyncio.ensure_future(self._accept(signal, raw, metadata, bound, key))
-            self._recent[key] = (now, known)
-            known.add_done_callback(functools.partial(self._accepted_one, key, now))
+            self._recent.put(key, now, known)
+            known.add_done_callback(functools.partial(self._accepted_one, key))
         else:
             self.counts["resent"] += 1
         # a client that hangs up does not undo what is on its way to the disk
@@ -228,14 +227,12 @@ class Intake:
             if self._accepted is not None:
                 self._accepted(request.signal, request.raw)
 
-    def _accepted_one(self, key: str, at: float, task: asyncio.Future[Outcome]) -> None:
+    def _accepted_one(self, key: str, task: asyncio.Future[Outcome]) -> None:
         """Keep the outcome; what failed may be sent again as if it were new."""
-        if key not in self._recent:
-            return
         if task.cancelled() or task.exception() is not None:
-            del self._recent[key]
+            self._recent.forget(key)
         else:
-            self._recent[key] = (at, task.result())
+            self._recent.settle(key, task.result())
 
 
 def _key(signal: Signal, raw: bytes, metadata: Mapping[str, str], bound: Ids | None) -> str:

@@ -127,6 +127,7 @@ class Collector:
             accepted=forwarder.offer if forwarder is not None else None,
             masker=self._masker,
         )
+        resends.known.clear()  # the intake holds them now, in less memory
         self._writer_task = asyncio.create_task(writer.run(), name="writer")
         self._writer_task.add_done_callback(self._writer_ended)
         self._tasks.append(asyncio.create_task(heartbeats.run(), name="heartbeats"))

@@ -1,0 +1,78 @@
+"""The answers in memory: for ten minutes at the rate that a collector can take, in a bounded number of bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import tracemalloc
+
+from agl_otel.collector.remembered import ENTRY_BYTES, MAX_BYTES, Remembered
+from agl_otel.collector.resends import RESEND_SECONDS, Outcome
+
+TOP_RATE = 1_000_000 / 1_080
+"""Requests a second: one costs 1,080 µs of CPU (docs/scale.md)."""
+
+
+def key(number: int) -> str:
+    return "t" + hashlib.sha1(b"%d" % number).hexdigest()[:32]
+
+
+def test_ten_minutes_at_a_collectors_own_top_rate_fit() -> None:
+    remembered = Remembered()
+    count = int(TOP_RATE * RESEND_SECONDS)
+    for number in range(count):
+        at = number / TOP_RATE
+        remembered.forget_old(at)
+        remembered.put(key(number), at, Outcome(position=number))
+    assert len(remembered) == count
+    assert [remembered.get(key(number)) for number in (0, count // 2, count - 1)] == [
+        Outcome(position=number) for number in (0, count // 2, count - 1)
+    ]
+    assert 2 * count * ENTRY_BYTES * 0.9 <= MAX_BYTES
+
+
+def test_an_answer_takes_the_bytes_that_it_counts_as() -> None:
+    tracemalloc.start()
+    try:
+        remembered, before = Remembered(), tracemalloc.get_traced_memory()[0]
+        for number in range(80_000):
+            remembered.put(key(number), number / 1000, Outcome(position=number + 1_000_000))
+        used = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert used / 80_000 < ENTRY_BYTES * 1.2
+
+
+def test_what_is_older_than_ten_minutes_goes_and_nothing_younger() -> None:
+    remembered = Remembered()
+    for second in range(2000):
+        remembered.put(key(second), second, Outcome())
+        remembered.forget_old(second)
+        oldest = max(0, second - int(RESEND_SECONDS))
+        assert remembered.get(key(oldest)) is not None
+        assert len(remembered) <= RESEND_SECONDS * 1.1 + 2
+
+
+def test_beyond_the_bound_the_oldest_go_also_within_one_second() -> None:
+    remembered = Remembered(max_bytes=1000 * ENTRY_BYTES)
+    for number in range(5000):
+        remembered.put(key(number), 1.0, Outcome(1, f"{number} × {'long ' * (number % 50)}") if number % 2 else Outcome())
+        remembered.forget_old(1.0)
+    known = [number for number in range(5000) if remembered.get(key(number)) is not None]
+    assert known == [*range(known[0], 5000)]
+    assert 100 < len(known) < 1000
+
+
+async def test_an_answer_is_first_waited_for_and_a_failed_one_is_new_again() -> None:
+    remembered, future = Remembered(), asyncio.get_running_loop().create_future()
+    remembered.put(key(1), 1.0, future)
+    assert remembered.get(key(1)) is future
+    remembered.put(key(2), 99.0, Outcome())
+    remembered.settle(key(1), Outcome(3, "3 × bad"))
+    assert remembered.get(key(1)) == Outcome(3, "3 × bad")
+    assert remembered.get(key(2)) == Outcome()
+    remembered.forget(key(1))
+    remembered.forget(key(1))
+    remembered.settle(key(1), Outcome())  # it was forgotten meanwhile
+    assert remembered.get(key(1)) is None
+    assert len(remembered) == 1
