@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from agl_otel.adapters.chats import split_pair
 from agl_otel.adapters.dialects import Message
-from agl_otel.adapters.records import IGNORED, Row
+from agl_otel.adapters.records import IGNORED, SAMPLING, Row
 
 _HASHED: Final = re.compile(r"sha256:[0-9a-f]{64}")
 """What a masking rule leaves of a text (MaskRule.silence)."""
@@ -40,7 +40,7 @@ def _dpo(row: Row) -> Row:
 def _tinker(row: Row) -> Row:
     """Weight 1 where the next token is the model's."""
     ids, labels = row["input_ids"], row["labels"]
-    kept = {key: row[key] for key in ("rollout_id", "attempt_id", "agent", "reward", "model_version")}
+    kept = {key: row[key] for key in ("rollout_id", "attempt_id", "agent", "reward", "model_version", *SAMPLING)}
     weights = [0.0 if label == IGNORED else 1.0 for label in labels[1:]]
     return {**kept, "model_input": ids[:-1], "target_tokens": ids[1:], "weights": weights}
 

@@ -32,6 +32,8 @@ from agl_otel.types.spans import in_json
 
 Row = dict[str, Any]
 _log = logging.getLogger(__name__)
+SAMPLING: Final = ("temperature", "top_p")
+"""Columns of rows of token ids: what each of their calls was sampled at."""
 IGNORED: Final = -100
 """In `labels`: no loss here (what torch's cross entropy and trainers of transformers take)."""
 
@@ -273,7 +275,8 @@ def _dpo(reading: Reading, traces: Traces, _: Sequence[Span]) -> Rows:
     for best, worst in _pairs(found, traces, lambda row: (row["agent"], tuple(row["prompt_ids"]))):
         sides = (("chosen", best), ("rejected", worst))
         ids = {f"{name}_{field}": row[f"response_{field}"] for name, row in sides for field in ("ids", "mask")}
-        pairs.append({"agent": best["agent"], **_pair(best, worst), "prompt_ids": best["prompt_ids"], **ids})
+        sampled = {name: best[name] for name in SAMPLING} | {f"rejected_{name}": worst[name] for name in SAMPLING}
+        pairs.append({"agent": best["agent"], **_pair(best, worst), **sampled, "prompt_ids": best["prompt_ids"], **ids})
     return Rows(pairs, found.refused, found.breaks)
 
 

@@ -4,12 +4,13 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agl_otel.adapters.chats import conversations, split_pair
 from agl_otel.adapters.formats import WRITTEN, as_written
 from agl_otel.adapters.masking import MaskRule, masked
-from agl_otel.adapters.records import FORMS, Reading, rows_of
+from agl_otel.adapters.records import FORMS, TOKEN_FORMS, Reading, rows_of
 from agl_otel.adapters.selection import left_out, task_key
 from agl_otel.errors import UsageError
 from agl_otel.types import Rollout
@@ -102,6 +103,24 @@ def test_pairs_are_of_one_task(turns: Any) -> None:
     rollouts = [rollout.model_copy(update={"input": rollout.rollout_id}) for rollout in turns.rollouts]
     found = rows_of(Reading(form="dpo", by_call=True), replace(turns, rollouts=rollouts))
     assert (found.rows, dict(found.refused)) == ([], {"no_pair": 4})
+
+
+def test_all_rows_of_tokens_hold_what_their_calls_were_sampled_at(turns: Any) -> None:
+    count = len(turns.calls)
+    temperatures = np.array([0.5 + place for place in range(count)])
+    temperatures[-1] = np.nan
+    sampled = replace(turns, calls=replace(turns.calls, temperature=temperatures, top_p=temperatures / 8))
+    told = {
+        form: [as_written(form, row) for row in rows_of(Reading(form=form, by_call=True), sampled).rows] for form in sorted(TOKEN_FORMS)
+    }
+    plain = {(row["temperature"][0], row["top_p"][0]) for row in told["trajectories"]}
+    assert len(plain) > 2 and (None, None) in plain
+    for form in ("transitions", "sft", "tinker"):
+        assert {(row["temperature"][0], row["top_p"][0]) for row in told[form]} == plain
+    for pair in told["dpo"]:
+        sides = [(pair["temperature"][0], pair["top_p"][0]), (pair["rejected_temperature"][0], pair["rejected_top_p"][0])]
+        assert {*sides} <= plain and sides[0] != sides[1]
+    assert told["dpo"]
 
 
 def test_rows_of_tokens_are_written_as_trainers_take_them(turns: Any) -> None:
