@@ -8,8 +8,9 @@ pool. A resource whose endpoint is this proxy itself, a rollout without an LLM, 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Final, Literal, Protocol
@@ -27,6 +28,8 @@ from agl_otel.types import (
 )
 
 MAX_CACHED: Final = 50_000
+VERSION_SECONDS: Final = 3600.0
+"""A version of resources that no new attempt has used for so long is looked up again."""
 MAX_ROUTES: Final = 32  # names of models that one attempt asks for
 SEED: Final = "seed"
 """The sampling parameter, as OpenAI's protocol names it."""
@@ -170,7 +173,14 @@ class QueueUpstreams:
     """
 
     def __init__(
-        self, queue: Queue, *, models: Lists | None = None, fallback_url: str = "", fallback_key: str = "", own_urls: Collection[str] = ()
+        self,
+        queue: Queue,
+        *,
+        models: Lists | None = None,
+        fallback_url: str = "",
+        fallback_key: str = "",
+        own_urls: Collection[str] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = queue
         self._models = models
@@ -178,7 +188,9 @@ class QueueUpstreams:
         self._fallback = [Upstream(url, api_key=fallback_key or None) for url in urls]
         self._own_urls = tuple(own_urls)
         self._known: OrderedDict[Key, asyncio.Task[_Known]] = OrderedDict()
-        self._by_version: dict[tuple[str | None, int | None], ResourcesUpdate] = {}
+        self._clock = clock
+        self._by_version: OrderedDict[tuple[str | None, int | None], tuple[float, ResourcesUpdate]] = OrderedDict()
+        """{(id, version): (when an attempt used it last, what it is)}, the one used longest ago first."""
 
     async def resolve(self, key: Key | None, asked: str | None) -> Route:
         """Where a call goes. Raises NotFoundError, UnavailableError, RefusedError."""
@@ -225,7 +237,7 @@ class QueueUpstreams:
         rollout: Rollout = found[0]
         await self._check(key, rollout)
         pinned = (rollout.resources_id, rollout.resources_version)
-        update = self._by_version.get(pinned)
+        _, update = self._by_version.get(pinned, (0.0, None))
         if update is None and rollout.resources_id is not None:
             update = await self._queue.get_resources(rollout.resources_id, version=rollout.resources_version)
         llms = {name: r for name, r in update.resources.items() if isinstance(r, (LLM, ProxyLLM))} if update is not None else {}
@@ -237,9 +249,11 @@ class QueueUpstreams:
                 "enqueue, or start the stack with AGL_UPSTREAM_URL or AGL_MODELS"
             )
         if update is not None and None not in pinned:
-            if len(self._by_version) > MAX_CACHED:
-                self._by_version.clear()
-            self._by_version[pinned] = update
+            now, held = self._clock(), self._by_version
+            held[pinned] = now, update
+            held.move_to_end(pinned)
+            while len(held) > MAX_CACHED or now - next(iter(held.values()))[0] > VERSION_SECONDS:
+                held.popitem(last=False)
         return _Known(llms, str(update.version) if update is not None else None, budget_of(rollout), seed_of(rollout))
 
     async def _check(self, key: Key, rollout: Rollout) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from agl_otel.errors import NotFoundError, RefusedError, UsageError
 from agl_otel.proxy.models import ModelList
-from agl_otel.proxy.upstream import OWN, Budget, QueueUpstreams, Upstream, call_seed
+from agl_otel.proxy.upstream import OWN, VERSION_SECONDS, Budget, QueueUpstreams, Upstream, call_seed
 from agl_otel.types import (
     LLM,
     Attempt,
@@ -77,6 +77,38 @@ async def test_a_rollout_is_looked_up_once() -> None:
     upstreams = QueueUpstreams(queue)
     assert [(await only(upstreams)).model for _ in range(3)] == ["x"] * 3
     assert queue.asked == 1
+
+
+async def test_a_version_that_no_new_attempt_uses_for_an_hour_is_not_held() -> None:
+    now = [0.0]
+    asked: list[str | None] = []
+
+    class Versions(OneRollout):
+        """Each rollout has resources of its own."""
+
+        async def query_rollouts(self, *, rollout_id_in: Sequence[str]) -> PaginatedResult[Rollout]:
+            self.resources_id = f"rs-{rollout_id_in[0]}"
+            return await super().query_rollouts(rollout_id_in=rollout_id_in)
+
+        async def get_resources(self, resources_id: str | None = None, *, version: int | None = None) -> ResourcesUpdate | None:
+            asked.append(resources_id)
+            return self.update
+
+    upstreams = QueueUpstreams(Versions({"m": LLM(endpoint="http://here/v1", model="x")}), clock=lambda: now[0])
+
+    async def call(rollout_id: str, at: float) -> None:
+        now[0] = at
+        upstreams.forget((rollout_id, "at-1"))
+        await upstreams.resolve((rollout_id, "at-1"), None)
+
+    await call("one", 0)
+    await call("two", 1)
+    await call("one", VERSION_SECONDS - 1)
+    assert asked == ["rs-one", "rs-two"]
+    await call("three", VERSION_SECONDS + 2)
+    await call("one", VERSION_SECONDS + 3)
+    await call("two", VERSION_SECONDS + 3)
+    assert asked == ["rs-one", "rs-two", "rs-three", "rs-two"]
 
 
 async def test_resources_without_a_model_server_are_named() -> None:
