@@ -139,13 +139,13 @@ class _Figures(Strict):
 
 class _OfAttempt(Strict):
     attempt_id: str | None = None
-    limit: int = Field(default=OUTLINE_SPANS, ge=1, le=READ_SPANS)
+    limit: int = Field(default=OUTLINE_SPANS, ge=0, le=READ_SPANS)
     offset: int = Field(default=0, ge=0, le=1 << 31)
 
 
 class _Calls(Strict):
     attempt_id: str | None = None
-    limit: int = Field(default=100, ge=1, le=1000)
+    limit: int = Field(default=100, ge=0, le=1000)
     offset: int = Field(default=0, ge=0, le=1 << 31)
 
 
@@ -156,7 +156,7 @@ class _Tokens(Strict):
 
 class _Sql(Strict):
     query: str = Field(max_length=100_000)
-    limit: int = Field(default=SQL_ROWS, ge=1, le=10_000)
+    limit: int = Field(default=SQL_ROWS, ge=0, le=10_000)
 
 
 async def _runs(store: Store, request: web.Request) -> Any:
@@ -232,10 +232,11 @@ async def _outline(store: Store, request: web.Request) -> Any:
     asked = await asked_of(request, _OfAttempt)
     await store.open()
     rollout_id = request.match_info["rollout_id"]
-    spans, total = await store.reader.outline(rollout_id, attempt_id=asked.attempt_id or "", limit=asked.limit, offset=asked.offset)
+    wanted = max(1, asked.limit)  # a row has the total with it
+    spans, total = await store.reader.outline(rollout_id, attempt_id=asked.attempt_id or "", limit=wanted, offset=asked.offset)
     if not total:
         await _must_exist(store, rollout_id, asked.attempt_id)
-    return Outline(spans=spans, total=total)
+    return Outline(spans=spans[: asked.limit], total=total)
 
 
 async def _must_exist(store: Store, rollout_id: str, attempt_id: str | None = None) -> None:

@@ -209,6 +209,16 @@ def test_sql_reads_and_only_reads(web: Web, begun: dict[str, Any]) -> None:
         assert refused.status in (400, 403) and refused.json["detail"], (query, refused)
 
 
+def test_a_limit_of_0_returns_nothing(web: Web, begun: dict[str, Any]) -> None:
+    path = f"/rollouts/{begun['rollout_id']}"
+    assert web.rest("GET", f"{path}/outline", {"limit": 0}).json == {"spans": [], "total": 3}
+    conversation = web.rest("GET", f"{path}/conversation", {"limit": 0}).json
+    assert (conversation["calls"], conversation["total"]) == ([], 2)
+    answer = web.rest("POST", "/sql", {"query": "SELECT number AS n FROM numbers(5)", "limit": 0}).json
+    assert answer == {"columns": ["n"], "types": ["UInt64"], "rows": [], "truncated": True}
+    assert web.rest("GET", f"{path}/outline", {"limit": -1}).status == 400
+
+
 def test_a_number_that_json_has_not_is_null(web: Web) -> None:
     made = web.call("POST", "/v1/agl/rollouts", b'{"input": 1, "metadata": {"loss": NaN}}', {"Content-Type": "application/json"}).json
     assert b"NaN" not in web.rest("GET", f"/rollouts/{made['rollout_id']}").body
