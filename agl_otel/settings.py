@@ -44,8 +44,10 @@ RESOLVED: Final = "AGL_RESOLVED"
 PRIVATE: Final[Mapping[str, Any]] = {
     **dict.fromkeys((*PORTS, "jaeger_port", "queue_metrics_port", "runner_metrics_port"), 0),
     **dict.fromkeys(("store", "queue_url", "clickhouse_url", "collector", "advertise"), ""),
+    **dict.fromkeys(("forward_otlp", "metrics_otlp"), ""),
 }
-"""Settings of a stack that belongs to one data directory: it reaches no store that the surroundings name, and is taken for no other."""
+"""Settings of a stack that belongs to one data directory: it reaches no store or collector that the surroundings name, and is taken for no
+other."""
 _FILES: Final = ("mask", "models", "tls_cert", "tls_key", "tls_client_ca", "tls_ca", "tls_client_cert", "tls_client_key")
 
 

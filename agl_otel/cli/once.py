@@ -54,7 +54,8 @@ async def run_once(
     agent = CommandAgent(command)
     agent.check(task)
     key = SecretStr(os.environ.get("OPENAI_API_KEY", "")) if not settings.upstream_key.get_secret_value() else settings.upstream_key
-    async with stack_for(_private(settings).model_copy(update={"upstream_url": upstream, "upstream_key": key})) as (store, _):
+    settings = _private(settings)
+    async with stack_for(settings.model_copy(update={"upstream_url": upstream, "upstream_key": key})) as (store, _):
         model = LLM(endpoint=given or OWN, model=os.environ.get("OPENAI_MODEL", ""))
         resources = await store.queue.put_resources({"main_llm": model}, aside=True)
         config = RolloutConfig(timeout_seconds=timeout_seconds)

@@ -61,10 +61,11 @@ class Others:
             "proxy_client_certificates": False,  # the demo's agent has none to show
             "attempt_max_calls": 1000,
             "attempt_max_tokens": 100_000,
-            "forward_otlp": "http://127.0.0.1:9",  # a copy that is asked for goes there from a private stack as well
-            "metrics_otlp": "127.0.0.1:9",
+            "forward_otlp": f"http://127.0.0.1:{self.port}",
+            "metrics_otlp": f"127.0.0.1:{self.port}",
             "forward_headers": "name=value",
             "metrics_otlp_headers": "name=value",
+            "metrics_otlp_seconds": 1.0,
             "upstream_url": "http://127.0.0.1:9/v1",
             "litellm_url": "http://127.0.0.1:9/v1",
         }
@@ -125,9 +126,11 @@ def others(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
             monkeypatch.setenv(name, value)
     else:
         (place / CONFIG_FILE).write_text(made.toml())
-    yield made
-    made.untouched()
-    made.close()
+    try:
+        yield made
+        made.untouched()
+    finally:
+        made.close()
 
 
 @pytest.fixture
