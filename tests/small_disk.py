@@ -51,3 +51,48 @@ def _can_mount() -> bool:
     if shutil.which("unshare") is None:
         return False
     return subprocess.run(["unshare", "-Urm", "mount", "-t", "tmpfs", "x", "/tmp"], check=False).returncode == 0
+
+
+QUOTA = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Whether the switch is on and the descriptor is a file of the folder. */
+static int refused(int fd) {
+    char name[64], path[4096];
+    snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(name, path, sizeof path - 1);
+    const char *folder = getenv("QUOTA_FOLDER");
+    if (length < 0 || access(getenv("QUOTA_SWITCH"), F_OK)) return 0;
+    path[length] = 0;
+    return !strncmp(path, folder, strlen(folder));
+}
+#define REFUSING(name, declared, given) \
+    ssize_t name declared { \
+        static ssize_t (*real) declared; \
+        if (refused(fd)) { errno = EDQUOT; return -1; } \
+        if (!real) real = dlsym(RTLD_NEXT, #name); \
+        return real given; \
+    }
+REFUSING(write, (int fd, const void *data, size_t size), (fd, data, size))
+REFUSING(pwrite, (int fd, const void *data, size_t size, off_t at), (fd, data, size, at))
+REFUSING(pwrite64, (int fd, const void *data, size_t size, off_t at), (fd, data, size, at))
+"""
+
+
+def with_quota(folder: Path, place: Path) -> tuple[dict[str, str], Path]:
+    """The environment of a process whose writes to files in `folder` fail with EDQUOT while a file is there, and that file's path.
+
+    For kernels without quotas. `place` takes the library. Skips the test where there is no C compiler.
+    """
+    if shutil.which("cc") is None:
+        pytest.skip("this needs a C compiler, to have a quota on any kernel")
+    source, library, switch = place / "quota.c", place / "quota.so", place / "full"
+    source.write_text(QUOTA)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return {"LD_PRELOAD": str(library), "QUOTA_FOLDER": str(folder), "QUOTA_SWITCH": str(switch)}, switch

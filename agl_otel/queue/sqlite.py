@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import sqlite3
+import tempfile
 import threading
 import time
 from collections import Counter, deque
@@ -20,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, TypeVar
 
-from agl_otel.errors import AglError, ConflictError, DiskFullError, InUseError, SettingsError, UnavailableError
+from agl_otel.errors import FULL_DISK, AglError, ConflictError, DiskFullError, InUseError, SettingsError, UnavailableError
 from agl_otel.private import make_folder, open_file
 from agl_otel.queue.engine import Operation, Params, RunTallies, Signals, tally_changes
 from agl_otel.queue.migrate import Migration, migrations, pending
@@ -30,6 +31,8 @@ T = TypeVar("T")
 GROUP: Final = 256  # operations in one transaction: bounds how long the first of them waits for the last
 BUSY_SECONDS: Final = 5.0  # a reader of another process (a backup, a shell) may hold the file this long
 CHECKPOINT_PAGES: Final = 8192  # 32 MB of log: fewer, larger checkpoints, because each one syncs the database file too
+_PRIMARY: Final = 0xFF  # of an extended result code
+_PROBE_BYTES: Final = 64 << 10
 _ONLY_HERE: Final = "-- sqlite: "  # begins lines of migrations that PostgreSQL does not see
 _log = logging.getLogger(__name__)
 
@@ -279,9 +282,26 @@ class SqliteEngine:
 
 
 def _unavailable(error: sqlite3.Error, path: Path) -> UnavailableError:
-    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+    code = getattr(error, "sqlite_errorcode", 0)
+    if code == sqlite3.SQLITE_FULL:
         return DiskFullError.of(f"the queue's database {path}", error)
+    if code & _PRIMARY == sqlite3.SQLITE_IOERR and (why := _no_room(path.parent)) is not None:
+        return DiskFullError.of(f"the queue's database {path}", why.strerror)
     return UnavailableError(f"the queue's database {path} cannot be used now ({error}): check the disk's free space, then try again")
+
+
+def _no_room(folder: Path) -> OSError | None:
+    """What a small file in this folder cannot be written for, where that is a full disk or a user's quota.
+
+    SQLite calls ENOSPC alone a full disk; a quota (EDQUOT) is an I/O error to it, as a broken disk is.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(_PROBE_BYTES))
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error if error.errno in FULL_DISK else None
+    return None
 
 
 def _lock(path: Path) -> IO[str]:

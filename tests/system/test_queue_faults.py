@@ -24,7 +24,7 @@ from agl_otel.errors import DiskFullError
 from agl_otel.queue.client import Observation, QueueClient
 from agl_otel.queue.postgres_server import NoPostgresError, Postgres
 from agl_otel.types import Attempt, EnqueueRolloutRequest, Rollout, RolloutConfig
-from tests.small_disk import fill, on_small_disk
+from tests.small_disk import fill, on_small_disk, with_quota
 from tests.system.queue_history import complaints
 from tests.system.queue_process import Child, QueueProcess, wrong_clock
 
@@ -217,6 +217,23 @@ async def test_a_full_disk_refuses_and_goes_on_when_there_is_room(tmp_path: Path
         await asyncio.to_thread(ballast.unlink)
         kept += [r.rollout_id for r in await client.enqueue([EnqueueRolloutRequest(input="x" * 100_000)])]
         assert [claim.rollout_id for claim in await client.claim(1000)] == kept
+
+
+async def test_a_used_up_quota_is_a_full_disk_at_once(tmp_path: Path) -> None:
+    """SQLite calls it an I/O error, which a client tries again for as long as it may: here five minutes, longer than this test may take."""
+    data = tmp_path / "data"
+    environment, switch = with_quota(data, tmp_path)
+    queue = QueueProcess(f"sqlite:///{data / 'queue.db'}", tmp_path, environment=environment)
+    async with ended(queue), QueueClient(queue.address, retry_seconds=300) as client, asyncio.timeout(60):
+        (kept,) = await client.enqueue([EnqueueRolloutRequest(input="before")])
+        switch.touch()
+        with pytest.raises(
+            DiskFullError, match=rf"^the queue's database {data}/queue.db cannot be written, its disk is full \(Disk quota exc"
+        ):
+            await client.enqueue([EnqueueRolloutRequest(input="x")])
+        switch.unlink()
+        (more,) = await client.enqueue([EnqueueRolloutRequest(input="after")])
+        assert [claim.rollout_id for claim in await client.claim(9)] == [kept.rollout_id, more.rollout_id]
 
 
 async def test_a_full_disk_of_postgres_refuses_and_goes_on_when_there_is_room(tmp_path: Path, unstarted: Postgres) -> None:
