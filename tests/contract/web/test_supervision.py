@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import aiohttp
 import pytest
 
 from agl_otel import stack as supervision
+from agl_otel.errors import UnavailableError
 from agl_otel.queue.client import QueueClient
-from agl_otel.settings import PORTS, Settings
+from agl_otel.settings import PORTS, Settings, is_free
 from agl_otel.stack import LONGEST_PAUSE_SECONDS, STACK_FILE, Stack, restart_pause
 
 CRASHES = 8
@@ -90,3 +92,34 @@ async def test_a_service_that_keeps_ending_is_started_again_and_ends_no_other(
         assert await health() == (200, {"status": "ok"})
         assert {name: pid_of(stack, name) for name in others} == others and not stack.failed.done()
     assert "maintain is up again" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import sys; sys.exit('no disk')", "web ended with exit code 1: no disk"),
+        ("import signal; signal.pause()", "web did not answer within 5 s"),
+    ],
+)
+async def test_a_service_that_never_comes_up_ends_the_start_and_all_that_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, says: str
+) -> None:
+    """The only case in which a stack gives up: what was up once is started again for ever."""
+
+    def start(settings: Settings, data_dir: Path) -> tuple[list[str], dict[str, str]]:
+        if "pause" in code:  # from here on: the queue is up
+            monkeypatch.setattr(supervision, "START_TIMEOUT_SECONDS", 5.0)
+        return [sys.executable, "-c", code], {}
+
+    settings = Settings.load(data_dir=tmp_path / "data", **dict.fromkeys(PORTS, 0))
+    stack = Stack(settings, only=("queue", "web"))
+    queue, web = stack.services
+    stack.services = [queue, replace(web, start=start)]
+    with pytest.raises(UnavailableError, match=says):
+        await stack.start()
+    assert not (tmp_path / "data" / STACK_FILE).exists()
+    await stack.stop()
+    assert all(is_free("127.0.0.1", getattr(stack.settings, port)) for port in queue.ports)
+    monkeypatch.undo()
+    async with Stack(settings, only=("queue", "web")) as again:
+        assert pid_of(again, "web"), "the folder is free, and nothing is left in it that would be in the way"
