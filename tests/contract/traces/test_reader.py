@@ -22,6 +22,9 @@ from agl_otel.traces.reader import AGENT_NAME, TraceReader
 from agl_otel.types import Attempt, AttemptLedger, ProcessRecord, Rollout
 
 P = semconv.PROCESS
+DEADLINE = 5.0
+SLACK = 15.0
+"""What a busy machine may take beside the deadline; a wait of its own for each collector and query would take longer."""
 
 
 def row(number: int, name: str = "work", attributes: dict[str, str] | None = None, **other: Any) -> dict[str, Any]:
@@ -206,9 +209,10 @@ async def test_the_deadline_holds_where_a_collector_does_not_answer_and_the_reas
         else:
             port = free_port()
         reader.collectors = (f"http://127.0.0.1:{port}",)
-        async with asyncio.timeout(60):
-            traces = await reader.traces(rollouts, attempts, deadline_seconds=0.5)
-            complete = await reader.traces(rollouts[:1], attempts[:1], deadline_seconds=0.5)
+        async with asyncio.timeout(DEADLINE + SLACK):  # an answer that takes four deadlines is too late
+            traces = await reader.traces(rollouts, attempts, deadline_seconds=DEADLINE)
+        async with asyncio.timeout(DEADLINE + SLACK):
+            complete = await reader.traces(rollouts[:1], attempts[:1], deadline_seconds=DEADLINE)
     assert complete.verdicts["ro-1", "at-1"].kind == traces.verdicts["ro-1", "at-1"].kind == "complete"
     unknown = traces.verdicts["ro-2", "at-1"]
     assert unknown.kind == "incomplete"
@@ -217,9 +221,12 @@ async def test_the_deadline_holds_where_a_collector_does_not_answer_and_the_reas
 
 async def test_where_clickhouse_does_not_answer_either_it_is_an_error_that_names_both() -> None:
     ports = free_ports(2)
-    async with TraceReader(f"http://127.0.0.1:{ports[0]}", collectors=[f"http://127.0.0.1:{ports[1]}"]) as gone, asyncio.timeout(60):
+    async with (
+        TraceReader(f"http://127.0.0.1:{ports[0]}", collectors=[f"http://127.0.0.1:{ports[1]}"]) as gone,
+        asyncio.timeout(DEADLINE + SLACK),
+    ):
         with pytest.raises(UnavailableError, match=f"{ports[0]}.*{ports[1]}"):
-            await gone.traces([rollout()], [attempt()], deadline_seconds=0.5)
+            await gone.traces([rollout()], [attempt()], deadline_seconds=DEADLINE)
 
 
 async def test_an_unproven_attempt_of_a_hooked_agent_is_an_alarm(
