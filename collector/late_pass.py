@@ -143,6 +143,7 @@ class LatePass:
             "spans": [copy.span.span_id for copy in copies],
             "rollouts": [copy.rollout_id for copy in copies],
             "attempts": [copy.attempt_id for copy in copies],
+            **names_in("late_copy"),
             "sequences": numbered(copies, {rollout_id: number for (rollout_id, _, _), number in zip(wanted, first, strict=True)}),
         }
         await self.command("late_copy", params)

@@ -208,7 +208,7 @@ class TraceReader:
         rollouts = await self.rollouts_of_traces(trace_ids) if rollouts is None else rollouts
         if not rollouts:
             return []
-        params = {"traces": list(trace_ids), "rollouts": list(rollouts), "limit": limit}
+        params = {"traces": list(trace_ids), "rollouts": list(rollouts), "limit": limit, **_named("by_trace", STEP_NAMES)}
         return (await self._spans(named_query("by_trace"), params))[0]
 
     async def find_traces(self, query: TraceQuery) -> list[FoundTrace]:

@@ -25,6 +25,7 @@ NAMES: Final[Mapping[str, str]] = {
     "after": semconv.TRAIN_VERSION_AFTER,
     "rollout_id": semconv.ROLLOUT_ID,
     "attempt_id": semconv.ATTEMPT_ID,
+    "invalid": semconv.INVALID,
 }
 """What the parameters of the queries stand for."""
 METRIC: Final = f"{semconv.TRAIN_METRIC}."

@@ -21,7 +21,8 @@ PROMETHEUS: Final = {"type": "prometheus", "uid": "agl-otel-metrics"}
 FORMATS: Final = {"timeseries": 0, "table": 1, "stat": 1, "logs": 2, "traces": 3}
 """How the plugin reads the rows of a panel."""
 METRIC: Final = s.TRAIN_METRIC + "."
-STEPS: Final = f"otel_traces WHERE SpanName = '{s.SPAN_TRAIN_STEP}' AND $__timeFilter(Timestamp)"
+_OWN: Final = f"RolloutId = '' AND NOT mapContains(SpanAttributes, '{s.INVALID}')"
+STEPS: Final = f"otel_traces WHERE SpanName = '{s.SPAN_TRAIN_STEP}' AND {_OWN} AND $__timeFilter(Timestamp)"
 RUN: Final = f"SpanAttributes['{s.TRAIN_RUN}']"
 CALLS: Final = f"otel_traces WHERE SpanName = '{s.SPAN_LLM}' AND $__timeFilter(Timestamp)"
 ONE: Final = "RolloutId = '${rollout}'"
@@ -158,7 +159,8 @@ TRAINING: Final = Dashboard(
     ],
     {
         "metric": f"SELECT DISTINCT replaceOne(arrayJoin(arrayFilter(k -> startsWith(k, '{METRIC}'), mapKeys(SpanAttributes))), "
-        f"'{METRIC}', '') AS metric FROM otel_traces WHERE SpanName = '{s.SPAN_TRAIN_STEP}' ORDER BY metric != 'reward_mean', metric",
+        f"'{METRIC}', '') AS metric FROM otel_traces WHERE SpanName = '{s.SPAN_TRAIN_STEP}' AND {_OWN} "
+        "ORDER BY metric != 'reward_mean', metric",
     },
 )
 INGEST: Final = Dashboard(

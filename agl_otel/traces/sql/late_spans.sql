@@ -18,7 +18,7 @@ FROM (
   FROM otel.otel_traces
   WHERE RolloutId = '' AND TraceId IN {traces:Array(String)} AND (TraceId, SpanId) > ({after_trace:String}, {after_span:String})
     AND (TraceId, SpanId) NOT IN (SELECT TraceId, SpanId FROM known)
-  ORDER BY TraceId, SpanId, ReceivedAt, BatchId, BatchPos
+  ORDER BY TraceId, SpanId, Invalid, ReceivedAt, BatchId, BatchPos
   LIMIT 1 BY TraceId, SpanId
   LIMIT {limit:UInt32}
 ) AS p

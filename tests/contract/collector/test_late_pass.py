@@ -251,6 +251,16 @@ async def test_log_records_follow_their_trace_or_their_span_once(keeper: Keeper)
     assert (await keeper.run())["logs"] == 0
 
 
+@pytest.mark.parametrize("refused_first", [True, False])
+async def test_what_was_refused_under_a_spans_ids_neither_hides_it_nor_is_copied(refused_first: bool, keeper: Keeper) -> None:
+    refused, true = span(2, 1, name="forged", attributes={semconv.INVALID: "its key"}), span(2, 1, name="true")
+    await keeper.store([refused, true] if refused_first else [true, refused])
+    await keeper.store([span(1, 0, "ro-1", "at-1"), span(3, 2)])
+    await keeper.run()
+    found = keeper.engine.select("SELECT SpanName FROM otel.otel_traces WHERE RolloutId = 'ro-1' ORDER BY SpanId")
+    assert found == [["work"], ["true"], ["work"]]
+
+
 async def test_a_trace_larger_than_a_batch_is_copied_whole(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late_pass, "ROWS", 4)
     monkeypatch.setattr(late_pass, "TRACES", 2)

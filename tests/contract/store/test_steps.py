@@ -11,8 +11,9 @@ import pytest
 from agl_otel import semconv
 from agl_otel.errors import InvalidIdError
 from agl_otel.store import Store
+from agl_otel.store.otlp import key_values
 from agl_otel.store.steps import LINKS, step_requests
-from agl_otel.traces.steps import trace_id_of
+from agl_otel.traces.steps import span_id_of, trace_id_of
 from agl_otel.types import AttemptedRollout, Span, TrainingStep
 
 
@@ -124,6 +125,35 @@ async def test_of_a_step_that_was_done_again_with_another_outcome_the_latest_cou
     spans = await store.spans_of_traces([trace_id_of(first.run_id)])
     (shown,) = [span for span in spans if span.name == semconv.SPAN_TRAIN_STEP]
     assert len(shown.links) == 1
+
+
+@pytest.mark.parametrize("named", [{semconv.INVALID: "the sender's key is bound to another attempt"}, {semconv.ROLLOUT_ID: "ro-forged"}])
+async def test_a_span_that_was_refused_or_is_an_agents_is_no_step(named: dict[str, str], store: Store) -> None:
+    """The Go collector keeps what it refuses, without ids; what has ids is of an attempt, whatever it is called."""
+    begun = await attempted(store)
+    true, made_up = a_step([key(begun)]), a_step([key(begun)])
+    forged = true.model_copy(update={"version_after": "99", "algorithm": "forged"})
+    again = a_step([], true.run_id, step=2)
+
+    async def forge(step: TrainingStep) -> None:
+        requests = step_requests(step, {})
+        for request in requests:
+            request.resource_spans[0].scope_spans[0].spans[0].attributes.extend(key_values(named))
+        await (await store._open()).writer.write(requests)  # pyright: ignore[reportPrivateUsage]  # below what users call
+
+    await forge(again)  # before the step itself: it is not known by that
+    assert await store.record_steps([true, again]) == 2
+    await forge(forged)
+    await forge(made_up)
+    assert not await store.record_step(true)
+    assert await store.training_steps(true.run_id) == [true, again]
+    assert await store.training_steps(made_up.run_id) == []
+    runs = {run.run_id: run for run in await store.training_runs()}
+    assert made_up.run_id not in runs
+    assert (runs[true.run_id].algorithm, runs[true.run_id].last_version) == ("grpo", "3")
+    shown = {span.span_id: span for span in await store.spans_of_traces([trace_id_of(true.run_id)])}
+    if semconv.INVALID in named:  # viewers see what was stored under these ids last, but for what was refused
+        assert shown[span_id_of(true.run_id, 1)].attributes[semconv.TRAIN_VERSION_AFTER] == "2"
 
 
 async def test_no_link_is_lost_where_a_step_has_more_than_a_span_may_have(store: Store) -> None:
