@@ -196,7 +196,7 @@ class Forwarder:
             return route
         if any(each.provider != "openai" for each in route.pool):
             raise RefusedError(f"model {model!r} is asked with the stack's own key: show the stack's token", status=401, code="wrong_key")
-        return replace(route, pool=[replace(each, base_url=_open(each.base_url), api_key=None) for each in route.pool])
+        return replace(route, pool=[each.without_secrets() for each in route.pool])
 
     async def _located(self, upstream: Upstream) -> Upstream:
         """A model of another provider, at litellm. Raises RefusedError where there is none."""
@@ -235,7 +235,7 @@ class Forwarder:
     ) -> web.StreamResponse:
         stranger = request.get(OWN_KEY, False)
         traceparent = None if stranger else request.headers.get("traceparent")
-        shown = as_sampled(asked, pool[0].sampling)
+        shown = as_sampled(asked, pool[0].fields)
         retry, fingerprint = _retry(request.headers, raw) if key is not None else (0, b"")
         if retry:
             self.settle()  # whether the first try failed
@@ -315,7 +315,7 @@ class Forwarder:
         for capture in (True, False):
             if capture and plain in self._plain:
                 continue
-            prepared = prepare(dialect, asked, model=upstream.model, sampling=upstream.sampling, capture=capture)
+            prepared = prepare(dialect, asked, model=upstream.model, sampling=upstream.fields, capture=capture)
             if self._recorder.unsettled:  # while the model server works there is time for it
                 asyncio.get_running_loop().call_soon(self.settle)
             sent = _sent(with_fields(raw, asked, _keyed(prepared.fields, upstream)))
@@ -369,6 +369,7 @@ class Forwarder:
                     headers[name] = upstream.api_key
                 elif len(key_headers) == 1 or not (urlsplit(upstream.base_url).hostname or "").endswith("anthropic.com"):
                     headers[name] = f"Bearer {upstream.api_key}"
+        headers.update(upstream.headers)
         if "@" in urlsplit(upstream.base_url).netloc:  # the name and the password in it are the authorization
             headers.popall("authorization", None)
         return headers
@@ -430,12 +431,6 @@ def _failure(error: Exception, upstream: Upstream) -> web.Response:
         return error_response(504, f"the model server {_shown(upstream)} did not answer in time", "timeout")
     why = without_secrets(repr(error))
     return error_response(502, f"the model server {_shown(upstream)} cannot be reached or broke off: {why}", "upstream_error")
-
-
-def _open(base_url: str) -> str:
-    """The address without the name and password in it."""
-    parts = urlsplit(base_url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _shown(upstream: Upstream) -> str:

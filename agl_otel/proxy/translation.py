@@ -136,7 +136,7 @@ class Translation:
         request[AGENT] = held.request
         raw = with_fields(raw, given, {"model": held.model})
         asked = {**given, "model": held.model}
-        shown = as_sampled(asked, held.pool[0].sampling)
+        shown = as_sampled(asked, held.pool[0].fields)
         first, held.taken = not held.taken, True
         call = held.call if first else self._recorder.start(held.call.key, CHAT, shown, request.headers.get("traceparent"))
         call.dialect, call.body = CHAT, shown

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Final, Literal, Protocol
+from urllib.parse import urlsplit
 
 from agl_otel.errors import NotFoundError, RefusedError
 from agl_otel.instrumentation.context import Key
@@ -26,6 +27,7 @@ from agl_otel.types import (
     ResourcesUpdate,
     Rollout,
 )
+from agl_otel.types.sampling import EXTRA_BODY, EXTRA_HEADERS
 
 MAX_CACHED: Final = 50_000
 VERSION_SECONDS: Final = 3600.0
@@ -57,6 +59,28 @@ class Upstream:
     """Who is asked: the server itself, or litellm."""
     provider_key: str | None = field(default=None, repr=False)
     """What litellm shall show the provider; None: what its environment has."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers that a request to it has beside the agent's (EXTRA_HEADERS); litellm reads its own in the body."""
+        given: Any = self.sampling.get(EXTRA_HEADERS) if self.provider == "openai" else None
+        return {str(name): value for name, value in given.items() if isinstance(value, str)} if isinstance(given, Mapping) else {}
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """What the body has where the agent set nothing."""
+        more: Any = self.sampling.get(EXTRA_BODY)
+        if self.provider != "openai" or not {EXTRA_HEADERS, EXTRA_BODY} & self.sampling.keys():
+            return self.sampling
+        own = {name: value for name, value in self.sampling.items() if name not in (EXTRA_HEADERS, EXTRA_BODY)}
+        return {**own, **more} if isinstance(more, Mapping) else own
+
+    def without_secrets(self) -> Upstream:
+        """The same for whoever has a key of their own: no key, no password in the address, no headers."""
+        parts = urlsplit(self.base_url)
+        address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        sampling = {name: value for name, value in self.sampling.items() if name != EXTRA_HEADERS}
+        return replace(self, base_url=address, api_key=None, sampling=sampling)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from agl_otel import semconv
 from agl_otel.ingest import attempt_ingest_key
 from agl_otel.instrumentation import declared
 from agl_otel.proxy.keys import attempt_key, shared_key
+from agl_otel.redacted import without_secrets
 from agl_otel.runner.certificates import Certificates
 from agl_otel.settings import RESOLVED, without_settings
 from agl_otel.types import LLM, AttemptedRollout, Describe, NamedResources, PromptTemplate, ProxyLLM, routed_base_url
@@ -98,7 +99,7 @@ def attempt_llm(resources: NamedResources, rollout_id: str, attempt_id: str, pro
 
 
 def agent_resources(resources: NamedResources, rollout_id: str, attempt_id: str, proxy: str | None, *, token: str = "") -> NamedResources:
-    """The resources as the agent sees them: the first LLM routed, the keys of the others withheld where there is a proxy."""
+    """The resources as the agent sees them: the first LLM routed, of the others no secret where there is a proxy."""
     first = first_llm(resources)
     seen: NamedResources = {}
     for name, resource in resources.items():
@@ -107,8 +108,14 @@ def agent_resources(resources: NamedResources, rollout_id: str, attempt_id: str,
         elif resource is first:
             seen[name] = routed_llm(resource, rollout_id, attempt_id, proxy, token=token)
         else:
-            seen[name] = resource.model_copy(update={"api_key": None}) if proxy is not None else resource
+            seen[name] = without_keys(resource) if proxy is not None else resource
     return seen
+
+
+def without_keys(llm: LLM | ProxyLLM) -> LLM | ProxyLLM:
+    """`llm` as an agent behind a proxy sees it, which has the secrets and uses them."""
+    shown = {"endpoint": without_secrets(llm.endpoint), "api_key": None, "sampling_parameters": for_agents(llm.sampling_parameters)}
+    return llm.model_copy(update=shown)
 
 
 def process_environment(

@@ -21,7 +21,7 @@ from agl_otel.errors import AgentError, UnavailableError
 from agl_otel.instrumentation import attempt_scope
 from agl_otel.litagent import LitAgent, as_agent
 from agl_otel.runner.ending import persist
-from agl_otel.runner.environment import Addresses, agent_resources, first_llm
+from agl_otel.runner.environment import Addresses, agent_resources, first_llm, without_keys
 from agl_otel.runner.job import Job
 from agl_otel.runner.runner import CLAIM_WAIT_SECONDS, FIND_STACK_SECONDS
 from agl_otel.runner.runner import Runner as QueueRunner
@@ -378,7 +378,7 @@ def _resources(job: Job) -> NamedResources:
     first = first_llm(job.resources)
     for name, resource in job.resources.items():
         if resource is first and isinstance(resource, ProxyLLM) and job.addresses.proxy is not None:
-            seen[name] = resource.model_copy(update={"endpoint": f"{job.addresses.proxy}/v1", "api_key": None})
+            seen[name] = without_keys(resource).model_copy(update={"endpoint": f"{job.addresses.proxy}/v1"})
     return seen
 
 

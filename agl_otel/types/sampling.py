@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from agl_otel.redacted import without_secrets
+
+EXTRA_HEADERS: Final = "extra_headers"
+EXTRA_BODY: Final = "extra_body"
+"""Arguments of OpenAI's client beside the parameters: headers of the request, and more of its body."""
 NEUTRAL: Final[Mapping[str, float]] = {
     "top_p": 1.0,
     "top_k": -1,
@@ -23,5 +28,14 @@ def all_parameters(temperature: float, max_tokens: int, **others: float) -> dict
 
 
 def for_agents(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that an agent behind the proxy is told, which adds the rest: without neutral ones that OpenAI's client has no argument for."""
-    return {name: value for name, value in sampling.items() if name not in _NOT_OPENAIS or value != NEUTRAL[name]}
+    """Those that an agent behind the proxy is told, which adds the rest.
+
+    Without neutral ones that OpenAI's client has no argument for, without headers, and without what holds a secret.
+    """
+    return {
+        name: value
+        for name, value in sampling.items()
+        if (name not in _NOT_OPENAIS or value != NEUTRAL[name])
+        and name != EXTRA_HEADERS
+        and without_secrets({name: value}) == {name: value}
+    }

@@ -22,7 +22,7 @@ from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.upstream import Budget, FixedUpstreams, ListedUpstreams, Route, Upstream, call_seed
 from agl_otel.types import Describe, ProxyLLM
 from agl_otel.types.sampling import NEUTRAL, all_parameters
-from tests.contract.proxy.stand import HELLO, SCOPE, Stand, ask, proxy
+from tests.contract.proxy.stand import HELLO, KEY, SCOPE, Stand, ask, proxy
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver
 
@@ -175,6 +175,22 @@ async def test_an_agent_cannot_write_into_anothers_attempt(receiver: OtlpReceive
     given = [headers.get("authorization") for headers in model.headers]
     assert given == ["Bearer real", "Bearer real", "Bearer real", "Bearer real"]
     assert not any("x-api-key" in headers for headers in model.headers)
+
+
+async def test_headers_and_more_of_the_body_that_a_resource_names_are_sent_by_the_proxy(receiver: OtlpReceiver, model: ModelServer) -> None:
+    """An agent is not told them: they hold a provider's keys (runner/environment.py)."""
+    sampling = {"extra_headers": {"X-Api-Key": "theirs", "x-number": 5}, "extra_body": {"min_p": 0.1}, "temperature": 0.5}
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url, api_key="real", sampling=sampling)), token="secret") as stand:
+        own = {"authorization": f"Bearer {attempt_key('secret', *KEY)}", "x-api-key": "the agent's"}
+        assert (await stand.post(CHAT, BODY, **own))[0] == 200
+        assert [(headers["authorization"], headers["x-api-key"]) for headers in model.headers] == [("Bearer real", "theirs")]
+        (sent,) = model.requests
+        assert (sent["min_p"], sent["temperature"], "extra_headers" in sent, "extra_body" in sent) == (0.1, 0.5, False, False)
+        assert "theirs" not in repr(await stand.calls())
+    with_password = Upstream(model.url.replace("//", "//u:p@"), sampling={"extra_headers": {"Authorization": "theirs"}})
+    async with proxy(receiver, FixedUpstreams(with_password)) as stand:
+        assert (await stand.post(CHAT, BODY))[0] == 200
+        assert model.headers[-1]["authorization"].startswith("Basic ")
 
 
 async def test_a_key_of_ours_never_reaches_a_provider(receiver: OtlpReceiver, model: ModelServer) -> None:

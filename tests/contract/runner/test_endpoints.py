@@ -101,14 +101,16 @@ async def test_a_request_carries_the_task_the_trace_and_the_ids_and_a_number_is_
 
 async def test_the_keys_of_the_attempt_go_with_its_request_and_to_no_other_origin(stack: Stack, service: Service) -> None:
     agent = HttpAgent(service.url)
-    [rollout] = await stack.enqueue({"name": "adam"}, resources={"main": LLM(endpoint="http://model/v1", model="m", api_key="sk-theirs")})
+    sampling = {"extra_headers": {"X-Api-Key": "sk-theirs"}}
+    llm = LLM(endpoint="http://u:sk-theirs@model/v1", model="m", api_key="sk-theirs", sampling_parameters=sampling)
+    [rollout] = await stack.enqueue({"name": "adam"}, resources={"main": llm})
     await stack.run(agent, max_rollouts=1, token="secret")
     [attempt] = await stack.finished(rollout)
-    [(headers, _)] = service.asked
+    [(headers, task)] = service.asked
     ids = rollout.rollout_id, attempt.attempt_id
     assert headers["agl-otlp-key"] == attempt_ingest_key("secret", *ids)
     assert headers["agl-openai-api-key"] == attempt_key("secret", *ids)
-    assert "aglo-" not in headers["baggage"] and "sk-theirs" not in str(headers)
+    assert "aglo-" not in headers["baggage"] and "sk-theirs" not in f"{headers}{task}"
 
     other = Service()
     await other.server.start_server()

@@ -12,7 +12,7 @@ from opentelemetry import trace
 
 from agl_otel import semconv
 from agl_otel.runner.agents import FunctionAgent
-from agl_otel.types import LLM
+from agl_otel.types import LLM, ProxyLLM
 from tests.contract.runner.conftest import Stack
 
 MODEL = LLM(endpoint="http://vllm.example/v1", model="m", api_key="sk-secret")
@@ -46,6 +46,16 @@ async def test_a_number_becomes_the_reward_of_the_attempt_under_its_root_span(st
         children = [*stack.spans(rollout, "think"), *stack.spans(rollout, semconv.SPAN_ANNOTATION)]
         assert {(span.trace_id, span.parent_id, span.key[1]) for span in children} == {(root.trace_id, root.span_id, attempt.attempt_id)}
         assert attempt.seals == {children[0].marker: 2, "proxy-marker": 2}
+
+
+@pytest.mark.parametrize("kind", [LLM, ProxyLLM])
+async def test_a_function_behind_a_proxy_is_told_no_providers_secret(stack: Stack, kind: type[LLM] | type[ProxyLLM]) -> None:
+    given: dict[str, Any] = {"api_key": "hunter2", "sampling_parameters": {"extra_headers": {"X-Api-Key": "hunter2"}, "top_p": 0.5}}
+    secret = kind(endpoint="http://u:hunter2@vllm.example/v1", model="m", **given)
+    told: list[str] = []
+    await stack.enqueue("t", resources={"main": secret, "judge": secret})
+    await stack.run(FunctionAgent(lambda llm, resources, rollout: told.append(repr((llm, resources, rollout)))), max_rollouts=1)
+    assert "hunter2" not in told[0] and told[0].count("top_p") == 3
 
 
 async def test_the_root_span_is_acked_before_the_agent_starts(stack: Stack) -> None:

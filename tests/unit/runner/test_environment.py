@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -16,6 +17,7 @@ from agl_otel.runner.certificates import Certificates
 from agl_otel.runner.environment import (
     DUMMY_API_KEY,
     Addresses,
+    agent_resources,
     merged_members,
     process_environment,
     routed_llm,
@@ -138,6 +140,41 @@ def test_a_providers_key_and_endpoint_never_reach_the_agent() -> None:
     resources = json.loads(env["AGL_RESOURCES"])
     assert resources["main"]["endpoint"] == f"{ROUTED}/v1"
     assert resources["prompt"]["template"] == "{x}"
+
+
+SECRET = "zQ81hunter2notforagents"
+
+
+@pytest.mark.parametrize("kind", [LLM, ProxyLLM])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"api_key": SECRET},
+        {"endpoint": f"http://user:{SECRET}@models.example/v1"},
+        {"endpoint": f"http://models.example/v1?api_key={SECRET}"},
+        {"sampling_parameters": {"extra_headers": {"Authorization": f"Bearer {SECRET}"}}},
+        {"sampling_parameters": {"extra_headers": {"X-Api-Key": SECRET}}},
+        {"sampling_parameters": {"extra_headers": {"Ocp-Apim-Subscription-Key": SECRET}}},
+        {"sampling_parameters": {"extra_query": {"api_key": SECRET}}},
+        {"sampling_parameters": {"extra_body": {"provider": {"api_key": SECRET}}}},
+        {"sampling_parameters": {"api_key": SECRET, "api_base": f"http://user:{SECRET}@models.example/v1"}},
+    ],
+)
+def test_no_form_of_a_providers_key_reaches_an_agent_behind_a_proxy(kind: type[LLM] | type[ProxyLLM], given: dict[str, Any]) -> None:
+    plain = {"endpoint": "http://models.example/v1", "model": "m"}
+    sampling = {"temperature": 0.5, **given.get("sampling_parameters", {})}
+    secret = kind.model_validate({**plain, **given, "sampling_parameters": sampling})
+    published: list[NamedResources] = [{"main": secret}, {"main": REAL, "judge": secret}]
+    for resources in published:
+        env = environment({}, resources)
+        assert not [name for name, value in env.items() if SECRET in value]
+        told = agent_resources(resources, "ro-1", "at-1", "http://p", token="t")
+        assert SECRET not in repr({name: resource.model_dump() for name, resource in told.items()})
+        assert all(isinstance(llm, LLM) and "(secret" not in repr(llm.sampling_parameters) for llm in told.values())
+        last = list(told.values())[-1]
+        assert isinstance(last, LLM) and last.sampling_parameters == {"temperature": 0.5}, "no placeholder that an agent would send on"
+        without = agent_resources(resources, "ro-1", "at-1", None)
+        assert SECRET in repr({name: resource.model_dump() for name, resource in without.items()}), "an agent without a proxy needs it"
 
 
 @pytest.mark.parametrize("kind", [LLM, ProxyLLM])
