@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hmac
 from hashlib import sha256
-from typing import Final
+from typing import Final, NamedTuple
 
 from agl_otel.semconv import is_valid_id
 
@@ -20,6 +20,25 @@ PREFIX: Final = "agl-"
 BOUND_PREFIX: Final = "aglo-"
 PURPOSE: Final = "otlp"
 LENGTH: Final = 40  # hexadecimal digits
+
+
+class Sender(NamedTuple):
+    """Who sends telemetry, by the key that was shown; as it stands the stack's token, or anybody where there is none."""
+
+    is_agent: bool = False
+    bound: tuple[str, str] | None = None
+    """(rollout, attempt) of an agent's key that is bound to one."""
+
+
+TRUSTED: Final = Sender()
+
+
+def sender_of(token: str, key: str) -> Sender:
+    """Who shows this key to a collector whose stack has this token."""
+    bound = attempt_of(token, key)
+    if bound is not None:
+        return Sender(is_agent=True, bound=bound)
+    return Sender(is_agent=bool(token) and hmac.compare_digest(key.encode(errors="replace"), ingest_key(token).encode()))
 
 
 def ingest_key(token: str) -> str:

@@ -137,6 +137,8 @@ TRAIN_EVIDENCE_PLACE: Final = "agentlightning.train.evidence.place"
 """Of a SPAN_TRAIN_EVIDENCE: 1, 2, … within its step."""
 TRAIN_METRIC: Final = "agentlightning.train.metric"
 """Prefix: `agentlightning.train.metric.{name}`."""
+TRAINING_FIGURES: Final = "agl.training."
+"""Prefix of the names of metrics: what a trainer found. No agent's key may send it."""
 
 # --- shown to viewers, never stored ------------------------------------------------------------------------------
 SHOWN_VERDICT: Final = "agentlightning.verdict"

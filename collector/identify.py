@@ -33,6 +33,7 @@ TIMESTAMP: Final = "timestamp before 2000 or more than a day ahead"
 ROLLOUT_ID: Final = "rollout id breaks the rule [A-Za-z0-9._:-]{1,128}"
 ATTEMPT_ID: Final = "attempt id breaks the rule [A-Za-z0-9._:-]{1,128}"
 KEY: Final = "the sender's key is bound to another attempt"
+TRAINING: Final = "only trainers send figures of training: an agent's key does not"
 GIVEN: Final = "only the runner marks a reward as given: the sender's key is bound to an attempt"
 
 
@@ -136,17 +137,23 @@ def identify_logs(
     return found
 
 
+def named_by(resource: Iterable[KeyValue]) -> Identity:
+    """What a resource alone says, or why it is refused."""
+    return _explicit(_NOTHING, _level(resource), _NOTHING)[0] or Identity()
+
+
 def bind(identities: Sequence[Identity], bound: Ids, levels: Counter[str]) -> list[Identity]:
     """What was found, held against the attempt of the sender's key: what has no ids is that attempt's, what has others is refused."""
     made: dict[Identity, Identity] = {}  # the spans of a request share their identities
     for identity in identities:
         if identity not in made:
-            made[identity] = _bound(identity, bound)
+            made[identity] = bound_identity(identity, bound)
         levels["key"] += not identity.rollout_id and not identity.reason
     return [made[identity] for identity in identities]
 
 
-def _bound(identity: Identity, bound: Ids) -> Identity:
+def bound_identity(identity: Identity, bound: Ids) -> Identity:
+    """What becomes of one that is held against the attempt of the sender's key."""
     if identity.reason or (identity.rollout_id, identity.attempt_id) == bound:
         return identity
     if not identity.rollout_id or (identity.rollout_id, identity.attempt_id) == (bound[0], ""):

@@ -30,8 +30,8 @@ from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.identify import GIVEN, Identity, bind, identify_logs, identify_spans, learn
 from agl_otel.collector.journal import REQUEST, Leftover, Request, Signal, pack_request
 from agl_otel.collector.limits import InFlight
-from agl_otel.collector.memory import Ids, TraceMemory
-from agl_otel.collector.metrics import identify_points
+from agl_otel.collector.memory import TraceMemory
+from agl_otel.collector.metrics import hold_points, identify_points
 from agl_otel.collector.policy import DROPPED, Policy, apply_policy
 from agl_otel.collector.remembered import Remembered
 from agl_otel.collector.resends import Answered, Outcome, reason_text, rejections
@@ -39,6 +39,7 @@ from agl_otel.collector.unreadable import take_out
 from agl_otel.collector.wal import Place
 from agl_otel.collector.write import Writer
 from agl_otel.errors import DataError, UnavailableError
+from agl_otel.ingest import TRUSTED, Sender
 
 _Parsed = ExportTraceServiceRequest | ExportLogsServiceRequest | ExportMetricsServiceRequest
 _MESSAGES: Final[dict[Signal, type[_Parsed]]] = {
@@ -103,20 +104,19 @@ class Intake:
         for key, received_ms, outcome in sorted(known, key=lambda each: each.received_ms):
             self._recent.put(key, received_ms / 1000, outcome)
 
-    async def take(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], bound: Ids | None = None) -> Outcome:
-        """Accept a request; returns when it is at the ack level that its metadata ask for. `metadata` has lower-case keys,
-        and `bound` is the attempt of the sender's key, where it is bound to one.
+    async def take(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender = TRUSTED) -> Outcome:
+        """Accept a request; returns when it is at the ack level that its metadata ask for. `metadata` has lower-case keys.
 
         Raises DataError where nothing can be parsed, and UnavailableError where it should be sent again later.
         """
         if not raw:
             return Outcome()
-        key = _key(signal, raw, metadata, bound)
+        key = _key(signal, raw, metadata, sender)
         now = self._clock()
         self._recent.forget_old(now)
         known = self._recent.get(key)
         if known is None or (isinstance(known, Outcome) and known.position in self._writer.lost):
-            known = asyncio.ensure_future(self._accept(signal, raw, metadata, bound, key))
+            known = asyncio.ensure_future(self._accept(signal, raw, metadata, sender, key))
             self._recent.put(key, now, known)
             known.add_done_callback(functools.partial(self._accepted_one, key))
         else:
@@ -129,15 +129,17 @@ class Intake:
                 raise UnavailableError("it was damaged in the collector's log before it could be stored: send it again")
         return outcome
 
-    async def _accept(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], bound: Ids | None, key: str) -> Outcome:
+    async def _accept(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: str) -> Outcome:
         self._disk.check(0 if self._writer.idle else self._commit.bytes_held)  # what is stored holds nobody up
         with self._in_flight.hold(len(raw)):
-            return await self._log(signal, raw, metadata, bound, key)
+            return await self._log(signal, raw, metadata, sender, key)
 
-    async def _log(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], bound: Ids | None, key: str) -> Outcome:
+    async def _log(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: str) -> Outcome:
         now = self._clock()
         parsed, raw, unreadable = self._parse(signal, raw)
-        identities, spans = self._identify(parsed, raw, metadata, bound, now)
+        identities, spans = self._identify(parsed, raw, metadata, sender, now)
+        if isinstance(parsed, ExportMetricsServiceRequest) and sender.is_agent:
+            identities, raw = hold_points(parsed, raw, identities, sender)
         if self._masker is not None:
             raw = self._masker.masked(signal, raw)
         reasons = rejections(identities, unreadable)
@@ -188,20 +190,20 @@ class Intake:
             raise DataError(f"this is no OTLP {signal} request: {error}") from None
 
     def _identify(
-        self, request: _Parsed, raw: bytes, metadata: Mapping[str, str], bound: Ids | None, now: float
+        self, request: _Parsed, raw: bytes, metadata: Mapping[str, str], sender: Sender, now: float
     ) -> tuple[list[Identity], Counter[tuple[str, str]]]:
         """The identities, and how many spans were heard of each attempt (attempt spans and seals count 0)."""
         heard: Counter[tuple[str, str]] = Counter()
         now_nano = int(now * 10**9)
         if isinstance(request, ExportLogsServiceRequest):
             found = identify_logs(request, metadata, self.memory, now_unix_nano=now_nano, levels=self.levels)
-            return bind(found, bound, self.levels) if bound else found, heard
+            return bind(found, sender.bound, self.levels) if sender.bound else found, heard
         if isinstance(request, ExportMetricsServiceRequest):
             return identify_points(request, now_unix_nano=now_nano), heard
         heads = Heads.of(request, raw)
         identities = identify_spans(request, metadata, self.memory, now_unix_nano=now_nano, levels=self.levels, raw=raw, heads=heads)
-        if bound:
-            identities = bind(identities, bound, self.levels)
+        if sender.bound:
+            identities = bind(identities, sender.bound, self.levels)
             if semconv.REWARD_GIVEN.encode() in raw:
                 for index, span in enumerate(heads.spans):
                     if any(each.key == semconv.REWARD_GIVEN for each in span.attributes):
@@ -235,9 +237,9 @@ class Intake:
             self._recent.settle(key, task.result())
 
 
-def _key(signal: Signal, raw: bytes, metadata: Mapping[str, str], bound: Ids | None) -> str:
+def _key(signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender) -> str:
     digest = hashlib.sha1(raw, usedforsecurity=False)  # half the cost of sha256; whoever finds a collision loses a request of their own
     for name in (semconv.HEADER_ROLLOUT_ID, semconv.HEADER_ATTEMPT_ID):
         digest.update(b"\0" + metadata.get(name, "").encode())
-    digest.update(b"\0" + "/".join(bound).encode() if bound else b"")  # what one may not send, another may
+    digest.update(b"\0" + "/".join(sender.bound or ()).encode() if sender.is_agent else b"")  # what one may not send, another may
     return f"{signal[0]}{digest.hexdigest()[:32]}"

@@ -1,7 +1,7 @@
 """OTLP metrics: which data points are taken, and their rows in the stock tables of the Collector's ClickHouse exporter.
 
 One row for each data point, in the table of its metric's kind. Metrics have no place in a rollout's order, so they take no sequence
-numbers; the tables derive RolloutId and AttemptId from the resource.
+numbers; the tables derive RolloutId and AttemptId from the resource. conformance/metrics has golden vectors of what agents may send.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     Exemplar,
     ExponentialHistogramDataPoint,
@@ -21,8 +22,10 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     SummaryDataPoint,
 )
 
-from agl_otel.collector.identify import AHEAD_NANO, EARLIEST_UNIX_NANO, TIMESTAMP, Identity
+from agl_otel.collector.identify import AHEAD_NANO, EARLIEST_UNIX_NANO, TIMESTAMP, TRAINING, Identity, bound_identity, named_by
 from agl_otel.collector.values import to_map
+from agl_otel.ingest import Sender
+from agl_otel.semconv import ATTEMPT_ID, ROLLOUT_ID, TRAINING_FIGURES
 from agl_otel.traces.engine import DATABASE
 
 NO_DATA: Final = "metric has no data, or of an unknown kind"
@@ -74,6 +77,38 @@ def identify_points(request: ExportMetricsServiceRequest, *, now_unix_nano: int)
             )
             found.append(_TAKEN if good else refused)
     return found
+
+
+def hold_points(
+    request: ExportMetricsServiceRequest, raw: bytes, found: Sequence[Identity], sender: Sender
+) -> tuple[list[Identity], bytes]:
+    """What was found of an agent's points, held against its key; and the request's bytes, in which resources without ids have the key's.
+
+    Figures of training are refused, and from a key that is bound to an attempt the points of resources that name another.
+    """
+    held = list(found)
+    changed = False
+    index = 0
+    for group in request.resource_metrics:
+        named = named_by(group.resource.attributes)
+        whose = bound_identity(named, sender.bound) if sender.bound else Identity()
+        for metric in (metric for scope in group.scope_metrics for metric in scope.metrics):
+            reason = TRAINING if metric.name.startswith(TRAINING_FIGURES) else whose.reason
+            kind = metric.WhichOneof("data")
+            end = index + (len(getattr(metric, kind).data_points) if kind is not None else 1)
+            if reason:
+                held[index:end] = [each if each.reason else Identity(reason=reason) for each in held[index:end]]
+            index = end
+        if sender.bound and not whose.reason and (named.rollout_id, named.attempt_id) != sender.bound:
+            others = [each for each in group.resource.attributes if each.key not in (ROLLOUT_ID, ATTEMPT_ID)]
+            del group.resource.attributes[:]
+            group.resource.attributes.extend([*others, *_named(dict(zip((ROLLOUT_ID, ATTEMPT_ID), sender.bound, strict=True)))])
+            changed = True
+    return held, request.SerializeToString() if changed else raw
+
+
+def _named(attributes: Mapping[str, str]) -> list[KeyValue]:
+    return [KeyValue(key=key, value=AnyValue(string_value=value)) for key, value in attributes.items()]
 
 
 def kinds_of(request: ExportMetricsServiceRequest) -> list[str | None]:

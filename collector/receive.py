@@ -11,14 +11,13 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from agl_otel.bearer import bearer_refusal, shows
+from agl_otel.bearer import bearer_refusal
 from agl_otel.collector.intake import Intake, Outcome
 from agl_otel.collector.journal import Signal
-from agl_otel.collector.memory import Ids
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.collector.write import Writer
 from agl_otel.errors import AglError, grpc_status
-from agl_otel.ingest import attempt_of, ingest_key
+from agl_otel.ingest import TRUSTED, Sender, sender_of
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 RETRY_SECONDS: Final = 1  # what we tell clients to wait
@@ -48,18 +47,18 @@ class Receiver:
 
         Tokens for the collector, or for one of `scopes`, are taken, too.
         """
-        if not self.token or (sending and (shows(authorization, ingest_key(self.token)) or self._bound(authorization))):
+        if not self.token or (sending and self._sender(authorization).is_agent):
             return None
         why = bearer_refusal(authorization, self.token, "collector", *scopes)
         return why if why is None else why or UNAUTHENTICATED
 
     async def take(self, signal: Signal, raw: bytes, metadata: Mapping[str, str]) -> Outcome:
         """Accept a request of a client that may come in; see Intake.take."""
-        return await self.intake.take(signal, raw, metadata, self._bound(metadata.get("authorization", "")))
+        return await self.intake.take(signal, raw, metadata, self._sender(metadata.get("authorization", "")))
 
-    def _bound(self, authorization: str) -> Ids | None:
-        """The attempt to which the key in this Authorization header is bound."""
-        return attempt_of(self.token, authorization.removeprefix("Bearer ")) if authorization.startswith("Bearer ") else None
+    def _sender(self, authorization: str) -> Sender:
+        """Who shows this Authorization header."""
+        return sender_of(self.token, authorization.removeprefix("Bearer ")) if authorization.startswith("Bearer ") else TRUSTED
 
 
 def status_of(error: AglError) -> Status:

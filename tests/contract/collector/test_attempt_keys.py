@@ -8,14 +8,14 @@ import aiohttp
 import grpc.aio
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest, ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from pydantic import SecretStr
 
 from agl_otel import semconv
 from agl_otel.collector.grpc_port import METHODS
-from agl_otel.collector.identify import GIVEN, KEY
+from agl_otel.collector.identify import GIVEN, KEY, TRAINING
 from agl_otel.ingest import attempt_ingest_key, ingest_key
 
 from .otlp import request_of, span
@@ -109,7 +109,7 @@ async def test_only_the_runner_says_that_a_reward_is_given(closed: Stack) -> Non
     assert not (await send(closed, request_of(spans), ingest_key(TOKEN), over="http")).partial_success.rejected_spans
 
 
-async def test_log_records_are_held_against_the_key_and_metrics_are_taken(closed: Stack) -> None:
+async def test_log_records_are_held_against_the_key(closed: Stack) -> None:
     request = ExportLogsServiceRequest()
     records = request.resource_logs.add().scope_logs.add().log_records
     for text, ids in (("mine", {}), ("theirs", THEIRS)):
@@ -121,11 +121,44 @@ async def test_log_records_are_held_against_the_key_and_metrics_are_taken(closed
     async with closed.reader() as reader:
         rows = await reader.query("SELECT Body, RolloutId, AttemptId FROM otel_logs")
     assert rows == [{"Body": "mine", "RolloutId": "ro-mine", "AttemptId": "at-mine"}]
-    metrics = ExportMetricsServiceRequest()
-    metrics.resource_metrics.add().scope_metrics.add().metrics.add(name="m").gauge.data_points.add(
-        as_int=1, time_unix_nano=span().end_time_unix_nano
-    )
-    assert (await post(closed, "/v1/metrics", metrics.SerializeToString(), MINE))[0] == 200
+
+
+def points(**names: dict[str, str]) -> bytes:
+    """A request with a gauge of each name, with the ids of its resource."""
+    request = ExportMetricsServiceRequest()
+    for name, ids in names.items():
+        group = request.resource_metrics.add()
+        group.resource.attributes.extend(span("", ids).attributes)
+        group.scope_metrics.add().metrics.add(name=name).gauge.data_points.add(as_int=1, time_unix_nano=span().end_time_unix_nano)
+    return request.SerializeToString()
+
+
+async def send_points(stack: Stack, body: bytes, key: str, *, over: str) -> tuple[int, str]:
+    """How many points were refused, and why."""
+    if over == "http":
+        status, answer = await post(stack, "/v1/metrics", body, key)
+        assert status == 200, answer
+    else:
+        async with grpc.aio.insecure_channel(stack.grpc) as channel:
+            call = channel.unary_unary(METHODS[2], request_serializer=None, response_deserializer=None)
+            answer = await call(body, metadata=[("authorization", f"Bearer {key}"), (semconv.HEADER_ACK, "stored")])
+    told = ExportMetricsServiceResponse.FromString(answer).partial_success
+    return told.rejected_data_points, told.error_message
+
+
+async def test_points_of_others_are_refused_and_those_of_nobody_are_the_attempts(closed: Stack) -> None:
+    for over in ("http", "grpc"):
+        body = points(**{f"mine_{over}": {}, f"theirs_{over}": THEIRS, "agl.training.stale_share": {}})
+        refused, why = await send_points(closed, body, MINE, over=over)
+        assert refused == 2 and KEY in why and TRAINING in why
+        assert (await send_points(closed, body, ingest_key(TOKEN), over=over))[0] == 1, "of the key of no attempt, figures of training"
+        assert (await send_points(closed, body, TOKEN, over=over)) == (0, ""), "it is no resend"
+    async with closed.reader() as reader:
+        rows = await reader.query("SELECT MetricName AS m, RolloutId AS r, AttemptId AS a FROM otel_metrics_gauge ORDER BY m, r")
+    stored = [(row["m"], row["r"], row["a"]) for row in rows if not row["m"].startswith("agl.training.")]
+    mine = [(f"mine_{over}", *ids) for over in ("grpc", "http") for ids in (("", ""), ("", ""), ("ro-mine", "at-mine"))]
+    assert stored == mine + [(f"theirs_{over}", "ro-theirs", "at-theirs") for over in ("grpc", "http") for _ in range(2)]
+    assert len(rows) - len(stored) == 2, "the trainer's alone"
 
 
 async def test_a_forged_key_and_any_other_door_stay_closed(closed: Stack) -> None:

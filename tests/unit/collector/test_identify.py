@@ -13,13 +13,16 @@ from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from agl_otel import semconv
 from agl_otel.collector import identify
 from agl_otel.collector.identify import Identity, bind, identify_logs, identify_spans, learn
 from agl_otel.collector.memory import TraceMemory
+from agl_otel.collector.metrics import hold_points, identify_points, metric_rows
 from agl_otel.collector.policy import DROPPED, apply_policy
-from agl_otel.ingest import attempt_ingest_key, attempt_of
+from agl_otel.ingest import Sender, attempt_ingest_key, attempt_of, ingest_key, sender_of
 
 VECTORS = Path(__file__).parents[3] / "collector" / "conformance"
 REASONS = {
@@ -30,6 +33,7 @@ REASONS = {
     "rollout_id": identify.ROLLOUT_ID,
     "attempt_id": identify.ATTEMPT_ID,
     "key": identify.KEY,
+    "training": identify.TRAINING,
 }
 BYTES = {"traceId", "spanId", "parentSpanId"}
 
@@ -87,6 +91,28 @@ def test_golden_vector_of_a_key(now: int, vector: dict[str, Any]) -> None:
         assert run_step(step, memory, now) == [expected(entry) for entry in step["expect"]]
 
 
+@pytest.mark.parametrize(("now", "vector"), vectors("metrics"))
+def test_golden_vector_of_metrics(now: int, vector: dict[str, Any]) -> None:
+    to = vector.get("bound")
+    sender = Sender(is_agent=vector.get("agent", False), bound=(to["rollout"], to["attempt"]) if to else None)
+    request = json_format.ParseDict(vector["request"], ExportMetricsServiceRequest())
+    raw = request.SerializeToString()
+    found = identify_points(request, now_unix_nano=now)
+    if sender.is_agent:
+        found, raw = hold_points(request, raw, found, sender)
+    rows = metric_rows(raw, found, received_ms=0, batch=1, first={})
+    stored = iter([row for kind in rows.values() for row in kind])
+    told = [Identity(reason=each.reason) if each.reason else ids_of(json.loads(next(stored))) for each in found]
+    assert told == [expected(entry) for entry in vector["expect"]]
+    assert next(stored, None) is None
+
+
+def ids_of(row: dict[str, Any]) -> Identity:
+    """What the tables derive (traces/schema/0004_otel_metrics.sql)."""
+    resource = row["ResourceAttributes"]
+    return Identity(resource.get(semconv.ROLLOUT_ID, ""), resource.get(semconv.ATTEMPT_ID, ""))
+
+
 def test_keys_of_attempts_are_those_of_the_golden_vectors() -> None:
     keys = json.loads((VECTORS / "keys" / "keys.json").read_text())
     for each in keys["keys"]:
@@ -94,6 +120,8 @@ def test_keys_of_attempts_are_those_of_the_golden_vectors() -> None:
         assert attempt_of(each["token"], each["key"]) == (each["rollout"], each["attempt"])
     for each in keys["refused"]:
         assert attempt_of(each["token"], each["key"]) is None, each["name"]
+        is_agent = each["key"] == ingest_key(each["token"])
+        assert sender_of(each["token"], each["key"]) == Sender(is_agent=is_agent), each["name"]
     assert attempt_ingest_key("", "ro-1", "at-1") == "" and attempt_of("", keys["keys"][0]["key"]) is None
 
 
