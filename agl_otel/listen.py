@@ -186,11 +186,28 @@ def own_names(settings: Settings) -> frozenset[str] | None:
 
     With a token a page of a name that was pointed at this machine has none to show.
     """
-    closed = _is_address(settings.host) and (settings.host in ("", "localhost") or ipaddress.ip_address(settings.host).is_loopback)
-    allowed = {name.strip().lower() for name in settings.allowed_hosts.split(",") if name.strip()}
-    if settings.token.get_secret_value() or not closed or "*" in allowed:
-        return None
-    return frozenset({settings.host.lower(), settings.announced_host.lower(), *allowed})
+    return None if settings.token.get_secret_value() else names_on(settings.host, settings.announced_host, allowed=settings.allowed_hosts)
+
+
+def names_on(host: str, *others: str, allowed: str) -> frozenset[str] | None:
+    """The names of a service on `host` that asks for no token, with those `allowed` (AGL_ALLOWED_HOSTS).
+
+    None: any, as where other machines reach it.
+    """
+    named = {name.strip().lower() for name in allowed.split(",") if name.strip()}
+    return None if "*" in named or not is_loopback(host) else frozenset({host.lower(), *map(str.lower, others), *named})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this machine alone reaches a service that listens on `host`, an address or a name.
+
+    Debian gives a machine's own name 127.0.1.1.
+    """
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)} if host else set[str]()
+    except (OSError, UnicodeError):  # nothing can listen there either
+        return False
+    return bool(found) and all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in found)
 
 
 def _asked_name(request: web.Request) -> str:

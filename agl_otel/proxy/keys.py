@@ -17,6 +17,7 @@ from agl_otel.scoped import refusal
 PREFIX: Final = "agl-"
 """What our keys start with; a provider's key never does."""
 SHARED: Final = "shared"
+MODEL_SERVER: Final = "model-server"
 
 
 def attempt_key(token: str, rollout_id: str, attempt_id: str) -> str:
@@ -27,6 +28,11 @@ def attempt_key(token: str, rollout_id: str, attempt_id: str) -> str:
 def shared_key(token: str) -> str:
     """The key of a process that runs many attempts."""
     return _made(token, SHARED)
+
+
+def model_server_key(token: str) -> str:
+    """The key of model servers that a training run starts on a cluster: the proxy shows it. Empty where the stack has no token."""
+    return _made(token, MODEL_SERVER) if token else ""
 
 
 def is_ours(key: str) -> bool:

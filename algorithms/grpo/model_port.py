@@ -1,11 +1,17 @@
-"""What our model server and the one over vLLM share at their door: the command line and errors in OpenAI's form. Needs no torch."""
+"""What our model server and the one over vLLM share: the command line, who may ask, and errors in OpenAI's form. Needs no torch."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 from aiohttp import web
+
+from agl_otel.bearer import shows
+from agl_otel.errors import SettingsError
+from agl_otel.listen import is_loopback, names_on, only_own_pages
+from agl_otel.settings import Settings
 
 MAX_BODY_BYTES: Final = 64 << 20
 
@@ -20,6 +26,32 @@ def parser_of(module: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--name", default="policy", help="the model's name in answers")
     return parser
+
+
+def checks(host: str, key: str = "") -> list[Any]:
+    """Middlewares that decide who may ask a server on `host`: no page of another site, and with a `key` only who shows it.
+
+    Without a key requests on loopback name it as those to all other services do (listen.py). Raises SettingsError.
+    """
+    if key:
+        return [only_own_pages(), _with_key(key)]
+    return [only_own_pages(names=names_on(host, allowed=Settings.load().allowed_hosts))]
+
+
+def require_key(host: str, key: str) -> None:
+    """Raise SettingsError where a model server would listen beyond loopback for everybody."""
+    if not key and not is_loopback(host):
+        raise SettingsError(f"the model server would listen on {host} for everybody who reaches it: give the stack a token (AGL_TOKEN)")
+
+
+def _with_key(key: str) -> Any:
+    @web.middleware
+    async def check(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+        if shows(request.headers.get("Authorization", ""), key):
+            return await handler(request)
+        return error_response(401, "this model server wants its run's key: ask the model through the stack's proxy")
+
+    return check
 
 
 def error_response(status: int, message: str) -> web.Response:

@@ -21,7 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from agl_otel.algorithms.grpo.engine import Engine, Job
 from agl_otel.algorithms.grpo.generate import Row
-from agl_otel.algorithms.grpo.model_port import MAX_BODY_BYTES, error_response, parser_of
+from agl_otel.algorithms.grpo.model_port import MAX_BODY_BYTES, checks, error_response, parser_of
 from agl_otel.algorithms.grpo.policy import load_policy, load_weights
 from agl_otel.algorithms.grpo.wire import Reply, parse, server_sent_event
 from agl_otel.errors import UsageError
@@ -33,15 +33,19 @@ ENGINE: Final = web.AppKey("engine", Engine)
 MODEL_NAME: Final = web.AppKey("model_name", str)
 
 
-def make_app(engine: Engine, model_name: str = "policy") -> web.Application:
-    """The server's routes over an engine that is running."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, bodies_in_time])
+def make_app(engine: Engine, model_name: str = "policy", *, host: str = "127.0.0.1", key: str = "", loads: bool = True) -> web.Application:
+    """The server's routes over an engine that is running, for a port of `host`.
+
+    With a `key` whoever asks must show it; `loads` is whether it takes weights by POST /weights. Raises SettingsError.
+    """
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[*checks(host, key), _errors, bodies_in_time])
     app[ENGINE] = engine
     app[MODEL_NAME] = model_name
     app.router.add_post("/v1/chat/completions", _chat)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/health", _health)
-    app.router.add_post("/weights", _weights)
+    if loads:
+        app.router.add_post("/weights", _weights)
     return app
 
 
@@ -129,7 +133,7 @@ async def serve(engine: Engine, *, host: str, port: int, model_name: str = "poli
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with engine:
-        runner = make_runner(make_app(engine, model_name), shutdown_timeout=5.0)
+        runner = make_runner(make_app(engine, model_name, host=host), shutdown_timeout=5.0)
         await runner.setup()
         bound = await listen(runner, host, port, None)
         if ready is not None:

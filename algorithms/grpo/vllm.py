@@ -27,7 +27,7 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import web
 
-from agl_otel.algorithms.grpo.model_port import MAX_BODY_BYTES, error_response, parser_of
+from agl_otel.algorithms.grpo.model_port import MAX_BODY_BYTES, checks, error_response, parser_of
 from agl_otel.errors import AglError, ModelServerError, SettingsError, UsageError
 from agl_otel.listen import bodies_in_time, is_well, listen, make_runner
 from agl_otel.processes import Process
@@ -87,9 +87,9 @@ class Front:
         await asyncio.gather(self.ended, return_exceptions=True)
         await self._session.close()
 
-    def app(self) -> web.Application:
-        """Its routes."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, bodies_in_time])
+    def app(self, host: str = "127.0.0.1") -> web.Application:
+        """Its routes, for a port of `host`. Raises SettingsError."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[*checks(host), _errors, bodies_in_time])
         app.router.add_get("/health", self._health)
         app.router.add_post("/weights", self._weights)
         app.router.add_route("*", "/v1/{tail:.*}", self._forward)
@@ -195,7 +195,7 @@ async def serve(front: Front, *, host: str, port: int) -> None:
             await asyncio.gather(starting, return_exceptions=True)
             return
         await starting
-        runner = make_runner(front.app(), shutdown_timeout=5.0)
+        runner = make_runner(front.app(host), shutdown_timeout=5.0)
         await runner.setup()
         try:
             bound = await listen(runner, host, port, None)

@@ -11,9 +11,12 @@ import ray  # pyright: ignore[reportMissingImports] - of the extra [verl]
 import torch
 
 from agl_otel.algorithms.grpo.engine import Engine
+from agl_otel.algorithms.grpo.model_port import require_key
 from agl_otel.algorithms.grpo.policy import load_policy
 from agl_otel.algorithms.grpo.server import make_app
 from agl_otel.listen import listen, make_runner
+from agl_otel.proxy.keys import model_server_key
+from agl_otel.settings import Settings
 
 
 class ModelServer:
@@ -25,12 +28,17 @@ class ModelServer:
         self._exit = AsyncExitStack()
 
     async def start(self) -> str:
-        """Serve on a free port of this node; host:port."""
+        """Serve on a free port of this node, for who shows `model_server_key`; host:port.
+
+        Raises SettingsError where other nodes reach it and the stack has no token.
+        """
+        host = ray.util.get_node_ip_address() if os.environ.get("RAY_ADDRESS") else "127.0.0.1"
+        key = model_server_key(Settings.load().token.get_secret_value())
+        require_key(host, key)
         await self._exit.enter_async_context(self._engine)
-        runner = make_runner(make_app(self._engine))
+        runner = make_runner(make_app(self._engine, host=host, key=key, loads=False))
         await runner.setup()
         self._exit.push_async_callback(runner.cleanup)
-        host = ray.util.get_node_ip_address() if os.environ.get("RAY_ADDRESS") else "127.0.0.1"
         return f"{host}:{await listen(runner, host, 0, None)}"
 
     async def load(self, weights: Mapping[str, torch.Tensor], version: int | None) -> None:

@@ -10,6 +10,7 @@ import aiohttp
 
 from agl_otel.algorithms.verl.spec import RESOURCE_NAME, Spec
 from agl_otel.errors import ModelServerError, UnavailableError
+from agl_otel.proxy.keys import model_server_key
 from agl_otel.store import Store
 from agl_otel.tls import connector
 from agl_otel.types import LLM, NamedResources, RolloutMode
@@ -33,10 +34,11 @@ class Publisher:
         """
         await self.store.open()
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), connector=connector()) as session:
-            model = await _served_model(session, addresses[0])
+            key = model_server_key(self.store.token) if self.spec.says_version else ""  # of our own server; verl's others ask for none
+            model = await _served_model(session, addresses[0], key)
             versions: dict[RolloutMode, int] = {}
             for mode, sampling in self.sampling.items():
-                update = await self.store.publish(resources(addresses, model, sampling), resources_id=self.spec.resources_id(mode))
+                update = await self.store.publish(resources(addresses, model, sampling, key), resources_id=self.spec.resources_id(mode))
                 versions[mode] = update.version
             if not self.spec.says_version:
                 known = self.store.description
@@ -45,11 +47,11 @@ class Publisher:
         return str(versions["train"])
 
 
-def resources(addresses: Sequence[str], model: str, sampling: dict[str, Any]) -> NamedResources:
+def resources(addresses: Sequence[str], model: str, sampling: dict[str, Any], key: str = "") -> NamedResources:
     """`main_llm`, and the other replicas beside it: the proxy takes LLMs that serve the same model as one pool."""
     names = [RESOURCE_NAME, *(f"{RESOURCE_NAME}_{number}" for number in range(2, len(addresses) + 1))]
     return {
-        name: LLM(endpoint=f"http://{address}/v1", model=model, sampling_parameters=sampling)
+        name: LLM(endpoint=f"http://{address}/v1", model=model, api_key=key or None, sampling_parameters=sampling)
         for name, address in zip(names, addresses, strict=True)
     }
 
@@ -64,10 +66,10 @@ def sampling_of(rollout: Any) -> dict[RolloutMode, dict[str, Any]]:
     return {"train": told(rollout), "val": told(rollout.val_kwargs)}
 
 
-async def _served_model(session: aiohttp.ClientSession, address: str) -> str:
+async def _served_model(session: aiohttp.ClientSession, address: str, key: str) -> str:
     url = f"http://{address}/v1/models"
     try:
-        async with session.get(url) as answer:
+        async with session.get(url, headers=_showing(key)) as answer:
             return (await answer.json())["data"][0]["id"]
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError, TypeError) as error:
         raise ModelServerError(f"verl's model server does not say at {url} what it serves: {error!r}") from error
@@ -75,10 +77,13 @@ async def _served_model(session: aiohttp.ClientSession, address: str) -> str:
 
 async def announce(session: aiohttp.ClientSession, proxy: str, version: str, token: str) -> None:
     """Tell a proxy which weights answer from now on. Raises ModelServerError where it refuses, UnavailableError where it is away."""
-    headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
-        async with session.post(f"{proxy.rstrip('/')}/resume", json={"version": version}, headers=headers) as answer:
+        async with session.post(f"{proxy.rstrip('/')}/resume", json={"version": version}, headers=_showing(token)) as answer:
             if answer.status != 200:
                 raise ModelServerError(f"the proxy {proxy} did not take weights version {version}: HTTP {answer.status}")
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise UnavailableError(f"the proxy {proxy} cannot be told weights version {version}: {error!r}") from error
+
+
+def _showing(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}

@@ -15,8 +15,10 @@ import pytest
 from agl_otel.settings import free_ports
 from tests.contract.web.conftest import Web
 from tests.system.stack_process import Command, naming, until
+from tests.system.test_model_server import Server, server
 from tests.system.two_machines import Machine, two_machines
 
+__all__ = ["server"]
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 TOKEN = "s3cret"
 FREE_PORTS = ["--queue-port", "0", "--otlp-grpc-port", "0"]
@@ -25,6 +27,7 @@ POSTS = {
     "clickhouse": ("/",),
     "web": ("/v1/agl/queues/rollouts/enqueue", "/v1/agl/sql", "/v1/traces"),
     "queue_metrics": ("/health",),
+    "model_server": ("/weights", "/v1/chat/completions"),
     "proxy": ("/model_list", "/close", "/pause", "/v1/chat/completions", "/rollout/ro-1/attempt/at-1/close"),
 }
 """{port: what can be posted there}."""
@@ -87,6 +90,33 @@ def pages_of_others_post_nothing(name: str, address: str, token: str = "") -> No
             assert status(address, path, token=token, post=True, headers=sent) == 403, (name, path, origin)
     own = {"Origin": address, "Content-Type": "application/json"}
     assert status(address, POSTS[name][0], token=token, post=True, headers=own) != 403, name
+
+
+def test_a_model_server_answers_to_its_own_names_only(server: Server) -> None:
+    """Whatever the stack's token is: it asks for none (tests/contract/algorithms/test_model_ports.py has the one over vLLM)."""
+    for host in ("evil.example", "127.0.0.1.evil.example", "[evil"):
+        assert status(server.url, "/health", headers={"Host": host}) == 403, host
+        assert status(server.url, "/weights", post=True, headers={"Host": host, "Content-Type": "text/plain"}) == 403, host
+    assert status(server.url, "/health", headers={"Host": "localhost:9"}) == 200
+    pages_of_others_post_nothing("model_server", server.url)
+
+
+def test_a_host_that_is_a_name_of_loopback_is_asked_for_by_name(tmp_path: Path) -> None:
+    """As Debian gives a machine's own name 127.0.1.1; here in a hosts file of its own."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n127.0.1.1 debian-box\n")
+    within = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(hosts))
+    tried = subprocess.run([*within, "true"], capture_output=True, check=False, text=True)
+    if tried.returncode != 0:
+        pytest.skip(f"a hosts file of its own needs a mount: {tried.stderr.strip()}")
+    with stack(tmp_path, "debian-box", within) as addresses:
+        for name, address in addresses.items():
+            here = address.replace("debian-box", "127.0.1.1")
+            assert status(here, GETS[name], headers={"Host": "evil.example"}) == 403, name
+            for path in POSTS[name]:
+                assert status(here, path, post=True, headers={"Host": "evil.example"}) == 403, (name, path)
+            for host in ("debian-box", "DEBIAN-BOX:5", "127.0.1.1"):
+                assert status(here, GETS[name], headers={"Host": host}) == 200, (name, host)
 
 
 CALL = """

@@ -96,6 +96,51 @@ def value_at(path: str) -> Any:
     return {} if path in ("ray_kwargs.ray_init", "critic.fsdp") or path.endswith("nsight_options") else 1
 
 
+ON_A_CLUSTER = """
+import json, os, sys, urllib.error, urllib.request
+import ray
+from agl_otel.algorithms.verl.model_server import ModelServer
+from agl_otel.proxy.keys import model_server_key
+
+def status(url, key="", body=None):
+    request = urllib.request.Request(url, data=body, headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"})
+    try:
+        return urllib.request.urlopen(request, timeout=120).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+found = {"node": ray.util.get_node_ip_address()}
+for token in ("", "s3cret"):
+    variables = {"RAY_ADDRESS": "auto", "AGL_TOKEN": token}
+    actor = ray.remote(ModelServer).options(num_cpus=0, runtime_env={"env_vars": variables}).remote(sys.argv[1], 1)
+    try:
+        url = "http://" + ray.get(actor.start.remote())
+    except ray.exceptions.RayTaskError as error:
+        found["refused"] = f"{type(error.cause).__name__}: {error.cause}"
+        continue
+    chat = b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}'
+    key = model_server_key(token)
+    found["without"] = [status(url + "/v1/models", given) for given in ("", token)] + [status(url + "/weights", body=b"{}")]
+    found["with"] = [status(url + "/v1/models", key), status(url + "/v1/chat/completions", key, chat), status(url + "/weights", key, b"{}")]
+ray.shutdown()
+print("FOUND", json.dumps(found))
+"""
+
+
+def test_a_model_server_on_a_cluster_answers_only_who_shows_its_key(python: Path, tiny_policy: Path) -> None:
+    env = {**environment(python), "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    command = [python, "-c", ON_A_CLUSTER, str(tiny_policy)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=600)
+    lines = [line.removeprefix("FOUND ") for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    assert len(lines) == 1, done.stdout + done.stderr
+    found = json.loads(lines[0])
+    if found["node"].startswith("127."):
+        pytest.skip("this machine has no address beyond loopback")
+    assert found["refused"].startswith("SettingsError: the model server would listen on ")
+    assert (found["without"], found["with"]) == ([401, 401, 401], [200, 200, 404])
+
+
 GO_ON = """
 import asyncio, json, sys
 from pathlib import Path

@@ -70,7 +70,9 @@ def test_replicas_are_one_pool_that_samples_as_verl_would() -> None:
     assert told["val"] == {**NEUTRAL, "temperature": 0.0, "max_tokens": 64}
     made: Any = resources(["a:1", "b:2"], "policy", told["val"])
     assert {name: llm.endpoint for name, llm in made.items()} == {"main_llm": "http://a:1/v1", "main_llm_2": "http://b:2/v1"}
-    assert {llm.model for llm in made.values()} == {"policy"}
+    assert {(llm.model, llm.api_key) for llm in made.values()} == {("policy", None)}
+    shown: Any = resources(["a:1"], "policy", told["val"], "their-key")
+    assert shown["main_llm"].api_key == "their-key"
 
 
 def test_a_line_of_metrics_says_what_was_scored() -> None:
