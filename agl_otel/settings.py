@@ -57,7 +57,8 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", env_ignore_empty=True, use_attribute_docstrings=True)
 
     host: str = "127.0.0.1"
-    """The address services listen on. Nothing listens beyond loopback unless this says so."""
+    """The address (or a name of it) that services listen on. Nothing of the stack listens beyond loopback unless this says so; model
+    servers of a training on a Ray cluster do (docs/security.md)."""
     advertise: str = ""
     """The host name (or address) by which others reach the services of this process, where it is not `host`: in a container, whose `host`
     is 0.0.0.0, the container's name."""
@@ -74,7 +75,7 @@ class Settings(BaseSettings):
     proxy_port: int = Field(default=4000, ge=0, le=65535)
     """The model proxy (OpenAI-compatible)."""
     web_port: int = Field(default=4748, ge=0, le=65535)
-    """REST, OTLP over HTTP and metrics, on one port."""
+    """The dashboard, REST, OTLP over HTTP, metrics and Jaeger's HTTP API, on one port."""
     jaeger_port: int = Field(default=0, ge=0, le=65535)
     """gRPC for a Jaeger that reads its traces from here (remote storage v2, for which Jaeger itself takes 17271); 0: not served."""
     queue_metrics_port: int = Field(default=0, ge=0, le=65535)
@@ -127,19 +128,25 @@ class Settings(BaseSettings):
     """A TOML file of masking rules, as `agl-otel export --mask` takes them: what they name is dropped or hashed before anything is kept
     or copied (the Python collector only); empty masks nothing."""
     metrics: bool = True
-    """Whether the collector takes OTLP metrics; without, it answers UNIMPLEMENTED (HTTP 501)."""
+    """Whether the collector takes OTLP metrics; without, it answers UNIMPLEMENTED (HTTP 501). The Python collector only: the Go one takes
+    them by its configuration."""
     max_message_bytes: int = Field(default=64 << 20, ge=1024, le=1 << 30)
-    """The largest OTLP request that is taken, in bytes after decompression."""
+    """The largest OTLP request that is taken, in bytes after decompression (the Python collector only; the Go one takes 64 MiB)."""
     max_span_attributes: int = Field(default=4096, ge=1)
-    """A span with more attributes is refused, with its reason in the partial success."""
+    """A span with more attributes is refused, with its reason in the partial success (the Python collector only; the Go one has no such
+    bound)."""
     max_in_flight_bytes: int = Field(default=256 << 20, ge=1024)
-    """OTLP requests that may wait for the disk together, in bytes; beyond it clients are told to send again (UNAVAILABLE, HTTP 503)."""
+    """OTLP requests that may wait for the disk together, in bytes; beyond it clients are told to send again (UNAVAILABLE, HTTP 503).
+    The Python collector only; the Go one bounds its memory by its configuration."""
     wal_budget_bytes: int = Field(default=4 << 30, ge=1 << 20)
-    """How large the write-ahead log may grow while ClickHouse does not keep up; a warning comes at 70 %, UNAVAILABLE at 100 %."""
+    """How large the write-ahead log may grow while ClickHouse does not keep up; a warning comes at 70 %, UNAVAILABLE at 100 % (the Python
+    collector only)."""
     disk_reserve_bytes: int = Field(default=256 << 20, ge=0)
-    """Free disk space below which nothing more is taken (UNAVAILABLE); a warning comes at four times as much."""
+    """Free disk space below which nothing more is taken (UNAVAILABLE); a warning comes at four times as much (the Python collector
+    only)."""
     tls_cert: str = ""
-    """PEM file of the certificate (chain) of the services; with `tls_key` every port speaks TLS only."""
+    """PEM file of the certificate (chain) of the services; with `tls_key` their ports speak TLS only. Not so the Go collector's own health
+    and metrics ports, and the model servers of trainings."""
     tls_key: str = ""
     """PEM file of the private key that belongs to `tls_cert`."""
     tls_client_ca: str = ""
@@ -161,13 +168,14 @@ class Settings(BaseSettings):
     tls_client_key: str = ""
     """PEM file of the private key that belongs to `tls_client_cert`."""
     forward_otlp: str = ""
-    """A second OTLP endpoint that gets a copy of every accepted request: http://host:4318, https://…, grpc://host:4317 or grpcs://…."""
+    """A second OTLP endpoint that gets a copy of every accepted request: http://host:4318, https://…, grpc://host:4317 or grpcs://… (the
+    Python collector only)."""
     forward_headers: SecretStr = SecretStr("")
     """Headers for `forward_otlp`, as name=value,name=value (values may be percent-encoded), like OTEL_EXPORTER_OTLP_HEADERS."""
     forward_queue_bytes: int = Field(default=64 << 20, ge=1 << 20)
     """Copies for `forward_otlp` that may wait together, in bytes; what finds no room is counted and dropped, never the original."""
     metrics_otlp: str = ""
-    """Where every service pushes its own metrics by OTLP over gRPC: HOST:4317 or https://HOST:4317; empty: nowhere."""
+    """Where every service but the Go collector pushes its own metrics by OTLP over gRPC: HOST:4317 or https://HOST:4317; empty: nowhere."""
     metrics_otlp_headers: SecretStr = SecretStr("")
     """Headers for `metrics_otlp`, written as for `forward_headers`."""
     metrics_otlp_seconds: float = Field(default=60.0, gt=0)
@@ -175,7 +183,7 @@ class Settings(BaseSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
     log_format: Literal["text", "json"] = "text"
-    """How the collector writes its log: text for people, or json (one object a line)."""
+    """How services write their logs: text for people, or json (one object a line); the Go collector by its configuration."""
 
     @field_validator("log_level", mode="before")
     @classmethod
