@@ -1,11 +1,13 @@
 package agentlightningextension
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 )
 
@@ -14,22 +16,33 @@ import (
 type ownPages struct{ names map[string]bool } // nil: any name
 
 // newOwnPages: names are checked where only this machine reaches the collector and it asks for no token.
-func newOwnPages(config *Config) ownPages {
+func newOwnPages(ctx context.Context, config *Config) ownPages {
 	names := map[string]bool{strings.ToLower(config.Host): true}
 	for _, name := range strings.Split(config.AllowedHosts, ",") {
 		if name = strings.ToLower(strings.TrimSpace(name)); name != "" {
 			names[name] = true
 		}
 	}
-	address, err := netip.ParseAddr(config.Host)
-	closed := config.Host == "localhost" || err == nil && address.IsLoopback()
-	if config.Token != "" || !closed || names["*"] {
+	if config.Token != "" || names["*"] || !onlyThisMachine(ctx, config.Host) {
 		return ownPages{}
 	}
 	if announced, err := url.Parse(config.CollectorHTTP); err == nil {
 		names[strings.ToLower(announced.Hostname())] = true
 	}
 	return ownPages{names}
+}
+
+// onlyThisMachine says whether who listens on `host` may be reached from this machine only: where it, or an address of its name, is of the
+// loopback. A name without an address is taken for one.
+func onlyThisMachine(ctx context.Context, host string) bool {
+	if host == "" {
+		return false
+	}
+	if address, err := netip.ParseAddr(host); err == nil {
+		return address.Unmap().IsLoopback()
+	}
+	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	return err != nil || slices.ContainsFunc(found, func(address netip.Addr) bool { return address.Unmap().IsLoopback() })
 }
 
 // refusal says why a request is refused; empty where it is not.

@@ -42,7 +42,7 @@ var requestTypes = map[string]string{
 // GetHTTPHandler implements extensionmiddleware.HTTPServer. What comes to the receiver is unpacked (the receiver's own unpacking has no
 // bound in members and seconds: `compression_algorithms: []` turns it off) and parses.
 func (p *presence) GetHTTPHandler(context.Context) (extensionmiddleware.WrapHTTPHandlerFunc, error) {
-	return func(_ context.Context, base http.Handler) (http.Handler, error) {
+	return func(ctx context.Context, base http.Handler) (http.Handler, error) {
 		mux := http.NewServeMux()
 		mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
 			answer(w, map[string]any{"status": "ok", "service": "collector", "uptime_seconds": time.Since(p.started).Seconds()})
@@ -55,7 +55,7 @@ func (p *presence) GetHTTPHandler(context.Context) (extensionmiddleware.WrapHTTP
 				base.ServeHTTP(w, r)
 			}
 		})
-		own := newOwnPages(p.config)
+		own := newOwnPages(ctx, p.config)
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if why := own.refusal(r); why != "" {
 				http.Error(w, why, http.StatusForbidden)

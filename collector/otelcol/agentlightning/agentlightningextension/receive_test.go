@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
@@ -51,6 +52,9 @@ func zlibbed(raw []byte) []byte {
 
 var packers = map[string]func([]byte) []byte{"gzip": gzipped, "deflate": zlibbed, "zstd": zstded, "": func(raw []byte) []byte { return raw }}
 
+// several are those of which one may stand behind the other.
+var several = map[string]func([]byte) []byte{"gzip": gzipped, "deflate": zlibbed, "zstd": zstded}
+
 func TestWhatIsPackedIsUnpacked(t *testing.T) {
 	raw := bytes.Repeat([]byte("spans "), 10_000)
 	for name, pack := range packers {
@@ -58,16 +62,17 @@ func TestWhatIsPackedIsUnpacked(t *testing.T) {
 		require.NoError(t, err, name)
 		require.Equal(t, raw, got, name)
 	}
-	for name, pack := range map[string]func([]byte) []byte{"gzip": gzipped, "zstd": zstded} { // several members
+	for name, pack := range several {
 		packed := append(pack(raw), bytes.Repeat(pack([]byte("more")), maxMembers-1)...)
 		got, err := readBody(t.Context(), name, iotest.OneByteReader(bytes.NewReader(packed)), limit)
 		require.NoError(t, err, name)
 		require.Len(t, got, len(raw)+4*(maxMembers-1), name)
+		require.True(t, bytes.HasSuffix(got, []byte("moremore")), name)
 	}
 }
 
 func TestManyMembersAreRefused(t *testing.T) {
-	for name, pack := range map[string]func([]byte) []byte{"gzip": gzipped, "zstd": zstded} {
+	for name, pack := range several {
 		_, err := readBody(t.Context(), name, bytes.NewReader(bytes.Repeat(pack(nil), maxMembers+1)), limit)
 		require.ErrorIs(t, err, errMembers, name)
 	}
@@ -131,6 +136,56 @@ func TestTheWorkEndsWithItsRequest(t *testing.T) {
 	_, err := readBody(ctx, "gzip", io.MultiReader(bytes.NewReader(gzipped([]byte("x"))), endless), limit)
 	require.ErrorIs(t, err, context.Canceled)
 }
+
+// emptyBlocks begin a body and go on without an end, and unfold to nothing.
+var emptyBlocks = map[string]struct{ head, block string }{
+	"gzip":    {"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff", "\x00\x00\x00\xff\xff"},
+	"deflate": {"\x78\x9c", "\x00\x00\x00\xff\xff"},
+	"zstd":    {"\x28\xb5\x2f\xfd\x00\x58", "\x00\x00\x00"},
+}
+
+// packedNothing is a body of a megabyte of empty blocks.
+func packedNothing(name string) io.Reader {
+	return strings.NewReader(emptyBlocks[name].head + strings.Repeat(emptyBlocks[name].block, 1<<20/len(emptyBlocks[name].block)))
+}
+
+func TestUnpackingEndsWithItsTimeAlsoWhereNothingComesOut(t *testing.T) {
+	now := time.Now()
+	clock := func() time.Time { // a tenth of a second for each piece, half of which is waiting
+		now = now.Add(50 * time.Millisecond)
+		return now
+	}
+	for name := range emptyBlocks {
+		_, err := readWatched(watch(t.Context(), packedNothing(name), clock), name, limit)
+		require.ErrorIs(t, err, errTooSlow, name)
+	}
+	for name, over := range map[string]encoding.Compressor{"gzip": boundedGzip{now: clock}, "zstd": boundedZstd{now: clock}} { // gRPC
+		reader, err := over.Decompress(packedNothing(name))
+		require.NoError(t, err, name)
+		_, err = io.ReadAll(reader)
+		require.ErrorIs(t, err, errTooSlow, name)
+	}
+}
+
+func TestUnpackingEndsWithItsClientAlsoWhereNothingComesOut(t *testing.T) {
+	for name := range emptyBlocks {
+		ctx, cancel := context.WithCancel(t.Context())
+		body := packedNothing(name)
+		head := make([]byte, 64<<10)
+		_, err := io.ReadFull(body, head)
+		require.NoError(t, err)
+		gone := readerOf(func(into []byte) (int, error) {
+			cancel()
+			return body.Read(into)
+		})
+		_, err = readBody(ctx, name, io.MultiReader(bytes.NewReader(head), gone), limit)
+		require.ErrorIs(t, err, context.Canceled, name)
+	}
+}
+
+type readerOf func([]byte) (int, error)
+
+func (r readerOf) Read(into []byte) (int, error) { return r(into) }
 
 func served(t *testing.T, settings map[string]any, request *http.Request) (*httptest.ResponseRecorder, []byte) {
 	t.Helper()
@@ -242,6 +297,8 @@ func TestPagesOfOthersAndOtherNamesAreRefused(t *testing.T) {
 		{loopback, "LOCALHOST:4318", "", http.StatusOK},
 		{loopback, "Mine.Example:4318", "", http.StatusOK},
 		{loopback, "agent.internal:4318", "", http.StatusOK},
+		{map[string]any{"host": "LOCALHOST"}, "evil.example:4318", "", http.StatusForbidden}, // a name of a loopback address
+		{map[string]any{"host": "LOCALHOST", "allowed_hosts": ",mine.example"}, "mine.example", "", http.StatusOK},
 		{map[string]any{"host": "localhost", "allowed_hosts": "*"}, "evil.example", "", http.StatusOK},
 		{open, "evil.example:4318", "", http.StatusOK},
 		{token, "evil.example:4318", "", http.StatusOK},

@@ -18,7 +18,7 @@ import (
 
 // Bounds of a compressed body, those of collector/compress.py. What it unfolds to is bounded by its reader.
 const (
-	maxMembers    = 1024 // of gzip; frames of zstd. Blockwise compressors make one for each 64 KiB
+	maxMembers    = 1024 // of gzip and deflate; frames of zstd. Blockwise compressors make one for each 64 KiB
 	unpackSeconds = 5 * time.Second
 	maxWindow     = 8 << 20 // bytes of a zstd window: what encoders may ask of every decoder (RFC 8878)
 )
@@ -35,9 +35,9 @@ func unpacked(encoding string, body io.Reader) (io.Reader, error) {
 	case "", "identity":
 		return body, nil
 	case "gzip", "x-gzip":
-		return newMembers(body)
+		return newGzip(body)
 	case "deflate":
-		return zlib.NewReader(body)
+		return newZlib(body)
 	case "zstd":
 		return newFrames(body)
 	default:
@@ -45,21 +45,43 @@ func unpacked(encoding string, body io.Reader) (io.Reader, error) {
 	}
 }
 
-// members reads a gzip body member by member.
+// members reads a body of gzip or zlib streams, one behind the other.
 type members struct {
-	source *bufio.Reader // gzip reads no further than a member's end where it can read single bytes
-	reader *gzip.Reader
+	source *bufio.Reader // decompressors read no further than a stream's end where they can read single bytes
+	reader io.Reader     // of the stream that is being read
+	next   func() error  // goes on with the stream that begins here
 	count  int
 }
 
-func newMembers(body io.Reader) (*members, error) {
-	source := bufio.NewReader(body)
-	reader, err := gzip.NewReader(source)
-	if err != nil {
-		return nil, err
+func newGzip(body io.Reader) (*members, error) {
+	reader := new(gzip.Reader)
+	m := &members{source: bufio.NewReader(body), reader: reader}
+	m.next = func() error {
+		if err := reader.Reset(m.source); err != nil {
+			return err
+		}
+		reader.Multistream(false)
+		return nil
 	}
-	reader.Multistream(false)
-	return &members{source, reader, 1}, nil
+	return m.begin()
+}
+
+func newZlib(body io.Reader) (*members, error) {
+	m := &members{source: bufio.NewReader(body)}
+	m.next = func() error {
+		if again, is := m.reader.(zlib.Resetter); is {
+			return again.Reset(m.source, nil)
+		}
+		reader, err := zlib.NewReader(m.source)
+		m.reader = reader
+		return err
+	}
+	return m.begin()
+}
+
+func (m *members) begin() (*members, error) {
+	m.count = 1
+	return m, m.next()
 }
 
 func (m *members) Read(into []byte) (int, error) {
@@ -71,15 +93,15 @@ func (m *members) Read(into []byte) (int, error) {
 			}
 			return n, err
 		}
+		if _, err := m.source.Peek(1); err != nil {
+			return 0, err // io.EOF where no other follows
+		}
 		if m.count++; m.count > maxMembers {
-			if _, err := m.source.Peek(1); err == nil {
-				return 0, errMembers
-			}
+			return 0, errMembers
 		}
-		if err := m.reader.Reset(m.source); err != nil {
-			return 0, err // io.EOF where no other member follows
+		if err := m.next(); err != nil {
+			return 0, err
 		}
-		m.reader.Multistream(false)
 	}
 }
 
@@ -115,17 +137,19 @@ func (f *frames) Read(into []byte) (int, error) {
 }
 
 // readBody reads all of a body and what is in it, at most `limit` bytes, as long as its client waits and unpacking it takes no longer than
-// it may. Waiting for the client does not count.
+// it may.
 func readBody(ctx context.Context, encoding string, body io.Reader, limit int64) ([]byte, error) {
-	waiting := &stopwatch{source: body}
-	inside, err := unpacked(encoding, waiting)
+	return readWatched(watch(ctx, body, time.Now), encoding, limit)
+}
+
+func readWatched(body *watched, encoding string, limit int64) ([]byte, error) {
+	inside, err := unpacked(encoding, body)
 	if err != nil {
 		return nil, err
 	}
-	if closer, is := inside.(io.Closer); is && inside != io.Reader(waiting) {
+	if closer, is := inside.(io.Closer); is {
 		defer func() { _ = closer.Close() }()
 	}
-	began := time.Now()
 	var all []byte
 	piece := make([]byte, 256<<10)
 	for {
@@ -138,38 +162,59 @@ func readBody(ctx context.Context, encoding string, body io.Reader, limit int64)
 			return all, nil
 		case err != nil:
 			return nil, err
-		case ctx.Err() != nil:
-			return nil, ctx.Err()
-		case time.Since(began)-waiting.waited > unpackSeconds:
-			return nil, errTooSlow
 		}
 	}
 }
 
-// stopwatch measures how long a source lets its reader wait.
-type stopwatch struct {
+// watched is the source of a decompressor. It gives nothing more where the client has gone, or where unpacking has taken longer than it
+// may: a decompressor comes back for more after some kilobytes, also where they unfold to nothing. Waiting for the client does not count.
+type watched struct {
+	ctx    context.Context //nolint:containedctx // of the request whose body this is
 	source io.Reader
+	now    func() time.Time
+	began  time.Time
 	waited time.Duration
 }
 
-func (s *stopwatch) Read(into []byte) (int, error) {
-	began := time.Now()
-	n, err := s.source.Read(into)
-	s.waited += time.Since(began)
+func watch(ctx context.Context, source io.Reader, now func() time.Time) *watched {
+	return &watched{ctx: ctx, source: source, now: now, began: now()}
+}
+
+func (w *watched) Read(into []byte) (int, error) {
+	if err := w.ctx.Err(); err != nil {
+		return 0, err
+	}
+	asked := w.now()
+	if asked.Sub(w.began)-w.waited > unpackSeconds {
+		return 0, errTooSlow
+	}
+	n, err := w.source.Read(into)
+	w.waited += w.now().Sub(asked)
 	return n, err
 }
 
-// boundedGzip is gRPC's gzip with a bound on members; the size is bounded by the server's largest message.
-type boundedGzip struct{ encoding.Compressor }
+// boundedGzip is gRPC's gzip with bounds on members and time; the size is bounded by the server's largest message. gRPC's decompressors
+// know nothing of the client that waits.
+type boundedGzip struct {
+	encoding.Compressor
+	now func() time.Time
+}
 
-func (boundedGzip) Decompress(r io.Reader) (io.Reader, error) { return newMembers(r) }
+func (b boundedGzip) Decompress(r io.Reader) (io.Reader, error) {
+	return newGzip(watch(context.Background(), r, b.now))
+}
 
-// boundedZstd is the collector's zstd of gRPC with bounds on frames and on the window, which every decoder sets memory aside for.
-type boundedZstd struct{ encoding.Compressor }
+// boundedZstd is the collector's zstd of gRPC with bounds on frames, on time, and on the window, which every decoder sets memory aside for.
+type boundedZstd struct {
+	encoding.Compressor
+	now func() time.Time
+}
 
-func (boundedZstd) Decompress(r io.Reader) (io.Reader, error) { return newFrames(r) }
+func (b boundedZstd) Decompress(r io.Reader) (io.Reader, error) {
+	return newFrames(watch(context.Background(), r, b.now))
+}
 
 func init() {
-	encoding.RegisterCompressor(boundedGzip{encoding.GetCompressor(grpcgzip.Name)})
-	encoding.RegisterCompressor(boundedZstd{encoding.GetCompressor("zstd")}) // registered by configgrpc
+	encoding.RegisterCompressor(boundedGzip{encoding.GetCompressor(grpcgzip.Name), time.Now})
+	encoding.RegisterCompressor(boundedZstd{encoding.GetCompressor("zstd"), time.Now}) // registered by configgrpc
 }
