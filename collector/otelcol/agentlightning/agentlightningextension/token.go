@@ -22,7 +22,7 @@ var (
 		"this collector asks for a token: send `authorization: Bearer <AGL_TOKEN>` (OTEL_EXPORTER_OTLP_HEADERS)")
 )
 
-// Authenticate implements extensionauth.Server. Whoever shows a key that is bound to an attempt is known by it from here on.
+// Authenticate implements extensionauth.Server. Who shows an agent's key is known by it from here on.
 func (p *presence) Authenticate(ctx context.Context, sources map[string][]string) (context.Context, error) {
 	if p.config.Token == "" {
 		return ctx, nil
@@ -37,10 +37,11 @@ func (p *presence) Authenticate(ctx context.Context, sources map[string][]string
 			if !is {
 				continue
 			}
-			if equal(shown, token) || equal(shown, key.Shared(token)) {
+			if equal(shown, token) {
 				return ctx, nil
 			}
-			if ids, bound := key.ReadBound(token, shown); bound {
+			ids, bound := key.ReadBound(token, shown)
+			if bound || equal(shown, key.Shared(token)) {
 				info := client.FromContext(ctx)
 				info.Auth = key.Holder{IDs: ids}
 				return client.NewContext(ctx, info), nil

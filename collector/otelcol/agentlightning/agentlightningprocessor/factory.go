@@ -22,7 +22,8 @@ func NewFactory() processor.Factory {
 	f := &factory{cores: newCores()}
 	return processor.NewFactory(Type, createDefaultConfig,
 		processor.WithTraces(f.createTraces, stability),
-		processor.WithLogs(f.createLogs, stability))
+		processor.WithLogs(f.createLogs, stability),
+		processor.WithMetrics(f.createMetrics, stability))
 }
 
 type factory struct{ cores *cores }
@@ -45,6 +46,16 @@ func (f *factory) createLogs(
 		return nil, err
 	}
 	return processorhelper.NewLogs(ctx, set, cfg, next, p.processLogs, p.options()...)
+}
+
+func (f *factory) createMetrics(
+	ctx context.Context, set processor.Settings, cfg component.Config, next consumer.Metrics,
+) (processor.Metrics, error) {
+	p, err := f.cores.user(cfg.(*Config), set)
+	if err != nil {
+		return nil, err
+	}
+	return processorhelper.NewMetrics(ctx, set, cfg, next, p.processMetrics, p.options()...)
 }
 
 func (p *pipeline) options() []processorhelper.Option {

@@ -8,6 +8,7 @@ import (
 
 	"go.opentelemetry.io/collector/client"
 	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/pmetric"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.opentelemetry.io/collector/processor/processorhelper"
 
@@ -15,6 +16,7 @@ import (
 	"agl-otel.internal/agentlightning/internal/key"
 	"agl-otel.internal/agentlightning/internal/queue"
 	"agl-otel.internal/agentlightning/internal/queuepb"
+	"agl-otel.internal/agentlightning/internal/refusals"
 )
 
 func (c *core) processTraces(ctx context.Context, request ptrace.Traces) (ptrace.Traces, error) {
@@ -39,7 +41,7 @@ func (c *core) processTraces(ctx context.Context, request ptrace.Traces) (ptrace
 	c.telemetry.count("traces", c.config.Unidentified, found)
 	c.telemetry.countMended("traces", mended)
 	writeTraces(request, found, now)
-	if c.config.Unidentified == Drop && dropSpans(request, found) == 0 {
+	if c.drops(ctx, found) && dropSpans(request, found, c.dropped) == 0 {
 		return request, processorhelper.ErrSkipProcessingData
 	}
 	return request, nil
@@ -59,10 +61,43 @@ func (c *core) processLogs(ctx context.Context, request plog.Logs) (plog.Logs, e
 	c.telemetry.count("logs", c.config.Unidentified, found)
 	c.telemetry.countMended("logs", mended)
 	writeLogs(request, found, now)
-	if c.config.Unidentified == Drop && dropRecords(request, found) == 0 {
+	if c.drops(ctx, found) && dropRecords(request, found, c.dropped) == 0 {
 		return request, processorhelper.ErrSkipProcessingData
 	}
 	return request, nil
+}
+
+// processMetrics holds metrics against the sender's key. Other ids than their resource's they have none, and no numbers.
+func (c *core) processMetrics(ctx context.Context, request pmetric.Metrics) (pmetric.Metrics, error) {
+	info := client.FromContext(ctx)
+	if !key.OfAgent(info) {
+		return request, nil
+	}
+	for reason, points := range identify.BindPoints(request, key.BoundTo(info)) {
+		c.telemetry.refuse("metrics", reason, points)
+		refusals.Add(ctx, reason, points)
+	}
+	if request.ResourceMetrics().Len() == 0 {
+		return request, processorhelper.ErrSkipProcessingData
+	}
+	return request, nil
+}
+
+// drops says whether there may be something that does not go on; what is refused because of the sender's key is told to the sender.
+func (c *core) drops(ctx context.Context, found []identify.Found) bool {
+	foreign := false
+	for i := range found {
+		if f := &found[i]; f.Foreign() {
+			refusals.Add(ctx, f.Reason, 1)
+			foreign = true
+		}
+	}
+	return foreign || c.config.Unidentified == Drop
+}
+
+// dropped: refused items stay, as evidence, but not those that their sender's key does not allow.
+func (c *core) dropped(f *identify.Found) bool {
+	return f.Foreign() || c.config.Unidentified == Drop && f.Rollout == "" && f.Reason == ""
 }
 
 // number gives every identified span that has no explicit number the next one of its rollout, in their order.

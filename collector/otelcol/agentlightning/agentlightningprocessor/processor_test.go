@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/collector/consumer/consumertest"
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/pmetric"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.opentelemetry.io/collector/processor"
 	"go.opentelemetry.io/collector/processor/processortest"
@@ -22,13 +23,16 @@ import (
 	"agl-otel.internal/agentlightning/internal/identify"
 	"agl-otel.internal/agentlightning/internal/key"
 	"agl-otel.internal/agentlightning/internal/queuetest"
+	"agl-otel.internal/agentlightning/internal/refusals"
 )
 
 type fixture struct {
-	traces processor.Traces
-	logs   processor.Logs
-	spans  *consumertest.TracesSink
-	lines  *consumertest.LogsSink
+	traces  processor.Traces
+	logs    processor.Logs
+	metrics processor.Metrics
+	spans   *consumertest.TracesSink
+	lines   *consumertest.LogsSink
+	points  *consumertest.MetricsSink
 }
 
 func newFixture(t *testing.T, address string, change func(*Config)) *fixture {
@@ -40,12 +44,15 @@ func newFixture(t *testing.T, address string, change func(*Config)) *fixture {
 	}
 	require.NoError(t, config.Validate())
 	factory := NewFactory()
-	made := &fixture{spans: new(consumertest.TracesSink), lines: new(consumertest.LogsSink)}
+	made := &fixture{spans: new(consumertest.TracesSink), lines: new(consumertest.LogsSink), points: new(consumertest.MetricsSink)}
 	var err error
 	made.traces, err = factory.CreateTraces(t.Context(), processortest.NewNopSettings(Type), config, made.spans)
 	require.NoError(t, err)
 	made.logs, err = factory.CreateLogs(t.Context(), processortest.NewNopSettings(Type), config, made.lines)
 	require.NoError(t, err)
+	made.metrics, err = factory.CreateMetrics(t.Context(), processortest.NewNopSettings(Type), config, made.points)
+	require.NoError(t, err)
+	require.NoError(t, made.metrics.Start(t.Context(), componenttest.NewNopHost()))
 	require.NoError(t, made.traces.Start(t.Context(), componenttest.NewNopHost()))
 	require.NoError(t, made.logs.Start(t.Context(), componenttest.NewNopHost()))
 	t.Cleanup(func() {
@@ -53,6 +60,7 @@ func newFixture(t *testing.T, address string, change func(*Config)) *fixture {
 		defer cancel()
 		require.NoError(t, made.traces.Shutdown(ctx))
 		require.NoError(t, made.logs.Shutdown(ctx))
+		require.NoError(t, made.metrics.Shutdown(ctx))
 	})
 	return made
 }
@@ -290,19 +298,32 @@ func TestBytesThatAreNoTextAreReplacedWhereverTheyStand(t *testing.T) {
 	require.Equal(t, "b\uFFFDc", f.lines.AllLogs()[0].ResourceLogs().At(0).ScopeLogs().At(0).LogRecords().At(0).Body().Str())
 }
 
+// withKey is the context of a request whose sender showed an agent's key.
+func withKey(t *testing.T, ids identify.IDs) (context.Context, *refusals.List) {
+	t.Helper()
+	return refusals.Within(client.NewContext(t.Context(), client.Info{Auth: key.Holder{IDs: ids}}))
+}
+
 func TestASenderWithABoundKeyReachesItsAttemptOnly(t *testing.T) {
 	f := newFixture(t, queuetest.Start(t, "").Address, nil)
-	ctx := client.NewContext(t.Context(), client.Info{Auth: key.Holder{IDs: identify.IDs{Rollout: "ro-1", Attempt: "at-1"}}})
-	require.NoError(t, f.traces.ConsumeTraces(ctx, newRequest(nil, nil, ids("ro-2", "at-1"), ids("ro-1", ""))))
+	mine := identify.IDs{Rollout: "ro-1", Attempt: "at-1"}
+	ctx, refused := withKey(t, mine)
+	require.NoError(t, f.traces.ConsumeTraces(ctx, newRequest(nil, nil, ids("ro-2", "at-1"), ids("ro-1", ""), ids("ro/1", ""))))
 	spans := f.last(t)
+	require.Len(t, spans, 3, "nothing of what names another attempt is kept")
 	require.Equal(t, []any{"ro-1", "at-1", int64(1)}, idsOf(spans[0].Attributes()))
-	require.Equal(t, []any{"", "", int64(0)}, idsOf(spans[1].Attributes()))
-	require.Equal(t, identify.ReasonKey, spans[1].Attributes().AsRaw()[identify.AttrInvalid])
-	require.Equal(t, []any{"ro-1", "at-1", int64(2)}, idsOf(spans[2].Attributes()))
+	require.Equal(t, []any{"ro-1", "at-1", int64(2)}, idsOf(spans[1].Attributes()))
+	require.Equal(t, identify.ReasonRolloutID, spans[2].Attributes().AsRaw()[identify.AttrInvalid])
+	require.Equal(t, []any{int64(1), "1 × " + identify.ReasonKey}, summary(refused))
 
+	ctx, refused = withKey(t, mine)
 	given := map[string]any{identify.AttrRewardGiven: true}
-	require.NoError(t, f.traces.ConsumeTraces(ctx, newRequest(nil, nil, given)))
-	require.Equal(t, identify.ReasonGiven, f.last(t)[1].Attributes().AsRaw()[identify.AttrInvalid])
+	require.NoError(t, f.traces.ConsumeTraces(ctx, newRequest(nil, nil, given, given, ids("ro-2", ""))))
+	require.Len(t, f.last(t), 1)
+	require.Equal(t, []any{int64(3), "2 × " + identify.ReasonGiven + "; 1 × " + identify.ReasonKey}, summary(refused))
+	before := f.spans.SpanCount()
+	require.NoError(t, f.traces.ConsumeTraces(ctx, newRequest(nil, ids("ro-2", "at-1"))))
+	require.Equal(t, before, f.spans.SpanCount())
 	require.NoError(t, f.traces.ConsumeTraces(t.Context(), newRequest(nil, ids("ro-1", "at-1"), given)))
 	require.NotContains(t, f.last(t)[1].Attributes().AsRaw(), identify.AttrInvalid)
 
@@ -310,10 +331,97 @@ func TestASenderWithABoundKeyReachesItsAttemptOnly(t *testing.T) {
 	records := logs.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords()
 	records.AppendEmpty()
 	require.NoError(t, records.AppendEmpty().Attributes().FromRaw(ids("ro-2", "at-2")))
+	ctx, refused = withKey(t, mine)
 	require.NoError(t, f.logs.ConsumeLogs(ctx, logs))
 	lines := f.lines.AllLogs()[0].ResourceLogs().At(0).ScopeLogs().At(0).LogRecords()
+	require.Equal(t, 1, lines.Len())
 	require.Equal(t, "at-1", lines.At(0).Attributes().AsRaw()[identify.AttrAttemptID])
-	require.Equal(t, identify.ReasonKey, lines.At(1).Attributes().AsRaw()[identify.AttrInvalid])
+	require.Equal(t, []any{int64(1), "1 × " + identify.ReasonKey}, summary(refused))
+}
+
+func summary(refused *refusals.List) []any {
+	items, why := refused.Summary()
+	return []any{items, why}
+}
+
+// newMetrics has a gauge of two points and, for each name, one of one point, of a resource.
+func newMetrics(resource map[string]any, names ...string) pmetric.Metrics {
+	request := pmetric.NewMetrics()
+	group := request.ResourceMetrics().AppendEmpty()
+	_ = group.Resource().Attributes().FromRaw(resource)
+	all := group.ScopeMetrics().AppendEmpty().Metrics()
+	for n, name := range append([]string{"load"}, names...) {
+		metric := all.AppendEmpty()
+		metric.SetName(name)
+		points := metric.SetEmptyGauge().DataPoints()
+		points.AppendEmpty()
+		if n == 0 {
+			points.AppendEmpty()
+		}
+	}
+	return request
+}
+
+func TestAnAgentsKeyBindsMetricsToo(t *testing.T) {
+	mine := identify.IDs{Rollout: "ro-1", Attempt: "at-1"}
+	training := "agl.training.logprob_drift"
+	key, train := identify.ReasonKey, identify.ReasonTraining
+	for _, sent := range []struct {
+		of       identify.IDs
+		resource map[string]any
+		stored   []string
+		ids      []any
+		refused  []any
+	}{
+		{mine, nil, []string{"load"}, []any{"ro-1", "at-1"}, []any{int64(1), "1 × " + train}},
+		{mine, ids("ro-1", "at-1"), []string{"load"}, []any{"ro-1", "at-1"}, []any{int64(1), "1 × " + train}},
+		{mine, ids("ro-1", ""), []string{"load"}, []any{"ro-1", "at-1"}, []any{int64(1), "1 × " + train}},
+		{mine, ids("", "at-2"), []string{"load"}, []any{"ro-1", "at-1"}, []any{int64(1), "1 × " + train}},
+		{mine, ids("ro-2", "at-1"), nil, nil, []any{int64(2), "2 × " + key}},
+		{mine, ids("ro-1", "at-2"), nil, nil, []any{int64(2), "2 × " + key}},
+		{mine, ids("ro/1", ""), nil, nil, []any{int64(2), "2 × " + identify.ReasonRolloutID}},
+		{identify.IDs{}, ids("ro-2", "at-2"), []string{"load"}, []any{"ro-2", "at-2"}, []any{int64(1), "1 × " + train}},
+	} {
+		f := newFixture(t, nowhere, impatient)
+		ctx, refused := withKey(t, sent.of)
+		names := []string{training}
+		if sent.stored == nil {
+			names = nil
+		}
+		require.NoError(t, f.metrics.ConsumeMetrics(ctx, newMetrics(sent.resource, names...)))
+		require.Equal(t, sent.refused, summary(refused))
+		if sent.stored == nil {
+			require.Empty(t, f.points.AllMetrics())
+			continue
+		}
+		group := f.points.AllMetrics()[0].ResourceMetrics().At(0)
+		require.Equal(t, sent.ids, idsOf(group.Resource().Attributes())[:2])
+		require.Equal(t, 1, group.ScopeMetrics().At(0).Metrics().Len())
+		require.Equal(t, "load", group.ScopeMetrics().At(0).Metrics().At(0).Name())
+	}
+	f := newFixture(t, nowhere, impatient)
+	require.NoError(t, f.metrics.ConsumeMetrics(t.Context(), newMetrics(ids("ro-2", "at-2"), training)))
+	require.Equal(t, 2, f.points.AllMetrics()[0].MetricCount(), "who shows the stack's token, or is asked for none, may send all")
+}
+
+func TestARolloutNamedTwiceByAResourceIsNamedOnce(t *testing.T) {
+	pair := func(value string) []byte {
+		inner := append([]byte{0x0a, byte(len(identify.AttrRolloutID))}, identify.AttrRolloutID...)
+		inner = append(inner, append([]byte{0x12, byte(len(value) + 2), 0x0a, byte(len(value))}, value...)...)
+		return append([]byte{0x0a, byte(len(inner))}, inner...)
+	}
+	resource := append(pair("ro-1"), pair("ro-2")...)
+	raw := append([]byte{0x0a, byte(len(resource))}, resource...)
+	metric := []byte{0x12, 0x07, 0x12, 0x05, 0x0a, 0x01, 'm', 0x2a, 0x00} // a gauge without points
+	raw = append(raw, metric...)
+	request, err := (&pmetric.ProtoUnmarshaler{}).UnmarshalMetrics(append([]byte{0x0a, byte(len(raw))}, raw...))
+	require.NoError(t, err)
+	f := newFixture(t, nowhere, impatient)
+	ctx, _ := withKey(t, identify.IDs{Rollout: "ro-1", Attempt: "at-1"})
+	require.NoError(t, f.metrics.ConsumeMetrics(ctx, request))
+	out, err := (&pmetric.ProtoMarshaler{}).MarshalMetrics(f.points.AllMetrics()[0])
+	require.NoError(t, err)
+	require.NotContains(t, string(out), "ro-2")
 }
 
 // requestWithRepeatedKeys has one span; it is made of bytes, as pdata's maps cannot be filled twice.

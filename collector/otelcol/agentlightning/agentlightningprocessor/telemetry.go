@@ -35,8 +35,12 @@ var reasonCodes = map[string]string{
 	identify.ReasonNesting:   "nesting",
 	identify.ReasonKey:       "key",
 	identify.ReasonGiven:     "given",
+	identify.ReasonTraining:  "training",
 	identify.ReasonSize:      "size",
 }
+
+const invalidDescription = "Spans and log records that are refused: kept with empty ids and a reason. " +
+	"Spans, log records and data points that the sender's key does not allow are not kept."
 
 // reasonBefore stands for whatever another collector on the way has found.
 const reasonBefore = "refused_before"
@@ -62,7 +66,7 @@ func newTelemetry(settings component.TelemetrySettings, memory *identify.Memory)
 	t := &telemetry{
 		identified:   counter(metricIdentified, "{item}", "Spans and log records that belong to a rollout."),
 		unidentified: counter(metricUnidentified, "{item}", "Spans and log records that belong to no rollout, and what became of them."),
-		invalid:      counter(metricInvalid, "{item}", "Spans and log records that are refused: kept with empty ids and a reason."),
+		invalid:      counter(metricInvalid, "{item}", invalidDescription),
 		mended:       counter(metricMended, "{text}", "Texts that were no UTF-8: their bad bytes are replaced, or nobody could read them back."),
 		repeated:     counter(metricRepeated, "{key}", "Keys given again in one set of attributes: the first counts, the others are dropped."),
 		queueErrors:  counter(metricQueueErrors, "{call}", "Calls of the queue that failed, after all tries."),
@@ -122,10 +126,14 @@ func (t *telemetry) count(signal string, policy Policy, found []identify.Found) 
 	add(t.identified, identified)
 	add(t.unidentified, unidentified, attribute.String("policy", string(policy)))
 	for reason, number := range refused {
-		code, ours := reasonCodes[reason]
-		if !ours {
-			code = reasonBefore
-		}
-		add(t.invalid, number, attribute.String("reason", code))
+		t.refuse(signal, reason, number)
 	}
+}
+
+func (t *telemetry) refuse(signal, reason string, number int64) {
+	code, ours := reasonCodes[reason]
+	if !ours {
+		code = reasonBefore
+	}
+	t.invalid.Add(context.Background(), number, metric.WithAttributes(attribute.String("reason", code), attribute.String("signal", signal)))
 }

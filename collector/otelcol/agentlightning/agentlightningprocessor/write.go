@@ -123,15 +123,15 @@ func cutSpan(span ptrace.Span) {
 
 func cut(text string) string { return strings.ToValidUTF8(text[:min(len(text), maxCutBytes)], "") }
 
-// dropSpans removes what belongs to no rollout and says how many spans are left. Refused spans stay: they are evidence.
-func dropSpans(request ptrace.Traces, found []identify.Found) int {
+// dropSpans removes spans and says how many are left.
+func dropSpans(request ptrace.Traces, found []identify.Found, dropped func(*identify.Found) bool) int {
 	i := 0
 	request.ResourceSpans().RemoveIf(func(group ptrace.ResourceSpans) bool {
 		group.ScopeSpans().RemoveIf(func(scope ptrace.ScopeSpans) bool {
 			scope.Spans().RemoveIf(func(ptrace.Span) bool {
 				f := &found[i]
 				i++
-				return f.Rollout == "" && f.Reason == ""
+				return dropped(f)
 			})
 			return scope.Spans().Len() == 0
 		})
@@ -140,14 +140,14 @@ func dropSpans(request ptrace.Traces, found []identify.Found) int {
 	return request.SpanCount()
 }
 
-func dropRecords(request plog.Logs, found []identify.Found) int {
+func dropRecords(request plog.Logs, found []identify.Found, dropped func(*identify.Found) bool) int {
 	i := 0
 	request.ResourceLogs().RemoveIf(func(group plog.ResourceLogs) bool {
 		group.ScopeLogs().RemoveIf(func(scope plog.ScopeLogs) bool {
 			scope.LogRecords().RemoveIf(func(plog.LogRecord) bool {
 				f := &found[i]
 				i++
-				return f.Rollout == "" && f.Reason == ""
+				return dropped(f)
 			})
 			return scope.LogRecords().Len() == 0
 		})

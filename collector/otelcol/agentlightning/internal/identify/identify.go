@@ -26,6 +26,9 @@ type Found struct {
 	Opens bool
 }
 
+// Foreign says whether this is refused because of its sender's key: it was no accident, and nothing of it is kept.
+func (f *Found) Foreign() bool { return f.Reason == ReasonKey || f.Reason == ReasonGiven }
+
 // Headers are the ids in a request's metadata.
 type Headers struct{ RolloutID, AttemptID string }
 

@@ -17,6 +17,8 @@ const (
 	SpanAttempt = "agentlightning.attempt"
 	// SpanSeal is the name of the span with which a process says how many spans it has ended.
 	SpanSeal = "agentlightning.seal"
+	// TrainingFigures begins the names of metrics of what a trainer found.
+	TrainingFigures = "agl.training."
 )
 
 // Why a span or record is refused.
@@ -30,6 +32,7 @@ const (
 	ReasonText      = "text is no UTF-8"
 	ReasonNesting   = "attributes are nested too deeply"
 	ReasonKey       = "the sender's key is bound to another attempt"
+	ReasonTraining  = "only trainers send figures of training: an agent's key does not"
 	ReasonGiven     = "only the runner marks a reward as given: the sender's key is bound to an attempt"
 	// ReasonSize is of this body only: the Python collector bounds the request instead.
 	ReasonSize = "span or record is larger than max_item_bytes"

@@ -26,6 +26,10 @@ func TestNamesAndReasonsAreThoseOfThePythonSide(t *testing.T) {
 	} {
 		require.Equal(t, identify[name], ours, name)
 	}
+	if _, known := identify["TRAINING"]; known { // since both hold metrics against keys
+		require.Equal(t, identify["TRAINING"], ReasonTraining)
+		require.Equal(t, semconv["TRAINING_FIGURES"], TrainingFigures)
+	}
 }
 
 func pythonConstants(t *testing.T, path string) map[string]string {

@@ -48,7 +48,7 @@ func sign(token, purpose string) string {
 	return hex.EncodeToString(mac.Sum(nil))[:digits]
 }
 
-// Holder is what an authenticated sender with a bound key is known by in client.Info.
+// Holder is what an authenticated sender with an agent's key is known by in client.Info; without ids where the key is bound to no attempt.
 type Holder struct{ IDs identify.IDs }
 
 var _ client.AuthData = Holder{}
@@ -70,8 +70,14 @@ func (Holder) GetAttributeNames() []string { return []string{rolloutName, attemp
 
 // BoundTo gives the attempt that a sender's key is bound to; nil where it is bound to none.
 func BoundTo(info client.Info) *identify.IDs {
-	if holder, ok := info.Auth.(Holder); ok {
+	if holder, ok := info.Auth.(Holder); ok && holder.IDs != (identify.IDs{}) {
 		return &holder.IDs
 	}
 	return nil
+}
+
+// OfAgent says whether a sender showed an agent's key, bound or not, and not the stack's token.
+func OfAgent(info client.Info) bool {
+	_, ok := info.Auth.(Holder)
+	return ok
 }
