@@ -3,7 +3,9 @@ package agentlightningextension
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
+	"strings"
 
 	"go.opentelemetry.io/collector/config/configopaque"
 
@@ -28,8 +30,10 @@ type Config struct {
 	AllowedHosts string `mapstructure:"allowed_hosts"`
 	// Barrier: answer POST /barrier, at once. Not before a pipeline with a persistent queue.
 	Barrier bool `mapstructure:"barrier"`
-	// MaxBodyBytes bounds the body of a request over HTTP, as it comes and as it is unpacked.
+	// MaxBodyBytes bounds the body of a request over HTTP, as it is unpacked, and a message over gRPC.
 	MaxBodyBytes int64 `mapstructure:"max_body_bytes"`
+	// Resends is the folder of the journal by which resends are known after a restart; empty: restarts forget.
+	Resends string `mapstructure:"resends"`
 
 	_ struct{}
 }
@@ -41,6 +45,9 @@ func (c *Config) Validate() error {
 		if address != "" && !isHTTP(address) {
 			found = append(found, fmt.Errorf("`%s` must be http://host:port without a path, not %q", name, address))
 		}
+	}
+	if c.CollectorGRPC != "" && !isHostPort(c.CollectorGRPC) {
+		found = append(found, fmt.Errorf("`collector_grpc` must be host:port, not %q", c.CollectorGRPC))
 	}
 	if c.MaxBodyBytes <= 0 {
 		found = append(found, errors.New("`max_body_bytes` must be positive"))
@@ -60,8 +67,14 @@ func (c *Config) addresses() map[string]string {
 	return given
 }
 
+// isHostPort says whether this is host:port, with or without http(s):// in front.
+func isHostPort(address string) bool {
+	host, port, err := net.SplitHostPort(strings.TrimPrefix(strings.TrimPrefix(address, "https://"), "http://"))
+	return err == nil && host != "" && port != ""
+}
+
 // isHTTP says whether this is http(s)://host:port without a path.
 func isHTTP(address string) bool {
 	parsed, err := url.Parse(address)
-	return err == nil && (parsed.Scheme == "http" || parsed.Scheme == "https") && parsed.Port() != "" && parsed.Path == ""
+	return err == nil && (parsed.Scheme == "http" || parsed.Scheme == "https") && parsed.Hostname() != "" && parsed.Port() != "" && parsed.Path == ""
 }

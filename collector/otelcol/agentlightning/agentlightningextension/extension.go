@@ -1,7 +1,7 @@
 // Package agentlightningextension is the collector's presence in a stack: it tells the queue where this collector is, so that agents
 // and readers find it with one address; as a middleware of the receiver it answers GET /health and POST /barrier on the OTLP HTTP port,
-// refuses pages of others, unpacks bodies with bounds, and sees to it that one bad item does not refuse its request; and it asks senders for
-// the stack's token, as its authenticator (and shows it, as an exporter's).
+// refuses pages of others, unpacks bodies with bounds, sees to it that one bad item does not refuse its request, knows resends, and answers
+// with what the processor refused; and it asks senders for the stack's token, as its authenticator (and shows it, as an exporter's).
 //
 // A barrier answers at once: with `wait_for_result` an acked span is visible. Before a pipeline with a persistent
 // queue, where an ack says less, it is turned off.
@@ -46,13 +46,19 @@ type presence struct {
 	settings component.TelemetrySettings
 	started  time.Time
 
-	client *queue.Client
-	stop   context.CancelFunc
-	ended  sync.WaitGroup
+	resends *resends
+	client  *queue.Client
+	stop    context.CancelFunc
+	ended   sync.WaitGroup
 }
 
 // Start does not wait for the queue.
 func (p *presence) Start(ctx context.Context, host component.Host) error {
+	known, err := openResends(p.config.Resends, time.Now, p.settings.Logger)
+	if err != nil {
+		return err
+	}
+	p.resends = known
 	addresses := p.config.addresses()
 	if len(addresses) == 0 {
 		return nil
@@ -89,6 +95,9 @@ func (p *presence) announce(ctx context.Context, addresses map[string]string) {
 
 // Shutdown takes leave of the queue.
 func (p *presence) Shutdown(ctx context.Context) error {
+	if p.resends != nil { // it was started
+		p.resends.close()
+	}
 	if p.client == nil {
 		return nil
 	}

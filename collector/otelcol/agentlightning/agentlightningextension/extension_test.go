@@ -23,16 +23,20 @@ import (
 	"agl-otel.internal/agentlightning/internal/queuetest"
 )
 
+func newSettings() extension.Settings {
+	return extension.Settings{ID: component.NewID(Type), TelemetrySettings: componenttest.NewNopTelemetrySettings()}
+}
+
 func start(t *testing.T, settings map[string]any) *presence {
 	t.Helper()
 	factory := NewFactory()
 	config := factory.CreateDefaultConfig()
 	require.NoError(t, confmap.NewFromStringMap(settings).Unmarshal(config))
 	require.NoError(t, confmap.Validate(config))
-	set := extension.Settings{ID: component.NewID(Type), TelemetrySettings: componenttest.NewNopTelemetrySettings()}
-	made, err := factory.Create(t.Context(), set, config)
+	made, err := factory.Create(t.Context(), newSettings(), config)
 	require.NoError(t, err)
 	require.NoError(t, made.Start(t.Context(), componenttest.NewNopHost()))
+	t.Cleanup(func() { made.(*presence).resends.close() })
 	return made.(*presence)
 }
 
@@ -99,6 +103,16 @@ func TestWrongAddressesAreNamed(t *testing.T) {
 	}
 }
 
+func TestAnAddressWithoutAHostIsNamed(t *testing.T) {
+	for _, wrong := range []map[string]any{
+		{"collector_http": "http://:4318"}, {"collector_grpc": ":4317"}, {"collector_grpc": "https://host"},
+	} {
+		config := NewFactory().CreateDefaultConfig()
+		require.NoError(t, confmap.NewFromStringMap(wrong).Unmarshal(config))
+		require.ErrorContains(t, confmap.Validate(config), "host:port")
+	}
+}
+
 func TestSendersMustShowTheTokenWhereThereIsOne(t *testing.T) {
 	open, closed := start(t, nil), start(t, map[string]any{"token": "secret"})
 	for _, sent := range []map[string][]string{nil, {"authorization": {"Bearer guess"}}, {"authorization": {"secret"}}, {"x": {"Bearer secret"}}} {
@@ -116,8 +130,13 @@ func TestSendersMustShowTheTokenWhereThereIsOne(t *testing.T) {
 func TestAgentsSendWithAKeyMadeFromTheToken(t *testing.T) {
 	closed := start(t, map[string]any{"token": "secret"})
 	// What agl_otel.ingest.ingest_key("secret") gives.
-	_, err := closed.Authenticate(t.Context(), map[string][]string{"authorization": {"Bearer agl-172fbf46d31bf63b7f3c3ad4ec3cfeaed9ef4214"}})
+	ctx, err := closed.Authenticate(t.Context(), map[string][]string{"authorization": {"Bearer agl-172fbf46d31bf63b7f3c3ad4ec3cfeaed9ef4214"}})
 	require.NoError(t, err)
+	require.True(t, key.OfAgent(client.FromContext(ctx)))
+	require.Nil(t, key.BoundTo(client.FromContext(ctx)))
+	ctx, err = closed.Authenticate(t.Context(), map[string][]string{"authorization": {"Bearer secret"}})
+	require.NoError(t, err)
+	require.False(t, key.OfAgent(client.FromContext(ctx)))
 }
 
 func TestAKeyBoundToAnAttemptIsKnownByIt(t *testing.T) {

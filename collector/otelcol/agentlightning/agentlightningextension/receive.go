@@ -6,21 +6,30 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
+	"math"
 	"mime"
 	"net/http"
 	"reflect"
+	"strconv"
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/collector/client"
 	"go.opentelemetry.io/collector/extension/extensionmiddleware"
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"agl-otel.internal/agentlightning/internal/identify"
+	"agl-otel.internal/agentlightning/internal/key"
+	"agl-otel.internal/agentlightning/internal/refusals"
 	"agl-otel.internal/agentlightning/internal/wire"
 )
 
@@ -34,13 +43,28 @@ const (
 	jsonType     = "application/json"
 )
 
-// requestTypes are those of the receiver's default paths.
-var requestTypes = map[string]string{
-	"/v1/traces": "ExportTraceServiceRequest", "/v1/logs": "ExportLogsServiceRequest", "/v1/metrics": "ExportMetricsServiceRequest",
+// signal is one of the three kinds of requests.
+type signal struct {
+	name     string
+	request  string // its type
+	rejected string // the field of a partial success in JSON that counts what was refused
 }
 
+var (
+	traces  = &signal{"traces", "ExportTraceServiceRequest", "rejectedSpans"}
+	logs    = &signal{"logs", "ExportLogsServiceRequest", "rejectedLogRecords"}
+	metrics = &signal{"metrics", "ExportMetricsServiceRequest", "rejectedDataPoints"}
+
+	paths   = map[string]*signal{"/v1/traces": traces, "/v1/logs": logs, "/v1/metrics": metrics} // the receiver's defaults
+	methods = map[string]*signal{
+		"/opentelemetry.proto.collector.trace.v1.TraceService/Export":     traces,
+		"/opentelemetry.proto.collector.logs.v1.LogsService/Export":       logs,
+		"/opentelemetry.proto.collector.metrics.v1.MetricsService/Export": metrics,
+	}
+)
+
 // GetHTTPHandler implements extensionmiddleware.HTTPServer. What comes to the receiver is unpacked (the receiver's own unpacking has no
-// bound in members and seconds: `compression_algorithms: []` turns it off) and parses.
+// bound in members and seconds: `compression_algorithms: []` turns it off), parses, and comes once.
 func (p *presence) GetHTTPHandler(context.Context) (extensionmiddleware.WrapHTTPHandlerFunc, error) {
 	return func(ctx context.Context, base http.Handler) (http.Handler, error) {
 		mux := http.NewServeMux()
@@ -51,7 +75,9 @@ func (p *presence) GetHTTPHandler(context.Context) (extensionmiddleware.WrapHTTP
 			mux.HandleFunc("POST /barrier", func(w http.ResponseWriter, _ *http.Request) { answer(w, map[string]any{"status": "ok"}) })
 		}
 		mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-			if p.prepare(w, r) {
+			if of := paths[r.URL.Path]; of != nil && r.Method == http.MethodPost {
+				p.receive(w, r, of, base)
+			} else {
 				base.ServeHTTP(w, r)
 			}
 		})
@@ -66,24 +92,86 @@ func (p *presence) GetHTTPHandler(context.Context) (extensionmiddleware.WrapHTTP
 	}, nil
 }
 
-// prepare gives a request the body that the receiver is to read; false where it was answered here.
-func (p *presence) prepare(w http.ResponseWriter, r *http.Request) bool {
-	name := requestTypes[r.URL.Path]
-	if name == "" || r.Method != http.MethodPost {
-		return true
-	}
+// receive gives the receiver a body that it can read, where the request has not come before, and answers for it.
+func (p *presence) receive(w http.ResponseWriter, r *http.Request, of *signal, base http.Handler) {
 	body, err := readBody(r.Context(), strings.ToLower(strings.TrimSpace(r.Header.Get("Content-Encoding"))), r.Body, p.config.MaxBodyBytes)
 	media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
-	if err == nil {
-		body, err = cleaned(name, media, body)
-	}
 	if err != nil {
 		refuse(w, media, err)
-		return false
+		return
 	}
-	r.Header.Del("Content-Encoding")
-	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-	return true
+	info := client.FromContext(r.Context())
+	headers := identify.Headers{RolloutID: r.Header.Get(identify.HeaderRolloutID), AttemptID: r.Header.Get(identify.HeaderAttemptID)}
+	this := keyOf("http "+media, of.name, body, headers, key.BoundTo(info))
+	found, err := p.resends.once(r.Context(), this, func(ctx context.Context) (outcome, error) {
+		clean, err := cleaned(of.request, media, body)
+		if err != nil {
+			return outcome{}, err
+		}
+		ctx, refused := refusals.Within(ctx)
+		inner := r.WithContext(ctx)
+		inner.Header = r.Header.Clone()
+		inner.Header.Del("Content-Encoding")
+		inner.Body, inner.ContentLength = io.NopCloser(bytes.NewReader(clean)), int64(len(clean))
+		answered := &unsent{header: http.Header{}, status: http.StatusOK}
+		base.ServeHTTP(answered, inner)
+		if answered.status != http.StatusOK {
+			return outcome{}, answered
+		}
+		rejected, message := refused.Summary()
+		return outcome{rejected, message}, nil
+	})
+	var failed *unsent
+	switch {
+	case errors.As(err, &failed):
+		failed.send(w)
+	case err != nil:
+		refuse(w, media, err)
+	default:
+		raw, contentType := found.protobuf(), protobufType
+		if media == jsonType {
+			raw, contentType = found.json(of), jsonType
+		}
+		w.Header().Set("Content-Type", contentType)
+		_, _ = w.Write(raw) // a client that has gone gets none
+	}
+}
+
+// unsent is an answer of the receiver, which is an error where it is none that a request was taken.
+type unsent struct {
+	header http.Header
+	status int
+	body   bytes.Buffer
+}
+
+func (u *unsent) Header() http.Header            { return u.header }
+func (u *unsent) WriteHeader(status int)         { u.status = status }
+func (u *unsent) Write(part []byte) (int, error) { return u.body.Write(part) }
+func (u *unsent) Error() string                  { return http.StatusText(u.status) }
+
+func (u *unsent) send(w http.ResponseWriter) {
+	maps.Copy(w.Header(), u.header)
+	w.WriteHeader(u.status)
+	_, _ = w.Write(u.body.Bytes()) // a client that has gone gets none
+}
+
+// protobuf is the answer to a request that was taken: the same fields for each signal.
+func (o outcome) protobuf() []byte {
+	if o.rejected == 0 {
+		return nil
+	}
+	inner := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), uint64(o.rejected))
+	inner = protowire.AppendString(protowire.AppendTag(inner, 2, protowire.BytesType), o.message)
+	return protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), inner)
+}
+
+func (o outcome) json(of *signal) []byte {
+	partial := map[string]string{}
+	if o.rejected != 0 {
+		partial = map[string]string{of.rejected: strconv.FormatInt(o.rejected, 10), "errorMessage": o.message}
+	}
+	raw, _ := json.Marshal(map[string]any{"partialSuccess": partial}) // texts always encode
+	return raw
 }
 
 func cleaned(name, media string, body []byte) ([]byte, error) {
@@ -115,21 +203,70 @@ func refuse(w http.ResponseWriter, media string, err error) {
 	raw, _ := encode(body) // a code and a text always encode
 	w.Header().Set("Content-Type", contentType)
 	w.WriteHeader(code)
-	_, _ = w.Write(raw) // the client has gone: nobody to tell
+	_, _ = w.Write(raw) // a client that has gone gets none
 }
 
 func answer(w http.ResponseWriter, body map[string]any) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(body) // the client has gone: nobody to tell
+	_ = json.NewEncoder(w).Encode(body) // a client that has gone gets none
 }
 
-// GetGRPCServerOptions implements extensionmiddleware.GRPCServer.
+// GetGRPCServerOptions implements extensionmiddleware.GRPCServer. They come after those of the receiver's own settings: its interceptors
+// ask for the token first, and the largest message is the one of this extension.
 func (p *presence) GetGRPCServerOptions(context.Context) ([]grpc.ServerOption, error) {
-	return []grpc.ServerOption{grpc.ForceServerCodecV2(cleaning{encoding.GetCodecV2("proto")})}, nil
+	return []grpc.ServerOption{
+		grpc.ForceServerCodecV2(cleaning{encoding.GetCodecV2("proto")}),
+		grpc.ChainUnaryInterceptor(p.intercept),
+		grpc.MaxRecvMsgSize(int(min(p.config.MaxBodyBytes, math.MaxInt32))),
+	}, nil
 }
 
-// cleaning is a codec that makes requests parse before it parses them.
+// intercept gives the receiver a request that has not come before, and answers for it.
+func (p *presence) intercept(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	of := methods[info.FullMethod]
+	message, is := request.(interface {
+		SizeProto() int
+		MarshalProto(into []byte) int
+	})
+	if of == nil || !is {
+		return handler(ctx, request)
+	}
+	body := make([]byte, message.SizeProto())
+	message.MarshalProto(body)
+	first := func(name string) string {
+		if values := metadata.ValueFromIncomingContext(ctx, name); len(values) > 0 {
+			return values[0]
+		}
+		return ""
+	}
+	headers := identify.Headers{RolloutID: first(identify.HeaderRolloutID), AttemptID: first(identify.HeaderAttemptID)}
+	this := keyOf("grpc", of.name, body, headers, key.BoundTo(client.FromContext(ctx)))
+	found, err := p.resends.once(ctx, this, func(ctx context.Context) (outcome, error) {
+		ctx, refused := refusals.Within(ctx)
+		if _, err := handler(ctx, request); err != nil {
+			return outcome{}, err
+		}
+		rejected, message := refused.Summary()
+		return outcome{rejected, message}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return marshalled(found.protobuf()), nil
+}
+
+// marshalled is an answer as it goes over the wire.
+type marshalled []byte
+
+// cleaning is a codec that makes requests parse before it parses them, and sends what is marshalled as it is.
 type cleaning struct{ encoding.CodecV2 }
+
+func (c cleaning) Marshal(from any) (mem.BufferSlice, error) {
+	if raw, is := from.(marshalled); is {
+		return mem.BufferSlice{mem.SliceBuffer(raw)}, nil
+	}
+	return c.CodecV2.Marshal(from)
+}
 
 func (c cleaning) Unmarshal(data mem.BufferSlice, into any) error {
 	parsed, is := into.(interface{ UnmarshalProto([]byte) error })

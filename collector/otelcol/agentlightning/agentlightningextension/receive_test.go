@@ -246,7 +246,7 @@ func TestOneBadSpanDoesNotRefuseItsRequest(t *testing.T) {
 
 	options, err := start(t, nil).GetGRPCServerOptions(t.Context())
 	require.NoError(t, err)
-	require.Len(t, options, 1)
+	require.Len(t, options, 3)
 	request := &recorded{}
 	require.NoError(t, cleaning{encoding.GetCodecV2("proto")}.Unmarshal(mem.BufferSlice{mem.SliceBuffer(raw)}, (*ExportTraceServiceRequest)(request)))
 	good(request.raw)
