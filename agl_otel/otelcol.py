@@ -7,6 +7,7 @@ It writes to a ClickHouse server by itself. Passwords reach it by its environmen
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any, Final
@@ -18,14 +19,25 @@ from agl_otel.traces.address import SCHEMES, ServerAddress
 
 CONFIG: Final = Path("deploy", "otelcol", "all-in-one.yaml")
 OVERLAY: Final = "otelcol-tls.json"
+LOOPBACK: Final = "127.0.0.1"
 _TUNED: Final = ("AGL_OTELCOL_FLUSH", "AGL_OTELCOL_RETRY")  # its own, which no setting stands for
+_OTHERWISE: Final = {
+    "metrics": "without metrics, take its pipeline out of deploy/otelcol",
+    "max_span_attributes": "a span is cut down by its size (max_item_bytes)",
+    "max_in_flight_bytes": "its memory_limiter bounds what waits",
+    "wal_budget_bytes": "it has no log on disk, its exporter's sending_queue bounds what waits for ClickHouse",
+    "disk_reserve_bytes": "it keeps nothing on disk but the journal of resends",
+    "log_format": "its own is service::telemetry::logs::encoding",
+}
+"""{setting of the Python collector: what stands in its place}."""
 _LEVELS: Final = {"WARNING": "warn"}
+_logger = logging.getLogger(__name__)
 Start = tuple[list[str], dict[str, str]]
 """A command and its environment."""
 
 
 def check(settings: Settings) -> None:
-    """Raise SettingsError where the collector that settings name cannot be started."""
+    """Raise SettingsError where the collector that settings name cannot be started; log which settings it does not know."""
     if not os.access(settings.collector, os.X_OK):
         raise SettingsError(
             f"AGL_COLLECTOR names {settings.collector}, which is no program here: `make otelcol` builds build/otelcol/agl-otelcol"
@@ -41,7 +53,14 @@ def check(settings: Settings) -> None:
             "AGL_MASK is for the Python collector: give the OpenTelemetry Collector a redaction or transform processor (docs/masking.md), "
             "or mask with `agl-otel export --mask`"
         )
+    for name in unheeded(settings):
+        _logger.warning("AGL_%s is for the Python collector and does nothing here: %s", name.upper(), _OTHERWISE[name])
     configuration()
+
+
+def unheeded(settings: Settings) -> list[str]:
+    """The settings that are not at their defaults and that this collector does not know."""
+    return [name for name in _OTHERWISE if getattr(settings, name) != Settings.model_fields[name].default]
 
 
 def configuration() -> Path:
@@ -71,11 +90,14 @@ def environment(settings: Settings) -> dict[str, str]:
         **{name: os.environ[name] for name in _TUNED if name in os.environ},
         "AGL_STORE": settings.queue_address.rpartition("://")[2],
         "AGL_OTELCOL_CLICKHOUSE": exporter_url(ServerAddress.parse(settings.clickhouse_db)),
+        "AGL_OTELCOL_ANNOUNCE_GRPC": f"{'https://' if settings.tls_cert else ''}{settings.announced_host}:{settings.otlp_grpc_port}",
+        "AGL_OTELCOL_ANNOUNCE_HTTP": f"{scheme}://{settings.announced_host}:{settings.otlp_http_port}",
         "AGL_OTELCOL_ANNOUNCE_CLICKHOUSE": f"{scheme}://{settings.announced_host}:{settings.clickhouse_port}",
         "AGL_OTELCOL_UNIDENTIFIED": "drop" if settings.unidentified == "drop" else "keep",  # adopting is the late pass's
         "AGL_OTELCOL_LOG_LEVEL": _LEVELS.get(settings.log_level, settings.log_level.lower()),
-        "AGL_OTELCOL_HEALTH_PORT": str(free_port(settings.host)),
-        "AGL_OTELCOL_METRICS_PORT": str(free_port(settings.host)),
+        "AGL_OTELCOL_ADMIN_HOST": LOOPBACK,  # its two other ports ask for nothing and speak no TLS
+        "AGL_OTELCOL_HEALTH_PORT": str(free_port(LOOPBACK)),
+        "AGL_OTELCOL_METRICS_PORT": str(free_port(LOOPBACK)),
     }
 
 
@@ -90,20 +112,16 @@ def exporter_url(address: ServerAddress) -> str:
 
 
 def tls_overlay(settings: Settings) -> dict[str, Any]:
-    """What TLS changes in the configuration: both OTLP ports serve it, the queue is dialled with it, the address says so."""
+    """What TLS changes in the configuration: both OTLP ports serve it, the queue is dialled with it."""
     serving = {"cert_file": _path(settings.tls_cert), "key_file": _path(settings.tls_key)}
     if settings.tls_client_ca:
         serving["client_ca_file"] = _path(settings.tls_client_ca)
     names = {"ca_file": settings.tls_ca, "cert_file": settings.tls_client_cert, "key_file": settings.tls_client_key}
     queue = {"queue": {"tls": {"insecure": False, **{name: _path(path) for name, path in names.items() if path}}}}
-    where = {
-        "collector_grpc": f"https://{settings.announced_host}:{settings.otlp_grpc_port}",
-        "collector_http": f"https://{settings.announced_host}:{settings.otlp_http_port}",
-    }
     return {
         "receivers": {"otlp": {"protocols": {"grpc": {"tls": serving}, "http": {"tls": serving}}}},
         "processors": {"agentlightning": queue},
-        "extensions": {"agentlightning": {**queue, **where}},
+        "extensions": {"agentlightning": queue},
     }
 
 

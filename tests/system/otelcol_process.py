@@ -163,6 +163,7 @@ class World:
             "AGL_OTELCOL_ANNOUNCE_CLICKHOUSE": self.sql,
             "AGL_OTELCOL_FLUSH": "20ms",
             "AGL_TOKEN": self.token,
+            "AGL_DATA_DIR": str(self.directory / "collector"),
             **environment,
         }
         made = Otelcol(config, self.directory / f"{config}.log", settings)
