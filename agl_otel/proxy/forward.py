@@ -319,6 +319,7 @@ class Forwarder:
             if self._recorder.unsettled:  # while the model server works there is time for it
                 asyncio.get_running_loop().call_soon(self.settle)
             sent = _sent(with_fields(raw, asked, _keyed(prepared.fields, upstream)))
+            self._recorder.forwarded(call)
             async with ask(self._session, "POST", url, data=sent, headers=headers) as response:
                 if may_skip and response.status in _CANNOT_SERVE:
                     self.health.failed(upstream.base_url)

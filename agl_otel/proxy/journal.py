@@ -93,7 +93,7 @@ class _Tally:
 
 
 class Journal:
-    """An open journal. `start` and `end` are called by one thread, `settled` and `tidy` by others.
+    """An open journal. `known`, `start` and `end` are called by one thread, `settled` and `tidy` by others.
 
     Args:
         folder: of this process alone; made here.
@@ -127,6 +127,14 @@ class Journal:
             raise UnavailableError(f"the proxy's journal cannot be kept in {folder}: {error.strerror or error}") from None
         self._tidier = threading.Thread(target=self._tidy_on, name="agl-otel-journal", daemon=True)
         self._tidier.start()
+
+    def known(self, span: Begun) -> None:
+        """This process works for an attempt: whoever inherits the journal seals for it, though no call may ever be forwarded."""
+        if span.key is None:
+            return
+        with self._lock:
+            if (span.key, span.marker) not in self._tallies:
+                self._write(COUNT, span.key, span.marker, self._tally(span.key, span), 0)
 
     def start(self, span: Begun) -> None:
         """A call is about to be forwarded."""

@@ -91,6 +91,8 @@ class Call:
     """Unix nanoseconds; 0 while there is none."""
     incomplete: str | None = None
     """Why the answer is not whole."""
+    is_forwarded: bool = False
+    """Whether a model server may know of it."""
     seen: _Seen | None = None
     made: list[WholeSpan] = field(default_factory=list[WholeSpan])
     """Its spans, as they are written down."""
@@ -129,17 +131,23 @@ class Recorder:
         retry: int = 0,
         fingerprint: bytes = b"",
     ) -> Call:
-        """A request is about to be forwarded: it takes its number now. `retry` is the client's number of this try, 0 for the first."""
+        """A request has come: it takes its number now. `retry` is the client's number of this try, 0 for the first."""
         attempt, number = self._attempts.begin(key, numbered=dialect.samples) if key is not None else (None, 0)
         span = self._spans.begin(key, parse_traceparent(traceparent) if traceparent else None)
         if self._journal is not None:
-            self._journal.start(span)
+            self._journal.known(span)
         call = Call(key, dialect, attempt, number, span, body, time.time_ns(), Reply(), caller, retry)
         if attempt is not None and number:
             call.retry_of, call.wish = attempt.tried(number, fingerprint, retry=retry > 0)
             self.counts["retries"] += retry > 0
         self.counts["calls"] += 1
         return call
+
+    def forwarded(self, call: Call) -> None:
+        """The request is about to go to a model server. Said again for each try."""
+        if not call.is_forwarded and self._journal is not None:
+            self._journal.start(call.span)
+        call.is_forwarded = True
 
     @never_raises
     def write_down(self, call: Call) -> None:
@@ -149,6 +157,7 @@ class Recorder:
     def _write_down(self, call: Call) -> None:
         if call.made and call.made_of == call.changeable:
             return
+        self.forwarded(call)  # one that was refused before counts as well
         earlier, call.made, call.made_of = call.made, self._made(call), call.changeable
         if self._journal is not None:
             self._journal.settled(earlier)

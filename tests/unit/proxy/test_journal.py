@@ -11,7 +11,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.trace import SpanKind
 
 from agl_otel.framed import FramedFile
-from agl_otel.instrumentation.ledger import Ledger
+from agl_otel.instrumentation.ledger import Count, Ledger
 from agl_otel.instrumentation.whole import Begun, WholeSpan, WholeSpans
 from agl_otel.proxy import journal as journals
 from agl_otel.proxy.inheritance import read_journal
@@ -109,6 +109,19 @@ def test_what_cannot_be_carried_over_stays_where_it_is_and_nothing_of_it_is_lost
     kept.tidy(1)
     assert len(kept.segments()) == 1
     assert list(read_journal(kept.folder).legacies[KEY, under_way.marker].open) == [f"{under_way.context.span_id:016x}"]
+
+
+def test_a_call_that_no_model_server_knows_of_is_not_missed_and_its_attempt_is_sealed(kept: Kept) -> None:
+    waiting = kept.spans.begin(KEY, None)
+    kept.journal.known(waiting)
+    left = read_journal(kept.folder)
+    assert left.count((KEY, waiting.marker)) == Count(waiting.marker, 0, 0)
+    kept.journal.start(waiting)
+    kept.journal.known(waiting)
+    left = read_journal(kept.folder)
+    assert left.count((KEY, waiting.marker)) == Count(waiting.marker, 1, 0)
+    kept.journal.end(waiting, [kept.spans.made(waiting, "call", SpanKind.CLIENT, {}, 1, 2)])
+    assert not read_journal(kept.folder).legacies[KEY, waiting.marker].open
 
 
 @pytest.mark.parametrize("limit", [1, SALT_ONLY, 100])
