@@ -90,7 +90,9 @@ class Hook:
         """`provider` has our processor; seal through it."""
         draw_from_system(provider)
         self._providers.append(provider)
-        self._sealer = Sealer(self.ledger, provider, lambda seconds: provider.force_flush(int(seconds * 1000)))
+        self._sealer = Sealer(
+            self.ledger, provider, lambda seconds: provider.force_flush(int(seconds * 1000)), repeats=self._attempt is None
+        )
 
     def configure_sdk(self) -> None:
         """Configure the SDK from OTEL_* variables, as a distribution would, with exporters that lose nothing."""
@@ -160,12 +162,15 @@ class Hook:
 
     @never_raises
     def close(self) -> None:
-        """Finish, and write down (or send, where there is no record) that this process ends: what is still open is abandoned."""
+        """Finish, and write down (or send, where there is no record) that this process ends: what is still open is abandoned.
+
+        One with open spans is sent in any case: there is no seal yet that counts what it has ended since.
+        """
         self.finish()
         self.ledger.close(self.processor.ending())
-        unrecorded = self.ledger.unrecorded()
-        if unrecorded and self._sealer is not None:
-            self._sealer.seal(unrecorded, timeout_seconds=FINISH_SECONDS, closing=True)
+        unproven = self.ledger.unproven()
+        if unproven and self._sealer is not None:
+            self._sealer.seal(unproven, timeout_seconds=FINISH_SECONDS, closing=True)
 
     def _ends_with(self, execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
         """A call that replaces this process by another, and returns where it cannot."""
@@ -345,7 +350,7 @@ class ProcessHeader(ResponsePropagator):
         key = key_of_attributes(span) if isinstance(span, ReadableSpan) else None
         count = self._ledger.count(key) if key is not None else None
         if key is not None and count is not None:
-            setter.set(carrier, semconv.HEADER_PROCESS, f"{count.marker};{self._ledger.begun(key)};{count.spans}")
+            setter.set(carrier, semconv.HEADER_PROCESS, f"{count.marker};{count.spans + count.open};{count.spans}")
 
 
 def own_records() -> Records | None:

@@ -40,6 +40,8 @@ class Count:
     marker: str
     spans: int
     dropped: int
+    open: int = 0
+    """How many spans it has begun besides."""
 
 
 class Started(NamedTuple):
@@ -69,6 +71,17 @@ class _Entry:
     late: set[int] = field(default_factory=set[int])
     """Open spans that began after the slot was read."""
 
+    def count(self) -> Count:
+        """The numbers of a seal."""
+        return Count(self.marker, self.spans, self.dropped, len(self.open))
+
+    def close(self, ending: Set[int] = frozenset()) -> None:
+        """What is open now will not be exported. Spans that are `ending` may be or not: they stay in flight."""
+        if self.slot is not None:
+            self.given_up |= self.open - self.late - ending
+            self.record()
+            self.slot.closed(closed=True)
+
     def record(self) -> None:
         """Write the slot."""
         if self.slot is not None:
@@ -84,6 +97,7 @@ class Ledger:
 
     def __init__(self, records: Callable[[], Records | None] | None = None, *, on_unrecorded: Callable[[Key], None] | None = None) -> None:
         self._make_records = records
+        self._roots: list[str] = []
         self._on_unrecorded = on_unrecorded
         self._reset()
         forks.register(self.after_fork)
@@ -95,6 +109,21 @@ class Ledger:
         self._entries: dict[Key, _Entry] = {}
         self._marker = new_marker()
         self._records = self._make_records() if self._make_records is not None else None
+        for root in self._roots:
+            self._record_below(root)
+
+    def keep(self, root: str) -> None:
+        """Record attempts that have a folder below `root` from now on, in this process and in each fork of it."""
+        with self._held():
+            if root not in self._roots:
+                self._roots.append(root)
+                self._record_below(root)
+
+    def _record_below(self, root: str) -> None:
+        if self._records is None:
+            self._records = Records(root)
+        else:
+            self._records.add(root)
 
     def _held(self) -> threading.Lock:
         """The lock, for every look at the counts: those of a process that this one is a fork of are left alone, however it was forked."""
@@ -157,10 +186,13 @@ class Ledger:
         """The process ends: what is open now will not be exported. Spans that are `ending` may be or not: they stay in flight."""
         with self._held():
             for entry in self._entries.values():
-                if entry.slot is not None:
-                    entry.given_up |= entry.open - entry.late - ending
-                    entry.record()
-                    entry.slot.closed(closed=True)
+                entry.close(ending)
+
+    def over(self, key: Key) -> None:
+        """The process does nothing more for the attempt: what is open now will not be exported."""
+        with self._held():
+            if (entry := self._entries.get(key)) is not None:
+                entry.close()
 
     def reopen(self) -> None:
         """It does not end after all."""
@@ -204,13 +236,7 @@ class Ledger:
         """The attempt's numbers; None where this process has seen nothing of it."""
         with self._held():
             entry = self._entries.get(key)
-            return Count(entry.marker, entry.spans, entry.dropped) if entry is not None else None
-
-    def begun(self, key: Key) -> int:
-        """How many spans of the attempt have begun, those that have ended included."""
-        with self._held():
-            entry = self._entries.get(key)
-            return entry.spans + len(entry.open) if entry is not None else 0
+            return entry.count() if entry is not None else None
 
     def sealed(self, key: Key, count: Count) -> None:
         """A seal with these numbers was acked."""
@@ -226,9 +252,14 @@ class Ledger:
             return entry is not None and entry.sealed == count
 
     def unsealed(self) -> list[Key]:
-        """Attempts whose numbers have changed since their last acked seal."""
+        """Attempts without an open span whose numbers have changed since their last acked seal."""
         with self._held():
-            return [key for key, entry in self._entries.items() if entry.sealed != Count(entry.marker, entry.spans, entry.dropped)]
+            return [key for key, entry in self._entries.items() if not entry.open and entry.sealed != entry.count()]
+
+    def unproven(self) -> list[Key]:
+        """Attempts whose numbers are in no record, or in no acked seal because spans are open."""
+        with self._held():
+            return [key for key, entry in self._entries.items() if entry.slot is None or (entry.open and entry.sealed != entry.count())]
 
     def unrecorded(self) -> list[Key]:
         """Attempts that are counted here and in no record."""

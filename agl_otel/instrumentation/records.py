@@ -164,34 +164,42 @@ class RecordFile:
 
 
 class Records:
-    """The files of this process below the root that its environment names. Not thread-safe: one lock stands before it."""
+    """The files of this process below the roots of runners that it works for. Not thread-safe: one lock stands before it."""
 
     def __init__(self, root: str) -> None:
-        self._root = Path(root)
+        self._roots = [Path(root)]
         self._file: RecordFile | None = None
-        self._slots: dict[bytes, Slot] = {}
+
+    def add(self, root: str) -> None:
+        """Another runner's attempts are counted, too."""
+        if Path(root) not in self._roots:
+            self._roots.append(Path(root))
 
     def loaded(self, rollout_id: str, attempt_id: str) -> None:
         """The hook is loaded in this process, which works for an attempt. Raises OSError where that cannot be written down."""
         if self._file is None:
-            self._file = RecordFile(folder_of(self._root, rollout_id, attempt_id))
+            self._file = RecordFile(self._folder(rollout_id, attempt_id))
 
     def slot(self, rollout_id: str, attempt_id: str, marker: str) -> Slot:
         """Begin to count an attempt. Raises OSError where the runner has no folder for it, or the disk is full."""
-        key, folder = key_of(rollout_id, attempt_id), folder_of(self._root, rollout_id, attempt_id)
+        key, folder = key_of(rollout_id, attempt_id), self._folder(rollout_id, attempt_id)
         file = self._file
         slot = None
         if file is not None:
             try:
                 file.link(folder)
                 slot = file.slot(key, marker)
-            except FileNotFoundError:  # the folder that it was in is gone, or there is none for this attempt
+            except OSError:  # the folder that it was in is gone, or this one is of another disk; or there is none for this attempt
                 slot = None
         if slot is None:
             file = self._file = RecordFile(folder)
             slot = file.slot(key, marker)
             assert slot is not None, "a new file has room"
         return slot
+
+    def _folder(self, rollout_id: str, attempt_id: str) -> Path:
+        folders = [folder_of(root, rollout_id, attempt_id) for root in self._roots]
+        return next((folder for folder in folders[1:] if folder.is_dir()), folders[0])
 
 
 def own_command() -> str:

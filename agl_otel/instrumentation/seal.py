@@ -1,13 +1,18 @@
 """Seals: spans that say how many spans an attempt has ended in this process, so that a reader knows whether it has them all.
 
-One is sent when the attempt has been idle for a moment, at the end of the attempt, and when the process ends.
+One is sent when the attempt has been idle for a moment, at the end of the attempt, and when the process ends. But for a last one, none is
+sent while a span is open: a seal also says that nothing was in flight at that moment.
+
+A process that lives on, as a service does, cannot know when the agent has ended that it worked for. It sends its seal again, after longer
+and longer pauses: one that was made when the agent had ended proves that nothing of it was lost.
 """
 
 from __future__ import annotations
 
+import heapq
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from opentelemetry import trace
@@ -21,13 +26,17 @@ from agl_otel.instrumentation.ledger import Count, Ledger, Place
 
 IDLE_SECONDS: Final = 1.0
 """An attempt whose last open span ended so long ago is sealed; a new span calls it off."""
+REPEAT_SECONDS: Final = (4.0, 16.0, 64.0, 256.0, 1024.0)
+"""So long after a seal it is sent again, by a process that repeats them."""
 TRACER_NAME: Final = "agl_otel"
 
 
 class Sealer:
     """Sends seals with tracers of `provider`; `flush(timeout_seconds)` says whether all ended spans were exported."""
 
-    def __init__(self, ledger: Ledger, provider: trace.TracerProvider, flush: Callable[[float], bool]) -> None:
+    def __init__(self, ledger: Ledger, provider: trace.TracerProvider, flush: Callable[[float], bool], *, repeats: bool = False) -> None:
+        """`repeats`: whether the process works for attempts of which it does not know when they end."""
+        self._repeats = repeats
         self._ledger = ledger
         self._tracer = provider.get_tracer(TRACER_NAME)
         self._flush = flush
@@ -37,6 +46,10 @@ class Sealer:
         """Start over in a child process: nothing is due, the thread is the parent's."""
         self._changed = threading.Condition(threading.Lock())
         self._due: dict[Key, float] = {}
+        self._again: list[tuple[float, int, Key]] = []
+        """A heap: when, for which time, whose seal is repeated."""
+        self._latest: dict[Key, float] = {}
+        """Which of them counts."""
         self._announced: list[Key] = []
         self._thread: threading.Thread | None = None
 
@@ -57,16 +70,20 @@ class Sealer:
             self._ensure_thread()
             self._changed.notify()
 
-    def seal(self, keys: Sequence[Key], *, timeout_seconds: float, closing: bool = False) -> tuple[dict[Key, Count], bool]:
+    def seal(
+        self, keys: Sequence[Key], *, timeout_seconds: float, closing: bool = False, again: bool = False
+    ) -> tuple[dict[Key, Count], bool]:
         """Seal what has changed since its last seal, and flush once. Returns the numbers of all `keys`, and whether they were acked.
 
-        With `closing` each of them gets its last seal: this process does nothing more for it.
+        With `closing` each of them gets its last seal: this process does nothing more for it. With `again` one that has not changed is
+        sealed, too.
         """
+        now = time.time_ns()  # before the counting: what a seal says holds from then on
         counts = {key: count for key in keys if (count := self._ledger.count(key)) is not None}
         for key, count in counts.items():
-            if closing or not self._ledger.is_sealed(key, count):
+            if closing or (not count.open and (again or not self._ledger.is_sealed(key, count))):
                 says: dict[str, int | bool] = {semconv.SEAL_SPANS: count.spans, semconv.SEAL_DROPPED: count.dropped}
-                self._send(key, count.marker, says | {semconv.SEAL_CLOSING: True} if closing else says)
+                self._send(key, count.marker, says | {semconv.SEAL_CLOSING: True} if closing else says, now)
         acked = self._flush(timeout_seconds)
         if acked:
             for key, count in counts.items():
@@ -77,12 +94,11 @@ class Sealer:
         """Seal every attempt that has changed, and flush."""
         return self.seal(self._ledger.unsealed(), timeout_seconds=timeout_seconds)[1]
 
-    def _send(self, key: Key, marker: str, says: dict[str, int | bool]) -> None:
+    def _send(self, key: Key, marker: str, says: dict[str, int | bool], now: int) -> None:
         """Send a seal; one that says nothing announces the marker."""
         ids = {semconv.ROLLOUT_ID: key[0], semconv.PROCESS: marker}
         if key[1]:
             ids[semconv.ATTEMPT_ID] = key[1]
-        now = time.time_ns()
         context = context_at(self._ledger.place(key))
         self._tracer.start_span(semconv.SPAN_SEAL, context, attributes={**ids, **says}, start_time=now).end(now)
 
@@ -97,22 +113,52 @@ class Sealer:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._announced and (not self._due or next(iter(self._due.values())) > time.monotonic()):
-                    self._changed.wait(next(iter(self._due.values())) - time.monotonic() if self._due else None)
+                while not self._announced and (wait := self._seconds_left()) != 0:
+                    self._changed.wait(wait)
                 now = time.monotonic()
                 announced, self._announced = self._announced, []
                 keys = [key for key, due in self._due.items() if due <= now]
                 for key in keys:
                     del self._due[key]
+                repeated = self._to_repeat(now)
             try:
                 for key in announced:
                     if (count := self._ledger.count(key)) is not None:
-                        self._send(key, count.marker, {})
+                        self._send(key, count.marker, {}, time.time_ns())
                 if announced:
                     self._flush(10.0)
-                self.seal([key for key in keys if self._ledger.is_idle(key)], timeout_seconds=10.0)
+                if idle := [key for key in keys if self._ledger.is_idle(key)]:
+                    self.seal(idle, timeout_seconds=10.0)
+                if repeated:
+                    self.seal([*repeated], timeout_seconds=10.0, again=True)
+                if self._repeats:
+                    self._repeat(dict.fromkeys(keys, 0) | repeated)
             except Exception as error:  # noqa: BLE001  # the named boundary: the thread lives as long as the process
                 note_failure("seal", error)
+
+    def _seconds_left(self) -> float | None:
+        """How long until there is something to do; None: until somebody says so."""
+        times = [*([next(iter(self._due.values()))] if self._due else ()), *([self._again[0][0]] if self._again else ())]
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _to_repeat(self, now: float) -> dict[Key, int]:
+        """{attempt whose seal is due again: which time the next one is}."""
+        due: dict[Key, int] = {}
+        while self._again and self._again[0][0] <= now:
+            at, turn, key = heapq.heappop(self._again)
+            if self._latest.get(key) == at:  # or it was sealed anew since then
+                del self._latest[key]
+                due[key] = turn + 1
+        return due
+
+    def _repeat(self, turns: Mapping[Key, int]) -> None:
+        """Have what was sealed now sealed again, where it is not for the last time."""
+        now = time.monotonic()
+        with self._changed:
+            for key, turn in turns.items():
+                if turn < len(REPEAT_SECONDS) and self._ledger.count(key) is not None:
+                    self._latest[key] = now + REPEAT_SECONDS[turn]
+                    heapq.heappush(self._again, (now + REPEAT_SECONDS[turn], turn, key))
 
 
 def context_at(place: Place | None) -> Context:

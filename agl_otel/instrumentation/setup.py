@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from opentelemetry import trace
@@ -25,12 +26,11 @@ from agl_otel.errors import SettingsError, UnavailableError
 from agl_otel.instrumentation import forks, waiting
 from agl_otel.instrumentation.context import Key, format_traceparent
 from agl_otel.instrumentation.export import ExportProcessor
-from agl_otel.instrumentation.hook import Hook, count_dropped, ensure_propagators, is_own, own_records
+from agl_otel.instrumentation.hook import Hook, count_dropped, ensure_propagators, is_own
 from agl_otel.instrumentation.ids import draw_from_system
 from agl_otel.instrumentation.ledger import Count, Ledger
 from agl_otel.instrumentation.otlp import OtlpExporter
 from agl_otel.instrumentation.processor import AttemptProcessor
-from agl_otel.instrumentation.records import Records
 from agl_otel.instrumentation.rewards import LastRewards
 from agl_otel.instrumentation.seal import TRACER_NAME, Sealer
 from agl_otel.instrumentation.unwrapping import unwrap_leftovers
@@ -75,7 +75,7 @@ class Telemetry:
         os.environ.pop("OTEL_SDK_DISABLED", None)  # meant for the user's own telemetry; a proxy that records nothing is of no use
         self._hook = hook
         """Marks and counts the spans of `provider` already: its ledger is shared, a second one would change the marker under it."""
-        self._ledger = hook.ledger if hook is not None else Ledger(_records_of_a_fork)
+        self._ledger = hook.ledger if hook is not None else Ledger()
         self._provider = provider or TracerProvider(
             sampler=ALWAYS_ON, resource=Resource.create({SERVICE_NAME: service_name}), shutdown_on_exit=False, span_limits=_UNLIMITED
         )
@@ -189,6 +189,15 @@ class Telemetry:
             raise UnavailableError(f"the collector did not take the spans of {_some(keys)} within {timeout_seconds:.0f} s: is it running?")
         return counts
 
+    def keep_records(self, root: str | Path) -> None:
+        """Count attempts that have a folder below `root`, a runner's, in files there: what this process did is known when it was killed."""
+        self._ledger.keep(str(root))
+
+    def over(self, keys: Sequence[Key]) -> None:
+        """The agents of these attempts have ended: what this process still has open for them will not be exported."""
+        for key in keys:
+            self._ledger.over(key)
+
     def forget(self, rollout_id: str, attempt_id: str) -> None:
         """Drop an attempt's counts; should it come back, it gets a new marker."""
         self._ledger.forget((rollout_id, attempt_id))
@@ -203,6 +212,7 @@ class Telemetry:
         if not self._shut.acquire(blocking=False):
             return
         self._sealer.seal_all(timeout_seconds)
+        self._ledger.close()
         self._export.shutdown(0.0)
 
     def _flush(self, timeout_seconds: float) -> bool:
@@ -212,14 +222,6 @@ class Telemetry:
         if self._hook is None:  # which sees to its own
             self._processor.after_fork()
         self._sealer.after_fork()
-
-
-_started: Final = os.getpid()
-
-
-def _records_of_a_fork() -> Records | None:
-    """The record files of a fork of this process. The process itself tells the queue what it counts."""
-    return own_records() if os.getpid() != _started else None
 
 
 def _some(keys: Sequence[Key]) -> str:

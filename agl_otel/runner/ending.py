@@ -82,7 +82,7 @@ class Endings:
 
     async def run(self) -> None:
         """Bring attempts to their end until cancelled."""
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CLOSE_TIMEOUT_SECONDS), connector=connector()) as session:
+        async with closing_session() as session:
             while True:
                 if not self._waiting:
                     self._idle.set()
@@ -117,9 +117,8 @@ class Endings:
 
     async def _end(self, session: aiohttp.ClientSession, batch: Sequence[Ended]) -> None:
         keys = [ended.job.key for ended in batch]
-        by_proxies, own, *_ = await asyncio.gather(
-            self._close(session, keys), self._seal(keys), self._store_output(batch), self._read_ledgers(batch)
-        )
+        by_proxies, own, *_ = await asyncio.gather(self.close(session, keys), self._seal(keys), self._store_output(batch))
+        await self._read_ledgers(batch)  # after the seals: what is read there may be forgotten here
         if own is None:
             for ended in batch:
                 if ended.status == "succeeded":
@@ -132,7 +131,7 @@ class Endings:
             ended.spans, ended.reward = sum(seals[ended.job.key].values()), self.telemetry.reward(ended.job.key)
             self.telemetry.forget(*ended.job.key)
 
-    async def _close(self, session: aiohttp.ClientSession, keys: Sequence[Key]) -> Seals:
+    async def close(self, session: aiohttp.ClientSession, keys: Sequence[Key]) -> Seals:
         """Close the attempts at every proxy; {key: {marker: spans}}. One that stays away is counted, and the verdict will show it."""
         seals: Seals = {}
         for counts in await asyncio.gather(*(self._close_at(session, proxy, keys) for proxy in await self.proxies())):
@@ -185,11 +184,15 @@ class Endings:
             _log.warning("the output of %d attempts was not stored: %s", len(printed), error)
 
     async def _read_ledgers(self, batch: Sequence[Ended]) -> None:
-        """What the processes of each attempt have done: they are gone, or what they begin from now on is late."""
+        """What the processes of each attempt have done: they are gone, or what they begin from now on is late.
+
+        For this one the attempt ends here: what agents that are functions have left open is abandoned.
+        """
+        self.telemetry.over([ended.job.key for ended in batch])
         for ended in batch:
             if ended.job.ledgers is not None:
                 ended.ledger = await asyncio.to_thread(ended.job.ledgers.read, ended.job.key)
-                ended.ledger.answered = ended.job.answered
+                ended.ledger.answered, ended.ledger.over = ended.job.answered, ended.job.over
 
     async def _complete(self, updates: Sequence[AttemptUpdate]) -> None:
         """Tell the queue, which takes or refuses each by itself. A queue that is away is asked until it is back."""
@@ -200,6 +203,11 @@ class Endings:
             if error is not None:
                 self.counts["fenced" if isinstance(error, FencedError) else "refused"] += 1
                 _log.warning("the result of attempt %s was dropped: %s", update.attempt_id, error)
+
+
+def closing_session() -> aiohttp.ClientSession:
+    """For `Endings.close`."""
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CLOSE_TIMEOUT_SECONDS), connector=connector())
 
 
 def _update(ended: Ended, seals: dict[str, int]) -> AttemptUpdate:

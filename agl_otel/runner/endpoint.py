@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
@@ -26,6 +27,7 @@ from agl_otel.runner import placeholders
 from agl_otel.runner.environment import Addresses, attempt_llm, merged_members
 from agl_otel.runner.job import Grader, Job, grade, is_reward, reward
 from agl_otel.runner.output import KEEP_BYTES, Capture
+from agl_otel.types import Answered
 
 CONNECT_SECONDS: Final = 10.0
 _DONE: Final = "[DONE]"
@@ -82,11 +84,12 @@ class HttpAgent:
         job.captures.append(said)
         try:
             async with self._session.post(URL(url, encoded=True), json=job.rollout.input, headers=self._request_headers(job)) as response:
-                job.answered |= answered_by(response.headers.get(semconv.HEADER_PROCESS, ""))
+                job.answered |= answered_by(response)
                 async for data in response.content.iter_any():
                     said.feed(data)
                     if said.total_bytes > self._output_bytes:
                         raise AgentError(f"{url} answers more than {self._output_bytes} bytes")
+                job.over = time.time()
                 if response.status >= 400:
                     raise AgentError(f"{url} answers {response.status} {response.reason}: {said.last_lines() or 'nothing else'}")
                 answer = answer_of(response.content_type, said.text())
@@ -128,10 +131,10 @@ async def _stay_with_its_origin(_: aiohttp.ClientSession, __: object, told: aioh
         raise AgentError(f"{told.url.origin()} redirects to {named.origin()}, where the attempt's keys do not go: name that address")
 
 
-def answered_by(header: str) -> dict[str, int]:
-    """{process marker: spans ended} in the header of an answer; nothing where it is not of its form."""
-    found = re.fullmatch(r"([0-9a-f]{16});(\d{1,18});(\d{1,18})", header)
-    return {found[1]: int(found[3])} if found else {}
+def answered_by(response: aiohttp.ClientResponse) -> dict[str, Answered]:
+    """{process marker: what it says} in the header of an answer; nothing where it is not of its form."""
+    found = re.fullmatch(r"([0-9a-f]{16});(\d{1,18});(\d{1,18})", response.headers.get(semconv.HEADER_PROCESS, ""))
+    return {found[1]: Answered(begun=int(found[2]), streamed=response.content_length is None)} if found else {}
 
 
 def filled(url: str, task: Any) -> str:

@@ -19,7 +19,7 @@ from agl_otel.runner.environment import Addresses
 from agl_otel.runner.ledgers import Ledgers
 from agl_otel.runner.output import Capture
 from agl_otel.runner.threads import call
-from agl_otel.types import AttemptedRollout, LedgerReach, NamedResources
+from agl_otel.types import Answered, AttemptedRollout, LedgerReach, NamedResources
 
 Reward = float | Mapping[str, float]
 Grader = Callable[[Any, Any], Reward | Awaitable[Reward | None] | None]
@@ -41,8 +41,10 @@ class Job:
     """What the collector asks for; empty: nothing."""
     ledgers: Ledgers | None = field(default=None, repr=False)
     """Where the processes of the attempt count; None: nowhere."""
-    answered: dict[str, int] = field(default_factory=dict[str, int])
-    """{process marker: spans ended} as processes that answered by HTTP said it."""
+    answered: dict[str, Answered] = field(default_factory=dict[str, Answered])
+    """{process marker: what it said} of processes that answered by HTTP."""
+    over: float | None = None
+    """When its agent had ended or answered (Unix seconds); None before."""
     captures: list[Capture] = field(default_factory=list[Capture])
     """What its process prints; filled while it runs, so that it is there however the attempt ends."""
 

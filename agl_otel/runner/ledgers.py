@@ -79,7 +79,7 @@ class Ledgers:
 
     def read(self, key: Key) -> AttemptLedger:
         """What the processes of an attempt have done; what they begin from now on is late."""
-        return _read(records.folder_of(self.root, *key), key, self.reach, self.command)
+        return _read(records.folder_of(self.root, *key), key, self.reach, self.command, (os.getpid(), records.start_ticks(os.getpid())))
 
     def running(self, key: Key) -> set[int]:
         """The processes that the attempt's ledger names and that have not ended; never this one, which an agent may name as well."""
@@ -153,7 +153,7 @@ def _left(folder: Path, note: _Note) -> Left | None:
     with contextlib.suppress(records.UnreadableError):
         if any(is_running(process.pid, process.start_ticks) for process in records.read(folder, records.key_of(*key))):
             return None
-    return Left(*key, _read(folder, key, note.reach, note.command), folder)
+    return Left(*key, _read(folder, key, note.reach, note.command, _owner(_claims[folder.parent][0])), folder)
 
 
 def _remove(folder: Path) -> None:
@@ -224,13 +224,22 @@ def _claim(root: Path) -> int | None:
         return None
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        pid, ticks = map(int, os.read(lock, 100).split())
-        if not is_running(pid, ticks):
+        owner = _owner(lock)
+        if owner is not None and not is_running(*owner):
             return lock
-    except (OSError, ValueError):
+    except OSError:
         pass
     os.close(lock)
     return None
+
+
+def _owner(lock: int) -> tuple[int, int] | None:
+    """The process that a lock names: its id, and when it began in clock ticks. (Its file is not opened for that: see `_own_roots`.)"""
+    try:
+        pid, ticks = map(int, os.pread(lock, 100, 0).split())
+    except (OSError, ValueError):
+        return None
+    return pid, ticks
 
 
 def _release(root: Path) -> None:
@@ -243,7 +252,7 @@ def is_running(pid: int, start_ticks: int) -> bool:
     return records.start_ticks(pid) == start_ticks != 0 and not is_zombie(pid)
 
 
-def _read(folder: Path, key: Key, reach: LedgerReach, command: str) -> AttemptLedger:
+def _read(folder: Path, key: Key, reach: LedgerReach, command: str, runner: tuple[int, int] | None) -> AttemptLedger:
     ledger = AttemptLedger(reach=reach, command=printable(command)[:MAX_SHOWN])
     try:
         found = records.read(folder, records.key_of(*key), last=True)
@@ -252,7 +261,8 @@ def _read(folder: Path, key: Key, reach: LedgerReach, command: str) -> AttemptLe
         return ledger
     shown = min(MAX_SHOWN, MAX_SHOWN_IN_ALL // max(1, len(found)))
     for process in found:
-        record = ProcessRecord(pid=process.pid, command=printable(" ".join(process.command.split()))[:shown])
+        is_runner = (process.pid, process.start_ticks) == runner
+        record = ProcessRecord(pid=process.pid, command=printable(" ".join(process.command.split()))[:shown], runner=is_runner)
         if (slot := process.slot) is not None:
             record.marker, record.closed = slot.marker, slot.closed
             record.begun, record.ended, record.abandoned, record.dropped = slot.begun, slot.ended, slot.abandoned, slot.dropped

@@ -16,6 +16,7 @@ import itertools
 import logging
 import os
 import socket
+import time
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,10 +27,10 @@ from agl_otel.errors import AgentError, AglError, UnavailableError, UsageError
 from agl_otel.instrumentation import Telemetry
 from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.runner.certificates import Certificates, certificates
-from agl_otel.runner.ending import Ended, Endings, persist
+from agl_otel.runner.ending import Ended, Endings, closing_session, persist
 from agl_otel.runner.environment import Addresses
 from agl_otel.runner.job import Agent, ClosingAgent, HookedAgent, Job, RecordedAgent
-from agl_otel.runner.ledgers import Ledgers
+from agl_otel.runner.ledgers import Ledgers, Left
 from agl_otel.runner.output import LogExporter, Printed
 from agl_otel.runner.roots import RootSpans
 from agl_otel.runner.running import Run, RunnerEvent, outcome_of
@@ -138,8 +139,9 @@ class Runner:
         ledgers = self._ledgers = self._own_ledgers()
         logs = self._logs = LogExporter(addresses.collector_grpc, token=self._token)
         roots = self._roots = RootSpans(addresses.collector_grpc, self._telemetry.resource, token=self._token)
-        self._endings = Endings(self._queue, self._telemetry, logs, self._proxies, self.counts, self._ended, token=self._token)
-        background = [asyncio.create_task(self._endings.run()), asyncio.create_task(self._hand_in_left(ledgers))]
+        endings = Endings(self._queue, self._telemetry, logs, self._proxies, self.counts, self._ended, token=self._token)
+        self._endings = endings
+        background = [asyncio.create_task(endings.run()), asyncio.create_task(self._hand_in_left(ledgers, endings))]
         if self._heartbeat_seconds > 0:
             background.append(asyncio.create_task(self._heartbeats()))
         try:
@@ -172,29 +174,45 @@ class Runner:
     def _own_ledgers(self) -> Ledgers:
         assert self._description is not None, "the stack was found"
         store = self._description.queue or ""
+        recorded = isinstance(self._agent, RecordedAgent)
         try:
-            if isinstance(self._agent, RecordedAgent):
-                return Ledgers(store, self._agent.reach, self._agent.shown)
-            ledgers = Ledgers(store)
+            ledgers = Ledgers(store, self._agent.reach, self._agent.shown) if isinstance(self._agent, RecordedAgent) else Ledgers(store)
         except OSError as error:
             raise UsageError(f"a runner needs a folder in which its agents' processes count their spans: {error}") from None
-        os.environ[semconv.ENV_LEDGER] = str(ledgers.root)  # of what the agent forks from this process
+        self._telemetry.keep_records(ledgers.root)
+        if not recorded:
+            os.environ[semconv.ENV_LEDGER] = str(ledgers.root)  # of what the agent starts from this process
         return ledgers
 
-    async def _hand_in_left(self, ledgers: Ledgers) -> None:
+    async def _hand_in_left(self, ledgers: Ledgers, endings: Endings) -> None:
         """Hand in the ledgers of runners that died, as soon as the processes of their attempts are gone."""
         for look in itertools.count(1):
             try:
                 left = await asyncio.to_thread(ledgers.left)
-                updates = [AttemptUpdate(rollout_id=each.rollout_id, attempt_id=each.attempt_id, ledger=each.ledger) for each in left]
-                for each, error in zip(left, await persist(lambda: self._queue.report(updates)) if updates else (), strict=True):  # noqa: B023 - used at once
-                    if error is not None:
-                        _log.warning("the ledger of attempt %s was not taken: %s", each.attempt_id, error)
+                if left:
+                    await self._hand_in(left, endings)
+                for each in left:
                     await asyncio.to_thread(ledgers.forget_left, each)
             except Exception:  # noqa: BLE001 - the boundary: what others left never stops a runner
                 self.counts["ledger_errors"] += 1
                 _log.exception("what other runners left could not be handed in")
             await asyncio.sleep(LEFT_SECONDS if look < LEFT_LOOKS else LEFT_LONG_SECONDS)
+
+    async def _hand_in(self, left: Sequence[Left], endings: Endings) -> None:
+        """Hand these in, and close their attempts at the proxies, as their runner would have done. What it has handed in itself stays."""
+        attempts = await persist(lambda: self._queue.query_attempts(sorted({each.rollout_id for each in left})))
+        known = {attempt.attempt_id for attempt in attempts if attempt.ledger is not None}
+        ledgers = {(each.rollout_id, each.attempt_id): each.ledger for each in left if each.attempt_id not in known}
+        if not ledgers:
+            return
+        async with closing_session() as session:
+            seals = await endings.close(session, [*ledgers])
+        updates = [
+            AttemptUpdate(rollout_id=key[0], attempt_id=key[1], ledger=ledger, seals=seals.get(key, {})) for key, ledger in ledgers.items()
+        ]
+        for update, error in zip(updates, await persist(lambda: self._queue.report(updates)), strict=True):
+            if error is not None:
+                _log.warning("the ledger of attempt %s was not taken: %s", update.attempt_id, error)
 
     # --- claiming
 
@@ -295,6 +313,7 @@ class Runner:
         output = asyncio.create_task(self._store_output(job, over))
         try:
             ended = await run.supervise(self._agent, job)
+            job.over = job.over or time.time()
             over.set()
             await output
         finally:

@@ -217,7 +217,7 @@ async def _stored(store: Store, rollout_id: str, attempt_id: str) -> AsyncGenera
         with attempt_scope(*key, traceparent=traceparent):
             yield
     finally:
-        await asyncio.to_thread(telemetry.seal, [key])
+        await asyncio.to_thread(lambda: telemetry.seal_counts([key], closing=True))
         telemetry.forget(*key)
 
 

@@ -55,6 +55,7 @@ class ReadFacts:
                 spans=row["IsCounted_sum"],
                 annotations=row["IsAnnotation_sum"],
                 seal=row["SealSpans_max"] if row["IsSeal_max"] else None,
+                sealed_at=row["SealTime_max"] / 1e9,
                 closed=bool(row["IsClosing_max"]),
                 dropped=row["Dropped_max"],
                 calls=number,
@@ -67,7 +68,7 @@ class ReadFacts:
 _GROUP: Final = ["RolloutId", "AttemptId", "Process"]
 _COUNTS: Final = [
     *((name, "sum") for name in ("IsCounted", "IsAnnotation")),
-    *((name, "max") for name in ("IsSeal", "SealSpans", "IsClosing", "Dropped", "Hooked")),
+    *((name, "max") for name in ("IsSeal", "SealSpans", "SealTime", "IsClosing", "Dropped", "Hooked")),
     ("Caller", "distinct"),
 ]
 _READ: Final = [*_GROUP, "SpanId", "ParentSpanId", "Identity", "SequenceId", "IsSpan", "IsCall", "Call", *(name for name, _ in _COUNTS)]

@@ -3,6 +3,7 @@
 Spans with a process marker are counted on both sides, annotations included, seals not; spans without a marker never are. A process is
 known by the ledger that the runner read, by what was handed to the queue, by its spans and seals, by a proxy that announced itself, or by
 the baggage of a model call. Each known process must be whole: all that it ended is stored, and nothing of it was in flight when it died.
+What no ledger counts proves that by its last seal, or by one that it sent with nothing open when the agent had ended.
 
 Annotations prove nothing about the agent: a runner's own marked reward does not make an attempt complete whose agent nobody counted.
 """
@@ -13,7 +14,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from agl_otel.types import AttemptLedger, ProcessRecord, Verdict, VerdictKind
+from agl_otel.types import Answered, AttemptLedger, ProcessRecord, Verdict, VerdictKind
+
+CLOCKS_SECONDS: Final = 0.5
+"""By how much the clocks of a runner and of a service may differ."""
 
 ALARM: Final = "its agent ran under the hook, and no process counted its spans: is its telemetry set up by somebody else?"
 NOT_HANDED_IN: Final = "its agent ran under the hook, and nobody has handed in the ledger of its processes: its runner may have died"
@@ -34,6 +38,8 @@ class MarkerFacts:
     """How many of those are annotations."""
     seal: int | None = None
     """The largest seal that is stored; None where there is none."""
+    sealed_at: float = 0.0
+    """When the latest seal was made, by the process's clock (Unix seconds). Unless it is the last, no span of the attempt was open then."""
     closed: bool = False
     """Whether a stored seal is its last: nothing of this attempt follows."""
     dropped: int = 0
@@ -85,8 +91,7 @@ def decide(facts: AttemptFacts) -> Verdict:
     found = _Findings()
     _judge_ledger(facts, found)
     recorded = {record.marker: record for record in facts.ledger.processes if record.marker} if facts.ledger else {}
-    answered = facts.ledger.answered if facts.ledger else {}
-    markers: set[str] = {*facts.markers, *(facts.handed or {}), *facts.proxies, *facts.callers, *recorded, *answered}
+    markers: set[str] = {*facts.markers, *(facts.handed or {}), *facts.proxies, *facts.callers, *recorded, *_answered(facts)}
     for marker in sorted(markers):
         seen, before = facts.markers.get(marker, MarkerFacts()), found.missing
         if (record := recorded.get(marker)) is not None:
@@ -132,29 +137,34 @@ def _judge_ledger(facts: AttemptFacts, found: _Findings) -> None:
             found.reasons.append(NOT_HANDED_IN)
         return
     command = f" ({ledger.command})" if ledger.command else ""
+    processes = [record for record in ledger.processes if not record.runner]
     if ledger.problem:
         found.reasons.append(f"the ledger of its processes is unreadable: {ledger.problem}")
-    elif ledger.reach == "hooked" and not ledger.processes and not _unrecorded(facts):
+    elif ledger.reach == "hooked" and not processes and not _unrecorded(facts, ledger):
         found.reasons.append(NOT_LOADED + command)
-    elif ledger.reach == "elsewhere" and ledger.command and facts.hooked and not _others(facts):
+    elif ledger.reach == "elsewhere" and ledger.command and facts.hooked and not _others(facts, ledger):
         # Refused, not noted: from here an agent that makes no spans looks like one that lost them all, and it can do without the hook.
         found.reasons.append(NOT_SEEN + command)
-    if ledger.reach != "hooked" and not facts.hooked and not ledger.processes and not _counts_itself(facts):
+    if ledger.reach != "hooked" and not facts.hooked and not processes and not _counts_itself(facts, ledger):
         found.notes.append(f"the agent's own spans are not counted: it does not run under the hook{command}")
-    elif ledger.reach == "hooked" and ledger.processes and not any(record.marker for record in ledger.processes):
+    elif ledger.reach == "hooked" and processes and not any(record.marker for record in processes):
         found.notes.append("the hook was loaded in the agent, and no process of it made a span that is counted")
 
 
-def _others(facts: AttemptFacts) -> set[str]:
-    """Processes that are known, other than its runner and the proxies."""
-    answered = facts.ledger.answered if facts.ledger else {}
-    sent = {marker for marker, seen in facts.markers.items() if not seen.last_call}
-    return {*sent, *facts.callers, *answered} - {*(facts.handed or {}), *facts.proxies}
+def _others(facts: AttemptFacts, ledger: AttemptLedger) -> set[str]:
+    """Processes of the agent that are known without a record."""
+    return {*_unrecorded(facts, ledger), *facts.callers, *ledger.answered} - {*(facts.handed or {}), *facts.proxies}
 
 
-def _counts_itself(facts: AttemptFacts) -> bool:
-    """Whether one of those counts spans of it."""
-    return any((seen := facts.markers.get(marker)) is not None and seen.spans > seen.annotations for marker in _others(facts))
+def _counts_itself(facts: AttemptFacts, ledger: AttemptLedger) -> bool:
+    """Whether a process of the agent counts spans of it."""
+    return any(facts.markers[marker].spans > facts.markers[marker].annotations for marker in _unrecorded(facts, ledger))
+
+
+def _unrecorded(facts: AttemptFacts, ledger: AttemptLedger) -> set[str]:
+    """Processes of the agent that sent something and have no record: their disk is another one, or would not take it."""
+    others = {*(facts.handed or {}), *facts.proxies, *(record.marker for record in ledger.processes)}
+    return {marker for marker, seen in facts.markers.items() if marker not in others and not seen.last_call}  # calls are a proxy's
 
 
 def _judge_record(record: ProcessRecord, seen: MarkerFacts, found: _Findings) -> None:
@@ -204,25 +214,26 @@ def _judge_calls(name: str, seen: MarkerFacts, found: _Findings, before: int) ->
 
 
 def _expected(facts: AttemptFacts, marker: str, seen: MarkerFacts) -> int | None:
-    """How many spans must be stored of a process without a record; None where nothing says it for sure.
+    """How many spans must be stored of a process without a record; None where nothing proves that it has ended no more.
 
-    A seal that is not its last is no proof for a proxy that did not answer when the attempt was closed, nor for a process that was to count
-    in the ledger and could not: it may have died in its next span.
+    A seal proves that where it is the process's last, where it counts all that had begun when the process answered, or where the process
+    lived on with nothing open when the agent had ended: what begins then is late. After any other one it may have died in its next span.
     """
     handed = (facts.handed or {}).get(marker)
     if handed is not None:
         return handed
-    must_close = facts.handed is not None and (marker in facts.proxies or marker in _unrecorded(facts))
-    if seen.seal is None or (must_close and not seen.closed):
+    if seen.seal is None:
         return None
-    return max(seen.seal, facts.ledger.answered.get(marker, 0) if facts.ledger else 0)
+    answer, over = _answered(facts).get(marker), facts.ledger.over if facts.ledger else None
+    ended_all = answer is not None and not answer.streamed and seen.seal >= answer.begun
+    lived_on = over is not None and seen.sealed_at > over + CLOCKS_SECONDS
+    if not (seen.closed or ended_all or lived_on):
+        return None
+    return max(seen.seal, answer.begun if answer is not None else 0)
 
 
-def _unrecorded(facts: AttemptFacts) -> set[str]:
-    """Processes of a hooked agent that sent something and have no record: their disk is another one, or would not take it."""
-    if facts.ledger is None or facts.ledger.reach != "hooked":
-        return set()
-    return {*facts.markers} - {*(facts.handed or {}), *facts.proxies, *(record.marker for record in facts.ledger.processes)}
+def _answered(facts: AttemptFacts) -> Mapping[str, Answered]:
+    return facts.ledger.answered if facts.ledger else {}
 
 
 def _name(facts: AttemptFacts, marker: str) -> str:

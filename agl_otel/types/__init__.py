@@ -21,6 +21,7 @@ from agl_otel.types.resources import (
 )
 from agl_otel.types.rollouts import (
     TERMINAL_STATUSES,
+    Answered,
     Attempt,
     AttemptedRollout,
     AttemptLedger,
@@ -68,6 +69,7 @@ __all__ = [
     "Attempt",
     "AttemptStatus",
     "AttemptedRollout",
+    "Answered",
     "AttemptLedger",
     "LedgerReach",
     "ProcessRecord",

@@ -87,6 +87,17 @@ class ProcessRecord(Model):
     """Of those ended, the ones that its exporter gave up."""
     closed: bool = False
     """Whether it ended in order; a process that was killed did not."""
+    runner: bool = False
+    """Whether it is the attempt's runner itself, which counts what it does for the attempt: rewards, and agents that are functions."""
+
+
+class Answered(Model):
+    """What a process had done for an attempt when it answered its runner by HTTP."""
+
+    begun: int
+    """How many spans it had begun."""
+    streamed: bool = False
+    """Whether it may have begun more before the end of its answer."""
 
 
 class AttemptLedger(Model):
@@ -96,8 +107,10 @@ class AttemptLedger(Model):
     command: str = ""
     """What was started; empty for agents that are no command."""
     processes: list[ProcessRecord] = Field(default_factory=list[ProcessRecord])
-    answered: dict[str, int] = Field(default_factory=dict[str, int])
-    """{process marker: spans ended by then} of processes that keep no record here and that answered the runner by HTTP."""
+    answered: dict[str, Answered] = Field(default_factory=dict[str, Answered])
+    """{process marker: what it said} of processes that keep no record here and that answered the runner by HTTP."""
+    over: float | None = None
+    """When the agent had ended or answered, by its runner's clock in Unix seconds; None where the runner died before."""
     problem: str | None = None
     """Why it could not be read, in words for a person."""
 

@@ -130,7 +130,7 @@ TRAINING: Final = Dashboard(
             "FROM (SELECT AttemptId, max(seen) AS last, countIf(process != '') AS processes,\n"
             "    countIf(process != '' AND (sealed = 0 OR stored != spans OR dropped > 0)) AS wrong\n"
             f"  FROM (SELECT AttemptId, Facts['{s.PROCESS}'] AS process, max(ReceivedAt) AS seen,\n"
-            f"      countIf(SpanName = '{s.SPAN_SEAL}') AS sealed,\n"
+            f"      countIf(mapContains(Facts, '{s.SEAL_SPANS}')) AS sealed,\n"
             f"      countIf(SpanName NOT IN ('{s.SPAN_SEAL}', '{s.SPAN_ATTEMPT}')) AS stored,\n"
             f"      max(toUInt64OrZero(SpanAttributes['{s.SEAL_SPANS}'])) AS spans,\n"
             f"      max(toUInt64OrZero(SpanAttributes['{s.SEAL_DROPPED}'])) AS dropped\n"
@@ -206,7 +206,7 @@ INGEST: Final = Dashboard(
             f"SELECT RolloutId AS rollout, AttemptId AS attempt, Facts['{s.PROCESS}'] AS process, count() AS spans,\n"
             "  max(ReceivedAt) AS last\n"
             f"FROM otel_traces WHERE RolloutId != '' AND mapContains(Facts, '{s.PROCESS}') AND $__timeFilter(ReceivedAt)\n"
-            f"GROUP BY rollout, attempt, process HAVING countIf(SpanName = '{s.SPAN_SEAL}') = 0 ORDER BY last DESC LIMIT 100",
+            f"GROUP BY rollout, attempt, process HAVING countIf(mapContains(Facts, '{s.SEAL_SPANS}')) = 0 ORDER BY last DESC LIMIT 100",
             "They run still, or ended before they could say how many spans they had made: such an attempt is incomplete.",
         ),
         Panel(

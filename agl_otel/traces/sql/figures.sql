@@ -4,7 +4,7 @@ SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(Rollout
   SpanName != {seal:String} AND SpanName != {attempt:String} AS IsSpan,
   SpanName = {annotation:String} AS IsAnnotation,
   IsSpan AND Facts[{late:String}] != 'true' AS IsCounted,
-  SpanName = {seal:String} AS IsSeal,
+  SpanName = {seal:String} AND mapContains(Facts, {seal_spans:String}) AS IsSeal, if(IsSeal, toUnixTimestamp64Nano(Timestamp), 0) AS SealTime,
   if(IsSeal, toUInt64OrZero(Facts[{seal_spans:String}]), 0) AS SealSpans,
   if(IsSeal, toUInt64OrZero(Facts[{seal_dropped:String}]), 0) AS Dropped,
   IsSeal AND Facts[{seal_closing:String}] = 'true' AS IsClosing, Facts[{caller:String}] AS Caller,
@@ -15,7 +15,7 @@ SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(Rollout
   notEmpty(Rewards) AS IsReward,
   StatusCode = 'Error' AS IsError, PromptTokens, ResponseTokens
 FROM (
-  SELECT RolloutId, AttemptId, TraceId, SpanId, ParentSpanId, SpanName, SequenceId, Facts, StatusCode,
+  SELECT RolloutId, AttemptId, TraceId, SpanId, ParentSpanId, SpanName, SequenceId, Timestamp, Facts, StatusCode,
     length(PromptTokenIds) AS PromptTokens, length(ResponseTokenIds) AS ResponseTokens
   FROM otel.otel_traces
   PREWHERE RolloutId IN {rollouts:Array(String)}

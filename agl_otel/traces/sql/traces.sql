@@ -1,12 +1,13 @@
 -- All spans of some rollouts as verdicts, model calls, rewards and agents need them, one row for each identity (the lowest sequence
 -- counts), in the order of CallColumns. Of the attributes only `Facts` is read: the map of all of them is most of what is stored.
--- A call without a number named no rollout when the proxy recorded it: its trace was adopted.
+-- A call without a number named no rollout when the proxy recorded it: its trace was adopted. A seal span without a count is an announcement:
+-- its process has begun to work for the attempt.
 SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(RolloutId, AttemptId, TraceId, SpanId) AS Identity,
   Facts[{process:String}] AS Process,
   SpanName != {seal:String} AND SpanName != {attempt:String} AS IsSpan,
   SpanName = {annotation:String} AS IsAnnotation,
   IsSpan AND Facts[{late:String}] != 'true' AS IsCounted,
-  SpanName = {seal:String} AS IsSeal,
+  SpanName = {seal:String} AND mapContains(Facts, {seal_spans:String}) AS IsSeal, if(IsSeal, toUnixTimestamp64Nano(Timestamp), 0) AS SealTime,
   if(IsSeal, toUInt64OrZero(Facts[{seal_spans:String}]), 0) AS SealSpans,
   if(IsSeal, toUInt64OrZero(Facts[{seal_dropped:String}]), 0) AS Dropped,
   IsSeal AND Facts[{seal_closing:String}] = 'true' AS IsClosing, Facts[{caller:String}] AS Caller,
@@ -24,7 +25,7 @@ SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(Rollout
   notEmpty(Rewards) AS IsReward,
   HasImages, PromptTokenIds, ResponseTokenIds, ResponseLogprobs
 FROM (
-  SELECT RolloutId, AttemptId, TraceId, SpanId, ParentSpanId, SpanName, SequenceId, Facts, HasImages, PromptTokenIds, ResponseTokenIds, ResponseLogprobs
+  SELECT RolloutId, AttemptId, TraceId, SpanId, ParentSpanId, SpanName, SequenceId, Timestamp, Facts, HasImages, PromptTokenIds, ResponseTokenIds, ResponseLogprobs
   FROM otel.otel_traces
   PREWHERE RolloutId IN {rollouts:Array(String)}
   ORDER BY RolloutId, AttemptId, TraceId, SpanId, SequenceId

@@ -167,11 +167,13 @@ class Stack:
         for span in spans:
             if (marker := span.marker) is None:
                 continue
-            seen = markers.get(marker, MarkerFacts())
+            seen = markers.setdefault(marker, MarkerFacts())
             if span.name == semconv.SPAN_SEAL:
                 if (count := span.attributes.get(semconv.SEAL_SPANS)) is not None:
-                    markers[marker] = replace(seen, seal=max(seen.seal or 0, count))
-            else:
+                    closed = seen.closed or bool(span.attributes.get(semconv.SEAL_CLOSING))
+                    sealed_at = max(seen.sealed_at, span.start / 1e9)
+                    markers[marker] = replace(seen, seal=max(seen.seal or 0, count), closed=closed, sealed_at=sealed_at)
+            elif not span.attributes.get(semconv.LATE):
                 annotations = seen.annotations + (span.name == semconv.SPAN_ANNOTATION)
                 markers[marker] = replace(seen, spans=seen.spans + 1, annotations=annotations)
         hooked = any(span.attributes.get(semconv.ATTEMPT_HOOKED) for span in spans if span.name == semconv.SPAN_ATTEMPT)

@@ -18,6 +18,7 @@ from agl_otel.runner import groups
 from agl_otel.runner.command import CommandAgent, wrapper_of
 from agl_otel.runner.job import Grader
 from agl_otel.runner.limits import Limits
+from agl_otel.traces.verdict import NOT_LOADED
 from agl_otel.types import LLM, Attempt, Rollout
 from tests.contract.runner.conftest import Stack
 
@@ -263,3 +264,14 @@ def running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (ProcessLookupError, FileNotFoundError):
         return False
+
+
+async def test_what_its_runner_counts_does_not_mean_that_the_hook_was_loaded(stack: Stack) -> None:
+    [rollout] = await stack.enqueue("t")
+    await stack.run(CommandAgent(["true"], hooked=True, grader=lambda task, answer: 1.0), max_rollouts=1)
+    [attempt] = await stack.finished(rollout)
+    assert attempt.ledger is not None and attempt.ledger.reach == "hooked"
+    ((process,), verdict) = attempt.ledger.processes, stack.verdict(attempt)
+    assert (process.pid, process.runner, process.begun, process.ended) == (os.getpid(), True, 1, 1)
+    assert (attempt.status, verdict.kind) == ("succeeded", "incomplete")
+    assert any(reason.startswith(NOT_LOADED) for reason in verdict.reasons)

@@ -23,7 +23,7 @@ from agl_otel.ingest import attempt_ingest_key
 from agl_otel.proxy.keys import attempt_key
 from agl_otel.queue.client import RolloutUpdate
 from agl_otel.runner.agents import ContainerAgent, HttpAgent, Limits
-from agl_otel.types import LLM, Attempt, Rollout
+from agl_otel.types import LLM, Answered, Attempt, Rollout
 from tests.contract.runner.conftest import Stack
 
 
@@ -169,8 +169,10 @@ class Service(BaseHTTPRequestHandler):
             get_global_response_propagator().inject(answer)
         context.detach(token)
         self.send_response(200)
-        for name, value in answer.items():
+        for name, value in (answer if b"silent" not in task else {}).items():
             self.send_header(name, value)
+        if b"stream" not in task:
+            self.send_header("content-length", "4")
         self.end_headers()
         self.wfile.write(b"done")
         if b"die" in task:
@@ -207,15 +209,20 @@ async def hooked_service(stack: Stack) -> AsyncGenerator[str]:
 
 
 @pytest.mark.system
-async def test_the_verdict_of_an_endpoint_under_the_hook_follows_its_own_seal(stack: Stack) -> None:
+@pytest.mark.parametrize("task", ["whole", "stream", "silent"])
+async def test_the_verdict_of_an_endpoint_under_the_hook_follows_its_own_seal(stack: Stack, task: str) -> None:
+    """Silent: it does not say in its answer what it has begun; only a seal that it makes later proves that all is there."""
     stack.proxy.spans = 0  # the service asks no model
     async with hooked_service(stack) as url:
-        [rollout] = await stack.enqueue("t")
+        [rollout] = await stack.enqueue(task)
         await stack.run(HttpAgent(url, hooked=True, grader=lambda task, answer: float(answer == "done")), max_rollouts=1)
         [attempt] = await stack.finished(rollout)
         await stack.until(lambda: any(seal.marker not in (attempt.seals or {}) for seal in stack.spans(rollout, semconv.SPAN_SEAL)))
     verdict = stack.verdict(attempt)
     assert (attempt.status, verdict.kind, verdict.alarm) == ("succeeded", "complete", False)
+    assert attempt.ledger is not None and attempt.ledger.over is not None
+    answered = [Answered(begun=1, streamed=task == "stream")] if task != "silent" else []
+    assert [*attempt.ledger.answered.values()] == answered
     assert [span.marker is not None for span in stack.spans(rollout, "solve")] == [True]
 
 
@@ -227,9 +234,9 @@ async def test_an_endpoint_that_dies_after_its_answer_is_missed_though_nothing_o
         await stack.run(HttpAgent(url, hooked=True, grader=lambda task, answer: float(answer == "done")), max_rollouts=1)
         [attempt] = await stack.finished(rollout)
     assert attempt.ledger is not None
-    ((marker, ended),) = attempt.ledger.answered.items()
+    ((marker, answered),) = attempt.ledger.answered.items()
     verdict = stack.verdict(attempt)
-    assert (attempt.status, ended, verdict.kind) == ("succeeded", 0, "incomplete")
+    assert (attempt.status, answered.begun, verdict.kind) == ("succeeded", 1, "incomplete")
     assert any(marker in reason for reason in verdict.reasons), verdict.reasons
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from agl_otel import semconv
 from agl_otel.errors import UsageError
+from agl_otel.instrumentation import records
 from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.queue.server import QueueServer, open_engine
 from agl_otel.runner.agents import CommandAgent, FunctionAgent
@@ -23,7 +27,7 @@ from agl_otel.runner.process import check_waiting_tasks
 from agl_otel.runner.runner import Runner
 from agl_otel.runner.running import RunnerEvent
 from agl_otel.tracer import DummyTracer
-from agl_otel.types import EnqueueRolloutRequest, PromptTemplate, ResourcesUpdate
+from agl_otel.types import AttemptLedger, EnqueueRolloutRequest, PromptTemplate, ResourcesUpdate
 from tests.contract.runner.conftest import Proxy, Stack
 
 
@@ -115,6 +119,65 @@ async def test_resources_are_looked_up_once_and_lost_ones_fail_only_their_own_ro
     attempts = await stack.finished(first, lost, third)
     assert [attempt.status for attempt in attempts] == ["succeeded", "failed", "succeeded"]
     assert f"no resources {sets[1].resources_id} version 1" in (attempts[1].error or "")
+
+
+_DIES_IN_ITS_SECOND_SPAN = """
+import os, signal, sys
+from agl_otel.instrumentation.setup import Telemetry
+from agl_otel.instrumentation.context import attempt_scope
+from agl_otel.runner.ledgers import Ledgers
+store, endpoint, rollout_id, attempt_id, ends = sys.argv[1:]
+ledgers, telemetry = Ledgers(store), Telemetry(otlp_endpoint=endpoint, service_name="runner")
+ledgers.begin([(rollout_id, attempt_id)])
+telemetry.keep_records(ledgers.root)
+with attempt_scope(rollout_id, attempt_id):
+    telemetry.tracer("agent").start_span("first").end()
+    telemetry.seal([(rollout_id, attempt_id)])
+    if ends != "between":
+        telemetry.tracer("agent").start_span("second")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("ends", "kind"), [("between", "complete"), ("within", "incomplete")])
+async def test_a_runner_that_was_killed_with_its_function_agent_is_judged_by_its_record_and_the_proxies_are_closed(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, ends: str, kind: str
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(stack.directory))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    [started] = await stack.queue.start([EnqueueRolloutRequest(input="t")], worker_id="dead")
+    key = started.rollout_id, started.attempt.attempt_id
+    store = (await stack.queue.describe()).queue or ""
+    arguments = [sys.executable, "-c", _DIES_IN_ITS_SECOND_SPAN, store, stack.receiver.grpc_address, *key, ends]
+    dead = await asyncio.create_subprocess_exec(*arguments)
+    assert await dead.wait() == -signal.SIGKILL
+    [before] = await stack.queue.query_attempts([started.rollout_id])
+    assert stack.verdict(before).kind == "incomplete", "nobody has handed in anything, and its seal was not its last"
+    stack.proxy.spans = 0
+    async with stack.running(FunctionAgent(lambda task: 1.0)):
+        async with asyncio.timeout(300):
+            while (after := (await stack.queue.query_attempts([started.rollout_id]))[0]).ledger is None:  # noqa: ASYNC110 - of the queue
+                await asyncio.sleep(0.02)
+    assert [key] in stack.proxy.closed and after.seals == {"proxy-marker": 0}
+    assert stack.verdict(after).kind == kind
+
+
+async def test_what_a_dead_runner_handed_in_itself_stays(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(stack.directory))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    [started] = await stack.queue.start([EnqueueRolloutRequest(input="t")], worker_id="dead")
+    key = started.rollout_id, started.attempt.attempt_id
+    store = (await stack.queue.describe()).queue or ""
+    arguments = [sys.executable, "-c", _DIES_IN_ITS_SECOND_SPAN, store, stack.receiver.grpc_address, *key, "within"]
+    dead = await asyncio.create_subprocess_exec(*arguments)
+    assert await dead.wait() == -signal.SIGKILL
+    own = AttemptLedger(reach="elsewhere", over=5.0)
+    await stack.queue.report([AttemptUpdate(rollout_id=key[0], attempt_id=key[1], ledger=own, seals={"own": 1})])
+    folder = Path(tempfile.gettempdir()) / records.own_folder_name()
+    async with stack.running(FunctionAgent(lambda task: 1.0)):
+        await stack.until(lambda: not [*folder.glob("*/*.json")])
+    [after] = await stack.queue.query_attempts([started.rollout_id])
+    assert (after.ledger, after.seals, stack.proxy.closed) == (own, {"own": 1}, [])
 
 
 async def test_a_watcher_that_raises_stops_nothing(stack: Stack) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 from typing import Any
@@ -196,6 +197,27 @@ async def test_a_sync_function_past_its_time_is_left_behind_and_its_place_is_fre
     assert (counts["timeout"] + counts["fenced"] + counts["cancelled"], counts["succeeded"]) == (1, 1)
     assert [attempt.status for attempt in await stack.finished(hangs, runs)] == ["timeout", "succeeded"]
     assert primary(stack, hangs) == []
+
+
+async def test_its_runner_keeps_a_record_of_it_in_which_what_it_left_open_is_abandoned(stack: Stack) -> None:
+    stack.proxy.spans = 0
+    kept: list[trace.Span] = []
+
+    def agent(task: str) -> float:
+        stack.telemetry.tracer("agent").start_span("work").end()
+        if task == "leaks":
+            kept.append(stack.telemetry.tracer("agent").start_span("stream"))
+        return 1.0
+
+    rollouts = await stack.enqueue("leaks", "closes")
+    await stack.run(FunctionAgent(agent), max_rollouts=2)
+    for attempt, abandoned in zip(await stack.finished(*rollouts), (1, 0), strict=True):
+        assert attempt.ledger is not None and attempt.ledger.over is not None
+        (process,) = attempt.ledger.processes
+        assert (process.pid, process.runner, process.closed) == (os.getpid(), True, True)
+        assert (process.begun, process.ended, process.abandoned) == (2 + abandoned, 2, abandoned)
+        verdict = stack.verdict(attempt)
+        assert (verdict.kind, len(verdict.notes)) == ("complete", abandoned)
 
 
 async def test_many_endings_share_calls(stack: Stack) -> None:

@@ -167,7 +167,8 @@ async def test_rewards_are_ordered_and_counted_once(engine: TraceStore, reader: 
 
 async def test_seals_count_spans_but_not_themselves_nor_the_attempt_span(engine: TraceStore, reader: TraceReader) -> None:
     def seal(number: int, spans: int) -> dict[str, Any]:
-        return row(number, semconv.SPAN_SEAL, {P: "p", semconv.SEAL_SPANS: str(spans), semconv.SEAL_DROPPED: "0"})
+        counts = {semconv.SEAL_SPANS: str(spans), semconv.SEAL_DROPPED: "0", **({semconv.SEAL_CLOSING: "true"} if spans == 2 else {})}
+        return row(number, semconv.SPAN_SEAL, {P: "p", **counts})
 
     insert(
         engine,
@@ -256,6 +257,27 @@ async def test_a_verdict_knows_late_spans_callers_orphans_and_last_seals(engine:
         assert [reason.split(",")[0] for reason in verdict.reasons] == ["process m made model calls"]
         (note,) = verdict.notes
         assert note.startswith("2 spans of processes that are not counted (1 of them with a parent that never arrived)")
+
+
+async def test_an_announcement_is_no_seal(engine: TraceStore, reader: TraceReader) -> None:
+    insert(engine, row(1, semconv.SPAN_SEAL, {P: "service"}), call(2, 1))
+    known = attempt({"x": 1}).model_copy(update={"ledger": AttemptLedger(reach="elsewhere", over=1.0)})
+    for traces in (await reader.traces([rollout()], [known], deadline_seconds=0), None):
+        verdict = traces.verdicts["ro-1", "at-1"] if traces else (await reader.figures([known]))[0].verdict
+        assert verdict.kind == "incomplete"
+        assert [reason.split(":")[0] for reason in verdict.reasons] == ["process service sent no seal"]
+
+
+async def test_a_seal_that_is_not_the_last_proves_a_process_that_sent_it_when_the_agent_had_ended(
+    engine: TraceStore, reader: TraceReader
+) -> None:
+    counts = {P: "service", semconv.SEAL_SPANS: "1", semconv.SEAL_DROPPED: "0"}
+    insert(engine, row(1, attributes={P: "service"}), row(2, semconv.SPAN_SEAL, counts, Timestamp="1750000010.000000000"))
+    for over, kind in ((1750000009.0, "complete"), (1750000009.8, "incomplete"), (1750000011.0, "incomplete"), (None, "incomplete")):
+        known = attempt({}).model_copy(update={"ledger": AttemptLedger(reach="elsewhere", over=over)})
+        traces = await reader.traces([rollout()], [known], deadline_seconds=0)
+        figures = await reader.figures([known])
+        assert (traces.verdicts["ro-1", "at-1"].kind, figures[0].verdict.kind) == (kind, kind)
 
 
 async def test_a_duplicate_row_changes_nothing_that_pins_a_reading(engine: TraceStore, reader: TraceReader) -> None:

@@ -152,6 +152,37 @@ def test_an_attempt_without_a_folder_is_announced_instead(root: Path) -> None:
     assert unrecorded == [elsewhere]
 
 
+def test_attempts_of_several_runners_are_recorded_below_the_root_that_has_their_folder(
+    root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    own = tmp_path_factory.mktemp("own")
+    mine = ("ro-mine", "at-1")
+    folder_of(own, *mine).mkdir()
+    for counting in (ledger(root), Ledger()):
+        counting.keep(str(own))
+        counting.keep(str(root))
+        for span, key in enumerate((mine, KEY)):
+            counting.started(key, span, PLACE)
+        assert counting.unrecorded() == []
+        assert [
+            len(slots(place, key)) for place, key in ((own, mine), (root, KEY), (own, KEY), (root, mine)) if folder_of(place, *key).is_dir()
+        ] == [1, 1]
+        for key in (mine, KEY):
+            counting.forget(key)
+
+
+def test_what_is_open_when_an_attempt_is_over_is_abandoned_unless_it_ends_after_all(root: Path) -> None:
+    counting = ledger(root)
+    marker = counting.started(KEY, 1, PLACE).marker
+    counting.started(KEY, 2, PLACE)
+    counting.started(OTHER, 3, PLACE)
+    counting.over(KEY)
+    counting.over(("ro-unknown", "at-1"))
+    assert [counts(slot) for slot in (*slots(root), *slots(root, OTHER))] == [(2, 0, 2, 0, True), (1, 0, 0, 0, False)]
+    counting.ended(KEY, 1, marker=marker)
+    assert [counts(slot) for slot in slots(root)] == [(2, 1, 1, 0, True)]
+
+
 def test_a_folder_that_is_gone_costs_no_later_attempt_its_record(root: Path) -> None:
     counting = ledger(root)
     counting.started(KEY, 1, PLACE)

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 from opentelemetry.context import Context
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from agl_otel import semconv
 from agl_otel.errors import UnavailableError
+from agl_otel.instrumentation import seal as seals
 from agl_otel.instrumentation.arrays import pack_doubles, pack_ints, unpack
 from agl_otel.instrumentation.context import attempt_scope, parse_traceparent, with_ids
+from agl_otel.instrumentation.ledger import Ledger
 from agl_otel.instrumentation.setup import Telemetry
 from tests.otlp_receiver import OtlpReceiver
 
@@ -102,6 +109,43 @@ def test_packed_arrays_arrive_as_otlp_arrays(receiver: OtlpReceiver, telemetry: 
     (span,) = receiver.spans(semconv.SPAN_LLM)
     assert span.attributes[semconv.LLM_PROMPT_TOKEN_IDS] == ids == unpack(pack_ints(ids))
     assert span.attributes[semconv.LLM_RESPONSE_LOGPROBS] == logprobs == unpack(pack_doubles(logprobs))
+
+
+def test_no_seal_but_a_last_one_is_sent_while_a_span_is_open(receiver: OtlpReceiver, telemetry: Telemetry) -> None:
+    with attempt_scope(*KEY):
+        still_open = telemetry.tracer("test").start_span("open")
+        telemetry.tracer("test").start_span("work").end()
+    assert list(telemetry.seal([KEY])[KEY].values()) == [1]
+    assert receiver.spans("work") and receiver.spans(semconv.SPAN_SEAL) == []
+    telemetry.seal_counts([KEY], closing=True)
+    still_open.end()
+    telemetry.seal([KEY])
+    said = [(seal.attributes[semconv.SEAL_SPANS], seal.attributes.get(semconv.SEAL_CLOSING)) for seal in receiver.spans(semconv.SPAN_SEAL)]
+    assert said == [(1, True), (2, None)]
+
+
+def test_a_process_that_does_not_know_when_attempts_end_repeats_its_seals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seals, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(seals, "REPEAT_SECONDS", (0.01, 0.02))
+    exporter, ledger = InMemorySpanExporter(), Ledger()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    sent = threading.Semaphore(0)
+
+    def flush(_: float) -> bool:
+        sent.release()
+        return True
+
+    sealer = seals.Sealer(ledger, provider, flush, repeats=True)
+    started = time.time_ns()
+    for number in (1, 2):
+        ledger.ended(KEY, number, marker=ledger.started(KEY, number, (1, 2)).marker)
+        sealer.idle(KEY)
+        assert all(sent.acquire(timeout=300) for _ in range(3))
+    times = [span.start_time or 0 for span in exporter.get_finished_spans()]
+    counts = [(span.attributes or {})[semconv.SEAL_SPANS] for span in exporter.get_finished_spans()]
+    assert counts == [1, 1, 1, 2, 2, 2]
+    assert started < times[0] and times == sorted(set(times))
 
 
 def test_an_idle_attempt_is_sealed_without_being_asked(receiver: OtlpReceiver, telemetry: Telemetry) -> None:

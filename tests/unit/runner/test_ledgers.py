@@ -43,6 +43,7 @@ def test_a_ledger_is_read_with_its_agents_command_and_forgotten_when_it_is_hande
     (process,) = ledger.processes
     assert (ledger.reach, ledger.command, ledger.problem) == ("hooked", "python agent.py", None)
     assert (process.pid, process.marker, process.begun, process.ended, process.closed) == (os.getpid(), marker, 1, 0, False)
+    assert process.runner
     own = " ".join(Path("/proc/self/cmdline").read_text().split("\0"))
     assert process.command and own.startswith(process.command), "as the system has it, as far as there is room"
     ledgers.forget(KEY)
@@ -77,6 +78,7 @@ def test_it_names_the_running_processes_and_never_its_own(tmp_path: Path) -> Non
         assert child.stdout is not None
         child.stdout.readline()
         assert ledgers.running(KEY) == {child.pid}
+        assert {process.pid: process.runner for process in ledgers.read(KEY).processes} == {os.getpid(): True, child.pid: False}
         child.kill()
         child.wait()
     assert ledgers.running(KEY) == set()
@@ -93,7 +95,8 @@ def test_what_a_dead_runner_left_is_found_by_the_next_one_of_its_store(tmp_path:
     )
     lines = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True).stdout.splitlines()
     assert sorted(line.split(" ", 2)[:2] for line in lines) == [["ro-1", ".."], ["ro-2", "at-2"]]
-    assert '"begun":1,"ended":0' in next(line for line in lines if line.startswith("ro-1 "))
+    left = next(line for line in lines if line.startswith("ro-1 "))
+    assert '"begun":1,"ended":0' in left and '"runner":true' in left
 
 
 def test_what_a_dead_runner_left_is_handed_in_by_one(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_otel.traces.verdict import ALARM, NOT_HANDED_IN, NOT_LOADED, NOT_SEEN, AttemptFacts, MarkerFacts, decide
-from agl_otel.types import AttemptLedger, ProcessRecord
+from agl_otel.traces.verdict import ALARM, CLOCKS_SECONDS, NOT_HANDED_IN, NOT_LOADED, NOT_SEEN, AttemptFacts, MarkerFacts, decide
+from agl_otel.types import Answered, AttemptLedger, ProcessRecord
 
 
 def facts(handed: dict[str, int] | None = None, unmarked: int = 0, annotations: int = 0, **markers: MarkerFacts) -> AttemptFacts:
@@ -17,10 +17,10 @@ def facts(handed: dict[str, int] | None = None, unmarked: int = 0, annotations: 
 
 
 COMPLETE = {
-    "a seal that equals what is stored": facts(p=MarkerFacts(spans=3, seal=3)),
+    "a last seal that equals what is stored": facts(p=MarkerFacts(spans=3, seal=3, closed=True)),
     "a count that the runner handed over": facts({"p": 3}, p=MarkerFacts(spans=3)),
     "what was handed over counts before the largest seal": facts({"p": 3}, p=MarkerFacts(spans=3, seal=2)),
-    "several processes": facts({"p": 1}, p=MarkerFacts(spans=1), q=MarkerFacts(spans=2, seal=2)),
+    "several processes": facts({"p": 1}, p=MarkerFacts(spans=1), q=MarkerFacts(spans=2, seal=2, closed=True)),
     "all calls of a proxy": facts({"x": 4}, x=MarkerFacts(spans=4, calls=2, last_call=2)),
     "unmarked spans beside marked ones": facts({"p": 1}, unmarked=5, p=MarkerFacts(spans=1)),
     "a process that ended nothing": facts({"p": 1, "idle": 0}, p=MarkerFacts(spans=1)),
@@ -28,14 +28,19 @@ COMPLETE = {
 }
 INCOMPLETE = {
     "no seal": (facts(p=MarkerFacts(spans=3)), 0, "no seal"),
-    "fewer than sealed": (facts(p=MarkerFacts(spans=1, seal=3)), 2, "2 of 3 spans are missing"),
-    "more than sealed": (facts(p=MarkerFacts(spans=4, seal=3)), 0, "last seal is missing"),
+    "a seal that is not the last, where nobody handed in what the attempt did": (
+        facts(p=MarkerFacts(spans=3, seal=3, sealed_at=9.0)),
+        0,
+        "process p sent no last seal",
+    ),
+    "fewer than sealed": (facts(p=MarkerFacts(spans=1, seal=3, closed=True)), 2, "2 of 3 spans are missing"),
+    "more than sealed": (facts(p=MarkerFacts(spans=4, seal=3, closed=True)), 0, "last seal is missing"),
     "a process of which nothing arrived": (facts({"p": 1, "q": 2}, p=MarkerFacts(spans=1)), 2, "process q"),
     "dropped by the exporter": (facts({"p": 1}, p=MarkerFacts(spans=1, dropped=2)), 0, "gave up 2"),
     "a missing call": (facts({"x": 2}, x=MarkerFacts(spans=2, calls=2, last_call=3)), 1, "model calls 1 to 3"),
     "a missing call is not counted twice": (facts({"x": 3}, x=MarkerFacts(spans=2, calls=2, last_call=3)), 1, "model calls"),
     "one bad process spoils it": (facts({"p": 1}, p=MarkerFacts(spans=1), q=MarkerFacts(spans=1)), 0, "process q"),
-    "only seals, and spans said to exist": (facts(p=MarkerFacts(spans=0, seal=2)), 2, "2 of 2"),
+    "only seals, and spans said to exist": (facts(p=MarkerFacts(spans=0, seal=2, closed=True)), 2, "2 of 2"),
 }
 
 
@@ -71,7 +76,7 @@ def test_only_unmarked_spans_are_unproven() -> None:
         facts(),
         facts(unmarked=2, annotations=2),
         facts({"p": 0}),
-        facts(p=MarkerFacts(seal=0)),
+        facts(p=MarkerFacts(seal=0, closed=True)),
         facts({"p": 1}, p=MarkerFacts(spans=1, annotations=1)),
     ],
 )
@@ -81,13 +86,16 @@ def test_nothing_but_the_attempt_and_unmarked_annotations_is_empty(nothing: Atte
 
 @given(
     st.dictionaries(st.sampled_from("pqr"), st.integers(0, 4)),
-    st.dictionaries(st.sampled_from("pqr"), st.builds(MarkerFacts, spans=st.integers(0, 4), seal=st.none() | st.integers(0, 4))),
+    st.dictionaries(
+        st.sampled_from("pqr"), st.builds(MarkerFacts, spans=st.integers(0, 4), seal=st.none() | st.integers(0, 4), closed=st.booleans())
+    ),
 )
 def test_complete_means_that_every_count_agrees(handed: dict[str, int], markers: dict[str, MarkerFacts]) -> None:
     verdict = decide(AttemptFacts("ro", "at", handed, markers))
-    agrees = all(
-        markers.get(m, MarkerFacts()).spans == handed.get(m, markers.get(m, MarkerFacts()).seal) for m in {*handed, *markers}
-    ) and any(seen.spans for seen in markers.values())
+    last = {marker: seen.seal for marker, seen in markers.items() if seen.closed}
+    agrees = all(markers.get(m, MarkerFacts()).spans == handed.get(m, last.get(m)) for m in {*handed, *markers}) and any(
+        seen.spans for seen in markers.values()
+    )
     assert (verdict.kind == "complete") == agrees
 
 
@@ -104,16 +112,19 @@ AGENT = "python agent.py"
 POD = AttemptLedger(reach="elsewhere", command="team/agent:1 opentelemetry-instrument python agent.py")
 
 
-def ledger(*records: ProcessRecord, reach: str = "hooked", problem: str | None = None) -> AttemptLedger:
-    return AttemptLedger.model_validate({"reach": reach, "command": AGENT, "processes": records, "problem": problem})
+def ledger(*records: ProcessRecord, reach: str = "hooked", **other: object) -> AttemptLedger:
+    return AttemptLedger.model_validate({"reach": reach, "command": AGENT, "processes": records, **other})
 
 
 def process(begun: int, ended: int, *, abandoned: int = 0, dropped: int = 0, closed: bool = True, marker: str = "p") -> ProcessRecord:
-    counts = {"begun": begun, "ended": ended, "abandoned": abandoned, "dropped": dropped}
-    return ProcessRecord(pid=7, command=AGENT, marker=marker, closed=closed, **counts)
+    return ProcessRecord(pid=7, command=AGENT, marker=marker, begun=begun, ended=ended, abandoned=abandoned, dropped=dropped, closed=closed)
 
 
 LOADED = ProcessRecord(pid=8, command=AGENT)
+RUNNER = ProcessRecord(pid=9, command="runner", marker="r", begun=2, ended=2, closed=True, runner=True)
+KILLED_RUNNER = RUNNER.model_copy(update={"closed": False})
+ENDED_AT = 1000.0
+AFTER = ENDED_AT + 2 * CLOCKS_SECONDS
 PROXY = {"x": "http://proxy:4000"}
 CALLS = MarkerFacts(spans=2, calls=2, last_call=2)
 
@@ -141,15 +152,21 @@ WHOLE: dict[str, tuple[AttemptFacts, str]] = {
         "the agent's own spans are not counted",
     ),
     "a service that the hook is not in, with all its calls": (
-        replace(seen(ledger(reach="elsewhere"), hooked=False, base=facts({"x": 2}), x=CALLS), proxies=PROXY),
+        replace(seen(ledger(reach="elsewhere", command=""), hooked=False, base=facts({"x": 2}), x=CALLS), proxies=PROXY),
         "the agent's own spans are not counted: it does not run under the hook",
     ),
     "a service that the hook is not in and that exports its own": (
-        replace(seen(ledger(reach="elsewhere"), hooked=False, base=facts({"x": 2}), x=CALLS), unmarked=2),
+        replace(seen(ledger(reach="elsewhere", command=""), hooked=False, base=facts({"x": 2}), x=CALLS), unmarked=2),
         "it does not run under the hook",
     ),
     "a service that the hook is in, without the runner's knowledge": (
-        seen(ledger(reach="elsewhere"), hooked=False, base=facts({"x": 2}), p=MarkerFacts(spans=2, seal=2), x=CALLS),
+        seen(
+            ledger(reach="elsewhere", over=ENDED_AT),
+            hooked=False,
+            base=facts({"x": 2}),
+            p=MarkerFacts(spans=2, seal=2, sealed_at=AFTER),
+            x=CALLS,
+        ),
         "",
     ),
     "a function agent that only calls its model": (
@@ -168,7 +185,37 @@ WHOLE: dict[str, tuple[AttemptFacts, str]] = {
         replace(seen(ledger(LOADED), x=replace(CALLS, seal=2, closed=True)), proxies=PROXY),
         "no process of it made a span",
     ),
-    "a process of another machine that sealed": (seen(ledger(reach="elsewhere"), p=MarkerFacts(spans=2, seal=2)), ""),
+    "a process of another machine that sealed, with nothing open, when the agent had ended": (
+        seen(ledger(reach="elsewhere", over=ENDED_AT), p=MarkerFacts(spans=2, seal=2, sealed_at=AFTER)),
+        "",
+    ),
+    "a service that has ended all that it had begun when it answered": (
+        seen(ledger(reach="elsewhere", over=ENDED_AT, answered={"p": Answered(begun=2)}), p=MarkerFacts(spans=2, seal=2)),
+        "",
+    ),
+    "a service that answered by a stream, and sealed when it had ended": (
+        seen(
+            ledger(reach="elsewhere", over=ENDED_AT, answered={"p": Answered(begun=1, streamed=True)}),
+            p=MarkerFacts(spans=2, seal=2, sealed_at=AFTER),
+        ),
+        "",
+    ),
+    "a service that ended in order": (
+        seen(ledger(reach="elsewhere", answered={"p": Answered(begun=1)}), p=MarkerFacts(spans=2, seal=2, closed=True)),
+        "",
+    ),
+    "a function agent, of which its runner's record tells": (
+        seen(ledger(RUNNER, reach="elsewhere", command=""), base=facts({"x": 2, "r": 3}), r=MarkerFacts(spans=2, annotations=1), x=CALLS),
+        "",
+    ),
+    "a function agent whose runner died and lost nothing": (
+        seen(ledger(KILLED_RUNNER, reach="elsewhere", command=""), base=facts({"x": 2}), r=MarkerFacts(spans=2, seal=1), x=CALLS),
+        "process 9 (runner) did not end in order; nothing of it was lost",
+    ),
+    "a command that cannot be hooked, whose runner counts its reward": (
+        seen(ledger(RUNNER, reach="unhooked"), hooked=False, base=facts({"x": 2, "r": 2}), r=MarkerFacts(spans=2, annotations=2), x=CALLS),
+        "the agent's own spans are not counted",
+    ),
     "a hooked agent on a disk of its own, whose process sent its last seal": (
         seen(ledger(), base=facts({"x": 2}), p=MarkerFacts(spans=2, seal=2, closed=True), x=CALLS),
         "",
@@ -199,7 +246,62 @@ LOST: dict[str, tuple[AttemptFacts, int, str]] = {
         "in flight",
     ),
     "more stored than it counts": (seen(ledger(process(1, 1)), p=MarkerFacts(spans=2)), 0, "it counts 1"),
-    "known by an announcement only": (seen(ledger(reach="elsewhere"), p=MarkerFacts()), 0, "sent no seal"),
+    "known by an announcement only": (seen(ledger(reach="elsewhere", over=ENDED_AT), p=MarkerFacts()), 0, "sent no seal"),
+    "a function agent whose runner died in its next span, after a seal": (
+        seen(
+            ledger(KILLED_RUNNER.model_copy(update={"begun": 3}), reach="elsewhere", command=""),
+            base=facts({"x": 2}),
+            r=MarkerFacts(spans=2, seal=2),
+            x=CALLS,
+        ),
+        1,
+        "process 9 (runner): 1 span was in flight when it died",
+    ),
+    "a runner that died and of which nobody handed in anything": (
+        seen(None, hooked=False, base=facts(), r=MarkerFacts(spans=2, seal=2, sealed_at=AFTER)),
+        0,
+        "process r sent no last seal",
+    ),
+    "the hook did not load, and its runner emits rewards": (
+        seen(ledger(RUNNER), base=facts({"x": 2, "r": 2}), r=MarkerFacts(spans=2, annotations=2), x=CALLS),
+        0,
+        NOT_LOADED,
+    ),
+    "the hook did not load, and a proxy that the queue was not told of served it": (
+        seen(ledger(LOADED.model_copy(update={"runner": True})), x=replace(CALLS, seal=2, closed=True)),
+        0,
+        NOT_LOADED,
+    ),
+    "a service that sealed before the answer": (
+        seen(ledger(reach="elsewhere", over=ENDED_AT), p=MarkerFacts(spans=2, seal=2, sealed_at=ENDED_AT)),
+        0,
+        "process p sent no last seal",
+    ),
+    "a service that sealed and then broke the connection": (
+        seen(ledger(reach="elsewhere", over=ENDED_AT), p=MarkerFacts(spans=2, seal=2, sealed_at=ENDED_AT - 1)),
+        0,
+        "process p sent no last seal",
+    ),
+    "a service that had a span open when it answered, and never ended it": (
+        seen(ledger(reach="elsewhere", over=ENDED_AT, answered={"p": Answered(begun=3)}), p=MarkerFacts(spans=2, seal=2)),
+        0,
+        "process p sent no last seal",
+    ),
+    "a service that had begun more by the end of its stream than by its beginning": (
+        seen(ledger(reach="elsewhere", over=ENDED_AT, answered={"p": Answered(begun=1, streamed=True)}), p=MarkerFacts(spans=2, seal=2)),
+        0,
+        "process p sent no last seal",
+    ),
+    "a proxy whose runner died, and that nobody closed the attempt at": (
+        replace(seen(None, hooked=False, base=facts(), x=replace(CALLS, seal=2, sealed_at=AFTER)), proxies=PROXY),
+        0,
+        "proxy http://proxy:4000 (process x) sent no last seal",
+    ),
+    "a proxy that the queue was not told of, and that did not answer": (
+        seen(ledger(LOADED), x=replace(CALLS, seal=2)),
+        0,
+        "process x sent no last seal",
+    ),
     "a hooked agent on a disk of its own, whose process sent a seal that is not its last": (
         seen(ledger(), p=MarkerFacts(spans=2, seal=2)),
         0,
@@ -211,17 +313,17 @@ LOST: dict[str, tuple[AttemptFacts, int, str]] = {
         "process q sent no last seal",
     ),
     "known by the baggage of a call only": (
-        replace(seen(ledger(reach="elsewhere"), base=facts({"x": 2}), x=CALLS), callers={"m"}),
+        replace(seen(ledger(reach="elsewhere", command=""), base=facts({"x": 2}), x=CALLS), callers={"m"}),
         0,
         "process m made model calls, and nothing else is known of it",
     ),
     "a process that answered and of which nothing arrived": (
-        seen(AttemptLedger(reach="elsewhere", answered={"m": 2}), p=MarkerFacts(spans=1, seal=1)),
+        seen(ledger(reach="elsewhere", answered={"m": Answered(begun=2)}), p=MarkerFacts(spans=1, seal=1, closed=True)),
         0,
         "process m sent no seal",
     ),
     "a process that had ended more when it answered than its seal says": (
-        seen(AttemptLedger(reach="elsewhere", answered={"p": 3}), p=MarkerFacts(spans=1, seal=1)),
+        seen(ledger(reach="elsewhere", answered={"p": Answered(begun=3)}), p=MarkerFacts(spans=1, seal=1, closed=True)),
         2,
         "2 of 3 spans are missing",
     ),
