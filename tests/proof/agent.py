@@ -100,6 +100,8 @@ class Player:
         self.note = note
         self.address = address or os.environ.get("OPENAI_BASE_URL", "")
         self.headers = dict(headers or {})
+        self.answers: Callable[[], object] = lambda: None
+        """Of a service: answer whoever asked."""
         self._kept: list[Any] = []
         self._waits: list[Callable[[], object]] = []
 
@@ -305,6 +307,10 @@ class Player:
         thread.start()
         self._waits.append(thread.join)
 
+    def answer(self) -> None:
+        """Answer now, and go on."""
+        self.answers()
+
     # --- ends
 
     def kill(self, number: int) -> None:
@@ -363,7 +369,7 @@ FORKS: Final[Mapping[str, Callable[[], int]]] = {"fork": lambda: os.fork(), "c-f
 STEPS: Final[Mapping[str, Callable[..., None]]] = {
     name: getattr(Player, name)
     for name in (
-        *("span", "spans", "leak", "generator", "flush", "call", "child", "orphan", "daemon", "thread"),
+        *("span", "spans", "leak", "generator", "flush", "call", "child", "orphan", "daemon", "thread", "answer"),
         *("kill", "close_files", "ignore", "killed_within", "exec", "exit_now", "fail", "sleep"),
     )
 }

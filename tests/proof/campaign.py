@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from agl_otel.types import Attempt, EnqueueRolloutRequest, RolloutConfig, VerdictKind
-from tests.proof.ground import Ground, asked, ground
-from tests.proof.judge import Case, Loss, Stored, Truth, loss, processes
+from tests.proof.ground import Ground, asked, ground, started
+from tests.proof.judge import Case, Loss, Process, Stored, Truth, loss, processes
 from tests.proof.plans import SCENARIOS, Fault, Plan, Start
 
 ROUND: Final = 64
@@ -99,6 +99,8 @@ class Campaign:
         deadline = time.monotonic() + ROUND_SECONDS
         async with self.on.faults(fault):
             while waiting:
+                for start in dict.fromkeys(starts):  # plans kill what plays them, too
+                    await self.on.runner(start)
                 ended = await self._ended(waiting)
                 await self._ask_at_once(ended)
                 waiting -= {*ended}
@@ -135,7 +137,7 @@ class Campaign:
                 key, entry = (attempt.rollout_id, attempt.attempt_id), by_id[attempt.rollout_id]
                 verdict = traces.verdicts[key]
                 lost = loss(truths[key], stored.get(key, set()))
-                if entry.start == "elsewhere" and any(process.was_killed for process in truths[key].processes):
+                if entry.start in ("elsewhere", "http", "lone-http") and any(is_cut_off(process) for process in truths[key].processes):
                     lost.unclear.append("a process was killed where no disk is shared: nobody can know that it lost nothing")
                 kind, before = self.at_once.get(key, (verdict.kind, lost))
                 cases.append(
@@ -166,13 +168,18 @@ class Campaign:
         return found
 
 
+def is_cut_off(process: Process) -> bool:
+    """Whether it was killed, or is a service that another attempt has killed."""
+    return process.was_killed or not (process.closes or started(process.pid))
+
+
 def _request(entry: Entry) -> EnqueueRolloutRequest:
-    dies = entry.fault in ("runners", "everything")
+    dies, tries = entry.fault in ("runners", "everything"), SCENARIOS[entry.scenario].tries
     config = RolloutConfig(
         timeout_seconds=SCENARIOS[entry.scenario].timeout_seconds,
         unresponsive_seconds=15.0 if dies else None,
-        max_attempts=2 if dies else 1,
-        retry_condition=["unresponsive"] if dies else [],
+        max_attempts=tries if dies else 1,
+        retry_condition=["unresponsive"] if dies and tries > 1 else [],
     )
     task = {"plan": entry.plan, "baggage": entry.scenario == "by-baggage"}
     return EnqueueRolloutRequest(input=task, config=config, labels={"start": entry.start})

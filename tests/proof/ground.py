@@ -34,7 +34,17 @@ HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]
 AGENT: Final = str(HERE / "agent.py")
 FOREIGN: Final = ("OTEL_", "OPENAI_", "ANTHROPIC_", "AGL_", "VIRTUAL_ENV", "PYTHON", "BAGGAGE", "TRACEPARENT")
-PLACES: Final[Mapping[Start, int]] = {"anew": 4, "warm": 4, "function": 100, "http": 8, "configured": 2, "container": 4, "elsewhere": 4}
+PLACES: Final[Mapping[Start, int]] = {
+    "anew": 4,
+    "warm": 4,
+    "function": 100,
+    "http": 8,
+    "configured": 2,
+    "lone-function": 1,
+    "lone-http": 1,
+    "container": 4,
+    "elsewhere": 4,
+}
 PATIENCE_SECONDS: Final = 120.0
 START_SECONDS: Final = 0.9  # within which an agent is killed that starts
 SERVICE_PAUSE_SECONDS: Final = (1.0, 6.0)  # between two kills of services
@@ -65,8 +75,9 @@ class Ground:
     runners: dict[Start, subprocess.Popen[bytes]] = field(default_factory=dict[Start, "subprocess.Popen[bytes]"])
     python: str = sys.executable
     """The interpreter of agents."""
-    service: subprocess.Popen[bytes] | None = None
-    _port: int = 0
+    services: dict[Start, subprocess.Popen[bytes]] = field(default_factory=dict[Start, "subprocess.Popen[bytes]"])
+    listeners: dict[Start, socket.socket] = field(default_factory=dict[Start, socket.socket])
+    """Of services: who asks while one is dead is answered by the next one."""
     _restarting: set[str] = field(default_factory=set[str])
     _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
@@ -91,7 +102,9 @@ class Ground:
         return {**kept, **own}
 
     async def runner(self, start: Start) -> None:
-        """Have a runner for this kind of start."""
+        """Have a runner for this kind of start, and the service that it asks."""
+        if start in ("http", "lone-http"):
+            self._ensure_service(start)
         if start in self.runners and self.runners[start].poll() is None:
             return
         instrumented = (instrument_of(self.python), self.python)
@@ -101,8 +114,8 @@ class Ground:
             "container": ("--image", "here", "--", *instrumented, AGENT),
             "elsewhere": ("--image", "there", "--", *instrumented, AGENT),
             "warm": ("--warm", "--", self.python, AGENT),
-            "function": ("--function", f"{AGENT}:agent"),
-            "http": ("--hooked", "--url", await self._service() if start == "http" else ""),
+            **dict.fromkeys(("function", "lone-function"), ("--function", f"{AGENT}:agent")),
+            **{each: ("--hooked", "--url", f"http://127.0.0.1:{listener.getsockname()[1]}/") for each, listener in self.listeners.items()},
         }
         command = (*("--label", f"start={start}", "--concurrency", str(PLACES[start])), *options[start])
         self.runners[start] = self._process([sys.executable, "-m", "agl_otel.runner", *command], f"runner-{start}", self._more(start))
@@ -127,25 +140,22 @@ class Ground:
             (folder / "docker").symlink_to(HERE / "docker")
         return folder
 
-    async def _service(self) -> str:
-        if self.service is None:
+    def _ensure_service(self, start: Start) -> None:
+        if start not in self.listeners:
+            self.listeners[start] = socket.create_server(("127.0.0.1", 0), backlog=100)
+        listener = self.listeners[start]
+        if start not in self.services or self.services[start].poll() is not None:
             otlp = {
                 "OTEL_TRACES_EXPORTER": "otlp",
                 "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
                 "OTEL_EXPORTER_OTLP_ENDPOINT": self.stack.http,
             }
-            command = [instrument_of(self.python), self.python, str(HERE / "service.py"), str(self._port)]
-            self.service = self._process(command, "service", otlp, stdout=subprocess.PIPE)
-            assert self.service.stdout is not None
-            with self.service.stdout as told:
-                self._port = int(await asyncio.to_thread(told.readline))
-        return f"http://127.0.0.1:{self._port}/"
+            command = [instrument_of(self.python), self.python, str(HERE / "service.py"), str(listener.fileno())]
+            self.services[start] = self._process(command, "service", otlp, files=(listener.fileno(),))
 
-    def _process(self, command: Sequence[str], name: str, more: Mapping[str, str], stdout: int | None = None) -> subprocess.Popen[bytes]:
+    def _process(self, command: Sequence[str], name: str, more: Mapping[str, str], files: Sequence[int] = ()) -> subprocess.Popen[bytes]:
         with (self.directory / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                command, env={**self.environment(), **more}, cwd=ROOT, stdout=log if stdout is None else stdout, stderr=log
-            )
+            return subprocess.Popen(command, env={**self.environment(), **more}, cwd=ROOT, stdout=log, stderr=log, pass_fds=files)
 
     async def stop_runners(self) -> None:
         """Let all of them finish."""
@@ -269,12 +279,10 @@ class Ground:
         """kill -9 the agents' HTTP service, and start it again at once on its port."""
         while True:
             await asyncio.sleep(self.chance.uniform(*SERVICE_PAUSE_SECONDS))
-            if self.service is not None:
-                self._kill(self.service.pid, started(self.service.pid), KILL)
-                await asyncio.to_thread(self.service.wait)
+            if (service := self.services.get("http")) is not None and (born := started(service.pid)):
+                self._kill(service.pid, born, KILL)
+                await asyncio.to_thread(service.wait)
                 self.services_killed += 1
-                self.service = None
-                await self._service()
 
     async def _kill_starts(self) -> None:
         seen: set[int] = set()
@@ -374,16 +382,18 @@ async def ground(directory: Path, seed: int, python: str = sys.executable) -> As
                 await on.start("proxy")
 
                 async def announced() -> bool:
-                    store.description = await store.queue.describe()
-                    return bool(store.description.proxies and store.description.collectors)
+                    described = await store.queue.describe()
+                    return bool(described.proxies and described.clickhouse)
 
                 await until(announced, "collector and proxy are announced")
                 await store.publish({"main": LLM(endpoint=model.url, model="m", api_key="sk-secret")})
                 yield on
             finally:
                 loop.remove_reader(mail)
-                for process in [*on.runners.values(), *([on.service] if on.service else [])]:
+                for process in [*on.runners.values(), *on.services.values()]:
                     if process.poll() is None:
                         process.kill()
                     await asyncio.to_thread(process.wait)
+                for listener in on.listeners.values():
+                    listener.close()
                 await model.stop()

@@ -145,8 +145,8 @@ def loss(truth: Truth, stored: Collection[Stored]) -> Loss:
 
 def _of_process(found: Loss, process: Process, ids: Collection[str], over: int | None) -> None:
     unseen = sum(not span_id for _, span_id in process.of("begun"))
-    found.did += unseen
     if unseen and not process.unhooked:
+        found.did += unseen
         found.spans.append(f"process {process.pid} began {unseen} spans, and has no SDK that would make them")
     begun = {span_id: at for at, span_id in reversed(process.of("begun")) if span_id}
     ended = {span_id: at for at, span_id in process.of("ended")}

@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 Plan = list[list[Any]]
-Start = Literal["anew", "warm", "function", "http", "configured", "container", "elsewhere"]
+Start = Literal["anew", "warm", "function", "lone-function", "http", "lone-http", "configured", "container", "elsewhere"]
+"""The lone ones take one attempt at a time: one that kills what plays it kills no other."""
 Fault = Literal["", "starts", "proxy", "collector", "queue", "runners", "service", "everything"]
 """What is killed beside what plans ask for: agents as they start, services, runners."""
 KILL: Final = int(signal.SIGKILL)
 OTHERS: Final = tuple(map(int, (signal.SIGSEGV, signal.SIGABRT, signal.SIGHUP, signal.SIGINT, signal.SIGALRM, signal.SIGQUIT)))
 """Signals that end a process unless it does something about them."""
 TERMINATE: Final = int(signal.SIGTERM)
+IDLE_SECONDS: Final = 1.0
+"""After which a process is sealed that does nothing."""
 ASK_TO_KILL: Final = "kill-proxy"
 """In what an agent says to the model: whoever answers kills the proxy as soon as it has."""
 
@@ -38,6 +41,8 @@ class Scenario:
     """How many of its attempts there are for one of another's."""
     timeout_seconds: float = 60.0
     """Of each attempt."""
+    tries: int = 2
+    """Attempts of a rollout whose runner dies."""
     healthy: bool = False
     """Whether nothing is killed in it."""
 
@@ -296,6 +301,48 @@ def is_a_function(chance: random.Random) -> Plan:
     return [["sleep", chance.uniform(0, 0.3)], ["span", [["call", "client"]]], *work(chance, calls=0)]
 
 
+def idles_and_is_killed(chance: random.Random) -> Plan:
+    """What it has done is sealed when it is killed: in its next span, or before it."""
+    before = [
+        ["span", [["call", chance.choice(("plain", "client"))]]],
+        *work(chance, calls=0),
+        ["sleep", IDLE_SECONDS * chance.uniform(1.2, 2.5)],
+    ]
+    match chance.randrange(4):
+        case 0:
+            return [*before, ["kill", KILL]]
+        case 1:
+            return [*before, ["spans", 1], ["kill", KILL]]
+        case 2:
+            return [*before, ["span", [["call", "plain"], ["kill", KILL]]]]
+        case _:
+            return [*before, ["span", [["kill", KILL]]]]
+
+
+def a_service_is_killed(chance: random.Random) -> Plan:
+    """In its first span, after a call that tells the proxy nothing of it; after an idle second; and around its answer."""
+    match chance.randrange(6):
+        case 0:
+            return [["span", [["call", "plain"], ["sleep", chance.uniform(0, IDLE_SECONDS)], ["kill", KILL]]]]
+        case 1:
+            return idles_and_is_killed(chance)
+        case 2:  # between its answer and the end of its span
+            return [*work(chance), ["span", [["call", "client"], ["answer"], ["sleep", chance.uniform(0, 0.3)], ["kill", KILL]]]]
+        case 3:
+            return [["spans", 2], ["sleep", 2 * IDLE_SECONDS], ["span", [["answer"], ["kill", KILL]]]]
+        case 4:  # when it has answered, with all spans ended and not sent
+            return [["spans", 1], ["sleep", 2 * IDLE_SECONDS], ["spans", 2], ["answer"], ["kill", KILL]]
+        case _:  # when it has answered, and all is sealed
+            return [*work(chance), ["answer"], ["sleep", IDLE_SECONDS * chance.uniform(0.5, 3)], ["kill", KILL]]
+
+
+def serves(chance: random.Random) -> Plan:
+    """A service that answers from within its span, or long after it, and lives on."""
+    if chance.random() < 0.5:
+        return [["span", [*work(chance, calls=1), ["answer"], ["sleep", chance.uniform(0, 0.2)]]]]
+    return [*work(chance, calls=1), ["sleep", IDLE_SECONDS * chance.uniform(0, 2)], ["answer"]]
+
+
 def missing(name: str) -> str:
     """Why a scenario cannot be played here; empty where it can."""
     if {"container", "elsewhere"} & {*SCENARIOS[name].starts}:
@@ -330,7 +377,9 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "queues-killed": Scenario(works_for_a_while, fault="queue"),
     "runners-killed": Scenario(anything, fault="runners", share=2),
     "functions-killed": Scenario(is_a_function, ("function",), fault="runners"),
-    "service-killed": Scenario(is_a_function, ("http",), fault="service"),
+    "functions-killed-idle": Scenario(idles_and_is_killed, ("lone-function",), fault="runners", tries=1),
+    "service-killed": Scenario(works_for_a_while, ("http",), fault="service"),
+    "service-kills-itself": Scenario(a_service_is_killed, ("lone-http",), share=2),
     "everything-killed": Scenario(anything, fault="everything", share=2),
     "works": Scenario(works, healthy=True),
     "leaks": Scenario(leaks, healthy=True),
@@ -347,4 +396,5 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "bursts": Scenario(bursts, healthy=True),
     "by-baggage": Scenario(is_a_function, ("function",), share=18, healthy=True),
     "by-http": Scenario(is_a_function, ("http",), share=2, healthy=True),
+    "serves": Scenario(serves, ("http",), healthy=True),
 }
