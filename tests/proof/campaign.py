@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from agl_otel.types import Attempt, EnqueueRolloutRequest, RolloutConfig, VerdictKind
-from tests.proof.ground import Ground, asked, ground, started
+from tests.proof.ground import Ground, asked, ground
 from tests.proof.judge import Case, Loss, Process, Stored, Truth, loss, processes
 from tests.proof.plans import SCENARIOS, Fault, Plan, Start
 
@@ -21,6 +22,8 @@ ROUND_SECONDS: Final = 600.0
 AT_ONCE_SECONDS: Final = 1.0
 LATER_SECONDS: Final = 20.0
 READ_TOGETHER: Final = 100
+PROVING_SECONDS: Final = 25.0
+"""How long a service takes at most to prove that it has lost nothing, after its answer."""
 SQL: Final = """
 SELECT RolloutId, AttemptId, SpanId, SpanAttributes['gen_ai.response.id'] AS ReplyId FROM otel_traces
 WHERE RolloutId IN {rollouts:Array(String)}
@@ -137,7 +140,7 @@ class Campaign:
                 key, entry = (attempt.rollout_id, attempt.attempt_id), by_id[attempt.rollout_id]
                 verdict = traces.verdicts[key]
                 lost = loss(truths[key], stored.get(key, set()))
-                if entry.start in ("elsewhere", "http", "lone-http") and any(is_cut_off(process) for process in truths[key].processes):
+                if entry.start in ("elsewhere", "http", "lone-http") and any(self._cut_off(process) for process in truths[key].processes):
                     lost.unclear.append("a process was killed where no disk is shared: nobody can know that it lost nothing")
                 kind, before = self.at_once.get(key, (verdict.kind, lost))
                 cases.append(
@@ -150,6 +153,14 @@ class Campaign:
 
     async def _attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
         return list(await asked(lambda: self.on.store.queue.query_attempts(rollout_ids)))
+
+    def _cut_off(self, process: Process) -> bool:
+        """Whether it was killed, by whichever attempt, before it could prove that it had lost nothing."""
+        ended = process.lines[-1][1] if process.closes else None
+        kills = [kill.at for kill in self.on.kills if kill.pid == process.pid]
+        for path in self.on.notes.glob(f"*/{process.pid}-*[0-9]"):
+            kills += [json.loads(line)[1] for line in path.read_text().splitlines() if line.startswith('["killing"')]
+        return any(at >= process.born and (ended is None or at < ended + PROVING_SECONDS * 1e9) for at in kills)
 
     def _truths(self, attempts: Iterable[Attempt]) -> dict[Key, Truth]:
         found: dict[Key, Truth] = {}
@@ -166,11 +177,6 @@ class Campaign:
         for row in rows:
             found.setdefault((row["RolloutId"], row["AttemptId"]), set()).add(Stored(row["SpanId"], row["ReplyId"]))
         return found
-
-
-def is_cut_off(process: Process) -> bool:
-    """Whether it was killed, or is a service that another attempt has killed."""
-    return process.was_killed or not (process.closes or started(process.pid))
 
 
 def _request(entry: Entry) -> EnqueueRolloutRequest:
