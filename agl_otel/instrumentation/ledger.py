@@ -110,20 +110,19 @@ class Ledger:
         self._marker = new_marker()
         self._records = self._make_records() if self._make_records is not None else None
         for root in self._roots:
-            self._record_below(root)
+            self._record_below(root, is_own=False)
 
     def keep(self, root: str) -> None:
-        """Record attempts that have a folder below `root` from now on, in this process and in each fork of it."""
+        """Record the attempts of this process's own runner, whose folders are below `root`, here and in each fork of this process."""
         with self._held():
             if root not in self._roots:
                 self._roots.append(root)
-                self._record_below(root)
+                self._record_below(root, is_own=True)
 
-    def _record_below(self, root: str) -> None:
+    def _record_below(self, root: str, *, is_own: bool) -> None:
         if self._records is None:
             self._records = Records(root)
-        else:
-            self._records.add(root)
+        self._records.add(root, is_own=is_own)
 
     def _held(self) -> threading.Lock:
         """The lock, for every look at the counts: those of a process that this one is a fork of are left alone, however it was forked."""

@@ -152,11 +152,12 @@ class RecordFile:
         slot.open(key, marker)
         return slot
 
-    def link(self, folder: Path) -> None:
-        """Make it known in the folder of another attempt, too. Raises OSError."""
+    def link(self, folder: Path, *, stays: bool) -> None:
+        """Make it known in the folder of another attempt, too. `stays`: where it was made is not removed with one. Raises OSError."""
         if not (folder / self.name).exists():
             os.link(self.path, folder / self.name)
-            self.path = folder / self.name  # the first one may be removed with its attempt
+            if not stays:
+                self.path = folder / self.name
 
     def release(self, number: int) -> None:
         """A slot is free again."""
@@ -168,12 +169,15 @@ class Records:
 
     def __init__(self, root: str) -> None:
         self._roots = [Path(root)]
+        self._home: Path | None = None
         self._file: RecordFile | None = None
 
-    def add(self, root: str) -> None:
-        """Another runner's attempts are counted, too."""
+    def add(self, root: str, *, is_own: bool) -> None:
+        """Another root. `is_own`: of this process's runner; its file is kept there, and not made anew for each attempt."""
         if Path(root) not in self._roots:
             self._roots.append(Path(root))
+        if is_own:
+            self._home = Path(root)
 
     def loaded(self, rollout_id: str, attempt_id: str) -> None:
         """The hook is loaded in this process, which works for an attempt. Raises OSError where that cannot be written down."""
@@ -187,15 +191,24 @@ class Records:
         slot = None
         if file is not None:
             try:
-                file.link(folder)
+                file.link(folder, stays=file.path.parent == self._home)
                 slot = file.slot(key, marker)
             except OSError:  # the folder that it was in is gone, or this one is of another disk; or there is none for this attempt
                 slot = None
         if slot is None:
-            file = self._file = RecordFile(folder)
+            file = self._file = self._new_file(folder)
             slot = file.slot(key, marker)
             assert slot is not None, "a new file has room"
         return slot
+
+    def _new_file(self, folder: Path) -> RecordFile:
+        if self._home is None:
+            return RecordFile(folder)
+        if self._file is not None and self._file.path.parent == self._home:
+            self._file.path.unlink(missing_ok=True)  # attempts that are under way have it in their folders
+        file = RecordFile(self._home)
+        file.link(folder, stays=True)
+        return file
 
     def _folder(self, rollout_id: str, attempt_id: str) -> Path:
         folders = [folder_of(root, rollout_id, attempt_id) for root in self._roots]
@@ -310,9 +323,9 @@ def _parse(data: bytes, name: str, key: bytes) -> ReadProcess:
         raise UnreadableError(f"{name!a} was not written by the hook")
     command = data[_HEADER.size : _HEADER.size + length].decode(errors="replace")
     words = memoryview(data).cast("Q")
-    wanted = [int.from_bytes(key[:8], sys.byteorder), int.from_bytes(key[8:], sys.byteorder)]
+    first, second = int.from_bytes(key[:8], sys.byteorder), int.from_bytes(key[8:], sys.byteorder)
     places = range(_SLOTS // 8, FILE_BYTES // 8, _WORDS)
-    numbers = [number for number, base in enumerate(places) if words[base + _KEY0 : base + _KEY1 + 1].tolist() == wanted]
+    numbers = [number for number, base in enumerate(places) if words[base + _KEY0] == first and words[base + _KEY1] == second]
     if len(numbers) > 1:  # no hook writes that: a slot loses its key before its attempt may get another one
         raise UnreadableError(f"{name!a} counts the attempt {len(numbers)} times")
     return ReadProcess(pid, ticks, command, _slot(data, numbers[0]) if numbers else None)

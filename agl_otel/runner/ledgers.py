@@ -63,9 +63,12 @@ class Ledgers:
     base: Path = field(default_factory=lambda: own_folder())
     root: Path = field(init=False)
     """What agents' environments name: one for all runners of this process."""
+    _process: tuple[int, int] = field(init=False)
+    """This one: its id, and when it began in clock ticks."""
 
     def __post_init__(self) -> None:
         self.command = self.command[:MAX_SHOWN]
+        self._process = os.getpid(), records.start_ticks(os.getpid())
         self.root = _root_of_process(self.base)
 
     def begin(self, keys: Sequence[Key]) -> None:
@@ -79,7 +82,7 @@ class Ledgers:
 
     def read(self, key: Key) -> AttemptLedger:
         """What the processes of an attempt have done; what they begin from now on is late."""
-        return _read(records.folder_of(self.root, *key), key, self.reach, self.command, (os.getpid(), records.start_ticks(os.getpid())))
+        return _read(records.folder_of(self.root, *key), key, self.reach, self.command, self._process)
 
     def running(self, key: Key) -> set[int]:
         """The processes that the attempt's ledger names and that have not ended; never this one, which an agent may name as well."""
@@ -196,7 +199,7 @@ def _root_of_process(base: Path) -> Path:
 
 def _remove_empty(pid: int, root: Path) -> None:
     """Remove the folder where all of it was handed in."""
-    if os.getpid() == pid and [path.name for path in root.iterdir()] == [_LOCK]:
+    if os.getpid() == pid and [path.name for path in root.iterdir() if path.suffix != records.FILE_SUFFIX] == [_LOCK]:
         shutil.rmtree(root, ignore_errors=True)
 
 

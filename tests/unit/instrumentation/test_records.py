@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -169,6 +170,22 @@ def test_attempts_of_several_runners_are_recorded_below_the_root_that_has_their_
         ] == [1, 1]
         for key in (mine, KEY):
             counting.forget(key)
+
+
+def test_a_runner_keeps_one_file_in_its_root_while_attempts_come_and_go(root: Path) -> None:
+    counting = Ledger()
+    counting.keep(str(root))
+    for number in range(130):
+        key = (f"ro-many-{number}", "at-1")
+        folder_of(root, *key).mkdir()
+        counting.ended(key, number, marker=counting.started(key, number, PLACE).marker)
+        assert [counts(slot) for slot in slots(root, key)] == [(1, 1, 0, 0, False)]
+        if number >= 65:  # all slots of a first file were taken
+            counting.forget((f"ro-many-{number - 65}", "at-1"))
+        if number >= 100:
+            shutil.rmtree(folder_of(root, f"ro-many-{number - 65}", "at-1"))
+    assert len([*root.glob(f"*{records.FILE_SUFFIX}")]) == 1
+    assert len({path.stat().st_ino for path in root.glob(f"*/*{records.FILE_SUFFIX}")}) == 3  # 64 slots each
 
 
 def test_what_is_open_when_an_attempt_is_over_is_abandoned_unless_it_ends_after_all(root: Path) -> None:
