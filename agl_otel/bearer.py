@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -22,6 +22,11 @@ def bearer_refusal(authorization: str | bytes, token: str, *scopes: str) -> str 
     """As scoped.refusal, for an Authorization header."""
     given = authorization.decode(errors="replace") if isinstance(authorization, bytes) else authorization
     return refusal(token, given.removeprefix("Bearer "), *scopes)
+
+
+def given_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | bytes:
+    """The authorization in the metadata of a call: of several the first, as with headers over HTTP."""
+    return next((value for key, value in metadata or () if key == "authorization"), "")
 
 
 class TokenCheck(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingTypeArgument] - generic in the stubs only
@@ -43,8 +48,7 @@ class TokenCheck(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingTy
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
         """See grpc.aio.ServerInterceptor."""
-        given = next((value for key, value in handler_call_details.invocation_metadata if key == "authorization"), "")
-        why = bearer_refusal(given, self._token, *self._scopes)
+        why = bearer_refusal(given_in(handler_call_details.invocation_metadata), self._token, *self._scopes)
         return await continuation(handler_call_details) if why is None else _refusing(why or self._words)
 
 

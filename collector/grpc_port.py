@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, NoReturn
 
 import grpc
 import grpc.aio
 
-from agl_otel.collector.receive import METRICS_OFF, Receiver, status_of
+from agl_otel.bearer import given_in
+from agl_otel.collector.intake import METADATA
+from agl_otel.collector.receive import METRICS_OFF, Admission, Receiver, status_of
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, grpc_status
 
 BARRIER_METHOD: Final = "/agl.collector.v1.Collector/Barrier"
 METHODS: Final = (*(protocol.method for protocol in PROTOCOLS), BARRIER_METHOD)
-_Handle = Callable[[bytes, Mapping[str, str]], Awaitable[bytes]]
+_Context = grpc.aio.ServicerContext[bytes, bytes]
+_Handle = Callable[[bytes, _Context, Admission], Awaitable[bytes]]
 
 
 IDLE_SECONDS: Final = 600.0
@@ -72,27 +75,29 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingType
         return grpc.stream_stream_rpc_method_handler(unknown)  # the most general shape: right for any client
 
     def _export(self, protocol: Protocol) -> _Handle:
-        async def handle(raw: bytes, metadata: Mapping[str, str]) -> bytes:
-            outcome = await self._receiver.take(protocol.signal, raw, metadata)
+        async def handle(raw: bytes, context: _Context, admission: Admission) -> bytes:
+            sent = [(key, value) for key, value in context.invocation_metadata() or () if key in METADATA and isinstance(value, str)]
+            outcome = await self._receiver.intake.take(protocol.signal, raw, dict(reversed(sent)), admission.sender)  # the first of several
             return protocol.answer(outcome).SerializeToString()
 
-        async def off(_: bytes, __: Mapping[str, str]) -> bytes:
+        async def off(_: bytes, __: _Context, ___: Admission) -> bytes:
             raise _UnimplementedError(METRICS_OFF)
 
         return handle if self._receiver.takes(protocol) else off
 
-    async def _barrier(self, _: bytes, __: Mapping[str, str]) -> bytes:
+    async def _barrier(self, _: bytes, __: _Context, ___: Admission) -> bytes:
         await self._receiver.writer.barrier()
         return b""
 
     def _guarded(self, method: str, handler: _Handle) -> Any:
-        async def call(raw: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-            metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-            why = self._receiver.refusal(metadata.get("authorization", ""), sending=method != BARRIER_METHOD)
-            if why is not None:
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
+        async def call(raw: bytes, context: _Context) -> bytes:
+            given = given_in(context.invocation_metadata())
+            authorization = given.decode(errors="replace") if isinstance(given, bytes) else given
+            admission = self._receiver.admit(authorization, sending=method != BARRIER_METHOD)
+            if admission.refusal is not None:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, admission.refusal)
             try:
-                return await handler(raw, metadata)
+                return await handler(raw, context, admission)
             except _UnimplementedError as error:
                 await context.abort(grpc.StatusCode.UNIMPLEMENTED, str(error))
                 _unreachable(error)

@@ -16,8 +16,9 @@ from google.rpc.status_pb2 import Status
 
 from agl_otel.collector import otlpjson
 from agl_otel.collector.compress import EncodingError, TooLargeError, decompress, too_large
+from agl_otel.collector.intake import METADATA
 from agl_otel.collector.limits import InFlight
-from agl_otel.collector.receive import GRPC_NUMBER, METRICS_OFF, RETRY_SECONDS, Receiver, status_of
+from agl_otel.collector.receive import GRPC_NUMBER, METRICS_OFF, RETRY_SECONDS, Admission, Receiver, status_of
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, UnavailableError, http_status
 from agl_otel.listen import BODY_SECONDS, NO_CERTIFICATE, body_in_time, only_own_pages, peer_has_certificate, readable
@@ -30,6 +31,7 @@ UNPACKING: Final = 3  # threads for either: each may hold as much as `max_messag
 OPEN: Final = frozenset({"/health"})
 """Paths that ask for neither token nor client certificate."""
 _SENDING: Final = frozenset(protocol.path for protocol in PROTOCOLS)
+_ADMISSION: Final = web.RequestKey("admission", Admission)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -93,8 +95,8 @@ class HttpPort:
                 text = f"{request.path} takes Content-Type {PROTOBUF} or {JSON}, not {request.content_type}"
                 return web.Response(status=415, text=text + "; set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf\n")
             raw = await self._read(request, protocol)
-            metadata = {key.lower(): value for key, value in request.headers.items()}
-            outcome = await self._receiver.take(protocol.signal, raw, metadata)
+            metadata = {name: request.headers[name] for name in METADATA if name in request.headers}
+            outcome = await self._receiver.intake.take(protocol.signal, raw, metadata, request[_ADMISSION].sender)
             answer = protocol.answer(outcome)
             if request.content_type == JSON:
                 return web.Response(body=otlpjson.to_json(answer), content_type=JSON)
@@ -126,7 +128,7 @@ class HttpPort:
     async def _get_health(self, request: web.Request) -> web.Response:
         """Whether it is well; the rest only with the token, where there is one."""
         health = self._health()
-        known = self._receiver.refusal(request.headers.get("Authorization", ""), "metrics") is None
+        known = self._admission(request, "metrics").refusal is None
         return web.json_response(health if known else {"status": health["status"]})
 
     async def _post_barrier(self, request: web.Request) -> web.Response:
@@ -172,10 +174,13 @@ class HttpPort:
         if self._client_certificate and not peer_has_certificate(request.transport):
             return web.Response(status=401, text=NO_CERTIFICATE + "\n")
         scopes = ("metrics",) if request.path == "/metrics" else ()
-        why = self._receiver.refusal(request.headers.get("Authorization", ""), *scopes, sending=request.path in _SENDING)
-        if why is not None:
-            return web.Response(status=401, text=why + "\n", headers={"WWW-Authenticate": "Bearer"})
+        request[_ADMISSION] = admission = self._admission(request, *scopes, sending=request.path in _SENDING)
+        if admission.refusal is not None:
+            return web.Response(status=401, text=admission.refusal + "\n", headers={"WWW-Authenticate": "Bearer"})
         return None
+
+    def _admission(self, request: web.Request, *scopes: str, sending: bool = False) -> Admission:
+        return self._receiver.admit(request.headers.get("Authorization", ""), *scopes, sending=sending)
 
     def _paths(self, request: web.Request) -> str:
         found = {f"{route.method} {route.resource.canonical}" for route in request.app.router.routes() if route.resource}

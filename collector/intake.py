@@ -47,6 +47,8 @@ _MESSAGES: Final[dict[Signal, type[_Parsed]]] = {
     "logs": ExportLogsServiceRequest,
     "metrics": ExportMetricsServiceRequest,
 }
+METADATA: Final = frozenset({semconv.HEADER_ROLLOUT_ID, semconv.HEADER_ATTEMPT_ID, semconv.HEADER_ACK})
+"""What transports hand on of a request's headers: of several of one name the first, as the Go collector has it."""
 TOO_MANY_ATTRIBUTES: Final = "more attributes than AGL_MAX_SPAN_ATTRIBUTES"
 _NOT_SPANS: Final = frozenset({semconv.SPAN_ATTEMPT, semconv.SPAN_SEAL})  # a heartbeat, but not what makes an attempt running
 

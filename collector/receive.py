@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -12,9 +11,8 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from agl_otel.bearer import bearer_refusal
-from agl_otel.collector.intake import Intake, Outcome
-from agl_otel.collector.journal import Signal
-from agl_otel.collector.signals import PROTOCOLS, Protocol
+from agl_otel.collector.intake import Intake
+from agl_otel.collector.signals import Protocol
 from agl_otel.collector.write import Writer
 from agl_otel.errors import AglError, grpc_status
 from agl_otel.ingest import TRUSTED, Sender, sender_of
@@ -24,6 +22,15 @@ RETRY_SECONDS: Final = 1  # what we tell clients to wait
 UNAUTHENTICATED: Final = "this collector wants the header `Authorization: Bearer TOKEN` (AGL_TOKEN)"
 METRICS_OFF: Final = "this collector takes no metrics (AGL_METRICS is false): set OTEL_METRICS_EXPORTER=none, or send them elsewhere"
 GRPC_NUMBER: Final = {code.name: code.value[0] for code in grpc.StatusCode}
+
+
+class Admission(NamedTuple):
+    """What the Authorization header of a request opens. A transport reads the header once, and hands this on."""
+
+    refusal: str | None = None
+    """Why its client may not come in; None where it may."""
+    sender: Sender = TRUSTED
+    """Who shows it."""
 
 
 @dataclass(frozen=True)
@@ -42,23 +49,19 @@ class Receiver:
         """Whether this signal is switched on."""
         return self.metrics or protocol.signal != "metrics"
 
-    def refusal(self, authorization: str, *scopes: str, sending: bool = False) -> str | None:
-        """Why a client that sends this Authorization header may not come in; with `sending` an agents' key is enough.
+    def admit(self, authorization: str, *scopes: str, sending: bool = False) -> Admission:
+        """What this Authorization header opens; with `sending` an agents' key is enough.
 
         Tokens for the collector, or for one of `scopes`, are taken, too.
         """
-        if not self.token or (sending and self._sender(authorization).is_agent):
-            return None
+        if not self.token:
+            return Admission()
+        if sending and authorization.startswith("Bearer "):
+            sender = sender_of(self.token, authorization.removeprefix("Bearer "))
+            if sender.is_agent:
+                return Admission(sender=sender)
         why = bearer_refusal(authorization, self.token, "collector", *scopes)
-        return why if why is None else why or UNAUTHENTICATED
-
-    async def take(self, signal: Signal, raw: bytes, metadata: Mapping[str, str]) -> Outcome:
-        """Accept a request of a client that may come in; see Intake.take."""
-        return await self.intake.take(signal, raw, metadata, self._sender(metadata.get("authorization", "")))
-
-    def _sender(self, authorization: str) -> Sender:
-        """Who shows this Authorization header."""
-        return sender_of(self.token, authorization.removeprefix("Bearer ")) if authorization.startswith("Bearer ") else TRUSTED
+        return Admission(why if why is None else why or UNAUTHENTICATED)
 
 
 def status_of(error: AglError) -> Status:
@@ -67,6 +70,3 @@ def status_of(error: AglError) -> Status:
     if error.retryable:
         status.details.add().Pack(RetryInfo(retry_delay=Duration(seconds=RETRY_SECONDS)))
     return status
-
-
-__all__ = ["GRPC_NUMBER", "MAX_MESSAGE_BYTES", "METRICS_OFF", "PROTOCOLS", "RETRY_SECONDS", "UNAUTHENTICATED", "Receiver", "status_of"]

@@ -361,8 +361,8 @@ class Forwarder:
         headers = CIMultiDict((name, value) for name, value in agent.headers.items() if name.lower() not in _SET_HERE)
         headers["accept-encoding"] = "identity"  # bytes that can be read here
         for name in _KEY_HEADERS:
-            given = headers.get(name, "").removeprefix("Bearer ")
-            if upstream.api_key is not None or is_ours(given) or (self._token and given == self._token):
+            given = [value.removeprefix("Bearer ") for value in headers.getall(name, [])]
+            if upstream.api_key is not None or any(is_ours(each) or (self._token and each == self._token) for each in given):
                 headers.popall(name, None)
         if upstream.api_key:
             for name in key_headers:

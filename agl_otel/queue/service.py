@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 
-from agl_otel.bearer import shows
+from agl_otel.bearer import given_in, shows
 from agl_otel.errors import AglError, UnavailableError, grpc_status
 from agl_otel.meters import Meters
 from agl_otel.queue import lifecycle
@@ -212,8 +212,7 @@ class QueueService:
 
     def _knows_the_token(self, context: Context) -> bool:
         """Whether the caller has the stack's token itself, as runners and trainers do, and not one that was made of it."""
-        given = dict(context.invocation_metadata() or ()).get("authorization", "") if self._token else ""
-        return not self._token or shows(given, self._token)
+        return not self._token or shows(given_in(context.invocation_metadata()), self._token)
 
     async def _read_in_parts(self, operation: Callable[[Transaction, Any], Any], field: str, request: object, context: Context) -> Any:
         answer = await self._read(operation, request, context)

@@ -34,20 +34,23 @@ async def closed(own_stack: Stack) -> AsyncIterator[Stack]:
     yield own_stack
 
 
-async def post(stack: Stack, path: str, body: bytes, key: str, **headers: str) -> tuple[int, bytes]:
-    sent = {"Content-Type": "application/x-protobuf", semconv.HEADER_ACK: "stored", "Authorization": f"Bearer {key}", **headers}
+async def post(stack: Stack, path: str, body: bytes, *keys: str) -> tuple[int, bytes]:
+    """With a header for each key."""
+    sent = [("Content-Type", "application/x-protobuf"), (semconv.HEADER_ACK, "stored")]
+    sent += [("Authorization", f"Bearer {key}") for key in keys]
     async with aiohttp.ClientSession() as session, session.post(f"{stack.http}{path}", data=body, headers=sent) as answer:
         return answer.status, await answer.read()
 
 
-async def send(stack: Stack, request: ExportTraceServiceRequest, key: str, *, over: str) -> ExportTraceServiceResponse:
+async def send(stack: Stack, request: ExportTraceServiceRequest, *keys: str, over: str) -> ExportTraceServiceResponse:
     if over == "http":
-        status, body = await post(stack, "/v1/traces", request.SerializeToString(), key)
+        status, body = await post(stack, "/v1/traces", request.SerializeToString(), *keys)
         assert status == 200, body
         return ExportTraceServiceResponse.FromString(body)
     async with grpc.aio.insecure_channel(stack.grpc) as channel:
         call = channel.unary_unary(METHODS[0], request_serializer=None, response_deserializer=ExportTraceServiceResponse.FromString)
-        return await call(request.SerializeToString(), metadata=[("authorization", f"Bearer {key}"), (semconv.HEADER_ACK, "stored")])
+        given = [("authorization", f"Bearer {key}") for key in keys]
+        return await call(request.SerializeToString(), metadata=[*given, (semconv.HEADER_ACK, "stored")])
 
 
 async def stored(stack: Stack, spans: Sequence[Span]) -> list[tuple[str, str]]:
@@ -75,6 +78,21 @@ async def test_spans_of_others_are_refused_one_by_one_and_those_of_nobody_are_th
         session.get(f"{closed.http}/health", headers={"Authorization": f"Bearer {TOKEN}"}) as health,
     ):
         assert (await health.json())["rejected"] == 8
+
+
+@pytest.mark.parametrize("over", ["http", "grpc"])
+@pytest.mark.parametrize("second", ["x", FORGED, attempt_ingest_key("another", "ro-mine", "at-mine")])
+async def test_a_key_stays_bound_whatever_is_sent_beside_it(second: str, over: str, closed: Stack) -> None:
+    mine = {semconv.ROLLOUT_ID: "ro-mine", semconv.ATTEMPT_ID: "at-mine"}
+    spans = [span("work", THEIRS), span(semconv.SPAN_ANNOTATION, {**mine, semconv.REWARD_GIVEN: True}), span()]
+    answer = await send(closed, request_of(spans), MINE, second, over=over)
+    assert answer.partial_success.rejected_spans == 2
+    assert await stored(closed, spans) == [("-", "-"), ("-", "-"), ("ro-mine", "at-mine")]
+    if over == "http":
+        assert (await post(closed, "/v1/traces", request_of(spans).SerializeToString(), second, MINE))[0] == 401
+    else:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await send(closed, request_of(spans), second, MINE, over=over)
 
 
 async def test_without_the_token_health_says_only_whether_all_is_well(closed: Stack) -> None:

@@ -199,6 +199,14 @@ async def test_a_key_of_ours_never_reaches_a_provider(receiver: OtlpReceiver, mo
     assert "authorization" not in model.headers[0]
 
 
+async def test_a_key_of_ours_in_a_second_header_does_not_either(receiver: OtlpReceiver, model: ModelServer) -> None:
+    async with proxy(receiver, FixedUpstreams(Upstream(model.url))) as stand:
+        given = [("authorization", "Bearer sk-own"), ("authorization", f"Bearer {shared_key('secret')}")]
+        async with aiohttp.ClientSession(headers=given) as session, session.post(f"{stand.url}{CHAT}", json=BODY) as answer:
+            assert answer.status == 200
+    assert not any("authorization" in headers for headers in model.headers)
+
+
 async def test_the_try_that_an_sdk_repeats_is_linked(stand: Stand, model: ModelServer) -> None:
     model.status = 500
     retrying = asyncio.create_task(ask(stand.client().with_options(max_retries=3)))
