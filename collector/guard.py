@@ -40,10 +40,11 @@ DESCRIBING_TABLES: Final = frozenset(
      "table_functions", "settings", "formats", "data_type_families", "table_engines", "build_options", "time_zones", "keywords",
      "contributors", "aggregate_function_combinators", "collations", "merge_tree_settings"}
 )  # fmt: skip
-# And those that report on its work, which are nobody else's where it is embedded.
+# And those that report on its work, which are nobody else's where it is embedded. None of them holds statements or errors, which quote what
+# others ask and what is deleted: `errors`, `mutations` and `view_refreshes` do.
 REPORTING_TABLES: Final = frozenset(
-    {"merges", "mutations", "metrics", "events", "asynchronous_metrics", "disks", "errors", "parts_columns", "detached_parts",
-     "data_skipping_indices", "projections", "view_refreshes", "licenses", "codecs"}
+    {"merges", "metrics", "events", "asynchronous_metrics", "disks", "parts_columns", "detached_parts", "data_skipping_indices",
+     "projections", "licenses", "codecs"}
 )  # fmt: skip
 # Settings that a client may send: how the answer looks, and lower limits. Everything else is dropped (URL) or refused (in the SQL).
 ALLOWED_SETTINGS: Final = re.compile(
