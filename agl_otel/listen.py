@@ -41,6 +41,7 @@ STALLED_SECONDS: Final = 60.0  # that a client takes nothing of its answer, whic
 NO_CERTIFICATE: Final = "this port wants a client certificate of the authority in AGL_TLS_CLIENT_CA"
 _NO_TARGET: Final = URL("*")  # as of `OPTIONS *`: no route is called so
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_OTHER_SITES: Final = frozenset({"cross-site", "same-site"})  # of Sec-Fetch-Site; another port of this machine is of the same site
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -78,7 +79,13 @@ def make_runner(app: web.Application, *, idle_seconds: float = IDLE_SECONDS, **o
     A connection ends that has not sent the whole head of a request within `idle_seconds` of its beginning, or of its last answer.
     """
     server_logger.addFilter(_OF_STRANGERS)
+    app.on_response_prepare.append(_keep_from_other_pages)
     return _Runner(app, access_log=None, keepalive_timeout=idle_seconds, **options)
+
+
+async def _keep_from_other_pages(_: web.Request, answer: web.StreamResponse) -> None:
+    """No page of another origin gets it into its process, as an image or a script, say."""
+    answer.headers.setdefault("Cross-Origin-Resource-Policy", "same-origin")
 
 
 class _Runner(web.AppRunner):
@@ -148,12 +155,14 @@ def end_stalled(app: web.Application, seconds: float = STALLED_SECONDS) -> None:
     app.on_response_prepare.append(limit)
 
 
-def only_own_pages(origins: Collection[str] = (), *, names: Collection[str] | None = None) -> Any:
+def only_own_pages(origins: Collection[str] = (), *, names: Collection[str] | None = None, page: str = "") -> Any:
     """Middleware that refuses what a page of another site makes a browser send: anybody may write a page that posts to 127.0.0.1.
 
+    A read is refused as well: its answer is kept from that page, the time that it takes is not. A link to a route called `page` works.
     `origins` are those whose pages may (* for all). `names`, where given (`own_names`), are the host names that a request may ask for
     besides addresses: a page whose own name was pointed at this machine asks for that name (DNS rebinding).
     """
+    allowed = frozenset(origins)
 
     @web.middleware
     async def check(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
@@ -161,13 +170,28 @@ def only_own_pages(origins: Collection[str] = (), *, names: Collection[str] | No
             remedy = "use its address, or name it in AGL_ALLOWED_HOSTS"
             return web.Response(status=403, text=f"this service is not called {asked!r:.100}: {remedy}\n")
         origin = request.headers.get("Origin", "")
-        if request.method not in _READING and origin and not {origin, "*"} & set(origins):
-            own = request.headers.get("Sec-Fetch-Site") == "same-origin" or urlsplit(origin).netloc == request.headers.get("Host")
-            if not own:
-                return web.Response(status=403, text=f"pages of {origin!r:.100} may not call this service (AGL_CORS_ORIGINS)\n")
+        if _of_another_page(request, origin) and not allowed & {origin, "*"} and not (page and _opens(request, page)):
+            whose = f"{origin!r:.100}" if origin else "other sites"
+            return web.Response(status=403, text=f"pages of {whose} may not call this service (AGL_CORS_ORIGINS)\n")
         return await handler(request)
 
     return check
+
+
+def _of_another_page(request: web.Request, origin: str) -> bool:
+    """Whether a page of another origin made a browser send it, by what the browser says of itself."""
+    site = request.headers.get("Sec-Fetch-Site", "")
+    if site in _OTHER_SITES:
+        return True
+    if request.method in _READING or not origin or site == "same-origin":
+        return False
+    return urlsplit(origin).netloc != request.headers.get("Host")
+
+
+def _opens(request: web.Request, page: str) -> bool:
+    """Whether somebody follows a link to the route of that name, in a window of its own."""
+    how = request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest")
+    return how == ("navigate", "document") and request.match_info.route.name == page
 
 
 @web.middleware
@@ -220,8 +244,9 @@ def _asked_name(request: web.Request) -> str:
 
 
 def _is_address(host: str) -> bool:
+    """Whether it is one of a machine: of requests to 0.0.0.0, which reach this machine, browsers do not say whose page sent them."""
     with contextlib.suppress(ValueError):
-        return bool(ipaddress.ip_address(host))
+        return not ipaddress.ip_address(host).is_unspecified
     return host in ("", "localhost")
 
 

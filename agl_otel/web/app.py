@@ -110,7 +110,7 @@ async def cors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = (), names: Collection[str] | None = None) -> web.Application:
     """The application over a store that is open in the running loop; `names`: see `only_own_pages`."""
-    own_pages = only_own_pages([origin.strip() for origin in cors_origins if origin.strip()], names=names)
+    own_pages = only_own_pages([origin.strip() for origin in cors_origins if origin.strip()], names=names, page=static.PAGE)
     meters = Meters()
     count = counted_requests(meters)
     app = web.Application(middlewares=[count, bodies_in_time, cors, own_pages, readable, guard], client_max_size=MAX_BODY_BYTES)

@@ -22,7 +22,6 @@ HEADERS: Final = {
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
 }
 FOREVER: Final = "public, max-age=31536000, immutable"
 """Files below /assets/ carry a hash of their content in their names."""

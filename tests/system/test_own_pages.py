@@ -88,6 +88,8 @@ def pages_of_others_post_nothing(name: str, address: str, token: str = "") -> No
         for origin in ("http://evil.example", "null", "http://127.0.0.1:1"):
             sent = {"Origin": origin, "Content-Type": "text/plain"}
             assert status(address, path, token=token, post=True, headers=sent) == 403, (name, path, origin)
+    for site in ("cross-site", "same-site"):
+        assert status(address, GETS[name], token=token, headers={"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"}) == 403, (name, site)
     own = {"Origin": address, "Content-Type": "application/json"}
     assert status(address, POSTS[name][0], token=token, post=True, headers=own) != 403, name
 

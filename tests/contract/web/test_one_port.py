@@ -143,7 +143,44 @@ def test_pages_of_other_sites_cannot_make_a_browser_change_anything(web: Web) ->
     assert web.call("POST", "/v1/agl/sql", b'{"query": "SELECT 1"}', {"Origin": ORIGIN}).status == 200
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_pages_of_other_sites_learn_nothing_from_how_long_a_read_takes(web: Web, site: str) -> None:
+    """A browser sends their reads without asking; the page sees when an answer is there, though not the answer."""
+    fetched = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "empty"}
+    followed = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    framed = {**followed, "Sec-Fetch-Dest": "iframe"}
+    sql = "/?query=SELECT%201"
+    for service, path in (
+        ("web", "/v1/agl/rollouts"),
+        ("web", "/health"),
+        ("clickhouse", sql),
+        ("proxy", "/health"),
+        ("collector_http", "/health"),
+    ):
+        for sent in (fetched, followed, framed):
+            for method in ("GET", "HEAD", "OPTIONS", "POST"):
+                answer = web.of(service).call(method, path, headers=sent)
+                assert answer.status == 403, (service, method, sent)
+                assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        for own in ("same-origin", "none"):
+            answer = web.of(service).call("GET", path, headers={**fetched, "Sec-Fetch-Site": own})
+            assert (answer.status, answer.headers["Cross-Origin-Resource-Policy"]) == (200, "same-origin")
+    for page, sent, status in (
+        ("/", fetched, 403),
+        ("/rollouts/ro-1", framed, 403),
+        ("/", followed, 200),
+        ("/rollouts/ro-1", followed, 200),
+    ):
+        answer = web.call("GET", page, headers=sent)
+        assert (answer.status if b"not built here" not in answer.body else 200) == status, (page, sent)
+        assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    allowed = {**fetched, "Sec-Fetch-Mode": "cors", "Origin": ORIGIN}
+    assert web.call("GET", "/v1/agl/rollouts", headers=allowed).status == 200
+    assert web.of("clickhouse").call("GET", sql, headers=allowed).status == 403, "it is the web service that pages may call"
+
+
 def test_a_name_that_was_pointed_at_this_machine_is_refused(web: Web) -> None:
+    assert web.call("GET", "/v1/agl/rollouts", headers={"Host": "0.0.0.0:4748"}).status == 403, "browsers say nothing of whose page asks"
     assert web.call("GET", "/v1/agl/rollouts", headers={"Host": "rebound.example"}).status == 403
     assert web.call("GET", "/v1/agl/rollouts", headers={"Host": "localhost:1"}).status == 200
     assert web.call("GET", "/v1/agl/rollouts", headers={"Host": "[::1]:4748"}).status == 200

@@ -50,18 +50,32 @@ func (o ownPages) refusal(r *http.Request) string {
 	if asked := hostName(r.Host); o.names != nil && !o.names[asked] && !isAddress(asked) {
 		return fmt.Sprintf("this service is not called %.100q: use its address, or name it in AGL_ALLOWED_HOSTS", asked)
 	}
+	if !ofAnotherPage(r) {
+		return ""
+	}
+	whose := "other sites"
+	if origin := r.Header.Get("Origin"); origin != "" {
+		whose = fmt.Sprintf("%.100q", origin)
+	}
+	return "pages of " + whose + " may not call this service"
+}
+
+// ofAnotherPage says whether a page of another origin made a browser send it, by what the browser says of itself. A read counts as well: its
+// answer is kept from that page, the time that it takes is not.
+func ofAnotherPage(r *http.Request) bool {
+	switch r.Header.Get("Sec-Fetch-Site") {
+	case "cross-site", "same-site":
+		return true
+	case "same-origin":
+		return false
+	}
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions:
-		return ""
+		return false
 	}
 	origin := r.Header.Get("Origin")
-	if origin == "" || r.Header.Get("Sec-Fetch-Site") == "same-origin" {
-		return ""
-	}
-	if page, err := url.Parse(origin); err == nil && page.Host != "" && page.Host == r.Host {
-		return ""
-	}
-	return fmt.Sprintf("pages of %.100q may not call this service", origin)
+	page, err := url.Parse(origin)
+	return origin != "" && (err != nil || page.Host == "" || page.Host != r.Host)
 }
 
 // hostName is the name in lower case that a request asks for, without a port; what is none as it stands.
@@ -72,7 +86,9 @@ func hostName(host string) string {
 	return strings.ToLower(strings.TrimSuffix(strings.TrimPrefix(host, "["), "]"))
 }
 
+// isAddress says whether it is an address of a machine: of requests to 0.0.0.0, which reach this machine, browsers do not say whose page
+// sent them.
 func isAddress(host string) bool {
-	_, err := netip.ParseAddr(host)
-	return err == nil || host == "" || host == "localhost"
+	address, err := netip.ParseAddr(host)
+	return err == nil && !address.IsUnspecified() || host == "" || host == "localhost"
 }

@@ -83,6 +83,7 @@ func (p *presence) GetHTTPHandler(context.Context) (extensionmiddleware.WrapHTTP
 		})
 		own := newOwnPages(ctx, p.config)
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Cross-Origin-Resource-Policy", "same-origin")
 			if why := own.refusal(r); why != "" {
 				http.Error(w, why, http.StatusForbidden)
 				return
