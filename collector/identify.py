@@ -69,7 +69,7 @@ _NO_SPAN: Final = bytes(8)
 def identify_spans(
     request: ExportTraceServiceRequest,
     metadata: Mapping[str, str],
-    known: Known,
+    known: Known | None,
     *,
     now_unix_nano: int,
     levels: Counter[str] | None = None,
@@ -80,6 +80,7 @@ def identify_spans(
 
     `levels` is told what gave the ids: span, resource, metadata, trace or parent. `raw`, the request's bytes, saves a look at every
     attribute where they tell that no span has an id of its own; `heads`, what was read of the request before, a second reading.
+    Where `known` is None nothing is inherited, by trace or by parent: of a sender whose key is bound, `bind` says whose the rest is.
     """
     levels = Counter() if levels is None else levels
     heads = Heads.of(request, raw) if heads is None else heads
@@ -111,7 +112,12 @@ def identify_spans(
 
 
 def identify_logs(
-    request: ExportLogsServiceRequest, metadata: Mapping[str, str], known: Known, *, now_unix_nano: int, levels: Counter[str] | None = None
+    request: ExportLogsServiceRequest,
+    metadata: Mapping[str, str],
+    known: Known | None,
+    *,
+    now_unix_nano: int,
+    levels: Counter[str] | None = None,
 ) -> list[Identity]:
     """One Identity for each log record: the same rules, with the record's own span in the parent's place."""
     levels = Counter() if levels is None else levels
@@ -128,8 +134,8 @@ def identify_logs(
                 elif told:
                     levels[told] += 1
                 if identity is None:
-                    by_trace = known.opened_by(record.trace_id)
-                    ids = by_trace or known.span(record.trace_id, record.span_id) or _NO_IDS
+                    by_trace = known.opened_by(record.trace_id) if known else None
+                    ids = by_trace or (known.span(record.trace_id, record.span_id) if known else None) or _NO_IDS
                     if ids[0]:
                         levels["trace" if by_trace else "parent"] += 1
                     identity = Identity(*ids, _sequence_of(own, resource))
@@ -143,7 +149,7 @@ def named_by(resource: Iterable[KeyValue]) -> Identity:
 
 
 def bind(identities: Sequence[Identity], bound: Ids, levels: Counter[str]) -> list[Identity]:
-    """What was found, held against the attempt of the sender's key: what has no ids is that attempt's, what has others is refused."""
+    """What was named (nothing is inherited), held against the attempt of the sender's key: what names another is refused, the rest its."""
     made: dict[Identity, Identity] = {}  # the spans of a request share their identities
     for identity in identities:
         if identity not in made:
@@ -178,16 +184,24 @@ def _all_whole(heads: Heads, latest: int) -> bool:
 
 
 def learn(
-    request: ExportTraceServiceRequest, identities: Sequence[Identity], memory: TraceMemory, *, now: float, heads: Heads | None = None
+    request: ExportTraceServiceRequest,
+    identities: Sequence[Identity],
+    memory: TraceMemory,
+    *,
+    now: float,
+    heads: Heads | None = None,
+    by_key: bool = False,
 ) -> None:
-    """Remember what `identify_spans` found out, for the requests that follow."""
+    """Remember what `identify_spans` found out, for the requests that follow; `by_key`: the sender's key is bound to an attempt."""
     heads = Heads.of(request) if heads is None else heads
     start = 0
     for (trace_id, identity), run in groupby(zip(heads.trace_ids, identities, strict=True)):
         end = start + sum(1 for _ in run)
         if identity.rollout_id and not identity.reason:
             opening = [span.span_id for span in heads.spans[start:end] if _opens(span)] if heads.may_open else ()
-            memory.learn(trace_id, heads.span_ids[start:end], (identity.rollout_id, identity.attempt_id), opens=opening, now=now)
+            memory.learn(
+                trace_id, heads.span_ids[start:end], (identity.rollout_id, identity.attempt_id), opens=opening, now=now, by_key=by_key
+            )
         start = end
 
 
@@ -213,11 +227,11 @@ def _explicit(own: _Level, resource: _Level, lowest: _Level) -> tuple[Identity |
 
 
 def _inherit_spans(
-    spans: Sequence[Span], found: Sequence[Identity | None], sequences: Mapping[int, int | None], known: Known, levels: Counter[str]
+    spans: Sequence[Span], found: Sequence[Identity | None], sequences: Mapping[int, int | None], known: Known | None, levels: Counter[str]
 ) -> list[Identity]:
     """Rule 2, for those that are still None: by the trace, else by the parent, in this request or before it."""
-    if not sequences:
-        return [identity for identity in found if identity is not None]
+    if not sequences or known is None:
+        return [Identity(sequence=sequences[index]) if identity is None else identity for index, identity in enumerate(found)]
     opened: dict[bytes, Ids | None] = {}
     here: dict[tuple[bytes, bytes], int] = {}
     for index, (span, identity) in enumerate(zip(spans, found, strict=True)):

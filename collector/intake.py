@@ -197,13 +197,14 @@ class Intake:
         """The identities, and how many spans were heard of each attempt (attempt spans and seals count 0)."""
         heard: Counter[tuple[str, str]] = Counter()
         now_nano = int(now * 10**9)
+        known = None if sender.bound else self.memory
         if isinstance(request, ExportLogsServiceRequest):
-            found = identify_logs(request, metadata, self.memory, now_unix_nano=now_nano, levels=self.levels)
+            found = identify_logs(request, metadata, known, now_unix_nano=now_nano, levels=self.levels)
             return bind(found, sender.bound, self.levels) if sender.bound else found, heard
         if isinstance(request, ExportMetricsServiceRequest):
             return identify_points(request, now_unix_nano=now_nano), heard
         heads = Heads.of(request, raw)
-        identities = identify_spans(request, metadata, self.memory, now_unix_nano=now_nano, levels=self.levels, raw=raw, heads=heads)
+        identities = identify_spans(request, metadata, known, now_unix_nano=now_nano, levels=self.levels, raw=raw, heads=heads)
         if sender.bound:
             identities = bind(identities, sender.bound, self.levels)
             if semconv.REWARD_GIVEN.encode() in raw:
@@ -214,7 +215,7 @@ class Intake:
             for index, span in enumerate(heads.spans):
                 if len(span.attributes) > self._max_span_attributes:
                     identities[index] = Identity(reason=TOO_MANY_ATTRIBUTES)
-        learn(request, identities, self.memory, now=time.monotonic(), heads=heads)
+        learn(request, identities, self.memory, now=time.monotonic(), heads=heads, by_key=sender.bound is not None)
         start = 0
         for identity, run in groupby(identities):
             end = start + sum(1 for _ in run)

@@ -31,9 +31,15 @@ class Known(Protocol):
 
 
 class _Trace:
-    __slots__ = ("ambiguous", "opened", "seen_at", "spans")
+    __slots__ = ("ambiguous", "by_key", "opened", "owner", "seen_at", "several", "spans")
 
-    def __init__(self) -> None:
+    def __init__(self, owner: Ids, *, by_key: bool) -> None:
+        self.owner = owner
+        """Of whom it was told first."""
+        self.several = False
+        """Whether it was told of others, too."""
+        self.by_key = by_key
+        """Whether senders with bound keys alone have told of it."""
         self.opened: Ids | None = None
         self.ambiguous = False
         self.spans: dict[bytes, Ids] = {}
@@ -63,17 +69,22 @@ class TraceMemory:
         trace = self._traces.get(trace_id)
         return trace.spans.get(span_id) if trace is not None else None
 
-    def learn(self, trace_id: bytes, span_ids: Sequence[bytes], ids: Ids, *, opens: Sequence[bytes] = (), now: float) -> None:
+    def learn(
+        self, trace_id: bytes, span_ids: Sequence[bytes], ids: Ids, *, opens: Sequence[bytes] = (), now: float, by_key: bool = False
+    ) -> None:
         """Remember spans that were identified; `opens` are those of them that are an attempt's root span.
 
-        `now` is any clock in seconds that does not go back.
+        `by_key`: the sender has a key that is bound to this attempt, and may know the ids of others' traces. What it says counts as long as
+        no other sender says something else of the trace. `now` is any clock in seconds that does not go back.
         """
         trace = self._traces.get(trace_id)
         if trace is None:
-            trace = self._traces[trace_id] = _Trace()
+            trace = self._traces[trace_id] = _Trace(ids, by_key=by_key)
         else:
             self._traces.move_to_end(trace_id)
         trace.seen_at = now
+        if not self._may_tell(trace, ids, by_key=by_key):
+            return
         if opens:
             if trace.opened is not None and trace.opened != ids:
                 self.ambiguous += not trace.ambiguous
@@ -88,6 +99,21 @@ class TraceMemory:
             trace.spans[span_id] = ids
         self.spans_held += len(trace.spans) - held
         self._forget(now)
+
+    def _may_tell(self, trace: _Trace, ids: Ids, *, by_key: bool) -> bool:
+        """Whether what a sender says of the trace counts; what counts less is forgotten."""
+        differs = trace.several or trace.owner != ids
+        if trace.by_key and differs:
+            self.spans_held -= len(trace.spans)
+            trace.opened, trace.spans = None, {}
+        if by_key:
+            trace.several = trace.several or (trace.by_key and differs)
+            return not differs
+        if trace.by_key:
+            trace.owner, trace.several, trace.by_key = ids, False, False
+        else:
+            trace.several = differs
+        return True
 
     def _forget(self, now: float) -> None:
         max_traces, max_spans, max_age = self._limits

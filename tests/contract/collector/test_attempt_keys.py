@@ -101,14 +101,22 @@ async def test_without_the_token_health_says_only_whether_all_is_well(closed: St
             assert (health.status, await health.json()) == (200, {"status": "ok"})
 
 
-async def test_a_span_without_ids_does_not_slip_into_the_trace_of_another_attempt(closed: Stack) -> None:
+async def test_a_key_changes_nothing_in_the_trace_of_another_attempt(closed: Stack) -> None:
+    """Of spans without ids, those with the attempt's own key are its own, and those of a process that runs many are told by the trace."""
+    theirs, mine = attempt_ingest_key(TOKEN, "ro-theirs", "at-theirs"), {semconv.ROLLOUT_ID: "ro-mine", semconv.ATTEMPT_ID: "at-mine"}
     opening = span(semconv.SPAN_ATTEMPT, THEIRS)
+    trace = opening.trace_id
     await send(closed, request_of([opening]), TOKEN, over="http")
-    slipped = span(trace=opening.trace_id, parent=opening.span_id)
-    assert (await send(closed, request_of([slipped]), MINE, over="http")).partial_success.rejected_spans == 1
-    theirs = span(trace=opening.trace_id, parent=opening.span_id)
-    shared = await send(closed, request_of([theirs]), ingest_key(TOKEN), over="http")
-    assert not shared.partial_success.rejected_spans, "a process that runs many attempts has a key that is bound to none"
+    claimed = span("work", mine, trace=trace)
+    hijack = [span(semconv.SPAN_ATTEMPT, mine, trace=trace), claimed, span(trace=trace, parent=opening.span_id)]
+    assert not (await send(closed, request_of(hijack), MINE, over="http")).partial_success.rejected_spans
+    for over, key in (("http", theirs), ("grpc", theirs), ("http", ingest_key(TOKEN)), ("grpc", TOKEN)):
+        spans = [span(trace=trace, parent=parent) for parent in (opening.span_id, claimed.span_id)]
+        assert not (await send(closed, request_of(spans), key, over=over)).partial_success.rejected_spans
+    async with closed.reader() as reader:
+        rows = await reader.query("SELECT SpanId, RolloutId FROM otel_traces")
+    assert {row["SpanId"] for row in rows if row["RolloutId"] == "ro-mine"} == {each.span_id.hex() for each in hijack}
+    assert sum(row["RolloutId"] == "ro-theirs" for row in rows) == len(rows) - len(hijack) == 9
 
 
 async def test_what_one_key_may_not_send_another_may(closed: Stack) -> None:

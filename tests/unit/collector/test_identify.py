@@ -63,12 +63,13 @@ def expected(entry: dict[str, Any]) -> Identity:
 
 def run_step(step: dict[str, Any], memory: TraceMemory, now: int) -> list[Identity]:
     metadata = step.get("metadata", {})
+    known = None if "bound" in step else memory
     if "resourceLogs" in step["request"]:
         logs = json_format.ParseDict(with_base64(step["request"]), ExportLogsServiceRequest())
-        return bound(step, identify_logs(logs, metadata, memory, now_unix_nano=now))
+        return bound(step, identify_logs(logs, metadata, known, now_unix_nano=now))
     request = json_format.ParseDict(with_base64(step["request"]), ExportTraceServiceRequest())
-    found = bound(step, identify_spans(request, metadata, memory, now_unix_nano=now))
-    learn(request, found, memory, now=0.0)
+    found = bound(step, identify_spans(request, metadata, known, now_unix_nano=now))
+    learn(request, found, memory, now=0.0, by_key="bound" in step)
     return found
 
 

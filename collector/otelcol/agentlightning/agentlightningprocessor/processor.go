@@ -27,7 +27,7 @@ func (c *core) processTraces(ctx context.Context, request ptrace.Traces) (ptrace
 	if sizer.TracesSize(request) > c.config.MaxItemBytes { // else no span of it can be
 		options.SpanTooLarge = func(span ptrace.Span) bool { return sizer.SpanSize(span) > c.config.MaxItemBytes }
 	}
-	found := identify.Spans(request, headersOf(ctx), c.memory, options)
+	found := identify.Spans(request, headersOf(ctx), c.known(ctx), options)
 	if bind(ctx, found) {
 		identify.RefuseGiven(request, found)
 	}
@@ -56,7 +56,7 @@ func (c *core) processLogs(ctx context.Context, request plog.Logs) (plog.Logs, e
 	if sizer.LogsSize(request) > c.config.MaxItemBytes {
 		options.RecordTooLarge = func(record plog.LogRecord) bool { return sizer.LogRecordSize(record) > c.config.MaxItemBytes }
 	}
-	found := identify.Logs(request, headersOf(ctx), c.memory, options)
+	found := identify.Logs(request, headersOf(ctx), c.known(ctx), options)
 	bind(ctx, found)
 	c.telemetry.count("logs", c.config.Unidentified, found)
 	c.telemetry.countMended("logs", mended)
@@ -163,6 +163,14 @@ func heardOf(request ptrace.Traces, found []identify.Found) map[queue.Attempt]in
 		}
 	}
 	return heard
+}
+
+// known is what a sender's items may inherit from: nothing where its key says whose they are.
+func (c *core) known(ctx context.Context) identify.Known {
+	if key.BoundTo(client.FromContext(ctx)) != nil {
+		return nil
+	}
+	return c.memory
 }
 
 // bind holds what was found against the attempt that the sender's key is bound to; false where it is bound to none.

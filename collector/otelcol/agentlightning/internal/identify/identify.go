@@ -24,6 +24,8 @@ type Found struct {
 	SpanID  pcommon.SpanID
 	// Opens: this is the root span of an attempt.
 	Opens bool
+	// ByKey: its sender has a key that is bound to the attempt.
+	ByKey bool
 }
 
 // Foreign says whether this is refused because of its sender's key: it was no accident, and nothing of it is kept.
@@ -45,7 +47,8 @@ type Options struct {
 
 func (o Options) noText(index int) bool { return index < len(o.NoText) && o.NoText[index] }
 
-// Spans gives one Found for each span, in the order of the request.
+// Spans gives one Found for each span, in the order of the request. Where `known` is nil nothing is inherited, by trace or by parent: of a
+// sender whose key is bound, Bind says whose the rest is.
 func Spans(request ptrace.Traces, headers Headers, known Known, options Options) []Found {
 	lowest := checked(level{rollout: headers.RolloutID, attempt: headers.AttemptID})
 	found := make([]Found, 0, request.SpanCount())
@@ -66,7 +69,7 @@ func Spans(request ptrace.Traces, headers Headers, known Known, options Options)
 			}
 		}
 	}
-	if open {
+	if open && known != nil {
 		newInheritance(found, pending, parents, known).run()
 	}
 	return found
@@ -83,7 +86,7 @@ func Logs(request plog.Logs, headers Headers, known Known, options Options) []Fo
 				own := levelOf(record.Attributes())
 				one, named := explicit(own, resource, lowest, checkRecord(record, options, len(found)))
 				one.TraceID, one.SpanID = record.TraceID(), record.SpanID()
-				if !named {
+				if !named && known != nil {
 					ids, ok := known.OpenedBy(one.TraceID)
 					if !ok {
 						ids, _ = known.Span(one.TraceID, one.SpanID)
@@ -97,11 +100,12 @@ func Logs(request plog.Logs, headers Headers, known Known, options Options) []Fo
 	return found
 }
 
-// Bind holds what was found against the attempt that the sender's key is bound to: items of no rollout are the attempt's, those of
-// another attempt are refused.
+// Bind holds what was named (nothing is inherited) against the attempt that the sender's key is bound to: items that name another are
+// refused, the rest is the attempt's.
 func Bind(found []Found, bound IDs) {
 	for i := range found {
 		f := &found[i]
+		f.ByKey = true
 		switch {
 		case f.Reason != "":
 		case f.Rollout == "" || f.IDs == (IDs{bound.Rollout, ""}):

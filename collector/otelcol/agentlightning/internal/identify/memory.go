@@ -40,6 +40,9 @@ type Memory struct {
 
 type trace struct {
 	id        pcommon.TraceID
+	owner     IDs  // of whom it was told first
+	several   bool // it was told of others, too
+	byKey     bool // senders with bound keys alone have told of it
 	opened    IDs
 	isOpened  bool
 	ambiguous bool
@@ -81,7 +84,8 @@ func (m *Memory) Span(id pcommon.TraceID, span pcommon.SpanID) (IDs, bool) {
 	return IDs{}, false
 }
 
-// Learn remembers identified spans, in their order.
+// Learn remembers identified spans, in their order. What a sender with a bound key says counts as long as no other sender says something else
+// of the trace: it may know the ids of others' traces.
 func (m *Memory) Learn(found []Found, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -103,12 +107,15 @@ func (m *Memory) find(id pcommon.TraceID) *trace {
 func (m *Memory) learn(f *Found, now time.Time) {
 	t := m.find(f.TraceID)
 	if t == nil {
-		t = &trace{id: f.TraceID}
+		t = &trace{id: f.TraceID, owner: f.IDs, byKey: f.ByKey}
 		m.traces[f.TraceID] = m.order.PushBack(t)
 	} else {
 		m.order.MoveToBack(m.traces[f.TraceID])
 	}
 	t.seenAt = now
+	if !m.mayTell(t, f) {
+		return
+	}
 	if f.Opens {
 		t.ambiguous = t.ambiguous || (t.isOpened && t.opened != f.IDs)
 		if !t.isOpened {
@@ -126,6 +133,25 @@ func (m *Memory) learn(f *Found, now time.Time) {
 		}
 		t.spans[f.SpanID] = f.IDs
 	}
+}
+
+// mayTell says whether what a sender says of the trace counts; what counts less is forgotten.
+func (m *Memory) mayTell(t *trace, f *Found) bool {
+	differs := t.several || t.owner != f.IDs
+	if t.byKey && differs {
+		m.spans -= len(t.spans)
+		t.opened, t.isOpened, t.spans = IDs{}, false, nil
+	}
+	if f.ByKey {
+		t.several = t.several || t.byKey && differs
+		return !differs
+	}
+	if t.byKey {
+		t.owner, t.several, t.byKey = f.IDs, false, false
+	} else {
+		t.several = differs
+	}
+	return true
 }
 
 func (m *Memory) forget(now time.Time) {

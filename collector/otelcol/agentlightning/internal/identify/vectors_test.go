@@ -102,16 +102,20 @@ func TestGoldenVectors(t *testing.T) {
 func runStep(t *testing.T, s step, memory *Memory, now uint64) []Found {
 	headers := Headers{s.Metadata[HeaderRolloutID], s.Metadata[HeaderAttemptID]}
 	options := Options{NowUnixNano: now}
+	var known Known = memory
+	if s.Bound != nil {
+		known = nil
+	}
 	var kind map[string]json.RawMessage
 	require.NoError(t, json.Unmarshal(s.Request, &kind))
 	if _, logs := kind["resourceLogs"]; logs {
 		request, err := (&plog.JSONUnmarshaler{}).UnmarshalLogs(s.Request)
 		require.NoError(t, err)
-		return s.bind(Logs(request, headers, memory, options))
+		return s.bind(Logs(request, headers, known, options))
 	}
 	request, err := (&ptrace.JSONUnmarshaler{}).UnmarshalTraces(s.Request)
 	require.NoError(t, err)
-	found := s.bind(Spans(request, headers, memory, options))
+	found := s.bind(Spans(request, headers, known, options))
 	memory.Learn(found, time.Unix(0, int64(now)))
 	return found
 }
