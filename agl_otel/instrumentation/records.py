@@ -269,15 +269,20 @@ def read(folder: Path, key: bytes, *, last: bool = False) -> list[ReadProcess]:
     The folder is the agent's to write: nothing in it is followed, waited for or believed beyond its form. Raises UnreadableError.
     """
     try:
-        names = _names(folder)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         raise UnreadableError(f"its folder {folder} is gone") from None
     except OSError as error:
         raise UnreadableError(f"its folder {folder}: {error.strerror}") from None
-    return [_read_file(folder, name, key, last=last) for name in names]
+    try:
+        return [_read_file(fd, name, key, last=last) for name in _names(fd)]
+    except OSError as error:
+        raise UnreadableError(f"its folder {folder}: {error.strerror}") from None
+    finally:
+        os.close(fd)
 
 
-def _names(folder: Path) -> list[str]:
+def _names(folder: int) -> list[str]:
     names: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -288,17 +293,17 @@ def _names(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def _read_file(folder: Path, name: str, key: bytes, *, last: bool) -> ReadProcess:
+def _read_file(folder: int, name: str, key: bytes, *, last: bool) -> ReadProcess:
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        fd = os.open(folder / name, os.O_RDONLY | flags)
+        fd = os.open(name, os.O_RDONLY | flags, dir_fd=folder)
         try:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or found.st_size != FILE_BYTES:
                 raise UnreadableError(f"{name!a} is no file of {FILE_BYTES} bytes")
             process = _parse(_contents(fd, name), name, key)
             if last and process.slot is not None:
-                _mark_read(folder / name, process.slot.number)
+                _mark_read(folder, name, process.slot.number)
                 # With what began before it could see the mark. A slot that it freed since then keeps its counts until it is used again.
                 again = _slot(_contents(fd, name), process.slot.number)
                 if again.marker == process.slot.marker:
@@ -337,9 +342,9 @@ def _slot(data: bytes, number: int) -> ReadSlot:
     return ReadSlot(number, f"{marker:016x}", begun, ended, abandoned, dropped, bool(closed))
 
 
-def _mark_read(path: Path, number: int) -> None:
+def _mark_read(folder: int, name: str, number: int) -> None:
     with contextlib.suppress(OSError):  # a container's own user's file: nothing is late there, for its processes have ended
-        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         try:
             os.pwrite(fd, b"\1", _READ + number)
         finally:

@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 from agl_otel.instrumentation import records
 from agl_otel.printable import printable
 from agl_otel.runner.groups import is_zombie
+from agl_otel.tolerant import json_of
 from agl_otel.types import AttemptLedger, LedgerReach, ProcessRecord
 
 MAX_SHOWN: Final = 120
@@ -33,6 +34,7 @@ MAX_SHOWN_IN_ALL: Final = 128 << 10
 """Characters of all commands of an attempt, so that of records.MAX_FILES processes less than 2 MiB are handed in, whatever they wrote."""
 _LOCK: Final = "lock"
 _NOTE: Final = ".json"
+MAX_NOTE_BYTES: Final = 64 << 10
 KEPT_SECONDS: Final = 7 * 86400.0  # what runners of another store left: theirs may start again
 HIDDEN_SECONDS: Final = 3600.0
 _log = logging.getLogger(__name__)
@@ -75,10 +77,12 @@ class Ledgers:
         """Make the folders of attempts that are about to run. Raises OSError."""
         for rollout_id, attempt_id in keys:
             folder = records.folder_of(self.root, rollout_id, attempt_id)
+            if folder.is_symlink():
+                folder.unlink()
             folder.mkdir(mode=0o777, exist_ok=True, parents=True)  # parents: where somebody cleared the folder for temporary files
-            folder.chmod(0o777)  # a container's user may be another one; nobody else gets through the folder above
+            _set_mode(folder, 0o777)  # a container's user may be another one; nobody else gets through the folder above
             note = {"store": self.store, "rollout": rollout_id, "attempt": attempt_id, "reach": self.reach, "command": self.command}
-            folder.with_suffix(_NOTE).write_text(json.dumps(note))  # beside it: a container's agent writes into the folder
+            _write_note(folder, json.dumps(note).encode())  # beside it: a container's agent writes into the folder
 
     def read(self, key: Key) -> AttemptLedger:
         """What the processes of an attempt have done; what they begin from now on is late."""
@@ -108,7 +112,7 @@ class Ledgers:
         for root in sorted(self.base.iterdir()):
             if root.name.startswith("."):  # made by a process that died before it was locked, unless it is new
                 _remove_old(root, HIDDEN_SECONDS)
-            elif root not in _own_roots.values() and self._claimed(root):
+            elif root not in _own_roots.values() and not root.is_symlink() and self._claimed(root):
                 folders = [path.with_suffix("") for path in sorted(root.glob(f"*{_NOTE}"))]
                 ours = [(folder, note) for folder in folders if (note := _note(folder)) is not None and note.store == self.store]
                 found += [left for folder, note in ours if (left := _left(folder, note)) is not None]
@@ -141,13 +145,34 @@ class _Note(NamedTuple):
 def _note(folder: Path) -> _Note | None:
     """What its runner wrote; None where it cannot be read now. With another text in its place the folder is removed."""
     try:
-        return _Note(**json.loads(folder.with_suffix(_NOTE).read_bytes()))
+        return _Note(**json_of(_noted(folder).decode()))
     except (ValueError, TypeError) as error:
         _log.warning("the ledger %s cannot be handed in: %s", folder, error)
         _remove(folder)
     except OSError as error:  # too many open files, say: it is looked at again
         _log.warning("the ledger %s cannot be read: %s", folder, error.strerror)
     return None
+
+
+def _noted(folder: Path) -> bytes:
+    """What stands beside the folder. Raises OSError, and ValueError where it is no file of a runner's."""
+    fd = os.open(folder.with_suffix(_NOTE), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError("its note is no file")
+        return os.read(fd, MAX_NOTE_BYTES)
+    finally:
+        os.close(fd)
+
+
+def _write_note(folder: Path, text: bytes) -> None:
+    path = folder.with_suffix(_NOTE)
+    path.unlink(missing_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, text)
+    finally:
+        os.close(fd)
 
 
 def _left(folder: Path, note: _Note) -> Left | None:
@@ -160,13 +185,22 @@ def _left(folder: Path, note: _Note) -> Left | None:
 
 
 def _remove(folder: Path) -> None:
-    """Whatever the agent has made of it."""
+    """Whatever the agent has made of it: what a link names stays as it is."""
     with contextlib.suppress(OSError):
-        folder.chmod(0o700)
+        _set_mode(folder, 0o700)
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.unlink(missing_ok=True)
     folder.with_suffix(_NOTE).unlink(missing_ok=True)
+
+
+def _set_mode(folder: Path, mode: int) -> None:
+    """Change the mode of a folder, and of nothing that a link names. Raises OSError where it is no folder."""
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)  # opens what may not be read, too
+    try:
+        Path(f"/proc/self/fd/{fd}").chmod(mode)
+    finally:
+        os.close(fd)
 
 
 def _remove_old(root: Path, seconds: float) -> None:

@@ -129,7 +129,7 @@ def test_a_look_that_fails_for_a_moment_removes_nothing(tmp_path: Path, monkeypa
     subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], check=False)
     ledgers = Ledgers("here", base=tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", lambda _: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+        patch.setattr(module, "_noted", lambda _: (_ for _ in ()).throw(OSError(24, "Too many open files")))
         assert ledgers.left() == []
     assert len(ledgers.left()) == 2
 
@@ -207,3 +207,41 @@ def test_an_agent_cannot_make_its_runner_follow_a_link(tmp_path: Path) -> None:
     folder = records.folder_of(ledgers.root, *KEY)
     (folder / f"a{records.FILE_SUFFIX}").symlink_to("/etc/passwd")
     assert "a.ledger" in (ledgers.read(KEY).problem or "")
+
+
+def test_a_link_in_the_place_of_a_ledger_is_not_followed(tmp_path: Path) -> None:
+    """Neither to read, nor to remove, nor to begin: what it names keeps its mode and what is in it."""
+    base, target = tmp_path / "base", tmp_path / "target"
+    base.mkdir()
+    ledgers = Ledgers("here", "hooked", base=base)
+    target.mkdir(mode=0o750)
+    (target / "kept").write_text("kept")
+    folder = records.folder_of(ledgers.root, *KEY)
+    ledgers.begin([KEY])
+    Ledger(lambda: Records(str(ledgers.root))).started(KEY, 1, PLACE)
+    shutil.move(str(folder), target / "moved")
+    folder.symlink_to(target / "moved")
+    assert "Not a directory" in (ledgers.read(KEY).problem or "") and ledgers.running(KEY) == set()
+    folder.unlink()
+    folder.symlink_to(target)
+    ledgers.begin([KEY])
+    assert folder.is_dir() and not folder.is_symlink()
+    folder.rmdir()
+    folder.symlink_to(target)
+    ledgers.forget(KEY)
+    assert not folder.is_symlink()
+    note = folder.with_suffix(".json")
+    note.symlink_to(target / "kept")
+    ledgers.begin([KEY])
+    assert (target / "kept").read_text() == "kept" and not note.is_symlink()
+    assert target.stat().st_mode & 0o777 == 0o750 and sorted(path.name for path in target.iterdir()) == ["kept", "moved"]
+
+
+def test_a_ledger_that_may_not_be_read_is_removed(tmp_path: Path) -> None:
+    ledgers = Ledgers("here", base=tmp_path)
+    ledgers.begin([KEY])
+    folder = records.folder_of(ledgers.root, *KEY)
+    (folder / "something").touch()
+    folder.chmod(0)
+    ledgers.forget(KEY)
+    assert not folder.exists()
