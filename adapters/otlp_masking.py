@@ -36,6 +36,7 @@ from agl_otel.adapters.dialects.table import numbers
 from agl_otel.adapters.masking import MaskRule, parse_rules, text_of
 from agl_otel.adapters.texts import SHORTENED
 from agl_otel.errors import SettingsError
+from agl_otel.tolerant import json_of
 
 CHOICE: Final = "gen_ai.choice"
 _EVENT_NAME: Final = "event.name"
@@ -254,10 +255,10 @@ def _plain(value: AnyValue) -> Any:
 
 
 def _list(text: str) -> list[dict[str, Any]]:
-    found = json.loads(text)
+    found = json_of(text)
     if not isinstance(found, list):
         raise TypeError("no list of messages")
-    return [json.loads(entry) if isinstance(entry, str) else entry for entry in cast("list[Any]", found)]
+    return [json_of(entry) if isinstance(entry, str) else entry for entry in cast("list[Any]", found)]
 
 
 def _spoken(entry: dict[str, Any], role: str) -> tuple[dict[str, Any], str, str]:

@@ -10,7 +10,6 @@ The input is what the root span says went in (see INPUTS); None where it says no
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -20,6 +19,7 @@ from agl_otel.collector import faults
 from agl_otel.collector.late_pass import ADOPTED, LatePass
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.updates import AttemptUpdate
+from agl_otel.tolerant import json_of
 from agl_otel.traces.migrate import named_query
 from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest
 
@@ -62,7 +62,7 @@ def input_of(attributes: Mapping[str, str]) -> Any:
     if text is None or text[:1] not in ("[", "{"):
         return text
     try:
-        return json.loads(text)
+        return json_of(text)
     except ValueError:
         return text
 

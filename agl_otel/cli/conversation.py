@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 
 from agl_otel import semconv
 from agl_otel.adapters.joined import SpanKey, prompts_in_full
+from agl_otel.tolerant import json_of
 from agl_otel.types import Span
 
 PROMPT_TOKENS: Final = "prompt tokens"
@@ -41,7 +42,7 @@ def said(attributes: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _messages(value: object) -> list[dict[str, Any]]:
     try:
-        held: Any = json.loads(value) if isinstance(value, str) else value
+        held: Any = json_of(value) if isinstance(value, str) else value
     except ValueError:
         return []
     return [cast("dict[str, Any]", each) for each in cast("list[Any]", held) if isinstance(each, dict)] if isinstance(held, list) else []

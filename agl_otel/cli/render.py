@@ -19,6 +19,7 @@ from agl_otel.adapters.history import in_full
 from agl_otel.adapters.own_sampling import own_of
 from agl_otel.cli.conversation import PROMPT_TOKENS, said, with_prompt_tokens
 from agl_otel.printable import printable
+from agl_otel.tolerant import json_of
 from agl_otel.types import Attempt, Rollout, Span, Verdict
 
 WIDEST_VALUE: Final = 60  # characters of an attribute value on one line
@@ -196,7 +197,7 @@ def last_content(messages: object) -> str:
     if not isinstance(messages, str):
         return ""
     try:
-        last = json.loads(messages)[-1]
+        last = json_of(messages)[-1]
         content = last.get("content")
         if content is None:
             content = " ".join(str(part.get("content", part.get("name", ""))) for part in last.get("parts", []))

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Final, cast
 
 from agl_otel.proxy.reply import Choice, Json, dense, dicts
+from agl_otel.tolerant import json_of
 
 MAX_TEXT: Final = 1 << 20
 """Characters of one attribute; 1 MB of text is more than any person reads, and a span must fit into one OTLP request."""
@@ -57,7 +58,7 @@ def tool_call_part(call_id: Any, name: Any, arguments: Any) -> Json:
     """The model calls a tool."""
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError):  # a model may write what is no JSON: shown as it is
-            arguments = json.loads(arguments)
+            arguments = json_of(arguments)
     return {"type": "tool_call", "id": call_id, "name": name, "arguments": arguments}
 
 

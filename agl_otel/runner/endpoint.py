@@ -27,6 +27,7 @@ from agl_otel.runner import placeholders
 from agl_otel.runner.environment import Addresses, attempt_llm, merged_members
 from agl_otel.runner.job import Grader, Job, grade, is_reward, reward
 from agl_otel.runner.output import KEEP_BYTES, Capture
+from agl_otel.tolerant import json_of
 from agl_otel.types import Answered
 
 CONNECT_SECONDS: Final = 10.0
@@ -151,9 +152,9 @@ def answer_of(content_type: str, text: str) -> Any:
         return _joined(text)
     if content_type == "application/json" or content_type.endswith("+json"):
         try:
-            return json.loads(text)
+            return json_of(text)
         except ValueError as error:
-            raise AgentError(f"the answer says that it is JSON and is not: {error}") from error
+            raise AgentError(f"the answer says that it is JSON and cannot be read: {error}") from error
     return text.strip()
 
 
@@ -169,7 +170,7 @@ def _joined(text: str) -> str:
 
 def _delta(data: str) -> str:
     try:
-        choices: Any = json.loads(data)["choices"]
+        choices: Any = json_of(data)["choices"]
         return "".join(choice["delta"].get("content") or "" for choice in choices)
     except (ValueError, TypeError, KeyError, AttributeError):
         return data

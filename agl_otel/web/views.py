@@ -19,6 +19,7 @@ from agl_otel.adapters.tree import TraceTree
 from agl_otel.errors import NotFoundError, SpanShapeError, UsageError
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.store import Store
+from agl_otel.tolerant import json_of
 from agl_otel.traces.figures import AttemptFigures, CurvePoint, OutlineSpan
 from agl_otel.types import Model, PaginatedResult, ResourcesUpdate, Run, Span
 from agl_otel.web.curves import Curves
@@ -214,7 +215,7 @@ def _reply_text(said: str) -> str:
 
 def _unquoted(text: str) -> str:
     try:
-        return str(json.loads(f'"{text}"'))
+        return str(json_of(f'"{text}"'))
     except ValueError:  # cut within an escape
         return text
 

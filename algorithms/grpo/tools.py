@@ -10,6 +10,8 @@ import json
 import re
 from typing import Any, Final
 
+from agl_otel.tolerant import json_of
+
 _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
@@ -22,7 +24,7 @@ def read_calls(text: str, prefix: str) -> tuple[str | None, list[dict[str, Any]]
 
     def taken(found: re.Match[str]) -> str:
         try:
-            call = json.loads(found[1])
+            call = json_of(found[1])
             name, arguments = call["name"], call.get("arguments", {})
         except (ValueError, KeyError, TypeError, AttributeError):
             return found[0]
@@ -45,6 +47,6 @@ def for_template(message: dict[str, Any]) -> dict[str, Any]:
 def _parsed(call: Any) -> Any:
     try:
         function = call["function"]
-        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
-    except (ValueError, KeyError, TypeError):
+        return {**call, "function": {**function, "arguments": json_of(function["arguments"])}}
+    except (ValueError, KeyError, TypeError, AttributeError):
         return call
