@@ -18,13 +18,17 @@ from agl_otel.cli.erase import CHUNK, eraser, keep_spans_option, wipe_option
 from agl_otel.cli.queue import BOTH_STORES, clock, open_queue, progress, prune, rollout_ids_of, table_of
 from agl_otel.cli.render import VERDICT_STYLES, verdict_lines
 from agl_otel.errors import AglError, NotFoundError, UsageError
+from agl_otel.options import RunMode
 from agl_otel.printable import printable
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.lifecycle import FINISHED, OPEN
 from agl_otel.settings import Settings
 from agl_otel.stack import open_store
 from agl_otel.store import Store
+from agl_otel.strict import strict_json, why_no_json
 from agl_otel.types import (
+    ADOPTED,
+    NOT_RUN,
     Attempt,
     AttemptedRollout,
     EnqueueRolloutRequest,
@@ -33,6 +37,7 @@ from agl_otel.types import (
     RolloutMode,
     RolloutStatus,
     Verdict,
+    check_id,
     parse_labels,
 )
 
@@ -370,7 +375,7 @@ def delete(
 
 @rollouts.command()
 @click.option("--file", "file", type=click.File("rb"), required=True, help="Tasks, one JSON value a line; - reads stdin.")
-@click.option("--mode", type=click.Choice(get_args(RolloutMode)), help="For lines that name none.")
+@click.option("--mode", type=RunMode(), help="For lines that name none.")
 @click.option("--resources-id", help="For lines that name none.  [default: the latest]")
 @click.option("--max-attempts", type=click.IntRange(1), default=1, show_default=True, help="For lines without a config.")
 @click.option("--timeout", "timeout_seconds", type=click.FloatRange(min=0, min_open=True), help="Seconds an attempt may take.")
@@ -396,7 +401,8 @@ def enqueue(
     """Enqueue tasks from a file.
 
     A line is the task itself (any JSON value), or an object with `input` and nothing but fields of a rollout: mode, resources_id,
-    config, metadata, rollout_id, priority, not_before, labels. A wrong line is named, and nothing is enqueued.
+    config, metadata, rollout_id, priority, not_before, labels. A wrong line is named, and nothing is enqueued. JSON is strict: neither
+    NaN nor numbers beyond a double's range.
     """
     config = RolloutConfig(max_attempts=max_attempts, timeout_seconds=timeout_seconds)
     if max_attempts > 1:
@@ -425,15 +431,20 @@ def enqueue(
 def request_of(line: bytes, where: str, defaults: dict[str, Any]) -> EnqueueRolloutRequest:
     """What one line of a file of tasks asks for. Raises UsageError that names the line."""
     try:
-        value = json.loads(line.decode())
+        value = strict_json(line.decode())
         is_request = isinstance(value, dict) and "input" in value and FIELDS.issuperset(value)
-        return EnqueueRolloutRequest.model_validate({**defaults, **(value if is_request else {"input": value})})
+        request = EnqueueRolloutRequest.model_validate({**defaults, **(value if is_request else {"input": value})})
+        if request.rollout_id is not None:
+            check_id(request.rollout_id, "rollout id")
+        if request.mode == ADOPTED:
+            raise UsageError(NOT_RUN)
+        return request
     except UnicodeDecodeError as error:
         raise UsageError(f"{where} is not UTF-8 (byte {error.start + 1} is {line[error.start]:#04x}): save the file as UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{where} is not JSON ({error.msg} at column {error.colno}): write one JSON value a line") from None
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{where}: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
     except AglError as error:
         raise UsageError(f"{where}: {error}") from None
+    except ValueError as error:
+        raise UsageError(f"{where} is not JSON ({why_no_json(error)}): write one JSON value a line") from None

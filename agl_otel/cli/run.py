@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -13,6 +12,7 @@ from agl_otel.cli.look import show_rollout
 from agl_otel.cli.once import run_once
 from agl_otel.errors import AgentError, UsageError
 from agl_otel.settings import Settings
+from agl_otel.strict import strict_json, why_no_json
 
 
 @click.command()
@@ -49,6 +49,6 @@ def run(
 def parse_task(text: str) -> object:
     """The task that --task holds. Raises UsageError where it is not JSON."""
     try:
-        return json.loads(text)
+        return strict_json(text)
     except ValueError as error:
-        raise UsageError(f'--task is not JSON ({error}): write for example --task \'{{"question": "2 + 2?"}}\'') from error
+        raise UsageError(f'--task is not JSON ({why_no_json(error)}): write for example --task \'{{"question": "2 + 2?"}}\'') from error

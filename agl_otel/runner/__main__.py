@@ -17,6 +17,7 @@ import click
 
 from agl_otel import logformat
 from agl_otel.errors import AglError, UsageError
+from agl_otel.options import RunMode
 from agl_otel.printable import printable, printable_lines
 from agl_otel.runner.agents import CommandAgent, ContainerAgent, FunctionAgent, HttpAgent, KubernetesAgent, Limits, load_function
 from agl_otel.runner.job import Agent, Grader
@@ -124,9 +125,7 @@ def line_of(event: RunnerEvent) -> str:
 @click.option("--grader", help="Grader of the answers: path/to/file.py:function, called with (task, answer).")
 @click.option("--concurrency", default=8, show_default=True, type=click.IntRange(min=1), help="How many attempts run at once.")
 @click.option("--max-rollouts", type=click.IntRange(min=1), help="Stop after so many.")
-@click.option(
-    "--mode", "modes", multiple=True, type=click.Choice(["train", "val", "test"]), help="Only rollouts of this mode; may be repeated."
-)
+@click.option("--mode", "modes", multiple=True, type=RunMode(), help="Only rollouts of this mode; may be repeated.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only rollouts with this label; may be repeated.")
 @click.option("--store", default="", help="Address of the stack (host:port); default AGL_STORE, else the local queue.")
 @click.option("--worker-id", help="Name of this runner; default made of host and process.")

@@ -6,7 +6,6 @@ searches for prompts, own.py runs the baseline and algorithms of the user's own.
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from agl_otel.algorithms.utils import survives_its_runner
 from agl_otel.errors import SettingsError
 from agl_otel.runner.agents import load_function
+from agl_otel.strict import strict_lines
 from agl_otel.types import NamedResources, PromptTemplate, RolloutConfig
 
 OPTIONS_OF: Final = {
@@ -196,7 +196,7 @@ class Job(_Strict):
                 raise SettingsError(f"[data] {which} = {source!r} gives no tasks: {type(error).__name__}: {error}") from error
         else:
             try:
-                tasks = [json.loads(line) for line in (self.folder / source).read_text().splitlines() if line.strip()]
+                tasks = [task for _, task in strict_lines((self.folder / source).read_bytes())]
             except (OSError, ValueError) as error:
                 raise SettingsError(f"[data] {which} = {source!r} cannot be read: {error}") from error
         if not tasks:

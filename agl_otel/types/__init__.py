@@ -20,6 +20,8 @@ from agl_otel.types.resources import (
     routed_base_url,
 )
 from agl_otel.types.rollouts import (
+    ADOPTED,
+    NOT_RUN,
     TERMINAL_STATUSES,
     Answered,
     Attempt,
@@ -64,6 +66,8 @@ from agl_otel.types.stack import Describe
 from agl_otel.types.steps import TrainingRun, TrainingStep
 
 __all__ = [
+    "ADOPTED",
+    "NOT_RUN",
     "LLM",
     "TERMINAL_STATUSES",
     "Attempt",

@@ -6,7 +6,7 @@ Rules (who may go from which state to which) do not belong here: they live in qu
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -18,7 +18,12 @@ TaskInput = Any
 RolloutStatus = Literal["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"]
 AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"]
 RolloutMode = Literal["train", "val", "test", "production"]
-"""`production` marks rollouts that were made from traces of a running product (contracts.md §2, `adopt`)."""
+ADOPTED: Final = "production"
+NOT_RUN: Final = (
+    f"the mode {ADOPTED} is of rollouts made from traces of a running product (AGL_UNIDENTIFIED=adopt), which no runner runs: "
+    "use train, val or test"
+)
+"""The answer to callers that would queue or run rollouts of mode ADOPTED."""
 WorkerStatus = Literal["idle", "busy", "unknown"]
 VerdictKind = Literal["complete", "incomplete", "unproven", "empty"]
 LedgerReach = Literal["hooked", "unhooked", "elsewhere"]

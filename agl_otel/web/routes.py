@@ -14,14 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.store import Store
+from agl_otel.strict import number_in_range, strict_json
 from agl_otel.types import PaginatedResult, ResourcesUpdate
 
 PREFIX: Final = "/v1/agl"
 STORE: Final = web.AppKey("store", Store)
 LARGEST: Final = (1 << 62) - 1
 PIECE: Final = 500  # items of a page that are written at once
-SHOWN: Final = 40  # characters of a number that is refused
 _MAY_OVERFLOW: Final = re.compile(rb"[eE]\+?\d{3}|\d{200}")  # every number beyond a double's range is written with one of these
+_CONSTANTS: Final = re.compile(rb"NaN|Infinity")
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -80,24 +81,23 @@ class Page(Strict):
         return self.model_dump(exclude_none=True)
 
 
-async def body_of(request: web.Request, model: type[M]) -> M:
-    """The JSON body. Raises UsageError that names what is wrong in it."""
+async def body_of(request: web.Request, model: type[M], *, strict: bool = False) -> M:
+    """The JSON body; where it is `strict`, without NaN and Infinity, which clients of 0.3 send in attributes of spans and the like.
+
+    Raises UsageError that names what is wrong in it.
+    """
     body = await request.read() or b"{}"
     try:
         given = model.model_validate_json(body)
+        if strict and _CONSTANTS.search(body):
+            strict_json(body)
+        elif _MAY_OVERFLOW.search(body):
+            json.loads(body, parse_float=number_in_range)
     except ValidationError as error:
-        raise UsageError(f"the body is no {model.__name__.lstrip('_')}: {words(error)}") from None
-    if _MAY_OVERFLOW.search(body):
-        json.loads(body, parse_float=_in_range)
+        raise UsageError(f"the body is wrong: {words(error)}") from None
+    except ValueError as error:
+        raise UsageError(f"the body is wrong: {error}") from None
     return given
-
-
-def _in_range(literal: str) -> float:
-    number = float(literal)
-    if math.isinf(number):
-        shown = literal if len(literal) <= SHOWN else f"{literal[:SHOWN]}…"
-        raise UsageError(f"the number {shown} in the body is beyond what can be kept (about 1.8e308): send it as text, or leave it out")
-    return number
 
 
 async def asked_of(request: web.Request, model: type[M]) -> M:
@@ -113,8 +113,8 @@ async def asked_of(request: web.Request, model: type[M]) -> M:
 
 
 def words(error: ValidationError) -> str:
-    """What is wrong, for a person."""
-    return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+    """What is wrong, for a person; of what is wrong as a whole (no JSON, no object) no field is named."""
+    return "; ".join(": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"]))) for e in error.errors())
 
 
 def plain(value: Any) -> Any:

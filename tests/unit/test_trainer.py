@@ -57,7 +57,16 @@ def test_an_agent_must_be_something_to_run(tmp_path: Path) -> None:
         Job.load(path)
 
 
-@pytest.mark.parametrize(("content", "words"), [(None, "cannot be read"), ("{", "cannot be read"), ("\n", "holds no task")])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read"),
+        ("1\n\n{", "cannot be read: line 3 is not JSON"),
+        ('1\n{"q": NaN}', "cannot be read: line 2 is not JSON .NaN is no JSON"),
+        ("1e999", "cannot be read: line 1 is not JSON .the number 1e999"),
+        ("\n", "holds no task"),
+    ],
+)
 def test_data_that_is_missing_broken_or_empty_is_named(tmp_path: Path, content: str | None, words: str) -> None:
     path = tmp_path / "job.toml"
     path.write_text("[agent]\nfunction = 'a.py:f'\n[data]\ntrain = 'tasks.jsonl'\nval = 'tasks.jsonl'\n")

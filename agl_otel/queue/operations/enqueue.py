@@ -16,7 +16,7 @@ from agl_otel.queue.operations.tallies import moved
 from agl_otel.queue.operations.transitions import begin_attempts, find_rollout, sync_workers, take_places
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import RolloutRow
-from agl_otel.types import AttemptStatus, RolloutMode, check_id, new_id
+from agl_otel.types import ADOPTED, NOT_RUN, AttemptStatus, RolloutMode, check_id, new_id
 
 MODES: Final = frozenset(get_args(RolloutMode))
 ATTEMPT_STATUSES: Final = frozenset(get_args(AttemptStatus))
@@ -130,6 +130,8 @@ def _insert(
 
 def _row(new: pb.NewRollout, ordinal: int, resources: tuple[str, int | None] | None, now: float, *, queued: bool) -> RolloutRow:
     mode = checked_mode(new.mode) if new.HasField("mode") else None
+    if queued and mode == ADOPTED:
+        raise UsageError(NOT_RUN)
     timeout, unresponsive, max_attempts, condition = checked_config(new.config) if new.HasField("config") else NO_CONFIG
     not_before = new.not_before if new.HasField("not_before") else None
     delayed = not_before is not None and not_before > now

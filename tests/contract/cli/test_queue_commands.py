@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pytest
 
 from agl_otel.cli import main
+from agl_otel.errors import UsageError
 from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.settings import free_port
 from agl_otel.types import LLM, EnqueueRolloutRequest, PromptTemplate
@@ -123,10 +124,30 @@ def test_tasks_of_a_file_are_enqueued_once_under_a_key(stack: Stack, tmp_path: P
         ("{not json", "tasks.jsonl:2 is not JSON"),
         ({"input": 1, "mode": "holiday"}, "tasks.jsonl:2: mode"),
         ({"input": 1, "config": {"max_attempts": 0}}, "tasks.jsonl:2: config.max_attempts"),
+        ({"input": 1, "rollout_id": "../x"}, "tasks.jsonl:2: rollout id '../x'"),
+        ({"input": 1, "mode": "production"}, "tasks.jsonl:2: the mode production is of rollouts made from traces"),
+        ('{"input": NaN}', "tasks.jsonl:2 is not JSON (NaN is no JSON"),
+        ("[1e999]", "tasks.jsonl:2 is not JSON (the number 1e999 is beyond"),
+        ("-Infinity", "tasks.jsonl:2 is not JSON (-Infinity is no JSON"),
+        ("9" * 5000, "tasks.jsonl:2 is not JSON"),
+        ("[" * 200_000, "tasks.jsonl:2 is not JSON (it is nested too deeply"),
+        ('{"input": 1, "resources_id": "\\ud800"}', "tasks.jsonl:2 is not JSON (it has one half of a surrogate"),
+        ('{"input": 1, "labels": {"\\ud800": "x"}}', "tasks.jsonl:2 is not JSON (it has one half of a surrogate"),
     ],
 )
 def test_a_wrong_line_is_named_and_nothing_is_enqueued(stack: Stack, tmp_path: Path, line: object, message: str) -> None:
     assert message in stack.run("rollouts", "enqueue", "--file", tasks(tmp_path, 1, line), code=2)
+    assert stack.json("queue", "stats")["total_rollouts"] == 0
+
+
+def test_rollouts_that_no_runner_runs_are_refused_in_the_same_words_on_both_sides(stack: Stack, tmp_path: Path) -> None:
+    enqueued = stack.run("rollouts", "enqueue", "--mode", "production", "--file", tasks(tmp_path, 1), code=2)
+    served = stack.run("runner", "--mode", "production", code=2)
+    sentence = "the mode production is of rollouts made from traces of a running product (AGL_UNIDENTIFIED=adopt), which no runner runs"
+    for said in (enqueued, served):
+        assert sentence in " ".join(said.split()), said
+    with pytest.raises(UsageError, match="the mode production"):
+        stack.do(lambda queue: queue.enqueue([EnqueueRolloutRequest(input=1, mode="production")]))
     assert stack.json("queue", "stats")["total_rollouts"] == 0
 
 

@@ -1,0 +1,58 @@
+"""JSON that people and programs hand in, read as RFC 8259 has it. Pure.
+
+Python's own reader takes NaN and Infinity, and makes infinity of 1e999: neither can be written as JSON again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+SHOWN: Final = 40  # characters of a number that is refused
+
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def strict_json(text: str | bytes) -> Any:
+    """What the JSON holds. Raises ValueError (of which JSONDecodeError is one) that says what is wrong."""
+    try:
+        value = json.loads(text, parse_float=number_in_range, parse_constant=_no_json)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if _SURROGATE.search(text.decode(errors="replace") if isinstance(text, bytes) else text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("it has one half of a surrogate pair, which is no character") from None
+    return value
+
+
+def strict_lines(data: bytes) -> Iterator[tuple[int, Any]]:
+    """(number, value) of each line that is not blank. Raises ValueError that names the line."""
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if line.strip():
+            try:
+                yield number, strict_json(line)
+            except ValueError as error:
+                raise ValueError(f"line {number} is not JSON ({why_no_json(error)})") from None
+
+
+def why_no_json(error: ValueError) -> str:
+    """What strict_json found wrong in a line, in a few words."""
+    return f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+
+
+def number_in_range(literal: str) -> float:
+    """The number that is written so. Raises ValueError where it is beyond a double's range."""
+    number = float(literal)
+    if math.isinf(number):
+        shown = literal if len(literal) <= SHOWN else f"{literal[:SHOWN]}…"
+        raise ValueError(f"the number {shown} is beyond what can be kept (about 1.8e308): write it as text, or leave it out")
+    return number
+
+
+def _no_json(name: str) -> float:
+    raise ValueError(f"{name} is no JSON: write null, or leave it out")
