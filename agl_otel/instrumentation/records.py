@@ -215,8 +215,19 @@ class Records:
         return next((folder for folder in folders[1:] if folder.is_dir()), folders[0])
 
 
+_command = ""
+
+
+def set_command(command: str) -> None:
+    """What this process runs from now on, and its forks: one that became another program without exec has the first one's in /proc."""
+    global _command
+    _command = command
+
+
 def own_command() -> str:
     """What this process runs, as a person would know it."""
+    if _command:
+        return _command
     try:
         arguments = Path("/proc/self/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
         return " ".join(argument.decode(errors="replace") for argument in arguments)

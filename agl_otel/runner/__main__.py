@@ -110,7 +110,8 @@ def line_of(event: RunnerEvent) -> str:
     if event.error:
         return f"{who} Ended after {event.seconds:.2f}s: {printable(event.error.strip().splitlines()[-1])}"
     reward = "none from the runner" if event.reward is None else f"{event.reward:g}" if event.reward % 1 else f"{event.reward:.1f}"
-    return f"{who} Completed in {event.seconds:.2f}s. Collected {event.spans} span(s). Final reward: {reward}"
+    collected = "" if event.spans is None else f" Collected {event.spans} span(s)."
+    return f"{who} Completed in {event.seconds:.2f}s.{collected} Final reward: {reward}"
 
 
 @click.command("runner")

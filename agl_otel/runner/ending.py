@@ -46,8 +46,8 @@ class Ended:
     """Whether the queue waits for it; not where it ended the attempt itself (cancelled, timed out, superseded)."""
     seconds: float = 0.0
     """How long the agent ran."""
-    spans: int = 0
-    """How many spans the runner knows of: its own and the proxies'."""
+    spans: int | None = None
+    """How many spans were made for it, of the runner, the proxies and its processes; None where its processes are not counted here."""
     reward: float | None = None
     """The last primary reward that this process emitted."""
     ledger: AttemptLedger | None = None
@@ -128,7 +128,7 @@ class Endings:
         for ended in batch:
             if ended.job.ledgers is not None:
                 await asyncio.to_thread(ended.job.ledgers.forget, ended.job.key)
-            ended.spans, ended.reward = sum(seals[ended.job.key].values()), self.telemetry.reward(ended.job.key)
+            ended.spans, ended.reward = _spans_of(ended.ledger, seals[ended.job.key]), self.telemetry.reward(ended.job.key)
             self.telemetry.forget(*ended.job.key)
 
     async def close(self, session: aiohttp.ClientSession, keys: Sequence[Key]) -> Seals:
@@ -208,6 +208,15 @@ class Endings:
 def closing_session() -> aiohttp.ClientSession:
     """For `Endings.close`."""
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CLOSE_TIMEOUT_SECONDS), connector=connector())
+
+
+def _spans_of(ledger: AttemptLedger | None, seals: dict[str, int]) -> int | None:
+    """How many spans were made for an attempt; None where those of its processes are not known."""
+    answered = {marker: each.begun for marker, each in ledger.answered.items()} if ledger else {}
+    counts = answered | ({record.marker: record.ended - record.dropped for record in ledger.processes} if ledger else {})
+    if ledger is not None and (ledger.problem is not None or not counts):
+        return None
+    return sum((counts | seals).values())
 
 
 def _update(ended: Ended, seals: dict[str, int]) -> AttemptUpdate:

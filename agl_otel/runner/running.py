@@ -34,8 +34,8 @@ class RunnerEvent:
     error: str | None = None
     seconds: float = 0.0
     """How long the agent ran."""
-    spans: int = 0
-    """How many spans this process and the proxies count for it; those of an agent's own process are counted by the reader."""
+    spans: int | None = None
+    """How many spans were made for it; None where its agent's processes are not counted here."""
     reward: float | None = None
     """The last primary reward that this process emitted for it."""
 

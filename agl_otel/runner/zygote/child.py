@@ -20,6 +20,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from agl_otel.instrumentation import records
 from agl_otel.runner.zygote import learned, protocol, warming
 from agl_otel.runner.zygote.program import Program
 
@@ -83,6 +84,7 @@ def _place(program: Program, environment: dict[str, str], cwd: str) -> None:
     sys.path[:] = [folder, *paths, *(path for path in sys.path if path and path not in paths)]
     names: dict[str, str] = {"code": "-c", "script": program.target, "module": "-m"}
     sys.argv[:] = [names[program.kind], *program.arguments]
+    records.set_command(" ".join([sys.executable, *program.command]))
 
 
 def _execute(program: Program) -> int:

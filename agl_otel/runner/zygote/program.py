@@ -26,6 +26,12 @@ class Program:
     arguments: tuple[str, ...]
     unbuffered: bool = False
 
+    @property
+    def command(self) -> list[str]:
+        """What follows the interpreter on its command line."""
+        option = {"script": [], "module": ["-m"], "code": ["-c"]}[self.kind]
+        return [*(["-u"] if self.unbuffered else []), *option, self.target, *self.arguments]
+
     def to_json(self) -> dict[str, Any]:
         """As the warm parent gets it."""
         return {"kind": self.kind, "target": self.target, "arguments": list(self.arguments), "unbuffered": self.unbuffered}

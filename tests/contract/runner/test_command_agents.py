@@ -15,6 +15,7 @@ from agl_otel import semconv
 from agl_otel.errors import UsageError
 from agl_otel.queue.client import RolloutUpdate
 from agl_otel.runner import groups
+from agl_otel.runner.__main__ import line_of
 from agl_otel.runner.command import CommandAgent, wrapper_of
 from agl_otel.runner.job import Grader
 from agl_otel.runner.limits import Limits
@@ -54,6 +55,8 @@ async def test_what_it_prints_is_graded_and_stored_as_logs(stack: Stack) -> None
     assert (attempt.status, attempt.error, rewards(stack, rollout)) == ("succeeded", None, [0.5])
     assert stack.logs.printed[attempt.attempt_id] == {"stdout": "  2+2? \x1b[0m\n", "stderr": "note\n"}
     assert (attempt.seals or {})["proxy-marker"] == 2
+    ended = stack.events[-1]
+    assert (ended.spans, "Collected" in line_of(ended)) == (None, False), "nobody counts the spans of its processes"
 
 
 async def test_its_environment_names_the_attempt_the_model_and_the_collector(stack: Stack) -> None:

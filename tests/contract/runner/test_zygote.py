@@ -157,6 +157,24 @@ UNFIT = {
 }
 
 
+async def test_forks_of_a_fork_are_known_by_the_agents_command(stack: Stack) -> None:
+    code = """
+        import multiprocessing
+        from opentelemetry import trace
+        def work():
+            trace.get_tracer('a').start_span('work').end()
+        work()
+        worker = multiprocessing.get_context('fork').Process(target=work)
+        worker.start()
+        worker.join()
+    """
+    [(rollout, attempt)] = await run(stack, agent(stack, code, "{n}"), {"n": 7})
+    assert attempt.ledger is not None and attempt.status == "succeeded"
+    assert [record.command for record in attempt.ledger.processes] == [f"{sys.executable} agent.py 7"] * 2
+    assert len(stack.spans(rollout, "work")) == 2
+    assert stack.events[-1].spans == 2 + stack.proxy.spans
+
+
 @pytest.mark.parametrize("why", UNFIT)
 async def test_what_cannot_be_forked_is_started_anew_and_the_log_says_why(stack: Stack, why: str, caplog: pytest.LogCaptureFixture) -> None:
     module, words = UNFIT[why]
