@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -75,6 +77,14 @@ class Reading:
     def __post_init__(self) -> None:
         if self.form not in FORMS:
             raise UsageError(f"there is no form {self.form!r}: use one of {', '.join(FORMS)}")
+        try:
+            re.compile(self.agent_match or "")
+        except re.error as error:
+            raise UsageError(f"agent_match {self.agent_match!r} is no regular expression: {error}") from None
+        for name in ("fill_reward", "min_reward", "discount"):
+            value: float | None = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise UsageError(f"{name} is {value}: a finite number is needed")
         check_selection(self.top_fraction, self.best_of_group)
         by_tokens = self.calls_alone and self.form in TOKEN_FORMS
         if self.call_rewards and (self.discount is not None or not by_tokens):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import click
 
 from agl_otel.types import ADOPTED, NOT_RUN, RolloutMode
+
+LARGEST: Final = (1 << 31) - 1
+SHOWN: Final = 40
 
 
 class RunMode(click.Choice[str]):
@@ -23,8 +26,35 @@ class RunMode(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
+class Whole(click.IntRange):
+    """A whole number within bounds, of 32 bits: what the queue and ClickHouse count with."""
+
+    def __init__(self, min: int | None = None, max: int | None = None) -> None:  # noqa: A002 - click's names
+        super().__init__(min, max)
+        if min is None and max is None:
+            self.name = "integer"
+
+    def _describe_range(self) -> str:
+        return "" if self.min is None and self.max is None else super()._describe_range()
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number, or click's refusal."""
+        number = super().convert(value, param, ctx)
+        if abs(number) > LARGEST:
+            self.fail(f"{str(value)[:SHOWN]} is beyond {LARGEST}", param, ctx)
+        return number
+
+
 class Finite(click.FloatRange):
     """A number within bounds: neither NaN nor infinite."""
+
+    def __init__(self, min: float | None = None, max: float | None = None, *, min_open: bool = False) -> None:  # noqa: A002 - click's names
+        super().__init__(min, max, min_open=min_open)
+        if min is None and max is None:
+            self.name = "float"
+
+    def _describe_range(self) -> str:
+        return "" if self.min is None and self.max is None else super()._describe_range()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number, or click's refusal."""

@@ -89,6 +89,7 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The `agl-otel` command: run, word errors for people, and exit with a code that means something."""
     if arguments is None:  # the process is this command's own
+        _open_streams()
         load_quickly()
         if sys.argv[1:2] != ["export"]:  # whose files are for others to train on
             keep_private()
@@ -122,6 +123,17 @@ def _code_of(arguments: Sequence[str] | None) -> int:
         click.secho(f"error: {printable_lines(str(error))}", fg="red", err=True)
         return 2 if isinstance(error, UsageError) else 1
     return code if isinstance(code, int) else 0
+
+
+def _open_streams() -> None:
+    """Have streams that the caller closed (`>&-`) go nowhere: Python has None for them, and the next file would take their number."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:  # something was opened under its number since: it goes on under its own
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False))
 
 
 def _write_any_text() -> None:

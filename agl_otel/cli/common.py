@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import click
 
 from agl_otel import logformat
+from agl_otel.options import Whole
 from agl_otel.printable import json_text
 from agl_otel.processes import kill_all, on_stop_signals
 from agl_otel.settings import PORTS, Settings
@@ -39,12 +40,10 @@ def port_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --host, --log-level and one option for each port."""
     for port in reversed(PORTS):
         flag = f"--{port.replace('_', '-')}"
-        command = click.option(
-            flag, type=click.IntRange(0, 65535), help=f"0 takes a free one.  [default: {Settings.model_fields[port].default}]"
-        )(command)
-    command = click.option("--jaeger-port", type=click.IntRange(1, 65535), help="For a Jaeger that reads from here.  [default: none]")(
-        command
-    )
+        command = click.option(flag, type=Whole(0, 65535), help=f"0 takes a free one.  [default: {Settings.model_fields[port].default}]")(
+            command
+        )
+    command = click.option("--jaeger-port", type=Whole(1, 65535), help="For a Jaeger that reads from here.  [default: none]")(command)
     command = click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False))(command)
     return click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")(command)
 

@@ -28,6 +28,7 @@ from agl_otel.cli.common import (
 )
 from agl_otel.cli.look import show_rollout
 from agl_otel.errors import AglError, SettingsError
+from agl_otel.options import Whole
 from agl_otel.settings import Settings
 
 SHOWN_TASKS: Final = 4
@@ -36,12 +37,12 @@ EXAMPLE: Final = Path("examples/first_light/job.toml")
 
 
 @click.command()
-@click.option("--target", type=click.IntRange(0, 3), default=1, show_default=True, help="Which of the four behaviours is rewarded.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the policy, the sampling and the order of the tasks.")
+@click.option("--target", type=Whole(0, 3), default=1, show_default=True, help="Which of the four behaviours is rewarded.")
+@click.option("--seed", type=Whole(), default=0, show_default=True, help="Of the policy, the sampling and the order of the tasks.")
 @click.option(
     "--shuffle-rewards", is_flag=True, help="The control: every reward goes to a random rollout of its step. Nothing should be learned."
 )
-@click.option("--max-steps", type=click.IntRange(1), help="Stop after so many steps, wherever the score is.")
+@click.option("--max-steps", type=Whole(1), help="Stop after so many steps, wherever the score is.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.  [default: .agl/demo-<time>]")
 @clickhouse_option
 @collector_option

@@ -22,6 +22,7 @@ from agl_otel.cli.render import plain
 from agl_otel.cli.run import parse_task
 from agl_otel.cli.surroundings import Finding, judge, look
 from agl_otel.errors import AglError, UsageError
+from agl_otel.options import Finite
 from agl_otel.printable import printable
 from agl_otel.settings import Settings
 
@@ -106,7 +107,14 @@ _CHECKS: Sequence[Callable[[Once], Finding]] = (_ended_well, _own_spans, _model_
 @click.command()
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--task", default="{}", help="The task as JSON; its fields fill {placeholders} in COMMAND.")
-@click.option("--timeout", "timeout_seconds", type=float, default=120.0, show_default=True, help="Seconds the command may take.")
+@click.option(
+    "--timeout",
+    "timeout_seconds",
+    type=Finite(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Seconds the command may take.",
+)
 @data_dir_option
 @store_option
 @json_option

@@ -15,10 +15,11 @@ from agl_otel.adapters.masking import MaskRule, masked, parse_rules
 from agl_otel.adapters.pins import Pin, differences, line_of
 from agl_otel.adapters.records import FORMS, Functions, Reading, Rows, needs_spans, rows_of
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
-from agl_otel.cli.queue import rollout_ids_of
+from agl_otel.cli.queue import must_exist, rollout_ids_of
 from agl_otel.cli.training_files import WRITERS
 from agl_otel.columns import Traces
-from agl_otel.errors import ConflictError, UsageError
+from agl_otel.errors import ConflictError, UsageError, unwritable
+from agl_otel.options import Finite, Whole
 from agl_otel.runner.loading import load_function
 from agl_otel.settings import Settings
 from agl_otel.stack import open_store
@@ -38,17 +39,17 @@ _GIVEN: Final = tuple(each.name for each in fields(Reading))
 @click.option("--take", multiple=True, type=click.Choice(get_args(VerdictKind)), help="Verdicts to take.  [default: complete, unproven]")
 @click.option("--agent-match", metavar="REGEX", help="Only the calls of agents whose names match.")
 @click.option("--reward", metavar="NAME", help="The dimension that is the reward.  [default: the primary one]")
-@click.option("--fill-reward", type=float, help="The reward of attempts without one.  [default: they are refused]")
-@click.option("--min-reward", type=float, help="Leave out attempts with less.")
-@click.option("--top-fraction", type=click.FloatRange(0, 1, min_open=True), help="Keep this share of the attempts, the best.")
-@click.option("--best-of-group", type=click.IntRange(1), metavar="N", help="Keep the N best attempts of each task.")
+@click.option("--fill-reward", type=Finite(), help="The reward of attempts without one.  [default: they are refused]")
+@click.option("--min-reward", type=Finite(), help="Leave out attempts with less.")
+@click.option("--top-fraction", type=Finite(0, 1, min_open=True), help="Keep this share of the attempts, the best.")
+@click.option("--best-of-group", type=Whole(1), metavar="N", help="Keep the N best attempts of each task.")
 @click.option("--by-call", is_flag=True, default=None, help="A row for each model call, with the reward of its attempt.")
 @click.option(
     "--call-rewards", is_flag=True, default=None, help="With --by-call: the reward that the agent gave a call, not its attempt's."
 )
-@click.option("--discount", type=float, help="With --by-call: times this for each later call of the attempt.  [default: 1]")
-@click.option("--max-prompt-tokens", type=click.IntRange(1), help="Refuse longer prompts.")
-@click.option("--max-response-tokens", type=click.IntRange(1), help="Cut longer responses.")
+@click.option("--discount", type=Finite(), help="With --by-call: times this for each later call of the attempt.  [default: 1]")
+@click.option("--max-prompt-tokens", type=Whole(1), help="Refuse longer prompts.")
+@click.option("--max-response-tokens", type=Whole(1), help="Cut longer responses.")
 @click.option("--adapter", metavar="FUNCTION", help="Instead of --as: a function of an attempt's spans that answers rows.")
 @click.option("--reward-function", metavar="FUNCTION", help="A function of an attempt's spans that answers its reward, or None.")
 @click.option("--filter", "filter", metavar="FUNCTION", help="A function of a row that says whether it is taken.")
@@ -97,6 +98,8 @@ def export(
         raise UsageError(
             f"{target.name} is neither .jsonl nor .parquet, nor a folder (a name without an ending): it says how it is written"
         )
+    if target is not None and target.suffix and not target.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {target.parent} to write {target.name} in: make it first")
     changes = {name: given[name] for name in _GIVEN if given[name] not in (None, ())}
     pin = _pin(rebuild_pin or diff_pin)
     if rebuild_pin is not None and (changes or rollout_ids or modes):
@@ -107,7 +110,7 @@ def export(
     async def main() -> dict[str, Any]:
         async with open_store(settings) as opened:
             if pin is None:
-                ids = list(rollout_ids) or await rollout_ids_of(opened.queue, ["succeeded"], modes)
+                ids = await must_exist(opened.queue, rollout_ids) or await rollout_ids_of(opened.queue, ["succeeded"], modes)
                 return await _write(opened, cast("Path", target), Reading(**changes), rules, ids, None)
             if diff_pin is not None:
                 return await _compare(opened, pin, changes)
@@ -152,9 +155,12 @@ async def _write(
         raise ConflictError(f"the batch cannot be made again, {len(changes)} things have changed: {'; '.join(changes[:5])}")
     if pin is not None and made.content != pin.content:
         raise ConflictError("the same spans were read, and other rows came out: another version of agl-otel wrote the pin, or other rules")
-    WRITERS[target.suffix](target, found.rows if reading.adapter else [as_written(reading.form, row) for row in found.rows])
     pin_file = target.with_name(f"{target.name}.pin.json")
-    pin_file.write_text(made.dumps())
+    try:
+        WRITERS[target.suffix](target, found.rows if reading.adapter else [as_written(reading.form, row) for row in found.rows])
+        pin_file.write_text(made.dumps())
+    except OSError as error:
+        raise UsageError(unwritable(str(error.filename or target), error)) from error
     report = {"file": str(target), "pin": str(pin_file), "form": reading.form, "rows": len(found.rows), "rollouts": len(traces.rollouts)}
     take: Any = reading.take
     bias = bias_of_attempts(traces, take=take, fill_reward=reading.fill_reward, reward_name=reading.reward)

@@ -16,6 +16,7 @@ from agl_otel.cli.data import move
 from agl_otel.cli.render import attempt_tree, plain
 from agl_otel.cli.rollouts import one_rollout
 from agl_otel.cli.steps import steps
+from agl_otel.options import Whole
 from agl_otel.runner.environment import first_llm
 from agl_otel.settings import Settings
 from agl_otel.stack import open_store
@@ -39,7 +40,7 @@ traces.add_command(steps)
 @data_dir_option
 @store_option
 @click.option("--messages", is_flag=True, help="Show every message of every model call, whole.")
-@click.option("--limit", type=click.IntRange(-1), default=SHOWN_SPANS, show_default=True, help="Show so many spans at most; -1: all.")
+@click.option("--limit", type=Whole(-1), default=SHOWN_SPANS, show_default=True, help="Show so many spans at most; -1: all.")
 @json_option
 def show(rollout_id: str, data_dir: Path | None, store: str | None, messages: bool, limit: int, as_json: bool) -> None:
     """Show the spans of one rollout as a tree, with its verdict. A model call that both agent and proxy recorded is one node.

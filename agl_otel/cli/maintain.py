@@ -31,6 +31,7 @@ from agl_otel.cli.erase import empty_log, finished_before
 from agl_otel.collector.maintenance import Maintenance
 from agl_otel.collector_calls import open_session, posting
 from agl_otel.errors import AglError, ConflictError, InUseError, UnavailableError
+from agl_otel.options import Finite
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.sqlite import sqlite_path
 from agl_otel.settings import DAY_SECONDS, Settings
@@ -178,7 +179,7 @@ async def ask(queue: QueueClient, session: aiohttp.ClientSession, since: float) 
 
 @click.command()
 @click.option("--once", is_flag=True, help="One pass over everything, then end.")
-@click.option("--interval", default=INTERVAL_SECONDS, show_default=True, type=click.FloatRange(min=0.1), help="Seconds between passes.")
+@click.option("--interval", default=INTERVAL_SECONDS, show_default=True, type=Finite(min=0.1), help="Seconds between passes.")
 @data_dir_option
 @store_option
 @json_option

@@ -19,7 +19,8 @@ from rich.text import Text
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option, warn_of_passwords
 from agl_otel.cli.erase import CHUNK, eraser, finished_before, keep_spans_option, wipe_option
 from agl_otel.cli.render import plain
-from agl_otel.errors import SettingsError, UsageError
+from agl_otel.errors import NotFoundError, SettingsError, UsageError
+from agl_otel.options import Whole
 from agl_otel.printable import printable
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.lifecycle import FINISHED
@@ -28,6 +29,7 @@ from agl_otel.stack import stack_for
 from agl_otel.types import AttemptedRollout, RolloutMode, RolloutStatus
 
 BOTH_STORES: Final = ("queue", "collector")  # what deleting needs
+LONGEST: Final = 1e10  # seconds: three hundred years
 SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_SECONDS, "w": 7 * DAY_SECONDS}
 
 
@@ -73,9 +75,10 @@ def clock(at: float | None) -> str:
 
 def span_of_time(text: str) -> float:
     """Seconds in `90s`, `15m`, `12h`, `30d`, `2w`. Raises UsageError."""
-    if found := re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip()):
-        return float(found[1]) * SECONDS[found[2]]
-    raise UsageError(f"{text!r} is no span of time: write a number and s, m, h, d or w, as in 30d")
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    if found is not None and (seconds := float(found[1]) * SECONDS[found[2]]) < LONGEST:
+        return seconds
+    raise UsageError(f"{text[:40]!r} is no span of time: write a number and s, m, h, d or w, as in 30d")
 
 
 async def rollout_ids_of(queue: QueueClient, statuses: Sequence[RolloutStatus], modes: Sequence[RolloutMode]) -> list[str]:
@@ -85,6 +88,16 @@ async def rollout_ids_of(queue: QueueClient, statuses: Sequence[RolloutStatus], 
     while page := await queue.query_rollouts(**asked, offset=len(found)):
         found += [item.rollout_id for item in page]
     return found
+
+
+async def must_exist(queue: QueueClient, rollout_ids: Sequence[str]) -> list[str]:
+    """The ids, each once. Raises NotFoundError that names one that the queue does not know."""
+    for start in range(0, len(rollout_ids), CHUNK):
+        part = rollout_ids[start : start + CHUNK]
+        known = {item.rollout_id for item in await queue.query_rollouts(rollout_id_in=part)}
+        if missing := [name for name in part if name not in known]:
+            raise NotFoundError(f"there is no rollout {missing[0]!r}; `agl-otel rollouts ls` lists them")
+    return [*dict.fromkeys(rollout_ids)]
 
 
 @click.group()
@@ -126,7 +139,7 @@ def stats(data_dir: Path | None, store: str | None, as_json: bool) -> None:
 
 @queue.command()
 @click.option("--mode", "modes", multiple=True, type=click.Choice(get_args(RolloutMode)), help="Only these modes (repeatable).")
-@click.option("--limit", type=click.IntRange(0), default=20, show_default=True)
+@click.option("--limit", type=Whole(0), default=20, show_default=True)
 @data_dir_option
 @store_option
 @json_option

@@ -12,6 +12,7 @@ from rich.console import Console
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, store_option
 from agl_otel.cli.queue import clock, open_queue, table_of
 from agl_otel.errors import NotFoundError
+from agl_otel.options import Whole
 from agl_otel.printable import json_text
 from agl_otel.types import WorkerStatus
 
@@ -23,7 +24,7 @@ def resources() -> None:
 
 @resources.command("ls")
 @click.option("--all-versions", is_flag=True, help="Old versions too.")
-@click.option("--limit", type=click.IntRange(0), default=20, show_default=True)
+@click.option("--limit", type=Whole(0), default=20, show_default=True)
 @data_dir_option
 @store_option
 @json_option
@@ -47,7 +48,7 @@ def list_resources(all_versions: bool, limit: int, data_dir: Path | None, store:
 
 @resources.command()
 @click.argument("resources_id", required=False)
-@click.option("--version", type=click.IntRange(1), help="An old version.  [default: the current one]")
+@click.option("--version", type=Whole(1), help="An old version.  [default: the current one]")
 @data_dir_option
 @store_option
 @json_option
@@ -80,7 +81,7 @@ def workers() -> None:
 
 @workers.command("ls")
 @click.option("--status", "statuses", multiple=True, type=click.Choice(get_args(WorkerStatus)), help="Only these (repeatable).")
-@click.option("--limit", type=click.IntRange(0), default=50, show_default=True)
+@click.option("--limit", type=Whole(0), default=50, show_default=True)
 @data_dir_option
 @store_option
 @json_option

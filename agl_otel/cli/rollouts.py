@@ -15,10 +15,10 @@ from rich.text import Text
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.erase import CHUNK, eraser, keep_spans_option, wipe_option
-from agl_otel.cli.queue import BOTH_STORES, clock, open_queue, progress, prune, rollout_ids_of, table_of
+from agl_otel.cli.queue import BOTH_STORES, clock, must_exist, open_queue, progress, prune, rollout_ids_of, table_of
 from agl_otel.cli.render import VERDICT_STYLES, verdict_lines
 from agl_otel.errors import AglError, NotFoundError, UsageError
-from agl_otel.options import RunMode
+from agl_otel.options import Finite, RunMode, Whole
 from agl_otel.printable import printable
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.lifecycle import FINISHED, OPEN
@@ -91,8 +91,8 @@ rollouts.add_command(prune)
     metavar="TEXT",
     help="Only those with this text in the last reply of a model, of the latest 500 that match all else.",
 )
-@click.option("--attempts", type=click.IntRange(0), default=0, metavar="N", help="Only those with so many attempts, or more.")
-@click.option("--limit", type=click.IntRange(0), default=20, show_default=True)
+@click.option("--attempts", type=Whole(0), default=0, metavar="N", help="Only those with so many attempts, or more.")
+@click.option("--limit", type=Whole(0), default=20, show_default=True)
 @json_option
 def list_(data_dir: Path | None, store: str | None, as_json: bool, limit: int, attempts: int, replied: str | None, **chosen: Any) -> None:
     """List rollouts, the newest first."""
@@ -218,7 +218,7 @@ async def one_rollout(queue: QueueClient, part: str) -> Rollout:
 
 @rollouts.command()
 @selection
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer.  [default: for ever]")
+@click.option("--timeout", type=Finite(min=0), metavar="SECONDS", help="Wait no longer.  [default: for ever]")
 @click.pass_context
 def wait(
     ctx: click.Context,
@@ -262,14 +262,7 @@ def _open() -> Statuses:
 
 async def _selected(queue: QueueClient, ids: Sequence[str], statuses: Statuses, modes: Modes) -> list[str]:
     """The ids that were named, all of which must exist; without any, those that the filters match. Raises NotFoundError."""
-    if not ids:
-        return await rollout_ids_of(queue, statuses, modes)
-    for start in range(0, len(ids), CHUNK):
-        part = ids[start : start + CHUNK]
-        known = {item.rollout_id for item in await queue.query_rollouts(rollout_id_in=part)}
-        if missing := [name for name in part if name not in known]:
-            raise NotFoundError(f"there is no rollout {missing[0]!r}; `agl-otel rollouts ls` lists them")
-    return [*dict.fromkeys(ids)]
+    return await must_exist(queue, ids) if ids else await rollout_ids_of(queue, statuses, modes)
 
 
 def _change(
@@ -377,9 +370,9 @@ def delete(
 @click.option("--file", "file", type=click.File("rb"), required=True, help="Tasks, one JSON value a line; - reads stdin.")
 @click.option("--mode", type=RunMode(), help="For lines that name none.")
 @click.option("--resources-id", help="For lines that name none.  [default: the latest]")
-@click.option("--max-attempts", type=click.IntRange(1), default=1, show_default=True, help="For lines without a config.")
-@click.option("--timeout", "timeout_seconds", type=click.FloatRange(min=0, min_open=True), help="Seconds an attempt may take.")
-@click.option("--priority", type=int, default=0, show_default=True, help="Higher ones are claimed first; for lines that name none.")
+@click.option("--max-attempts", type=Whole(1), default=1, show_default=True, help="For lines without a config.")
+@click.option("--timeout", "timeout_seconds", type=Finite(min=0, min_open=True), help="Seconds an attempt may take.")
+@click.option("--priority", type=Whole(), default=0, show_default=True, help="Higher ones are claimed first; for lines that name none.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="For runners that serve only some (repeatable).")
 @click.option("--key", help="With the same key the same file is enqueued once, however often this runs.")
 @data_dir_option

@@ -11,6 +11,7 @@ from agl_otel.cli.common import data_dir_option, json_option, run_async, setup_l
 from agl_otel.cli.look import show_rollout
 from agl_otel.cli.once import run_once
 from agl_otel.errors import AgentError, UsageError
+from agl_otel.options import Finite
 from agl_otel.settings import Settings
 from agl_otel.strict import strict_json, why_no_json
 
@@ -18,7 +19,7 @@ from agl_otel.strict import strict_json, why_no_json
 @click.command()
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--task", default="{}", help="The task as JSON; its fields fill {placeholders} in COMMAND.")
-@click.option("--timeout", "timeout_seconds", type=float, help="End the command after so many seconds.")
+@click.option("--timeout", "timeout_seconds", type=Finite(min=0, min_open=True), help="End the command after so many seconds.")
 @data_dir_option
 @store_option
 @json_option

@@ -22,6 +22,7 @@ from agl_otel.cli.render import plain
 from agl_otel.cli.run_figures import Look, chosen_metrics, cost_of, differences, sparkline, thinned
 from agl_otel.cli.steps import configuration_of, run_id_of
 from agl_otel.errors import NotFoundError
+from agl_otel.options import Finite, Whole
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import Settings
 from agl_otel.stack import open_store
@@ -31,9 +32,9 @@ from agl_otel.types import Run, TrainingRun
 
 JUDGED: Final = 1000  # rollouts whose verdicts are counted: those that ended last
 _price_option: Any = click.option(
-    "--price", nargs=2, type=click.FloatRange(0), metavar="PROMPT RESPONSE", help="What a million prompt and response tokens cost."
+    "--price", nargs=2, type=Finite(0), metavar="PROMPT RESPONSE", help="What a million prompt and response tokens cost."
 )
-_points_option: Any = click.option("--points", type=click.IntRange(2), default=20, show_default=True, help="At most so many steps.")
+_points_option: Any = click.option("--points", type=Whole(2), default=20, show_default=True, help="At most so many steps.")
 
 
 @click.group()
@@ -45,7 +46,7 @@ def runs() -> None:
 
 
 @runs.command()
-@click.option("--limit", type=click.IntRange(0), default=20, show_default=True)
+@click.option("--limit", type=Whole(0), default=20, show_default=True)
 @data_dir_option
 @store_option
 @json_option

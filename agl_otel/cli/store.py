@@ -12,6 +12,7 @@ from rich.console import Console
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging
 from agl_otel.errors import SettingsError
+from agl_otel.options import Whole
 from agl_otel.settings import Settings, port_beside
 from agl_otel.stack import Stack
 
@@ -21,12 +22,12 @@ _BACKENDS: Final = click.Choice(["default", "memory", "mongo"])
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 lets other machines in.")
-@click.option("--port", default=4747, show_default=True, type=click.IntRange(0, 65535), help="REST, OTLP/HTTP, metrics; 0: a free one.")
-@click.option("--queue-port", type=click.IntRange(0, 65535), help="gRPC of the queue.  [default: the port after --port]")
+@click.option("--port", default=4747, show_default=True, type=Whole(0, 65535), help="REST, OTLP/HTTP, metrics; 0: a free one.")
+@click.option("--queue-port", type=Whole(0, 65535), help="gRPC of the queue.  [default: the port after --port]")
 @click.option("--cors-origin", "cors_origins", multiple=True, help="Let pages of this origin call (repeatable; * for all).")
 @click.option("--log-level", default="INFO", show_default=True, type=_LEVELS)
 @click.option("--tracker", multiple=True, help="Changes nothing: metrics are always at /metrics and /v1/prometheus.")
-@click.option("--n-workers", default=1, show_default=True, type=click.IntRange(min=1), help="Changes nothing: services are processes.")
+@click.option("--n-workers", default=1, show_default=True, type=Whole(min=1), help="Changes nothing: services are processes.")
 @click.option("--backend", default="default", show_default=True, type=_BACKENDS, help="memory: a temporary folder instead of --data-dir.")
 @click.option("--mongo-uri", hidden=True)
 @click.option("--queue", "queue_url", metavar="URL", help="postgresql://…  [default: SQLite in the data directory]")

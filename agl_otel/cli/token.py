@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from agl_otel.cli.common import json_option, print_json
 from agl_otel.errors import UsageError
 from agl_otel.ingest import ingest_key
+from agl_otel.options import Finite
 from agl_otel.scoped import NO_TOKEN, SCOPES, scoped_token
 from agl_otel.settings import Settings
 
@@ -22,7 +23,7 @@ OTLP: Final = "otlp"
 @click.option(
     "--for", "scopes", multiple=True, required=True, type=click.Choice([*SCOPES, OTLP]), help="A service that it opens (repeatable)."
 )
-@click.option("--hours", default=HOURS, show_default=True, type=click.FloatRange(min=0, min_open=True), help="How long it holds.")
+@click.option("--hours", default=HOURS, show_default=True, type=Finite(min=0, min_open=True), help="How long it holds.")
 @json_option
 @click.pass_context
 def token(context: click.Context, scopes: tuple[str, ...], hours: float, as_json: bool) -> None:

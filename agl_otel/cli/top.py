@@ -19,6 +19,7 @@ from agl_otel.cli.common import data_dir_option, json_option, print_json, run_as
 from agl_otel.cli.queue import clock, table_of
 from agl_otel.cli.render import plain
 from agl_otel.errors import UnavailableError
+from agl_otel.options import Finite
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import Settings
 from agl_otel.store import Store
@@ -66,7 +67,7 @@ class Reading:
 
 
 @click.command()
-@click.option("--every", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between two looks.")
+@click.option("--every", type=Finite(0.2), default=2.0, show_default=True, help="Seconds between two looks.")
 @click.option("--once", is_flag=True, help="Look twice, print, and end.")
 @data_dir_option
 @store_option

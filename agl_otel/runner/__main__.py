@@ -17,7 +17,7 @@ import click
 
 from agl_otel import logformat
 from agl_otel.errors import AglError, UsageError
-from agl_otel.options import RunMode
+from agl_otel.options import Finite, RunMode, Whole
 from agl_otel.printable import printable, printable_lines
 from agl_otel.runner.agents import CommandAgent, ContainerAgent, FunctionAgent, HttpAgent, KubernetesAgent, Limits, load_function
 from agl_otel.runner.job import Agent, Grader
@@ -124,8 +124,8 @@ def line_of(event: RunnerEvent) -> str:
 @click.option("--namespace", default="", help="Namespace of the Jobs; default that of this pod.")
 @click.option("--pod", default="{}", metavar="JSON", help="Fields of the Jobs' pods: nodeSelector, tolerations, containers[0].resources ….")
 @click.option("--grader", help="Grader of the answers: path/to/file.py:function, called with (task, answer).")
-@click.option("--concurrency", default=8, show_default=True, type=click.IntRange(min=1), help="How many attempts run at once.")
-@click.option("--max-rollouts", type=click.IntRange(min=1), help="Stop after so many.")
+@click.option("--concurrency", default=8, show_default=True, type=Whole(min=1), help="How many attempts run at once.")
+@click.option("--max-rollouts", type=Whole(min=1), help="Stop after so many.")
 @click.option("--mode", "modes", multiple=True, type=RunMode(), help="Only rollouts of this mode; may be repeated.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only rollouts with this label; may be repeated.")
 @click.option("--store", default="", help="Address of the stack (host:port); default AGL_STORE, else the local queue.")
@@ -142,7 +142,7 @@ def line_of(event: RunnerEvent) -> str:
 )
 @click.option("--memory-limit", metavar="SIZE", help="Resident memory of one attempt's processes, e.g. 2GiB.")
 @click.option("--output-limit", metavar="SIZE", help="What one attempt may print, e.g. 10MiB.")
-@click.option("--timeout", "timeout_seconds", type=click.FloatRange(min=0, min_open=True), help="Seconds that one attempt may take.")
+@click.option("--timeout", "timeout_seconds", type=Finite(min=0, min_open=True), help="Seconds that one attempt may take.")
 def runner(modes: tuple[RolloutMode, ...], labels: tuple[str, ...], **options: Any) -> None:
     """Claim rollouts and run an agent for each: a Python function, an HTTP endpoint, a container, or a COMMAND after `--`.
 

@@ -212,8 +212,9 @@ def closing_session() -> aiohttp.ClientSession:
 
 def _spans_of(ledger: AttemptLedger | None, seals: dict[str, int]) -> int | None:
     """How many spans were made for an attempt; None where those of its processes are not known."""
-    answered = {marker: each.begun for marker, each in ledger.answered.items()} if ledger else {}
-    counts = answered | ({record.marker: record.ended - record.dropped for record in ledger.processes} if ledger else {})
+    processes = [record for record in ledger.processes if not record.runner] if ledger else []
+    counts = {marker: each.begun for marker, each in ledger.answered.items()} if ledger else {}
+    counts |= {record.marker: record.ended - record.dropped for record in processes}
     if ledger is not None and (ledger.problem is not None or not counts):
         return None
     return sum((counts | seals).values())

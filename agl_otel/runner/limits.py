@@ -21,6 +21,7 @@ from agl_otel.runner.groups import Leader
 POLL_SECONDS: Final = 0.25
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
+_ENDLESS: Final = 1 << 63  # bytes
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -66,9 +67,10 @@ class Limits:
 def parse_size(text: str) -> int:
     """Bytes in "512M", "2GiB", "1000". Raises UsageError."""
     found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise UsageError(f"{text!r} is no size: write for example 512M or 2GiB")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    size = float(found[1]) * _UNITS[found[2].lower()] if found is not None else 0.0
+    if not 1 <= size < _ENDLESS:
+        raise UsageError(f"{text[:40]!r} is no size: write for example 512M or 2GiB")
+    return int(size)
 
 
 def group_memory(group: int, interesting: int) -> int:

@@ -21,6 +21,18 @@ def test_what_the_encoding_does_not_have_is_escaped() -> None:
     assert b"clickhouse://\\u2026" in done.stdout
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("arguments", [["doctor", "--help"], ["rollouts", "ls"]])
+def test_streams_that_are_closed_go_nowhere(tmp_path: Path, closed: str, arguments: list[str]) -> None:
+    program = [*PROGRAM, *arguments]
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh"]
+    done = subprocess.run([*shell, *program], cwd=tmp_path, capture_output=True, text=True, timeout=END_SECONDS, check=False)
+    assert done.returncode == (0 if "--help" in arguments else 2)
+    assert "Traceback" not in done.stderr and [line.partition(":")[0] for line in done.stderr.splitlines()] == (
+        [] if "--help" in arguments or "2>" in closed else ["error"]
+    )
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("arguments", [["up", "--help"], ["--version"]])
 def test_a_full_device_is_one_line(arguments: list[str]) -> None:

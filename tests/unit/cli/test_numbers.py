@@ -1,0 +1,74 @@
+"""Every option of every command that is a number, a size or a span of time, with values that are none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+
+from agl_otel.cli import cli, main
+from agl_otel.cli.queue import span_of_time
+from agl_otel.errors import UsageError
+from agl_otel.options import Finite, Whole
+from agl_otel.runner.limits import parse_size
+
+NONSENSE = ("-1", "0", "nan", "-nan", "inf", "-Infinity", "1e999", "1_0", "", " ", "9" * 30, "9" * 5000, "0x10", "١e")
+SECONDS = {"--timeout", "--every", "--interval", "--hours"}
+"""Options that are a time: none of them may be 0, but for a wait, which then looks once."""
+NUMBERS = (click.types.IntParamType, click.types.FloatParamType)
+
+
+def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    if isinstance(command, click.Group):
+        with click.Context(command) as context:
+            for name in command.list_commands(context):
+                found = command.get_command(context, name)
+                assert found is not None
+                yield from commands(found, (*path, name))
+    else:
+        yield path, command
+
+
+OPTIONS = [
+    (path, option)
+    for path, command in commands(cli)
+    for option in command.params
+    if isinstance(option, click.Option) and isinstance(option.type, NUMBERS)
+]
+
+
+def test_every_number_of_a_command_is_of_a_kind_that_is_bounded() -> None:
+    assert len(OPTIONS) > 30
+    assert [(path, option.name) for path, option in OPTIONS if not isinstance(option.type, Whole | Finite)] == []
+
+
+@pytest.mark.parametrize(("path", "option"), OPTIONS, ids=lambda each: "-".join(each) if isinstance(each, tuple) else each.opts[0])
+def test_a_value_that_is_no_number_is_a_wrong_use(path: tuple[str, ...], option: click.Option, capsys: pytest.CaptureFixture[str]) -> None:
+    for value in NONSENSE:
+        try:
+            given: Any = option.type.convert(value, option, None)
+        except click.UsageError:
+            with pytest.raises(SystemExit) as ended:
+                main([*path, option.opts[0], *[value] * option.nargs])
+            told = capsys.readouterr()
+            assert (ended.value.code, option.opts[0] in told.err, "Traceback" in told.err) == (2, True, False), told
+        else:
+            assert math.isfinite(given) and (isinstance(given, float) or abs(given) < 2**31)
+            assert value.strip("-1") or given == -1
+            if option.opts[0] in SECONDS and path != ("rollouts", "wait"):
+                assert given > 0, (path, option.opts, value)
+
+
+def test_a_text_that_is_no_size_or_span_of_time_is_a_wrong_use() -> None:
+    for value in (*NONSENSE, *(f"{number}{unit}" for number in ("-1", "nan", "inf", "1e999", "9" * 400) for unit in "sGd")):
+        with pytest.raises(UsageError, match="is no span of time"):
+            span_of_time(value)
+        if value != "9" * 30 and not value.isdecimal():
+            with pytest.raises(UsageError, match="is no size"):
+                parse_size(value)
+    for value in ("0", "0G", "9" * 30, "9" * 400 + "G"):
+        with pytest.raises(UsageError, match="is no size"):
+            parse_size(value)
