@@ -45,6 +45,14 @@ def why_no_json(error: ValueError) -> str:
     return f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
+def check_json(value: Any) -> None:
+    """Raise ValueError where the value holds a number that JSON has not."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise ValueError("an input holds NaN or Infinity, which are no JSON: write null, or leave it out") from None
+
+
 def number_in_range(literal: str) -> float:
     """The number that is written so. Raises ValueError where it is beyond a double's range."""
     number = float(literal)

@@ -55,9 +55,9 @@ class ClickHouseHttp:
         """
         if not self.url:
             raise UnavailableError("the stack has no ClickHouse yet: its collector is still starting, or `agl-otel up` runs without one")
-        text = f"{sql.strip().rstrip(';')}\nFORMAT {format_name}"
+        text = sql.strip().rstrip(";")
         given = {f"param_{name}": parameter(value) for name, value in (params or {}).items()}
-        in_url = {name: str(value) for name, value in (settings or {}).items()}
+        in_url = {"default_format": format_name, **{name: str(value) for name, value in (settings or {}).items()}}
         if sum(len(quote(value)) for value in given.values()) <= URL_CHARS:
             data: bytes | aiohttp.MultipartWriter = text.encode()
             in_url |= given

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from agl_otel import semconv
 from agl_otel.collector_calls import barriers, unanswered
 from agl_otel.columns import AttemptKey, Traces
-from agl_otel.errors import UnavailableError
+from agl_otel.errors import UnavailableError, UsageError
 from agl_otel.listen import PROBE_SECONDS, is_well
 from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.figures import AttemptFigures, OutlineSpan, attempt_figures, joined, outline_span
@@ -42,6 +42,7 @@ LOOK_BACK_SECONDS: Final = (600, 6 * 3600)
 LISTED: Final = 5_000  # ids in one condition; more are read as a range, which ClickHouse has in one piece
 SpanKey = tuple[str, str, str, str]
 """(rollout id, attempt id, trace id, span id)."""
+_OWN_FORMAT: Final = re.compile(r"\bFORMAT\s+`?\w+`?[\s;]*$", re.IGNORECASE)
 ONCE_SECONDS: Final = 10.0  # for a barrier of who reads without a deadline, and looks once
 PINGS: Final = 2  # that are not answered, one after the other: a busy machine is late once
 ASK_AGAIN_SECONDS: Final = 0.2  # an attempt that is not yet complete is looked at again this often
@@ -304,6 +305,8 @@ class TraceReader:
 
         Raises QueryError where the endpoint refuses it: it decides what may run, and what that may cost.
         """
+        if found := _OWN_FORMAT.search(query):
+            raise UsageError(f"the answer is JSON here: leave `{found[0].strip(' ;')}` out, or ask ClickHouse's HTTP interface for it")
         return json.loads(await self._http.fetch(query, "JSONCompact", settings={"limit": limit}, own=False))
 
     async def stored(self, keys: Collection[SpanKey]) -> set[SpanKey]:

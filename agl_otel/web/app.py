@@ -33,6 +33,7 @@ from agl_otel.web.openapi import document
 from agl_otel.web.rest import ROUTES, health_of
 from agl_otel.web.routes import PREFIX, STORE, add_table
 from agl_otel.web.views import CURVES, VIEWS
+from agl_otel.web.words import crashes, worded
 
 TOKEN = web.AppKey("token", str)
 ORIGINS = web.AppKey("origins", frozenset[str])
@@ -113,7 +114,8 @@ def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = (), n
     own_pages = only_own_pages([origin.strip() for origin in cors_origins if origin.strip()], names=names, page=static.PAGE)
     meters = Meters()
     count = counted_requests(meters)
-    app = web.Application(middlewares=[count, bodies_in_time, cors, own_pages, readable, guard], client_max_size=MAX_BODY_BYTES)
+    inner = (bodies_in_time, cors, worded, own_pages, readable, guard)
+    app = web.Application(middlewares=[crashes, count, *inner], client_max_size=MAX_BODY_BYTES)
     end_stalled(app)
     app[STORE] = store
     app[TOKEN] = token

@@ -20,6 +20,7 @@ from agl_otel.meters import Meters
 from agl_otel.tls import connector
 from agl_otel.web.alarms import Alarms
 from agl_otel.web.routes import STORE
+from agl_otel.web.words import RELAYED
 
 OTLP_PATHS: Final = ("/v1/traces", "/v1/logs", "/v1/metrics")
 METRICS_PATHS: Final = ("/metrics", "/v1/prometheus", "/v1/prometheus/")
@@ -107,7 +108,9 @@ async def _passed(method: str, url: str, request: web.Request, headers: dict[str
     try:
         async with request.app[SESSION].request(method, url, data=body, headers=headers) as answer:
             kept = {name: answer.headers[name] for name in _ANSWER_HEADERS if name in answer.headers}
-            return web.Response(status=answer.status, headers=kept, body=await answer.read())
+            body = await answer.read()
+            request[RELAYED] = True
+            return web.Response(status=answer.status, headers=kept, body=body)
     except (aiohttp.ClientError, TimeoutError) as error:
         raise UnavailableError(f"the collector at {url} does not answer: {error!r}") from None
 

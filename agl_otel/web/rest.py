@@ -151,7 +151,8 @@ async def _statistics(store: Store, request: web.Request) -> Any:
 
 
 async def _enqueue(store: Store, request: web.Request) -> Any:
-    return await store.enqueue_many_rollouts((await body_of(request, _Enqueue, strict=True)).rollouts)
+    asked = await body_of(request, _Enqueue, inputs=lambda asked: (each.input for each in asked.rollouts))
+    return await store.enqueue_many_rollouts(asked.rollouts)
 
 
 async def _dequeue(store: Store, request: web.Request) -> Any:
@@ -160,7 +161,7 @@ async def _dequeue(store: Store, request: web.Request) -> Any:
 
 
 async def _start(store: Store, request: web.Request) -> Any:
-    asked = await body_of(request, _Start, strict=True)
+    asked = await body_of(request, _Start, inputs=lambda asked: [asked.input])
     return await store.start_rollout(asked.input, asked.mode, asked.resources_id, asked.config, asked.metadata, asked.worker_id)
 
 
@@ -174,7 +175,8 @@ async def _rollout(store: Store, request: web.Request) -> Any:
 
 
 async def _update_rollout(store: Store, request: web.Request) -> Any:
-    return await store.update_rollout(request.match_info["rollout_id"], **given_in(await body_of(request, _UpdateRollout, strict=True)))
+    asked = await body_of(request, _UpdateRollout, inputs=lambda asked: [asked.input])
+    return await store.update_rollout(request.match_info["rollout_id"], **given_in(asked))
 
 
 async def _attempts(store: Store, request: web.Request) -> Any:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.store import Store
-from agl_otel.strict import number_in_range, strict_json
+from agl_otel.strict import check_json, number_in_range
 from agl_otel.types import PaginatedResult, ResourcesUpdate
 
 PREFIX: Final = "/v1/agl"
@@ -81,18 +81,18 @@ class Page(Strict):
         return self.model_dump(exclude_none=True)
 
 
-async def body_of(request: web.Request, model: type[M], *, strict: bool = False) -> M:
-    """The JSON body; where it is `strict`, without NaN and Infinity, which clients of 0.3 send in attributes of spans and the like.
+async def body_of(request: web.Request, model: type[M], *, inputs: Callable[[M], Iterable[Any]] | None = None) -> M:
+    """The JSON body; NaN and Infinity, which clients of 0.3 send in metadata and attributes, are in none of its `inputs`.
 
     Raises UsageError that names what is wrong in it.
     """
     body = await request.read() or b"{}"
     try:
         given = model.model_validate_json(body)
-        if strict and _CONSTANTS.search(body):
-            strict_json(body)
-        elif _MAY_OVERFLOW.search(body):
+        if _MAY_OVERFLOW.search(body):
             json.loads(body, parse_float=number_in_range)
+        if inputs is not None and _CONSTANTS.search(body):
+            check_json(list(inputs(given)))
     except ValidationError as error:
         raise UsageError(f"the body is wrong: {words(error)}") from None
     except ValueError as error:

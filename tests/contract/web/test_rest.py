@@ -10,7 +10,7 @@ import pytest
 
 from agl_otel.store import LightningStoreClient
 from agl_otel.web.rest import ROUTES
-from tests.contract.web.conftest import Web
+from tests.contract.web.conftest import ORIGIN, Web
 
 PROMPT = {"resource_type": "prompt_template", "template": "{q}", "engine": "f-string"}
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -225,9 +225,9 @@ WRONG: list[tuple[str, str, Any, int, str]] = [
     ("POST", "/queues/rollouts/enqueue", {"rollouts": [{"mode": "train"}]}, 400, "input"),
     ("POST", "/queues/rollouts/enqueue", {"rollouts": [{"input": 1, "priority": 2**64}]}, 400, "priority"),
     ("POST", "/queues/rollouts/enqueue", {"rollouts": [{"input": 1, "mode": "production"}]}, 400, "the mode production"),
-    ("POST", "/queues/rollouts/enqueue", {"rollouts": [{"input": [float("nan")]}]}, 400, "NaN is no JSON"),
-    ("POST", "/rollouts", {"input": float("-inf")}, 400, "-Infinity is no JSON"),
-    ("POST", "/rollouts/{rollout_id}", {"input": float("inf")}, 400, "Infinity is no JSON"),
+    ("POST", "/queues/rollouts/enqueue", {"rollouts": [{"input": [float("nan")]}]}, 400, "an input holds NaN"),
+    ("POST", "/rollouts", {"input": float("-inf")}, 400, "an input holds NaN or Infinity"),
+    ("POST", "/rollouts/{rollout_id}", {"input": float("inf")}, 400, "an input holds NaN or Infinity"),
     ("POST", "/queues/rollouts/dequeue", {"limit": 2**64 - 1}, 400, "limit"),
     ("POST", "/resources", {"resources": {"p": {"resource_type": "magic"}}}, 400, "p"),
     ("POST", "/spans", {"name": "x"}, 400, "rollout_id"),
@@ -249,6 +249,28 @@ def test_what_is_wrong_is_named_and_never_a_500(web: Web) -> None:
     answer = web.call("POST", "/v1/agl/rollouts", b"{", {"Content-Type": "application/json"})
     assert answer.status == 400, answer
     assert [web.call(method, "/v1/agl/nothing").status for method in ("GET", "DELETE")] == [404, 404]
+
+
+def test_every_refusal_is_json_with_a_detail(web: Web) -> None:
+    large = b" " * ((64 << 20) + 1)
+    for method, path, body, headers, status, word in [
+        ("GET", "/v1/agl/nosuch", None, {}, 404, "nothing is served at /v1/agl/nosuch"),
+        ("GET", "/v1/nosuch", None, {}, 404, "nothing is served at /v1/nosuch"),
+        ("DELETE", "/v1/agl/rollouts", None, {}, 405, "/v1/agl/rollouts takes GET, POST, not DELETE"),
+        ("GET", "/v1/traces", None, {}, 405, "/v1/traces takes POST, not GET"),
+        ("POST", "/v1/agl/spans", large, {}, 413, "67108864"),
+        ("POST", "/v1/agl/spans", b"{}", {"Content-Encoding": "gzip"}, 400, "the body"),
+        ("POST", "/v1/agl/spans", b"[" * 100_000, {}, 400, "the body is wrong: Invalid JSON: recursion limit exceeded"),
+        ("POST", "/v1/agl/sql", b"{", {}, 400, "the body is wrong: Invalid JSON: EOF"),
+        ("POST", "/v1/agl/sql", b"[]", {}, 400, "the body is wrong: Input should be an object"),
+        ("POST", "/v1/traces", b"{}", {"Origin": "http://elsewhere.example"}, 403, "may not call this service"),
+        ("GET", "/v1/agl/rollouts", None, {"Host": "elsewhere.example"}, 403, "this service is not called 'elsewhere.example'"),
+    ]:
+        answer = web.call(method, path, body, {"Content-Type": "application/json", **headers})
+        assert (answer.status, answer.headers.get_content_type()) == (status, "application/json"), (method, path, answer)
+        assert word in answer.json["detail"], answer
+    refused = web.call("DELETE", "/v1/agl/rollouts", headers={"Origin": ORIGIN})
+    assert refused.headers["Allow"] == "GET,POST" and refused.headers["Access-Control-Allow-Origin"] == ORIGIN
 
 
 async def test_a_client_of_0_3_needs_only_the_address(web: Web) -> None:

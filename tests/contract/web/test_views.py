@@ -219,6 +219,18 @@ def test_a_limit_of_0_returns_nothing(web: Web, begun: dict[str, Any]) -> None:
     assert web.rest("GET", f"{path}/outline", {"limit": -1}).status == 400
 
 
+def test_what_is_wrong_in_a_query_is_told_of_the_query_as_it_was_written(web: Web) -> None:
+    for query, says in (
+        ("SELECT", "end of query"),
+        ("SELECT 1 +", "end of query"),
+        ("SELECT 1 FORMAT CSV;", "leave `FORMAT CSV` out"),
+        ("SELECT nosuch FROM otel_traces", "nosuch"),
+    ):
+        refused = web.rest("POST", "/sql", {"query": query})
+        assert refused.status == 400 and says in refused.json["detail"], refused
+        assert "JSONCompact" not in refused.json["detail"], refused
+
+
 def test_a_number_that_json_has_not_is_null(web: Web) -> None:
     made = web.call("POST", "/v1/agl/rollouts", b'{"input": 1, "metadata": {"loss": NaN}}', {"Content-Type": "application/json"}).json
     assert b"NaN" not in web.rest("GET", f"/rollouts/{made['rollout_id']}").body
