@@ -46,6 +46,8 @@ class ModelServer:
         self.prompt_tokens: list[Any] | None = None
         self.gap: asyncio.Event | None = None
         """Without it set, a stream stops after its first chunk."""
+        self.end: asyncio.Event | None = None
+        """Without it set, a stream does not end after its last event."""
         self.padding = ""
         """Added to every chunk of a stream, of which there are then `chunks` more."""
         self.chunks = 0
@@ -185,6 +187,12 @@ class ModelServer:
                 b"data: " + json.dumps({**self._head(body, "chat.completion.chunk", first=False), "choices": [choice]}).encode() + b"\n\n"
             )
         await response.write(b"data: [DONE]\n\n")
+        try:
+            if self.end is not None:
+                await self.end.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
         await response.write_eof()
         return response
 

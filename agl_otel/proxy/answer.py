@@ -79,12 +79,14 @@ async def pass_on(
         small = web.Response(status=response.status, body=body, headers=passed(response, own=translated is None))
         await small.prepare(request)
         await small.write_eof()
+        call.handed = True
         return small
     out = web.StreamResponse(status=response.status, headers=passed(response, own=translated is None))
     out.content_length = len(body)
     await out.prepare(request)
     if not await _write(request, out, body, call, client_seconds):
         return out
+    call.handed = True
     await out.write_eof()
     return out
 
@@ -113,7 +115,8 @@ async def _stream(
             call.incomplete = OVERSIZED
             return _broken_off(request, out)
         ready = b"".join([_pass(event, added, call) for event in (events.feed(piece) if piece else [events.rest()])])
-        if write_down is not None and (not piece or any(last in ready for last in _LAST)):
+        last = not piece or any(word in ready for word in _LAST)
+        if write_down is not None and last:
             if not piece:
                 _check_end(call)
             write_down(call)
@@ -121,6 +124,7 @@ async def _stream(
             ready = translated(ready)
         if ready and not await _write(request, out, ready, call, client_seconds):
             return out
+        call.handed = call.handed or (last and _is_whole(call))  # a client may close at the last event, before the server ends the stream
         if not piece:
             break
     _check_end(call)
@@ -130,9 +134,14 @@ async def _stream(
 
 def _check_end(call: Call) -> None:
     """A stream has come to its end."""
-    choices = call.reply.choices.values()
-    if not call.reply.error and not (choices and all(choice.finish_reason for choice in choices)):
+    if not call.reply.error and not _is_whole(call):
         call.incomplete = "upstream_ended_early"
+
+
+def _is_whole(call: Call) -> bool:
+    """Whether every choice has come to its end."""
+    choices = call.reply.choices.values()
+    return bool(choices) and all(choice.finish_reason for choice in choices)
 
 
 def _pass(event: bytes, added: frozenset[str], call: Call) -> bytes:

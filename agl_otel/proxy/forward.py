@@ -256,7 +256,8 @@ class Forwarder:
                     self._native.has_no_route(dialect, error.base_url)
             return await self._translated(request, ordered, raw, asked, call)
         except (asyncio.CancelledError, ConnectionResetError):
-            call.incomplete = call.incomplete or "client_gone"
+            if not call.handed:
+                call.incomplete = call.incomplete or "client_gone"
             raise
         finally:
             self._recorder.ended(call)

@@ -93,6 +93,8 @@ class Call:
     """Why the answer is not whole."""
     is_forwarded: bool = False
     """Whether a model server may know of it."""
+    handed: bool = False
+    """Whether the whole answer was handed to the client's connection: a client that closes then has not gone away from it."""
     seen: _Seen | None = None
     made: list[WholeSpan] = field(default_factory=list[WholeSpan])
     """Its spans, as they are written down."""

@@ -144,7 +144,8 @@ class Translation:
         try:
             return await self._send(request, held.pool, raw, asked, call)
         except (asyncio.CancelledError, ConnectionResetError):
-            call.incomplete = call.incomplete or "client_gone"
+            if not call.handed:
+                call.incomplete = call.incomplete or "client_gone"
             raise
         finally:
             if not first:
@@ -153,6 +154,7 @@ class Translation:
 
 def _merge(call: Call, above: Call, *, taken: bool) -> None:
     """Say of the sampled call what the agent saw of it."""
+    call.handed = above.handed
     if not taken:
         call.status, call.first_byte, call.incomplete, call.reply = above.status, above.first_byte, above.incomplete, above.reply
         return

@@ -180,6 +180,20 @@ async def test_a_client_that_goes_away_ends_the_call_upstream(stand: Stand, mode
     assert span.attributes[semconv.LLM_INCOMPLETE] == "client_gone" and model.cancelled == 1
 
 
+async def test_a_client_that_closes_at_the_last_event_had_the_whole_answer(stand: Stand, model: ModelServer) -> None:
+    model.end = asyncio.Event()
+    async with stand.client() as client:
+        stream = await client.chat.completions.create(model="m", messages=HELLO, stream=True)  # pyright: ignore[reportArgumentType, reportCallIssue]  # plain dicts, as users write them
+        async with asyncio.timeout(300):
+            async for line in stream.response.aiter_lines():
+                if line == "data: [DONE]":
+                    break
+        await stream.response.aclose()
+    assert (await stand.close())["spans"] == 1
+    (span,) = await stand.calls()
+    assert (span.error, span.attributes.get(semconv.LLM_INCOMPLETE), model.cancelled) == (False, None, 1)
+
+
 async def test_a_server_that_refuses_the_extras_is_asked_without_them(stand: Stand, model: ModelServer) -> None:
     model.plain = True
     assert (await ask(stand.client())).choices[0].message.content == "olleh:0"
