@@ -17,6 +17,7 @@ from agl_otel.traces.tokens import Table, reward_rows
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, Model, RunMembers, Verdict
 
+SETTLED_SECONDS: Final = 30.0  # after an attempt's end; its last spans may be on their way
 BUCKETS: Final = 100
 """Points of a curve whose rollouts name no steps."""
 
@@ -27,6 +28,8 @@ class AttemptFigures(Model):
     rollout_id: str
     attempt_id: str
     verdict: Verdict
+    final: bool = True
+    """Whether the verdict is to stay: not while the attempt runs and, where something is missing, not within SETTLED_SECONDS of its end."""
     reward: float | None = None
     """The last primary one."""
     rewards: dict[str, float] = Field(default_factory=dict[str, float])
@@ -66,8 +69,8 @@ class Curve:
     points: list[CurvePoint]
 
 
-def attempt_figures(table: Table, attempts: Sequence[Attempt]) -> list[AttemptFigures]:
-    """The table of sql/figures.sql as figures of these attempts."""
+def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> list[AttemptFigures]:
+    """The table of sql/figures.sql as figures of these attempts, at `now` (Unix seconds)."""
     facts = ReadFacts.of(table)
     rewards = rewards_of(reward_rows(table))
     sums = table.group_by(["RolloutId", "AttemptId"]).aggregate(
@@ -79,10 +82,12 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt]) -> list[AttemptFi
         key = (attempt.rollout_id, attempt.attempt_id)
         own, row = rewards.get(key, []), counts.get(key, {})
         primary = [reward.value for reward in own if reward.index == 0 and math.isfinite(reward.value)]
+        verdict = decide(attempt_facts(facts, attempt))
         figures = AttemptFigures(
             rollout_id=attempt.rollout_id,
             attempt_id=attempt.attempt_id,
-            verdict=decide(attempt_facts(facts, attempt)),
+            verdict=verdict,
+            final=is_final(verdict, attempt, now),
             reward=primary[-1] if primary else None,
             rewards={reward.name or str(reward.index): reward.value for reward in own if math.isfinite(reward.value)},
             spans=row.get("IsSpan_sum", 0),
@@ -93,6 +98,13 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt]) -> list[AttemptFi
         )
         found.append(figures)
     return found
+
+
+def is_final(verdict: Verdict, attempt: Attempt, now: float) -> bool:
+    """Whether a verdict that is read at `now` is to stay."""
+    if attempt.end_time is None:
+        return False
+    return verdict.kind != "incomplete" or now - attempt.end_time > SETTLED_SECONDS
 
 
 def curve_of(members: RunMembers, table: Table, finished: frozenset[str]) -> Curve:

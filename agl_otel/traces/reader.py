@@ -264,11 +264,25 @@ class TraceReader:
         return await asyncio.to_thread(made_of, body) if len(body) > LARGE_BYTES else made_of(body)
 
     async def figures(self, attempts: Sequence[Attempt]) -> list[AttemptFigures]:
-        """Verdict, reward and sizes of these attempts, in their order, without reading tokens or texts."""
+        """Verdict, reward and sizes of these attempts, in their order, without reading tokens or texts.
+
+        Where one that has just ended is incomplete, all are read again behind a barrier: a collector may hold its last spans.
+        """
         ids = sorted({attempt.rollout_id for attempt in attempts})
         if not ids:
             return []
-        return attempt_figures(await self.arrow(named_query("figures"), params=_params("figures", ids)), attempts)
+
+        async def read() -> list[AttemptFigures]:
+            return attempt_figures(await self.arrow(named_query("figures"), params=_params("figures", ids)), attempts, time.time())
+
+        found = await read()
+        if any(not each.final and attempt.end_time is not None for each, attempt in zip(found, attempts, strict=True)):
+            try:
+                await self.barrier()
+            except UnavailableError as error:
+                _log.warning("figures are read without what the collectors acked last: %s", error)
+            found = await read()
+        return found
 
     async def outputs(self, attempts: Sequence[Attempt], *, limit: int) -> dict[tuple[str, str], str]:
         """{(rollout, attempt): the last reply of a model in it (OUTPUT_MESSAGES, JSON), its first `limit` bytes}, where there is one."""

@@ -199,7 +199,7 @@ def _judge_counted(name: str, seen: MarkerFacts, expected: int | None, found: _F
         missing = expected - seen.spans
         found.lost(missing, f"{name}: {missing} of {expected} spans are missing")
     elif seen.spans > expected:
-        found.lost(0, f"{name}: {seen.spans} spans are stored, and it says that it ended {expected}: its last seal is missing")
+        found.lost(0, f"{name}: {seen.spans} spans are stored, and only {expected} of it were counted: its last seal is missing")
     if seen.dropped and journal and seen.spans == expected:  # its exporter gave up none
         found.lost(0, f"{name}: its journal could not be written, or has gaps: calls may be missing")
     elif seen.dropped:

@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from agl_otel import semconv
 from agl_otel.columns import Traces
 from agl_otel.errors import UnavailableError
 from agl_otel.settings import free_port, free_ports
+from agl_otel.traces.figures import SETTLED_SECONDS
 from agl_otel.traces.migrate import migrations
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.reader import AGENT_NAME, TraceReader
@@ -278,6 +281,32 @@ async def test_a_seal_that_is_not_the_last_proves_a_process_that_sent_it_when_th
         traces = await reader.traces([rollout()], [known], deadline_seconds=0)
         figures = await reader.figures([known])
         assert (traces.verdicts["ro-1", "at-1"].kind, figures[0].verdict.kind) == (kind, kind)
+
+
+async def test_figures_of_an_attempt_that_has_just_ended_are_read_behind_a_barrier(engine: TraceStore, reader: TraceReader) -> None:
+    barriers = 0
+
+    async def barrier(_: web.Request) -> web.Response:
+        """A collector that holds the last span until somebody waits for it."""
+        nonlocal barriers
+        barriers += 1
+        insert(engine, row(2, attributes={P: "p"}))
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_post("/barrier", barrier)
+    insert(engine, row(1, attributes={P: "p"}))
+    now = time.time()
+    ended = {since: attempt({"p": 2}).model_copy(update={"end_time": now - since}) for since in (0.0, 10 * SETTLED_SECONDS)}
+    async with TestServer(app) as collector:
+        reader.collectors = (str(collector.make_url("")).rstrip("/"),)
+        (running,) = await reader.figures([attempt({"p": 2}).model_copy(update={"end_time": None})])
+        (old,) = await reader.figures([ended[10 * SETTLED_SECONDS]])
+        assert (running.verdict.kind, running.final, old.verdict.kind, old.final, barriers) == ("incomplete", False, "incomplete", True, 0)
+        (fresh,) = await reader.figures([ended[0.0]])
+        assert (fresh.verdict.kind, fresh.final, fresh.spans, barriers) == ("complete", True, 2, 1)
+        (lost,) = await reader.figures([ended[0.0].model_copy(update={"seals": {"p": 3}})])
+        assert (lost.verdict.kind, lost.verdict.missing, lost.final) == ("incomplete", 1, False)
 
 
 async def test_a_duplicate_row_changes_nothing_that_pins_a_reading(engine: TraceStore, reader: TraceReader) -> None:
