@@ -131,10 +131,17 @@ class Settings(BaseSettings):
     """Whether the collector takes OTLP metrics; without, it answers UNIMPLEMENTED (HTTP 501). The Python collector only: the Go one takes
     them by its configuration."""
     max_message_bytes: int = Field(default=64 << 20, ge=1024, le=1 << 30)
-    """The largest OTLP request that is taken, in bytes after decompression (the Python collector only; the Go one takes 64 MiB)."""
+    """The largest OTLP request that is taken, in bytes after decompression."""
     max_span_attributes: int = Field(default=4096, ge=1)
     """A span with more attributes is refused, with its reason in the partial success (the Python collector only; the Go one has no such
     bound)."""
+    max_span_tokens: int = Field(default=1 << 21, ge=1024)
+    """A span with a longer list of token ids or log-probs is refused likewise. The default is twice the longest context (2**20 tokens) of
+    models that people serve themselves."""
+    max_expanded_bytes: int = Field(default=256 << 20, ge=1 << 20)
+    """How large the rows of one OTLP request may be, about, in bytes: each span, log record or data point is stored with its whole resource
+    and scope, which a request holds once. A request beyond it is refused (HTTP 400, INVALID_ARGUMENT). The default has room for 8,192 spans
+    (a batch of the OpenTelemetry Collector) with a resource of 20 KiB, or for 512 (an SDK's) with one of 400 KiB; most take some KiB."""
     max_in_flight_bytes: int = Field(default=256 << 20, ge=1024)
     """OTLP requests that may wait for the disk together, in bytes; beyond it clients are told to send again (UNAVAILABLE, HTTP 503).
     The Python collector only; the Go one bounds its memory by its configuration."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from agl_otel.collector.journal import Request
 from agl_otel.framed import DAMAGED, sync_folder, write_private
+
+NAMED: Final = 5
 
 
 def keep(folder: Path, position: int, request: Request, reason: str) -> Path:
@@ -26,6 +28,27 @@ def keep(folder: Path, position: int, request: Request, reason: str) -> Path:
     write_private(stem.with_suffix(".otlp"), request.raw)
     sync_folder(folder)  # soon the log forgets it
     return stem.with_suffix(".otlp")
+
+
+class Kept(NamedTuple):
+    """Requests that are kept aside."""
+
+    requests: int
+    latest: list[dict[str, Any]]
+    """Of the last NAMED of them, the latest first: file, reason, signal, received_ms, rollouts."""
+
+
+def kept(folder: Path) -> Kept:
+    """What `keep` has written and nothing has removed since."""
+    found = sorted(folder.glob("*.otlp"), key=_received_ms, reverse=True)
+    return Kept(len(found), [{"file": str(path), **_about(path)} for path in found[:NAMED]])
+
+
+def _about(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.with_suffix(".json").read_text())
+    except (OSError, ValueError):
+        return {"reason": "not known"}
 
 
 def forget(refused: Path, log: Path, rollout_ids: Collection[str]) -> int:

@@ -18,13 +18,15 @@ from typing import Final
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agl_otel import semconv
 from agl_otel.adapters.otlp_masking import Masker
-from agl_otel.collector import crowded, faults
+from agl_otel.collector import crowded, expansion, faults
 from agl_otel.collector.commit import GroupCommit
+from agl_otel.collector.decode import TOKEN_COLUMNS
 from agl_otel.collector.disk import DiskBudget
+from agl_otel.collector.expansion import MESSAGES, Parsed
 from agl_otel.collector.heads import Heads
 from agl_otel.collector.heartbeat import Heartbeats
 from agl_otel.collector.identify import GIVEN, Identity, bind, identify_logs, identify_spans, learn
@@ -41,15 +43,10 @@ from agl_otel.collector.write import Writer
 from agl_otel.errors import DataError, UnavailableError
 from agl_otel.ingest import TRUSTED, Sender
 
-_Parsed = ExportTraceServiceRequest | ExportLogsServiceRequest | ExportMetricsServiceRequest
-_MESSAGES: Final[dict[Signal, type[_Parsed]]] = {
-    "traces": ExportTraceServiceRequest,
-    "logs": ExportLogsServiceRequest,
-    "metrics": ExportMetricsServiceRequest,
-}
 METADATA: Final = frozenset({semconv.HEADER_ROLLOUT_ID, semconv.HEADER_ATTEMPT_ID, semconv.HEADER_ACK})
 """What transports hand on of a request's headers: of several of one name the first, as the Go collector has it."""
 TOO_MANY_ATTRIBUTES: Final = "more attributes than AGL_MAX_SPAN_ATTRIBUTES"
+TOO_MANY_TOKENS: Final = "more token ids or log-probs in a list than AGL_MAX_SPAN_TOKENS"
 _NOT_SPANS: Final = frozenset({semconv.SPAN_ATTEMPT, semconv.SPAN_SEAL})  # a heartbeat, but not what makes an attempt running
 
 
@@ -62,6 +59,8 @@ class Intake:
         disk: says when the log is full.
         in_flight: bounds what waits for the disk.
         max_span_attributes: a span with more is refused.
+        max_span_tokens: so is one with a longer list of token ids or log-probs.
+        max_expanded_bytes: a request whose rows take more is refused (expansion.py).
         unidentified: what becomes of spans and records that nothing identifies (policy.py).
         accepted: is given every request that is on disk, once and without a wait (forward.py).
         masker: takes out what may not be kept (masking.py), before the log and `accepted`.
@@ -78,6 +77,8 @@ class Intake:
         disk: DiskBudget,
         in_flight: InFlight,
         max_span_attributes: int = 1 << 30,
+        max_span_tokens: int = 1 << 30,
+        max_expanded_bytes: int = 1 << 40,
         unidentified: Policy = "keep",
         accepted: Callable[[Signal, bytes], None] | None = None,
         masker: Masker | None = None,
@@ -89,6 +90,8 @@ class Intake:
         self._disk = disk
         self._in_flight = in_flight
         self._max_span_attributes = max_span_attributes
+        self._max_span_tokens = max_span_tokens
+        self._max_expanded_bytes = max_expanded_bytes
         self._unidentified: Policy = unidentified
         self._accepted = accepted
         self._masker = masker
@@ -139,6 +142,7 @@ class Intake:
     async def _log(self, signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender, key: str) -> Outcome:
         now = self._clock()
         parsed, raw, unreadable = self._parse(signal, raw)
+        expanded = self._expanded(parsed, raw)
         identities, spans = self._identify(parsed, raw, metadata, sender, now)
         if isinstance(parsed, ExportMetricsServiceRequest) and sender.is_agent:
             identities, raw = hold_points(parsed, raw, identities, sender)
@@ -164,7 +168,7 @@ class Intake:
             if dropped and self._accepted is not None:  # nobody's here, but whoever gets the copy may want it
                 self._accepted(signal, raw)
             return Outcome(rejected, message)
-        request = Request(signal, int(now * 1000), identities, raw, key, unreadable)
+        request = Request(signal, int(now * 1000), identities, raw, key, unreadable, expanded)
         future = self._commit.append(REQUEST, pack_request(request))
         future.add_done_callback(functools.partial(self._logged, request))  # in log order, even where the client has gone
         place = await future
@@ -173,9 +177,9 @@ class Intake:
             self._heartbeats.add(rollout_id, attempt_id, count, now)
         return Outcome(rejected, message, place.position)
 
-    def _parse(self, signal: Signal, raw: bytes) -> tuple[_Parsed, bytes, int]:
+    def _parse(self, signal: Signal, raw: bytes) -> tuple[Parsed, bytes, int]:
         """The request, its bytes, and how much of it was taken out of them because it cannot be read. Raises DataError."""
-        message = _MESSAGES[signal]
+        message = MESSAGES[signal]
         try:
             crowded.check(raw)
         except DataError:
@@ -191,8 +195,15 @@ class Intake:
             self.counts["invalid"] += 1
             raise DataError(f"this is no OTLP {signal} request: {error}") from None
 
+    def _expanded(self, request: Parsed, raw: bytes) -> int:
+        try:
+            return expansion.check(request, len(raw), self._max_expanded_bytes)
+        except DataError:
+            self.counts["invalid"] += 1
+            raise
+
     def _identify(
-        self, request: _Parsed, raw: bytes, metadata: Mapping[str, str], sender: Sender, now: float
+        self, request: Parsed, raw: bytes, metadata: Mapping[str, str], sender: Sender, now: float
     ) -> tuple[list[Identity], Counter[tuple[str, str]]]:
         """The identities, and how many spans were heard of each attempt (attempt spans and seals count 0)."""
         heard: Counter[tuple[str, str]] = Counter()
@@ -215,6 +226,10 @@ class Intake:
             for index, span in enumerate(heads.spans):
                 if len(span.attributes) > self._max_span_attributes:
                     identities[index] = Identity(reason=TOO_MANY_ATTRIBUTES)
+        if len(raw) > 2 * self._max_span_tokens:
+            for index, span in enumerate(heads.spans):
+                if span.ByteSize() > 2 * self._max_span_tokens and _longest_list(span) > self._max_span_tokens:
+                    identities[index] = Identity(reason=TOO_MANY_TOKENS)
         learn(request, identities, self.memory, now=time.monotonic(), heads=heads, by_key=sender.bound is not None)
         start = 0
         for identity, run in groupby(identities):
@@ -238,6 +253,11 @@ class Intake:
             self._recent.forget(key)
         else:
             self._recent.settle(key, task.result())
+
+
+def _longest_list(span: Span) -> int:
+    """Of token ids or log-probs."""
+    return max((len(each.value.array_value.values) for each in span.attributes if each.key in TOKEN_COLUMNS), default=0)
 
 
 def _key(signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender) -> str:

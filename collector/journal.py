@@ -52,6 +52,8 @@ class Request:
     """What tells a resend of it (intake.py)."""
     unreadable: int = 0
     """How many spans, records or points were taken out at receipt (unreadable.py)."""
+    expanded: int = 0
+    """How large its rows are, about, in bytes (expansion.py); 0: not known."""
 
     @property
     def rows(self) -> int:
@@ -98,7 +100,7 @@ def pack_request(request: Request) -> bytes:
     for ids, run in groupby((i.rollout_id, i.attempt_id, i.reason) for i in request.identities):
         runs.append((table.setdefault(ids, len(table)), sum(1 for _ in run)))
     explicit = [(index, i.sequence) for index, i in enumerate(request.identities) if i.sequence is not None]
-    about = [request.signal, request.received_ms, request.key, request.unreadable, list(table), runs, explicit]
+    about = [request.signal, request.received_ms, request.key, request.unreadable, list(table), runs, explicit, request.expanded]
     head = json.dumps(about, separators=(",", ":")).encode()
     return b"".join((_SIZE.pack(len(head)), head, request.raw))
 
@@ -107,11 +109,11 @@ def unpack_request(payload: bytes) -> Request:
     """The inverse of pack_request."""
     (size,) = _SIZE.unpack_from(payload)
     start = _SIZE.size + size
-    signal, received_ms, key, unreadable, table, runs, explicit = json.loads(payload[_SIZE.size : start])
+    signal, received_ms, key, unreadable, table, runs, explicit, *more = json.loads(payload[_SIZE.size : start])
     identities = [Identity(table[n][0], table[n][1], None, table[n][2]) for n, count in runs for _ in range(count)]
     for index, sequence in explicit:
         identities[index] = identities[index]._replace(sequence=sequence)
-    return Request(signal, received_ms, identities, payload[start:], key, unreadable)
+    return Request(signal, received_ms, identities, payload[start:], key, unreadable, *more)
 
 
 def pack_batch(batch: Batch) -> bytes:

@@ -25,7 +25,8 @@ from agl_otel.collector.identify import Identity
 from agl_otel.collector.values import REPEATED, doubles, int_array, int_arrays, is_whole, to_map
 from agl_otel.varint import varint
 
-MAX_RESOURCES: Final = 4096  # prepared ones that are remembered
+MAX_RESOURCES: Final = 4096  # prepared ones that are remembered, unless they are longer than
+REMEMBERED_BYTES: Final = 16 << 10
 _TOKEN_KEYS: Final = tuple(key.encode() for key in TOKEN_COLUMNS)
 _LARGE: Final = re.compile(rb"!(?<=[\n\x12]\t!).{7}[\x44-\x7f\xc4-\xff]", re.DOTALL)
 """A double of 2**65 or more, or one that is not finite, as the value of an attribute or in a list; or what happens to look like one."""
@@ -148,14 +149,20 @@ def _leave_out(span: plain.Span) -> int:
     return position
 
 
-@lru_cache(MAX_RESOURCES)
 def prepared(resource: bytes) -> tuple[bytes, int]:
     """The attribute texts and types of a serialised Resource, as otlp_rows.proto's Prepared; and how many keys were given again."""
+    return _remembered(resource) if len(resource) <= REMEMBERED_BYTES else _prepare(resource)
+
+
+def _prepare(resource: bytes) -> tuple[bytes, int]:
     types: dict[str, str] = {}
     counts: Counter[str] = Counter()
     texts = to_map(Resource.FromString(resource).attributes, types, "resource:", counts=counts)
     pairs = [[plain.Pair(key=key, value=value) for key, value in part.items()] for part in (texts, types)]
     return plain.Prepared(attributes=pairs[0], types=pairs[1]).SerializeToString(), counts[REPEATED]
+
+
+_remembered = lru_cache(MAX_RESOURCES)(_prepare)
 
 
 def _take_tokens(spans: Sequence[plain.Span]) -> list[int]:

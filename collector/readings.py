@@ -96,7 +96,7 @@ COUNTERS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
     ("batches", "{batch}", "inserts", _one(lambda p: p.writer.batches)),
     ("inserted", "{row}", "rows that are visible to queries", _one(lambda p: p.store.counts["rows"])),
     ("recovered", "{row}", "of them, those that a batch in doubt still missed", _one(lambda p: p.store.counts["recovered"])),
-    ("kept_aside", "{request}", "requests that ClickHouse refuses, kept in refused/", _one(lambda p: p.store.counts["refused"])),
+    ("kept_aside", "{request}", "requests that cannot be stored, kept in refused/", _one(lambda p: p.store.counts["refused"])),
     (
         "repeated_keys",
         "{key}",

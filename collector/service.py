@@ -123,6 +123,8 @@ class Collector:
             disk=self._disk,
             in_flight=in_flight,
             max_span_attributes=settings.max_span_attributes,
+            max_span_tokens=settings.max_span_tokens,
+            max_expanded_bytes=settings.max_expanded_bytes,
             unidentified=settings.unidentified,
             accepted=forwarder.offer if forwarder is not None else None,
             masker=self._masker,
@@ -223,13 +225,14 @@ class Collector:
         }
 
     def status(self) -> dict[str, Any]:
-        """What GET /status answers: every metric, and how the disk is."""
+        """What GET /status answers: every metric, how the disk is, and what is kept aside."""
         level, message = self._look_at_disk()
         return {
             "service": "collector",
             "version": __version__,
             "uptime_seconds": round(time.time() - self._started_at, 3),
             "disk": {"level": level, "message": message},
+            "kept_aside": self._store.kept_aside()._asdict(),
             "metrics": self._telemetry.snapshot(),
         }
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
 from agl_otel.collector import aside, faults
 from agl_otel.collector.decode import LOG_COLUMNS, TRACE_COLUMNS, log_rows, span_rows
-from agl_otel.collector.journal import Batch, Member, assign
+from agl_otel.collector.expansion import size_of
+from agl_otel.collector.journal import Batch, Member, Request, assign
 from agl_otel.collector.metrics import COLUMNS as METRIC_COLUMNS
 from agl_otel.collector.metrics import TABLES as METRIC_TABLES
-from agl_otel.collector.metrics import metric_rows
+from agl_otel.collector.metrics import kinds_of, metric_rows
 from agl_otel.collector.raw import Packed, pack
 from agl_otel.collector.stored import find_stored
 from agl_otel.collector.tries import Tries
@@ -32,12 +35,14 @@ TABLES: Final = {
 }
 """{kind of row: (table, columns)}."""
 FAST_FROM_SPANS: Final = 400  # ClickHouse analyses its view at each insert: below this many spans that costs more than it saves
+FAST_FROM_BYTES: Final = 8 << 20  # of rows (expansion.py): from here on few spans, too, cost more to build here
 FAST: Final = "fast"
 """The part of a batch that ClickHouse builds; the other parts are kinds of rows, from one log position to another."""
 STORED: Final = (
     "BatchId = {batch:UInt64} AND ReceivedAt BETWEEN fromUnixTimestamp64Milli({first:Int64}) AND fromUnixTimestamp64Milli({last:Int64})"
 )
 """Rows of a batch. When they were received is what ClickHouse knows of each part by heart: of the others it opens nothing."""
+PIECE_BYTES: Final = 8 << 20  # of rows, where a start has died on a batch
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
@@ -57,6 +62,20 @@ class _Spans(NamedTuple):
     @property
     def positions(self) -> range:
         return range(self.first, self.first + len(self.numbers))
+
+
+def _pieces(request: Request, spans: _Spans) -> list[range]:
+    """The positions of its spans, in ranges whose rows take about PIECE_BYTES."""
+    each = max(1, len(request.identities) * PIECE_BYTES // size_of(request))
+    return [spans.positions[start : start + each] for start in range(0, len(spans.positions), each)]
+
+
+def _rows_by_kind(request: Request) -> Mapping[str, int]:
+    """How many rows of each kind a request becomes; spans are placed otherwise."""
+    if request.signal == "metrics":
+        kinds = kinds_of(ExportMetricsServiceRequest.FromString(request.raw))
+        return Counter(kind for kind, identity in zip(kinds, request.identities, strict=True) if kind is not None and not identity.reason)
+    return {request.signal: request.rows}
 
 
 def _received(members: Sequence[Member]) -> dict[str, object]:
@@ -118,7 +137,10 @@ class BatchStore:
         spans = _place(batch, members)
         left: frozenset[int] | None = None
         doubt = in_doubt
-        if sum(len(each.numbers) for each in spans.values()) >= self._fast_from and not self._tries.built_here:
+        large = sum(len(each.numbers) for each in spans.values()) >= self._fast_from or (
+            sum(request.expanded for position, request in members if position in spans) >= FAST_FROM_BYTES
+        )
+        if spans and large and not self._tries.built_here:
             left = _again_in_doubt(lambda: self._store_fast(batch, members, spans, in_doubt=in_doubt), in_doubt)
             doubt = in_doubt or left is None
         built: dict[str, list[_Rows]] = {}
@@ -132,9 +154,37 @@ class BatchStore:
             _again_in_doubt(lambda kind=kind: self._insert(batch, kind, built[kind], in_doubt=doubt), doubt)
         self.counts.update(counts)
         if in_doubt and spans:
-            for name in REFILLS:  # a view can fail after its source was written
-                self._engine.command(named_query(name), {"batch": batch.batch_id})
+            self.refill(batch)
         faults.reach("inserted")
+
+    def store_alone(self, batch: Batch, members: Sequence[Member], position: int) -> None:
+        """Insert what is missing of one request of a batch in doubt, spans in pieces of PIECE_BYTES. Raises ClickHouseError.
+
+        Pieces have tokens of their own: an insert of the whole batch that a server still runs would store their rows a second time.
+        """
+        self._tries.begin(batch.batch_id)
+        self._received = _received(members)
+        counts: Counter[str] = Counter()
+        spans = _place(batch, members).get(position)
+        first: Counter[str] = Counter()
+        for member in members:
+            if member[0] == position:
+                for piece in _pieces(member[1], spans) if spans else [None]:
+                    for kind, rows in self._build(batch, member, spans, piece, first, counts).items():
+                        if rows.rows:
+                            self._insert_again(batch, kind, rows)
+                break
+            first.update(_rows_by_kind(member[1]))
+        self.counts.update(counts)
+
+    def _insert_again(self, batch: Batch, kind: str, rows: _Rows) -> None:
+        part = f"{kind}-{rows.member[0]}-from-{rows.positions[0]}"
+        _again_in_doubt(lambda: self._insert(batch, kind, [rows], in_doubt=True, part=part), in_doubt=True)
+
+    def refill(self, batch: Batch) -> None:
+        """Let the views have what they miss of a batch: one can fail after its source was written. Raises ClickHouseError."""
+        for name in REFILLS:
+            self._engine.command(named_query(name), {"batch": batch.batch_id})
 
     def find(self, members: Sequence[Member]) -> dict[int, list[int]]:
         """Which rows of these requests are stored, whatever batch took them (stored.py). Raises ClickHouseError."""
@@ -172,19 +222,19 @@ class BatchStore:
         self.counts["rows"] += rows
         self.counts["recovered"] += rows if in_doubt else 0
 
-    def _insert(self, batch: Batch, kind: str, parts: list[_Rows], *, in_doubt: bool) -> None:
+    def _insert(self, batch: Batch, kind: str, parts: list[_Rows], *, in_doubt: bool, part: str = "") -> None:
         table, columns = TABLES[kind]
         rows = _without(parts, self._stored(batch, table) if in_doubt else frozenset())
         if not rows:
             return
-        part = f"{kind}-{parts[0].member[0]}-{parts[-1].member[0]}"
+        part = part or f"{kind}-{parts[0].member[0]}-{parts[-1].member[0]}"
         try:
             self._engine.insert(table, columns, "\n".join(rows).encode(), token=self._tries.token(part))
         except ClickHouseError as error:
             if not error.about_the_data:
                 raise
             if len(parts) == 1:
-                self._keep_aside(parts[0].member, error)
+                self.keep_aside(parts[0].member, str(error))
                 return
             half = len(parts) // 2
             self._insert(batch, kind, parts[:half], in_doubt=True)
@@ -204,7 +254,7 @@ class BatchStore:
         batch: Batch,
         member: Member,
         spans: _Spans | None,
-        left: frozenset[int] | None,
+        left: Container[int] | None,
         first: Mapping[str, int],
         counts: Counter[str],
     ) -> dict[str, _Rows]:
@@ -224,7 +274,7 @@ class BatchStore:
                 found = metric_rows(request.raw, request.identities, **where, first=first)
             return {kind: _Rows(member, range(start := first.get(kind, 0), start + len(rows)), rows) for kind, rows in found.items()}
         except Exception as error:  # noqa: BLE001 - the boundary: one request that cannot be decoded must not stop all others
-            self._keep_aside(member, error)
+            self.keep_aside(member, str(error))
             return {}
 
     def forget_aside(self, log: Path, rollout_ids: Collection[str]) -> int:
@@ -235,11 +285,16 @@ class BatchStore:
         """Remove what was kept aside before a time (Unix seconds); how many files."""
         return aside.expire(self._refused_dir, log, before)
 
-    def _keep_aside(self, member: Member, error: Exception) -> None:
+    def keep_aside(self, member: Member, reason: str) -> None:
+        """Keep a request for a person to look at, instead of its rows that are not stored."""
         position, request = member
-        kept = aside.keep(self._refused_dir, position, request, str(error))
+        kept = aside.keep(self._refused_dir, position, request, reason)
         self.counts["refused"] += 1
-        _logger.error("a request of %d rows cannot be stored; it is kept aside as %s: %s", request.rows, kept, error)
+        _logger.error("a request of %d rows cannot be stored; it is kept aside as %s: %s", request.rows, kept, reason)
+
+    def kept_aside(self) -> aside.Kept:
+        """What is kept aside by now."""
+        return aside.kept(self._refused_dir)
 
 
 class _NotKeptError(ClickHouseError):

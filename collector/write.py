@@ -33,6 +33,7 @@ from agl_otel.collector.journal import (
     unpack_request,
     without_stored,
 )
+from agl_otel.collector.recovery import Recovery
 from agl_otel.collector.resends import ResendJournal
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.telemetry import Stopwatch
@@ -42,6 +43,7 @@ from agl_otel.traces.engine import ClickHouseError
 
 MAX_BATCH_ROWS: Final = 20_000
 MAX_BATCH_BYTES: Final = 32 << 20
+MAX_BATCH_EXPANDED: Final = 128 << 20  # bytes of rows (expansion.py); a request that has more goes alone
 MAX_HELD_BYTES: Final = 128 << 20  # of requests that wait to be written; beyond it they are read back from the log
 GATHER_SECONDS: Final = 0.02  # from the first row to the insert: what belongs together comes together, and an agent's start has the CPU
 LINGER_SECONDS: Final = 0.9  # between two inserts while nobody waits for one: each costs 20 to 50 ms of CPU, however few its rows
@@ -66,6 +68,7 @@ class _Waiting(NamedTuple):
     request: Request | None  # None: to be read back
     size: int
     rows: int
+    expanded: int
 
 
 class Writer:
@@ -83,6 +86,7 @@ class Writer:
         on_stored: Callable[[Sequence[int], float, float], None] | None = None,
     ) -> None:
         self._store = store
+        self._recovery = Recovery(store, commit.directory)
         self._commit = commit
         self._numbers = numbers
         self._read = read
@@ -109,7 +113,7 @@ class Writer:
         self.trouble = ""
         """Why nothing is written at the moment; empty while all is well."""
         for position, request in leftover.unwritten:
-            self._push(_Waiting(position, None, request, len(request.raw), request.rows))
+            self._push(_Waiting(position, None, request, len(request.raw), request.rows, request.expanded))
         if self._in_doubt:
             batch, members = self._in_doubt[-1]
             self.accepted = max(self.accepted, members[-1][0] if batch is None else batch.last)
@@ -129,7 +133,7 @@ class Writer:
     def add(self, place: Place, request: Request) -> None:
         """Take a request that is on disk in the log."""
         held = request if self._held < MAX_HELD_BYTES else None
-        self._push(_Waiting(place.position, place, held, place.length, request.rows))
+        self._push(_Waiting(place.position, place, held, place.length, request.rows, request.expanded))
 
     def _push(self, item: _Waiting) -> None:
         self._waiting.append(item)
@@ -249,15 +253,12 @@ class Writer:
             await self._wake.wait()
         await self._linger()
         members: list[Member] = []
-        rows = size = 0
+        room = _Room()
         last = -1
-        while self._waiting and (
-            not members or (rows + self._waiting[0].rows <= MAX_BATCH_ROWS and size + self._waiting[0].size <= MAX_BATCH_BYTES)
-        ):
+        while self._waiting and room.takes(self._waiting[0].rows, self._waiting[0].size, self._waiting[0].expanded):
             item = self._waiting.popleft()
             last = item.position
             self._rows -= item.rows
-            rows, size = rows + item.rows, size + item.size
             if item.request is not None:
                 self._held -= item.size
             request = item.request or await self._read_back(item)
@@ -303,14 +304,17 @@ class Writer:
         return {rollout_id: number for (rollout_id, count, _), number in zip(wanted, first, strict=True) if count}
 
     async def _insert(self, batch: Batch, members: Sequence[Member], *, in_doubt: bool) -> None:
-        doubt = in_doubt
+        doubt = recovering = in_doubt
         watch = Stopwatch()
 
         async def attempt() -> None:
             nonlocal doubt, watch
             watch = Stopwatch()
             before, doubt = doubt, True  # whatever happens to this try, the next one asks first
-            await self._in_thread(lambda: self._store.store(batch, members, in_doubt=before))
+            if recovering:
+                await self._in_thread(lambda: self._recovery.store(batch, members))
+            else:
+                await self._in_thread(lambda: self._store.store(batch, members, in_doubt=before))
 
         await self._until_it_works("ClickHouse", attempt)
         if self._on_stored is not None:
@@ -367,15 +371,29 @@ class Writer:
         return self._batch_id
 
 
+class _Room:
+    """What a batch may hold: the first request whatever it is, others while all of them stay within the bounds."""
+
+    def __init__(self) -> None:
+        self._held = (0, 0, 0)
+
+    def takes(self, rows: int, size: int, expanded: int) -> bool:
+        held = (self._held[0] + rows, self._held[1] + size, self._held[2] + expanded)
+        if any(self._held) and (held[0] > MAX_BATCH_ROWS or held[1] > MAX_BATCH_BYTES or held[2] > MAX_BATCH_EXPANDED):
+            return False
+        self._held = held
+        return True
+
+
 def _in_batches(members: Sequence[Member]) -> Iterator[list[Member]]:
     some: list[Member] = []
-    rows = 0
+    room = _Room()
     for member in members:
-        if some and rows + member[1].rows > MAX_BATCH_ROWS:
+        if not room.takes(member[1].rows, len(member[1].raw), member[1].expanded):
             yield some
-            some, rows = [], 0
+            some, room = [], _Room()
+            room.takes(member[1].rows, len(member[1].raw), member[1].expanded)
         some.append(member)
-        rows += member[1].rows
     yield some
 
 

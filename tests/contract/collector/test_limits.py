@@ -139,3 +139,28 @@ async def test_what_a_stalled_client_only_announces_turns_nobody_away(own_stack:
     for _, writer in stalled:
         writer.close()
         await writer.wait_closed()
+
+
+async def test_a_request_whose_rows_would_be_too_large_is_refused_and_others_are_taken(own_stack: Stack) -> None:
+    own_stack.settings.max_expanded_bytes = 1 << 20
+    await own_stack.start_queue()
+    await own_stack.start_collector()
+    wide = {semconv.ROLLOUT_ID: "ro-1", "pad": "x" * 50_000}
+    status, message, _ = await refusal(own_stack, request_of([span() for _ in range(50)], wide).SerializeToString())
+    assert (status, "AGL_MAX_EXPANDED_BYTES" in message) == (400, True)
+    failure = await grpc_refusal(own_stack, request_of([span() for _ in range(50)], wide).SerializeToString())
+    assert failure.code() == grpc.StatusCode.INVALID_ARGUMENT
+    await post_spans(own_stack, request_of([span() for _ in range(10)], wide), ack="stored")
+    async with own_stack.reader() as reader:
+        assert len(await reader.spans(["ro-1"])) == 10
+
+
+async def test_a_span_with_too_many_token_ids_is_refused_alone(own_stack: Stack) -> None:
+    own_stack.settings.max_span_tokens = 1024
+    await own_stack.start_queue()
+    await own_stack.start_collector()
+    longest, longer = (span("call", {semconv.LLM_PROMPT_TOKEN_IDS: [7] * count}) for count in (1024, 1025))
+    answer = await post_spans(own_stack, request_of([longest, longer], {semconv.ROLLOUT_ID: "ro-1"}), ack="stored")
+    assert (answer.partial_success.rejected_spans, "AGL_MAX_SPAN_TOKENS" in answer.partial_success.error_message) == (1, True)
+    async with own_stack.reader() as reader:
+        assert len(await reader.spans(["ro-1"])) == 1

@@ -119,7 +119,7 @@ async def test_a_log_at_its_bound_refuses_until_there_is_room(tmp_path: Path) ->
     with pytest.raises(UnavailableError, match="all of its budget"):
         for number in range(1, 100):
             await parts.intake.take("traces", body(number), IDS)
-    assert parts.commit.bytes_held > 3000
+    assert parts.commit.bytes_held >= 3000
     await parts.close()
 
 

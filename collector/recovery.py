@@ -1,0 +1,107 @@
+"""Batches in doubt that end the collector each time they are tried: no crash loop, whatever a request does to ClickHouse or to it.
+
+Before a try the file trying.json in the log's folder names it; after it, whatever came of it, the file is mended. So a start that finds
+one was ended in the middle of a try, kill -9 and lack of memory alike. A batch on which a start has died is tried apart: each of its
+requests alone, a piece of its rows at a time. A request on which DEATHS starts have died alone is kept aside (aside.py) with its reason.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from agl_otel.collector.journal import Batch, Member
+from agl_otel.collector.store_batch import BatchStore
+from agl_otel.framed import write_private
+
+FILE: Final = "trying.json"
+DEATHS: Final = 2
+"""Of starts, while they tried a request alone: one may be somebody's kill -9."""
+_logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Try:
+    batch: int
+    apart: bool = False
+    """Whether its requests are tried alone."""
+    at: int | None = None
+    """Log position of the request that is tried alone at this moment."""
+    deaths: dict[str, int] = field(default_factory=dict[str, int])
+    """{log position: starts that died on it}."""
+    aside: list[int] = field(default_factory=list[int])
+    """Log positions of the requests that are kept aside."""
+
+
+class Recovery:
+    """Stores batches in doubt through `store`; `directory` is the log's. Runs in the writer's thread."""
+
+    def __init__(self, store: BatchStore, directory: Path) -> None:
+        self._store = store
+        self._path = directory / FILE
+        self._try = self._load()
+
+    def store(self, batch: Batch, members: Sequence[Member]) -> None:
+        """Insert what is missing of a batch. Raises ClickHouseError to be tried again."""
+        if self._try is None or self._try.batch != batch.batch_id:
+            self._try = _Try(batch.batch_id)
+        now = self._try
+        if now.apart:
+            _logger.warning("recovery: a start has died on batch %d: its %d requests are tried alone", batch.batch_id, len(members))
+            self._apart(batch, members, now)
+        else:
+            with self._noted(now):
+                self._store.store(batch, members, in_doubt=True)
+        self._try = None
+        self._path.unlink(missing_ok=True)
+
+    def _apart(self, batch: Batch, members: Sequence[Member], now: _Try) -> None:
+        for member in members:
+            position = member[0]
+            if position in now.aside:
+                continue
+            if (deaths := now.deaths.get(str(position), 0)) >= DEATHS:
+                self._store.keep_aside(member, f"{deaths} starts of the collector died while they stored it alone")
+                now.aside.append(position)
+                self._save(now)
+                continue
+            now.at = position
+            with self._noted(now):
+                self._store.store_alone(batch, members, position)
+        self._store.refill(batch)
+
+    @contextmanager
+    def _noted(self, now: _Try) -> Generator[None]:
+        """On disk for as long as the block runs: a start that finds it died in there."""
+        self._save(now)
+        try:
+            yield
+        finally:
+            now.at = None
+            if now.apart:
+                self._save(now)
+            else:
+                self._path.unlink(missing_ok=True)
+
+    def _save(self, now: _Try) -> None:
+        try:
+            write_private(new := self._path.with_suffix(".new"), json.dumps(asdict(now)).encode())
+            new.replace(self._path)
+        except OSError as error:  # it goes on without: a full disk must not stop what would make room
+            _logger.warning("recovery: %s cannot be written: %s", self._path, error)
+
+    def _load(self) -> _Try | None:
+        """What the start before this one left."""
+        try:
+            left = _Try(**json.loads(self._path.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+        if left.at is not None:
+            left.deaths[str(left.at)] = left.deaths.get(str(left.at), 0) + 1
+        left.apart, left.at = True, None
+        return left

@@ -1,0 +1,124 @@
+"""How large the rows of a request are is known from its bytes, and what is too large is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue, KeyValueList
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Gauge, Metric, NumberDataPoint, ResourceMetrics, ScopeMetrics
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+
+from agl_otel.collector.decode import log_rows, span_rows
+from agl_otel.collector.expansion import Parsed, check, size_of
+from agl_otel.collector.identify import Identity
+from agl_otel.collector.journal import Request
+from agl_otel.collector.metrics import metric_rows
+from agl_otel.errors import DataError
+
+KIB = 1 << 10
+LONG = [KeyValue(key="long", value=AnyValue(string_value="x" * 64 * KIB))]
+
+
+def spans(resource: Resource, count: int) -> ExportTraceServiceRequest:
+    parts = [ScopeSpans(spans=[Span(trace_id=b"t" * 16, span_id=b"s" * 8)] * count)]
+    return ExportTraceServiceRequest(resource_spans=[ResourceSpans(resource=resource, scope_spans=parts)])
+
+
+def logs(resource: Resource, scope: InstrumentationScope, count: int) -> ExportLogsServiceRequest:
+    parts = [ScopeLogs(scope=scope, log_records=[LogRecord()] * count)]
+    return ExportLogsServiceRequest(resource_logs=[ResourceLogs(resource=resource, scope_logs=parts)])
+
+
+def points(description: str, count: int) -> ExportMetricsServiceRequest:
+    metric = Metric(name="m", description=description, gauge=Gauge(data_points=[NumberDataPoint(as_int=1)] * count))
+    return ExportMetricsServiceRequest(resource_metrics=[ResourceMetrics(scope_metrics=[ScopeMetrics(metrics=[metric])])])
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        spans(Resource(attributes=LONG), 100),
+        ExportTraceServiceRequest(
+            resource_spans=[ResourceSpans(scope_spans=[ScopeSpans(scope=InstrumentationScope(name="n" * 64 * KIB), spans=[Span()] * 100)])]
+        ),
+        logs(Resource(attributes=LONG), InstrumentationScope(), 100),
+        logs(Resource(), InstrumentationScope(attributes=LONG), 100),
+        points("d" * 64 * KIB, 100),
+    ],
+    ids=["resource", "scope", "logs", "scope of logs", "description"],
+)
+def test_what_many_rows_share_counts_for_each_of_them(request_: Parsed) -> None:
+    size = request_.ByteSize()
+    assert size < 100 * KIB < 6 << 20 < check(request_, size, 1 << 30) < 7 << 20
+    with pytest.raises(DataError, match=r"AGL_MAX_EXPANDED_BYTES \(1048576\)"):
+        check(request_, size, 1 << 20)
+
+
+def test_a_large_request_that_shares_little_is_as_large_as_it_is() -> None:
+    request = spans(Resource(attributes=[KeyValue(key="service.name", value=AnyValue(string_value="agent"))]), 2)
+    for span in request.resource_spans[0].scope_spans[0].spans:
+        span.attributes.append(LONG[0])
+    assert 128 * KIB < check(request, request.ByteSize(), 1 << 20) < 129 * KIB
+
+
+VALUES = st.recursive(
+    st.one_of(
+        st.builds(AnyValue),
+        st.text(max_size=20).map(lambda text: AnyValue(string_value=text)),
+        st.integers(-(2**63), 2**63 - 1).map(lambda number: AnyValue(int_value=number)),
+        st.booleans().map(lambda truth: AnyValue(bool_value=truth)),
+        st.binary(max_size=20).map(lambda data: AnyValue(bytes_value=data)),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=20).map(lambda items: AnyValue(array_value=ArrayValue(values=items))),
+        st.dictionaries(st.text(max_size=3), inner, max_size=5).map(
+            lambda items: AnyValue(kvlist_value=KeyValueList(values=[KeyValue(key=key, value=value) for key, value in items.items()]))
+        ),
+    ),
+    max_leaves=40,
+)
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=3), VALUES, max_size=4))
+def test_no_resource_is_longer_in_a_row_than_is_thought(attributes: dict[str, AnyValue]) -> None:
+    """Without what a row has anyway."""
+    resource = Resource(attributes=[KeyValue(key=key, value=value) for key, value in attributes.items()])
+    several, few = spans(resource, 10), spans(Resource(), 10)
+    identities = [Identity("ro-1", "at-1")] * 10
+
+    def rows(request: ExportTraceServiceRequest) -> int:
+        made = span_rows(request.SerializeToString(), identities, iter(range(10)), received_ms=1, batch=1, first=0)
+        return sum(len(row.encode()) for row in made)
+
+    assert rows(several) - rows(few) <= 2 * check(several, several.ByteSize(), 1 << 30)
+
+
+def test_the_size_of_a_request_in_the_log_is_what_was_noted_or_is_found_out() -> None:
+    wide = spans(Resource(attributes=LONG), 100)
+    identities = [Identity("ro-1", "at-1")] * 100
+    request = Request("traces", 1, identities, wide.SerializeToString())
+    assert size_of(request) == check(wide, wide.ByteSize(), 1 << 30)
+    assert size_of(Request("traces", 1, identities, b"", expanded=7)) == 7
+    records, metric = logs(Resource(attributes=LONG), InstrumentationScope(), 9), points("d" * KIB, 9)
+    for request, each in (
+        (Request("logs", 1, [Identity()] * 9, records.SerializeToString()), records),
+        (Request("metrics", 1, [Identity()] * 9, metric.SerializeToString()), metric),
+    ):
+        assert size_of(request) == check(each, each.ByteSize(), 1 << 30)
+
+
+def test_logs_and_points_are_not_larger_than_is_thought_either() -> None:
+    records, metric = logs(Resource(attributes=LONG), InstrumentationScope(attributes=LONG), 20), points("d" * 64 * KIB, 20)
+    made = [
+        log_rows(records.SerializeToString(), [Identity()] * 20, received_ms=1, batch=1, first=0),
+        metric_rows(metric.SerializeToString(), [Identity()] * 20, received_ms=1, batch=1, first={})["gauge"],
+    ]
+    for rows, request in zip(made, (records, metric), strict=True):
+        fixed = 1000 * len(rows)  # the names of the columns
+        assert sum(map(len, rows)) <= check(request, request.ByteSize(), 1 << 30) + fixed
