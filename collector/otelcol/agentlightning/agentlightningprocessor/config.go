@@ -33,6 +33,8 @@ type Config struct {
 	MaxAge    time.Duration `mapstructure:"max_age"`
 	// MaxItemBytes: a larger span or log record is cut down to its name and times, and marked as invalid.
 	MaxItemBytes int `mapstructure:"max_item_bytes"`
+	// MaxExpandedBytes: a request whose rows would take more, each with its whole resource and scope, is refused.
+	MaxExpandedBytes int `mapstructure:"max_expanded_bytes"`
 
 	_ struct{}
 }
@@ -45,6 +47,8 @@ func createDefaultConfig() component.Config {
 		MaxSpans:     1_000_000,
 		MaxAge:       time.Hour,
 		MaxItemBytes: 32 << 20,
+
+		MaxExpandedBytes: 256 << 20,
 	}
 }
 
@@ -67,6 +71,7 @@ func (c *Config) Validate() error {
 		{"max_spans", int64(c.MaxSpans)},
 		{"max_age", int64(c.MaxAge)},
 		{"max_item_bytes", int64(c.MaxItemBytes)},
+		{"max_expanded_bytes", int64(c.MaxExpandedBytes)},
 	} {
 		if bound.value <= 0 {
 			found = append(found, fmt.Errorf("`%s` must be positive", bound.name))

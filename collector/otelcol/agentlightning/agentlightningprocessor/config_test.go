@@ -49,6 +49,7 @@ func TestWrongSettingsAreNamed(t *testing.T) {
 		{map[string]any{"max_traces": 0}, "`max_traces` must be positive"},
 		{map[string]any{"max_age": "-1s"}, "`max_age` must be positive"},
 		{map[string]any{"max_item_bytes": -1}, "`max_item_bytes` must be positive"},
+		{map[string]any{"max_expanded_bytes": 0}, "`max_expanded_bytes` must be positive"},
 		{map[string]any{"queue": map[string]any{"endpoint": ""}}, "`endpoint` is empty"},
 		{map[string]any{"queue": map[string]any{"endpoint": "queue"}}, "`endpoint` \"queue\" is not the host:port of a queue"},
 		{map[string]any{"queue": map[string]any{"timeout": "0s"}}, "`timeout` must be positive"},

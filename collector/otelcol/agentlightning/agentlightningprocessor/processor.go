@@ -22,9 +22,13 @@ import (
 func (c *core) processTraces(ctx context.Context, request ptrace.Traces) (ptrace.Traces, error) {
 	now := c.now()
 	sizer := ptrace.ProtoMarshaler{}
+	size := sizer.TracesSize(request)
+	if err := c.checkTraces(request, size); err != nil {
+		return request, err
+	}
 	mended := new(mender)
 	options := identify.Options{NowUnixNano: uint64(now.UnixNano()), NoText: mended.traces(request)}
-	if sizer.TracesSize(request) > c.config.MaxItemBytes { // else no span of it can be
+	if size > c.config.MaxItemBytes { // else no span of it can be
 		options.SpanTooLarge = func(span ptrace.Span) bool { return sizer.SpanSize(span) > c.config.MaxItemBytes }
 	}
 	found := identify.Spans(request, headersOf(ctx), c.known(ctx), options)
@@ -51,9 +55,13 @@ func (c *core) processTraces(ctx context.Context, request ptrace.Traces) (ptrace
 func (c *core) processLogs(ctx context.Context, request plog.Logs) (plog.Logs, error) {
 	now := c.now()
 	sizer := plog.ProtoMarshaler{}
+	size := sizer.LogsSize(request)
+	if err := c.checkLogs(request, size); err != nil {
+		return request, err
+	}
 	mended := new(mender)
 	options := identify.Options{NowUnixNano: uint64(now.UnixNano()), NoText: mended.logs(request)}
-	if sizer.LogsSize(request) > c.config.MaxItemBytes {
+	if size > c.config.MaxItemBytes {
 		options.RecordTooLarge = func(record plog.LogRecord) bool { return sizer.LogRecordSize(record) > c.config.MaxItemBytes }
 	}
 	found := identify.Logs(request, headersOf(ctx), c.known(ctx), options)

@@ -1,0 +1,78 @@
+package agentlightningprocessor
+
+import (
+	"fmt"
+
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// A request holds a resource and a scope once, and the exporter stores both with each span and log record: a request of a megabyte can
+// become gigabytes. What is shared is measured once, and a request whose rows would take more than MaxExpandedBytes is refused for good.
+
+func (c *core) checkTraces(request ptrace.Traces, size int) error {
+	found := size
+	for _, group := range request.ResourceSpans().All() {
+		shared := sizeOfMap(group.Resource().Attributes()) + len(group.SchemaUrl())
+		for _, part := range group.ScopeSpans().All() {
+			found += part.Spans().Len() * (shared + sizeOfScope(part.Scope()) + len(part.SchemaUrl()))
+		}
+	}
+	return c.refuse(found)
+}
+
+func (c *core) checkLogs(request plog.Logs, size int) error {
+	found := size
+	for _, group := range request.ResourceLogs().All() {
+		shared := sizeOfMap(group.Resource().Attributes()) + len(group.SchemaUrl())
+		for _, part := range group.ScopeLogs().All() {
+			found += part.LogRecords().Len() * (shared + sizeOfScope(part.Scope()) + len(part.SchemaUrl()))
+		}
+	}
+	return c.refuse(found)
+}
+
+func (c *core) refuse(found int) error {
+	if found <= c.config.MaxExpandedBytes {
+		return nil
+	}
+	return status.Error(codes.InvalidArgument, fmt.Sprintf("its rows would take about %d bytes, more than `max_expanded_bytes` (%d): each has its "+
+		"whole resource and scope; send a smaller resource, or fewer items in a request", found, c.config.MaxExpandedBytes))
+}
+
+func sizeOfScope(scope pcommon.InstrumentationScope) int {
+	return len(scope.Name()) + len(scope.Version()) + sizeOfMap(scope.Attributes())
+}
+
+// What a key or a value takes beside its text.
+const overhead = 16
+
+func sizeOfMap(attributes pcommon.Map) int {
+	size := 0
+	for key, value := range attributes.All() {
+		size += overhead + len(key) + sizeOfValue(value)
+	}
+	return size
+}
+
+func sizeOfValue(value pcommon.Value) int {
+	switch value.Type() {
+	case pcommon.ValueTypeStr:
+		return overhead + len(value.Str())
+	case pcommon.ValueTypeBytes:
+		return overhead + 2*value.Bytes().Len()
+	case pcommon.ValueTypeMap:
+		return overhead + sizeOfMap(value.Map())
+	case pcommon.ValueTypeSlice:
+		size := overhead
+		for _, item := range value.Slice().All() {
+			size += sizeOfValue(item)
+		}
+		return size
+	default:
+		return 2 * overhead
+	}
+}

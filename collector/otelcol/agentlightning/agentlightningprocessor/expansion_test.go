@@ -1,0 +1,40 @@
+package agentlightningprocessor
+
+import (
+	"strings"
+	"testing"
+
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+func TestRowsThatShareMuchAreBounded(t *testing.T) {
+	long := strings.Repeat("x", 64<<10)
+	for name, wide := range map[string]bool{"resource": true, "scope": false} {
+		traces, logs := ptrace.NewTraces(), plog.NewLogs()
+		spans := traces.ResourceSpans().AppendEmpty()
+		records := logs.ResourceLogs().AppendEmpty()
+		scope, scopeOfLogs := spans.ScopeSpans().AppendEmpty(), records.ScopeLogs().AppendEmpty()
+		if wide {
+			spans.Resource().Attributes().PutStr("long", long)
+			records.Resource().Attributes().PutStr("long", long)
+		} else {
+			scope.Scope().SetName(long)
+			scopeOfLogs.Scope().Attributes().PutEmptySlice("long").AppendEmpty().SetStr(long)
+		}
+		for range 100 {
+			scope.Spans().AppendEmpty()
+			scopeOfLogs.LogRecords().AppendEmpty()
+		}
+		for limit, refused := range map[int]bool{6 << 20: true, 7 << 20: false} {
+			c := &core{config: &Config{MaxExpandedBytes: limit}}
+			for _, err := range []error{c.checkTraces(traces, 1000), c.checkLogs(logs, 1000)} {
+				if (err != nil) != refused || (err != nil && (status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "max_expanded_bytes"))) {
+					t.Errorf("%s, at most %d bytes: %v", name, limit, err)
+				}
+			}
+		}
+	}
+}
