@@ -105,7 +105,9 @@ class SpanShapeError(DataError, ValueError):
 
 
 class QueryError(AglError):
-    """ClickHouse, or the read-only guard before it, refused a query."""
+    """ClickHouse, or the read-only guard before it, refused a query; `code` is ClickHouse's number (0 where none was given)."""
+
+    code = 0
 
 
 class AgentError(AglError):

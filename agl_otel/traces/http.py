@@ -71,9 +71,12 @@ class ClickHouseHttp:
         if response.status == 503:
             raise UnavailableError(f"ClickHouse at {self.url} is away: {body[:2000].decode(errors='replace').strip()}")
         if response.status != 200:
-            raise QueryError(
+            error = QueryError(
                 f"ClickHouse at {self.url} refused a query ({response.status}): {body[:2000].decode(errors='replace').strip()}"
             )
+            code = response.headers.get("X-ClickHouse-Exception-Code", "")
+            error.code = int(code) if code.isdecimal() else 0
+            raise error
         return body
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from agl_otel import semconv
 from agl_otel.collector_calls import barriers, unanswered
 from agl_otel.columns import AttemptKey, Traces
-from agl_otel.errors import UnavailableError, UsageError
+from agl_otel.errors import QueryError, UnavailableError, UsageError
 from agl_otel.listen import PROBE_SECONDS, is_well
 from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.figures import AttemptFigures, OutlineSpan, attempt_figures, joined, outline_span
@@ -30,7 +30,7 @@ from agl_otel.traces.rows import event_of, rewards_of, span_of
 from agl_otel.traces.span_query import SpanQuery
 from agl_otel.traces.steps import NAMES as STEP_NAMES
 from agl_otel.traces.steps import run_of, steps_of, trace_id_of
-from agl_otel.traces.tokens import Table, call_columns, call_texts, reward_rows, rollouts_to_read
+from agl_otel.traces.tokens import Table, call_columns, call_texts, once_in_order, reward_rows, rollouts_to_read
 from agl_otel.traces.trace_query import TraceQuery
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, AttemptedRollout, Describe, PaginatedResult, Rollout, Span, TrainingRun, TrainingStep, Verdict
@@ -49,6 +49,10 @@ ASK_AGAIN_SECONDS: Final = 0.2  # an attempt that is not yet complete is looked 
 LARGE_BYTES: Final = 1 << 20  # an answer that is read beside the event loop
 MANY: Final = (1 << 32) - 1  # rows: no limit
 ROOTS_TOGETHER: Final = 2000  # rollouts in one query
+TOO_LARGE: Final = frozenset({158, 173, 241, 307, 396})
+"""ClickHouse's numbers of limits of rows, bytes and memory, which a read of fewer rollouts may not meet."""
+OF_ALL: Final = "(total)"  # of the memory of a server, which others take
+UNREADABLE: Final = "its spans cannot be read, because they are more than one read may take"
 STORED_BEFORE: Final = "?"  # in place of a rollout: schema 11 came later than the span
 _log = logging.getLogger(__name__)
 NAMES: Final[Mapping[str, str]] = {
@@ -372,7 +376,8 @@ class TraceReader:
         do not answer; what those acked last may then not be here, so only attempts that are complete all the same are taken for that,
         and the reasons of the others name who did not answer. What was said is read with `texts`, else only of rollouts in which a
         trajectory breaks off, or with images. Raises UnavailableError where ClickHouse does not answer until then; a read for which it
-        takes longer, answering pings, is waited for.
+        takes longer, answering pings, is waited for. Where the rollouts are more than ClickHouse reads together, they are read in parts;
+        the attempts of a rollout that it cannot read alone are incomplete.
         """
         ids = [rollout.rollout_id for rollout in rollouts]
         began = time.monotonic()
@@ -380,9 +385,10 @@ class TraceReader:
         patience = deadline if deadline > began else began + ONCE_SECONDS
         while True:
             silent = await self._silent(patience, deadline) if barrier else {}
-            table, facts = await self._unless_gone(lambda: self._observed(ids), patience)
+            table, facts, unread = await self._unless_gone(lambda: self._observed(ids), patience)
             verdicts = _verdicts(facts, attempts, silent)
-            if time.monotonic() >= deadline or not any(verdict.kind == "incomplete" for verdict in verdicts.values()):
+            late = (rollout_id for (rollout_id, _), verdict in verdicts.items() if verdict.kind == "incomplete")
+            if time.monotonic() >= deadline or not any(rollout_id not in unread for rollout_id in late):
                 break
             await asyncio.sleep(min(ASK_AGAIN_SECONDS, max(0.0, deadline - time.monotonic())))
         if silent:
@@ -393,13 +399,20 @@ class TraceReader:
                 len(alarms), len(verdicts), alarms[0],
             )  # fmt: skip
         calls = call_columns(table)
-        told = ids if texts else rollouts_to_read(calls)
+        told = [each for each in (ids if texts else rollouts_to_read(calls)) if each not in unread]
+        said = None
+        if told:
+            said, untold = await self._unless_gone(lambda: self._in_parts("texts", told), patience)
+            unread |= untold
+        if unread:
+            verdicts |= {key: _unreadable(verdict, unread[key[0]]) for key, verdict in verdicts.items() if key[0] in unread}
+            _log.warning("%d of %d rollouts are left out, the first of them %s: %s", len(unread), len(ids), *next(iter(unread.items())))
         return Traces(
             rollouts=list(rollouts),
             calls=calls,
             rewards=rewards_of(reward_rows(table)),
             verdicts=verdicts,
-            texts=call_texts(await self._unless_gone(lambda: self._texts(told), patience), calls) if told else None,
+            texts=call_texts(said, calls) if told else None,
             spans=facts.spans,
             highest_sequence=facts.highest_sequence,
             digest=facts.digest,
@@ -447,12 +460,32 @@ class TraceReader:
         finally:
             task.cancel()
 
-    async def _observed(self, ids: Sequence[str]) -> tuple[Table, ReadFacts]:
-        table = await self.arrow(named_query("traces"), params=_params("traces", ids))
-        return table, ReadFacts.of(table)
+    async def _observed(self, ids: Sequence[str]) -> tuple[Table, ReadFacts, dict[str, str]]:
+        """What is stored of them, and {rollout id: why it cannot be read}."""
+        table, unread = await self._in_parts("traces", ids)
+        return (table := once_in_order(table)), ReadFacts.of(table), unread
 
-    async def _texts(self, ids: Sequence[str]) -> Table:
-        return await self.arrow(named_query("texts"), params=_params("texts", ids))
+    async def _in_parts(self, name: str, ids: Sequence[str]) -> tuple[Table, dict[str, str]]:
+        """The rows of a named query, and {rollout id: why it cannot be read}: of what is too much in one piece, each half is asked for."""
+        tables, unread = await self._parts(name, ids)
+        if len(tables) == 1:
+            return tables[0], unread
+        import pyarrow as pa
+
+        return pa.concat_tables(tables or [await self.arrow(named_query(name), params=_params(name, []))]), unread
+
+    async def _parts(self, name: str, ids: Sequence[str]) -> tuple[list[Table], dict[str, str]]:
+        try:
+            return [await self.arrow(named_query(name), params=_params(name, ids))], {}
+        except QueryError as error:
+            if error.code not in TOO_LARGE or OF_ALL in str(error):
+                raise
+            if len(ids) <= 1:
+                return [], dict.fromkeys(ids, f"{UNREADABLE}: {error}")
+        middle = len(ids) // 2
+        first, unread = await self._parts(name, ids[:middle])
+        second, more = await self._parts(name, ids[middle:])
+        return [*first, *second], unread | more
 
 
 def _rows(body: bytes) -> list[dict[str, Any]]:
@@ -480,6 +513,10 @@ def _verdicts(facts: ReadFacts, attempts: Sequence[Attempt], silent: Mapping[str
         key: verdict if verdict.kind == "complete" else verdict.model_copy(update={"kind": "incomplete", "reasons": verdict.reasons + why})
         for key, verdict in decided.items()
     }
+
+
+def _unreadable(verdict: Verdict, why: str) -> Verdict:
+    return verdict.model_copy(update={"kind": "incomplete", "reasons": [why]})
 
 
 @cache

@@ -21,7 +21,22 @@ Table = Any
 SpanKey = tuple[str, str, str]
 """(rollout id, attempt id, span id)."""
 _TOKEN_COLUMNS: Final = ["PromptTokenIds", "ResponseTokenIds", "ResponseLogprobs"]
+_ORDER: Final = ["RolloutId", "AttemptId", "Process", "Call", "Choice", "SequenceId", "SpanId"]
 _REWARD_COLUMNS: Final = ["RolloutId", "AttemptId", "SequenceId", "SpanId", "Rewards"]
+
+
+def once_in_order(table: Table) -> Table:
+    """The rows of sql/traces.sql in the order of CallColumns, one for each identity: the lowest sequence counts."""
+    from pyarrow import compute
+
+    pc: Any = compute  # makes its functions when it is imported
+    identities = column(table, "Identity")
+    order = np.lexsort((column(table, "SequenceId"), identities))
+    again = np.flatnonzero(identities[order][1:] == identities[order][:-1]) + 1
+    if len(again):
+        table = table.take(np.sort(np.delete(order, again)))
+    rows = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in _ORDER]).to_numpy()
+    return table if np.array_equal(rows, np.arange(len(rows))) else table.take(rows)
 
 
 def reward_rows(table: Table) -> list[dict[str, Any]]:

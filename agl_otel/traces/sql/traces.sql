@@ -1,7 +1,8 @@
--- All spans of some rollouts as verdicts, model calls, rewards and agents need them, one row for each identity (the lowest sequence
--- counts), in the order of CallColumns. Of the attributes only `Facts` is read: the map of all of them is most of what is stored.
--- A call without a number named no rollout when the proxy recorded it: its trace was adopted. A seal span without a count is an announcement:
--- its process has begun to work for the attempt.
+-- All rows of some rollouts as verdicts, model calls, rewards and agents need them. Of the attributes only `Facts` is read: the map of all of
+-- them is most of what is stored. Nothing is sorted, and nothing is left out that is stored twice: with the tokens either takes several times
+-- their memory. tokens.once_in_order does both.
+-- A call without a number named no rollout when the proxy recorded it: its trace was adopted. A seal span without a count is an announcement: its
+-- process has begun to work for the attempt.
 SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(RolloutId, AttemptId, TraceId, SpanId) AS Identity,
   Facts[{process:String}] AS Process,
   SpanName != {seal:String} AND SpanName != {attempt:String} AS IsSpan,
@@ -24,11 +25,5 @@ SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(Rollout
   mapFilter((key, value) -> startsWith(key, {prefix:String}), Facts) AS Rewards,
   notEmpty(Rewards) AS IsReward,
   HasImages, PromptTokenIds, ResponseTokenIds, ResponseLogprobs
-FROM (
-  SELECT RolloutId, AttemptId, TraceId, SpanId, ParentSpanId, SpanName, SequenceId, Timestamp, Facts, HasImages, PromptTokenIds, ResponseTokenIds, ResponseLogprobs
-  FROM otel.otel_traces
-  PREWHERE RolloutId IN {rollouts:Array(String)}
-  ORDER BY RolloutId, AttemptId, TraceId, SpanId, SequenceId
-  LIMIT 1 BY RolloutId, AttemptId, TraceId, SpanId
-)
-ORDER BY RolloutId, AttemptId, Process, Call, Choice, SequenceId, SpanId
+FROM otel.otel_traces
+PREWHERE RolloutId IN {rollouts:Array(String)}

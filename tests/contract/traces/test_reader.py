@@ -18,6 +18,8 @@ from agl_otel import semconv
 from agl_otel.columns import Traces
 from agl_otel.errors import UnavailableError
 from agl_otel.settings import free_port, free_ports
+from agl_otel.traces import chdb
+from agl_otel.traces import server as server_engine
 from agl_otel.traces.figures import SETTLED_SECONDS
 from agl_otel.traces.migrate import migrations
 from agl_otel.traces.opened import TraceStore
@@ -414,3 +416,58 @@ async def test_arrow_and_rows_say_the_same(engine: TraceStore, reader: TraceRead
     insert(engine, row(1), row(2))
     sql = "SELECT SpanId, SequenceId FROM otel_traces WHERE RolloutId = {r:String} ORDER BY SequenceId"
     assert (await reader.arrow(sql, params={"r": "ro-1"})).to_pylist() == await reader.query(sql, params={"r": "ro-1"})
+
+
+async def test_calls_come_in_their_order_whatever_the_order_of_the_table(engine: TraceStore, reader: TraceReader) -> None:
+    insert(
+        engine,
+        *(call(9 - number, number, PromptTokenIds=[number], process="b") for number in (1, 2, 3)),
+        *(call(20 + number, number, PromptTokenIds=[10 + number] * number, process="a") for number in (1, 2)),
+        call(30, 1, process="a", SpanId="s21", PromptTokenIds=[99]),
+        row(40, semconv.SPAN_ANNOTATION, {f"{semconv.REWARD}.0.name": "given", f"{semconv.REWARD}.0.value": "1"}),
+    )
+    calls = (await reader.traces([rollout()], [attempt()], deadline_seconds=0.0)).calls
+    assert calls.process == ["a", "a", "b", "b", "b"]
+    assert [list(prompt) for prompt in calls.prompt] == [[11], [12, 12], [1], [2], [3]]
+    assert calls.sequence.tolist() == [21, 22, 8, 7, 6]
+
+
+@pytest.fixture
+def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads with little memory, before the reader has made a connection."""
+    for limited in (chdb.READ_LIMITS, server_engine.READ_LIMITS):
+        monkeypatch.setitem(limited, "max_memory_usage", 128 << 20)
+
+
+def insert_long_calls(engine: TraceStore, rollout_id: str, count: int) -> None:
+    """Calls 1 to `count`, each with 1.6 MB of token ids, in parts of their own."""
+    for number in range(1, count + 1):
+        engine.command(
+            "INSERT INTO otel.otel_traces (TraceId, SpanId, SpanName, SpanAttributes, RolloutId, AttemptId, SequenceId, PromptTokenIds) "
+            f"SELECT 't', 's{number}', '{semconv.SPAN_LLM}', map('{semconv.LLM_CALL}', '{number}', '{P}', 'x'), "
+            f"'{rollout_id}', 'at-1', {number}, range(400000)"
+        )
+
+
+@pytest.mark.usefixtures("small_reads")
+async def test_rollouts_that_are_too_much_together_are_read_in_parts(engine: TraceStore, reader: TraceReader) -> None:
+    for rollout_id in ("ro-1", "ro-2", "ro-3"):
+        insert_long_calls(engine, rollout_id, 16)
+    ids = ["ro-1", "ro-2", "ro-3"]
+    found = await reader.traces([rollout(each) for each in ids], [attempt({"x": 16}, each) for each in ids], deadline_seconds=0.0)
+    assert {verdict.kind for verdict in found.verdicts.values()} == {"complete"}
+    assert found.calls.rollout_id == [each for each in ids for _ in range(16)]
+    assert {len(prompt) for prompt in found.calls.prompt} == {400_000}
+
+
+@pytest.mark.usefixtures("small_reads")
+async def test_a_rollout_that_is_too_much_alone_is_left_out_and_the_others_are_read(engine: TraceStore, reader: TraceReader) -> None:
+    insert_long_calls(engine, "ro-2", 80)
+    insert(engine, call(1, 1, PromptTokenIds=[1]), call(1, 1, RolloutId="ro-3", PromptTokenIds=[3]))
+    ids = ["ro-1", "ro-2", "ro-3"]
+    found = await reader.traces([rollout(each) for each in ids], [attempt({"x": 1}, each) for each in ids], texts=True)
+    assert [found.verdicts[each, "at-1"].kind for each in ids] == ["complete", "incomplete", "complete"]
+    assert "cannot be read" in found.verdicts["ro-2", "at-1"].reasons[0]
+    assert found.calls.rollout_id == ["ro-1", "ro-3"]
+    alone = await reader.traces([rollout("ro-2")], [attempt({"x": 1}, "ro-2")])
+    assert (len(alone.calls), [verdict.kind for verdict in alone.verdicts.values()]) == (0, ["incomplete"])
