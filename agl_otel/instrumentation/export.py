@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from agl_otel.instrumentation import forks
-from agl_otel.instrumentation.guard import never_raises, note_failure
+from agl_otel.instrumentation.guard import never_raises, note_failure, while_running
 
 MAX_QUEUE_SPANS: Final = 20_000
 MAX_QUEUE_BYTES: Final = 256 << 20
@@ -72,6 +72,7 @@ class ExportProcessor(SpanProcessor):
             self._abandoned.append(self._exporter)  # closing it would speak on the parent's connection
         self._reset(None)
 
+    @while_running
     @never_raises
     def on_end(self, span: ReadableSpan) -> None:
         """Queue a sampled span (OpenTelemetry calls this)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import wraps
@@ -17,14 +18,27 @@ P = ParamSpec("P")
 
 def never_raises(function: Callable[P, None]) -> Callable[P, None]:
     """Run `function`; an error is counted in `failures`, logged the first time, and goes no further."""
-    where = function.__qualname__
+    where, note, is_torn_down = function.__qualname__, note_failure, sys.is_finalizing  # globals are gone when the interpreter is torn down
 
     @wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  # the named boundary: tracing must never break the agent
-            note_failure(where, error)
+            if not is_torn_down():
+                note(where, error)
+
+    return guarded
+
+
+def while_running(function: Callable[P, None]) -> Callable[P, None]:
+    """Run `function`, unless the interpreter is torn down: a thread that is started then never runs, and a lock may be held for ever."""
+    is_torn_down = sys.is_finalizing
+
+    @wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        if not is_torn_down():
+            function(*args, **kwargs)
 
     return guarded
 

@@ -38,7 +38,7 @@ from agl_otel.instrumentation import autoload, declared, forks
 from agl_otel.instrumentation.context import AttemptContext, Key, carried_context, from_environment, key_of, with_ids
 from agl_otel.instrumentation.export import ExportProcessor
 from agl_otel.instrumentation.given import GivenKeys, KeyedExporter, headers_of_its_own
-from agl_otel.instrumentation.guard import never_raises, note_failure
+from agl_otel.instrumentation.guard import never_raises, note_failure, while_running
 from agl_otel.instrumentation.ids import draw_from_system
 from agl_otel.instrumentation.ledger import Ledger
 from agl_otel.instrumentation.pressure import BackPressure
@@ -185,6 +185,7 @@ class Hook:
 
         return close_and_execute
 
+    @while_running
     def _finish_aside(self) -> None:
         """Finish in another thread, so that a lock that this one holds cannot keep the process from ending."""
         done = _thread.allocate_lock()

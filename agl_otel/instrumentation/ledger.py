@@ -10,8 +10,10 @@ ended. What has no record, because there is no folder for it, is announced inste
 from __future__ import annotations
 
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Set
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
@@ -124,10 +126,13 @@ class Ledger:
             self._records = Records(root)
         self._records.add(root, is_own=is_own)
 
-    def _held(self) -> threading.Lock:
-        """The lock, for every look at the counts: those of a process that this one is a fork of are left alone, however it was forked."""
+    def _held(self) -> AbstractContextManager[object]:
+        """The lock, for every look at the counts: those of a process that this one is a fork of are left alone, however it was forked.
+
+        A thread that holds it when the interpreter is torn down never runs again, and no other one does.
+        """
         forks.notice()
-        return self._lock
+        return self._lock if not sys.is_finalizing() else nullcontext()
 
     def loaded(self, key: Key) -> None:
         """Write down that the hook is loaded in this process, which was started for the attempt."""

@@ -9,7 +9,7 @@ from typing import Final
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
-from agl_otel.instrumentation.guard import never_raises
+from agl_otel.instrumentation.guard import never_raises, while_running
 
 EVERY_SPANS: Final = 1000  # half of the queue
 SLOW_SECONDS: Final = 2.0
@@ -24,6 +24,7 @@ class BackPressure(SpanProcessor):
         self._ended = 0
         self._calm_until = 0.0
 
+    @while_running
     @never_raises
     def on_end(self, span: ReadableSpan) -> None:
         """Count, and flush when it is time (OpenTelemetry calls this)."""

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
 from agl_otel import semconv
 from agl_otel.instrumentation.context import Key, key_of
-from agl_otel.instrumentation.guard import never_raises
+from agl_otel.instrumentation.guard import never_raises, while_running
 from agl_otel.instrumentation.ledger import Ledger
 
 if TYPE_CHECKING:  # costs what has no logs a tenth of a second
@@ -65,9 +65,10 @@ class AttemptProcessor(SpanProcessor):
             ids[semconv.LATE] = True
         span.set_attributes(ids)
 
+    @while_running
     @never_raises
     def on_end(self, span: ReadableSpan) -> None:
-        """Count the span (OpenTelemetry calls this)."""
+        """Count the span (OpenTelemetry calls this). One that ends when the interpreter is torn down stays open: it cannot be exported."""
         context = span.get_span_context()
         known = self._open.pop(context.span_id, None) if context is not None else None
         if known is None or context is None:

@@ -21,7 +21,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from agl_otel import semconv
 from agl_otel.instrumentation.context import Key
-from agl_otel.instrumentation.guard import note_failure
+from agl_otel.instrumentation.guard import note_failure, while_running
 from agl_otel.instrumentation.ledger import Count, Ledger, Place
 
 IDLE_SECONDS: Final = 1.0
@@ -53,6 +53,7 @@ class Sealer:
         self._announced: list[Key] = []
         self._thread: threading.Thread | None = None
 
+    @while_running
     def idle(self, key: Key) -> None:
         """The attempt's last open span has ended: seal it in a moment, unless another one starts."""
         with self._changed:
@@ -63,6 +64,7 @@ class Sealer:
             if asleep:
                 self._changed.notify()
 
+    @while_running
     def announce(self, key: Key) -> None:
         """This process works for an attempt and keeps no record of it: have its marker sent at once, by the thread that seals."""
         with self._changed:

@@ -210,6 +210,42 @@ def test_a_span_that_ends_while_the_process_ends_is_counted_and_exported(receive
     assert receiver.spans("late") and sealed_completely(receiver)
 
 
+LATE_ENDS = {
+    "a global of the script": "left = Left()",
+    "a global of a module": "import types\nsys.modules['holds'] = types.ModuleType('holds')\nsys.modules['holds'].left = Left()",
+    "what a cycle holds": "left = Left(); left.itself = left",
+    "an attribute of sys": "sys.left = Left()",
+}
+
+
+@pytest.mark.parametrize(
+    ("where", "begins"),
+    [*((where, False) for where in LATE_ENDS), ("a global of a module", True), ("what a cycle holds", True)],
+)
+def test_a_span_that_ends_when_the_interpreter_is_torn_down_is_abandoned(
+    receiver: OtlpReceiver, agent: Agent, tmp_path: Path, where: str, begins: bool
+) -> None:
+    """No thread runs any more that could export it, or give a lock back: nothing may wait there."""
+    folder_of(tmp_path, *KEY).mkdir()
+    code = f"""
+class Left:
+    def __init__(self): self.span = tracer.start_span('left')
+    def __del__(self):
+        self.span.end()
+        tracer.start_span('begun at the end').end() if {begins} else None
+for _ in range(999 if {begins} else 1): tracer.start_span('work').end()
+{LATE_ENDS[where]}
+"""
+    status, _, err = agent.run(code, {**IDS, semconv.ENV_LEDGER: str(tmp_path)})
+    assert (status, err) == (0, "")
+    (process,) = read(folder_of(tmp_path, *KEY), key_of(*KEY))
+    slot = process.slot
+    assert slot is not None and slot.marker == receiver.spans("work")[0].marker
+    counted = slot.begun, slot.ended, slot.abandoned, slot.dropped, slot.closed
+    assert counted == ((1001, 999, 1, 0, False) if begins else (2, 1, 1, 0, True))
+    assert len(receiver.ours()) == slot.ended
+
+
 @pytest.mark.parametrize("end", ENDS)
 def test_nothing_is_lost_however_the_process_ends(receiver: OtlpReceiver, agent: Agent, end: str) -> None:
     code, expected = ENDS[end]
