@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import contextlib
 import functools
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Literal, NoReturn
@@ -243,6 +244,7 @@ class Hook:
 
     def _export_processor(self, span_exporter: SpanExporter, *_: object, **__: object) -> ExportProcessor:
         counts, make = _is_otlp(span_exporter), type(span_exporter)
+        settings = {name: value for name, value in os.environ.items() if name.startswith("OTEL_EXPORTER_")}
         given = self.given if counts else None
 
         def key_of_span(span: ReadableSpan) -> str:
@@ -251,9 +253,13 @@ class Hook:
         def keyed(exporter: SpanExporter) -> SpanExporter:
             return KeyedExporter(exporter, key_of_span) if given is not None else exporter
 
+        def rebuild() -> SpanExporter:
+            with _in_environment(settings):
+                return keyed(make())
+
         return ExportProcessor(
             keyed(span_exporter),
-            rebuild=lambda: keyed(make()),
+            rebuild=rebuild,
             takes=lambda span: is_own(self.ledger, span),
             on_dropped=self._dropped if counts else None,
             apart=key_of_span if given is not None else None,
@@ -271,6 +277,21 @@ class Hook:
 
 def _is_otlp(exporter: object) -> bool:
     return "otlp" in type(exporter).__module__
+
+
+@contextlib.contextmanager
+def _in_environment(settings: Mapping[str, str]) -> Generator[None]:
+    """With what the agent has removed of these variables, or changed, for the block."""
+    now = {name: os.environ.get(name) for name, value in settings.items() if os.environ.get(name) != value}
+    os.environ.update({name: settings[name] for name in now})
+    try:
+        yield
+    finally:
+        for name, value in now.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def keep_sigterm_for_forked_children() -> None:
@@ -354,12 +375,18 @@ class ProcessHeader(ResponsePropagator):
             setter.set(carrier, semconv.HEADER_PROCESS, f"{count.marker};{count.spans + count.open};{count.spans}")
 
 
+_known_root: str | Path | None = None
+"""Where this process, or one that it is a fork of, has found a place: it may have cleared its environment since then."""
+
+
 def own_records() -> Records | None:
     """The record files of this process; None where there is no place for them."""
+    global _known_root
     root: str | Path | None = os.environ.get(semconv.ENV_LEDGER)
     if not root and (attempt := from_environment(os.environ)) is not None and attempt.attempt_id:
         root = find_root(*attempt.key)
-    return Records(str(root)) if root else None
+    _known_root = root or _known_root
+    return Records(str(_known_root)) if _known_root else None
 
 
 _hook: Hook | None = None

@@ -101,11 +101,12 @@ class Ledger:
         self._make_records = records
         self._roots: list[str] = []
         self._on_unrecorded = on_unrecorded
+        self._records: Records | None = None
         self._reset()
         forks.register(self.after_fork)
 
     def _reset(self, foreign: frozenset[str] = frozenset()) -> None:
-        self._records: Records | None = None  # before anything else: after a fork it is mapped by the parent, too
+        parents, self._records = self._records, None  # before anything else: after a fork it is mapped by the parent, too
         self._foreign = foreign
         self._lock = threading.Lock()
         self._entries: dict[Key, _Entry] = {}
@@ -113,6 +114,8 @@ class Ledger:
         self._records = self._make_records() if self._make_records is not None else None
         for root in self._roots:
             self._record_below(root, is_own=False)
+        if self._records is not None and parents is not None:
+            self._records.forked_from(parents)
 
     def keep(self, root: str) -> None:
         """Record the attempts of this process's own runner, whose folders are below `root`, here and in each fork of this process."""

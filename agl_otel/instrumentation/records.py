@@ -6,17 +6,24 @@ Counts are in memory that is mapped from the file, so they survive any end of th
 
     0     magic "AGLLDGR1"; pid; start of the process in clock ticks (as in /proc/PID/stat); length of the command; the command (UTF-8)
     3072  64 bytes: not 0 where the reader has read the slot of this number: what begins later is late
+    3136  64 bytes: not 0 where a fork of the process could make no file when it began a span of the slot's attempt: why (errno)
+    3200  1 byte: the same, of an attempt that had no slot
     4096  64 slots of 8 words of 64 bits: key of the attempt (2), marker, begun, ended, abandoned, dropped, closed
 
 The file is allocated in full before it is mapped: a hole in it would be a SIGBUS in the agent on a full disk. It is never truncated.
+
+A process that can make no file (no descriptor left, a limit on files) makes a folder in its place, PID-TICKS-MARKER-ERRNO.failed, which
+needs neither. Where it may not do that either, but is a fork, it sets a byte in its parent's file, which is mapped in it, too.
 Standard library only: this runs in the agent's process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
+import re
 import secrets
 import stat
 import struct
@@ -24,7 +31,7 @@ import sys
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 FILE_BYTES: Final = 8192
 SLOTS: Final = 64
@@ -34,9 +41,12 @@ MAX_COMMAND_BYTES: Final = 1000
 CONTAINER_ROOT: Final = "/run/agl-ledger"
 """Where a container has its attempt's folder."""
 FILE_SUFFIX: Final = ".ledger"
+NO_RECORD_SUFFIX: Final = ".failed"
+_NO_RECORD: Final = re.compile(r"(\d{1,10})-(\d{1,19})-([0-9a-f]{16})-(\d{1,3})\.failed")
 _MAGIC: Final = b"AGLLDGR1"
 _HEADER: Final = struct.Struct("=8sQQQ")
 _READ: Final = 3072
+_FORKS: Final = _READ + SLOTS
 _SLOTS: Final = 4096
 _WORDS: Final = 8
 _KEY0, _KEY1, _MARKER, _BEGUN, _ENDED, _ABANDONED, _DROPPED, _CLOSED = range(_WORDS)
@@ -81,6 +91,7 @@ class Slot:
         """Begin to count an attempt under a marker of 16 hex digits: the key last, which makes the slot valid."""
         words, base = self._words, self._base
         self._file.read_flags[self._number] = 0
+        self._file.forks.errnos[self._number] = 0
         words[base + _MARKER] = int(marker, 16)
         for place in (_BEGUN, _ENDED, _ABANDONED, _DROPPED, _CLOSED):
             words[base + place] = 0
@@ -118,6 +129,19 @@ class Slot:
         self._file.release(self._number)
 
 
+class Forks(NamedTuple):
+    """What forks of a process may touch in its file."""
+
+    words: memoryview
+    """All of it, to read."""
+    errnos: memoryview
+
+    def set(self, key: bytes, number: int) -> None:
+        """Leave word that a fork counts the attempt nowhere. What one writes another one may write over."""
+        numbers = _numbers(self.words, key)
+        self.errnos[numbers[0] if numbers else SLOTS] = number
+
+
 class RecordFile:
     """A file of this process, mapped."""
 
@@ -142,6 +166,7 @@ class RecordFile:
             os.close(fd)
         self.words = memoryview(self._map).cast("Q")
         self.read_flags = memoryview(self._map)[_READ : _READ + SLOTS]
+        self.forks = Forks(self.words.toreadonly(), memoryview(self._map)[_FORKS : _FORKS + SLOTS + 1])
         self._free = list(range(SLOTS - 1, -1, -1))
 
     def slot(self, key: bytes, marker: str) -> Slot | None:
@@ -171,6 +196,8 @@ class Records:
         self._roots = [Path(root)]
         self._home: Path | None = None
         self._file: RecordFile | None = None
+        self._forks: Forks | None = None
+        """Of the nearest process with a file that this one is a fork of; its own as soon as it has one."""
 
     def add(self, root: str, *, is_own: bool) -> None:
         """Another root. `is_own`: of this process's runner; its file is kept there, and not made anew for each attempt."""
@@ -179,14 +206,27 @@ class Records:
         if is_own:
             self._home = Path(root)
 
+    def forked_from(self, records: Records) -> None:
+        """These are of a fork of the process that had `records`."""
+        self._forks = records._forks
+
     def loaded(self, rollout_id: str, attempt_id: str) -> None:
         """The hook is loaded in this process, which works for an attempt. Raises OSError where that cannot be written down."""
         if self._file is None:
-            self._file = RecordFile(self._folder(rollout_id, attempt_id))
+            self._make_file(self._folder(rollout_id, attempt_id))
 
     def slot(self, rollout_id: str, attempt_id: str, marker: str) -> Slot:
-        """Begin to count an attempt. Raises OSError where the runner has no folder for it, or the disk is full."""
+        """Begin to count an attempt. Raises OSError where the runner has no folder for it, or no file can be made: a reader sees that."""
         key, folder = key_of(rollout_id, attempt_id), self._folder(rollout_id, attempt_id)
+        try:
+            return self._slot(key, folder, marker)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            self._leave_word(key, folder, marker, error.errno or errno.EIO)
+            raise
+
+    def _slot(self, key: bytes, folder: Path, marker: str) -> Slot:
         file = self._file
         slot = None
         if file is not None:
@@ -196,10 +236,14 @@ class Records:
             except OSError:  # the folder that it was in is gone, or this one is of another disk; or there is none for this attempt
                 slot = None
         if slot is None:
-            file = self._file = self._new_file(folder)
-            slot = file.slot(key, marker)
+            slot = self._make_file(folder).slot(key, marker)
             assert slot is not None, "a new file has room"
         return slot
+
+    def _make_file(self, folder: Path) -> RecordFile:
+        file = self._file = self._new_file(folder)
+        self._forks = file.forks
+        return file
 
     def _new_file(self, folder: Path) -> RecordFile:
         if self._home is None:
@@ -209,6 +253,15 @@ class Records:
         file = RecordFile(self._home)
         file.link(folder, stays=True)
         return file
+
+    def _leave_word(self, key: bytes, folder: Path, marker: str, number: int) -> None:
+        """That this process counts an attempt nowhere."""
+        pid = os.getpid()
+        try:
+            (folder / f"{pid}-{start_ticks(pid)}-{marker}-{number}{NO_RECORD_SUFFIX}").mkdir()
+        except OSError:
+            if self._forks is not None:
+                self._forks.set(key, number)
 
     def _folder(self, rollout_id: str, attempt_id: str) -> Path:
         folders = [folder_of(root, rollout_id, attempt_id) for root in self._roots]
@@ -260,14 +313,25 @@ class ReadSlot:
 
 
 @dataclass(frozen=True, slots=True)
+class NoRecord:
+    """Why a process that began a span could make no file, and the marker that its spans carry."""
+
+    marker: str
+    errno: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReadProcess:
-    """A process that wrote a file for an attempt."""
+    """A process that wrote a file for an attempt, or could make none."""
 
     pid: int
     start_ticks: int
     command: str
     slot: ReadSlot | None = None
     """What it counted of the attempt that was asked for; None where it only loaded the hook."""
+    no_record: NoRecord | None = None
+    fork_errno: int = 0
+    """Why a fork of it could make no file, which has begun a span of the attempt; 0 where there is no such fork."""
 
 
 class UnreadableError(Exception):
@@ -286,7 +350,7 @@ def read(folder: Path, key: bytes, *, last: bool = False) -> list[ReadProcess]:
     except OSError as error:
         raise UnreadableError(f"its folder {folder}: {error.strerror}") from None
     try:
-        return [_read_file(fd, name, key, last=last) for name in _names(fd)]
+        return [_without_record(name) if name.endswith(NO_RECORD_SUFFIX) else _read_file(fd, name, key, last=last) for name in _names(fd)]
     except OSError as error:
         raise UnreadableError(f"its folder {folder}: {error.strerror}") from None
     finally:
@@ -297,11 +361,18 @@ def _names(folder: int) -> list[str]:
     names: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.endswith(FILE_SUFFIX) and not entry.name.startswith("."):
+            if entry.name.endswith((FILE_SUFFIX, NO_RECORD_SUFFIX)) and not entry.name.startswith("."):
                 names.append(entry.name)
                 if len(names) > MAX_FILES:
                     raise UnreadableError(f"it has more than {MAX_FILES} files")
     return sorted(names)
+
+
+def _without_record(name: str) -> ReadProcess:
+    found = _NO_RECORD.fullmatch(name)
+    if found is None:
+        raise UnreadableError(f"{name!a} was not written by the hook")
+    return ReadProcess(int(found[1]), int(found[2]), "", no_record=NoRecord(found[3], int(found[4])))
 
 
 def _read_file(folder: int, name: str, key: bytes, *, last: bool) -> ReadProcess:
@@ -338,13 +409,18 @@ def _parse(data: bytes, name: str, key: bytes) -> ReadProcess:
     if magic != _MAGIC or length > MAX_COMMAND_BYTES:
         raise UnreadableError(f"{name!a} was not written by the hook")
     command = data[_HEADER.size : _HEADER.size + length].decode(errors="replace")
-    words = memoryview(data).cast("Q")
-    first, second = int.from_bytes(key[:8], sys.byteorder), int.from_bytes(key[8:], sys.byteorder)
-    places = range(_SLOTS // 8, FILE_BYTES // 8, _WORDS)
-    numbers = [number for number, base in enumerate(places) if words[base + _KEY0] == first and words[base + _KEY1] == second]
+    numbers = _numbers(memoryview(data).cast("Q"), key)
     if len(numbers) > 1:  # no hook writes that: a slot loses its key before its attempt may get another one
         raise UnreadableError(f"{name!a} counts the attempt {len(numbers)} times")
-    return ReadProcess(pid, ticks, command, _slot(data, numbers[0]) if numbers else None)
+    fork_errno = data[_FORKS + SLOTS] or (data[_FORKS + numbers[0]] if numbers else 0)
+    return ReadProcess(pid, ticks, command, _slot(data, numbers[0]) if numbers else None, fork_errno=fork_errno)
+
+
+def _numbers(words: memoryview, key: bytes) -> list[int]:
+    """Of the slots that count an attempt, in a file's words."""
+    first, second = int.from_bytes(key[:8], sys.byteorder), int.from_bytes(key[8:], sys.byteorder)
+    places = range(_SLOTS // 8, FILE_BYTES // 8, _WORDS)
+    return [number for number, base in enumerate(places) if words[base + _KEY0] == first and words[base + _KEY1] == second]
 
 
 def _slot(data: bytes, number: int) -> ReadSlot:

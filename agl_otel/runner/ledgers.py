@@ -303,5 +303,9 @@ def _read(folder: Path, key: Key, reach: LedgerReach, command: str, runner: tupl
         if (slot := process.slot) is not None:
             record.marker, record.closed = slot.marker, slot.closed
             record.begun, record.ended, record.abandoned, record.dropped = slot.begun, slot.ended, slot.abandoned, slot.dropped
+        if process.no_record is not None:
+            record.marker, record.no_record = process.no_record.marker, os.strerror(process.no_record.errno)
+        if process.fork_errno:
+            record.fork_without_record = os.strerror(process.fork_errno)
         ledger.processes.append(record)
     return ledger

@@ -90,13 +90,16 @@ def decide(facts: AttemptFacts) -> Verdict:
     """The verdict, with what is missing and from which process."""
     found = _Findings()
     _judge_ledger(facts, found)
-    recorded = {record.marker: record for record in facts.ledger.processes if record.marker} if facts.ledger else {}
-    markers: set[str] = {*facts.markers, *(facts.handed or {}), *facts.proxies, *facts.callers, *recorded, *_answered(facts)}
+    records = facts.ledger.processes if facts.ledger else []
+    recorded = {record.marker: record for record in records if record.marker and not record.no_record}
+    without = {record.marker for record in records if record.no_record}
+    known = {*facts.markers, *(facts.handed or {}), *facts.proxies, *facts.callers}
+    markers: set[str] = {*known, *recorded, *without, *_answered(facts)}
     for marker in sorted(markers):
         seen, before = facts.markers.get(marker, MarkerFacts()), found.missing
         if (record := recorded.get(marker)) is not None:
             _judge_record(record, seen, found)
-        elif marker in facts.callers and marker not in facts.markers and marker not in (facts.handed or {}):
+        elif marker in facts.callers and marker not in {*facts.markers, *(facts.handed or {}), *without}:
             found.lost(0, f"process {marker} made model calls, and nothing else is known of it: it may have died before it sent a span")
         else:
             _judge_counted(_name(facts, marker), seen, _expected(facts, marker, seen), found, journal=marker in facts.proxies)
@@ -138,6 +141,9 @@ def _judge_ledger(facts: AttemptFacts, found: _Findings) -> None:
         return
     command = f" ({ledger.command})" if ledger.command else ""
     processes = [record for record in ledger.processes if not record.runner]
+    for record in ledger.processes:
+        if record.fork_without_record:
+            found.reasons.append(f"{_known_as(record)}: a fork of it could not keep its ledger: {record.fork_without_record}")
     if ledger.problem:
         found.reasons.append(f"the ledger of its processes is unreadable: {ledger.problem}")
     elif ledger.reach == "hooked" and not processes and not _unrecorded(facts, ledger):
@@ -163,13 +169,13 @@ def _counts_itself(facts: AttemptFacts, ledger: AttemptLedger) -> bool:
 
 def _unrecorded(facts: AttemptFacts, ledger: AttemptLedger) -> set[str]:
     """Processes of the agent that sent something and have no record: their disk is another one, or would not take it."""
-    others = {*(facts.handed or {}), *facts.proxies, *(record.marker for record in ledger.processes)}
+    others = {*(facts.handed or {}), *facts.proxies, *(record.marker for record in ledger.processes if not record.no_record)}
     return {marker for marker, seen in facts.markers.items() if marker not in others and not seen.last_call}  # calls are a proxy's
 
 
 def _judge_record(record: ProcessRecord, seen: MarkerFacts, found: _Findings) -> None:
     """A process with a record in the ledger, which goes before its seals."""
-    name = f"process {record.pid} ({record.command})" if record.command else f"process {record.pid}"
+    name = _known_as(record)
     in_flight = record.begun - record.ended - record.abandoned
     if in_flight > 0:
         found.lost(in_flight, f"{name}: {_spans(in_flight)} in flight when it died")
@@ -237,8 +243,14 @@ def _answered(facts: AttemptFacts) -> Mapping[str, Answered]:
 
 
 def _name(facts: AttemptFacts, marker: str) -> str:
+    if facts.ledger is not None and (found := [each for each in facts.ledger.processes if each.no_record and each.marker == marker]):
+        return f"process {found[0].pid}, which could not keep its ledger ({found[0].no_record}),"
     address = facts.proxies.get(marker)
     return f"proxy {address} (process {marker})" if address else f"process {marker}"
+
+
+def _known_as(record: ProcessRecord) -> str:
+    return f"process {record.pid} ({record.command})" if record.command else f"process {record.pid}"
 
 
 def _spans(count: int, *, verb: bool = True) -> str:

@@ -94,6 +94,10 @@ class ProcessRecord(Model):
     """Whether it ended in order; a process that was killed did not."""
     runner: bool = False
     """Whether it is the attempt's runner itself, which counts what it does for the attempt: rewards, and agents that are functions."""
+    no_record: str = ""
+    """Why it could not keep counts, in words for a person: it began a span, and only its seals say how many."""
+    fork_without_record: str = ""
+    """The same of a fork of it, of which nothing else may be known."""
 
 
 class Answered(Model):

@@ -281,6 +281,30 @@ def test_a_child_that_a_library_forked_writes_nothing_of_its_parent(
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_a_fork_of_an_agent_that_has_cleared_its_environment_counts_and_exports(
+    receiver: OtlpReceiver, tmp_path: Path, protocol: str
+) -> None:
+    """As sandboxes do, which hide keys from their workers."""
+    folder_of(tmp_path, *KEY).mkdir()
+    code = """
+        tracer.start_span('parent').end()
+        os.environ.clear()
+        if os.fork() == 0:
+            tracer.start_span('child').end()
+            os._exit(len(os.environ))
+        os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+    """
+    status, _, err = Agent(receiver, tmp_path, protocol).run(code, {**IDS, semconv.ENV_LEDGER: str(tmp_path)})
+    assert (status, err) == (0, "")
+    (parent,), (child,) = receiver.spans("parent"), receiver.spans("child")
+    slots = [process.slot for process in read(folder_of(tmp_path, *KEY), key_of(*KEY))]
+    assert sorted((slot.marker, slot.begun, slot.ended, slot.dropped) for slot in slots if slot is not None) == sorted(
+        (span.marker, 1, 1, 0) for span in (parent, child)
+    )
+    assert parent.marker != child.marker and child.key == KEY
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 def test_a_forked_childs_spans_have_a_marker_of_their_own(receiver: OtlpReceiver, tmp_path: Path, protocol: str) -> None:
     code = """
         with tracer.start_as_current_span('before'):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -232,6 +233,91 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert len({slot.marker for slot in found}) == 2
 
 
+NO_RECORD = {
+    "no descriptor": ("resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))", errno.EMFILE),
+    "no room": ("resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))", errno.EFBIG),
+}
+DROPS = "os.setgroups([]); os.setgid(65534); os.setuid(65534)"
+COUNTS = """
+import os, resource, signal
+from agl_otel.instrumentation.ledger import Ledger
+from agl_otel.instrumentation.records import Records
+ledger = Ledger(lambda: Records({root!r}))
+"""
+
+
+def in_a_process(root: Path, code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", COUNTS.format(root=str(root)) + code], check=False, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.parametrize("why", NO_RECORD)
+@pytest.mark.parametrize("fork", ["if os.fork() == 0:", "import ctypes\nif ctypes.PyDLL(None).fork() == 0:", "if True:"])
+def test_a_process_that_can_make_no_record_is_known_when_it_begins_a_span(root: Path, why: str, fork: str) -> None:
+    take, expected = NO_RECORD[why]
+    code = f"""
+if {fork != "if True:"}:
+    ledger.started({OTHER!r}, 1, (1, 2))
+{fork}
+    {take}
+    ledger.started({KEY!r}, 2, (1, 2))
+    print(ledger.count({KEY!r}).marker, os.getpid())
+    os.kill(os.getpid(), signal.SIGKILL)
+os.wait()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    in_a_process(root, code)
+    (process,) = processes(root)
+    assert (process.slot, process.no_record and process.no_record.errno) == (None, expected)
+    assert process.no_record is not None and len(process.no_record.marker) == 16
+    assert all(other.no_record is None and other.fork_errno == 0 for other in processes(root, OTHER))
+
+
+def test_a_process_that_can_make_no_record_and_begins_no_span_is_nothing_to_be_known(root: Path) -> None:
+    in_a_process(root, f"{NO_RECORD['no room'][0]}\ntry: ledger.loaded({KEY!r})\nfinally: os.kill(os.getpid(), signal.SIGKILL)\n")
+    assert processes(root) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize("known", ["ledger.started(KEY, 1, (1, 2))", "ledger.loaded(KEY)"])
+@pytest.mark.parametrize("between", ["", "if os.fork(): os.wait(); os._exit(0)"])
+def test_a_fork_that_may_not_enter_the_folder_is_known_from_its_parent(root: Path, known: str, between: str) -> None:
+    """Also where a fork lies between the two that has made no record yet."""
+    root.chmod(0o700)
+    code = f"""
+KEY = {KEY!r}
+{known}
+ledger.started({OTHER!r}, 1, (1, 2))
+if os.fork() == 0:
+    {between or "pass"}
+    {DROPS}
+    for span in (2, 3):
+        ledger.started(KEY, span, (1, 2))
+    os.kill(os.getpid(), signal.SIGKILL)
+os.wait()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    in_a_process(root, code)
+    (process,) = processes(root)
+    assert (process.fork_errno, process.no_record) == (errno.EACCES, None)
+    assert [counts(slot) for slot in slots(root)] == ([(1, 0, 0, 0, False)] if "started" in known else [])
+    (other,) = processes(root, OTHER)
+    assert other.fork_errno == (0 if "started" in known else errno.EACCES)  # without a slot it may have been any attempt of the file
+
+
+def test_a_slot_that_is_used_again_forgets_the_forks_of_its_last_attempt(root: Path) -> None:
+    counting = ledger(root)
+    counting.started(KEY, 1, PLACE)
+    (path,) = folder_of(root, *KEY).iterdir()
+    with path.open("r+b") as file:
+        file.seek(3136)
+        file.write(b"\x0d")
+    assert [process.fork_errno for process in processes(root)] == [errno.EACCES]
+    counting.forget(KEY)
+    counting.started(OTHER, 2, PLACE)
+    assert [process.fork_errno for process in processes(root, OTHER)] == [0]
+
+
 def test_a_worker_that_goes_on_while_it_is_read_keeps_what_it_counted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = ledger(root)
     counting.ended(KEY, 1, marker=counting.started(KEY, 1, PLACE).marker)
@@ -303,6 +389,10 @@ def _short(path: Path) -> None:
     path.write_bytes(b"AGLLDGR1")
 
 
+def _no_failure(path: Path) -> None:
+    path.with_name(path.name + ".failed").mkdir()
+
+
 def _foreign(path: Path) -> None:
     path.write_bytes(bytes(records.FILE_BYTES))
 
@@ -327,11 +417,11 @@ def _long_command(path: Path) -> None:
     path.write_bytes((b"AGLLDGR1" + b"\xff" * 24).ljust(records.FILE_BYTES, b"\0"))
 
 
-@pytest.mark.parametrize("make", [_fifo, _link, _short, _foreign, _folder, _long_command, _two_counts])
+@pytest.mark.parametrize("make", [_no_failure, _fifo, _link, _short, _foreign, _folder, _long_command, _two_counts])
 def test_what_no_hook_writes_makes_a_ledger_unreadable(root: Path, make: Callable[[Path], None]) -> None:
     name = f"x\n{records.FILE_SUFFIX}"
     make(folder_of(root, *KEY) / name)
-    with pytest.raises(UnreadableError, match=r"'x\\n\.ledger'"):
+    with pytest.raises(UnreadableError, match=r"'x\\n\.ledger(\.failed)?'"):
         processes(root)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -49,6 +50,22 @@ def test_a_ledger_is_read_with_its_agents_command_and_forgotten_when_it_is_hande
     ledgers.forget(KEY)
     assert "is gone" in (ledgers.read(KEY).problem or "")
     assert Ledgers("here", base=tmp_path).root == ledgers.root
+
+
+def test_processes_that_could_keep_no_record_are_handed_in_with_the_reason(tmp_path: Path) -> None:
+    ledgers = Ledgers("here", "hooked", "python agent.py", tmp_path)
+    ledgers.begin([KEY])
+    folder = records.folder_of(ledgers.root, *KEY)
+    Ledger(lambda: Records(str(ledgers.root))).started(KEY, 1, PLACE)
+    with next(folder.iterdir()).open("r+b") as file:
+        file.seek(3136)
+        file.write(bytes([errno.EACCES]))
+    (folder / f"7-1-{'a' * 16}-{errno.EMFILE}{records.NO_RECORD_SUFFIX}").mkdir(mode=0)
+    without, parent = sorted(ledgers.read(KEY).processes, key=lambda process: process.pid)
+    assert (without.pid, without.marker, without.no_record) == (7, "a" * 16, os.strerror(errno.EMFILE))
+    assert (parent.begun, parent.no_record, parent.fork_without_record) == (1, "", os.strerror(errno.EACCES))
+    ledgers.forget(KEY)
+    assert not folder.exists()
 
 
 def test_what_is_handed_in_is_bounded_whatever_the_agent_has_put_there(tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ RUNNER = ProcessRecord(pid=9, command="runner", marker="r", begun=2, ended=2, cl
 KILLED_RUNNER = RUNNER.model_copy(update={"closed": False})
 ENDED_AT = 1000.0
 AFTER = ENDED_AT + 2 * CLOCKS_SECONDS
+UNRECORDED = ProcessRecord(pid=9, marker="q", no_record="Too many open files")
 PROXY = {"x": "http://proxy:4000"}
 CALLS = MarkerFacts(spans=2, calls=2, last_call=2)
 
@@ -221,6 +222,10 @@ WHOLE: dict[str, tuple[AttemptFacts, str]] = {
         "",
     ),
     "a Job under the hook that sealed": (seen(POD, base=facts({"x": 2}), p=MarkerFacts(spans=2, seal=2, closed=True), x=CALLS), ""),
+    "a process without a record that sent its last seal": (
+        seen(ledger(process(1, 1), UNRECORDED), p=MarkerFacts(spans=1), q=MarkerFacts(spans=2, seal=2, closed=True)),
+        "",
+    ),
     "a caller that the ledger knows": (
         replace(seen(ledger(process(1, 1)), base=facts({"x": 2}), p=MarkerFacts(spans=1), x=CALLS), callers={"p"}),
         "",
@@ -311,6 +316,29 @@ LOST: dict[str, tuple[AttemptFacts, int, str]] = {
         seen(ledger(process(1, 1)), p=MarkerFacts(spans=1), q=MarkerFacts(spans=2, seal=2)),
         0,
         "process q sent no last seal",
+    ),
+    "a process without a record of which nothing came": (
+        seen(ledger(process(1, 1), UNRECORDED), p=MarkerFacts(spans=1)),
+        0,
+        "process 9, which could not keep its ledger (Too many open files), sent no seal",
+    ),
+    "a process without a record that made calls, and then no other sign": (
+        replace(seen(ledger(UNRECORDED, reach="elsewhere"), base=facts({"x": 2}), x=CALLS), callers={"q"}),
+        0,
+        "process 9, which could not keep its ledger (Too many open files), sent no seal",
+    ),
+    "a process without a record that sent a seal that is not its last": (
+        seen(ledger(UNRECORDED, reach="elsewhere"), q=MarkerFacts(spans=2, seal=2)),
+        0,
+        "process 9, which could not keep its ledger (Too many open files), sent no last seal",
+    ),
+    "a fork without a record": (
+        seen(
+            ledger(process(1, 1).model_copy(update={"fork_without_record": "Permission denied"}), LOADED),
+            p=MarkerFacts(spans=1),
+        ),
+        0,
+        f"process 7 ({AGENT}): a fork of it could not keep its ledger: Permission denied",
     ),
     "known by the baggage of a call only": (
         replace(seen(ledger(reach="elsewhere", command=""), base=facts({"x": 2}), x=CALLS), callers={"m"}),
