@@ -53,6 +53,8 @@ class OtlpReceiver(TraceServiceServicer):
 
     refuse: bool = False
     status: int = 200
+    statuses: list[int] = field(default_factory=list[int])
+    """Of the next answers over HTTP, before `status`."""
     http_port: int = 0
     exports: int = 0
     go: threading.Event = field(default_factory=threading.Event)
@@ -134,7 +136,7 @@ class OtlpReceiver(TraceServiceServicer):
                     body = gzip.decompress(body)
                 receiver.bodies.append((self.path, body, {name.lower(): value for name, value in self.headers.items()}))
                 receiver.go.wait(300)
-                status = 503 if receiver.refuse else receiver.status
+                status = 503 if receiver.refuse else receiver.statuses.pop(0) if receiver.statuses else receiver.status
                 if self.path == "/v1/traces" and status == 200:
                     receiver.take(ExportTraceServiceRequest.FromString(body))
                 self.send_response(status)

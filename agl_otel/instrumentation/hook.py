@@ -131,13 +131,7 @@ class Hook:
         """Finish at every end that a process can see coming, and start over in forked children."""
         atexit.register(self.close)
         forks.register(self._after_fork)
-        exit_now = os._exit  # pyright: ignore[reportPrivateUsage]  # a public function of os, despite its name
-
-        def finish_and_exit(status: int) -> NoReturn:
-            self._finish_aside()
-            exit_now(status)
-
-        os._exit = finish_and_exit  # what multiprocessing's children and pre-forking servers end with
+        finish_at_exit(self.close)
         os.execv, os.execve = self._ends_with(os.execv), self._ends_with(os.execve)  # what all of os.exec* call
         previous = signal.getsignal(signal.SIGTERM)
         if threading.current_thread() is threading.main_thread() and previous is not signal.SIG_IGN and previous is not None:
@@ -178,29 +172,13 @@ class Hook:
 
         @functools.wraps(execute)
         def close_and_execute(*args: Any) -> NoReturn:
-            self._finish_aside()
+            finish_aside(self.close)
             try:
                 execute(*args)
             finally:
                 self.ledger.reopen()
 
         return close_and_execute
-
-    @while_running
-    def _finish_aside(self) -> None:
-        """Finish in another thread, so that a lock that this one holds cannot keep the process from ending."""
-        done = _thread.allocate_lock()
-        done.acquire()
-
-        def run() -> None:
-            self.close()
-            done.release()
-
-        try:
-            _thread.start_new_thread(run, ())
-        except RuntimeError:
-            return  # the interpreter is ending: atexit has finished already
-        done.acquire(timeout=FINISH_SECONDS)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         if self._ending == "finishing":  # the kernel sends one for each thread of a parent that was killed (die_with_parent)
@@ -273,6 +251,34 @@ class Hook:
 
     def _dropped(self, spans: Sequence[ReadableSpan]) -> None:
         count_dropped(self.ledger, [span for span in spans if not self.stored_elsewhere(span)])
+
+
+@while_running
+def finish_aside(close: Callable[[], None]) -> None:
+    """Call `close` in another thread, so that a lock that this one holds cannot keep the process from ending."""
+    done = _thread.allocate_lock()
+    done.acquire()
+
+    def run() -> None:
+        close()
+        done.release()
+
+    try:
+        _thread.start_new_thread(run, ())
+    except RuntimeError:
+        return  # the interpreter is ending: atexit has finished already
+    done.acquire(timeout=FINISH_SECONDS)
+
+
+def finish_at_exit(close: Callable[[], None]) -> None:
+    """Have `close` called before os._exit, with which multiprocessing's children and pre-forking servers end."""
+    exit_now = os._exit  # pyright: ignore[reportPrivateUsage]  # a public function of os, despite its name
+
+    def finish_and_exit(status: int) -> NoReturn:
+        finish_aside(close)
+        exit_now(status)
+
+    os._exit = finish_and_exit
 
 
 def _is_otlp(exporter: object) -> bool:

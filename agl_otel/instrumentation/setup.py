@@ -26,7 +26,7 @@ from agl_otel.errors import SettingsError, UnavailableError
 from agl_otel.instrumentation import forks, waiting
 from agl_otel.instrumentation.context import Key, format_traceparent
 from agl_otel.instrumentation.export import ExportProcessor
-from agl_otel.instrumentation.hook import Hook, count_dropped, ensure_propagators, is_own
+from agl_otel.instrumentation.hook import Hook, count_dropped, ensure_propagators, finish_at_exit, is_own
 from agl_otel.instrumentation.ids import draw_from_system
 from agl_otel.instrumentation.ledger import Count, Ledger
 from agl_otel.instrumentation.otlp import OtlpExporter
@@ -66,6 +66,7 @@ class Telemetry:
         self,
         *,
         otlp_endpoint: str = "",
+        otlp_http: str = "",
         token: str = "",
         service_name: str,
         exporter: Callable[[], SpanExporter] | None = None,
@@ -81,7 +82,7 @@ class Telemetry:
         )
         draw_from_system(self._provider)
         self._processor = AttemptProcessor(self._ledger, on_idle=lambda key: self._sealer.idle(key))
-        make = exporter or (lambda: OtlpExporter(otlp_endpoint, token))
+        make = exporter or (lambda: OtlpExporter(otlp_endpoint, token, otlp_http))
         self._export = ExportProcessor(
             make(),
             rebuild=make,
@@ -95,16 +96,20 @@ class Telemetry:
         self._provider.add_span_processor(self._rewards)
         self._provider.add_span_processor(self._export)
         self._shut = threading.Lock()
+        self._ends_in_order = False
+        """Whether os._exit seals and flushes: in forks, which their own code or multiprocessing may end so."""
         forks.register(self._after_fork)
 
     @classmethod
-    def start(cls, *, otlp_endpoint: str, token: str = "", service_name: str, instrument: Sequence[str] = ()) -> Telemetry:
-        """Trace this process to `otlp_endpoint` (host:port, gRPC), as the global tracer provider.
+    def start(
+        cls, *, otlp_endpoint: str, otlp_http: str = "", token: str = "", service_name: str, instrument: Sequence[str] = ()
+    ) -> Telemetry:
+        """Trace this process to `otlp_endpoint` (host:port, gRPC), as the global tracer provider; forks of it to `otlp_http`, if they can.
 
         `instrument` names instrumentations to switch on ("openai", "httpx", …); one whose library is not installed is left out. Raises
         SettingsError for an instrumentation that is not installed.
         """
-        telemetry = cls(otlp_endpoint=otlp_endpoint, token=token, service_name=service_name)
+        telemetry = cls(otlp_endpoint=otlp_endpoint, otlp_http=otlp_http, token=token, service_name=service_name)
         telemetry.install(instrument)
         return telemetry
 
@@ -221,6 +226,10 @@ class Telemetry:
     def _after_fork(self) -> None:
         if self._hook is None:  # which sees to its own
             self._processor.after_fork()
+            self._shut = threading.Lock()
+            if not self._ends_in_order:
+                finish_at_exit(self.shutdown)
+                self._ends_in_order = True
         self._sealer.after_fork()
 
 

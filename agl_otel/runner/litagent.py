@@ -271,7 +271,7 @@ class _Attempts:
 
     def prepare(self, addresses: Addresses) -> None:
         """Note where the stack is. The user's environment stays as it is: the algorithm may live in this process."""
-        self.route.endpoint = addresses.collector_grpc
+        self.route.endpoint, self.route.http = addresses.collector_grpc, addresses.collector_http
 
     def check(self, task: Any) -> None:
         """Any task will do."""

@@ -77,7 +77,11 @@ async def run_runner(
         if claim is None:
             await check_waiting_tasks(agent, connected.queue, modes, labels)
         telemetry = Telemetry.start(
-            otlp_endpoint=addresses.collector_grpc, token=token, service_name=SERVICE_NAME, instrument=agent.instrument
+            otlp_endpoint=addresses.collector_grpc,
+            otlp_http=addresses.collector_http,
+            token=token,
+            service_name=SERVICE_NAME,
+            instrument=agent.instrument,
         )
         meters = RunnerMeters(on_event)
         runner = Runner(

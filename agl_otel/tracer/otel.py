@@ -211,7 +211,7 @@ async def _stored(store: Store, rollout_id: str, attempt_id: str) -> AsyncGenera
     if description.collector_grpc is None:
         raise UnavailableError("the stack has no collector: start it with `agl-otel up`")
     telemetry, key = process_telemetry(), (rollout_id, attempt_id)
-    telemetry.routes.add([key], Route(description.collector_grpc, store.token))
+    telemetry.routes.add([key], Route(description.collector_grpc, store.token, description.collector_http or ""))
     [traceparent] = await asyncio.to_thread(telemetry.attempt_spans, [key])
     try:
         with attempt_scope(*key, traceparent=traceparent):

@@ -36,6 +36,8 @@ class Route:
     endpoint: str
     """host:port of a collector's OTLP over gRPC."""
     token: str = field(default="", repr=False)
+    http: str = ""
+    """http(s)://host:port of its OTLP over HTTP, for forks."""
 
 
 class Recording:
@@ -92,11 +94,11 @@ class Routes:
             while len(self._routes) > ROUTES_KEPT:
                 del self._routes[next(iter(self._routes))]
 
-    def of(self, span: ReadableSpan) -> tuple[str, str] | None:
-        """(endpoint, token) for the span; None where it belongs to no attempt that is known here."""
+    def of(self, span: ReadableSpan) -> tuple[str, str, str] | None:
+        """(endpoint, token, http) for the span; None where it belongs to no attempt that is known here."""
         key = key_of_attributes(span)
         route = self._routes.get(key) if key is not None else None
-        return (route.endpoint, route.token) if route is not None else None
+        return (route.endpoint, route.token, route.http) if route is not None else None
 
 
 class RoutedExporter(SpanExporter):
@@ -104,18 +106,18 @@ class RoutedExporter(SpanExporter):
 
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
-        self._exporters: dict[tuple[str, str], OtlpExporter] = {}
+        self._exporters: dict[tuple[str, str, str], OtlpExporter] = {}
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """One request for each stack; FAILURE where one of them did not take its part."""
-        by_target: dict[tuple[str, str], list[ReadableSpan]] = {}
+        by_target: dict[tuple[str, str, str], list[ReadableSpan]] = {}
         for span in spans:
             if (target := self._routes.of(span)) is not None:
                 by_target.setdefault(target, []).append(span)
         results = [self._exporter(target).export(part) for target, part in by_target.items()]
         return SpanExportResult.SUCCESS if all(r is SpanExportResult.SUCCESS for r in results) else SpanExportResult.FAILURE
 
-    def _exporter(self, target: tuple[str, str]) -> OtlpExporter:
+    def _exporter(self, target: tuple[str, str, str]) -> OtlpExporter:
         exporter = self._exporters.get(target)
         if exporter is None:
             exporter = self._exporters[target] = OtlpExporter(*target)

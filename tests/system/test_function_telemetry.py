@@ -64,3 +64,52 @@ def test_concurrent_agent_functions_keep_their_spans_rewards_and_calls_apart() -
         assert {span.key for span in receiver.ours()} == {(f"ro-{n}", f"at-{n}") for n in range(3)}
     finally:
         receiver.close()
+
+
+FORKS = """
+import asyncio, os, socket, sys, threading
+import grpc.aio
+from opentelemetry.context import Context
+from agl_otel.instrumentation import Telemetry
+from agl_otel.instrumentation.context import with_ids
+
+key = ("ro-1", "at-1")
+telemetry = Telemetry.start(otlp_endpoint=sys.argv[1], otlp_http=sys.argv[2], token="secret", service_name="worker")
+telemetry.attempt_span(*key)
+silent = socket.create_server(("127.0.0.1", 0))
+
+async def waits():
+    await grpc.aio.insecure_channel(f"127.0.0.1:{silent.getsockname()[1]}").unary_unary("/a/b")(b"", wait_for_ready=True)
+
+threading.Thread(target=lambda: asyncio.run(waits()), daemon=True).start()
+silent.accept()  # a thread is in gRPC, as those of a runner always are
+child = os.fork()
+telemetry.tracer("t").start_span("child" if child == 0 else "parent", with_ids(key, Context())).end()
+if child == 0:
+    os._exit(0)  # as multiprocessing ends its children
+counts = list(telemetry.seal([key], timeout_seconds=60)[key].values())
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or counts != [1])
+"""
+
+
+@pytest.mark.parametrize("refused", [[], [503, 429]])
+def test_a_fork_of_a_process_with_grpc_in_its_threads_exports_by_http(refused: list[int]) -> None:
+    """gRPC cannot be used there: it skips what it does at a fork while other threads call into it."""
+    receiver = OtlpReceiver()
+    receiver.statuses += refused
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", FORKS, receiver.grpc_address, receiver.http_url],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        (child,), (parent,) = receiver.spans("child"), receiver.spans("parent")
+        assert child.key == parent.key == ("ro-1", "at-1") and child.marker != parent.marker
+        assert receiver.seals() == {child.marker: (1, 0), parent.marker: (1, 0)}
+        assert {headers["authorization"] for _, _, headers in receiver.bodies} == {"Bearer secret"}
+        assert [path for path, _, _ in receiver.bodies] == ["/v1/traces"] * (len(refused) + 1)
+    finally:
+        receiver.close()
