@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from agl_otel.instrumentation import forks
 from agl_otel.instrumentation.guard import never_raises, note_failure, while_running
+from agl_otel.instrumentation.writable import writable
 
 MAX_QUEUE_SPANS: Final = 20_000
 MAX_QUEUE_BYTES: Final = 256 << 20
@@ -190,7 +191,7 @@ class ExportProcessor(SpanProcessor):
             if self._exporter is None:
                 self._exporter = self._rebuild()
             with suppress_instrumentation():
-                return self._exporter.export(batch) is SpanExportResult.SUCCESS
+                return self._exporter.export([writable(span) for span in batch]) is SpanExportResult.SUCCESS
         except Exception as error:  # noqa: BLE001  # the named boundary: whatever an exporter raises, its spans count as dropped
             note_failure(f"export by {type(self._exporter).__name__}", error)
             return False

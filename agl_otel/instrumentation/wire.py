@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
 from agl_otel.instrumentation.arrays import PACKED_KEYS
+from agl_otel.instrumentation.writable import mended
 from agl_otel.varint import varint
 
 if TYPE_CHECKING:
@@ -88,8 +89,8 @@ def _value(value: Any) -> bytes | None:
     return encode(value) if encode is not None else None
 
 
-def _int(value: int) -> bytes | None:
-    return b"\x18" + varint(value & 0xFFFF_FFFF_FFFF_FFFF) if -(1 << 63) <= value < 1 << 63 else None
+def _int(value: int) -> bytes:
+    return b"\x18" + varint(value & 0xFFFF_FFFF_FFFF_FFFF) if -(1 << 63) <= value < 1 << 63 else b"\x0a" + _sized(b"%d" % value)
 
 
 def _list(values: Sequence[Any]) -> bytes | None:
@@ -109,7 +110,10 @@ _VALUES: Final[Mapping[type, Callable[[Any], bytes | None]]] = {
 
 
 def _text(text: str) -> bytes:
-    return text.encode("utf-8", "replace")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return mended(text).encode()
 
 
 def _sized(data: bytes) -> bytes:

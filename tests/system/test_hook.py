@@ -360,6 +360,21 @@ def test_a_long_conversation_does_not_push_the_ids_off_the_span(receiver: OtlpRe
     assert span.key == KEY and len(span.attributes) == 503
 
 
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_what_otlp_cannot_write_is_exported_as_text_and_logged_once(receiver: OtlpReceiver, tmp_path: Path, protocol: str) -> None:
+    code = """
+        for name in ("first", "second", "cut \\ud83d"):
+            tracer.start_span(name, attributes={"half": "\\ud83d", "huge": 2**64, "good": 1}).end()
+    """
+    status, _, err = Agent(receiver, tmp_path, protocol).run(code)
+    assert status == 0 and err.count("\n") == 1 and "is exported as text" in err, err
+    spans = receiver.ours()
+    assert [span.name for span in spans] == ["first", "second", "cut \N{REPLACEMENT CHARACTER}"]
+    for span in spans:
+        assert [span.attributes.get(name) for name in ("half", "huge", "good")] == ["\N{REPLACEMENT CHARACTER}", str(2**64), 1]
+    assert sealed_completely(receiver)
+
+
 def test_baggage_and_trace_context_travel_over_http_even_where_propagators_leave_them_out(receiver: OtlpReceiver, agent: Agent) -> None:
     code = """
         import http.server, httpx2

@@ -58,11 +58,15 @@ def test_what_is_written_directly_is_what_the_sdk_writes(spans: list[WholeSpan])
     assert ExportTraceServiceRequest.FromString(wire.request_of(spans)) == encode_spans(spans)
 
 
-def test_what_otlp_has_no_value_for_is_left_out_and_half_characters_are_replaced() -> None:
+def test_what_otlp_has_no_value_for_is_left_out_and_half_characters_and_huge_numbers_are_text() -> None:
     attributes: dict[str, Any] = {"huge": 1 << 64, "object": object(), "half": "\ud83d", "kept": 1}
     span = WholeSpan("n", context(1, 2), resource=RESOURCE, attributes=attributes, instrumentation_scope=InstrumentationScope("s"))
     (written,) = ExportTraceServiceRequest.FromString(wire.request_of([span])).resource_spans[0].scope_spans[0].spans
-    assert {each.key: each.value.string_value or each.value.int_value for each in written.attributes} == {"half": "?", "kept": 1}
+    assert {each.key: each.value.string_value or each.value.int_value for each in written.attributes} == {
+        "huge": "18446744073709551616",
+        "half": "\N{REPLACEMENT CHARACTER}",
+        "kept": 1,
+    }
 
 
 def test_packed_ids_become_the_array_that_they_stand_for_beside_spans_of_the_sdk() -> None:
