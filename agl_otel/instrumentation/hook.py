@@ -43,7 +43,7 @@ from agl_otel.instrumentation.guard import never_raises, note_failure, while_run
 from agl_otel.instrumentation.ids import draw_from_system
 from agl_otel.instrumentation.ledger import Ledger
 from agl_otel.instrumentation.pressure import BackPressure
-from agl_otel.instrumentation.processor import UNCOUNTED, AttemptProcessor, key_of_attributes, marker_of
+from agl_otel.instrumentation.processor import UNCOUNTED, AttemptProcessor, Shared, key_of_attributes, marker_of
 from agl_otel.instrumentation.records import Records, find_root
 from agl_otel.instrumentation.seal import Sealer
 
@@ -65,6 +65,7 @@ class Hook:
         self.ledger = Ledger(own_records, on_unrecorded=self._announce)
         self._attempt = attempt
         self._providers: list[TracerProvider] = []
+        self._exports: list[ExportProcessor] = []
         self._sealer: Sealer | None = None
         self._previous_sigterm: Any = signal.SIG_DFL
         self._ending: Literal["", "finishing", "finished"] = ""
@@ -94,6 +95,20 @@ class Hook:
         self._sealer = Sealer(
             self.ledger, provider, lambda seconds: provider.force_flush(int(seconds * 1000)), repeats=self._attempt is None
         )
+
+    @never_raises
+    def share(self, provider: object) -> None:
+        """Have `provider`, which the agent wanted to be the global one, export to the stack as well, by our exporters, and count its spans.
+
+        Its own exporters go on. A span that two of them send to the stack is read once.
+        """
+        if not isinstance(provider, TracerProvider) or self.has(provider) or not self._exports:
+            return
+        draw_from_system(provider)
+        self._providers.append(provider)
+        for export in self._exports:
+            provider.add_span_processor(Shared(export))
+        provider.add_span_processor(self.processor)
 
     def configure_sdk(self) -> None:
         """Configure the SDK from OTEL_* variables, as a distribution would, with exporters that lose nothing."""
@@ -235,13 +250,16 @@ class Hook:
             with _in_environment(settings):
                 return keyed(make())
 
-        return ExportProcessor(
+        export = ExportProcessor(
             keyed(span_exporter),
             rebuild=rebuild,
             takes=lambda span: is_own(self.ledger, span),
             on_dropped=self._dropped if counts else None,
             apart=key_of_span if given is not None else None,
         )
+        if counts:
+            self._exports.append(export)
+        return export
 
     def _log_processor(self, exporter: Any, *_: object, **__: object) -> Any:
         from agl_otel.instrumentation.logs import AttemptLogs, BatchLogRecordProcessor
@@ -420,6 +438,7 @@ def pre_instrument() -> None:
     propagate.set_global_textmap(
         CompositePropagator([propagate.get_global_textmap(), *ours, *([_hook.given] if _hook.given is not None else [])])
     )
+    share_with_providers_of_the_agent(_hook)
     set_global_response_propagator(ProcessHeader(_hook.ledger, get_global_response_propagator()))
     if attempt is not None:
         otel_context.attach(with_ids(attempt.key, carried_context(os.environ)))
@@ -432,6 +451,18 @@ def post_instrument() -> None:
     provider = trace.get_tracer_provider()
     if _hook is not None and isinstance(provider, TracerProvider):
         _hook.adopt(provider)
+
+
+def share_with_providers_of_the_agent(hook: Hook) -> None:
+    """Share with each provider that the agent sets as the global one: OpenTelemetry keeps ours, and the agent makes spans with its own."""
+    set_tracer_provider = trace.set_tracer_provider
+
+    @functools.wraps(set_tracer_provider)
+    def set_and_share(tracer_provider: trace.TracerProvider) -> None:
+        set_tracer_provider(tracer_provider)
+        hook.share(tracer_provider)
+
+    trace.set_tracer_provider = set_and_share
 
 
 def hook_of(provider: object) -> Hook | None:

@@ -87,6 +87,29 @@ class AttemptProcessor(SpanProcessor):
         return True
 
 
+class Shared(SpanProcessor):
+    """A processor that another provider has, too, whose end is not its end."""
+
+    def __init__(self, processor: SpanProcessor) -> None:
+        self._processor = processor
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Hand the span on (OpenTelemetry calls this)."""
+        self._processor.on_start(span, parent_context)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Hand the span on (OpenTelemetry calls this)."""
+        self._processor.on_end(span)
+
+    def shutdown(self) -> None:
+        """Wait for the spans so far."""
+        self._processor.force_flush()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """Wait for the spans so far."""
+        return self._processor.force_flush(timeout_millis)
+
+
 def key_of_attributes(span: ReadableSpan | LogRecord) -> Key | None:
     """The attempt that the own attributes of a span or log record name."""
     attributes = span.attributes or {}

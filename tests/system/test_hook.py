@@ -426,6 +426,34 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+OWN = """
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+own = TracerProvider()
+trace.set_tracer_provider(own)
+trace.set_tracer_provider(own)
+"""
+OWN_EXPORTERS = {
+    "to the stack": "from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as Exporter",
+    "elsewhere": "Exporter = ConsoleSpanExporter",
+}
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "own.shutdown(); os._exit(0)", "sys.exit(0)", "os.fork() or os._exit(0); os.wait()"])
+@pytest.mark.parametrize("exporter", OWN_EXPORTERS)
+def test_the_spans_of_a_provider_that_the_agent_sets_up_beside_ours_are_counted_and_exported(
+    receiver: OtlpReceiver, agent: Agent, exporter: str, end: str
+) -> None:
+    exporting = f"{OWN_EXPORTERS[exporter]}\nown.add_span_processor(BatchSpanProcessor(Exporter()))\n"
+    spans = "for _ in range(5): own.get_tracer('own').start_span('own').end()\ntracer.start_span('ours').end()\n"
+    status, _, err = agent.run(f"{OWN}{exporting}{spans}{end}\n")
+    assert (status, err) == (0, 2 * "Overriding of current TracerProvider is not allowed\n")
+    distinct = {span.span_id: span for span in receiver.ours()}  # what exports to the stack as well sends them twice
+    assert sorted(span.name for span in distinct.values()) == ["ours", *5 * ["own"]]
+    (marker,) = {span.marker for span in distinct.values()}
+    assert receiver.seals() == {marker: (6, 0)} and {span.key for span in distinct.values()} == {KEY}
+
+
 FILE = """
 file_format: "1.0"
 resource: {attributes: [{name: service.name, value: declared}]}
