@@ -193,7 +193,7 @@ def _judge_record(record: ProcessRecord, seen: MarkerFacts, found: _Findings) ->
     if not record.closed and in_flight == lost == dropped == 0:
         found.notes.append(f"{name} did not end in order; nothing of it was lost")
     if record.abandoned:
-        found.notes.append(f"{name}: {_spans(record.abandoned, verb=False)} never ended")
+        found.notes.append(f"{name}: {_spans(record.abandoned)} still open when it ended, or not sampled")
 
 
 def _judge_counted(name: str, seen: MarkerFacts, expected: int | None, found: _Findings, *, journal: bool) -> None:

@@ -137,7 +137,10 @@ def seen(of: AttemptLedger | None, *, hooked: bool = True, base: AttemptFacts | 
 WHOLE: dict[str, tuple[AttemptFacts, str]] = {
     "closed, and all that it ended is stored": (seen(ledger(process(3, 3)), p=MarkerFacts(spans=3)), ""),
     "killed, and nothing was lost": (seen(ledger(process(3, 3, closed=False)), p=MarkerFacts(spans=3)), "nothing of it was lost"),
-    "leaked spans of a process that closed": (seen(ledger(process(3, 2, abandoned=1)), p=MarkerFacts(spans=2)), "1 span never ended"),
+    "leaked spans of a process that closed": (
+        seen(ledger(process(3, 2, abandoned=1)), p=MarkerFacts(spans=2)),
+        f"process 7 ({AGENT}): 1 span was still open when it ended, or not sampled",
+    ),
     "a child that was loaded and made no span": (seen(ledger(process(1, 1), LOADED), p=MarkerFacts(spans=1)), ""),
     "a ledger goes before seals, which count late spans too": (seen(ledger(process(2, 2)), p=MarkerFacts(spans=2, seal=5)), ""),
     "a parent that never arrived, without a marker": (
