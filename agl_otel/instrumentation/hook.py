@@ -262,10 +262,10 @@ class Hook:
         return export
 
     def _log_processor(self, exporter: Any, *_: object, **__: object) -> Any:
-        from agl_otel.instrumentation.logs import AttemptLogs, BatchLogRecordProcessor
+        from agl_otel.instrumentation.logs import AttemptLogs, Logs
 
         given = self.given
-        return AttemptLogs(exporter, given) if given is not None and _is_otlp(exporter) else BatchLogRecordProcessor(exporter)
+        return AttemptLogs(exporter, given) if given is not None and _is_otlp(exporter) else Logs(exporter)
 
     def _dropped(self, spans: Sequence[ReadableSpan]) -> None:
         count_dropped(self.ledger, [span for span in spans if not self.stored_elsewhere(span)])

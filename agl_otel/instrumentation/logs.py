@@ -1,7 +1,8 @@
-"""Log records of a process that many attempts share. A module of its own because importing the SDK's logs takes a tenth of a second."""
+"""Log records of an agent's process. A module of its own because importing the SDK's logs takes a tenth of a second."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -15,7 +16,28 @@ from agl_otel.instrumentation.guard import never_raises
 from agl_otel.instrumentation.processor import key_of_attributes
 
 
-class AttemptLogs(BatchLogRecordProcessor):
+class Logs(BatchLogRecordProcessor):
+    """The SDK's, which starts anew in a fork when something is logged there, and before that is at its end without waiting for anything.
+
+    Its own shutdown waits half a minute for a thread of the parent, where a library has forked without Python.
+    """
+
+    def __init__(self, exporter: Any) -> None:
+        super().__init__(exporter)
+        self._logged_in = os.getpid()
+
+    def on_emit(self, log_record: ReadWriteLogRecord) -> None:
+        """Take a record (OpenTelemetry calls this)."""
+        self._logged_in = os.getpid()
+        super().on_emit(log_record)
+
+    def shutdown(self) -> None:
+        """Export what is waiting; nothing is in a fork in which nothing was logged."""
+        if self._logged_in == os.getpid():
+            super().shutdown()
+
+
+class AttemptLogs(Logs):
     """Writes the ids of the context's attempt onto log records, which a batch forgets, and exports them with the attempt's key."""
 
     def __init__(self, exporter: Any, given: GivenKeys) -> None:
