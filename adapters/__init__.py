@@ -1,4 +1,4 @@
-"""Adapters: what was observed in, training samples out. Pure functions on columns and spans; no I/O.
+"""Turn spans and columns into training samples. Pure.
 
 On columns (algorithms): to_trajectories. On lists of spans, with Agent Lightning 0.3's names: TraceToMessages, TracerTraceToTriplet,
 LlmProxyTraceToTriplet. How each instrumentation writes a model call stands in dialects/.

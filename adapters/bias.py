@@ -15,8 +15,8 @@ from typing import Any, Final, cast
 import numpy as np
 
 from agl_otel.adapters.trajectories import CALL_REFUSALS, TrajectoryBatch, judged, to_trajectories
-from agl_otel.columns import Traces
 from agl_otel.types import Rollout, VerdictKind
+from agl_otel.types.columns import Traces
 
 TAKEN: Final = "taken"
 NO_REWARD: Final = "none"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.adapters.trajectories import TrajectoryBatch
-from agl_otel.columns import AttemptKey, Traces
+from agl_otel.types.columns import AttemptKey, Traces
 
 
 def call_rewards(traces: Traces, batch: TrajectoryBatch, reward_name: str | None = None) -> NDArray[np.float32]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.adapters.ragged import concatenate, take
-from agl_otel.columns import CallColumns, Ragged
+from agl_otel.types.columns import CallColumns, Ragged
 
 
 def chains(calls: CallColumns, attempt: NDArray[np.int64], fit: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

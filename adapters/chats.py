@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from agl_otel.adapters.dialects import Message
 from agl_otel.adapters.texts import SHORTENED
-from agl_otel.tolerant import json_of
+from agl_otel.spans.tolerant import json_of
 
 Row = dict[str, Any]
 CHAT_REFUSALS: Final = {

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar, cast
 
-from agl_otel import semconv
-from agl_otel.tolerant import whole_of
+from agl_otel.spans.tolerant import whole_of
 from agl_otel.traces.told import Place, messages_in, whole_messages
 from agl_otel.types import Span
+from agl_otel_hook import conventions
 
 INPUT: Final = "gen_ai.input.messages"
 OUTPUT: Final = "gen_ai.output.messages"
@@ -24,22 +24,24 @@ def in_full(spans: Sequence[AnySpan]) -> Sequence[AnySpan]:
 
     A call whose history is not among the spans, or cannot be read, comes without messages: half a conversation would be taken for one.
     """
-    told = [span for span in spans if isinstance(span, Span) and semconv.LLM_CALL in span.attributes]
-    if not any(semconv.LLM_MESSAGES_CALL in span.attributes for span in told):
+    told = [span for span in spans if isinstance(span, Span) and conventions.LLM_CALL in span.attributes]
+    if not any(conventions.LLM_MESSAGES_CALL in span.attributes for span in told):
         return spans
-    told.sort(key=lambda span: (_number(span, semconv.LLM_CALL), _number(span, semconv.LLM_CHOICE)))
+    told.sort(key=lambda span: (_number(span, conventions.LLM_CALL), _number(span, conventions.LLM_CHOICE)))
     wholes = whole_messages(
         [_place(span) for span in told],
         [messages_in(span.attributes.get(INPUT)) for span in told],
-        [_number(span, semconv.LLM_MESSAGES_CALL) for span in told],
-        [_number(span, semconv.LLM_MESSAGES_BEFORE) for span in told],
+        [_number(span, conventions.LLM_MESSAGES_CALL) for span in told],
+        [_number(span, conventions.LLM_MESSAGES_BEFORE) for span in told],
     )
-    full = {id(span): _with(span, whole) for span, whole in zip(told, wholes, strict=True) if semconv.LLM_MESSAGES_CALL in span.attributes}
+    full = {
+        id(span): _with(span, whole) for span, whole in zip(told, wholes, strict=True) if conventions.LLM_MESSAGES_CALL in span.attributes
+    }
     return [cast("AnySpan", full.get(id(span), span)) for span in spans]
 
 
 def _with(span: Span, messages: list[Any] | None) -> Span:
-    left_out = {semconv.LLM_MESSAGES_CALL, semconv.LLM_MESSAGES_BEFORE, *((INPUT, OUTPUT) if messages is None else ())}
+    left_out = {conventions.LLM_MESSAGES_CALL, conventions.LLM_MESSAGES_BEFORE, *((INPUT, OUTPUT) if messages is None else ())}
     held = {key: value for key, value in span.attributes.items() if key not in left_out}
     return span.model_copy(update={"attributes": held if messages is None else {**held, INPUT: messages}})
 
@@ -49,4 +51,4 @@ def _number(span: Span, key: str) -> int:
 
 
 def _place(span: Span) -> Place:
-    return span.rollout_id, span.attempt_id, str(span.attributes.get(semconv.PROCESS, "")), _number(span, semconv.LLM_CALL)
+    return span.rollout_id, span.attempt_id, str(span.attributes.get(conventions.PROCESS, "")), _number(span, conventions.LLM_CALL)

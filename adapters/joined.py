@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from agl_otel import semconv
 from agl_otel.adapters.dialects import ModelCall
 from agl_otel.adapters.dialects.table import numbers
 from agl_otel.adapters.merge import StoredCall, full_prompts
-from agl_otel.tolerant import whole_of
+from agl_otel.spans.tolerant import whole_of
 from agl_otel.types import Span
+from agl_otel_hook import conventions
 
 SpanKey = tuple[str, str]
 """(trace id, span id)."""
@@ -80,55 +80,55 @@ def _is_another(call: ModelCall, known: JoinedCall, outer: JoinedCall | None) ->
 
 
 def _is_proxied(call: ModelCall) -> bool:
-    return semconv.LLM_CALL in (call.span.attributes or {})
+    return conventions.LLM_CALL in (call.span.attributes or {})
 
 
 def _further_choice(call: ModelCall) -> bool:
-    return bool((call.span.attributes or {}).get(semconv.LLM_CHOICE))
+    return bool((call.span.attributes or {}).get(conventions.LLM_CHOICE))
 
 
 def _identity(call: ModelCall) -> str:
     """The response's id; a further choice of it is something else."""
-    choice = (call.span.attributes or {}).get(semconv.LLM_CHOICE)
+    choice = (call.span.attributes or {}).get(conventions.LLM_CHOICE)
     return f"{call.response_id}#{choice}" if call.response_id and choice else call.response_id
 
 
 def repeated(spans: Iterable[Span]) -> set[SpanKey]:
     """The proxy's spans of calls that the agent's SDK repeated: nobody ever used their replies."""
-    proxied = [span for span in spans if semconv.LLM_CALL in span.attributes]
-    again = {_place(span, semconv.LLM_RETRY_OF) for span in proxied if semconv.LLM_RETRY_OF in span.attributes}
-    return {(span.trace_id, span.span_id) for span in proxied if _place(span, semconv.LLM_CALL) in again} if again else set()
+    proxied = [span for span in spans if conventions.LLM_CALL in span.attributes]
+    again = {_place(span, conventions.LLM_RETRY_OF) for span in proxied if conventions.LLM_RETRY_OF in span.attributes}
+    return {(span.trace_id, span.span_id) for span in proxied if _place(span, conventions.LLM_CALL) in again} if again else set()
 
 
 def _place(span: Span, call: str) -> tuple[str, str, str, int]:
     held = span.attributes
-    return span.rollout_id, span.attempt_id, str(held.get(semconv.PROCESS, "")), whole_of(held[call])
+    return span.rollout_id, span.attempt_id, str(held.get(conventions.PROCESS, "")), whole_of(held[call])
 
 
 def prompts_in_full(spans: Iterable[Span]) -> dict[SpanKey, list[int]]:
     """The full prompt of every call that a proxy stored in prefix form; [] where what it goes on from is not among `spans`."""
     processes: dict[tuple[str, str, str], list[tuple[int, int, Span]]] = {}
     for span in spans:
-        if (call := span.attributes.get(semconv.LLM_CALL)) is not None:
-            marker = str(span.attributes.get(semconv.PROCESS, ""))
-            key = (whole_of(call), whole_of(span.attributes.get(semconv.LLM_CHOICE, 0)), span)
+        if (call := span.attributes.get(conventions.LLM_CALL)) is not None:
+            marker = str(span.attributes.get(conventions.PROCESS, ""))
+            key = (whole_of(call), whole_of(span.attributes.get(conventions.LLM_CHOICE, 0)), span)
             processes.setdefault((span.rollout_id, span.attempt_id, marker), []).append(key)
     found: dict[SpanKey, list[int]] = {}
     for calls in processes.values():
-        if any(semconv.LLM_PREFIX_CALL in span.attributes for _, _, span in calls):
+        if any(conventions.LLM_PREFIX_CALL in span.attributes for _, _, span in calls):
             calls.sort(key=lambda entry: entry[:2])
             prompts = full_prompts([_stored(*entry) for entry in calls])
             for (_, _, span), prompt in zip(calls, prompts, strict=True):
-                if span.attributes.get(semconv.LLM_PREFIX_CALL):
+                if span.attributes.get(conventions.LLM_PREFIX_CALL):
                     found[span.trace_id, span.span_id] = [] if prompt is None else prompt.tolist()
     return found
 
 
 def _stored(call: int, choice: int, span: Span) -> StoredCall:
     a = span.attributes
-    base, base_choice = (whole_of(a.get(key, 0)) for key in (semconv.LLM_PREFIX_CALL, semconv.LLM_PREFIX_CHOICE))
+    base, base_choice = (whole_of(a.get(key, 0)) for key in (conventions.LLM_PREFIX_CALL, conventions.LLM_PREFIX_CHOICE))
     return StoredCall(
-        call, choice, base, base_choice, _ids(a.get(semconv.LLM_PROMPT_TOKEN_IDS)), _ids(a.get(semconv.LLM_RESPONSE_TOKEN_IDS))
+        call, choice, base, base_choice, _ids(a.get(conventions.LLM_PROMPT_TOKEN_IDS)), _ids(a.get(conventions.LLM_RESPONSE_TOKEN_IDS))
     )
 
 

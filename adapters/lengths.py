@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from agl_otel.adapters.ragged import count_per_row, pieces, take
 from agl_otel.adapters.trajectories import TrajectoryBatch
-from agl_otel.columns import Ragged
 from agl_otel.errors import UsageError
+from agl_otel.types.columns import Ragged
 
 LENGTH_REFUSALS: Final = {
     "prompt_too_long": "the prompt is longer than max_prompt_tokens",

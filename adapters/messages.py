@@ -16,7 +16,7 @@ from agl_otel.adapters.dialects.readers import openai_call
 from agl_otel.adapters.history import in_full
 from agl_otel.adapters.joined import JoinedCall
 from agl_otel.adapters.tree import TraceTree
-from agl_otel.tolerant import MALFORMED
+from agl_otel.spans.tolerant import MALFORMED
 from agl_otel.types import Span
 
 _log = logging.getLogger(__name__)

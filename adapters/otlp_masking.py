@@ -29,20 +29,20 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from agl_otel import semconv
 from agl_otel.adapters.dialects.readers import EVENTS, of_parts
 from agl_otel.adapters.dialects.said import KEPT, MARKS, Said, said_at
 from agl_otel.adapters.dialects.table import numbers
 from agl_otel.adapters.masking import MaskRule, parse_rules, text_of
 from agl_otel.adapters.texts import SHORTENED
 from agl_otel.errors import SettingsError
-from agl_otel.tolerant import json_of
+from agl_otel.spans.tolerant import json_of
+from agl_otel_hook import conventions
 
 CHOICE: Final = "gen_ai.choice"
 _EVENT_NAME: Final = "event.name"
 _LOGPROBS: Final = "logprobs.content"
 _TOKENS: Final = re.compile(r"token_ids|logprobs")
-_ID_KEYS: Final = (semconv.LLM_PROMPT_TOKEN_IDS, semconv.LLM_RESPONSE_TOKEN_IDS)
+_ID_KEYS: Final = (conventions.LLM_PROMPT_TOKEN_IDS, conventions.LLM_RESPONSE_TOKEN_IDS)
 _OPENING: Final = 200  # characters in which SHORTENED would stand
 
 
@@ -183,8 +183,8 @@ class Masker:
         return heard
 
     def _take_ids(self, attributes: MutableSequence[KeyValue], heard: Sequence[Heard]) -> None:
-        named = {a.key: a.value.int_value for a in attributes if a.key in (semconv.LLM_MESSAGES_CALL, semconv.LLM_PREFIX_CALL)}
-        elsewhere = named.get(semconv.LLM_MESSAGES_CALL, 0) not in (0, named.get(semconv.LLM_PREFIX_CALL, 0))
+        named = {a.key: a.value.int_value for a in attributes if a.key in (conventions.LLM_MESSAGES_CALL, conventions.LLM_PREFIX_CALL)}
+        elsewhere = named.get(conventions.LLM_MESSAGES_CALL, 0) not in (0, named.get(conventions.LLM_PREFIX_CALL, 0))
         elsewhere |= any(SHORTENED.match(one.text[:_OPENING]) is not None for one in heard)
         hits = [one for one in heard if any(rule.says(one.role, one.text) for rule in self._ids)]
         given = not heard or elsewhere or any(one.reply is not True for one in hits)
@@ -200,15 +200,15 @@ class Masker:
                 if given if prompt else written:
                     zeros = [AnyValue(int_value=0)] * len(value.array_value.values)
                     value.CopyFrom(AnyValue(array_value=ArrayValue(values=zeros)))
-            elif key == semconv.LLM_RESPONSE_LOGPROBS or key == _LOGPROBS:
+            elif key == conventions.LLM_RESPONSE_LOGPROBS or key == _LOGPROBS:
                 gone |= {key} if written else set()
             elif "token_ids" in key:
                 gone |= {key} if (given if prompt else written) else set()
             elif _holds_tokens(attribute):
                 gone.add(key)
         _remove(attributes, gone)
-        _remove(attributes, {semconv.LLM_INCOMPLETE})
-        attributes.append(KeyValue(key=semconv.LLM_INCOMPLETE, value=AnyValue(string_value=semconv.LLM_MASKED)))
+        _remove(attributes, {conventions.LLM_INCOMPLETE})
+        attributes.append(KeyValue(key=conventions.LLM_INCOMPLETE, value=AnyValue(string_value=conventions.LLM_MASKED)))
 
     def _silence(self, rule: MaskRule, text: str) -> str:
         self.counts["texts"] += 1

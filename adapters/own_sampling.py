@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.columns import CallColumns
+from agl_otel.types.columns import CallColumns
 
 REQUESTED: Final = {"temperature": "gen_ai.request.temperature", "top_p": "gen_ai.request.top_p"}
 """{parameter: the attribute of a call that says it}."""

@@ -13,9 +13,9 @@ from typing import Any
 
 from agl_otel.adapters.masking import MaskRule
 from agl_otel.adapters.records import Reading, Row
-from agl_otel.columns import Traces
 from agl_otel.errors import DataError
 from agl_otel.types import AttemptedRollout
+from agl_otel.types.columns import Traces
 
 VERSION = 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.columns import Ragged
+from agl_otel.types.columns import Ragged
 
 
 def take(rows: Ragged, index: NDArray[np.int64]) -> Ragged:

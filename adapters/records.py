@@ -26,10 +26,10 @@ from agl_otel.adapters.selection import check_selection, left_out, task_key
 from agl_otel.adapters.texts import conversation_at
 from agl_otel.adapters.trajectories import TrajectoryBatch, taken_attempts, to_trajectories
 from agl_otel.adapters.triplets import TracerTraceToTriplet
-from agl_otel.columns import AttemptKey, Reward, Traces
 from agl_otel.errors import AgentError, UsageError
-from agl_otel.tolerant import MALFORMED
+from agl_otel.spans.tolerant import MALFORMED
 from agl_otel.types import Span
+from agl_otel.types.columns import AttemptKey, Reward, Traces
 from agl_otel.types.spans import in_json
 
 Row = dict[str, Any]

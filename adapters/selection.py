@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from agl_otel.columns import AttemptKey
 from agl_otel.errors import UsageError
 from agl_otel.types import Rollout
+from agl_otel.types.columns import AttemptKey
 
 SELECTION_REFUSALS: Final = {
     "low_reward": "its reward is less than min_reward",

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from agl_otel.adapters.dialects.agl import DIALECT
 from agl_otel.adapters.dialects.table import Conversation, Message, checked
-from agl_otel.columns import CallTexts
-from agl_otel.tolerant import MALFORMED, json_of
+from agl_otel.spans.tolerant import MALFORMED, json_of
+from agl_otel.types.columns import CallTexts
 
 NOTHING: Final = Conversation([], [], None)
 SHORTENED: Final = re.compile(r"\d+ messages of \d+ characters are left out")

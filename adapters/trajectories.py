@@ -17,14 +17,14 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel import semconv
 from agl_otel.adapters.chains import chains, lay_out_chains
 from agl_otel.adapters.merge import Call, Merged, StoredCall, full_prompts, lay_out, merge
 from agl_otel.adapters.messages import image_urls
 from agl_otel.adapters.ragged import concatenate, count_per_row, take
 from agl_otel.adapters.texts import conversation_at, messages_at
-from agl_otel.columns import AttemptKey, CallColumns, Ragged, Reward, Traces
 from agl_otel.types import AttemptedRollout, Rollout, VerdictKind
+from agl_otel.types.columns import AttemptKey, CallColumns, Ragged, Reward, Traces
+from agl_otel_hook import conventions
 
 ATTEMPT_REFUSALS: Final = {
     "not_latest_attempt": "an earlier attempt of its rollout",
@@ -186,7 +186,7 @@ def _fit_calls(calls: CallColumns, attempt: NDArray[np.int64], agent_match: str 
     """Which calls may be trained on, prefix references aside; the rest of the taken attempts' calls is counted."""
     response, logprobs = calls.response.lengths, calls.logprobs.lengths
     wrong = {
-        "masked_ids": np.array([why == semconv.LLM_MASKED for why in calls.incomplete], dtype=np.bool_),
+        "masked_ids": np.array([why == conventions.LLM_MASKED for why in calls.incomplete], dtype=np.bool_),
         "incomplete_reply": np.array([bool(why) for why in calls.incomplete], dtype=np.bool_),
         "no_token_ids": (calls.prompt.lengths == 0) & (calls.prefix_call == 0),
         "empty_response": response == 0,
@@ -300,7 +300,7 @@ def _ready_calls(traces: Traces, fit: NDArray[np.bool_], rows: list[int], refuse
         for r in rows
     ]
     ready: list[Call] = []
-    masked = {(call.call, call.choice) for row, call in zip(rows, stored, strict=True) if calls.incomplete[row] == semconv.LLM_MASKED}
+    masked = {(call.call, call.choice) for row, call in zip(rows, stored, strict=True) if calls.incomplete[row] == conventions.LLM_MASKED}
     for row, call, full in zip(rows, stored, full_prompts(stored), strict=True):
         if (call.prefix_call, call.prefix_choice) in masked:
             masked.add((call.call, call.choice))

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agl_otel import semconv
 from agl_otel.adapters.dialects import agent_name, read_call
 from agl_otel.adapters.joined import JoinedCall, Joiner, repeated
 from agl_otel.errors import UsageError
-from agl_otel.rewards import get_reward_value
+from agl_otel.spans.rewards import get_reward_value
 from agl_otel.types import Span
+from agl_otel_hook import conventions
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -125,7 +125,9 @@ class TraceTree:
 
     def is_reward_span(self) -> bool:
         """Whether the span holds a reward, or is the operation that computed one."""
-        operation = self.span.name == semconv.SPAN_OPERATION and self.span.attributes.get(semconv.OPERATION_NAME) == semconv.SPAN_REWARD
+        operation = (
+            self.span.name == conventions.SPAN_OPERATION and self.span.attributes.get(conventions.OPERATION_NAME) == conventions.SPAN_REWARD
+        )
         return operation or get_reward_value(self.span) is not None
 
     def find_llm_calls(

@@ -9,16 +9,16 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from agl_otel import semconv
 from agl_otel.adapters.base import TraceToTripletBase
 from agl_otel.adapters.dialects import Message, ModelCall, agent_lightning, agl, read_call
 from agl_otel.adapters.history import in_full
 from agl_otel.adapters.joined import JoinedCall, SpanKey, prompts_in_full, repeated
 from agl_otel.adapters.messages import image_urls
 from agl_otel.adapters.tree import RewardMatchPolicy, TraceTree
-from agl_otel.attributes import filter_attributes, unflatten_attributes
-from agl_otel.rewards import get_reward_value
+from agl_otel.spans.attributes import filter_attributes, unflatten_attributes
+from agl_otel.spans.rewards import get_reward_value
 from agl_otel.types import Span, Triplet
+from agl_otel_hook import conventions
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _NOT_SETTINGS: Final = frozenset({"messages", "choices", "prompt_token_ids", "response_token_ids"})
 """Left out of `metadata`: they are the prompt and the response."""
-_RAW: Final = (("gen_ai.prompt", "gen_ai.completion"), (f"{semconv.OPERATION_INPUT}.messages", f"{semconv.OPERATION_OUTPUT}.choices"))
+_RAW: Final = (
+    ("gen_ai.prompt", "gen_ai.completion"),
+    (f"{conventions.OPERATION_INPUT}.messages", f"{conventions.OPERATION_OUTPUT}.choices"),
+)
 """Prefixes of 0.3's own forms, which `raw_content` gives as they are nested; every other dialect gives OpenAI's messages."""
 
 
@@ -173,7 +176,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
             if call is None or call.dialect not in self._DIALECTS or (span.trace_id, span.span_id) in unused:
                 continue
             triplet = self._triplet(call, prompts.get((span.trace_id, span.span_id), call.prompt_token_ids))
-            name = f"{call.response_id}#{span.attributes.get(semconv.LLM_CHOICE, 0)}"
+            name = f"{call.response_id}#{span.attributes.get(conventions.LLM_CHOICE, 0)}"
             if triplet is not None and not (call.response_id and name in seen):
                 seen.add(name)
                 waiting.append(len(calls))

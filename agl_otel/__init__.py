@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 __version__ = "0.1.0.dev0"
-__path__.append(str(Path(__file__).parent / "compat"))  # `agl_otel.emitter` and others that are no rooms of ours
+__path__.append(str(Path(__file__).parent / "compat" / "names"))  # `agl_otel.emitter` and others that are no rooms of ours
 
 _NAMES: Final = {
     "agl_otel.types": """
@@ -21,33 +21,36 @@ _NAMES: Final = {
         SpanCoreFields SpanLike SpanNames SpanRecordingContext StatusCode TaskInput TraceState TraceStatus TrainingRun TrainingStep
         Triplet Worker WorkerStatus Verdict""",
     "agl_otel.store": """
-        Store LightningStore LightningStoreCapabilities LightningStoreStatistics LightningStoreClient LightningStoreServer
-        InMemoryLightningStore CollectionBasedLightningStore LightningStoreThreaded UNSET""",
-    "agl_otel.emit": """
-        reward operation emit_reward emit_message emit_object emit_exception emit_annotation get_reward_value get_rewards_from_span
-        is_reward_span find_reward_spans find_final_reward get_message_value get_object_value""",
+        Store LightningStoreCapabilities LightningStoreStatistics UNSET""",
+    "agl_otel_hook.emit": """
+        reward operation emit_reward emit_message emit_object emit_exception emit_annotation""",
+    "agl_otel.spans.emitted": """
+        get_reward_value get_rewards_from_span is_reward_span find_reward_spans find_final_reward get_message_value get_object_value""",
     "agl_otel.adapters": """
         Adapter TraceAdapter OtelTraceAdapter TraceToTripletBase TracerTraceToTriplet LlmProxyTraceToTriplet TraceToMessages""",
     "agl_otel.algorithms": """
         Algorithm algo FastAlgorithm Baseline APO GEPA RandomSearch VERL""",
-    "agl_otel.litagent": """
+    "agl_otel.compat.stores": """
+        LightningStore LightningStoreClient LightningStoreServer InMemoryLightningStore CollectionBasedLightningStore
+        LightningStoreThreaded""",
+    "agl_otel.compat.litagent": """
         LitAgent rollout llm_rollout prompt_rollout""",
-    "agl_otel.runner": """
+    "agl_otel.compat.runner": """
         Runner LitAgentRunner""",
-    "agl_otel.trainer": """
+    "agl_otel.compat.trainer": """
         Trainer build_component""",
-    "agl_otel.execution": """
+    "agl_otel.compat.execution": """
         ExecutionStrategy ClientServerExecutionStrategy SharedMemoryExecutionStrategy ExecutionEvent ThreadingEvent
         MultiprocessingEvent""",
-    "agl_otel.llm_proxy": """
+    "agl_otel.compat.llm_proxy": """
         LLMProxy""",
-    "agl_otel.tracer": """
+    "agl_otel.compat.tracer": """
         Tracer OtelTracer AgentOpsTracer WeaveTracer DummyTracer get_active_tracer set_active_tracer clear_active_tracer""",
     "agl_otel.config": """
         lightning_cli""",
     "agl_otel.logging": """
         setup_logging setup_module_logging configure_logger""",
-    "agl_otel.env_var": """
+    "agl_otel.compat.env_var": """
         LightningEnvVar resolve_bool_env_var resolve_int_env_var resolve_str_env_var""",
 }
 """{module: what is here of it}; Agent Lightning 0.3's names and those of our own that users need. `__init__.pyi` tells editors."""

@@ -1,4 +1,4 @@
-"""The one error tree. Every message says what happened, to which id or path, and what to do next.
+"""The error tree. Every message says what happened, to which id or path, and what to do next.
 
     AglError
     ├── UsageError            the caller asked for something that cannot be: fix the call (exit code 2); also a ValueError,

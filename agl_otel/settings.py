@@ -1,4 +1,4 @@
-"""One Settings object: flags over environment over `agl.toml` over defaults. Nothing else reads AGL_* variables.
+"""Settings: flags over environment over `agl.toml` over defaults. Nothing else reads AGL_* variables.
 
 A child process of ours gets what its parent resolved, whole: `Settings.environment` writes it, `load` reads nothing beside it.
 """

@@ -1,4 +1,4 @@
-"""Algorithms: enqueue rollouts, read their traces through an adapter, publish better resources."""
+"""Improve resources: enqueue rollouts, read their traces through an adapter, publish."""
 
 from __future__ import annotations
 

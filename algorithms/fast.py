@@ -173,7 +173,7 @@ class Baseline(FastAlgorithm):
             await self._report(store, rollout)
 
     async def _report(self, store: Store, rollout: Rollout | AttemptedRollout) -> None:
-        from agl_otel.emit import find_final_reward
+        from agl_otel.spans.emitted import find_final_reward
 
         who = rollout.rollout_id
         spans = list(await store.query_spans(who, "latest"))

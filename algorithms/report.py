@@ -16,7 +16,7 @@ import numpy as np
 
 from agl_otel.adapters.own_sampling import sampled_otherwise
 from agl_otel.adapters.trajectories import TrajectoryBatch
-from agl_otel.columns import Traces
+from agl_otel.types.columns import Traces
 
 _log: Final = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ def own_sampling_words(step: int, other: int, calls: int) -> str:
     )
 
 
-def lone_words(step: int, rollout_ids: Sequence[str], groups: int) -> str:
+def singleton_words(step: int, rollout_ids: Sequence[str], groups: int) -> str:
     """The warning of a step in which these rollouts are all that is left of their groups; `groups` are all of the step's."""
     return (
         f"step {step}: {len(rollout_ids)} of {groups} groups have one rollout left, which nothing can be compared with and which teaches "

@@ -1,6 +1,6 @@
 """The folder of one run: which run it is, that one process works on it, and a line for each of its steps.
 
-    run.json        the run's id, its algorithm, its options without secrets (redacted.py), its seed
+    run.json        the run's id, its algorithm, its options without secrets (text.py), its seed
     lock            held while a process works on the run
     metrics.jsonl   a line for each step
 
@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import IO, Any, Final, cast
 
 from agl_otel.errors import FULL_DISK, DataError, DiskFullError, InUseError, SettingsError, UsageError
-from agl_otel.framed import free_name
-from agl_otel.private import make_folder, open_file
-from agl_otel.redacted import without_secrets
+from agl_otel.service.framed import free_name
+from agl_otel.service.private import make_folder, open_file
+from agl_otel.text import without_secrets
 
 RUN: Final = "run.json"
 METRICS: Final = "metrics.jsonl"

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from agl_otel.algorithms.metrics import MetricSink, Sinks, sinks_of
+from agl_otel.algorithms.metric_sinks import MetricSink, Sinks, sinks_of
 from agl_otel.algorithms.run_folder import RunFolder, new_run_id
 from agl_otel.errors import AglError
 from agl_otel.types import TrainingStep

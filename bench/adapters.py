@@ -28,11 +28,11 @@ import aiohttp
 import numpy as np
 import torch
 
-from agl_otel import semconv
 from agl_otel.adapters import TrajectoryBatch, to_trajectories
-from agl_otel.columns import Ragged
 from agl_otel.traces.reader import TraceReader
 from agl_otel.types import Attempt, AttemptedRollout
+from agl_otel.types.columns import Ragged
+from agl_otel_hook import conventions
 from bench.agentlightning_triplets import as_03
 from bench.harness import Contest, Turn, report, report_absent, report_against_bar, take_turns
 from bench.otlp import request_of
@@ -89,7 +89,7 @@ def span_of(call: Call, *, full: bool) -> dict[str, Any]:
     """The call as our proxy writes it; `full`: without the prefix form."""
     prefixed = call.number > 1 and not full
     attributes: dict[str, Any] = {
-        semconv.PROCESS: MARKER,
+        conventions.PROCESS: MARKER,
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": "a/model-7b",
         "gen_ai.response.id": f"{call.rollout_id}-{call.number}",
@@ -97,23 +97,23 @@ def span_of(call: Call, *, full: bool) -> dict[str, Any]:
             [{"role": m["role"], "parts": [{"type": "text", "content": m["content"]}]} for m in call.messages]
         ),
         "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": call.answer}]}]),
-        semconv.LLM_CALL: call.number,
-        semconv.LLM_CHOICE: 0,
-        semconv.LLM_MODEL_VERSION: "1",
-        semconv.LLM_PROMPT_TOKEN_IDS: call.added if prefixed else call.prompt,
-        semconv.LLM_RESPONSE_TOKEN_IDS: call.response,
-        semconv.LLM_RESPONSE_LOGPROBS: call.logprobs,
+        conventions.LLM_CALL: call.number,
+        conventions.LLM_CHOICE: 0,
+        conventions.LLM_MODEL_VERSION: "1",
+        conventions.LLM_PROMPT_TOKEN_IDS: call.added if prefixed else call.prompt,
+        conventions.LLM_RESPONSE_TOKEN_IDS: call.response,
+        conventions.LLM_RESPONSE_LOGPROBS: call.logprobs,
     }
     if prefixed:
-        attributes |= {semconv.LLM_PREFIX_CALL: call.number - 1, semconv.LLM_PREFIX_CHOICE: 0}
-    return {"name": semconv.SPAN_LLM, "trace_id": call.trace_id, "span_id": call.span_id, "attributes": attributes}
+        attributes |= {conventions.LLM_PREFIX_CALL: call.number - 1, conventions.LLM_PREFIX_CHOICE: 0}
+    return {"name": conventions.SPAN_LLM, "trace_id": call.trace_id, "span_id": call.span_id, "attributes": attributes}
 
 
 def reward_of(call: Call) -> dict[str, Any]:
     """The reward of the attempt that ends with `call`."""
-    attributes = {semconv.PROCESS: MARKER, semconv.reward_name_key(0): "primary", semconv.reward_value_key(0): 1.0}
+    attributes = {conventions.PROCESS: MARKER, conventions.reward_name_key(0): "primary", conventions.reward_value_key(0): 1.0}
     span_id = f"{int(call.span_id, 16) + 50:016x}"
-    return {"name": semconv.SPAN_ANNOTATION, "trace_id": call.trace_id, "span_id": span_id, "attributes": attributes}
+    return {"name": conventions.SPAN_ANNOTATION, "trace_id": call.trace_id, "span_id": span_id, "attributes": attributes}
 
 
 @contextlib.asynccontextmanager
@@ -123,7 +123,7 @@ async def filled(attempts: list[list[Call]], *, full: bool) -> AsyncGenerator[Tr
         async with ours(Path(folder)) as peer, aiohttp.ClientSession() as session:
             for calls in attempts:
                 spans = [*(span_of(call, full=full) for call in calls), reward_of(calls[-1])]
-                body = request_of(spans, {semconv.ROLLOUT_ID: calls[0].rollout_id, semconv.ATTEMPT_ID: "at-1"})
+                body = request_of(spans, {conventions.ROLLOUT_ID: calls[0].rollout_id, conventions.ATTEMPT_ID: "at-1"})
                 async with session.post(peer.address.http, data=body, headers={"Content-Type": "application/x-protobuf"}) as answer:
                     answer.raise_for_status()
             base = peer.address.http.removesuffix("/v1/traces")

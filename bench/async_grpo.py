@@ -46,7 +46,7 @@ metrics = []
 keep_checkpoints = 1
 checkpoint_every_steps = 1000
 """
-ASYNC = "groups_under_way = {under_way}\nmax_staleness = {staleness}\nimportance_cap = 2.0\n"
+ASYNC = "groups_in_flight = {under_way}\nmax_staleness = {staleness}\nimportance_cap = 2.0\n"
 
 
 def main() -> int:

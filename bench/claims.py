@@ -25,12 +25,12 @@ from typing import Final
 
 import grpc.aio
 
-from agl_otel.queue.postgres_server import NoPostgresError, Postgres
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.proto import queue_pb2_grpc
 from agl_otel.queue.server import OPTIONS
 from bench.claimers import Job, claimers
 from bench.harness import Turn, cpu_seconds, free_port, process, report, take_turns
+from tests.postgres_server import NoPostgresError, Postgres
 
 Have = Callable[[Job], Awaitable[int]]
 

@@ -29,14 +29,14 @@ from typing import Final, NamedTuple
 import aiohttp
 import numpy as np
 
-from agl_otel import semconv
 from agl_otel.adapters import TrajectoryBatch, to_trajectories
 from agl_otel.adapters.trajectories import CALL_REFUSALS
-from agl_otel.columns import Traces
 from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.settings import Settings
 from agl_otel.traces.reader import TraceReader
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest
+from agl_otel.types.columns import Traces
+from agl_otel_hook import conventions
 from bench.exact_agents import Agent
 from bench.exact_server import Sampled, Server, Truth
 from bench.harness import process
@@ -48,8 +48,9 @@ ROLLOUTS_PER_BATCH: Final = 200
 FAULTY_ATTEMPTS: Final = 0.2
 FAULTS: Final = 0.3  # of the calls of such an attempt
 _CALLS: Final = f"""
-SELECT RolloutId, SpanId, SpanAttributes['gen_ai.response.id'] AS Response, toInt64OrZero(SpanAttributes['{semconv.LLM_CHOICE}']) AS Choice
-FROM otel_traces WHERE RolloutId IN {{rollouts:Array(String)}} AND SpanName = '{semconv.SPAN_LLM}'
+SELECT RolloutId, SpanId, SpanAttributes['gen_ai.response.id'] AS Response,
+  toInt64OrZero(SpanAttributes['{conventions.LLM_CHOICE}']) AS Choice
+FROM otel_traces WHERE RolloutId IN {{rollouts:Array(String)}} AND SpanName = '{conventions.SPAN_LLM}'
 """
 
 
@@ -119,9 +120,9 @@ async def one_attempt(stack: Services, session: aiohttp.ClientSession, chance: r
             ids = truth.tools[reply.tool["id"]] if reply.tool else [ord(letter) for letter in reply.text]
             if ids != told:
                 result.wrong.append(f"{path} {answer.id}: the agent got another reply than was sampled")
-    reward = {semconv.reward_name_key(0): "primary", semconv.reward_value_key(0): chance.random()}
+    reward = {conventions.reward_name_key(0): "primary", conventions.reward_value_key(0): chance.random()}
     ids = {"trace_id": os.urandom(16).hex(), "span_id": os.urandom(8).hex()}
-    body = request_of([{"name": semconv.SPAN_ANNOTATION, **ids, "attributes": reward}], dict(zip(_IDS, key, strict=True)))
+    body = request_of([{"name": conventions.SPAN_ANNOTATION, **ids, "attributes": reward}], dict(zip(_IDS, key, strict=True)))
     async with session.post(f"{stack.otlp}/v1/traces", data=body, headers={"content-type": "application/x-protobuf"}) as answer:
         answer.raise_for_status()
     async with session.post(f"{base}/close") as answer:
@@ -131,7 +132,7 @@ async def one_attempt(stack: Services, session: aiohttp.ClientSession, chance: r
     return key[0]
 
 
-_IDS: Final = (semconv.ROLLOUT_ID, semconv.ATTEMPT_ID)
+_IDS: Final = (conventions.ROLLOUT_ID, conventions.ATTEMPT_ID)
 
 
 async def check(stack: Services, rollout_ids: Sequence[str], truth: Truth, result: Result) -> None:

@@ -29,11 +29,11 @@ import aiohttp
 import grpc.aio
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from agl_otel import semconv
 from agl_otel.settings import Settings, free_port
 from agl_otel.traces.opened import open_store
 from agl_otel.web.jaeger.proto import storage_pb2 as pb
 from agl_otel.web.jaeger.service import READER
+from agl_otel_hook import conventions
 from bench.dashboard import known_rollouts
 from bench.harness import report_against_bar
 from bench.read_data import fill
@@ -118,7 +118,7 @@ def asks(session: aiohttp.ClientSession, url: str, channel: grpc.aio.Channel) ->
     def micro(known: Known) -> str:
         return f"&start={known.start_nano // 1000}&end={known.start_nano // 1000 + 3600 * 10**6}"
 
-    tag = semconv.ROLLOUT_ID
+    tag = conventions.ROLLOUT_ID
     return {
         "trace by id, gRPC": ("trace", by_id),
         "trace by id, /api": ("trace", lambda known: get(f"/api/traces/{known.trace_id}")),

@@ -15,10 +15,10 @@ from typing import Final
 
 from opentelemetry.sdk.trace import TracerProvider
 
-from agl_otel.instrumentation.context import Key
-from agl_otel.instrumentation.ledger import Ledger, Place, Started
-from agl_otel.instrumentation.processor import AttemptProcessor
-from agl_otel.instrumentation.records import Records, folder_of, key_of, read
+from agl_otel_hook.context import Key
+from agl_otel_hook.ledger import Ledger, Place, Started
+from agl_otel_hook.processor import AttemptProcessor
+from agl_otel_hook.records import Records, folder_of, key_of, read
 from bench.harness import Turn, report, report_against_bar, take_turns
 
 KEY: Final = ("ro-1", "at-1")

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from agl_otel import semconv
+from agl_otel_hook import conventions
 
 SPANS_PER_ATTEMPT: Final = 6
 _TRACE_SALT: Final = b"\xa7\x15\x9e\x3c"  # in the trace ids of a template; replaced in every request
@@ -61,7 +61,7 @@ def _request(chance: random.Random, first: int, spans: int, token_ids: int, name
     for attempt in range(-(-spans // SPANS_PER_ATTEMPT)):
         group = request.resource_spans.add()
         rollout_id, attempt_id = next(names)
-        ids = {semconv.ROLLOUT_ID: rollout_id, semconv.ATTEMPT_ID: attempt_id, "service.name": "agent", "process.pid": 4242}
+        ids = {conventions.ROLLOUT_ID: rollout_id, conventions.ATTEMPT_ID: attempt_id, "service.name": "agent", "process.pid": 4242}
         group.resource.attributes.extend(_attributes(ids))
         left = min(SPANS_PER_ATTEMPT, spans - attempt * SPANS_PER_ATTEMPT)
         group.scope_spans.add().spans.extend(_span(chance, first + attempt, number, token_ids) for number in range(left))
@@ -93,7 +93,7 @@ def attempt_request(rollout_id: str, attempt_id: str, spans: int, attributes: in
     trace_id = os.urandom(16).hex()
     values = {f"attribute.{number}": f"value of attribute {number}" for number in range(attributes)}
     made = [{"name": "work", "trace_id": trace_id, "span_id": os.urandom(8).hex(), "attributes": values} for _ in range(spans)]
-    return request_of(made, {semconv.ROLLOUT_ID: rollout_id, semconv.ATTEMPT_ID: attempt_id})
+    return request_of(made, {conventions.ROLLOUT_ID: rollout_id, conventions.ATTEMPT_ID: attempt_id})
 
 
 def _span(chance: random.Random, attempt: int, number: int, token_ids: int) -> Span:
@@ -110,8 +110,8 @@ def _span(chance: random.Random, attempt: int, number: int, token_ids: int) -> S
         "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"content": _text(chance, 300)}]}]),
     }
     if call and token_ids:
-        values[semconv.LLM_PROMPT_TOKEN_IDS] = [chance.randrange(151_000) for _ in range(token_ids)]
-        values[semconv.LLM_RESPONSE_TOKEN_IDS] = [chance.randrange(151_000) for _ in range(token_ids // 4)]
+        values[conventions.LLM_PROMPT_TOKEN_IDS] = [chance.randrange(151_000) for _ in range(token_ids)]
+        values[conventions.LLM_RESPONSE_TOKEN_IDS] = [chance.randrange(151_000) for _ in range(token_ids // 4)]
     return Span(
         trace_id=_TRACE_SALT + struct.pack(">IQ", 1, attempt),
         span_id=_SPAN_SALT + struct.pack(">I", attempt * 8 + number),

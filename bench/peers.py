@@ -22,8 +22,8 @@ import pytest
 
 from agl_otel.settings import Settings
 from agl_otel.traces.address import ServerAddress
+from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.migrate import migrate
-from agl_otel.traces.server import ServerEngine
 from bench.harness import free_port, process
 from bench.load import Address
 from tests.clickhouse_server import ClickHouseServer

@@ -23,9 +23,9 @@ from typing import Final
 
 import pyarrow as pa
 
-from agl_otel import semconv
 from agl_otel.store import Store
 from agl_otel.types import Attempt, Rollout
+from agl_otel_hook import conventions
 from bench import peers
 from bench.harness import Contest, Turn, report, report_absent, report_against_bar, take_turns
 from bench.load import Address, drive
@@ -61,7 +61,7 @@ class Batches:
         ids = [row["RolloutId"] for row in rows]
         attempts: dict[str, Attempt] = {}
         for start in range(0, len(ids), BATCH):
-            given = {"rollouts": ids[start : start + BATCH], "process": semconv.PROCESS, "seal": semconv.SPAN_SEAL}
+            given = {"rollouts": ids[start : start + BATCH], "process": conventions.PROCESS, "seal": conventions.SPAN_SEAL}
             for row in await store.reader.query(_MARKERS, params=given):
                 key = {"rollout_id": row["RolloutId"], "attempt_id": row["AttemptId"]}
                 attempt = attempts.setdefault(row["RolloutId"], Attempt(**key, sequence_id=1, start_time=0.0, seals={}))

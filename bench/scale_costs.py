@@ -23,10 +23,10 @@ from typing import Any, Final
 import aiohttp
 import numpy as np
 
-from agl_otel import semconv
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
 from agl_otel.types import LLM, EnqueueRolloutRequest
+from agl_otel_hook import conventions
 from bench import proxy as proxy_bench
 from bench.claimers import Job, claimers
 from bench.harness import below, cpu_seconds, free_port, process, resident_bytes
@@ -355,7 +355,7 @@ async def _stored_bytes(made: Stack, tokens: int, count: int = 60) -> float:
     async with aiohttp.ClientSession() as session:
         for number in range(count):
             spans = [_new_span(chance, vocabulary, tokens) for _ in range(60)]
-            body = request_of(spans, {semconv.ROLLOUT_ID: f"ro-disk-{tokens}-{number}", semconv.ATTEMPT_ID: "at-1"})
+            body = request_of(spans, {conventions.ROLLOUT_ID: f"ro-disk-{tokens}-{number}", conventions.ATTEMPT_ID: "at-1"})
             async with session.post(f"{made.otlp}/v1/traces", data=body, headers={"Content-Type": "application/x-protobuf"}) as answer:
                 assert answer.status == 200, await answer.text()
     await made.barrier()
@@ -367,12 +367,12 @@ def _new_span(chance: random.Random, vocabulary: Sequence[str], tokens: int) -> 
     attributes: dict[str, Any] = {"gen_ai.input.messages": said[0], "gen_ai.output.messages": said[1], "gen_ai.request.model": "policy"}
     if sampled := tokens // 5:
         attributes |= {
-            semconv.LLM_PROMPT_TOKEN_IDS: chance.choices(range(150_000), k=tokens - sampled),
-            semconv.LLM_RESPONSE_TOKEN_IDS: chance.choices(range(150_000), k=sampled),
-            semconv.LLM_RESPONSE_LOGPROBS: [-chance.random() for _ in range(sampled)],
+            conventions.LLM_PROMPT_TOKEN_IDS: chance.choices(range(150_000), k=tokens - sampled),
+            conventions.LLM_RESPONSE_TOKEN_IDS: chance.choices(range(150_000), k=sampled),
+            conventions.LLM_RESPONSE_LOGPROBS: [-chance.random() for _ in range(sampled)],
         }
     ids = {"trace_id": f"{chance.getrandbits(128):032x}", "span_id": f"{chance.getrandbits(64):016x}"}
-    return {"name": semconv.SPAN_LLM, **ids, "attributes": attributes}
+    return {"name": conventions.SPAN_LLM, **ids, "attributes": attributes}
 
 
 def _traces_bytes(made: Stack) -> int:

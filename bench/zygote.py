@@ -16,8 +16,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agl_otel import semconv
 from agl_otel.runner.starting import Anew, Starter, Warm
+from agl_otel_hook import conventions
 from bench.harness import Turn, report, take_turns
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver
@@ -35,7 +35,7 @@ def turn(starter: Starter, runs: int, environment: dict[str, str], folder: Path,
     """One turn: `runs` agents, a second."""
 
     async def one(places: asyncio.Semaphore, rollout_id: str, out: int) -> None:
-        ids = {semconv.ENV_ROLLOUT_ID: rollout_id, semconv.ENV_ATTEMPT_ID: "at-1"}
+        ids = {conventions.ENV_ROLLOUT_ID: rollout_id, conventions.ENV_ATTEMPT_ID: "at-1"}
         async with places:
             process = await starter.start([sys.executable, "agent.py"], environment | ids, folder, out, out)
             status = await process.wait()

@@ -8,11 +8,11 @@ import signal
 import sys
 from collections.abc import Coroutine
 
-from agl_otel import logformat
 from agl_otel.collector.service import Collector
 from agl_otel.errors import AglError
-from agl_otel.interpreter import answer_first
-from agl_otel.private import keep_private
+from agl_otel.service import logs as logformat
+from agl_otel.service.interpreter import answer_first
+from agl_otel.service.private import keep_private
 from agl_otel.settings import Settings
 
 

@@ -14,18 +14,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from agl_otel import semconv
 from agl_otel.collector import faults
 from agl_otel.collector.late_pass import ADOPTED, LatePass
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.updates import AttemptUpdate
-from agl_otel.tolerant import json_of
+from agl_otel.spans.tolerant import json_of
 from agl_otel.traces.migrate import named_query
 from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest
+from agl_otel_hook import conventions
 
 QUIET_SECONDS: Final = 60.0
 TRACES: Final = 100  # started together
-INPUTS: Final = ("gen_ai.input.messages", "input.value", semconv.OPERATION_INPUT, "traceloop.entity.input")
+INPUTS: Final = ("gen_ai.input.messages", "input.value", conventions.OPERATION_INPUT, "traceloop.entity.input")
 """Attributes of a root span that say what went in, the first that is there counts: OpenTelemetry, OpenInference, ours, OpenLLMetry."""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agl_otel.collector.journal import Request
-from agl_otel.framed import DAMAGED, sync_folder, write_private
+from agl_otel.service.framed import DAMAGED, sync_folder, write_private
 
 NAMED: Final = 5
 

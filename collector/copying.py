@@ -15,8 +15,8 @@ from typing import Any
 
 from aiohttp import web
 
-from agl_otel.collector_calls import COPY_SECONDS
 from agl_otel.errors import InUseError
+from agl_otel.traces.collector_client import COPY_SECONDS
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.transfer import snapshot, tables
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from agl_otel.errors import DataError
-from agl_otel.varint import read_varint
+from agl_otel_hook.varint import read_varint
 
 MAX_PARTS: Final = 65_536
 """Resources, scopes, and spans, log records or metrics of one request."""

@@ -18,9 +18,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from agl_otel import semconv
 from agl_otel.collector.identify import Identity
 from agl_otel.collector.values import REPEATED, Value, double_array, encode, int_array, to_map
+from agl_otel_hook import conventions
 
 SPAN_KINDS: Final = ("Unspecified", "Internal", "Server", "Client", "Producer", "Consumer")
 STATUS_CODES: Final = ("Unset", "Ok", "Error")
@@ -28,9 +28,9 @@ SERVICE_NAME: Final = "service.name"
 
 LOGPROBS: Final = "ResponseLogprobs"
 TOKEN_COLUMNS: Final[dict[str, tuple[str, Callable[[Value], NDArray[Any] | None]]]] = {
-    semconv.LLM_PROMPT_TOKEN_IDS: ("PromptTokenIds", int_array),
-    semconv.LLM_RESPONSE_TOKEN_IDS: ("ResponseTokenIds", int_array),
-    semconv.LLM_RESPONSE_LOGPROBS: (LOGPROBS, double_array),
+    conventions.LLM_PROMPT_TOKEN_IDS: ("PromptTokenIds", int_array),
+    conventions.LLM_RESPONSE_TOKEN_IDS: ("ResponseTokenIds", int_array),
+    conventions.LLM_RESPONSE_LOGPROBS: (LOGPROBS, double_array),
 }
 TRACE_COLUMNS: Final = (
     "Timestamp", "TraceId", "SpanId", "ParentSpanId", "TraceState", "SpanName", "SpanKind", "ServiceName", "ResourceAttributes",

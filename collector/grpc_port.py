@@ -8,11 +8,11 @@ from typing import Any, Final, NoReturn
 import grpc
 import grpc.aio
 
-from agl_otel.bearer import given_in
 from agl_otel.collector.intake import METADATA
 from agl_otel.collector.receive import METRICS_OFF, Admission, Receiver, status_of
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, grpc_status
+from agl_otel.net.bearer import given_in
 
 BARRIER_METHOD: Final = "/agl.collector.v1.Collector/Barrier"
 METHODS: Final = (*(protocol.method for protocol in PROTOCOLS), BARRIER_METHOD)

@@ -12,12 +12,14 @@ from typing import Final, NamedTuple
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from agl_otel import semconv
+from agl_otel_hook import conventions
 
-PREFIX: Final = semconv.ROLLOUT_ID.split(".")[0] + "."  # of every key and name of ours
+PREFIX: Final = conventions.ROLLOUT_ID.split(".")[0] + "."  # of every key and name of ours
 _PREFIX: Final = PREFIX.encode()
-_ID_KEYS: Final = tuple(key.removeprefix(PREFIX).encode() for key in (semconv.ROLLOUT_ID, semconv.ATTEMPT_ID, semconv.SEQUENCE_ID))
-_NAMES: Final = tuple(name.removeprefix(PREFIX).encode() for name in (semconv.SPAN_ATTEMPT, semconv.SPAN_SEAL))
+_ID_KEYS: Final = tuple(
+    key.removeprefix(PREFIX).encode() for key in (conventions.ROLLOUT_ID, conventions.ATTEMPT_ID, conventions.SEQUENCE_ID)
+)
+_NAMES: Final = tuple(name.removeprefix(PREFIX).encode() for name in (conventions.SPAN_ATTEMPT, conventions.SPAN_SEAL))
 
 
 class Heads(NamedTuple):

@@ -21,7 +21,7 @@ from agl_otel.collector.limits import InFlight
 from agl_otel.collector.receive import GRPC_NUMBER, METRICS_OFF, RETRY_SECONDS, Admission, Receiver, status_of
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, UnavailableError, http_status
-from agl_otel.listen import BODY_SECONDS, NO_CERTIFICATE, body_in_time, only_own_pages, peer_has_certificate, readable
+from agl_otel.net.http_server import BODY_SECONDS, NO_CERTIFICATE, body_in_time, only_own_pages, peer_has_certificate, readable
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"

@@ -18,9 +18,9 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from agl_otel import semconv
 from agl_otel.collector.heads import Heads
 from agl_otel.collector.memory import Ids, Known, TraceMemory
+from agl_otel_hook import conventions
 
 EARLIEST_UNIX_NANO: Final = 946_684_800 * 10**9  # 2000-01-01: ClickHouse would wrap what is far off to another year
 AHEAD_NANO: Final = 24 * 3600 * 10**9
@@ -59,7 +59,7 @@ class _Level(NamedTuple):
 LEVELS: Final = ("span", "resource", "metadata")
 _NOTHING: Final = _Level()
 _NO_IDS: Final[Ids] = ("", "")
-_ID_KEYS: Final = frozenset({semconv.ROLLOUT_ID, semconv.ATTEMPT_ID, semconv.SEQUENCE_ID})
+_ID_KEYS: Final = frozenset({conventions.ROLLOUT_ID, conventions.ATTEMPT_ID, conventions.SEQUENCE_ID})
 MAX_LEVELS: Final = 4096  # that are remembered: the spans of an attempt name the same ids again and again
 MAX_REMEMBERED_CHARACTERS: Final = 512  # of ids that are no ids nothing is kept
 _NO_TRACE: Final = bytes(16)
@@ -206,7 +206,7 @@ def learn(
 
 
 def _opens(span: Span) -> bool:
-    return span.name == semconv.SPAN_ATTEMPT and not any(span.parent_span_id)
+    return span.name == conventions.SPAN_ATTEMPT and not any(span.parent_span_id)
 
 
 def _explicit(own: _Level, resource: _Level, lowest: _Level) -> tuple[Identity | None, str]:
@@ -293,7 +293,7 @@ def _inherited(
 
 
 def _metadata_level(metadata: Mapping[str, str]) -> _Level:
-    return _checked(metadata.get(semconv.HEADER_ROLLOUT_ID, ""), metadata.get(semconv.HEADER_ATTEMPT_ID, ""), None)
+    return _checked(metadata.get(conventions.HEADER_ROLLOUT_ID, ""), metadata.get(conventions.HEADER_ATTEMPT_ID, ""), None)
 
 
 def _level(attributes: Iterable[KeyValue]) -> _Level:
@@ -302,9 +302,9 @@ def _level(attributes: Iterable[KeyValue]) -> _Level:
     sequence: AnyValue | None = None
     ours = [each for each in attributes if each.key in _ID_KEYS]  # most attributes are none of these
     for attribute in ours:
-        if attribute.key == semconv.ROLLOUT_ID:
+        if attribute.key == conventions.ROLLOUT_ID:
             rollout = attribute.value if rollout is None else rollout
-        elif attribute.key == semconv.ATTEMPT_ID:
+        elif attribute.key == conventions.ATTEMPT_ID:
             attempt = attribute.value if attempt is None else attempt
         else:
             sequence = attribute.value if sequence is None else sequence
@@ -321,9 +321,9 @@ def _checked(rollout_id: str, attempt_id: str, sequence: int | None, keys: int =
 @lru_cache(MAX_LEVELS)
 def _check_ids(rollout_id: str, attempt_id: str, sequence: int | None, keys: int) -> _Level:
     reason = ""
-    if rollout_id and not semconv.is_valid_id(rollout_id):
+    if rollout_id and not conventions.is_valid_id(rollout_id):
         reason = ROLLOUT_ID
-    elif rollout_id and attempt_id and not semconv.is_valid_id(attempt_id):
+    elif rollout_id and attempt_id and not conventions.is_valid_id(attempt_id):
         reason = ATTEMPT_ID
     return _Level(rollout_id, attempt_id, sequence, reason, keys)
 

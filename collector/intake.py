@@ -20,7 +20,6 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from agl_otel import semconv
 from agl_otel.adapters.otlp_masking import Masker
 from agl_otel.collector import crowded, expansion, faults
 from agl_otel.collector.commit import GroupCommit
@@ -41,13 +40,14 @@ from agl_otel.collector.unreadable import take_out
 from agl_otel.collector.wal import Place
 from agl_otel.collector.write import Writer
 from agl_otel.errors import DataError, UnavailableError
-from agl_otel.ingest import TRUSTED, Sender
+from agl_otel.net.ingest import TRUSTED, Sender
+from agl_otel_hook import conventions
 
-METADATA: Final = frozenset({semconv.HEADER_ROLLOUT_ID, semconv.HEADER_ATTEMPT_ID, semconv.HEADER_ACK})
+METADATA: Final = frozenset({conventions.HEADER_ROLLOUT_ID, conventions.HEADER_ATTEMPT_ID, conventions.HEADER_ACK})
 """What transports hand on of a request's headers: of several of one name the first, as the Go collector has it."""
 TOO_MANY_ATTRIBUTES: Final = "more attributes than AGL_MAX_SPAN_ATTRIBUTES"
 TOO_MANY_TOKENS: Final = "more token ids or log-probs in a list than AGL_MAX_SPAN_TOKENS"
-_NOT_SPANS: Final = frozenset({semconv.SPAN_ATTEMPT, semconv.SPAN_SEAL})  # a heartbeat, but not what makes an attempt running
+_NOT_SPANS: Final = frozenset({conventions.SPAN_ATTEMPT, conventions.SPAN_SEAL})  # a heartbeat, but not what makes an attempt running
 
 
 class Intake:
@@ -128,7 +128,7 @@ class Intake:
             self.counts["resent"] += 1
         # a client that hangs up does not undo what is on its way to the disk
         outcome = known if isinstance(known, Outcome) else await asyncio.shield(known)
-        if outcome.position is not None and metadata.get(semconv.HEADER_ACK) == "stored":
+        if outcome.position is not None and metadata.get(conventions.HEADER_ACK) == "stored":
             await self._writer.wait(outcome.position)
             if outcome.position in self._writer.lost:
                 raise UnavailableError("it was damaged in the collector's log before it could be stored: send it again")
@@ -218,9 +218,9 @@ class Intake:
         identities = identify_spans(request, metadata, known, now_unix_nano=now_nano, levels=self.levels, raw=raw, heads=heads)
         if sender.bound:
             identities = bind(identities, sender.bound, self.levels)
-            if semconv.REWARD_GIVEN.encode() in raw:
+            if conventions.REWARD_GIVEN.encode() in raw:
                 for index, span in enumerate(heads.spans):
-                    if any(each.key == semconv.REWARD_GIVEN for each in span.attributes):
+                    if any(each.key == conventions.REWARD_GIVEN for each in span.attributes):
                         identities[index] = Identity(reason=GIVEN)
         if len(raw) > 2 * self._max_span_attributes:  # the least that so many attributes would take
             for index, span in enumerate(heads.spans):
@@ -262,7 +262,7 @@ def _longest_list(span: Span) -> int:
 
 def _key(signal: Signal, raw: bytes, metadata: Mapping[str, str], sender: Sender) -> str:
     digest = hashlib.sha1(raw, usedforsecurity=False)  # half the cost of sha256; whoever finds a collision loses a request of their own
-    for name in (semconv.HEADER_ROLLOUT_ID, semconv.HEADER_ATTEMPT_ID):
+    for name in (conventions.HEADER_ROLLOUT_ID, conventions.HEADER_ATTEMPT_ID):
         digest.update(b"\0" + metadata.get(name, "").encode())
     digest.update(b"\0" + "/".join(sender.bound or ()).encode() if sender.is_agent else b"")  # what one may not send, another may
     return f"{signal[0]}{digest.hexdigest()[:32]}"

@@ -21,7 +21,7 @@ from typing import Final, Literal
 
 from agl_otel.collector.identify import Identity
 from agl_otel.collector.wal import Record
-from agl_otel.framed import Lost
+from agl_otel.service.framed import Lost
 
 REQUEST: Final = 1
 BATCH: Final = 2

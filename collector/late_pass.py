@@ -21,13 +21,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, TypeVar
 
-from agl_otel import semconv
 from agl_otel.collector import faults
 from agl_otel.collector.late import Copy, Pending, belongs, numbered, numbers_wanted
 from agl_otel.collector.memory import Ids
 from agl_otel.errors import UnavailableError
 from agl_otel.traces.engine import parameter
 from agl_otel.traces.migrate import named_query
+from agl_otel_hook import conventions
 
 T = TypeVar("T")
 
@@ -176,11 +176,11 @@ class LatePass:
 
 
 _NAMES: Final = {
-    "attempt": semconv.SPAN_ATTEMPT,
-    "sequence": semconv.SEQUENCE_ID,
-    "invalid": semconv.INVALID,
+    "attempt": conventions.SPAN_ATTEMPT,
+    "sequence": conventions.SEQUENCE_ID,
+    "invalid": conventions.INVALID,
     "adopted": ADOPTED,
-    "train": semconv.SPAN_TRAIN_STEP,
+    "train": conventions.SPAN_TRAIN_STEP,
 }
 
 

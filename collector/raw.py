@@ -23,7 +23,7 @@ from agl_otel.collector import plain_pb2 as plain
 from agl_otel.collector.decode import LOGPROBS, TOKEN_COLUMNS, nearest
 from agl_otel.collector.identify import Identity
 from agl_otel.collector.values import REPEATED, doubles, int_array, int_arrays, is_whole, to_map
-from agl_otel.varint import varint
+from agl_otel_hook.varint import varint
 
 MAX_RESOURCES: Final = 4096  # prepared ones that are remembered, unless they are longer than
 REMEMBERED_BYTES: Final = 16 << 10

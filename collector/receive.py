@@ -10,12 +10,12 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from agl_otel.bearer import bearer_refusal
 from agl_otel.collector.intake import Intake
 from agl_otel.collector.signals import Protocol
 from agl_otel.collector.write import Writer
 from agl_otel.errors import AglError, grpc_status
-from agl_otel.ingest import TRUSTED, Sender, sender_of
+from agl_otel.net.bearer import bearer_refusal
+from agl_otel.net.ingest import TRUSTED, Sender, sender_of
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 RETRY_SECONDS: Final = 1  # what we tell clients to wait

@@ -17,7 +17,7 @@ from typing import Final
 
 from agl_otel.collector.journal import Batch, Member
 from agl_otel.collector.store_batch import BatchStore
-from agl_otel.framed import write_private
+from agl_otel.service.framed import write_private
 
 FILE: Final = "trying.json"
 DEATHS: Final = 2

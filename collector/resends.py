@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agl_otel import framed
 from agl_otel.collector.identify import Identity
 from agl_otel.collector.journal import ALREADY, Request
 from agl_otel.collector.policy import DROPPED
 from agl_otel.collector.unreadable import UNREADABLE
 from agl_otel.errors import SettingsError, UnavailableError, unwritable
-from agl_otel.framed import Frame, FramedFile
+from agl_otel.service import framed
+from agl_otel.service.framed import Frame, FramedFile
 
 RESEND_SECONDS: Final = 600.0  # SDKs give up on a request after a minute; senders with a queue on disk come back later
 MAX_REMEMBERED: Final = 1_250_000

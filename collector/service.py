@@ -37,13 +37,13 @@ from agl_otel.collector.telemetry import Telemetry
 from agl_otel.collector.wal import SEGMENT_BYTES, Log, claim
 from agl_otel.collector.write import Writer
 from agl_otel.errors import InUseError, SettingsError, UnavailableError
-from agl_otel.grpc_port import GrpcPort
-from agl_otel.listen import is_well, listen, make_runner, own_names, require_certificate
-from agl_otel.metrics_push import pushing
+from agl_otel.net.grpc_server import GrpcPort
+from agl_otel.net.http_server import is_well, listen, make_runner, own_names, require_certificate
+from agl_otel.net.tls import Tls
 from agl_otel.queue.client import QueueClient
-from agl_otel.queue.presence import Presence
+from agl_otel.queue.registration import Presence
 from agl_otel.settings import Settings
-from agl_otel.tls import Tls
+from agl_otel.telemetry.push import pushing
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.engine import ClickHouseError
 from agl_otel.traces.opened import CHDB_SCHEME, open_store

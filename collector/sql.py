@@ -12,13 +12,13 @@ import sys
 
 from aiohttp import web
 
-from agl_otel import logformat
 from agl_otel.collector.sqlhttp import SqlEndpoint
 from agl_otel.errors import AglError, InUseError
-from agl_otel.listen import listen, make_runner, own_names, require_certificate
-from agl_otel.private import keep_private
+from agl_otel.net.http_server import listen, make_runner, own_names, require_certificate
+from agl_otel.net.tls import Tls
+from agl_otel.service import logs as logformat
+from agl_otel.service.private import keep_private
 from agl_otel.settings import Settings
-from agl_otel.tls import Tls
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.opened import open_store
 

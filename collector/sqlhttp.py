@@ -19,11 +19,11 @@ from typing import Final
 
 from aiohttp import BasicAuth, BodyPartReader, web
 
-from agl_otel.bearer import shows
 from agl_otel.collector import guard, guard_tables
 from agl_otel.errors import QueryError, UnavailableError
-from agl_otel.listen import STALLED_SECONDS, bodies_in_time, end_stalled, is_well, only_own_pages, readable
-from agl_otel.scoped import refusal
+from agl_otel.net.bearer import shows
+from agl_otel.net.http_server import STALLED_SECONDS, bodies_in_time, end_stalled, is_well, only_own_pages, readable
+from agl_otel.net.scoped import refusal
 from agl_otel.traces.engine import ClickHouseError
 from agl_otel.traces.http import OWN_HEADER
 from agl_otel.traces.opened import TraceStore

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agl_otel.collector.journal import Signal
-from agl_otel.varint import read_varint, varint
+from agl_otel_hook.varint import read_varint, varint
 
 UNREADABLE: Final = "it cannot be read: a text that is no UTF-8, or values nested too deep"
 _LENGTH_DELIMITED: Final = 2

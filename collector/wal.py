@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agl_otel import framed
 from agl_otel.collector import faults
 from agl_otel.errors import DataError, InUseError, SettingsError, UnavailableError, unwritable
-from agl_otel.framed import Describe, FramedFile, Lost
+from agl_otel.service import framed
+from agl_otel.service.framed import Describe, FramedFile, Lost
 
 SEGMENT_BYTES: Final = 64 << 20
 SEGMENT: Final = ".wal"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,10 +79,15 @@ def settings_page() -> str:
 
 
 def semconv_page() -> str:
-    """Every name that crosses a boundary, by section of semconv.py."""
-    source = (ROOM / "semconv.py").read_text()
+    """Every name that crosses a boundary, by section of conventions.py."""
+    source = (HERE.parent / "hook" / "agl_otel_hook" / "conventions.py").read_text()
     heads = [(source[: mark.start()].count("\n") + 1, mark[1].strip()) for mark in re.finditer(r"^# --- (.+?)-*$", source, re.MULTILINE)]
-    parts = [NOTE, "# Names on the wire", "", "Attributes, span names, headers and variables; in the code they are in `agl_otel.semconv`."]
+    parts = [
+        NOTE,
+        "# Names on the wire",
+        "",
+        "Attributes, span names, headers and variables; in the code they are in `agl_otel_hook.conventions`.",
+    ]
     nodes = ast.parse(source).body
     section = ""
     for node, after in zip(nodes, [*nodes[1:], None], strict=True):
@@ -149,7 +155,35 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
+ROOMS_MARK = "<!-- rooms: written by make docs -->\n"
+ROOMS_END = "<!-- end of rooms -->"
+
+
+def architecture_page() -> str:
+    """docs/architecture.md with its table of rooms written anew: the layers of import-linter, top down."""
+    text = (HERE / "architecture.md").read_text()
+    contract = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    layers = [[name.strip() for name in layer.split("|")] for layer in contract["layers"]]
+    rows = ["| row | room | what it does |", "|---|---|---|"]
+    for number, names in enumerate(layers):
+        for name in names:
+            if (source := next(path for path in (ROOM / name / "__init__.py", ROOM / f"{name}.py") if path.exists())).parent.is_symlink():
+                shown = f"`{name}/` (`agl_otel.{name}`)"
+            else:
+                shown = f"`agl_otel/{name}/`" if source.name == "__init__.py" else f"`agl_otel/{name}.py`"
+            rows.append(f"| {len(layers) - number} | {shown} | {first_line(source)} |")
+    rows.append(f"| 0 | `hook/` (`agl_otel_hook`) | {first_line(HERE.parent / 'hook' / 'agl_otel_hook' / '__init__.py')} |")
+    before, rest = text.split(ROOMS_MARK)
+    return before + ROOMS_MARK + "\n".join(rows) + "\n" + ROOMS_END + rest.split(ROOMS_END)[1]
+
+
+def first_line(source: Path) -> str:
+    """The first paragraph of a module's docstring."""
+    return " ".join((ast.get_docstring(ast.parse(source.read_text())) or "").split("\n\n")[0].split())
+
+
 PAGES = {
+    "architecture.md": architecture_page,
     "cli.md": cli_page,
     "settings.md": settings_page,
     "semconv.md": semconv_page,

@@ -10,9 +10,9 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 from agl_otel.traces.address import ServerAddress
+from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.cluster import Cluster
 from agl_otel.traces.migrate import migrate
-from agl_otel.traces.server import ServerEngine
 from tests.clickhouse_server import ClickHouseServer
 
 

@@ -18,10 +18,11 @@ from hypothesis import HealthCheck, settings
 from opentelemetry import trace
 from opentelemetry.util._once import Once
 
-from agl_otel.instrumentation import uninstrument_all, waiting
-from agl_otel.instrumentation.unwrapping import unwrap_leftovers
-from agl_otel.interpreter import load_quickly
-from agl_otel.tracer import process
+from agl_otel.compat.tracer import process
+from agl_otel.service.interpreter import load_quickly
+from agl_otel.telemetry.setup import uninstrument_all
+from agl_otel_hook import waiting
+from agl_otel_hook.unwrapping import unwrap_leftovers
 from tests.one_certificate import read_one_certificate
 from tests.policies import tiny_policy_in
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from agl_otel import semconv
+from agl_otel_hook import conventions
 
 Json = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -137,9 +137,9 @@ class ModelServer:
             return web.Response(status=307, headers={"Location": self.redirect})
         if self.status != 200:
             return web.json_response({"error": {"message": "told to fail", "type": "server_error"}}, status=self.status)
-        headers = {semconv.HEADER_MODEL_VERSION: self.version} if self.version else {}
+        headers = {conventions.HEADER_MODEL_VERSION: self.version} if self.version else {}
         if self.vocabulary is not None:
-            headers[semconv.HEADER_VOCABULARY] = str(self.vocabulary)
+            headers[conventions.HEADER_VOCABULARY] = str(self.vocabulary)
         if body.get("stream"):
             return await self._stream(request, body, headers)
         choices = [self._choice(body, index, self.reply(body["messages"], index), "message") for index in range(body.get("n", 1))]

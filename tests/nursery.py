@@ -33,8 +33,8 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from agl_otel.cli import COMMANDS
-from agl_otel.interpreter import load_quickly
-from agl_otel.processes import Process
+from agl_otel.service.interpreter import load_quickly
+from agl_otel.service.processes import Process
 
 ROOT: Final = Path(__file__).parents[1]
 SERVICES: Final = ("queue", "collector")
@@ -42,7 +42,7 @@ MODULE: Final = "import runpy\nrunpy.run_module({!r}, run_name='__main__', alter
 COMMAND: Final = MODULE.format("agl_otel")
 BORN: Final = Path(__file__).with_name("born.py")
 POLICIES: Final = ("agl_otel.algorithms.grpo.server", "agl_otel.algorithms.sft.train")
-WITH_TORCH: Final = ("agl_otel.algorithms.grpo.tiny", "agl_otel.algorithms.grpo.engine", "agl_otel.algorithms.grpo.model_port")
+WITH_TORCH: Final = ("agl_otel.algorithms.grpo.tiny", "agl_otel.algorithms.grpo.sampler", "agl_otel.algorithms.grpo.model_port")
 """What they import and a nursery therefore does before the first of them: 8 s of a processor."""
 _END: Final = os.waitstatus_to_exitcode
 

@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from agl_otel import semconv
+from agl_otel_hook import conventions
 
 
 @dataclass
@@ -37,11 +37,11 @@ class Received:
 
     @property
     def key(self) -> tuple[Any, Any]:
-        return self.attributes.get(semconv.ROLLOUT_ID), self.attributes.get(semconv.ATTEMPT_ID)
+        return self.attributes.get(conventions.ROLLOUT_ID), self.attributes.get(conventions.ATTEMPT_ID)
 
     @property
     def marker(self) -> Any:
-        return self.attributes.get(semconv.PROCESS)
+        return self.attributes.get(conventions.PROCESS)
 
 
 @dataclass
@@ -96,15 +96,15 @@ class OtlpReceiver(TraceServiceServicer):
 
     def ours(self) -> list[Received]:
         """Every span but seals and attempt spans."""
-        return [span for span in self.spans() if span.name not in (semconv.SPAN_SEAL, semconv.SPAN_ATTEMPT)]
+        return [span for span in self.spans() if span.name not in (conventions.SPAN_SEAL, conventions.SPAN_ATTEMPT)]
 
     def seals(self) -> dict[str, tuple[int, int]]:
         """{marker: (spans, dropped)} of the largest seal; announcements count nothing."""
         found: dict[str, tuple[int, int]] = {}
-        for seal in self.spans(semconv.SPAN_SEAL):
-            if semconv.SEAL_SPANS not in seal.attributes:
+        for seal in self.spans(conventions.SPAN_SEAL):
+            if conventions.SEAL_SPANS not in seal.attributes:
                 continue
-            numbers = seal.attributes[semconv.SEAL_SPANS], seal.attributes[semconv.SEAL_DROPPED]
+            numbers = seal.attributes[conventions.SEAL_SPANS], seal.attributes[conventions.SEAL_DROPPED]
             found[seal.marker] = max(numbers, found.get(seal.marker, (0, 0)))
         return found
 

@@ -18,7 +18,7 @@ from agl_otel.adapters.dialects.agents import agent_name
 from agl_otel.adapters.dialects.events import with_records
 from agl_otel.adapters.dialects.table import Conversation, Dialect, Message, checked, first, numbers
 from agl_otel.errors import SpanShapeError
-from agl_otel.tolerant import MALFORMED
+from agl_otel.spans.tolerant import MALFORMED
 from agl_otel.types import Span, SpanLike
 
 __all__ = ["DIALECTS", "Conversation", "Dialect", "Message", "ModelCall", "agent_name", "dialect_of", "read_call", "with_records"]

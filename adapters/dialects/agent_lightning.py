@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from agl_otel import semconv
 from agl_otel.adapters.dialects.readers import from_bodies, from_flat, from_parts, of_bodies
 from agl_otel.adapters.dialects.table import ANY, Conversation, Dialect, loads
 from agl_otel.types import SpanLike
+from agl_otel_hook import conventions
 
-_IN, _OUT = semconv.OPERATION_INPUT, semconv.OPERATION_OUTPUT
+_IN, _OUT = conventions.OPERATION_INPUT, conventions.OPERATION_OUTPUT
 _VLLM = "llm.hosted_vllm"
 
 WEAVE = Dialect(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from agl_otel import semconv
 from agl_otel.types import SpanLike
+from agl_otel_hook import conventions
 
 
 class Mark(NamedTuple):
@@ -24,7 +24,7 @@ AGENTS: Final = (
     Mark("AutoGen", "recipient_agent_type"),
     Mark("LangGraph under AgentOps", "langchain.chain.type"),
     Mark("Microsoft Agent Framework", "executor.id"),
-    Mark("Weave", f"{semconv.OPERATION_INPUT}.name", {"type": "agent"}),
+    Mark("Weave", f"{conventions.OPERATION_INPUT}.name", {"type": "agent"}),
     Mark("LangChain under AgentOps", "lc_name", {"span.name": "langchain.Chain."}),
     Mark("OpenTelemetry's conventions", "gen_ai.agent.name"),
     Mark("OpenLLMetry", "traceloop.entity.name", {"traceloop.span.kind": "agent"}),

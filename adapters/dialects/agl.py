@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from agl_otel import semconv
 from agl_otel.adapters.dialects.readers import from_parts
 from agl_otel.adapters.dialects.table import ANY, Dialect
+from agl_otel_hook import conventions
 
 DIALECT = Dialect(
     name="agl",
     written_by="agl-otel's proxy",
-    call=({semconv.LLM_CALL: ANY}, {"span.name": (semconv.SPAN_LLM,)}),
+    call=({conventions.LLM_CALL: ANY}, {"span.name": (conventions.SPAN_LLM,)}),
     read=from_parts,
-    prompt_token_ids=((semconv.LLM_PROMPT_TOKEN_IDS,),),  # in prefix form: joined.py makes it full
-    response_token_ids=((semconv.LLM_RESPONSE_TOKEN_IDS,),),
-    logprobs=((semconv.LLM_RESPONSE_LOGPROBS,),),
+    prompt_token_ids=((conventions.LLM_PROMPT_TOKEN_IDS,),),  # in prefix form: joined.py makes it full
+    response_token_ids=((conventions.LLM_RESPONSE_TOKEN_IDS,),),
+    logprobs=((conventions.LLM_RESPONSE_LOGPROBS,),),
 )

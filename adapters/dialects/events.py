@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from agl_otel import semconv
 from agl_otel.types import Event, Span
+from agl_otel_hook import conventions
 
 DETAILS: Final = "gen_ai.client.inference.operation.details"
 """The event that says all of a call; its attributes are those of the span, and its messages."""
-_MESSAGES: Final = ("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.prompt", "gen_ai.completion", semconv.LLM_CALL)
+_MESSAGES: Final = ("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.prompt", "gen_ai.completion", conventions.LLM_CALL)
 
 
 def may_have_records(span: Span) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from agl_otel.adapters.dialects.table import Attributes, Conversation, Message, as_text, loads, text_or_none
-from agl_otel.attributes import filter_attributes, unflatten_attributes
-from agl_otel.tolerant import json_of
+from agl_otel.spans.attributes import filter_attributes, unflatten_attributes
+from agl_otel.spans.tolerant import json_of
 from agl_otel.types import SpanLike
 
 Json = Mapping[str, Any]

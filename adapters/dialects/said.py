@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from agl_otel import semconv
+from agl_otel_hook import conventions
 
 Shape = Literal["messages", "numbered", "parts", "list", "body", "logprobs", "text"]
 """`messages`: a JSON list of them; `numbered`: flat keys KEY{i}.field. The others are not told apart: `parts` of a message, a `list` or
@@ -69,16 +69,16 @@ SAID: Final = (
     Said("ai.toolCall.args", role="assistant"),
     Said("ai.toolCall.result", role="tool"),
     # Agent Lightning 0.3: operations, litellm's spans, and what an agent emits
-    Said(semconv.OPERATION_INPUT, "body"),
-    Said(f"{semconv.OPERATION_INPUT}."),
-    Said(semconv.OPERATION_OUTPUT, "body", reply=True),
-    Said(f"{semconv.OPERATION_OUTPUT}.", reply=True),
+    Said(conventions.OPERATION_INPUT, "body"),
+    Said(f"{conventions.OPERATION_INPUT}."),
+    Said(conventions.OPERATION_OUTPUT, "body", reply=True),
+    Said(f"{conventions.OPERATION_OUTPUT}.", reply=True),
     Said("llm.hosted_vllm.messages", "list"),
     Said("llm.hosted_vllm.choices", "list", reply=True),
     Said("logprobs.content", "logprobs", "assistant", reply=True),
-    Said(semconv.MESSAGE_BODY),
-    Said(semconv.OBJECT_LITERAL),
-    Said(semconv.OBJECT_JSON),
+    Said(conventions.MESSAGE_BODY),
+    Said(conventions.OBJECT_LITERAL),
+    Said(conventions.OBJECT_JSON),
 )
 KEPT: Final = frozenset({"role", "id", "tool_call_id", "finish_reason", "index", "type", "model", "name", "event.name", "gen_ai.system"})
 """Last parts of keys that say who and which, and not what."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, cast
 
-from agl_otel.tolerant import json_of
+from agl_otel.spans.tolerant import json_of
 from agl_otel.types import SpanLike
 
 Message = dict[str, Any]

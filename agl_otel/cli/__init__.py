@@ -1,4 +1,4 @@
-"""The command line: one file for each group of commands, and here what they share at the door.
+"""The `agl-otel` command: one file for each group of commands, loaded when it is used.
 
 Exit codes: 0 fine; 1 the command failed; 2 it was used wrongly; 3 `doctor` found something missing; 130 interrupted.
 """
@@ -18,9 +18,9 @@ import click
 
 from agl_otel import __version__
 from agl_otel.errors import AglError, UsageError
-from agl_otel.interpreter import load_quickly
-from agl_otel.printable import printable_lines
-from agl_otel.private import keep_private
+from agl_otel.service.interpreter import load_quickly
+from agl_otel.service.private import keep_private
+from agl_otel.text import printable_lines
 
 COMMANDS: Final = {
     "up": "agl_otel.cli.up:up",

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
-from agl_otel.collector_calls import open_session
 from agl_otel.errors import UnavailableError
-from agl_otel.printable import printable_lines
 from agl_otel.settings import Settings
-from agl_otel.stack import running_address
+from agl_otel.stack.supervisor import running_address
 from agl_otel.store import Store
+from agl_otel.text import printable_lines
+from agl_otel.traces.collector_client import open_session
 
 ASK_SECONDS: Final = 5.0
 PREFIX: Final = "agl.collector."

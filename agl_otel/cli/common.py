@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 
 import click
 
-from agl_otel import logformat
-from agl_otel.options import Whole
-from agl_otel.printable import json_text
-from agl_otel.processes import kill_all, on_stop_signals
+from agl_otel.service import logs as logformat
+from agl_otel.service.processes import kill_all, on_stop_signals
 from agl_otel.settings import PORTS, Settings
+from agl_otel.text import json_text
+from agl_otel.types.options import Whole
 
 T = TypeVar("T")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

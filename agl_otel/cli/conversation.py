@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-from agl_otel import semconv
 from agl_otel.adapters.joined import SpanKey, prompts_in_full
-from agl_otel.tolerant import json_of
+from agl_otel.spans.tolerant import json_of
 from agl_otel.types import Span
+from agl_otel_hook import conventions
 
 PROMPT_TOKENS: Final = "prompt tokens"
 """View-only attribute of a call: how many tokens its whole prompt has."""
@@ -22,9 +22,9 @@ def with_prompt_tokens(spans: Sequence[Span]) -> list[Span]:
 
 
 def _with_length(span: Span, whole: Mapping[SpanKey, Sequence[int]]) -> Span:
-    own = span.attributes.get(semconv.LLM_PROMPT_TOKEN_IDS)
+    own = span.attributes.get(conventions.LLM_PROMPT_TOKEN_IDS)
     prompt = whole.get((span.trace_id, span.span_id), own)
-    if own is None or prompt is None or (span.attributes.get(semconv.LLM_PREFIX_CALL) and not prompt):
+    if own is None or prompt is None or (span.attributes.get(conventions.LLM_PREFIX_CALL) and not prompt):
         return span
     return span.model_copy(update={"attributes": {**span.attributes, PROMPT_TOKENS: len(prompt)}})
 

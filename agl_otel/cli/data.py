@@ -12,7 +12,7 @@ from agl_otel.cli.common import data_dir_option, json_option, print_json, run_as
 from agl_otel.cli.queue import open_queue
 from agl_otel.errors import SettingsError
 from agl_otel.settings import Settings
-from agl_otel.stack import claim_data_dir, read_stack_file
+from agl_otel.stack.supervisor import claim_data_dir, read_stack_file
 
 
 @click.command()
@@ -26,7 +26,7 @@ def backup(target: Path, data_dir: Path | None, store: str | None, as_json: bool
     TARGET must not exist yet. The traces are written in ClickHouse's Native format; everything is counted and hashed. A stack that runs
     goes on: all that was acknowledged before is in the copy.
     """
-    from agl_otel import backup as copies  # opens ClickHouse: not before it is needed
+    from agl_otel.stack import backup as copies  # opens ClickHouse: not before it is needed
 
     settings = _settings(data_dir, store)
     if settings.store or read_stack_file(settings.data_dir.absolute()):
@@ -51,7 +51,7 @@ def restore(source: Path, data_dir: Path | None, as_json: bool) -> None:
 
     The data directory must not exist yet, and a ClickHouse server in AGL_CLICKHOUSE_URL must hold no traces: nothing is overwritten.
     """
-    from agl_otel import backup as copies
+    from agl_otel.stack import backup as copies
 
     settings = _settings(data_dir)
     manifest = copies.restore(source, settings, _Show(as_json))

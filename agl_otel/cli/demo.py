@@ -28,8 +28,8 @@ from agl_otel.cli.common import (
 )
 from agl_otel.cli.look import show_rollout
 from agl_otel.errors import AglError, SettingsError
-from agl_otel.options import Whole
 from agl_otel.settings import Settings
+from agl_otel.types.options import Whole
 
 SHOWN_TASKS: Final = 4
 REACHED: Final = 0.9
@@ -73,7 +73,7 @@ def demo(target: int, seed: int, shuffle_rewards: bool, max_steps: int | None, d
 async def _demo(folder: Path, overrides: dict[str, dict[str, Any]], console: Console, flags: dict[str, Any]) -> dict[str, Any]:
     started = time.monotonic()
     try:
-        from agl_otel.trainer import Job
+        from agl_otel.jobs.job import Job
     except ModuleNotFoundError as error:
         raise SettingsError(f"the demo needs the [train] extra ({error.name} is missing): pip install 'agl-otel[train]'") from error
     job = Job.load(example_job(), overrides=overrides)
@@ -96,9 +96,9 @@ def example_job() -> Path:
 @asynccontextmanager
 async def _started(settings: Settings, job: Any, console: Console) -> AsyncGenerator[_Demo]:
     """The stack, a store over it and the training run, started with a word each; all end with the block."""
-    from agl_otel.stack import Stack
+    from agl_otel.jobs.grpo import Training
+    from agl_otel.stack.supervisor import Stack
     from agl_otel.store import Store
-    from agl_otel.trainer import Training
 
     with console.status("starting queue, collector, proxy and web …"):
         stack = Stack(settings)
@@ -107,7 +107,7 @@ async def _started(settings: Settings, job: Any, console: Console) -> AsyncGener
         console.print(f"[bold]1.[/] The stack is up: queue {stack.address}, data in {settings.data_dir}")
         async with await Store.connect(stack.address) as store:
             with console.status("making a tiny model and its server …"):
-                training = Training(job, store, settings.data_dir.absolute() / "run", stack_failed=stack.failed)
+                training = Training(job, store, settings.data_dir.absolute() / "run", stack_failed=stack.failed, settings=settings)
                 await training.__aenter__()
             try:
                 console.print(f"[bold]2.[/] A 0.2 M-parameter Llama is made and served at {training.server_url}")
@@ -179,8 +179,8 @@ class _Demo:
         return report
 
     async def _result(self, before: Any, report: Any, after: Any) -> dict[str, Any]:
-        from agl_otel.audit import compare_with_record, count_trajectories
         from agl_otel.cli.plot import plot_rewards
+        from agl_otel.jobs.audit import compare_with_record, count_trajectories
 
         record = await compare_with_record(self.store, self.training.record)
         trained = [rollout.rollout_id for rollout in await self.store.queue.query_rollouts(mode_in=["train"])]

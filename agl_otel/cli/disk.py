@@ -22,7 +22,7 @@ from agl_otel.cli.common import data_dir_option, json_option, print_json, run_as
 from agl_otel.cli.queue import table_of
 from agl_otel.errors import SettingsError
 from agl_otel.settings import DAY_SECONDS, Settings
-from agl_otel.stack import open_store
+from agl_otel.stack.supervisor import open_store
 from agl_otel.traces.opened import CHDB_SCHEME
 from agl_otel.traces.opened import open_store as open_traces
 

@@ -14,7 +14,6 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from agl_otel import semconv
 from agl_otel.adapters.own_sampling import own_of
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.once import Once, run_once
@@ -22,9 +21,10 @@ from agl_otel.cli.render import plain
 from agl_otel.cli.run import parse_task
 from agl_otel.cli.surroundings import Finding, judge, look
 from agl_otel.errors import AglError, UsageError
-from agl_otel.options import Finite
-from agl_otel.printable import printable
 from agl_otel.settings import Settings
+from agl_otel.text import printable
+from agl_otel.types.options import Finite
+from agl_otel_hook import conventions
 
 FOUND_SOMETHING_MISSING: Final = 3
 
@@ -41,7 +41,11 @@ def _ended_well(once: Once) -> Finding:
 
 
 def _own_spans(once: Once) -> Finding:
-    own = [span for span in once.spans if semconv.PROCESS in span.attributes and span.name not in (semconv.SPAN_LLM, semconv.SPAN_SEAL)]
+    own = [
+        span
+        for span in once.spans
+        if conventions.PROCESS in span.attributes and span.name not in (conventions.SPAN_LLM, conventions.SPAN_SEAL)
+    ]
     remedy = (
         "is agl-otel installed in the agent's own environment, and does the agent use an instrumented library "
         "(opentelemetry-instrumentation-…)? Frameworks with a telemetry of their own must have it switched on"
@@ -50,7 +54,7 @@ def _own_spans(once: Once) -> Finding:
 
 
 def _model_calls(once: Once) -> Finding:
-    calls = [span for span in once.spans if span.name == semconv.SPAN_LLM]
+    calls = [span for span in once.spans if span.name == conventions.SPAN_LLM]
     remedy = "the agent must take its model's address from OPENAI_BASE_URL (or OPENAI_API_BASE, ANTHROPIC_BASE_URL)"
     return Finding("its model calls pass through the proxy", bool(calls), f"{len(calls)} calls" if calls else "none", remedy)
 
@@ -58,7 +62,9 @@ def _model_calls(once: Once) -> Finding:
 def _token_ids(once: Once) -> Finding:
     calls = once.traces.calls
     with_ids = int((calls.response.lengths > 0).sum())
-    failed = [span.status.description or "" for span in once.spans if span.name == semconv.SPAN_LLM and span.status.status_code == "ERROR"]
+    failed = [
+        span.status.description or "" for span in once.spans if span.name == conventions.SPAN_LLM and span.status.status_code == "ERROR"
+    ]
     detail = f"{with_ids} of {len(calls)} calls" + (f"; {plain(failed[0], 120)}" if failed else "")
     remedy = (
         "the model server must answer return_token_ids: vLLM 0.10.2 or newer, SGLang, or ours. Hosted models do not give token ids. "
@@ -88,7 +94,7 @@ def _verdict(once: Once) -> Finding:
 
 def _own_sampling(once: Once) -> list[Finding]:
     """Advice, because only training minds it. The attempt's own resources ask for nothing, so whatever a call says is its agent's."""
-    calls = [own for span in once.spans if span.name == semconv.SPAN_LLM and (own := own_of(span.attributes, {}))]
+    calls = [own for span in once.spans if span.name == conventions.SPAN_LLM and (own := own_of(span.attributes, {}))]
     if not calls:
         return [Finding("it leaves temperature and top_p to training", True, "no model call sets them")] if len(once.traces.calls) else []
     said = ", ".join(dict.fromkeys(f"{name} {value:g}" for own in calls for name, value in own.items()))

@@ -20,11 +20,11 @@ import aiohttp
 import click
 
 from agl_otel.collector.deletion import Deletion
-from agl_otel.collector_calls import barriers, open_session, posting
 from agl_otel.errors import AglError, UnavailableError, UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.sqlite import sqlite_path
 from agl_otel.settings import Settings
+from agl_otel.traces.collector_client import barriers, open_session, posting
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
 from agl_otel.types import RolloutStatus
 

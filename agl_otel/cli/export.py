@@ -17,14 +17,14 @@ from agl_otel.adapters.records import FORMS, Functions, Reading, Rows, needs_spa
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.queue import must_exist, rollout_ids_of
 from agl_otel.cli.training_files import WRITERS
-from agl_otel.columns import Traces
 from agl_otel.errors import ConflictError, UsageError, unwritable
-from agl_otel.options import Finite, Whole
 from agl_otel.runner.loading import load_function
 from agl_otel.settings import Settings
-from agl_otel.stack import open_store
+from agl_otel.stack.supervisor import open_store
 from agl_otel.store import Store
 from agl_otel.types import RolloutMode, Span, VerdictKind
+from agl_otel.types.columns import Traces
+from agl_otel.types.options import Finite, Whole
 
 TASKS_SHOWN: Final = 5
 _GIVEN: Final = tuple(each.name for each in fields(Reading))

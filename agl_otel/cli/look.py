@@ -15,13 +15,13 @@ from agl_otel.cli.common import data_dir_option, json_option, print_json, run_as
 from agl_otel.cli.data import move
 from agl_otel.cli.render import attempt_tree, plain
 from agl_otel.cli.rollouts import one_rollout
-from agl_otel.cli.steps import steps
-from agl_otel.options import Whole
+from agl_otel.cli.training_steps import steps
 from agl_otel.runner.environment import first_llm
 from agl_otel.settings import Settings
-from agl_otel.stack import open_store
+from agl_otel.stack.supervisor import open_store
 from agl_otel.store import Store
 from agl_otel.types import Rollout
+from agl_otel.types.options import Whole
 
 SHOWN_SPANS: Final = 2_000  # a tree that a person may still read
 

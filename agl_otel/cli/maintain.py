@@ -25,18 +25,18 @@ from typing import Final, NoReturn
 import aiohttp
 import click
 
-from agl_otel import logformat
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.erase import empty_log, finished_before
 from agl_otel.collector.maintenance import Maintenance
-from agl_otel.collector_calls import open_session, posting
 from agl_otel.errors import AglError, ConflictError, InUseError, UnavailableError
-from agl_otel.options import Finite
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.sqlite import sqlite_path
+from agl_otel.service import logs as logformat
 from agl_otel.settings import DAY_SECONDS, Settings
-from agl_otel.stack import running_address
+from agl_otel.stack.supervisor import running_address
+from agl_otel.traces.collector_client import open_session, posting
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
+from agl_otel.types.options import Finite
 
 LEASE: Final = "maintain"
 LEASE_SECONDS: Final = 30.0

@@ -12,16 +12,16 @@ from typing import Any, Final
 
 from pydantic import SecretStr
 
-from agl_otel.columns import Traces
 from agl_otel.errors import AglError
 from agl_otel.proxy.upstream import OWN
 from agl_otel.runner.agents import CommandAgent
 from agl_otel.runner.process import run_runner
 from agl_otel.runner.runner import new_worker_id
 from agl_otel.settings import PRIVATE, Settings
-from agl_otel.stack import running_address, stack_for
+from agl_otel.stack.supervisor import running_address, stack_for
 from agl_otel.store import Store
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span
+from agl_otel.types.columns import Traces
 
 _log = logging.getLogger(__name__)
 DEFAULT_UPSTREAM: Final = "https://api.openai.com/v1"  # where an OpenAI client goes when nobody says otherwise

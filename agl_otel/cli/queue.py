@@ -20,13 +20,13 @@ from agl_otel.cli.common import data_dir_option, json_option, print_json, run_as
 from agl_otel.cli.erase import CHUNK, eraser, finished_before, keep_spans_option, wipe_option
 from agl_otel.cli.render import plain
 from agl_otel.errors import NotFoundError, SettingsError, UsageError
-from agl_otel.options import Whole
-from agl_otel.printable import printable
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import DAY_SECONDS, Settings
-from agl_otel.stack import stack_for
+from agl_otel.stack.supervisor import stack_for
+from agl_otel.text import printable
 from agl_otel.types import AttemptedRollout, RolloutMode, RolloutStatus
+from agl_otel.types.options import Whole
 
 BOTH_STORES: Final = ("queue", "collector")  # what deleting needs
 LONGEST: Final = 1e10  # seconds: three hundred years
@@ -240,7 +240,7 @@ def move(target: str | None, data_dir: Path | None, as_json: bool) -> None:
         raise SettingsError(f"there is no queue in {settings.data_dir}: name its data directory with --data-dir")
     warn_of_passwords({"queue_url": target})
     from agl_otel.queue.move import move as move_queue  # PostgreSQL's driver is an extra
-    from agl_otel.stack import claim_data_dir
+    from agl_otel.stack.supervisor import claim_data_dir
 
     with claim_data_dir(settings.data_dir.absolute()):
         moved = move_queue(source, url)

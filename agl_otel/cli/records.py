@@ -12,9 +12,9 @@ from rich.console import Console
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, store_option
 from agl_otel.cli.queue import clock, open_queue, table_of
 from agl_otel.errors import NotFoundError
-from agl_otel.options import Whole
-from agl_otel.printable import json_text
+from agl_otel.text import json_text
 from agl_otel.types import WorkerStatus
+from agl_otel.types.options import Whole
 
 
 @click.group()

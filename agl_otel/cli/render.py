@@ -14,17 +14,17 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from agl_otel import semconv
 from agl_otel.adapters.history import in_full
 from agl_otel.adapters.own_sampling import own_of
 from agl_otel.cli.conversation import PROMPT_TOKENS, said, with_prompt_tokens
-from agl_otel.printable import printable
-from agl_otel.tolerant import json_of
+from agl_otel.spans.tolerant import json_of
+from agl_otel.text import printable
 from agl_otel.types import Attempt, Rollout, Span, Verdict
+from agl_otel_hook import conventions
 
 WIDEST_VALUE: Final = 60  # characters of an attribute value on one line
 WIDEST_LINE: Final = 10_000  # characters of a line of a message
-HIDDEN_SPANS: Final = frozenset({semconv.SPAN_SEAL})
+HIDDEN_SPANS: Final = frozenset({conventions.SPAN_SEAL})
 RESPONSE_ID: Final = "gen_ai.response.id"
 DEEPEST_JOIN: Final = 4  # spans of HTTP clients and their transports between an agent's model call and the proxy's
 NO_SAMPLING: Final[Mapping[str, Any]] = {}
@@ -107,12 +107,12 @@ def joined(spans: Sequence[Span]) -> list[Span]:
     taken from the other.
     """
     by_id = {span.span_id: span for span in spans}
-    own = {span.span_id for span in spans if span.name != semconv.SPAN_LLM and is_model_call(span)}
+    own = {span.span_id for span in spans if span.name != conventions.SPAN_LLM and is_model_call(span)}
     by_response = {str(by_id[i].attributes.get(RESPONSE_ID)): i for i in own if by_id[i].attributes.get(RESPONSE_ID)}
     hosts: dict[str, list[Span]] = {}
     hidden: set[str] = set()
     for span in spans:
-        if span.name != semconv.SPAN_LLM:
+        if span.name != conventions.SPAN_LLM:
             continue
         between = _between(span, by_id, own)
         host = between.pop() if between else by_response.get(str(span.attributes.get(RESPONSE_ID)), "")
@@ -144,7 +144,7 @@ def _with(span: Span, proxied: Sequence[Span]) -> Span:
     if not proxied:
         return span
     last = proxied[-1]  # of several tries the one that the agent used
-    tries = {"model call": f"{len(proxied)} tries"} if len({s.attributes.get(semconv.LLM_CALL) for s in proxied}) > 1 else {}
+    tries = {"model call": f"{len(proxied)} tries"} if len({s.attributes.get(conventions.LLM_CALL) for s in proxied}) > 1 else {}
     return span.model_copy(update={"attributes": {**last.attributes, **span.attributes, **tries}})
 
 
@@ -163,7 +163,7 @@ def span_label(span: Span, sampling: Mapping[str, Any] = NO_SAMPLING) -> Text:
 def _with_messages(span: Span, sampling: Mapping[str, Any]) -> Text:
     """The line for a span, and below it all that was said in a model call."""
     text = span_label(span, sampling)
-    for role, content in said(span.attributes) if is_model_call(span) or span.name == semconv.SPAN_LLM else ():
+    for role, content in said(span.attributes) if is_model_call(span) or span.name == conventions.SPAN_LLM else ():
         for number, line in enumerate(content.splitlines() or [""]):
             text.append(f"\n{'' if number else plain(role):>11} ", "dim").append(plain(line, WIDEST_LINE))
     return text
@@ -173,21 +173,21 @@ def _highlights(attributes: Mapping[str, Any], sampling: Mapping[str, Any]) -> l
     parts: list[tuple[str, str]] = []
     if model := attributes.get("gen_ai.request.model"):
         parts.append(("cyan", plain(model)))
-    if semconv.LLM_RESPONSE_TOKEN_IDS in attributes:
-        prompt, response = attributes.get(PROMPT_TOKENS, "?"), attributes[semconv.LLM_RESPONSE_TOKEN_IDS]
-        parts.append(("magenta", f"{prompt} + {len(response)} tokens, weights {attributes.get(semconv.LLM_MODEL_VERSION, '?')}"))
+    if conventions.LLM_RESPONSE_TOKEN_IDS in attributes:
+        prompt, response = attributes.get(PROMPT_TOKENS, "?"), attributes[conventions.LLM_RESPONSE_TOKEN_IDS]
+        parts.append(("magenta", f"{prompt} + {len(response)} tokens, weights {attributes.get(conventions.LLM_MODEL_VERSION, '?')}"))
     if own := own_of(attributes, sampling):
         parts.append(("yellow", "own " + ", ".join(f"{name} {value:g}" for name, value in own.items())))
     for key, arrow in (("gen_ai.input.messages", "←"), ("gen_ai.output.messages", "→")):
         if content := last_content(attributes.get(key)):
             parts.append(("", f"{arrow} {plain(content)!r}"))
-    if why := attributes.get(semconv.LLM_INCOMPLETE) or attributes.get(semconv.LLM_DEFECT):
+    if why := attributes.get(conventions.LLM_INCOMPLETE) or attributes.get(conventions.LLM_DEFECT):
         parts.append(("yellow", plain(why)))
     if tries := attributes.get("model call"):
         parts.append(("yellow", plain(tries)))
     index = 0
-    while (value := attributes.get(semconv.reward_value_key(index))) is not None:
-        parts.append(("green", f"{plain(attributes.get(semconv.reward_name_key(index), 'reward'))} = {value}"))
+    while (value := attributes.get(conventions.reward_value_key(index))) is not None:
+        parts.append(("green", f"{plain(attributes.get(conventions.reward_name_key(index), 'reward'))} = {value}"))
         index += 1
     return parts
 

@@ -18,14 +18,12 @@ from agl_otel.cli.erase import CHUNK, eraser, keep_spans_option, wipe_option
 from agl_otel.cli.queue import BOTH_STORES, clock, must_exist, open_queue, progress, prune, rollout_ids_of, table_of
 from agl_otel.cli.render import VERDICT_STYLES, verdict_lines
 from agl_otel.errors import AglError, NotFoundError, UsageError
-from agl_otel.options import Finite, RunMode, Whole
-from agl_otel.printable import printable
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.lifecycle import FINISHED, OPEN
 from agl_otel.settings import Settings
-from agl_otel.stack import open_store
+from agl_otel.stack.supervisor import open_store
 from agl_otel.store import Store
-from agl_otel.strict import strict_json, why_no_json
+from agl_otel.text import printable
 from agl_otel.types import (
     ADOPTED,
     NOT_RUN,
@@ -40,6 +38,8 @@ from agl_otel.types import (
     check_id,
     parse_labels,
 )
+from agl_otel.types.options import Finite, RunMode, Whole
+from agl_otel.types.strict import strict_json, why_no_json
 
 FIELDS: Final = frozenset(EnqueueRolloutRequest.model_fields)
 Statuses = tuple[RolloutStatus, ...]

@@ -11,9 +11,9 @@ from agl_otel.cli.common import data_dir_option, json_option, run_async, setup_l
 from agl_otel.cli.look import show_rollout
 from agl_otel.cli.once import run_once
 from agl_otel.errors import AgentError, UsageError
-from agl_otel.options import Finite
 from agl_otel.settings import Settings
-from agl_otel.strict import strict_json, why_no_json
+from agl_otel.types.options import Finite
+from agl_otel.types.strict import strict_json, why_no_json
 
 
 @click.command()

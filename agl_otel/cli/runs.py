@@ -20,15 +20,15 @@ from agl_otel.cli.common import data_dir_option, json_option, print_json, run_as
 from agl_otel.cli.queue import clock, table_of
 from agl_otel.cli.render import plain
 from agl_otel.cli.run_figures import Look, chosen_metrics, cost_of, differences, sparkline, thinned
-from agl_otel.cli.steps import configuration_of, run_id_of
+from agl_otel.cli.training_steps import configuration_of, run_id_of
 from agl_otel.errors import NotFoundError
-from agl_otel.options import Finite, Whole
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import Settings
-from agl_otel.stack import open_store
+from agl_otel.stack.supervisor import open_store
 from agl_otel.store import Store
 from agl_otel.traces.figures import Curve, curve_of
 from agl_otel.types import Run, TrainingRun
+from agl_otel.types.options import Finite, Whole
 
 JUDGED: Final = 1000  # rollouts whose verdicts are counted: those that ended last
 _price_option: Any = click.option(

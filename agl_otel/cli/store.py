@@ -12,9 +12,9 @@ from rich.console import Console
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging
 from agl_otel.errors import SettingsError
-from agl_otel.options import Whole
 from agl_otel.settings import Settings, port_beside
-from agl_otel.stack import Stack
+from agl_otel.stack.supervisor import Stack
+from agl_otel.types.options import Whole
 
 _LEVELS: Final = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
 _BACKENDS: Final = click.Choice(["default", "memory", "mongo"])

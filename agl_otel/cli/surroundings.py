@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from agl_otel.private import open_to_others
+from agl_otel.service.private import open_to_others
 from agl_otel.settings import PORTS, Settings, is_free
 
 LIST_SECONDS: Final = 60.0

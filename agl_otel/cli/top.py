@@ -19,11 +19,11 @@ from agl_otel.cli.common import data_dir_option, json_option, print_json, run_as
 from agl_otel.cli.queue import clock, table_of
 from agl_otel.cli.render import plain
 from agl_otel.errors import UnavailableError
-from agl_otel.options import Finite
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import Settings
 from agl_otel.store import Store
 from agl_otel.types import Rollout, Worker
+from agl_otel.types.options import Finite
 
 WORKERS: Final = 20  # on the screen: those that were heard last
 ENDED: Final = 5

@@ -13,11 +13,11 @@ from rich.console import Console
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.live import LiveSteps
-from agl_otel.printable import printable_lines
 from agl_otel.settings import Settings
+from agl_otel.text import printable_lines
 
 if TYPE_CHECKING:
-    from agl_otel.trainer import Job
+    from agl_otel.jobs.job import Job
 
 
 @click.command()
@@ -55,8 +55,8 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
 
 
 def _check(job_file: Path, settings: Settings, console: Console, *, as_json: bool) -> None:
-    from agl_otel.stack import running_address
-    from agl_otel.trainer.check import check_job
+    from agl_otel.jobs.check import check_job
+    from agl_otel.stack.supervisor import running_address
 
     address = running_address(settings)
     found = run_async(lambda: check_job(job_file, store=address, token=settings.token.get_secret_value()))
@@ -74,8 +74,8 @@ def _check(job_file: Path, settings: Settings, console: Console, *, as_json: boo
 
 
 async def _train(job_file: Path, settings: Settings, run_dir: Path | None, console: Console) -> dict[str, Any]:
-    from agl_otel.trainer import Job
-    from agl_otel.trainer.check import missing_extra
+    from agl_otel.jobs.check import missing_extra
+    from agl_otel.jobs.job import Job
 
     try:
         job = Job.load(job_file)
@@ -84,17 +84,17 @@ async def _train(job_file: Path, settings: Settings, run_dir: Path | None, conso
     folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).absolute()
     for need in import_module(job.run_by).needs(job):
         need()
-    run = {"prompts": _search, "tuning": _tune, "verl": _on_verl, "training": _fit, "own": _own}[job.run_by.rpartition(".")[2]]
+    run = {"prompts": _search, "sft": _tune, "verl": _on_verl, "grpo": _fit, "custom": _own}[job.run_by.rpartition(".")[2]]
     return await run(job, settings, folder, console)
 
 
 async def _own(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
     from agl_otel.algorithms import Baseline
-    from agl_otel.stack import stack_for
-    from agl_otel.trainer import OwnRun
+    from agl_otel.jobs.custom import OwnRun
+    from agl_otel.stack.supervisor import stack_for
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val") if job.data.val else None
-    async with stack_for(settings) as (store, failed), OwnRun(job, store, folder, stack_failed=failed) as run:
+    async with stack_for(settings) as (store, failed), OwnRun(job, store, folder, stack_failed=failed, settings=settings) as run:
         algorithm = await run.fit(train_tasks, val_tasks)
     result: dict[str, Any] = {"folder": str(folder)}
     if isinstance(algorithm, Baseline):
@@ -107,11 +107,14 @@ async def _own(job: Job, settings: Settings, folder: Path, console: Console) -> 
 
 
 async def _search(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
-    from agl_otel.stack import stack_for
-    from agl_otel.trainer import PromptSearching
+    from agl_otel.jobs.prompts import PromptSearching
+    from agl_otel.stack.supervisor import stack_for
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
-    async with stack_for(settings) as (store, failed), PromptSearching(job, store, folder, stack_failed=failed) as searching:
+    async with (
+        stack_for(settings) as (store, failed),
+        PromptSearching(job, store, folder, stack_failed=failed, settings=settings) as searching,
+    ):
         found = await searching.fit(train_tasks, val_tasks)
     best = {name: prompt.template for name, prompt in found.get_best_prompts().items()}
     console.print(f"best score: {found.best_score:.3f} on {len(val_tasks)} tasks  ({found.stopped_because})", soft_wrap=True)
@@ -128,11 +131,11 @@ async def _search(job: Job, settings: Settings, folder: Path, console: Console) 
 
 
 async def _tune(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
-    from agl_otel.stack import stack_for
-    from agl_otel.trainer import Tuning
+    from agl_otel.jobs.sft import Tuning
+    from agl_otel.stack.supervisor import stack_for
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
-    async with stack_for(settings) as (store, failed), Tuning(job, store, folder, stack_failed=failed) as tuning:
+    async with stack_for(settings) as (store, failed), Tuning(job, store, folder, stack_failed=failed, settings=settings) as tuning:
         await tuning.publish_policy()
         async with tuning.runners():
             before = await tuning.evaluate_once(val_tasks, name="before")
@@ -153,26 +156,30 @@ async def _tune(job: Job, settings: Settings, folder: Path, console: Console) ->
 
 async def _on_verl(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
     from agl_otel.algorithms.verl.algorithm import outcome, scores
-    from agl_otel.stack import stack_for
-    from agl_otel.trainer import VerlRun
+    from agl_otel.jobs.verl import VerlRun
+    from agl_otel.stack.supervisor import stack_for
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
 
     def show(line: dict[str, Any]) -> None:
         console.print("  ".join([f"step {line['step']}:", *(f"{name} {value:.3f}" for name, value in scores(line).items())]))
 
-    async with stack_for(settings) as (store, failed), VerlRun(job, store, folder, stack_failed=failed) as run, run.runners():
+    async with (
+        stack_for(settings) as (store, failed),
+        VerlRun(job, store, folder, stack_failed=failed, settings=settings) as run,
+        run.runners(),
+    ):
         algorithm = await run.fit(train_tasks, val_tasks, on_step=show)
     console.print(f"kept in {folder}", soft_wrap=True)
     return {**outcome(algorithm.metrics), "folder": str(folder)}
 
 
 async def _fit(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
-    from agl_otel.stack import stack_for
-    from agl_otel.trainer import Training
+    from agl_otel.jobs.grpo import Training
+    from agl_otel.stack.supervisor import stack_for
 
     train_tasks, val_tasks = job.tasks("train"), job.tasks("val")
-    async with stack_for(settings) as (store, failed), Training(job, store, folder, stack_failed=failed) as training:
+    async with stack_for(settings) as (store, failed), Training(job, store, folder, stack_failed=failed, settings=settings) as training:
         await training.publish_policy()
         async with training.runners():
             before = await training.evaluate_once(val_tasks, name="before")

@@ -21,7 +21,7 @@ from agl_otel.cli.common import (
     warn_of_passwords,
 )
 from agl_otel.settings import Settings
-from agl_otel.stack import Stack
+from agl_otel.stack.supervisor import Stack
 
 
 @click.command()

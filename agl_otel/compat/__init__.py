@@ -1,5 +1,5 @@
-"""Module names of Agent Lightning 0.3 that are not rooms of ours: thin aliases, nothing else.
+"""Agent Lightning 0.3's API: Trainer, LitAgent, runners, tracers, execution strategies, LLMProxy, stores.
 
-The package puts this folder on its search path, so `agl_otel.emitter` is `compat/emitter.py`, and rooms of ours put theirs on their own:
-`agl_otel.tracer.weave` is `compat/tracer/weave.py`. No module of ours imports from here.
+names/ has 0.3's module names as aliases. The package puts that folder on its search path, so `agl_otel.emitter` is
+`compat/names/emitter.py`; `agl_otel.store.mongo` comes by the search path of the room `store`.
 """

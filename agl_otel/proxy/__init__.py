@@ -1,4 +1,4 @@
-"""The LLM gateway: a pass-through for the protocols of OpenAI and Anthropic that records what training needs of every call.
+"""Forward model calls and record what training needs of each: token ids, log-probs, weights version.
 
 `python -m agl_otel.proxy` serves. A call comes in by app.py (routes, keys), passes gate.py (pauses for new weights), is sent to the pool
 that upstream.py and models.py name, in the order that pool.py (health, sticky choice) gives, by forward.py (budgets, tries); answer.py

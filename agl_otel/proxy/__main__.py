@@ -12,15 +12,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from agl_otel import logformat
 from agl_otel.adapters.otlp_masking import load_masker
 from agl_otel.errors import AglError, InUseError, UnavailableError
-from agl_otel.instrumentation.otlp import OtlpExporter
-from agl_otel.instrumentation.setup import Telemetry
-from agl_otel.interpreter import answer_first
-from agl_otel.listen import listen, listens, make_runner, own_names, require_certificate
-from agl_otel.meters import served
-from agl_otel.private import keep_private
+from agl_otel.net.http_server import listen, listens, make_runner, own_names, require_certificate
+from agl_otel.net.tls import Tls
 from agl_otel.proxy.app import SCOPE_NAME, Proxy
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.inheritance import Inheritance
@@ -30,9 +25,14 @@ from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.models import load as load_models
 from agl_otel.proxy.upstream import Budget, QueueUpstreams
 from agl_otel.queue.client import QueueClient
-from agl_otel.queue.presence import Presence
+from agl_otel.queue.registration import Presence
+from agl_otel.service import logs as logformat
+from agl_otel.service.interpreter import answer_first
+from agl_otel.service.private import keep_private
 from agl_otel.settings import DAY_SECONDS, Settings
-from agl_otel.tls import Tls
+from agl_otel.telemetry.otlp import OtlpExporter
+from agl_otel.telemetry.reporting import served
+from agl_otel.telemetry.setup import Telemetry
 
 DRAIN_SECONDS: Final = 10.0
 FIND_COLLECTOR_SECONDS: Final = 30.0

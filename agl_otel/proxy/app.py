@@ -15,16 +15,10 @@ from aiohttp import web
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
 
-from agl_otel import errors, semconv
+from agl_otel import errors
 from agl_otel.errors import AglError, InvalidIdError, RefusedError, UnavailableError, UsageError
-from agl_otel.exposition import Sample
-from agl_otel.instrumentation.context import Key, key_of
-from agl_otel.instrumentation.guard import failures
-from agl_otel.instrumentation.ledger import Count
-from agl_otel.instrumentation.setup import Telemetry
-from agl_otel.listen import only_own_pages, readable
-from agl_otel.meters import Meters
-from agl_otel.metrics_http import counted_requests, page
+from agl_otel.net.http_server import only_own_pages, readable
+from agl_otel.net.scoped import refusal
 from agl_otel.proxy.answer import error_response
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import DIALECTS, Dialect
@@ -39,7 +33,14 @@ from agl_otel.proxy.recorder import Recorder
 from agl_otel.proxy.reply import Json, dicts, parse_object
 from agl_otel.proxy.upstream import Upstreams
 from agl_otel.proxy.witness import Queue, Witnesses
-from agl_otel.scoped import refusal
+from agl_otel.telemetry.exposition import Sample
+from agl_otel.telemetry.http import counted_requests, page
+from agl_otel.telemetry.meters import Meters
+from agl_otel.telemetry.setup import Telemetry
+from agl_otel_hook import conventions
+from agl_otel_hook.context import Key, key_of
+from agl_otel_hook.guard import failures
+from agl_otel_hook.ledger import Count
 
 SCOPE_NAME: Final = "agl_otel.proxy"
 """The instrumentation scope of the spans of calls."""
@@ -384,7 +385,7 @@ def _path_key(request: web.Request) -> Key | None:
     if rollout_id is None or attempt_id is None:
         return None
     for name, value in (("rollout id", rollout_id), ("attempt id", attempt_id)):
-        if not semconv.is_valid_id(value):
+        if not conventions.is_valid_id(value):
             raise InvalidIdError(f"{name} {value[:140]!r} in the path is not allowed: use 1 to 128 of the characters A-Z a-z 0-9 . _ : -")
     return rollout_id, attempt_id
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from agl_otel.instrumentation.context import Key
 from agl_otel.proxy.prefixes import MessagePrefixes, Prefix, TokenPrefixes
+from agl_otel_hook.context import Key
 
 MAX_ATTEMPTS: Final = 50_000
 MAX_HELD: Final = 2_000_000  # and messages: some 300 MB

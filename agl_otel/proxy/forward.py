@@ -20,9 +20,7 @@ import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
-from agl_otel import semconv
 from agl_otel.errors import RefusedError, UsageError
-from agl_otel.instrumentation.context import Key, format_traceparent
 from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, OVERSIZED, error_response, pass_on, passed
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import CHAT, Dialect, as_sampled, prepare
@@ -37,7 +35,9 @@ from agl_otel.proxy.reply import Json, parse_object, with_fields
 from agl_otel.proxy.translation import AGENT, Translation
 from agl_otel.proxy.upstream import SEED, Budget, Route, Upstream, Upstreams, call_seed
 from agl_otel.proxy.witness import Witnesses
-from agl_otel.redacted import without_secrets
+from agl_otel.text import without_secrets
+from agl_otel_hook import conventions
+from agl_otel_hook.context import Key, format_traceparent
 
 CONNECT_SECONDS: Final = 10.0
 SILENCE_SECONDS: Final = 600.0  # the longest that a model server may say nothing: a long prompt behind a full batch
@@ -381,9 +381,9 @@ def caller_of(baggage: Iterable[str]) -> str | None:
     """The marker of the process that sent a request, as its W3C baggage headers name it; None where they name none, or nonsense."""
     for member in ",".join(baggage).split(","):
         name, _, value = member.partition("=")
-        if name.strip() == semconv.PROCESS:
+        if name.strip() == conventions.PROCESS:
             marker = unquote(value.partition(";")[0].strip())
-            return marker if semconv.is_valid_id(marker) else None
+            return marker if conventions.is_valid_id(marker) else None
     return None
 
 

@@ -28,13 +28,7 @@ from typing import Final
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from agl_otel import semconv
 from agl_otel.errors import AglError, DataError, UnavailableError
-from agl_otel.framed import DAMAGED, Frame, read
-from agl_otel.instrumentation.context import Key
-from agl_otel.instrumentation.ids import span_id
-from agl_otel.instrumentation.ledger import Count, Place
-from agl_otel.instrumentation.wire import field_of, of_parts, span_bytes
 from agl_otel.proxy.journal import (
     CLOSED,
     END,
@@ -51,6 +45,12 @@ from agl_otel.proxy.journal import (
     unpacked,
     without,
 )
+from agl_otel.service.framed import DAMAGED, Frame, read
+from agl_otel_hook import conventions
+from agl_otel_hook.context import Key
+from agl_otel_hook.ids import span_id
+from agl_otel_hook.ledger import Count, Place
+from agl_otel_hook.wire import field_of, of_parts, span_bytes
 
 MAX_TOLD: Final = 100_000  # attempts whose counts are remembered for their closing
 REQUEST_BYTES: Final = 3 << 20  # receivers with gRPC's default limit take 4 MiB
@@ -331,9 +331,11 @@ def _aside(folder: Path) -> Path:
 
 
 def _seal(key: Key, count: Count, place: Place) -> bytes:
-    ids = {semconv.ROLLOUT_ID: key[0], semconv.PROCESS: count.marker, **({semconv.ATTEMPT_ID: key[1]} if key[1] else {})}
-    says = {semconv.SEAL_SPANS: count.spans, semconv.SEAL_DROPPED: count.dropped, semconv.SEAL_CLOSING: True}
+    ids = {conventions.ROLLOUT_ID: key[0], conventions.PROCESS: count.marker, **({conventions.ATTEMPT_ID: key[1]} if key[1] else {})}
+    says = {conventions.SEAL_SPANS: count.spans, conventions.SEAL_DROPPED: count.dropped, conventions.SEAL_CLOSING: True}
     context = SpanContext(place[0], span_id(), is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
     parent = SpanContext(place[0], place[1], is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
     now = time.time_ns()
-    return field_of(span_bytes(ReadableSpan(semconv.SPAN_SEAL, context, parent, attributes={**ids, **says}, start_time=now, end_time=now)))
+    return field_of(
+        span_bytes(ReadableSpan(conventions.SPAN_SEAL, context, parent, attributes={**ids, **says}, start_time=now, end_time=now))
+    )

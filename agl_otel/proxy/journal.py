@@ -33,11 +33,11 @@ from pydantic_core import to_json
 
 from agl_otel.adapters.otlp_masking import Masker
 from agl_otel.errors import DataError, UnavailableError, unwritable
-from agl_otel.framed import Frame, FramedFile, read, remove
-from agl_otel.instrumentation.context import Key
-from agl_otel.instrumentation.ledger import Ledger, Place
-from agl_otel.instrumentation.whole import Begun, WholeSpan
-from agl_otel.instrumentation.wire import field_of, of_parts
+from agl_otel.service.framed import Frame, FramedFile, read, remove
+from agl_otel_hook.context import Key
+from agl_otel_hook.ledger import Ledger, Place
+from agl_otel_hook.whole import Begun, WholeSpan
+from agl_otel_hook.wire import field_of, of_parts
 
 HEAD: Final = 1
 START: Final = 2

@@ -10,9 +10,9 @@ import hmac
 from hashlib import sha256
 from typing import Final
 
-from agl_otel.ingest import BOUND_PREFIX
-from agl_otel.scoped import PREFIX as SCOPED
-from agl_otel.scoped import refusal
+from agl_otel.net.scoped import PREFIX as SCOPED
+from agl_otel.net.scoped import refusal
+from agl_otel_hook.conventions import BOUND_PREFIX
 
 PREFIX: Final = "agl-"
 """What our keys start with; a provider's key never does."""

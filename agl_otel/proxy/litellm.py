@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from agl_otel.errors import InUseError, RefusedError, SettingsError, UnavailableError
-from agl_otel.listen import is_well
-from agl_otel.processes import Process
+from agl_otel.net.http_server import is_well
+from agl_otel.service.processes import Process
 from agl_otel.settings import free_port
 
 READY_SECONDS: Final = 300.0  # its imports alone take half a minute of CPU

@@ -8,8 +8,8 @@ from typing import Any, Final
 import aiohttp
 
 from agl_otel.errors import ModelServerError, UnavailableError
+from agl_otel.net.tls import connector
 from agl_otel.proxy.outgoing import RedirectedError, ask
-from agl_otel.tls import connector
 
 TIMEOUT_SECONDS: Final = 30.0
 

@@ -13,7 +13,7 @@ from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 
-from agl_otel.redacted import without_secrets
+from agl_otel.text import without_secrets
 
 REDIRECT: Final = "redirect"
 """The code of the error that an agent gets in its place."""

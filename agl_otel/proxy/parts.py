@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Final, cast
 
 from agl_otel.proxy.reply import Choice, Json, dense, dicts
-from agl_otel.tolerant import json_of
+from agl_otel.spans.tolerant import json_of
 
 MAX_TEXT: Final = 1 << 20
 """Characters of one attribute; 1 MB of text is more than any person reads, and a span must fit into one OTLP request."""

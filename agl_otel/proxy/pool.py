@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Final
 
 from agl_otel.proxy.upstream import Upstream
-from agl_otel.redacted import without_secrets
+from agl_otel.text import without_secrets
 
 DOWN_SECONDS: Final = (1.0, 30.0)
 """How long an endpoint is left alone after the first failure, and at most; doubled each time."""

@@ -14,17 +14,17 @@ from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from opentelemetry.semconv.attributes.http_attributes import HTTP_RESPONSE_STATUS_CODE
 from opentelemetry.trace import SpanKind
 
-from agl_otel import semconv
-from agl_otel.instrumentation.arrays import pack_doubles, pack_ints
-from agl_otel.instrumentation.context import Key, parse_traceparent
-from agl_otel.instrumentation.guard import never_raises
-from agl_otel.instrumentation.whole import Begun, WholeSpan, WholeSpans
 from agl_otel.proxy.attempts import Attempt, Attempts
 from agl_otel.proxy.dialects import Dialect
 from agl_otel.proxy.journal import Journal
 from agl_otel.proxy.parts import clean, dump, dump_told, output_message
 from agl_otel.proxy.prefixes import Prefix
 from agl_otel.proxy.reply import Choice, Reply
+from agl_otel_hook import conventions
+from agl_otel_hook.arrays import pack_doubles, pack_ints
+from agl_otel_hook.context import Key, parse_traceparent
+from agl_otel_hook.guard import never_raises
+from agl_otel_hook.whole import Begun, WholeSpan, WholeSpans
 
 logger = logging.getLogger("agl_otel.proxy")
 _REQUEST: Final[Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
@@ -206,7 +206,9 @@ class Recorder:
         for place, (span, index) in enumerate(zip(call.seen.spans, sorted(call.reply.choices) or [0], strict=False)):
             said, choice = call.seen.messages[min(place, 1)], call.reply.choices.get(index, Choice())
             attributes = asked | said | self._attributes(call, index, choice, call.seen.prefix, call.seen.defect)
-            made.append(self._spans.made(span, semconv.SPAN_LLM, SpanKind.CLIENT, attributes, call.start_time, call.seen.end_time, error))
+            made.append(
+                self._spans.made(span, conventions.SPAN_LLM, SpanKind.CLIENT, attributes, call.start_time, call.seen.end_time, error)
+            )
         return made
 
     def _see(self, call: Call) -> _Seen:
@@ -253,13 +255,13 @@ class Recorder:
         text, all_there = dump_told(map(shown, said[base[1] :] if base is not None else said))
         first: dict[str, Any] = {gen_ai.GEN_AI_INPUT_MESSAGES: text}
         if base is not None:
-            first |= {semconv.LLM_MESSAGES_CALL: base[0], semconv.LLM_MESSAGES_BEFORE: base[1]}
+            first |= {conventions.LLM_MESSAGES_CALL: base[0], conventions.LLM_MESSAGES_BEFORE: base[1]}
         if not all_there:  # what is left out cannot be counted on
             return first, first
         self._attempts.remember(call.attempt, call.number, digests)
         if len(said) < 2 or len(call.reply.choices) < 2:
             return first, first
-        before = {semconv.LLM_MESSAGES_CALL: call.number, semconv.LLM_MESSAGES_BEFORE: len(said) - 1}
+        before = {conventions.LLM_MESSAGES_CALL: call.number, conventions.LLM_MESSAGES_BEFORE: len(said) - 1}
         return first, {gen_ai.GEN_AI_INPUT_MESSAGES: dump([shown(said[-1])]), **before}
 
     def _attributes(self, call: Call, index: int, choice: Choice, prefix: Prefix | None, defect: str | None) -> dict[str, Any]:
@@ -270,30 +272,30 @@ class Recorder:
             gen_ai.GEN_AI_RESPONSE_MODEL: reply.model,
             gen_ai.GEN_AI_USAGE_INPUT_TOKENS: reply.input_tokens,
             gen_ai.GEN_AI_USAGE_OUTPUT_TOKENS: reply.output_tokens,
-            semconv.LLM_MODEL_VERSION: clean(call.model_version) if call.model_version is not None else None,
-            semconv.LLM_INCOMPLETE: call.incomplete,
-            semconv.LLM_TRIES: call.tries if call.tries > 1 else None,
-            semconv.LLM_FIRST_BYTE: (call.first_byte - call.start_time) / 1e9 if call.first_byte else None,
+            conventions.LLM_MODEL_VERSION: clean(call.model_version) if call.model_version is not None else None,
+            conventions.LLM_INCOMPLETE: call.incomplete,
+            conventions.LLM_TRIES: call.tries if call.tries > 1 else None,
+            conventions.LLM_FIRST_BYTE: (call.first_byte - call.start_time) / 1e9 if call.first_byte else None,
             ERROR_TYPE: call.incomplete or (str(call.status) if call.status >= 400 else None),
         }
         if index in reply.choices:
             held[gen_ai.GEN_AI_OUTPUT_MESSAGES] = output_message(choice)
             held[gen_ai.GEN_AI_RESPONSE_FINISH_REASONS] = [choice.finish_reason] if choice.finish_reason else None
         if call.number:
-            held[semconv.LLM_CHOICE] = index
+            held[conventions.LLM_CHOICE] = index
         if reply.prompt_token_ids is not None:
             start = prefix.length if prefix is not None else 0
-            held[semconv.LLM_PROMPT_TOKEN_IDS] = pack_ints(reply.prompt_token_ids[start:])
+            held[conventions.LLM_PROMPT_TOKEN_IDS] = pack_ints(reply.prompt_token_ids[start:])
             if prefix is not None:
-                held |= {semconv.LLM_PREFIX_CALL: prefix.call, semconv.LLM_PREFIX_CHOICE: prefix.choice}
+                held |= {conventions.LLM_PREFIX_CALL: prefix.call, conventions.LLM_PREFIX_CHOICE: prefix.choice}
         if choice.token_ids:
-            held[semconv.LLM_RESPONSE_TOKEN_IDS] = pack_ints(choice.token_ids)
+            held[conventions.LLM_RESPONSE_TOKEN_IDS] = pack_ints(choice.token_ids)
             defect = choice.logprobs_defect()
             if defect is None:
-                held[semconv.LLM_RESPONSE_LOGPROBS] = pack_doubles(choice.logprobs)
+                held[conventions.LLM_RESPONSE_LOGPROBS] = pack_doubles(choice.logprobs)
             elif not call.made:  # it is counted once
                 self._count(defect, _DEFECTS[defect])
-        held[semconv.LLM_DEFECT] = defect
+        held[conventions.LLM_DEFECT] = defect
         return {name: value for name, value in held.items() if value is not None}
 
     def _count(self, what: str, text: str) -> None:
@@ -313,11 +315,11 @@ def _asked(call: Call) -> dict[str, Any]:
         if isinstance(value, kind):
             held[attribute] = clean(value) if isinstance(value, str) else value
     if call.caller is not None:
-        held[semconv.LLM_CALLER] = call.caller
+        held[conventions.LLM_CALLER] = call.caller
     if call.number:
-        held[semconv.LLM_CALL] = call.number
+        held[conventions.LLM_CALL] = call.number
         if call.retry:
-            held[semconv.LLM_RETRY] = call.retry
+            held[conventions.LLM_RETRY] = call.retry
         if call.retry_of is not None:
-            held[semconv.LLM_RETRY_OF] = call.retry_of
+            held[conventions.LLM_RETRY_OF] = call.retry_of
     return held

@@ -20,7 +20,7 @@ import aiohttp
 from aiohttp import web
 
 from agl_otel.errors import RefusedError
-from agl_otel.listen import body_in_time, make_runner, only_own_pages
+from agl_otel.net.http_server import body_in_time, make_runner, only_own_pages
 from agl_otel.proxy.answer import error_response, pass_on
 from agl_otel.proxy.dialects import CHAT, as_sampled
 from agl_otel.proxy.litellm import PREFIX, PROVIDER, Litellm

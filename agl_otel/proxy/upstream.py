@@ -17,7 +17,6 @@ from typing import Any, Final, Literal, Protocol
 from urllib.parse import urlsplit
 
 from agl_otel.errors import NotFoundError, RefusedError
-from agl_otel.instrumentation.context import Key
 from agl_otel.types import (
     LLM,
     Attempt,
@@ -28,6 +27,7 @@ from agl_otel.types import (
     Rollout,
 )
 from agl_otel.types.sampling import EXTRA_BODY, EXTRA_HEADERS
+from agl_otel_hook.context import Key
 
 MAX_CACHED: Final = 50_000
 VERSION_SECONDS: Final = 3600.0

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from agl_otel.errors import AglError
-from agl_otel.instrumentation.context import Key
 from agl_otel.queue.updates import Witness
+from agl_otel_hook.context import Key
 
 WAIT_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 1.0

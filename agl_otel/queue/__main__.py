@@ -7,13 +7,13 @@ import logging
 import signal
 import sys
 
-from agl_otel import logformat
 from agl_otel.errors import AglError
-from agl_otel.meters import served
-from agl_otel.private import keep_private
+from agl_otel.net.tls import Tls
 from agl_otel.queue.server import QueueServer, open_engine
+from agl_otel.service import logs as logformat
+from agl_otel.service.private import keep_private
 from agl_otel.settings import Settings
-from agl_otel.tls import Tls
+from agl_otel.telemetry.reporting import served
 
 SWITCH_INTERVAL_SECONDS = 0.0005  # the writer thread hands the interpreter over at every statement; the default 5 ms would make it wait
 

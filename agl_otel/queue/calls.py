@@ -15,8 +15,8 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 
-from agl_otel import tls
 from agl_otel.errors import AglError, UnavailableError, UsageError, from_grpc
+from agl_otel.net import tls
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.proto import queue_pb2_grpc
 

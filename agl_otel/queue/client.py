@@ -15,11 +15,11 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import TypeAdapter
 
 from agl_otel.errors import AglError, UsageError, from_grpc
+from agl_otel.net.tls import Trust, target
 from agl_otel.queue import convert
 from agl_otel.queue.calls import RETRY_SECONDS, Calls, new_request_id, parts
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.updates import KEEP, AttemptUpdate, Observation, RolloutUpdate, Witness
-from agl_otel.tls import Trust, target
 from agl_otel.types import (
     Attempt,
     AttemptedRollout,

@@ -12,8 +12,8 @@ from time import perf_counter
 from typing import Final, TypeVar
 
 from agl_otel.errors import AglError
-from agl_otel.meters import Meters
 from agl_otel.queue.engine import Engine, Operation, Signals
+from agl_otel.telemetry.meters import Meters
 
 T = TypeVar("T")
 STORE_METHODS: Final = {

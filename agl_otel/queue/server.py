@@ -11,16 +11,16 @@ from typing import Final, cast
 import grpc
 import grpc.aio
 
-from agl_otel.bearer import TokenCheck
 from agl_otel.errors import AglError, SettingsError
-from agl_otel.grpc_port import GrpcPort
-from agl_otel.grpc_requests import Registrar
+from agl_otel.net.bearer import TokenCheck
+from agl_otel.net.grpc_requests import Registrar
+from agl_otel.net.grpc_server import GrpcPort
+from agl_otel.net.tls import Tls
 from agl_otel.queue.engine import Engine
 from agl_otel.queue.measured import MeasuredEngine, QueueMeters
 from agl_otel.queue.proto import queue_pb2_grpc
 from agl_otel.queue.service import QueueService
 from agl_otel.queue.sqlite import SqliteEngine, sqlite_path
-from agl_otel.tls import Tls
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 SWEEP_SECONDS: Final = 1.0  # how late an overdue attempt may be noticed

@@ -17,9 +17,8 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 
-from agl_otel.bearer import given_in, shows
 from agl_otel.errors import AglError, UnavailableError, grpc_status
-from agl_otel.meters import Meters
+from agl_otel.net.bearer import given_in, shows
 from agl_otel.queue import lifecycle
 from agl_otel.queue.convert import rollouts_pb
 from agl_otel.queue.engine import Engine, Transaction
@@ -27,6 +26,7 @@ from agl_otel.queue.operations import attempts, claims, enqueue, observe, querie
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.together import Together
 from agl_otel.queue.waiting import ALL, ClaimWaiter, Waiting
+from agl_otel.telemetry.meters import Meters
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, TypeVar
 
 from agl_otel.errors import FULL_DISK, AglError, ConflictError, DiskFullError, InUseError, SettingsError, UnavailableError
-from agl_otel.private import make_folder, open_file
 from agl_otel.queue.engine import Operation, Params, RunTallies, Signals, tally_changes
 from agl_otel.queue.migrate import Migration, migrations, pending
 from agl_otel.queue.statements import Statements
+from agl_otel.service.private import make_folder, open_file
 
 T = TypeVar("T")
 GROUP: Final = 256  # operations in one transaction: bounds how long the first of them waits for the last

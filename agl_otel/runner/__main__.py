@@ -15,19 +15,19 @@ from typing import Any, Final
 
 import click
 
-from agl_otel import logformat
 from agl_otel.errors import AglError, UsageError
-from agl_otel.options import Finite, RunMode, Whole
-from agl_otel.printable import printable, printable_lines
 from agl_otel.runner.agents import CommandAgent, ContainerAgent, FunctionAgent, HttpAgent, KubernetesAgent, Limits, load_function
+from agl_otel.runner.agents.kubernetes import check_pod
+from agl_otel.runner.agents.kubernetes_api import Cluster
 from agl_otel.runner.job import Agent, Grader
-from agl_otel.runner.kubernetes import check_pod
-from agl_otel.runner.kubernetes_api import Cluster
 from agl_otel.runner.limits import parse_size
 from agl_otel.runner.process import run_runner
 from agl_otel.runner.running import RunnerEvent
+from agl_otel.service import logs as logformat
 from agl_otel.settings import Settings
+from agl_otel.text import printable, printable_lines
 from agl_otel.types import RolloutMode, parse_labels
+from agl_otel.types.options import Finite, RunMode, Whole
 
 PROGRESS_EVERY: Final = 10  # attempts
 

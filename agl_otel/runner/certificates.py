@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from agl_otel.tls import Trust
+from agl_otel.net.tls import Trust
 
 
 @dataclass(frozen=True, slots=True)

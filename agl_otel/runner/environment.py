@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
 
-from agl_otel import semconv
-from agl_otel.ingest import attempt_ingest_key
-from agl_otel.instrumentation import declared
+from agl_otel.net.ingest import attempt_ingest_key
 from agl_otel.proxy.keys import attempt_key, shared_key
-from agl_otel.redacted import without_secrets
 from agl_otel.runner.certificates import Certificates
 from agl_otel.settings import RESOLVED, without_settings
+from agl_otel.text import without_secrets
 from agl_otel.types import LLM, AttemptedRollout, Describe, NamedResources, PromptTemplate, ProxyLLM, routed_base_url
 from agl_otel.types.sampling import for_agents
+from agl_otel_hook import conventions, declared
 
 DUMMY_API_KEY: Final = "agl-otel"
 """SDKs refuse to start without a key; the proxy replaces it."""
@@ -133,14 +132,14 @@ def process_environment(
     root span; `token` is the stack's (empty: none); the agent gets keys made from it, which send its telemetry and call its model.
     """
     rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
-    ids = {semconv.ROLLOUT_ID: rollout_id, semconv.ATTEMPT_ID: attempt_id}
+    ids = {conventions.ROLLOUT_ID: rollout_id, conventions.ATTEMPT_ID: attempt_id}
     seen = agent_resources(resources, rollout_id, attempt_id, addresses.proxy, token=token)
     env = telemetry_environment(base, addresses, token=attempt_ingest_key(token, rollout_id, attempt_id))
     env |= {
-        semconv.ENV_ROLLOUT_ID: rollout_id,
-        semconv.ENV_ATTEMPT_ID: attempt_id,
-        semconv.ENV_TASK: json.dumps(rollout.input),
-        semconv.ENV_RESOURCES: json.dumps({name: resource.model_dump(exclude_none=True) for name, resource in seen.items()}),
+        conventions.ENV_ROLLOUT_ID: rollout_id,
+        conventions.ENV_ATTEMPT_ID: attempt_id,
+        conventions.ENV_TASK: json.dumps(rollout.input),
+        conventions.ENV_RESOURCES: json.dumps({name: resource.model_dump(exclude_none=True) for name, resource in seen.items()}),
         "OTEL_RESOURCE_ATTRIBUTES": merged_members(base.get("OTEL_RESOURCE_ATTRIBUTES", ""), ids),
         "BAGGAGE": merged_members(base.get("BAGGAGE", ""), ids),
         "TRACEPARENT": traceparent,

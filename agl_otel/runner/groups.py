@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, Protocol
 
-from agl_otel import semconv
+from agl_otel_hook import conventions
 
 _POLL_SECONDS: Final = (0.005, 0.2)  # from, to: the kernel tells nobody when a group is empty
 _KILL_SECONDS: Final = 1.0
@@ -68,7 +68,7 @@ async def end_leftovers(leftovers: Callable[[], Collection[int]], grace_seconds:
 
 def named_in_environments(attempt_id: str) -> set[int]:
     """Processes that name the attempt in their environment and have not ended."""
-    wanted = f"{semconv.ENV_ATTEMPT_ID}={attempt_id}".encode()
+    wanted = f"{conventions.ENV_ATTEMPT_ID}={attempt_id}".encode()
     found: set[int] = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError, ValueError):

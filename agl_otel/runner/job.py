@@ -11,15 +11,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeGuard, runtime_checkable
 
-from agl_otel import semconv
-from agl_otel.emit import emit_reward
 from agl_otel.errors import AgentError
-from agl_otel.instrumentation import attempt_scope
 from agl_otel.runner.environment import Addresses
 from agl_otel.runner.ledgers import Ledgers
 from agl_otel.runner.output import Capture
 from agl_otel.runner.threads import call
 from agl_otel.types import Answered, AttemptedRollout, LedgerReach, NamedResources
+from agl_otel_hook import attempt_scope, conventions
+from agl_otel_hook.emit import emit_reward
 
 Reward = float | Mapping[str, float]
 Grader = Callable[[Any, Any], Reward | Awaitable[Reward | None] | None]
@@ -132,7 +131,7 @@ async def reward(job: Job, value: Any) -> None:
         raise AgentError(f"a reward must be finite, got {', '.join(bad)}")
     with attempt_scope(job.rollout_id, job.attempt_id, traceparent=job.traceparent):
         rewards = {name: float(number) for name, number in dimensions.items()}
-        emit_reward(rewards, primary_key=next(iter(dimensions)), attributes={semconv.REWARD_GIVEN: True})
+        emit_reward(rewards, primary_key=next(iter(dimensions)), attributes={conventions.REWARD_GIVEN: True})
 
 
 async def grade(job: Job, grader: Grader, answer: Any) -> None:

@@ -1,4 +1,4 @@
-"""The ledgers of a runner's attempts: folders in which agents' processes count, read when the agent has ended (instrumentation/records.py).
+"""The ledgers of a runner's attempts: folders in which agents' processes count, read when the agent has ended (the hook's records.py).
 
 They lie below one folder of this user on this machine, so that a runner hands in what a dead one left. The process of a runner has a
 folder of its own there, which it holds locked; in it one for each attempt that it runs, and beside that a note of whose attempt it is.
@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agl_otel.instrumentation import records
-from agl_otel.printable import printable
 from agl_otel.runner.groups import is_zombie
-from agl_otel.tolerant import json_of
+from agl_otel.spans.tolerant import json_of
+from agl_otel.text import printable
 from agl_otel.types import AttemptLedger, LedgerReach, ProcessRecord
+from agl_otel_hook import records
 
 MAX_SHOWN: Final = 120
 """Characters of a command that are handed in."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agl_otel.meters import Meters
 from agl_otel.runner.running import RunnerEvent
+from agl_otel.telemetry.meters import Meters
 
 
 class RunnerMeters:

@@ -20,9 +20,9 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationSc
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
-from agl_otel import semconv
 from agl_otel.errors import from_grpc
-from agl_otel.tls import aio_channel
+from agl_otel.net.tls import aio_channel
+from agl_otel_hook import conventions
 
 Stream = Literal["stdout", "stderr"]
 KEEP_BYTES: Final = 256 * 1024  # of each stream of an attempt
@@ -169,7 +169,7 @@ def to_store(printed: Printed) -> list[Pending]:
 def to_records(printed: Printed, pending: Pending) -> list[LogRecord]:
     """Log records of one stream, in order: pieces of at most RECORD_BYTES, cut at line ends where there are any."""
     _, trace_id, span_id, flags = printed.traceparent.split("-")
-    ids = [_text(semconv.ROLLOUT_ID, printed.rollout_id), _text(semconv.ATTEMPT_ID, printed.attempt_id)]
+    ids = [_text(conventions.ROLLOUT_ID, printed.rollout_id), _text(conventions.ATTEMPT_ID, printed.attempt_id)]
     stream = pending.capture.stream
     now = time.time_ns()
     return [
@@ -179,7 +179,7 @@ def to_records(printed: Printed, pending: Pending) -> list[LogRecord]:
             severity_text="INFO" if stream == "stdout" else "WARN",
             severity_number=9 if stream == "stdout" else 13,  # pyright: ignore[reportArgumentType]  # the enum's values as ints
             body=AnyValue(string_value=piece),
-            attributes=[*ids, _text(semconv.LOG_STREAM, stream)],
+            attributes=[*ids, _text(conventions.LOG_STREAM, stream)],
             trace_id=bytes.fromhex(trace_id),
             span_id=bytes.fromhex(span_id),
             flags=int(flags, 16),

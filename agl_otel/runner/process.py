@@ -11,21 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn
 
 from agl_otel.errors import UnavailableError, UsageError
-from agl_otel.instrumentation import Telemetry
-from agl_otel.meters import served
-from agl_otel.processes import on_stop_signals
+from agl_otel.net.tls import ambient
 from agl_otel.queue.client import QueueClient
 from agl_otel.runner import groups
 from agl_otel.runner.certificates import certificates
-from agl_otel.runner.ending import persist
+from agl_otel.runner.completion import persist
 from agl_otel.runner.environment import Addresses, shared_environment
 from agl_otel.runner.job import Agent
 from agl_otel.runner.metrics import RunnerMeters
 from agl_otel.runner.runner import FIND_STACK_SECONDS, GRACE_SECONDS, HEARTBEAT_SECONDS, Claim, Runner
 from agl_otel.runner.running import RunnerEvent
+from agl_otel.service.processes import on_stop_signals
 from agl_otel.settings import Settings
 from agl_otel.store import Store
-from agl_otel.tls import ambient
+from agl_otel.telemetry.reporting import served
+from agl_otel.telemetry.setup import Telemetry
 from agl_otel.types import RolloutMode
 
 SERVICE_NAME: Final = "agl-runner"

@@ -19,16 +19,15 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind
 
-from agl_otel import semconv
 from agl_otel.errors import UnavailableError, from_grpc
-from agl_otel.instrumentation.context import Key, format_traceparent
-from agl_otel.instrumentation.ids import new_root
-from agl_otel.instrumentation.otlp import CALL_SECONDS, METHOD, RETRYABLE
-from agl_otel.instrumentation.seal import TRACER_NAME
-from agl_otel.instrumentation.whole import WholeSpan
-from agl_otel.instrumentation.wire import request_of
-from agl_otel.runner.ending import persist
-from agl_otel.tls import aio_channel
+from agl_otel.net.tls import aio_channel
+from agl_otel.runner.completion import persist
+from agl_otel.telemetry.otlp import CALL_SECONDS, METHOD, RETRYABLE
+from agl_otel_hook import conventions
+from agl_otel_hook.context import Key, format_traceparent
+from agl_otel_hook.ids import new_root
+from agl_otel_hook.seal import TRACER_NAME
+from agl_otel_hook.whole import WholeSpan, request_of
 
 _SCOPE: Final = InstrumentationScope(TRACER_NAME)
 _log = logging.getLogger(__name__)
@@ -60,9 +59,13 @@ class RootSpans:
         await self._channel.close(None)
 
     def _span(self, key: Key, context: SpanContext, hooked: bool, now: int) -> WholeSpan:
-        ids: dict[str, Any] = {semconv.ROLLOUT_ID: key[0], semconv.ATTEMPT_ID: key[1], **({semconv.ATTEMPT_HOOKED: True} if hooked else {})}
+        ids: dict[str, Any] = {
+            conventions.ROLLOUT_ID: key[0],
+            conventions.ATTEMPT_ID: key[1],
+            **({conventions.ATTEMPT_HOOKED: True} if hooked else {}),
+        }
         return WholeSpan(
-            semconv.SPAN_ATTEMPT, context, None, self._resource, ids,
+            conventions.SPAN_ATTEMPT, context, None, self._resource, ids,
             kind=SpanKind.INTERNAL, instrumentation_scope=_SCOPE, start_time=now, end_time=now,
         )  # fmt: skip
 

@@ -22,12 +22,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from agl_otel import semconv
 from agl_otel.errors import AgentError, AglError, UnavailableError, UsageError
-from agl_otel.instrumentation import Telemetry
+from agl_otel.net.tls import ambient
 from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.runner.certificates import Certificates, certificates
-from agl_otel.runner.ending import Ended, Endings, closing_session, persist
+from agl_otel.runner.completion import Ended, Endings, closing_session, persist
 from agl_otel.runner.environment import Addresses
 from agl_otel.runner.job import Agent, ClosingAgent, HookedAgent, Job, RecordedAgent
 from agl_otel.runner.ledgers import Ledgers, Left
@@ -35,8 +34,9 @@ from agl_otel.runner.output import LogExporter, Printed
 from agl_otel.runner.roots import RootSpans
 from agl_otel.runner.running import Run, RunnerEvent, outcome_of
 from agl_otel.runner.snapshot import SystemSnapshot, pause_seconds
-from agl_otel.tls import ambient
+from agl_otel.telemetry.setup import Telemetry
 from agl_otel.types import AttemptedRollout, Describe, NamedResources, RolloutMode
+from agl_otel_hook import conventions
 
 HEARTBEAT_SECONDS: Final = 5.0  # a cancellation reaches the agent about this late
 HEARTBEAT_JITTER_SECONDS: Final = 0.5  # runners that were started together do not beat together
@@ -181,7 +181,7 @@ class Runner:
             raise UsageError(f"a runner needs a folder in which its agents' processes count their spans: {error}") from None
         self._telemetry.keep_records(ledgers.root)
         if not recorded:
-            os.environ[semconv.ENV_LEDGER] = str(ledgers.root)  # of what the agent starts from this process
+            os.environ[conventions.ENV_LEDGER] = str(ledgers.root)  # of what the agent starts from this process
         return ledgers
 
     async def _hand_in_left(self, ledgers: Ledgers, endings: Endings) -> None:

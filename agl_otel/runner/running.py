@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from agl_otel.errors import AglError
-from agl_otel.runner.ending import Ended
+from agl_otel.runner.completion import Ended
 from agl_otel.runner.job import Agent, Job
 from agl_otel.types import AttemptedRollout
 

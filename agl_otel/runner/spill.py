@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from agl_otel import semconv
+from agl_otel_hook import conventions
 
 MAX_VARIABLE_BYTES: Final = 100_000  # Linux takes 131,072 bytes for one variable, its name included
-_BY_FILE: Final = {semconv.ENV_TASK: semconv.ENV_TASK_FILE, semconv.ENV_RESOURCES: semconv.ENV_RESOURCES_FILE}
+_BY_FILE: Final = {conventions.ENV_TASK: conventions.ENV_TASK_FILE, conventions.ENV_RESOURCES: conventions.ENV_RESOURCES_FILE}
 
 
 @contextmanager

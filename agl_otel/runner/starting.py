@@ -12,19 +12,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from agl_otel import semconv
 from agl_otel.errors import AgentError
-from agl_otel.private import given_umask
-from agl_otel.processes import die_with_parent
 from agl_otel.proxy.keys import is_ours
 from agl_otel.runner.environment import DUMMY_API_KEY
 from agl_otel.runner.zygote import program as programs
 from agl_otel.runner.zygote.client import Forked, UnfitError, Zygote
+from agl_otel.service.private import given_umask
+from agl_otel.service.processes import die_with_parent
+from agl_otel_hook import conventions
 
 _FEW_STARTS: Final = 3  # so many warm parents may die before every attempt is started anew
 _ATTEMPTS_OWN: Final = (
-    *(semconv.ENV_ROLLOUT_ID, semconv.ENV_ATTEMPT_ID, "TRACEPARENT", "BAGGAGE", "OTEL_RESOURCE_ATTRIBUTES"),
-    *(semconv.ENV_TASK, semconv.ENV_TASK_FILE, semconv.ENV_RESOURCES, semconv.ENV_RESOURCES_FILE, "OTEL_EXPORTER_OTLP_HEADERS"),
+    *(conventions.ENV_ROLLOUT_ID, conventions.ENV_ATTEMPT_ID, "TRACEPARENT", "BAGGAGE", "OTEL_RESOURCE_ATTRIBUTES"),
+    *(
+        conventions.ENV_TASK,
+        conventions.ENV_TASK_FILE,
+        conventions.ENV_RESOURCES,
+        conventions.ENV_RESOURCES_FILE,
+        "OTEL_EXPORTER_OTLP_HEADERS",
+    ),
 )
 _MODEL_KEYS: Final = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
 """A warm parent has some: clients that are built where a module is imported ask for one."""

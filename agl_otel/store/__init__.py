@@ -1,4 +1,4 @@
-"""The one object that user code and algorithms talk to: what is intended (queue) and what was observed (ClickHouse).
+"""The object that user code and algorithms talk to: what is intended (queue) and what was observed (ClickHouse).
 
     store = await Store.connect("127.0.0.1:4747")
     rollouts = await store.enqueue(tasks)          # what is intended
@@ -12,21 +12,24 @@ collector. store.py puts the parts together: rollouts.py, spans.py, steps.py, re
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from agl_otel.store.address import CONNECT_TIMEOUT_SECONDS, DESCRIBE_PATH
-from agl_otel.store.base import UNSET, LightningStoreCapabilities, LightningStoreStatistics, Unset
-from agl_otel.store.names import (
-    CollectionBasedLightningStore,
-    InMemoryLightningStore,
-    LightningStore,
-    LightningStoreClient,
-    LightningStoreServer,
-    LightningStoreThreaded,
-    MongoLightningStore,
-)
+from agl_otel.store.connections import UNSET, LightningStoreCapabilities, LightningStoreStatistics, Unset
 from agl_otel.store.store import Store
 
-__path__.append(str(Path(__file__).parents[1] / "compat" / "store"))  # modules of 0.3 that are none of ours
+if TYPE_CHECKING:
+    from agl_otel.compat.stores import (
+        CollectionBasedLightningStore,
+        InMemoryLightningStore,
+        LightningStore,
+        LightningStoreClient,
+        LightningStoreServer,
+        LightningStoreThreaded,
+        MongoLightningStore,
+    )
+
+__path__.append(str(Path(__file__).parents[1] / "compat" / "names" / "store"))  # modules of 0.3 that are none of ours
 
 __all__ = [
     "CONNECT_TIMEOUT_SECONDS",
@@ -44,3 +47,12 @@ __all__ = [
     "Store",
     "Unset",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load 0.3's names, which stand above this room."""
+    if name in __all__:
+        from agl_otel.compat import stores
+
+        return getattr(stores, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from agl_otel.errors import UnavailableError, UsageError
+from agl_otel.net.tls import advice, connector
 from agl_otel.settings import Settings
-from agl_otel.tls import advice, connector
 from agl_otel.types import Describe
 
 DESCRIBE_PATH = "/v1/agl/describe"

@@ -1,4 +1,4 @@
-"""A stack of the store's own: a supervisor process (agl_otel/embedded.py) that starts at first use and ends with this process.
+"""A stack of the store's own: a supervisor process (agl_otel/stack/embedded.py) that starts at first use and ends with this process.
 
 It ends when its standard input does, so also when this process is killed. Several may run side by side: all ports are free ones.
 """
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from agl_otel.errors import SettingsError, UnavailableError
-from agl_otel.private import given_umask, make_folder, open_file
+from agl_otel.service.private import given_umask, make_folder, open_file
 from agl_otel.settings import Settings, without_settings
 
-SUPERVISOR: Final = "agl_otel.embedded"
+SUPERVISOR: Final = "agl_otel.stack.embedded"
 LOG: Final = "embedded.log"
 LOG_TAIL: Final = 2000
 STOP_SECONDS: Final = 60.0  # the collector may have to flush its log

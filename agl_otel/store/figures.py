@@ -9,11 +9,11 @@ from typing import Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from agl_otel import semconv
-from agl_otel.store.base import Connected
+from agl_otel.store.connections import Connected
 from agl_otel.store.otlp import key_values
+from agl_otel_hook import conventions
 
-PREFIX: Final = semconv.TRAINING_FIGURES
+PREFIX: Final = conventions.TRAINING_FIGURES
 """Of the metrics' names."""
 TRAINER: Final = {"service.name": "agl-otel-trainer"}
 """The resource of what trainers tell."""

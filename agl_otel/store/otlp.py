@@ -13,9 +13,9 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Status
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
-from agl_otel import semconv
 from agl_otel.errors import UsageError
 from agl_otel.types import Span, SpanContext
+from agl_otel_hook import conventions
 
 _KINDS: Final = {name: number for number, name in enumerate(("Unspecified", "Internal", "Server", "Client", "Producer", "Consumer"))}
 _STATUS: Final = {"UNSET": Status.STATUS_CODE_UNSET, "OK": Status.STATUS_CODE_OK, "ERROR": Status.STATUS_CODE_ERROR}
@@ -32,7 +32,7 @@ def request_of(spans: Sequence[Span]) -> ExportTraceServiceRequest:
 
 
 def _resource_spans(span: Span, now_nano: int) -> ResourceSpans:
-    ids = {semconv.ROLLOUT_ID: span.rollout_id, semconv.ATTEMPT_ID: span.attempt_id, semconv.SEQUENCE_ID: span.sequence_id}
+    ids = {conventions.ROLLOUT_ID: span.rollout_id, conventions.ATTEMPT_ID: span.attempt_id, conventions.SEQUENCE_ID: span.sequence_id}
     own = ids if ids.keys() & span.attributes.keys() else {}
     found = ResourceSpans()
     found.resource.attributes.extend(key_values({**span.resource.attributes, **ids}))

@@ -7,7 +7,7 @@ from typing import Any
 
 from agl_otel.errors import NotFoundError
 from agl_otel.queue.client import FilterLogic, SortOrder
-from agl_otel.store.base import UNSET, Connected, Unset
+from agl_otel.store.connections import UNSET, Connected, Unset
 from agl_otel.types import PaginatedResult, PromptTemplate, ResourcesUpdate, ResourceUnion, Worker, WorkerStatus
 
 GivenResources = Mapping[str, ResourceUnion | str]

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from agl_otel.queue.client import KEEP, AttemptUpdate, FilterLogic, RolloutUpdate, SortOrder
-from agl_otel.store.base import UNSET, Connected, Unset
+from agl_otel.store.connections import UNSET, Connected, Unset
 from agl_otel.types import (
     Attempt,
     AttemptedRollout,

@@ -9,17 +9,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
-from agl_otel import semconv
 from agl_otel.adapters.dialects.events import may_have_records, with_records
-from agl_otel.columns import Traces
 from agl_otel.errors import NotFoundError
 from agl_otel.queue.client import FilterLogic, Observation, SortOrder
-from agl_otel.store.base import Connected, Connection
+from agl_otel.store.connections import Connected, Connection
 from agl_otel.store.otlp import request_of
 from agl_otel.traces.reader import MANY, FoundTrace
 from agl_otel.traces.span_query import SpanQuery
 from agl_otel.traces.trace_query import TraceQuery
 from agl_otel.types import AttemptedRollout, PaginatedResult, Rollout, Span
+from agl_otel.types.columns import Traces
+from agl_otel_hook import conventions
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -133,7 +133,7 @@ class Spans(Connected):
             sort_order=sort_order,
             limit=limit,
             offset=offset,
-            hidden=() if everything else (semconv.SPAN_ATTEMPT, semconv.SPAN_SEAL),
+            hidden=() if everything else (conventions.SPAN_ATTEMPT, conventions.SPAN_SEAL),
         )
         await connection.reader.barrier()
         page = await connection.reader.query_spans(query)

@@ -13,13 +13,13 @@ from typing import Any, Final
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
-from agl_otel import semconv
-from agl_otel.columns import AttemptKey
-from agl_otel.store.base import Connected
+from agl_otel.store.connections import Connected
 from agl_otel.store.figures import TRAINER
 from agl_otel.store.otlp import key_values, unix_nano
 from agl_otel.traces.steps import METRIC, digest_of, span_id_of, trace_id_of
 from agl_otel.types import TrainingRun, TrainingStep, check_id
+from agl_otel.types.columns import AttemptKey
+from agl_otel_hook import conventions
 
 LINKS: Final = 128  # of one span: the limit that OpenTelemetry's specification has as default
 REQUEST_SPANS: Final = 1000  # in one request: some 20 MB of links, of 64 MiB
@@ -73,17 +73,21 @@ def step_requests(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> list[
     linked, unlinked = _links(step, roots)
     chunks = [linked[start : start + LINKS] for start in range(0, len(linked), LINKS)] or [[]]
     ids: dict[str, Any] = {
-        semconv.TRAIN_RUN: step.run_id,
-        semconv.TRAIN_ALGORITHM: step.algorithm,
-        semconv.TRAIN_STEP_NUMBER: step.step,
-        semconv.TRAIN_RESOURCES: step.resources_id,
-        semconv.TRAIN_VERSION_BEFORE: step.version_before,
-        semconv.TRAIN_VERSION_AFTER: step.version_after,
-        semconv.TRAIN_DIGEST: digest_of(step),
+        conventions.TRAIN_RUN: step.run_id,
+        conventions.TRAIN_ALGORITHM: step.algorithm,
+        conventions.TRAIN_STEP_NUMBER: step.step,
+        conventions.TRAIN_RESOURCES: step.resources_id,
+        conventions.TRAIN_VERSION_BEFORE: step.version_before,
+        conventions.TRAIN_VERSION_AFTER: step.version_after,
+        conventions.TRAIN_DIGEST: digest_of(step),
     }
-    counts = {semconv.TRAIN_SAMPLES: step.samples, semconv.TRAIN_REFUSED: step.refused, semconv.TRAIN_ATTEMPTS: len(linked) + unlinked}
+    counts = {
+        conventions.TRAIN_SAMPLES: step.samples,
+        conventions.TRAIN_REFUSED: step.refused,
+        conventions.TRAIN_ATTEMPTS: len(linked) + unlinked,
+    }
     told = {METRIC + name: value for name, value in step.metrics.items() if not isinstance(value, float) or math.isfinite(value)}
-    spans = [_span(step, place, {**ids, semconv.TRAIN_EVIDENCE_PLACE: place}, chunk) for place, chunk in enumerate(chunks) if place]
+    spans = [_span(step, place, {**ids, conventions.TRAIN_EVIDENCE_PLACE: place}, chunk) for place, chunk in enumerate(chunks) if place]
     spans.append(_span(step, 0, {**ids, **counts, **told}, chunks[0]))
     return [_request(spans[start : start + REQUEST_SPANS]) for start in range(0, len(spans), REQUEST_SPANS)]
 
@@ -107,14 +111,14 @@ def _span(step: TrainingStep, place: int, attributes: Mapping[str, Any], links: 
         trace_id=bytes.fromhex(trace_id_of(step.run_id)),
         span_id=bytes.fromhex(span_id_of(step.run_id, step.step, place)),
         parent_span_id=bytes.fromhex(span_id_of(step.run_id, step.step)) if place else b"",
-        name=semconv.SPAN_TRAIN_EVIDENCE if place else semconv.SPAN_TRAIN_STEP,
+        name=conventions.SPAN_TRAIN_EVIDENCE if place else conventions.SPAN_TRAIN_STEP,
         kind=OtlpSpan.SPAN_KIND_INTERNAL,
         start_time_unix_nano=start,
         end_time_unix_nano=max(start, unix_nano(step.end_time)),
         attributes=key_values(attributes),
     )
     for (rollout_id, attempt_id), (trace_id, span_id) in links:
-        ids = key_values({semconv.ROLLOUT_ID: rollout_id, semconv.ATTEMPT_ID: attempt_id})
+        ids = key_values({conventions.ROLLOUT_ID: rollout_id, conventions.ATTEMPT_ID: attempt_id})
         span.links.add(trace_id=bytes.fromhex(trace_id), span_id=bytes.fromhex(span_id), attributes=ids)
     return span
 

@@ -13,7 +13,7 @@ from agl_otel.errors import UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import is_free, port_beside
 from agl_otel.store.address import Address
-from agl_otel.store.base import CONNECTIONS, Connected, Connection, LightningStoreCapabilities, LightningStoreStatistics, Source
+from agl_otel.store.connections import CONNECTIONS, Connected, Connection, LightningStoreCapabilities, LightningStoreStatistics, Source
 from agl_otel.store.embedded import EmbeddedStack
 from agl_otel.store.figures import Figures
 from agl_otel.store.resources import Resources, Workers

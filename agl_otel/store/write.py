@@ -14,10 +14,10 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
-from agl_otel import semconv
 from agl_otel.errors import DataError, UnavailableError
+from agl_otel.net.tls import connector
 from agl_otel.queue.client import QueueClient
-from agl_otel.tls import connector
+from agl_otel_hook import conventions
 
 TRACES_PATH: Final = "/v1/traces"
 METRICS_PATH: Final = "/v1/metrics"
@@ -31,7 +31,7 @@ class SpanWriter:
 
     def __init__(self, queue: QueueClient, *, token: str = "") -> None:
         self._queue = queue
-        self._headers = {"Content-Type": "application/x-protobuf", semconv.HEADER_ACK: "stored"}
+        self._headers = {"Content-Type": "application/x-protobuf", conventions.HEADER_ACK: "stored"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
         self._session: aiohttp.ClientSession | None = None

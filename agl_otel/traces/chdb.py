@@ -21,7 +21,7 @@ from uuid import uuid4
 import chdb
 
 from agl_otel.errors import InUseError, SettingsError
-from agl_otel.private import make_folder
+from agl_otel.service.private import make_folder
 from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, ClickHouseError, parameter
 
 # What one read may cost. They are set before readonly, so no query can change them.

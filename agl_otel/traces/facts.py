@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from agl_otel.columns import AttemptKey, digest_of
 from agl_otel.traces.tokens import Table, column, strings
 from agl_otel.traces.verdict import AttemptFacts, MarkerFacts
 from agl_otel.types import Attempt
+from agl_otel.types.columns import AttemptKey, digest_of
 
 
 @dataclass

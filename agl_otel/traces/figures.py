@@ -10,12 +10,12 @@ from typing import Any, Final
 import numpy as np
 from pydantic import Field
 
-from agl_otel.columns import AttemptKey
 from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.rows import rewards_of
 from agl_otel.traces.tokens import Table, reward_rows
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, Model, RunMembers, Verdict
+from agl_otel.types.columns import AttemptKey
 
 SETTLED_SECONDS: Final = 30.0  # after an attempt's end; its last spans may be on their way
 BUCKETS: Final = 100

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import aiohttp
 
 from agl_otel.errors import QueryError, UnavailableError
-from agl_otel.tls import connector
+from agl_otel.net.tls import connector
 from agl_otel.traces.engine import parameter
 
 TIMEOUT_SECONDS = 120.0

@@ -62,7 +62,7 @@ def _open_chdb(directory: Path, retention_days: int | None) -> TraceStore:
 
 
 def _open_server(address: ServerAddress, retention_days: int | None) -> TraceStore:
-    from agl_otel.traces.server import ServerEngine, setting_at_fault
+    from agl_otel.traces.clickhouse_server import ServerEngine, setting_at_fault
 
     cluster = Cluster(address.cluster, replicated=address.replicated) if address.cluster else None
     server = ServerEngine(address)

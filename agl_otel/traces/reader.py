@@ -17,11 +17,9 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
-from agl_otel import semconv
-from agl_otel.collector_calls import barriers, unanswered
-from agl_otel.columns import AttemptKey, Traces
 from agl_otel.errors import QueryError, UnavailableError, UsageError
-from agl_otel.listen import PROBE_SECONDS, is_well
+from agl_otel.net.http_server import PROBE_SECONDS, is_well
+from agl_otel.traces.collector_client import barriers, unanswered
 from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.figures import AttemptFigures, OutlineSpan, attempt_figures, joined, outline_span
 from agl_otel.traces.http import TIMEOUT_SECONDS, ClickHouseHttp
@@ -34,6 +32,8 @@ from agl_otel.traces.tokens import Table, call_columns, call_texts, once_in_orde
 from agl_otel.traces.trace_query import TraceQuery
 from agl_otel.traces.verdict import decide
 from agl_otel.types import Attempt, AttemptedRollout, Describe, PaginatedResult, Rollout, Span, TrainingRun, TrainingStep, Verdict
+from agl_otel.types.columns import AttemptKey, Traces
+from agl_otel_hook import conventions
 
 T = TypeVar("T")
 AGENT_NAME: Final = "gen_ai.agent.name"
@@ -56,28 +56,28 @@ UNREADABLE: Final = "its spans cannot be read, because they are more than one re
 STORED_BEFORE: Final = "?"  # in place of a rollout: schema 11 came later than the span
 _log = logging.getLogger(__name__)
 NAMES: Final[Mapping[str, str]] = {
-    "process": semconv.PROCESS,
-    "seal": semconv.SPAN_SEAL,
-    "attempt": semconv.SPAN_ATTEMPT,
-    "annotation": semconv.SPAN_ANNOTATION,
-    "llm": semconv.SPAN_LLM,
-    "call": semconv.LLM_CALL,
-    "choice": semconv.LLM_CHOICE,
-    "prefix_call": semconv.LLM_PREFIX_CALL,
-    "prefix_choice": semconv.LLM_PREFIX_CHOICE,
-    "model_version": semconv.LLM_MODEL_VERSION,
-    "incomplete": semconv.LLM_INCOMPLETE,
-    "retry_of": semconv.LLM_RETRY_OF,
+    "process": conventions.PROCESS,
+    "seal": conventions.SPAN_SEAL,
+    "attempt": conventions.SPAN_ATTEMPT,
+    "annotation": conventions.SPAN_ANNOTATION,
+    "llm": conventions.SPAN_LLM,
+    "call": conventions.LLM_CALL,
+    "choice": conventions.LLM_CHOICE,
+    "prefix_call": conventions.LLM_PREFIX_CALL,
+    "prefix_choice": conventions.LLM_PREFIX_CHOICE,
+    "model_version": conventions.LLM_MODEL_VERSION,
+    "incomplete": conventions.LLM_INCOMPLETE,
+    "retry_of": conventions.LLM_RETRY_OF,
     "finish": "gen_ai.response.finish_reasons",
     "temperature": "gen_ai.request.temperature",
     "top_p": "gen_ai.request.top_p",
-    "seal_spans": semconv.SEAL_SPANS,
-    "seal_dropped": semconv.SEAL_DROPPED,
-    "seal_closing": semconv.SEAL_CLOSING,
-    "late": semconv.LATE,
-    "caller": semconv.LLM_CALLER,
-    "hooked": semconv.ATTEMPT_HOOKED,
-    "prefix": f"{semconv.REWARD}.",
+    "seal_spans": conventions.SEAL_SPANS,
+    "seal_dropped": conventions.SEAL_DROPPED,
+    "seal_closing": conventions.SEAL_CLOSING,
+    "late": conventions.LATE,
+    "caller": conventions.LLM_CALLER,
+    "hooked": conventions.ATTEMPT_HOOKED,
+    "prefix": f"{conventions.REWARD}.",
     "agent": AGENT_NAME,
     "own_agent": "agent.name",
     "task": "execute_task ",
@@ -87,8 +87,8 @@ NAMES: Final[Mapping[str, str]] = {
     "asked": "gen_ai.input.messages",
     "answered": "gen_ai.output.messages",
     "tools": "gen_ai.tool.definitions",
-    "messages_call": semconv.LLM_MESSAGES_CALL,
-    "messages_before": semconv.LLM_MESSAGES_BEFORE,
+    "messages_call": conventions.LLM_MESSAGES_CALL,
+    "messages_before": conventions.LLM_MESSAGES_BEFORE,
     "model": "gen_ai.request.model",
     "response": "gen_ai.response.id",
     "tool": "gen_ai.tool.name",
@@ -190,7 +190,7 @@ class TraceReader:
     async def printed(self, rollout_id: str) -> dict[tuple[str, str], str]:
         """{(attempt id, stdout or stderr): what its agent printed, as far as it was kept} of one rollout."""
         found: dict[tuple[str, str], str] = {}
-        for row in await self.query(named_query("printed"), params={"rollout": rollout_id, "stream": semconv.LOG_STREAM}):
+        for row in await self.query(named_query("printed"), params={"rollout": rollout_id, "stream": conventions.LOG_STREAM}):
             key = (row["AttemptId"], row["Stream"])
             found[key] = found.get(key, "") + row["Body"]
         return found
@@ -308,7 +308,12 @@ class TraceReader:
 
     async def run_figures(self, rollout_ids: Sequence[str]) -> Table:
         """One row for each of these rollouts that has spans (sql/run_figures.sql); where they are many, rows of others among them, too."""
-        given = {"first": min(rollout_ids), "last": max(rollout_ids), "reward": semconv.reward_value_key(0), "given": semconv.REWARD_GIVEN}
+        given = {
+            "first": min(rollout_ids),
+            "last": max(rollout_ids),
+            "reward": conventions.reward_value_key(0),
+            "given": conventions.REWARD_GIVEN,
+        }
         listed = list(rollout_ids) if len(rollout_ids) <= LISTED else []
         return await self.arrow(named_query("run_figures"), params={**given, "rollouts": listed})
 
@@ -339,7 +344,7 @@ class TraceReader:
         rows: list[dict[str, Any]] = []
         for start in range(0, len(rollout_ids), ROOTS_TOGETHER):
             some = list(rollout_ids[start : start + ROOTS_TOGETHER])
-            rows += await self.query(named_query("roots"), params={"rollouts": some, "attempt": semconv.SPAN_ATTEMPT})
+            rows += await self.query(named_query("roots"), params={"rollouts": some, "attempt": conventions.SPAN_ATTEMPT})
         return {(row["RolloutId"], row["AttemptId"]): (row["TraceId"], row["SpanId"]) for row in rows}
 
     async def known_steps(self, trace_id: str, span_ids: Sequence[str]) -> dict[str, str]:

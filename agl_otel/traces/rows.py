@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from agl_otel import semconv
-from agl_otel.columns import AttemptKey, Reward
-from agl_otel.rewards import dimensions_of
+from agl_otel.spans.rewards import dimensions_of
 from agl_otel.traces.attributes import typed
-from agl_otel.types import Event, Link, OtelResource, Span, SpanContext, TraceStatus
+from agl_otel.types import Event, Link, OtelResource, Span, SpanContext, StatusCode, TraceStatus
+from agl_otel.types.columns import AttemptKey, Reward
+from agl_otel_hook import conventions
 
 _COLUMNS: Final = {
-    semconv.LLM_PROMPT_TOKEN_IDS: "PromptTokenIds",
-    semconv.LLM_RESPONSE_TOKEN_IDS: "ResponseTokenIds",
-    semconv.LLM_RESPONSE_LOGPROBS: "ResponseLogprobs",
+    conventions.LLM_PROMPT_TOKEN_IDS: "PromptTokenIds",
+    conventions.LLM_RESPONSE_TOKEN_IDS: "ResponseTokenIds",
+    conventions.LLM_RESPONSE_LOGPROBS: "ResponseLogprobs",
 }
-_STATUS: Final = {"Ok": "OK", "Error": "ERROR"}
+_STATUS: Final[Mapping[str, StatusCode]] = {"Ok": "OK", "Error": "ERROR"}
 
 
 def span_of(row: Mapping[str, Any]) -> Span:
@@ -41,9 +41,7 @@ def span_of(row: Mapping[str, Any]) -> Span:
             "parent_id": parent or None,
             "name": row["SpanName"],
             "kind": row["SpanKind"],
-            "status": TraceStatus.model_validate(
-                {"status_code": _STATUS.get(row["StatusCode"], "UNSET"), "description": row["StatusMessage"] or None}
-            ),
+            "status": TraceStatus(_STATUS.get(row["StatusCode"], "UNSET"), row["StatusMessage"] or None),
             "attributes": attributes,
             "events": [
                 Event(name=name, attributes=typed(texts, types, f"event.{n}:"), timestamp=int(nano) / 10**9)
@@ -84,7 +82,7 @@ def rewards_of(rows: Iterable[Mapping[str, Any]]) -> dict[AttemptKey, list[Rewar
     A dimension without a number is left out.
     """
     rewards: dict[AttemptKey, list[Reward]] = {}
-    for row in sorted(rows, key=lambda row: semconv.REWARD_GIVEN in row["Rewards"]):
+    for row in sorted(rows, key=lambda row: conventions.REWARD_GIVEN in row["Rewards"]):
         for index, name, value in dimensions_of(row["Rewards"]):
             reward = Reward(int(row["SequenceId"]), row["SpanId"], index, name, value)
             rewards.setdefault((row["RolloutId"], row["AttemptId"]), []).append(reward)

@@ -9,26 +9,26 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from agl_otel import semconv
 from agl_otel.traces.attributes import typed
 from agl_otel.types import TrainingRun, TrainingStep
+from agl_otel_hook import conventions
 
 NAMES: Final[Mapping[str, str]] = {
-    "step": semconv.SPAN_TRAIN_STEP,
-    "evidence": semconv.SPAN_TRAIN_EVIDENCE,
-    "run": semconv.TRAIN_RUN,
-    "algorithm": semconv.TRAIN_ALGORITHM,
-    "number": semconv.TRAIN_STEP_NUMBER,
-    "place": semconv.TRAIN_EVIDENCE_PLACE,
-    "digest": semconv.TRAIN_DIGEST,
-    "before": semconv.TRAIN_VERSION_BEFORE,
-    "after": semconv.TRAIN_VERSION_AFTER,
-    "rollout_id": semconv.ROLLOUT_ID,
-    "attempt_id": semconv.ATTEMPT_ID,
-    "invalid": semconv.INVALID,
+    "step": conventions.SPAN_TRAIN_STEP,
+    "evidence": conventions.SPAN_TRAIN_EVIDENCE,
+    "run": conventions.TRAIN_RUN,
+    "algorithm": conventions.TRAIN_ALGORITHM,
+    "number": conventions.TRAIN_STEP_NUMBER,
+    "place": conventions.TRAIN_EVIDENCE_PLACE,
+    "digest": conventions.TRAIN_DIGEST,
+    "before": conventions.TRAIN_VERSION_BEFORE,
+    "after": conventions.TRAIN_VERSION_AFTER,
+    "rollout_id": conventions.ROLLOUT_ID,
+    "attempt_id": conventions.ATTEMPT_ID,
+    "invalid": conventions.INVALID,
 }
 """What the parameters of the queries stand for."""
-METRIC: Final = f"{semconv.TRAIN_METRIC}."
+METRIC: Final = f"{conventions.TRAIN_METRIC}."
 
 
 def trace_id_of(run_id: str) -> str:
@@ -55,9 +55,9 @@ def steps_of(run_id: str, rows: Iterable[Mapping[str, Any]]) -> list[TrainingSte
     attempts: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
         told = typed(row["SpanAttributes"], row["AttrTypes"])
-        key = f"{told[semconv.TRAIN_STEP_NUMBER]}/{told[semconv.TRAIN_DIGEST]}"  # links of an older telling may be there still
+        key = f"{told[conventions.TRAIN_STEP_NUMBER]}/{told[conventions.TRAIN_DIGEST]}"  # links of an older telling may be there still
         attempts.setdefault(key, []).extend((rollout_id, attempt_id) for rollout_id, attempt_id in row["Attempts"])
-        if row["SpanName"] == semconv.SPAN_TRAIN_STEP:
+        if row["SpanName"] == conventions.SPAN_TRAIN_STEP:
             steps[key] = _step(run_id, told, int(row["StartNano"]), int(row["Duration"]))
     found = [
         step.model_copy(update={"attempts": attempts[key], "unlinked": step.unlinked - len(attempts[key])}) for key, step in steps.items()
@@ -82,17 +82,17 @@ def _step(run_id: str, told: Mapping[str, Any], start_nano: int, duration_nano: 
     """Until its links are counted, `unlinked` is how many attempts it consumed."""
     return TrainingStep(
         run_id=run_id,
-        algorithm=told[semconv.TRAIN_ALGORITHM],
-        step=int(told[semconv.TRAIN_STEP_NUMBER]),
-        resources_id=told[semconv.TRAIN_RESOURCES],
-        version_before=told[semconv.TRAIN_VERSION_BEFORE],
-        version_after=told[semconv.TRAIN_VERSION_AFTER],
-        samples=int(told[semconv.TRAIN_SAMPLES]),
-        refused=int(told[semconv.TRAIN_REFUSED]),
+        algorithm=told[conventions.TRAIN_ALGORITHM],
+        step=int(told[conventions.TRAIN_STEP_NUMBER]),
+        resources_id=told[conventions.TRAIN_RESOURCES],
+        version_before=told[conventions.TRAIN_VERSION_BEFORE],
+        version_after=told[conventions.TRAIN_VERSION_AFTER],
+        samples=int(told[conventions.TRAIN_SAMPLES]),
+        refused=int(told[conventions.TRAIN_REFUSED]),
         start_time=start_nano / 10**9,
         end_time=(start_nano + duration_nano) / 10**9,
         metrics={key.removeprefix(METRIC): value for key, value in told.items() if key.startswith(METRIC)},
-        unlinked=int(told[semconv.TRAIN_ATTEMPTS]),
+        unlinked=int(told[conventions.TRAIN_ATTEMPTS]),
     )
 
 

@@ -13,8 +13,8 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.columns import CallColumns, CallTexts, Ragged
 from agl_otel.traces.told import in_full
+from agl_otel.types.columns import CallColumns, CallTexts, Ragged
 
 Table = Any
 """A pyarrow.Table (pyarrow ships no types)."""

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, cast
 
-from agl_otel.tolerant import json_of
+from agl_otel.spans.tolerant import json_of
 
 Place = tuple[str, str, str, int]
 """(rollout, attempt, process, call)."""

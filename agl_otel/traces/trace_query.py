@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from agl_otel import semconv
 from agl_otel.errors import UsageError
 from agl_otel.traces.migrate import named_query
+from agl_otel_hook import conventions
 
 DEFAULT_LIMIT: Final = 20
 MAX_LIMIT: Final = 1500
@@ -19,9 +19,9 @@ MAX_LIMIT: Final = 1500
 _EARLIEST_NANO: Final = 0
 _LATEST_NANO: Final = (1 << 63) - 1
 _COLUMNS: Final = {
-    semconv.ROLLOUT_ID: "RolloutId",
-    semconv.ATTEMPT_ID: "AttemptId",
-    semconv.SEQUENCE_ID: "toString(SequenceId)",
+    conventions.ROLLOUT_ID: "RolloutId",
+    conventions.ATTEMPT_ID: "AttemptId",
+    conventions.SEQUENCE_ID: "toString(SequenceId)",
     "otel.status_code": "upper(StatusCode)",
     "otel.status_description": "StatusMessage",
     "otel.scope.name": "ScopeName",
@@ -66,7 +66,7 @@ class TraceQuery:
     @property
     def is_narrow(self) -> bool:
         """Whether it names a rollout, so that few rows are looked at whatever the times."""
-        return bool({semconv.ROLLOUT_ID, semconv.ATTEMPT_ID} & self.tags.keys())
+        return bool({conventions.ROLLOUT_ID, conventions.ATTEMPT_ID} & self.tags.keys())
 
     @property
     def sql(self) -> str:

@@ -1,4 +1,4 @@
-"""The data model that users and services share: rollouts, attempts, resources, workers and spans as pydantic models.
+"""The data model that users and services share: rollouts, attempts, resources, workers, spans, columns.
 
 Times are Unix seconds (float) here, as in Agent Lightning 0.3; on the wire and in ClickHouse spans carry nanoseconds.
 One module for each kind of thing; import from here.
@@ -7,7 +7,7 @@ One module for each kind of thing; import from here.
 from __future__ import annotations
 
 from agl_otel.types.agents import Dataset, Hook, ParallelWorkerBase, RolloutRawResult, Triplet
-from agl_otel.types.base import Model, check_id, new_id
+from agl_otel.types.model import Model, check_id, new_id
 from agl_otel.types.queries import FilterField, FilterOptions, PaginatedResult, SortOptions
 from agl_otel.types.resources import (
     LLM,

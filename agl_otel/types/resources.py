@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from agl_otel.redacted import without_secrets
-from agl_otel.types.base import Model
+from agl_otel.text import without_secrets
+from agl_otel.types.model import Model
 from agl_otel.types.rollouts import AttemptedRollout
 
 _INSIDE: Final = ("agl_otel.", "pydantic")

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from agl_otel.errors import UsageError
-from agl_otel.types.base import Model
+from agl_otel.types.model import Model
 
 TaskInput = Any
 """What an agent is given to do: anything that is JSON."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from agl_otel.redacted import without_secrets
+from agl_otel.text import without_secrets
 
 EXTRA_HEADERS: Final = "extra_headers"
 EXTRA_BODY: Final = "extra_body"

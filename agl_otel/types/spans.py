@@ -11,21 +11,21 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
-from agl_otel import semconv
+from agl_otel_hook import conventions
+from agl_otel_hook.attributes import AttributeValue
+from agl_otel_hook.emit.fields import SpanCoreFields, StatusCode, TraceStatus
 
 if TYPE_CHECKING:
     from opentelemetry import trace as otel
     from opentelemetry.sdk import resources as otel_resources
     from opentelemetry.sdk import trace as otel_sdk
 
-AttributeValue = str | bool | int | float | Sequence[str] | Sequence[bool] | Sequence[int] | Sequence[float]
 Attributes = dict[str, AttributeValue]
 TraceState = dict[str, str]
-StatusCode = Literal["UNSET", "OK", "ERROR"]
 NANOSECONDS_FROM = 1e12
 """A time above this is nanoseconds: as seconds it would be the year 33658."""
 
@@ -38,16 +38,16 @@ def convert_timestamp(timestamp: float | None) -> float | None:
 
 
 class SpanNames(StrEnum):
-    """Names of spans that mean something, as Agent Lightning 0.3 listed them; semconv.py has them all."""
+    """Names of spans that mean something, as Agent Lightning 0.3 listed them; conventions.py has them all."""
 
-    REWARD = semconv.SPAN_REWARD
-    MESSAGE = semconv.SPAN_MESSAGE
-    OBJECT = semconv.SPAN_OBJECT
-    EXCEPTION = semconv.SPAN_EXCEPTION
-    VIRTUAL = semconv.SPAN_VIRTUAL
-    ROLLOUT_ID = semconv.ROLLOUT_ID
-    ATTEMPT_ID = semconv.ATTEMPT_ID
-    SPAN_SEQUENCE_ID = semconv.SEQUENCE_ID
+    REWARD = conventions.SPAN_REWARD
+    MESSAGE = conventions.SPAN_MESSAGE
+    OBJECT = conventions.SPAN_OBJECT
+    EXCEPTION = conventions.SPAN_EXCEPTION
+    VIRTUAL = conventions.SPAN_VIRTUAL
+    ROLLOUT_ID = conventions.ROLLOUT_ID
+    ATTEMPT_ID = conventions.ATTEMPT_ID
+    SPAN_SEQUENCE_ID = conventions.SEQUENCE_ID
 
 
 class SpanAttributeNames(StrEnum):
@@ -96,18 +96,6 @@ class SpanContext(_Open):
         return cls(trace_id=f"{src.trace_id:032x}", span_id=f"{src.span_id:016x}", is_remote=src.is_remote, trace_state=state)
 
 
-class TraceStatus(_Open):
-    """How a span ended."""
-
-    status_code: StatusCode = "UNSET"
-    description: str | None = None
-
-    @classmethod
-    def from_opentelemetry(cls, src: otel.Status) -> TraceStatus:
-        """The same as a model."""
-        return cls.model_validate({"status_code": src.status_code.name, "description": src.description})
-
-
 class Event(_Open):
     """Something that happened during a span."""
 
@@ -144,16 +132,6 @@ class OtelResource(BaseModel):
     def from_opentelemetry(cls, src: otel_resources.Resource) -> OtelResource:
         """The same as a model."""
         return cls(attributes=_plain(src.attributes), schema_url=src.schema_url or "")
-
-
-class SpanCoreFields(BaseModel):
-    """What a span says, without ids: what emitters hand out."""
-
-    name: str
-    status: TraceStatus = Field(default_factory=TraceStatus)
-    attributes: Values = Field(default_factory=dict[str, Any])
-    start_time: float | None = None
-    end_time: float | None = None
 
 
 class SpanRecordingContext(Protocol):
@@ -274,7 +252,7 @@ class Span(_Open):
             trace_id=trace_id,
             span_id=span_id,
             parent_id=parent_id,
-            name=name or semconv.SPAN_VIRTUAL,
+            name=name or conventions.SPAN_VIRTUAL,
             status=status or TraceStatus(status_code="OK"),
             attributes=dict(attributes),
             start_time=start_time,

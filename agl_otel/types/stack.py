@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from agl_otel.types.base import Model
+from agl_otel.types.model import Model
 
 
 class Describe(Model):

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from agl_otel.types.base import Model
+from agl_otel.types.model import Model
 
 
 class TrainingStep(Model):

@@ -1,1 +1,1 @@
-"""The web service: where the services of a stack are, and REST over the store. Dashboard and Jaeger's APIs join it here."""
+"""Serve REST over the store, the dashboard, Jaeger's APIs and metrics on one port."""

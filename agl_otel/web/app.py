@@ -13,18 +13,28 @@ from typing import Final
 
 from aiohttp import web
 
-from agl_otel import logformat
 from agl_otel.errors import AglError, InUseError, http_status
-from agl_otel.listen import bodies_in_time, end_stalled, listen, make_runner, only_own_pages, own_names, readable, require_certificate
-from agl_otel.meters import Meters, pushed
-from agl_otel.metrics_http import counted_requests
-from agl_otel.private import keep_private
+from agl_otel.net.http_server import (
+    bodies_in_time,
+    end_stalled,
+    listen,
+    make_runner,
+    only_own_pages,
+    own_names,
+    readable,
+    require_certificate,
+)
+from agl_otel.net.scoped import refusal
+from agl_otel.net.tls import Tls
 from agl_otel.queue.convert import reachable
-from agl_otel.queue.presence import Presence
-from agl_otel.scoped import refusal
+from agl_otel.queue.registration import Presence
+from agl_otel.service import logs as logformat
+from agl_otel.service.private import keep_private
 from agl_otel.settings import Settings
 from agl_otel.store import DESCRIBE_PATH, Store
-from agl_otel.tls import Tls
+from agl_otel.telemetry.http import counted_requests
+from agl_otel.telemetry.meters import Meters
+from agl_otel.telemetry.reporting import pushed
 from agl_otel.web import relay, static
 from agl_otel.web.curves import Curves
 from agl_otel.web.jaeger import rest as jaeger_rest

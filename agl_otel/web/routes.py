@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agl_otel.errors import NotFoundError, UsageError
 from agl_otel.store import Store
-from agl_otel.strict import check_json, number_in_range
 from agl_otel.types import PaginatedResult, ResourcesUpdate
+from agl_otel.types.strict import check_json, number_in_range
 
 PREFIX: Final = "/v1/agl"
 STORE: Final = web.AppKey("store", Store)

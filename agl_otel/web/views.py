@@ -18,8 +18,8 @@ from agl_otel.adapters.messages import conversation_of
 from agl_otel.adapters.tree import TraceTree
 from agl_otel.errors import NotFoundError, SpanShapeError, UsageError
 from agl_otel.queue.lifecycle import FINISHED
+from agl_otel.spans.tolerant import json_of
 from agl_otel.store import Store
-from agl_otel.tolerant import json_of
 from agl_otel.traces.figures import AttemptFigures, CurvePoint, OutlineSpan
 from agl_otel.types import Model, PaginatedResult, ResourcesUpdate, Run, Span
 from agl_otel.web.curves import Curves

@@ -26,19 +26,18 @@ from agl_otel.adapters.lengths import pick, readable
 from agl_otel.adapters.trajectories import TrajectoryBatch, to_trajectories
 from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.checkpoint import Checkpoints, State, as_random_state
-from agl_otel.algorithms.grpo.groups import Group, TaskOrder, UnderWay, grouped
+from agl_otel.algorithms.grpo.groups import Group, InFlight, TaskOrder, grouped
 from agl_otel.algorithms.grpo.learner import NO_UPDATE, Learner, Update
 from agl_otel.algorithms.grpo.lora import require_lora, with_lora
 from agl_otel.algorithms.grpo.objective import Average, Objective, group_advantages
 from agl_otel.algorithms.grpo.policy import load_policy, save_weights
 from agl_otel.algorithms.grpo.report import StepReport
-from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, ended_by_others
-from agl_otel.algorithms.metrics import check_metrics
-from agl_otel.algorithms.report import Clock, lone_words
+from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
+from agl_otel.algorithms.metric_sinks import check_metrics
+from agl_otel.algorithms.report import Clock, singleton_words
 from agl_otel.algorithms.run_folder import RunFolder, course_of, kept
 from agl_otel.algorithms.run_log import RunLog, log_of, step_of
 from agl_otel.algorithms.utils import agent_match_of, items, sampling_seed, survives_its_runner, why_not
-from agl_otel.columns import Traces
 from agl_otel.errors import DataError, UsageError
 from agl_otel.types import (
     AttemptedRollout,
@@ -49,6 +48,7 @@ from agl_otel.types import (
     RolloutMode,
     TrainingStep,
 )
+from agl_otel.types.columns import Traces
 from agl_otel.types.sampling import all_parameters
 
 _NO_COURSE: Final = frozenset(
@@ -85,7 +85,7 @@ class GRPO(Algorithm):
     resample_rounds: int = 0
     """Dynamic sampling (DAPO, arXiv:2503.14476, §3.2): so often a step's groups whose rewards are all equal are replaced by other tasks'.
     What is still flat then is left out of the update. Costs rollouts, and keeps the batch full of groups that teach."""
-    groups_under_way: int | None = None
+    groups_in_flight: int | None = None
     """Asynchronous mode: so many groups run at a time, more than prompts_per_step; a step takes the first that are whole and carries the
     others over (AReaL, arXiv:2505.24298, §4). Use importance_cap with it. None: every step waits for all of its own."""
     max_staleness: int = 2
@@ -137,10 +137,10 @@ class GRPO(Algorithm):
     from 1 ends the run. 1e-3 will do in float32, 0.1 where the server is in bfloat16. None: not asked."""
     step_timeout_seconds: float = 600.0
     """Rollouts that have not finished by then are left out of their step, and counted."""
-    from_mode: RolloutMode | None = None
-    """Train on rollouts that others ran, as SFT's from_mode: a step takes all of this mode that have succeeded since the last one, and the
-    run ends when there is nothing new. Equal tasks are a group; tasks that came once are one group. Which weights sampled them is not
-    known: importance_cap bounds what that does."""
+    offline_mode: RolloutMode | None = None
+    """Train on offline rollouts, which others ran: a step takes all of this mode that have succeeded since the last one, and the run ends
+    when there is nothing new. Equal tasks are a group; tasks that came once are one group. Which weights sampled them is unknown:
+    importance_cap bounds the effect."""
     weights_dir: str | Path | None = None
     """Where weights are written for the server; default: `weights` in `model_dir`."""
     run_dir: str | Path | RunFolder | None = None
@@ -163,13 +163,13 @@ class GRPO(Algorithm):
         for name in ("checkpoint_every_steps", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}: it must be at least 1")
-        if self.groups_under_way is not None and self.groups_under_way <= self.prompts_per_step:
+        if self.groups_in_flight is not None and self.groups_in_flight <= self.prompts_per_step:
             raise UsageError(
-                f"groups_under_way is {self.groups_under_way}: it must be more than prompts_per_step ({self.prompts_per_step}), "
+                f"groups_in_flight is {self.groups_in_flight}: it must be more than prompts_per_step ({self.prompts_per_step}), "
                 "or nothing is left to carry over"
             )
-        if self.from_mode is not None and (self.groups_under_way is not None or self.resample_rounds):
-            raise UsageError("from_mode enqueues nothing: leave out groups_under_way and resample_rounds")
+        if self.offline_mode is not None and (self.groups_in_flight is not None or self.resample_rounds):
+            raise UsageError("offline_mode enqueues nothing: leave out groups_in_flight and resample_rounds")
         if self.lora_rank is not None:
             if self.lora_rank < 1:
                 raise UsageError(f"lora_rank is {self.lora_rank}: it must be at least 1")
@@ -179,6 +179,7 @@ class GRPO(Algorithm):
         self._weights_dir = Path(self.weights_dir or Path(self.model_dir) / "weights").absolute()
         self._shuffle = random.Random(f"{self.seed}/shuffle")
         self._run: RunFolder | None = None
+        self._offline: list[Group] = []
 
     def take_adapter(self, adapter: Any) -> None:
         """Take its `agent_match`. Raises UsageError for anything else that an adapter may do."""
@@ -210,7 +211,7 @@ class GRPO(Algorithm):
             DataError: a step had nothing to train on, or the last checkpoint is damaged.
             ModelServerError: the model server did not take the weights, or samples with others (probe_tolerance).
         """
-        if not tasks and self.from_mode is None:
+        if not tasks and self.offline_mode is None:
             raise UsageError("GRPO needs at least one task to train on")
         order = TaskOrder(len(tasks), random.Random(self.seed))
         with (
@@ -219,24 +220,22 @@ class GRPO(Algorithm):
         ):
             async with aiohttp.ClientSession() as session, self._logged(store) as self._log:
                 self._worker = worker
-                self._under_way = UnderWay(store)
+                self._in_flight = InFlight(store)
                 sampling = all_parameters(self.temperature, self.max_tokens)
                 self._serving = Serving(store, session, url=self.model_server_url, sampling=sampling, run_id=self._log.run_id)
                 await self._serving.begin(self._run)
                 await self._in_worker(self._load)
                 await self._go_on(order)
-                await self._publish()
+                await self._publish_weights()
                 await self._log.begin([self._told(report) for report in self.reports])
-                while len(self.reports) < self.max_steps and not self._reached_target():
+                while len(self.reports) < self.max_steps and not self._reached_target() and await self._has_more(store):
                     report = await self.step(store, (tasks[place] for place in order))
-                    if report is None:
-                        break
                     self.reports.append(report)
                     await self._keep(report, order)
                     await self._log.note(self._told(report), report.figures)
                     if self.on_step is not None:
                         self.on_step(report)
-                await self._under_way.cancel()
+                await self._in_flight.cancel()
         return self.reports
 
     # --- a run that is kept
@@ -258,7 +257,7 @@ class GRPO(Algorithm):
         self.reports += [StepReport(**row) for row in self._run.metrics(state.step)]
         order.restore(state.tasks)
         self._shuffle.setstate(as_random_state(state.shuffle))
-        await self._under_way.restore(state.next_group, state.groups)
+        await self._in_flight.restore(state.next_group, state.groups)
         _logger.info("run %s goes on after step %d", self._run.run_id, state.step)
 
     async def _keep(self, report: StepReport, order: TaskOrder) -> None:
@@ -268,14 +267,14 @@ class GRPO(Algorithm):
         self._run.metric(asdict(report))
         if report.step % self.checkpoint_every_steps and report.step < self.max_steps and not self._reached_target():
             return
-        groups = [{"number": group.number, "step": group.step, "rollout_ids": list(group.rollout_ids)} for group in self._under_way.groups]
+        groups = [{"number": group.number, "step": group.step, "rollout_ids": list(group.rollout_ids)} for group in self._in_flight.groups]
         state = State(
             run_id=self._run.run_id,
             step=report.step,
             resources_id=self._serving.published.resources_id,
             version=self._serving.published.version,
             tasks=order.state,
-            next_group=self._under_way.count,
+            next_group=self._in_flight.count,
             shuffle=list(self._shuffle.getstate()),
             groups=groups,
         )
@@ -284,38 +283,12 @@ class GRPO(Algorithm):
     def _told(self, report: StepReport) -> TrainingStep:
         return step_of(report, self._log, resources_id=self._serving.published.resources_id)
 
-    async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> StepReport | None:
-        """The loop: enqueue, wait, adapt, learn, publish. None where others have run nothing new (from_mode)."""
-        clock = Clock()
-        groups: list[Group] = []
-        traces: Traces | None = None
-        resampled = 0
-        rounds_left = self.resample_rounds
-        while True:
-            new = await self._next_groups(store, self.prompts_per_step - len(groups), tasks)
-            groups = [*groups, *new]
-            if not groups:
-                return None
-            clock.lap("rollout")
-            found = await store.traces(_finished(new))
-            traces = found if traces is None else Traces.joined(traces, found)
-            read = self._read(traces, groups)
-            clock.lap("read")
-            if len(read.telling) == len(groups) or not rounds_left:
-                break
-            rounds_left -= 1
-            resampled += len(groups) - len(read.telling)
-            groups = read.telling
-        batch, advantages = read.trained_on(only_telling=self.resample_rounds > 0)
-        sampled_by = str(self._serving.published.version)
-        if advantages.any():
-            update = await self._in_worker(self._learner.update, batch, advantages)
-            await self._publish()
-        else:
-            _logger.warning("step %d teaches nothing: the rewards are equal in each of its %d groups", self._number, len(groups))
-            update = NO_UPDATE
-        clock.lap("update")
-        return self._report(sampled_by, groups, read, batch, update, clock, resampled)
+    async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> StepReport:
+        """One step. README.md shows these four lines, and a test holds the two together."""
+        groups, read = await self._informative_groups(store, tasks)  # enqueue, wait, read; groups whose rewards are all equal are replaced
+        update = await self._learn(read)  # compare the rewards of each group, follow the gradient of the sampled tokens
+        await self._publish(update)  # new weights under a new version, which the next rollouts use
+        return self._report(groups, read, update)
 
     # --- the parts, in the order of the loop
 
@@ -324,17 +297,44 @@ class GRPO(Algorithm):
         """Of the step at work: 1, 2, …"""
         return len(self.reports) + 1
 
+    async def _informative_groups(self, store: RolloutStore, tasks: Iterator[Any]) -> tuple[list[Group], _Read]:
+        """A step's groups and what was read of them. For `resample_rounds`, zero-variance groups are replaced by groups of other tasks."""
+        clock = Clock()
+        groups: list[Group] = []
+        traces: Traces | None = None
+        resampled, rounds_left = 0, self.resample_rounds
+        while True:
+            new = await self._next_groups(store, self.prompts_per_step - len(groups), tasks)
+            groups = [*groups, *new]
+            clock.lap("rollout")
+            found = await store.traces(_finished(new))
+            traces = found if traces is None else Traces.joined(traces, found)
+            read = self._read(traces, groups, clock)
+            clock.lap("read")
+            if len(read.informative) == len(groups) or not rounds_left:
+                return groups, replace(read, resampled=resampled, sampled_by=str(self._serving.published.version))
+            rounds_left -= 1
+            resampled += len(groups) - len(read.informative)
+            groups = read.informative
+
     async def _next_groups(self, store: RolloutStore, count: int, tasks: Iterator[Any]) -> list[Group]:
-        """Enqueue what is missing, and take `count` groups; or all that others have run."""
-        if self.from_mode is not None:
+        """Enqueue what is missing, and take `count` groups; with `offline_mode` those that `_has_more` found."""
+        if self.offline_mode is not None:
+            return self._offline
+        new = count if self.groups_in_flight is None else max(0, self.groups_in_flight - len(self._in_flight.groups))
+        first = self._in_flight.count
+        await self._in_flight.enqueue([self._requests(next(tasks), place, first + place) for place in range(new)], step=self._number)
+        oldest = self._number - self.max_staleness if self.groups_in_flight is not None else self._number
+        return await self._in_flight.take(count, oldest_step=oldest, timeout_seconds=self.step_timeout_seconds)
+
+    async def _has_more(self, store: RolloutStore) -> bool:
+        """Whether there is something to train on: with `offline_mode`, rollouts that no step has taken yet."""
+        if self.offline_mode is not None:
             taken = {rollout_id for report in self.reports for rollout_id in report.rollout_ids}
-            found = await ended_by_others(store, self.from_mode, taken)
-            return grouped(found, first=self._under_way.count, step=self._number)
-        new = count if self.groups_under_way is None else max(0, self.groups_under_way - len(self._under_way.groups))
-        first = self._under_way.count
-        await self._under_way.enqueue([self._requests(next(tasks), place, first + place) for place in range(new)], step=self._number)
-        oldest = self._number - self.max_staleness if self.groups_under_way is not None else self._number
-        return await self._under_way.take(count, oldest_step=oldest, timeout_seconds=self.step_timeout_seconds)
+            found = await offline_rollouts(store, self.offline_mode, taken)
+            self._offline = grouped(found, first=self._in_flight.count, step=self._number)
+            return bool(self._offline)
+        return True
 
     def _requests(self, task: Any, place: int, number: int) -> list[EnqueueRolloutRequest]:
         """The rollouts of one group, pinned to the published resources. `number`: of the group in the run.
@@ -355,17 +355,17 @@ class GRPO(Algorithm):
             for member in range(self.group_size)
         ]
 
-    def _read(self, traces: Traces, groups: Sequence[Group]) -> _Read:
-        """What `traces` tell of these groups, and what it is worth. What is refused of groups that were replaced is counted, too."""
+    def _read(self, traces: Traces, groups: Sequence[Group], clock: Clock) -> _Read:
+        """Trajectories of these groups and their advantages. What is refused of groups that were replaced is counted, too."""
         batch = to_trajectories(traces, fill_reward=self.fill_reward, agent_match=self.agent_match)
         batch = readable(batch, vocabulary=self.policy.vocabulary, context_tokens=self.policy.context_tokens)
         late = sum(len(group.rollout_ids) for group in groups) - len(_finished(groups))
         batch.refused.update({"not_finished": late} if late else {})
         ids = {rollout_id for group in groups for rollout_id in group.rollout_ids}
         own = np.flatnonzero([rollout_id in ids for rollout_id in batch.rollout_id])
-        return self._score(traces, pick(batch, own) if len(own) < len(batch) else batch, groups)
+        return self._score(traces, pick(batch, own) if len(own) < len(batch) else batch, groups, clock)
 
-    def _score(self, traces: Traces, batch: TrajectoryBatch, groups: Sequence[Group]) -> _Read:
+    def _score(self, traces: Traces, batch: TrajectoryBatch, groups: Sequence[Group], clock: Clock) -> _Read:
         """Advantages of each trajectory: computed once for each rollout within its group, shared by its trajectories."""
         group_of = {rollout_id: place for place, group in enumerate(groups) for rollout_id in group.rollout_ids}
         if not len(batch):
@@ -383,16 +383,44 @@ class GRPO(Algorithm):
         of_group = np.array([group_of[batch.rollout_id[row]] for row in first])
         dense = np.unique(of_group, return_inverse=True)[1]
         advantages = group_advantages(torch.from_numpy(learnt), torch.from_numpy(dense), scaled=self.scale_advantages).numpy()
-        telling = set(of_group[advantages != 0].tolist())
-        rows = np.array([group_of[rollout_id] in telling for rollout_id in batch.rollout_id])
-        chosen = [group for number, group in enumerate(groups) if number in telling]
+        informative = set(of_group[advantages != 0].tolist())
+        rows = np.array([group_of[rollout_id] in informative for rollout_id in batch.rollout_id])
         sizes = np.bincount(dense)
-        if lone := [batch.rollout_id[row] for row in first[sizes[dense] == 1]]:
-            _logger.warning("%s", lone_words(self._number, lone, len(sizes)))
-        return _Read(traces, batch, advantages[back], chosen, rows, flat_groups=len(sizes) - len(telling), lone_groups=len(lone))
+        if singletons := [batch.rollout_id[row] for row in first[sizes[dense] == 1]]:
+            _logger.warning("%s", singleton_words(self._number, singletons, len(sizes)))
+        return _Read(
+            traces,
+            batch,
+            advantages[back],
+            [group for number, group in enumerate(groups) if number in informative],
+            rows,
+            clock,
+            zero_variance_groups=len(sizes) - len(informative),
+            singleton_groups=len(singletons),
+        )
 
-    async def _publish(self) -> None:
-        """A new version of the resources, and the weights of that version on the server: what the next rollouts use."""
+    async def _learn(self, read: _Read) -> Update:
+        """Update the weights on what was read; NO_UPDATE where the rewards are equal within each group."""
+        batch, advantages = self._trained_on(read)
+        if not advantages.any():
+            _logger.warning("step %d teaches nothing: the rewards are equal in each of its groups", self._number)
+            return NO_UPDATE
+        return await self._in_worker(self._learner.update, batch, advantages)
+
+    def _trained_on(self, read: _Read) -> tuple[TrajectoryBatch, NDArray[np.float32]]:
+        """Trajectories and their advantages; with dynamic sampling without zero-variance groups, which would only fill the mean."""
+        if not self.resample_rounds or read.of_informative.all() or not read.of_informative.any():
+            return read.batch, read.advantages
+        index = np.flatnonzero(read.of_informative)
+        return pick(read.batch, index), read.advantages[index]
+
+    async def _publish(self, update: Update) -> None:
+        """Publish the weights as a new version of the resources, unless the update changed nothing."""
+        if update is not NO_UPDATE:
+            await self._publish_weights()
+
+    async def _publish_weights(self) -> None:
+        """Publish the next version of the resources, and push the weights of that version to the server."""
         version = await self._serving.next_version()
         await self._serving.push(await self._in_worker(save_weights, self.policy.model, self._weights_dir / str(version)))
         await self._in_worker(self._forget_weights, version)
@@ -426,34 +454,26 @@ class GRPO(Algorithm):
         last = [report.reward_mean for report in self.reports[-self.score_window :]]
         return self.target_score is not None and len(last) == self.score_window and sum(last) / len(last) >= self.target_score
 
-    def _report(
-        self,
-        version: str,
-        groups: Sequence[Group],
-        read: _Read,
-        batch: TrajectoryBatch,
-        update: Update,
-        clock: Clock,
-        resampled: int,
-    ) -> StepReport:
+    def _report(self, groups: Sequence[Group], read: _Read, update: Update) -> StepReport:
+        read.clock.lap("update")
         return StepReport.of(
             self._number,
-            (version, str(self._serving.published.version)),
+            (read.sampled_by, str(self._serving.published.version)),
             [rollout_id for group in groups for rollout_id in group.rollout_ids],
             read.traces,
             read.batch,
-            batch,
-            clock,
+            self._trained_on(read)[0],
+            read.clock,
             temperature=self.temperature,
             tokens=update.tokens,
             loss=update.loss,
             gradient_norm=update.gradient_norm,
             max_ratio_error=update.max_ratio_error,
             kl=update.kl if self.kl else None,
-            flat_groups=read.flat_groups,
-            lone_groups=read.lone_groups,
-            resampled=resampled,
-            carried=len(self._under_way.groups),
+            zero_variance_groups=read.zero_variance_groups,
+            singleton_groups=read.singleton_groups,
+            resampled=read.resampled,
+            carried=len(self._in_flight.groups),
             oldest=max(self._number - group.step for group in groups),
         )
 
@@ -464,23 +484,21 @@ def _finished(groups: Sequence[Group]) -> list[Rollout | AttemptedRollout]:
 
 @dataclass(frozen=True)
 class _Read:
-    """What a step's groups were read as."""
+    """Trajectories and advantages of a step's groups."""
 
     traces: Traces
     batch: TrajectoryBatch
     advantages: NDArray[np.float32]
     """Of each trajectory."""
-    telling: list[Group]
-    """Those whose rewards differ."""
-    of_telling: NDArray[np.bool_]
+    informative: list[Group]
+    """The groups whose rewards differ."""
+    of_informative: NDArray[np.bool_]
     """Of each trajectory: whether its group is one of them."""
-    flat_groups: int
-    lone_groups: int
-    """Of the flat ones: those of which one rollout is left."""
-
-    def trained_on(self, *, only_telling: bool) -> tuple[TrajectoryBatch, NDArray[np.float32]]:
-        """The trajectories and their advantages; those of flat groups are left out where they would only fill the mean."""
-        if not only_telling or self.of_telling.all() or not self.of_telling.any():
-            return self.batch, self.advantages
-        index = np.flatnonzero(self.of_telling)
-        return pick(self.batch, index), self.advantages[index]
+    clock: Clock
+    zero_variance_groups: int
+    singleton_groups: int
+    """Of the zero-variance ones: those of which one rollout is left."""
+    resampled: int = 0
+    """Zero-variance groups that were replaced."""
+    sampled_by: str = ""
+    """The weights' version that sampled them."""

@@ -71,7 +71,7 @@ def grouped(rollouts: Sequence[Rollout | AttemptedRollout], *, first: int, step:
     ]
 
 
-class UnderWay:
+class InFlight:
     """The groups that are enqueued and not yet taken."""
 
     def __init__(self, store: GroupStore) -> None:

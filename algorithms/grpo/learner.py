@@ -21,8 +21,8 @@ from agl_otel.adapters.ragged import take
 from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.algorithms.grpo.lora import has_lora
 from agl_otel.algorithms.grpo.objective import Objective, kl_terms, max_ratio_error, policy_loss, token_logprobs, token_weights
-from agl_otel.columns import Ragged
 from agl_otel.errors import DataError
+from agl_otel.types.columns import Ragged
 
 
 @dataclass(frozen=True)

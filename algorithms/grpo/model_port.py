@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from agl_otel.bearer import shows
 from agl_otel.errors import SettingsError
-from agl_otel.listen import is_loopback, names_on, only_own_pages
+from agl_otel.net.bearer import shows
+from agl_otel.net.http_server import is_loopback, names_on, only_own_pages
 from agl_otel.settings import Settings
 
 MAX_BODY_BYTES: Final = 64 << 20
@@ -31,7 +31,7 @@ def parser_of(module: str, description: str) -> argparse.ArgumentParser:
 def checks(host: str, key: str = "") -> list[Any]:
     """Middlewares that decide who may ask a server on `host`: no page of another site, and with a `key` only who shows it.
 
-    Without a key requests on loopback name it as those to all other services do (listen.py). Raises SettingsError.
+    Without a key requests on loopback name it as those to all other services do (net/http_server.py). Raises SettingsError.
     """
     if key:
         return [only_own_pages(), _with_key(key)]

@@ -11,14 +11,14 @@ from agl_otel.algorithms.report import TrainingReport
 class StepReport(TrainingReport):
     """What happened in one step. `loss` is of the last update."""
 
-    flat_groups: int
+    zero_variance_groups: int
     """Groups whose rewards were all equal: they teach nothing."""
-    lone_groups: int = 0
+    singleton_groups: int = 0
     """Of these: groups of which one rollout is left, which nothing can be compared with."""
     resampled: int
     """Groups that were replaced because they were flat (resample_rounds)."""
     carried: int
-    """Groups left running for the next step (groups_under_way)."""
+    """Groups left running for the next step (groups_in_flight)."""
     oldest: int
     """How many steps ago the oldest group trained on was enqueued."""
     gradient_norm: float
@@ -31,4 +31,4 @@ class StepReport(TrainingReport):
     def figures(self) -> dict[str, float]:
         """Those of every report, the drift of log-probs, groups of one, and the KL term where there is one."""
         kl = {"kl": self.kl} if self.kl is not None else {}
-        return {**super().figures, "logprob_drift": self.max_ratio_error, "lone_groups": self.lone_groups, **kl}
+        return {**super().figures, "logprob_drift": self.max_ratio_error, "singleton_groups": self.singleton_groups, **kl}

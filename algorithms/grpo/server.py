@@ -19,14 +19,14 @@ from typing import Any, Final
 from aiohttp import web
 from transformers.utils.logging import disable_progress_bar
 
-from agl_otel.algorithms.grpo.engine import Engine, Job
 from agl_otel.algorithms.grpo.generate import Row
 from agl_otel.algorithms.grpo.model_port import MAX_BODY_BYTES, checks, error_response, parser_of
 from agl_otel.algorithms.grpo.policy import load_policy, load_weights
+from agl_otel.algorithms.grpo.sampler import Engine, Job
 from agl_otel.algorithms.grpo.wire import Reply, parse, server_sent_event
 from agl_otel.errors import UsageError
-from agl_otel.listen import bodies_in_time, listen, make_runner
-from agl_otel.semconv import HEADER_MODEL_VERSION
+from agl_otel.net.http_server import bodies_in_time, listen, make_runner
+from agl_otel_hook.conventions import HEADER_MODEL_VERSION
 
 MAX_REPLY_TOKENS: Final = 256  # where the request names no limit; OpenAI's default is the whole context
 ENGINE: Final = web.AppKey("engine", Engine)

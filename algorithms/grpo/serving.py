@@ -16,9 +16,9 @@ from agl_otel.algorithms.grpo.groups import GroupStore
 from agl_otel.algorithms.grpo.policy import push_weights
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.run_log import StepStore
-from agl_otel.columns import Traces
 from agl_otel.errors import ModelServerError, UsageError
 from agl_otel.types import LLM, AttemptedRollout, NamedResources, ResourcesUpdate, Rollout, RolloutMode, RolloutStatus
+from agl_otel.types.columns import Traces
 
 RESOURCE_NAME: Final = "main_llm"
 MODEL_NAME: Final = "policy"
@@ -46,7 +46,7 @@ class RolloutStore(GroupStore, StepStore, Protocol):
         ...
 
 
-async def ended_by_others(store: RolloutStore, mode: RolloutMode, taken: Collection[str]) -> list[Rollout | AttemptedRollout]:
+async def offline_rollouts(store: RolloutStore, mode: RolloutMode, taken: Collection[str]) -> list[Rollout | AttemptedRollout]:
     """The rollouts of this mode that have succeeded and that are not `taken` yet."""
     ended = await store.query_rollouts(status_in=["succeeded"])
     return [rollout for rollout in ended if rollout.mode == mode and rollout.rollout_id not in taken]

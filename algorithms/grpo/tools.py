@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any, Final
 
-from agl_otel.tolerant import json_of
+from agl_otel.spans.tolerant import json_of
 
 _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 

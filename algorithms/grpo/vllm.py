@@ -29,10 +29,10 @@ from aiohttp import web
 
 from agl_otel.algorithms.grpo.model_port import MAX_BODY_BYTES, checks, error_response, parser_of
 from agl_otel.errors import AglError, ModelServerError, SettingsError, UsageError
-from agl_otel.listen import bodies_in_time, is_well, listen, make_runner
-from agl_otel.processes import Process
-from agl_otel.semconv import HEADER_MODEL_VERSION
+from agl_otel.net.http_server import bodies_in_time, is_well, listen, make_runner
+from agl_otel.service.processes import Process
 from agl_otel.settings import free_port
+from agl_otel_hook.conventions import HEADER_MODEL_VERSION
 
 START_SECONDS: Final = 600.0  # a large model is read from disk, and its kernels are compiled
 STOP_SECONDS: Final = 30.0

@@ -16,10 +16,10 @@ from agl_otel.algorithms.prompts.candidates import Candidate, prompts_in
 from agl_otel.algorithms.prompts.editor import SearchOverError, Spend
 from agl_otel.algorithms.prompts.journal import Journal, digest_of
 from agl_otel.algorithms.utils import why_not
-from agl_otel.columns import Traces
 from agl_otel.errors import DataError
 from agl_otel.store import Store
 from agl_otel.types import EnqueueRolloutRequest, NamedResources, RolloutConfig, RolloutMode, Span
+from agl_otel.types.columns import Traces
 
 SHOWN_CHARACTERS: Final = 8000  # of one rollout's messages or spans, to the editor
 NO_MESSAGES: Final = "(no messages were captured of this rollout)"

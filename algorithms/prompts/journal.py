@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from agl_otel.algorithms.run_folder import RunFolder, digest_of, new_run_id, new_seed, write_json
 from agl_otel.errors import SettingsError
-from agl_otel.framed import Frame, FramedFile
+from agl_otel.service.framed import Frame, FramedFile
 
 __all__ = ["BEST", "JOURNAL", "Journal", "digest_of"]
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from agl_otel.adapters import TraceAdapter, TraceToMessages
 from agl_otel.algorithms.base import Algorithm
-from agl_otel.algorithms.metrics import check_metrics, sinks_of
+from agl_otel.algorithms.metric_sinks import check_metrics, sinks_of
 from agl_otel.algorithms.prompts.beam import score_of
 from agl_otel.algorithms.prompts.candidates import Candidate, cleaned, prompts_in, why_unfit
 from agl_otel.algorithms.prompts.editor import Editor, SearchOverError, Spend

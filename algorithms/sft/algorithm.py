@@ -31,17 +31,16 @@ from agl_otel.algorithms.base import Algorithm
 from agl_otel.algorithms.grpo.groups import TaskOrder, try_again
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE, load_policy, load_weights, save_weights
-from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, ended_by_others
-from agl_otel.algorithms.metrics import check_metrics
+from agl_otel.algorithms.grpo.serving import RolloutStore, Serving, offline_rollouts
+from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.report import Clock, mean_reward
 from agl_otel.algorithms.run_folder import RunFolder, course_of, kept, other_files
 from agl_otel.algorithms.run_log import log_of, step_of
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.algorithms.sft.train import NOT_TRAINED, ROWS, SPEC, TRAINED, Row, Spec, Trained
 from agl_otel.algorithms.utils import agent_match_of, items, sampling_seed, survives_its_runner, why_not
-from agl_otel.columns import AttemptKey, Traces
 from agl_otel.errors import DataError, UnavailableError, UsageError
-from agl_otel.processes import Process
+from agl_otel.service.processes import Process
 from agl_otel.types import (
     AttemptedRollout,
     Dataset,
@@ -51,6 +50,7 @@ from agl_otel.types import (
     RolloutMode,
     TrainingStep,
 )
+from agl_otel.types.columns import AttemptKey, Traces
 from agl_otel.types.sampling import all_parameters
 
 _NO_COURSE: Final = frozenset(
@@ -116,7 +116,7 @@ class SFT(Algorithm):
     """After each push the server is asked for a few tokens, and their log-probs are held against the pushed weights, which are read once
     more for it, on the CPU: a ratio further than this from 1 ends the run, as GRPO's. 1e-3 will do in float32, 0.1 where the server is in
     bfloat16. None: not asked."""
-    from_mode: RolloutMode | None = None
+    offline_mode: RolloutMode | None = None
     """Tune on rollouts that others ran, instead of on rollouts of the run's own: all of this mode that have succeeded, each once.
     `production` are those that were made of a product's traces (adopted). A round takes what has ended since the last one; the run ends
     when there is nothing new. Tasks are not used, and nothing is enqueued."""
@@ -168,7 +168,7 @@ class SFT(Algorithm):
             ModelServerError: the model server did not take the weights, or samples with others (probe_tolerance).
             UnavailableError: the process that trains ended badly; the message has the end of its log.
         """
-        if not tasks and self.from_mode is None:
+        if not tasks and self.offline_mode is None:
             raise UsageError("SFT needs at least one task to train on")
         order = TaskOrder(len(tasks), random.Random(self.seed))
         with kept(self.run_dir, algorithm="sft", options=lambda: self.course(tasks), seed=self.seed) as self._run:
@@ -200,7 +200,7 @@ class SFT(Algorithm):
         """Publish and push the weights that the first round samples with: the first ones, or those of the last whole round."""
         rows = self._run.metrics(None) if self._run is not None else []
         self.reports += [RoundReport(**row) for row in rows]
-        for _ in range(len(rows) * self.prompts_per_step if self.from_mode is None else 0):
+        for _ in range(len(rows) * self.prompts_per_step if self.offline_mode is None else 0):
             next(order)
         self._first = self._weights = await asyncio.to_thread(self._copied)
         if rows:
@@ -216,16 +216,16 @@ class SFT(Algorithm):
     async def step(self, store: RolloutStore, tasks: Iterator[Any]) -> RoundReport:
         """The loop: enqueue, wait, choose, train, publish."""
         clock = Clock()
-        if self.from_mode is None:
+        if self.offline_mode is None:
             ids, finished = await self._rolled_out(store, list(islice(tasks, self.prompts_per_step)))
         else:
-            ids, finished = await self._found(store, self.from_mode)
+            ids, finished = await self._found(store, self.offline_mode)
         clock.lap("rollout")
         traces = await store.traces(finished)
         batch = to_trajectories(traces, fill_reward=self.fill_reward, agent_match=self.agent_match, by_call=self.by_call)
         batch = readable(batch, **self._limits)
         batch.refused.update({"not_finished": len(ids) - len(finished)} if len(finished) < len(ids) else {})
-        chosen = self._chosen(traces, batch) if finished or self.from_mode is None else batch
+        chosen = self._chosen(traces, batch) if finished or self.offline_mode is None else batch
         clock.lap("read")
         version = str(self._serving.published.version)
         trained = await self._train(chosen) if len(chosen) else NOT_TRAINED
@@ -235,7 +235,7 @@ class SFT(Algorithm):
         versions = version, str(self._serving.published.version)
         return RoundReport.of(
             self._number, versions, ids, traces, batch, chosen, clock,
-            temperature=self.temperature if self.from_mode is None else None,
+            temperature=self.temperature if self.offline_mode is None else None,
             kept=len(set(chosen.rollout_id)),
             kept_reward_mean=mean_reward(chosen),
             tokens=trained.tokens,
@@ -277,7 +277,7 @@ class SFT(Algorithm):
 
     async def _found(self, store: RolloutStore, mode: RolloutMode) -> tuple[list[str], list[Rollout | AttemptedRollout]]:
         """The ids of the rollouts of this mode that others ran and that no round has taken, and the rollouts."""
-        found = await ended_by_others(store, mode, {rollout_id for report in self.reports for rollout_id in report.rollout_ids})
+        found = await offline_rollouts(store, mode, {rollout_id for report in self.reports for rollout_id in report.rollout_ids})
         return [rollout.rollout_id for rollout in found], found
 
     def _chosen(self, traces: Traces, batch: TrajectoryBatch) -> TrajectoryBatch:
@@ -329,7 +329,7 @@ class SFT(Algorithm):
         return Spec(
             model_dir=str(Path(self.model_dir).absolute()),
             weights=str(begun_with),
-            temperature=self.temperature if self.from_mode is None and begun_with == self._weights else None,
+            temperature=self.temperature if self.offline_mode is None and begun_with == self._weights else None,
             out=str(self._folder / "weights" / str(self._number)),
             seed=self.seed + self._number,
             **{name: getattr(self, name) for name in ("learning_rate", "epochs", "batch_rows", "max_grad_norm", "device", "threads")},

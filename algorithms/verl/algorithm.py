@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from agl_otel import errors
 from agl_otel.algorithms.base import Algorithm
-from agl_otel.algorithms.metrics import check_metrics, sinks_of
+from agl_otel.algorithms.metric_sinks import check_metrics, sinks_of
 from agl_otel.algorithms.run_folder import RunFolder, digest_of, fingerprint, write_json
 from agl_otel.algorithms.run_log import RunLog
 from agl_otel.algorithms.utils import agent_match_of, items, survives_its_runner
@@ -30,7 +30,7 @@ from agl_otel.algorithms.verl.lone import needs_more_rollouts
 from agl_otel.algorithms.verl.samples import Rules
 from agl_otel.algorithms.verl.spec import ROLLOUT_SECONDS, Spec, step_shown
 from agl_otel.errors import AglError, DataError, SettingsError, UsageError
-from agl_otel.processes import Process
+from agl_otel.service.processes import Process
 from agl_otel.types import Dataset, RolloutConfig, TrainingStep
 
 POLL_SECONDS: Final = 0.5  # between two looks at the metrics

@@ -17,8 +17,8 @@ from agl_otel.adapters.own_sampling import sampled_otherwise
 from agl_otel.adapters.trajectories import to_trajectories
 from agl_otel.algorithms.report import bias_figures
 from agl_otel.algorithms.utils import failures_of, in_words
-from agl_otel.columns import AttemptKey, Traces
 from agl_otel.types import VerdictKind
+from agl_otel.types.columns import AttemptKey, Traces
 
 NO_VERSION: Final = -1
 """verl's metrics take a number for every sample; no weights have this one, so such a sample counts as stale."""

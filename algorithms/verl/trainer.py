@@ -16,7 +16,7 @@ from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer  # pyright: ignore[reportMissingImports]
 
 from agl_otel.algorithms.grpo.objective import max_ratio_error
-from agl_otel.algorithms.report import lone_words, own_sampling_words
+from agl_otel.algorithms.report import own_sampling_words, singleton_words
 from agl_otel.algorithms.run_log import RunLog
 from agl_otel.algorithms.verl.lone import compares_groups, groups_of, lone_keys
 from agl_otel.algorithms.verl.order import in_order
@@ -103,7 +103,7 @@ class Watching(_Trainer):
         counts.attempts = [attempt for attempt in counts.attempts if attempt[0] not in self._lone]
         rows = [tag for tag in batch.tags if not tag.get("is_padding", False)]
         stale = sum(tag["min_global_steps"] != self.global_steps - 1 for tag in rows)
-        figures = {**figures_of(counts, trained=len(rows), stale=stale), **self._drift(batch), "lone_groups": len(self._lone)}
+        figures = {**figures_of(counts, trained=len(rows), stale=stale), **self._drift(batch), "singleton_groups": len(self._lone)}
         metrics.update(counts.metrics | {f"agl/{name}": value for name, value in figures.items()})
         self._stepped = counts
         self._figures = {"step": self.global_steps, **figures}
@@ -132,7 +132,7 @@ class Watching(_Trainer):
         told = tq.kv_batch_get(keys=lone, partition_id=batch.partition_id, select_fields=["extra_fields"])["extra_fields"]
         rollouts = list(dict.fromkeys(str(each["rollout_id"]) for each in told))
         self._lone += rollouts
-        _log.warning("%s", lone_words(self.global_steps, rollouts, groups_of(batch.keys)))
+        _log.warning("%s", singleton_words(self.global_steps, rollouts, groups_of(batch.keys)))
         left = [key for key in batch.keys if key not in set(lone)]
         if left:
             tq.kv_clear(keys=lone, partition_id=batch.partition_id)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from agl_otel import semconv as s
 from agl_otel.store.figures import PREFIX
+from agl_otel_hook import conventions as s
 
 FOLDER: Final = Path(__file__).parent / "dashboards"
 CLICKHOUSE: Final = {"type": "grafana-clickhouse-datasource", "uid": "agl-otel"}

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from agl_otel.semconv import HEADER_MODEL_VERSION
+from agl_otel_hook.conventions import HEADER_MODEL_VERSION
 
 
 class Served:

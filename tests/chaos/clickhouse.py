@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agl_otel.queue.client import QueueClient
 from agl_otel.traces.address import ServerAddress
-from agl_otel.traces.server import ServerEngine
+from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.types import EnqueueRolloutRequest, RolloutConfig
 from tests.chaos.world import World
 from tests.clickhouse_server import ClickHouseServer

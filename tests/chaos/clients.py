@@ -16,8 +16,8 @@ import aiohttp
 import grpc.aio
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from agl_otel import semconv
 from agl_otel.collector.signals import PROTOCOLS
+from agl_otel_hook import conventions
 from tests.chaos.world import World
 from tests.contract.collector.otlp import post_spans, request_of, span
 
@@ -41,7 +41,7 @@ async def hopeless_requests(world: World) -> None:
     now = time.time_ns()
     async with world.load("hopeless", pause_seconds=0.05):
         for number in range(world.amount(10, 1)):
-            ids = {semconv.ROLLOUT_ID: f"ro-h-{number}", semconv.ATTEMPT_ID: "at-1"}
+            ids = {conventions.ROLLOUT_ID: f"ro-h-{number}", conventions.ATTEMPT_ID: "at-1"}
             wrong = [at(0), at(1000), at(16_725_225_600 * 10**9), at(2**64 - 2000), at(now + 3 * DAY_NANO)]
             answer = await post_spans(world.stack, request_of([span(), *wrong, span()], ids), ack="stored")
             world.expect(answer.partial_success.rejected_spans == 5, f"of five wrong times were refused: {answer.partial_success}")
@@ -57,7 +57,7 @@ async def hopeless_requests(world: World) -> None:
                     "SELECT count() AS n, uniqExact(SpanId) AS ids, uniqExact(toDate(Timestamp)) AS days, "
                     "uniqExact(toDate(ReceivedAt)) AS received "
                     "FROM otel_traces WHERE RolloutId = {r:String} AND AttemptId = 'at-1'",
-                    params={"r": ids[semconv.ROLLOUT_ID]},
+                    params={"r": ids[conventions.ROLLOUT_ID]},
                 )
             stored = (row["n"], row["ids"], row["days"])
             world.expect(stored == (5002, 5002, 5000) and row["received"] <= 2, f"of 5002 spans over 5000 days are stored: {row}")
@@ -87,7 +87,7 @@ async def _refused_grpc(world: World, body: bytes) -> None:
 async def large_attributes(world: World) -> None:
     """300 MB in one attribute where the operator allows it: stored whole, and exactly once after a kill."""
     await world.start()
-    ids = {semconv.ROLLOUT_ID: "ro-large", semconv.ATTEMPT_ID: "at-1"}
+    ids = {conventions.ROLLOUT_ID: "ro-large", conventions.ATTEMPT_ID: "at-1"}
     body = request_of([span("large", {"text": "x" * LARGE_BYTES})], ids).SerializeToString()
     async with world.load("large", pause_seconds=0.05):
         async with (
@@ -192,7 +192,9 @@ async def broken_clients(world: World) -> None:
                 async with connected(address, first) as writer:
                     if number % 2:
                         writer.transport.abort()
-            body = request_of([span()], {semconv.ROLLOUT_ID: "ro-gone", semconv.ATTEMPT_ID: os.urandom(4).hex()}).SerializeToString()
+            body = request_of(
+                [span()], {conventions.ROLLOUT_ID: "ro-gone", conventions.ATTEMPT_ID: os.urandom(4).hex()}
+            ).SerializeToString()
             packed = gzip.compress(body)
             for content in (
                 head(str(len(body))) + body,  # whole; nobody reads the answer

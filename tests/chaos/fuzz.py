@@ -20,8 +20,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from agl_otel import semconv
 from agl_otel.collector.signals import PROTOCOLS, Protocol
+from agl_otel_hook import conventions
 from tests.chaos.world import World
 
 HTTP_ANSWERS: Final = frozenset({200, 400, 413, 415})
@@ -44,15 +44,15 @@ keys = st.one_of(
     st.text(max_size=10),
     st.sampled_from(
         [
-            semconv.ROLLOUT_ID, semconv.ATTEMPT_ID, semconv.SEQUENCE_ID, semconv.LLM_PROMPT_TOKEN_IDS, semconv.LLM_RESPONSE_TOKEN_IDS,
-            semconv.LLM_RESPONSE_LOGPROBS, semconv.PROCESS, "service.name", "",
+            conventions.ROLLOUT_ID, conventions.ATTEMPT_ID, conventions.SEQUENCE_ID, conventions.LLM_PROMPT_TOKEN_IDS,
+            conventions.LLM_RESPONSE_TOKEN_IDS, conventions.LLM_RESPONSE_LOGPROBS, conventions.PROCESS, "service.name", "",
         ]
     ),
 )  # fmt: skip
 pairs = st.lists(st.builds(KeyValue, key=keys, value=values), max_size=4)
 ids = st.sampled_from(["ro-f", "ro-f2", "ro g", "", "ro-" + "x" * 200, "ro-\0", "ro-ä"]).map(lambda v: AnyValue(string_value=v))
 resources = st.one_of(
-    pairs, st.lists(st.builds(KeyValue, key=st.sampled_from([semconv.ROLLOUT_ID, semconv.ATTEMPT_ID]), value=ids), max_size=2)
+    pairs, st.lists(st.builds(KeyValue, key=st.sampled_from([conventions.ROLLOUT_ID, conventions.ATTEMPT_ID]), value=ids), max_size=2)
 )
 times = st.one_of(st.integers(NOW, NOW + 10**9), st.integers(0, 2**64 - 1))
 
@@ -67,7 +67,7 @@ spans = st.builds(
     Span, trace_id=_bytes(16), span_id=_bytes(8), parent_span_id=_bytes(8), kind=st.integers(-(2**31), 2**31 - 1),
     start_time_unix_nano=times, end_time_unix_nano=times, attributes=pairs, trace_state=st.text(max_size=5),
     events=st.lists(events, max_size=2), links=st.lists(links, max_size=2),
-    name=st.one_of(st.text(max_size=8), st.just(semconv.SPAN_ATTEMPT)), flags=st.integers(0, 2**32 - 1),
+    name=st.one_of(st.text(max_size=8), st.just(conventions.SPAN_ATTEMPT)), flags=st.integers(0, 2**32 - 1),
 )  # fmt: skip
 
 

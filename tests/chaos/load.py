@@ -23,8 +23,8 @@ import aiohttp
 import grpc.aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from agl_otel import semconv
 from agl_otel.collector.signals import PROTOCOLS
+from agl_otel_hook import conventions
 from tests.contract.collector.otlp import attributes
 
 ACK: Final = struct.Struct(">HIH")  # sender, request, spans
@@ -76,7 +76,9 @@ def build(config: Config, sender: int, number: int) -> bytes:
     now = time.time_ns()
     for half, ids in enumerate((own, shared) if config.rollout is None else (tuple(config.rollout),) * 2):
         group = request.resource_spans.add()
-        group.resource.attributes.extend(attributes({semconv.ROLLOUT_ID: ids[0], semconv.ATTEMPT_ID: ids[1], "service.name": "chaos"}))
+        group.resource.attributes.extend(
+            attributes({conventions.ROLLOUT_ID: ids[0], conventions.ATTEMPT_ID: ids[1], "service.name": "chaos"})
+        )
         part = group.scope_spans.add()
         for place in range(half * size, (half + 1) * size):
             span = part.spans.add(

@@ -19,8 +19,8 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
-from agl_otel import semconv
 from agl_otel.errors import UnavailableError
+from agl_otel_hook import conventions
 from tests.chaos.check import Tally, acked_ids, check
 from tests.chaos.load import Config, command
 from tests.clickhouse_server import ClickHouseServer
@@ -172,7 +172,7 @@ class World:
     async def still_serves(self) -> None:
         """The collector takes a span, it is readable, and the memory is bounded."""
         rollout = f"ro-after-{os.urandom(6).hex()}"
-        await post_spans(self.stack, request_of([span()], {semconv.ROLLOUT_ID: rollout}), ack="stored")
+        await post_spans(self.stack, request_of([span()], {conventions.ROLLOUT_ID: rollout}), ack="stored")
         async with self.stack.reader() as reader:
             self.expect(len(await reader.spans([rollout])) == 1, "a span that was acked as stored is not readable")
         self.note_memory()

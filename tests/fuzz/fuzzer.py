@@ -23,7 +23,7 @@ import grpc
 import grpc.aio
 from yarl import URL
 
-from agl_otel.listen import listens
+from agl_otel.net.http_server import listens
 from tests.fuzz.attacks import call_body, raw_http, raw_http2, well_formed
 from tests.fuzz.targets import Target
 

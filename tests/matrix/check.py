@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from agl_otel import semconv
 from agl_otel.adapters import to_trajectories, to_transitions
-from agl_otel.columns import Traces
 from agl_otel.types import Span
+from agl_otel.types.columns import Traces
+from agl_otel_hook import conventions
 from tests.matrix.frameworks import Play
 from tests.matrix.model import VERSION, Served
 from tests.matrix.script import Sampled
@@ -63,7 +63,7 @@ def result(play: Play, asked: Mapping[str, Cities], traces: Traces, spans: Seque
     own = {(span.trace_id, span.span_id) for span in spans if _is_agents(span)}
     found.own_spans = sum((span.trace_id, span.span_id) in own and _in_place(span, asked, traces) for span in spans)
     found.strays = sum(not _in_place(span, asked, traces) for span in spans)
-    parents = {span.span_id: span.parent_id for span in spans if span.name == semconv.SPAN_LLM}
+    parents = {span.span_id: span.parent_id for span in spans if span.name == conventions.SPAN_LLM}
     span_ids = {span_id for _, span_id in own}
     found.joined = sum(parents.get(answer.span_id) in span_ids for answer in served)
     _tokens(found, asked, traces, served)
@@ -73,7 +73,7 @@ def result(play: Play, asked: Mapping[str, Cities], traces: Traces, spans: Seque
 
 
 def _is_agents(span: Span) -> bool:
-    return span.resource.attributes.get("service.name") not in OURS and span.name != semconv.SPAN_SEAL
+    return span.resource.attributes.get("service.name") not in OURS and span.name != conventions.SPAN_SEAL
 
 
 def _in_place(span: Span, asked: Mapping[str, Cities], traces: Traces) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from agl_otel.settings import Settings
-from agl_otel.stack import Stack
+from agl_otel.stack.supervisor import Stack
 from agl_otel.store import Store
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, Rollout, Span
 from tests.matrix.check import Result, result

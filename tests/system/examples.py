@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from agl_otel.adapters import to_transitions
-from agl_otel.columns import Traces
 from agl_otel.settings import Settings
-from agl_otel.stack import Stack
+from agl_otel.stack.supervisor import Stack
 from agl_otel.store import Store
 from agl_otel.types import LLM, AttemptedRollout, NamedResources, Rollout
+from agl_otel.types.columns import Traces
 from tests.matrix.environments import PLACE, CannotInstallError, environment
 from tests.matrix.frameworks import BY_NAME
 from tests.matrix.model import ScriptedModel

@@ -18,9 +18,9 @@ from agl_otel.errors import UnavailableError
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import free_ports
 from agl_otel.traces.address import ServerAddress
+from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.migrate import migrate
 from agl_otel.traces.reader import TraceReader
-from agl_otel.traces.server import ServerEngine
 from tests.clickhouse_server import ClickHouseServer
 
 ROOT = Path(__file__).parents[2]

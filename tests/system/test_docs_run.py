@@ -18,7 +18,7 @@ from typing import Any, Final
 import pytest
 
 from agl_otel.adapters.otlp_masking import load_masker
-from agl_otel.trainer.job import Job
+from agl_otel.jobs.job import Job
 from tests.system.stack_process import ENVIRONMENT, Command, until
 from tests.unit.test_docs import PAGES, ROOT, commands_in
 
@@ -56,6 +56,7 @@ OTHER_LANGUAGES: Final = {
 }
 """Blocks of which nothing is run; toml is read, python and commands are run or marked."""
 PYTHON_NOT_RUN: Final = {
+    "self._informative_groups": "a method of GRPO, which a test holds to the code",
     "await store.": "a piece of a program with a store: tests/system/test_tutorial.py plays the whole",
     "Trainer(algorithm=VERL": "needs Ray and verl: tests/system/test_verl.py",
     "Trainer(algorithm=grpo": "needs a model server and torch: tests/system/test_sft_trainer.py",

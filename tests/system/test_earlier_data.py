@@ -21,12 +21,12 @@ from grpc_tools import protoc
 from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.queue.migrate import migrations
 from agl_otel.queue.proto import queue_pb2
-from agl_otel.queue.testing import LocalQueue
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.migrate import migrate
 from agl_otel.types import AttemptedRollout
 from tests.contract.collector.otlp import post_spans, span_request
 from tests.contract.collector.stack import Stack, new_stack, start
+from tests.local_queue import LocalQueue
 
 pytestmark = pytest.mark.system
 KEPT: Final = Path(__file__).parents[1] / "recordings" / "first_schema"

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from agl_otel import semconv
 from agl_otel.adapters import TracerTraceToTriplet, to_trajectories
 from agl_otel.algorithms.grpo.policy import load_policy
 from agl_otel.algorithms.grpo.tiny import make_policy
+from agl_otel.jobs.job import Job
 from agl_otel.settings import free_port
-from agl_otel.trainer import Job
+from agl_otel_hook import conventions
 from tests.matrix.model import ScriptedModel
 from tests.matrix.script import Message, Request, calling
 from tests.system.examples import EXAMPLES, Stage, asks_for, assert_whole, finished, python_of, rewards, serving, stage
@@ -95,7 +95,7 @@ async def test_spider_writes_checks_and_rewrites_and_only_the_writers_are_traine
     assert [agent for rollout, agent in agents if rollout == flights_rollout] == ["write", "check"]
     assert job.algorithm["agent_match"] == "write"
     assert sorted(to_trajectories(traces, agent_match="write").agent) == ["rewrite", "write", "write"]
-    spans = [span for span in await on.store.spans([mended]) if span.name != semconv.SPAN_LLM]
+    spans = [span for span in await on.store.spans([mended]) if span.name != conventions.SPAN_LLM]
     found = TracerTraceToTriplet(agent_match="write|check", llm_call_match="ChatOpenAI")(spans)
     assert [triplet.metadata["agent_name"] for triplet in found] == ["write", "check", "rewrite", "check"]
 
@@ -111,7 +111,7 @@ async def script(name: str, *arguments: str) -> str:
 async def test_minimal_spans_written_by_hand_make_a_complete_rollout(on: Stage) -> None:
     lines = (await script("write_traces.py", "--store", on.address)).splitlines()
     names = {line.split()[-1] for line in lines[:-2]}
-    assert names == {semconv.SPAN_OPERATION, semconv.SPAN_MESSAGE, semconv.SPAN_ANNOTATION, "think"}
+    assert names == {conventions.SPAN_OPERATION, conventions.SPAN_MESSAGE, conventions.SPAN_ANNOTATION, "think"}
     assert lines[-2] == "reward 1.0" and lines[-1].endswith("succeeded, verdict complete"), lines
 
 
@@ -257,5 +257,5 @@ async def test_claude_code_edits_repositories_and_leaves_spans_a_data_set_and_a_
     assert len(worked) == 2 and all("I have edited the file." in str(row["messages"][-1]) for row in worked)
     for name in ("shop__total-1", "names__initials-2"):
         spans = json.loads((tmp_path / "out" / f"{name}.spans.json").read_text())
-        assert sum(span["name"] == semconv.SPAN_LLM for span in spans) >= 3
-        assert {span["attributes"].get("gen_ai.request.model") for span in spans if span["name"] == semconv.SPAN_LLM} != {"local"}
+        assert sum(span["name"] == conventions.SPAN_LLM for span in spans) >= 3
+        assert {span["attributes"].get("gen_ai.request.model") for span in spans if span["name"] == conventions.SPAN_LLM} != {"local"}

@@ -18,7 +18,7 @@ import torch
 
 from agl_otel.adapters import Reading, rows_of
 from agl_otel.algorithms.grpo.tiny import make_policy
-from agl_otel.trainer import Job
+from agl_otel.jobs.job import Job
 from agl_otel.types import LLM
 from tests.matrix.model import ScriptedModel
 from tests.matrix.script import Message, Request

@@ -7,14 +7,15 @@ import sys
 
 import pytest
 
-from agl_otel import semconv
+from agl_otel_hook import conventions
 from tests.otlp_receiver import OtlpReceiver
 
 pytestmark = pytest.mark.system
 WORKER = """
 import asyncio, sys, threading, http.server, json
-from agl_otel.emit import emit_reward
-from agl_otel.instrumentation import Telemetry, attempt_scope
+from agl_otel_hook.emit import emit_reward
+from agl_otel.telemetry.setup import Telemetry
+from agl_otel_hook import attempt_scope
 import openai
 
 class Model(http.server.BaseHTTPRequestHandler):
@@ -55,11 +56,11 @@ def test_concurrent_agent_functions_keep_their_spans_rewards_and_calls_apart() -
         )
         *baggage, counts = done.stdout.splitlines()
         assert counts == "[[3], [3], [3]]"
-        assert sorted(baggage) == [f"{semconv.ROLLOUT_ID}=ro-{n},{semconv.ATTEMPT_ID}=at-{n}" for n in range(3)]
-        for span in receiver.spans(semconv.SPAN_ANNOTATION):
+        assert sorted(baggage) == [f"{conventions.ROLLOUT_ID}=ro-{n},{conventions.ATTEMPT_ID}=at-{n}" for n in range(3)]
+        for span in receiver.spans(conventions.SPAN_ANNOTATION):
             assert span.key == (
-                f"ro-{int(span.attributes[semconv.reward_value_key(0)])}",
-                f"at-{int(span.attributes[semconv.reward_value_key(0)])}",
+                f"ro-{int(span.attributes[conventions.reward_value_key(0)])}",
+                f"at-{int(span.attributes[conventions.reward_value_key(0)])}",
             )
         assert {span.key for span in receiver.ours()} == {(f"ro-{n}", f"at-{n}") for n in range(3)}
     finally:
@@ -70,8 +71,8 @@ FORKS = """
 import asyncio, os, socket, sys, threading
 import grpc.aio
 from opentelemetry.context import Context
-from agl_otel.instrumentation import Telemetry
-from agl_otel.instrumentation.context import with_ids
+from agl_otel.telemetry.setup import Telemetry
+from agl_otel_hook.context import with_ids
 
 key = ("ro-1", "at-1")
 telemetry = Telemetry.start(otlp_endpoint=sys.argv[1], otlp_http=sys.argv[2], token="secret", service_name="worker")

@@ -16,7 +16,7 @@ import pytest
 
 from agl_otel.algorithms.prompts.journal import JOURNAL
 from agl_otel.cli import main
-from agl_otel.framed import read
+from agl_otel.service.framed import read
 from agl_otel.store import Store
 from agl_otel.store.embedded import EmbeddedStack
 from tests.contract.algorithms.conftest import EXAMPLE, Models, models

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from agl_otel import semconv
-from agl_otel.instrumentation.records import folder_of, key_of, read
 from agl_otel.runner.environment import Addresses, telemetry_environment
+from agl_otel_hook import conventions
+from agl_otel_hook.records import folder_of, key_of, read
 from tests.otlp_receiver import OtlpReceiver
 
 pytestmark = pytest.mark.system
 INSTRUMENT = Path(sys.executable).with_name("opentelemetry-instrument")
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 IDS = {
-    semconv.ENV_ROLLOUT_ID: "ro-1",
-    semconv.ENV_ATTEMPT_ID: "at-1",
+    conventions.ENV_ROLLOUT_ID: "ro-1",
+    conventions.ENV_ATTEMPT_ID: "at-1",
     "TRACEPARENT": f"00-{TRACE_ID}-{SPAN_ID}-01",
     "OTEL_RESOURCE_ATTRIBUTES": "team=blue,agentlightning.rollout_id=ro-1,agentlightning.attempt_id=at-1",
 }
@@ -194,7 +194,7 @@ def test_a_sigterm_while_a_child_is_being_made_is_handled_when_it_is_made(receiv
 
 def test_a_span_that_ends_while_the_process_ends_is_counted_and_exported(receiver: OtlpReceiver, agent: Agent) -> None:
     code = """
-    from agl_otel.instrumentation.export import ExportProcessor
+    from agl_otel_hook.export import ExportProcessor
     reached, export = threading.Event(), ExportProcessor.on_end
     def late(processor, span):
         if span.name == 'late':
@@ -236,7 +236,7 @@ class Left:
 for _ in range(999 if {begins} else 1): tracer.start_span('work').end()
 {LATE_ENDS[where]}
 """
-    status, _, err = agent.run(code, {**IDS, semconv.ENV_LEDGER: str(tmp_path)})
+    status, _, err = agent.run(code, {**IDS, conventions.ENV_LEDGER: str(tmp_path)})
     assert (status, err) == (0, "")
     (process,) = read(folder_of(tmp_path, *KEY), key_of(*KEY))
     slot = process.slot
@@ -272,7 +272,7 @@ def test_a_child_that_a_library_forked_writes_nothing_of_its_parent(
     os.wait()
     os.kill(os.getpid(), signal.SIGKILL)
     """
-    assert agent.run(code, {**IDS, semconv.ENV_LEDGER: str(tmp_path)})[0] == -signal.SIGKILL
+    assert agent.run(code, {**IDS, conventions.ENV_LEDGER: str(tmp_path)})[0] == -signal.SIGKILL
     (process,) = read(folder_of(tmp_path, *KEY), key_of(*KEY))
     slot = process.slot
     assert slot is not None and (slot.begun, slot.ended, slot.abandoned, slot.closed) == (1, 0, 0, False)
@@ -293,7 +293,7 @@ def test_a_fork_of_an_agent_that_has_cleared_its_environment_counts_and_exports(
             os._exit(len(os.environ))
         os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
     """
-    status, _, err = Agent(receiver, tmp_path, protocol).run(code, {**IDS, semconv.ENV_LEDGER: str(tmp_path)})
+    status, _, err = Agent(receiver, tmp_path, protocol).run(code, {**IDS, conventions.ENV_LEDGER: str(tmp_path)})
     assert (status, err) == (0, "")
     (parent,), (child,) = receiver.spans("parent"), receiver.spans("child")
     slots = [process.slot for process in read(folder_of(tmp_path, *KEY), key_of(*KEY))]
@@ -420,7 +420,7 @@ def test_a_distribution_that_is_installed_keeps_its_provider_and_loses_nothing(
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    code = "import sys, agl_otel.instrumentation; print([m for m in ('chdb', 'aiohttp', 'numpy', 'grpc', 'pydantic') if m in sys.modules])"
+    code = "import sys, agl_otel_hook; print([m for m in ('chdb', 'aiohttp', 'numpy', 'grpc', 'pydantic') if m in sys.modules])"
 
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
@@ -501,7 +501,7 @@ def test_what_a_file_sets_up_exports_to_the_stack_too(
     status, out, err = agent.run(SPEAKS, with_file(tmp_path, package=package, distribution=distribution))
     assert status == 0, err
     (span,) = receiver.ours()
-    assert (span.name, span.attributes[semconv.ROLLOUT_ID], span.attributes["said"]) == ("one", "ro-1", "hello"), (
+    assert (span.name, span.attributes[conventions.ROLLOUT_ID], span.attributes["said"]) == ("one", "ro-1", "hello"), (
         "whole, whatever the file says"
     )
     assert len(span.attributes) > 200 and sealed_completely(receiver)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from agl_otel import semconv
 from agl_otel.settings import free_ports
+from agl_otel_hook import conventions
 from tests.contract.web.conftest import Web
 from tests.contract.web.test_jaeger import send_trace
 from tests.system.stack_process import ENVIRONMENT, Command, naming, until
@@ -86,9 +86,9 @@ def test_a_jaeger_finds_and_shows_what_is_stored(stack: tuple[Web, str]) -> None
     trace = get(f"{jaeger}/api/traces/{sent.trace_id}")["data"][0]
     spans = {span["operationName"]: span for span in trace["spans"]}
     assert len(spans) == 5
-    head, call = tags(spans[semconv.SPAN_ATTEMPT]), tags(spans[semconv.SPAN_LLM])
+    head, call = tags(spans[conventions.SPAN_ATTEMPT]), tags(spans[conventions.SPAN_LLM])
     assert head["agentlightning.verdict"] and head["agentlightning.reward.final"] == 0.5
-    assert call["agentlightning.llm.response_tokens"] == 2 and call[semconv.ROLLOUT_ID] == sent.rollout_id
+    assert call["agentlightning.llm.response_tokens"] == 2 and call[conventions.ROLLOUT_ID] == sent.rollout_id
     own = web.call("GET", f"/api/traces/{sent.trace_id}").json["data"][0]
     assert {span["spanID"]: (span["operationName"], span["startTime"], span["duration"]) for span in own["spans"]} == {
         span["spanID"]: (span["operationName"], span["startTime"], span["duration"]) for span in trace["spans"]
@@ -104,7 +104,7 @@ def test_a_jaeger_searches_by_tag_operation_and_duration(stack: tuple[Web, str],
     name = sent.service if service == "own" else f"{sent.service}-other"
     expected = [sent.trace_id] if service == "own" else []
     for query in (
-        {"tags": json.dumps({semconv.ROLLOUT_ID: sent.rollout_id})},
+        {"tags": json.dumps({conventions.ROLLOUT_ID: sent.rollout_id})},
         {"operation": "invoke_agent", "tags": json.dumps({"team": "blue"})},
         {"operation": "invoke_agent", "minDuration": "7s", "maxDuration": "9s"},
         {"tags": json.dumps({"error": "true"})},

@@ -25,9 +25,7 @@ from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.objective import token_logprobs
 from agl_otel.algorithms.grpo.policy import Policy, load_policy, save_weights
 from agl_otel.algorithms.grpo.report import StepReport
-from agl_otel.columns import CallColumns, Ragged, Reward, Traces
 from agl_otel.errors import DataError, ModelServerError
-from agl_otel.semconv import HEADER_MODEL_VERSION
 from agl_otel.types import (
     Attempt,
     AttemptedRollout,
@@ -39,7 +37,9 @@ from agl_otel.types import (
     TrainingStep,
     Verdict,
 )
+from agl_otel.types.columns import CallColumns, Ragged, Reward, Traces
 from agl_otel.types.sampling import NEUTRAL
+from agl_otel_hook.conventions import HEADER_MODEL_VERSION
 from tests.nursery import born
 
 pytestmark = pytest.mark.system
@@ -334,7 +334,7 @@ async def test_grpo_learns_from_groups_that_it_carries_over(server: Server, tmp_
         store = CallingStore(session, target=1, order=random.Random(0))
         grpo = GRPO(
             model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=20, prompts_per_step=12, group_size=8,
-            groups_under_way=20, max_staleness=2, importance_cap=2.0, clip_high=0.28, average="rollout", resample_rounds=1, kl=0.001,
+            groups_in_flight=20, max_staleness=2, importance_cap=2.0, clip_high=0.28, average="rollout", resample_rounds=1, kl=0.001,
         )  # fmt: skip
         reports = await grpo.train(store, tiny.TRAIN_NUMBERS)
     assert sum(report.reward_mean for report in reports[-3:]) / 3 > sum(report.reward_mean for report in reports[:3]) / 3 + 0.2
@@ -388,7 +388,7 @@ async def test_a_batch_that_teaches_nothing_leaves_the_weights_alone(server: Ser
         store = Flat(session, target=0)
         grpo = GRPO(model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=2, prompts_per_step=2)
         reports = await grpo.train(store, tiny.TRAIN_NUMBERS)
-    assert [(report.flat_groups, report.tokens, report.weights_version) for report in reports] == [(2, 0, "1")] * 2
+    assert [(report.zero_variance_groups, report.tokens, report.weights_version) for report in reports] == [(2, 0, "1")] * 2
     assert store.version == 1
 
 

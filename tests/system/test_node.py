@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agl_otel import semconv
+from agl_otel_hook import conventions
 from tests.one_certificate import downloading
 from tests.system.test_runner import World, rewards, store, verdicts, world  # noqa: F401  # pyright: ignore[reportUnusedImport]  # fixtures
 
@@ -60,7 +60,7 @@ async def test_a_node_agents_spans_ids_tokens_and_verdict_are_right(world: World
     assert sorted(traces.calls.rollout_id) == sorted(rollout.rollout_id for rollout in rollouts)
     for rollout in rollouts:
         spans = await world.store.spans(rollout.rollout_id)
-        root = next(span for span in spans if span.name == semconv.SPAN_ATTEMPT)
+        root = next(span for span in spans if span.name == conventions.SPAN_ATTEMPT)
         node = [span for span in spans if span.resource.attributes.get("telemetry.sdk.language") == "nodejs"]
         assert {(span.rollout_id, span.attempt_id) for span in node} == {(rollout.rollout_id, root.attempt_id)}
         assert [span.name for span in node if "gen_ai.request.model" in span.attributes], sorted(span.name for span in spans)

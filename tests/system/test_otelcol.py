@@ -33,12 +33,12 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from agl_otel import semconv
 from agl_otel.collector import identify
 from agl_otel.errors import UnavailableError
 from agl_otel.queue.updates import AttemptUpdate
 from agl_otel.types import EnqueueRolloutRequest
-from agl_otel.varint import varint
+from agl_otel_hook import conventions
+from agl_otel_hook.varint import varint
 from tests.clickhouse_server import ClickHouseServer
 from tests.contract.collector.otlp import request_of, span, span_request
 from tests.contract.collector.stack import until
@@ -77,7 +77,7 @@ def test_every_configuration_is_valid_as_it_is(config: Path) -> None:
 
 async def test_spans_of_the_sdk_arrive_with_ids_and_numbers(world: World) -> None:
     collector = await world.collector()
-    resource = Resource({semconv.ROLLOUT_ID: "ro-sdk", semconv.ATTEMPT_ID: "at-1", "service.name": "agent"})
+    resource = Resource({conventions.ROLLOUT_ID: "ro-sdk", conventions.ATTEMPT_ID: "at-1", "service.name": "agent"})
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=collector.grpc, insecure=True)))
     tracer = provider.get_tracer("test")
@@ -97,11 +97,11 @@ async def test_spans_of_the_sdk_arrive_with_ids_and_numbers(world: World) -> Non
 async def test_ids_travel_in_headers_in_traces_and_from_parents(world: World) -> None:
     collector = await world.collector()
     trace = os.urandom(16)
-    root = span(semconv.SPAN_ATTEMPT, {semconv.ROLLOUT_ID: "ro-t", semconv.ATTEMPT_ID: "at-t"}, trace=trace)
-    parent = span("parent", {semconv.ROLLOUT_ID: "ro-p"})
+    root = span(conventions.SPAN_ATTEMPT, {conventions.ROLLOUT_ID: "ro-t", conventions.ATTEMPT_ID: "at-t"}, trace=trace)
+    parent = span("parent", {conventions.ROLLOUT_ID: "ro-p"})
     async with aiohttp.ClientSession() as session:
         for request, headers in (
-            (request_of([span()]), {semconv.HEADER_ROLLOUT_ID: "ro-h", semconv.HEADER_ATTEMPT_ID: "at-h"}),
+            (request_of([span()]), {conventions.HEADER_ROLLOUT_ID: "ro-h", conventions.HEADER_ATTEMPT_ID: "at-h"}),
             (request_of([root, parent]), {}),
             (request_of([span("child", trace=trace), span("child", trace=parent.trace_id, parent=parent.span_id), span("stray")]), {}),
         ):
@@ -109,15 +109,16 @@ async def test_ids_travel_in_headers_in_traces_and_from_parents(world: World) ->
     async with world.reader(collector) as reader:
         rows = await reader.query("SELECT SpanName, RolloutId, AttemptId, SequenceId FROM otel.otel_traces")
     assert sorted((row["SpanName"], row["RolloutId"], row["AttemptId"], int(row["SequenceId"])) for row in rows) == [
-        (semconv.SPAN_ATTEMPT, "ro-t", "at-t", 1), ("child", "ro-p", "", 2), ("child", "ro-t", "at-t", 2), ("parent", "ro-p", "", 1),
+        (conventions.SPAN_ATTEMPT, "ro-t", "at-t", 1), ("child", "ro-p", "", 2), ("child", "ro-t", "at-t", 2), ("parent", "ro-p", "", 1),
         ("stray", "", "", 0), ("work", "ro-h", "at-h", 1),
     ]  # fmt: skip
 
 
 AGENT = """
 import json, sys
-from agl_otel.emit import emit_reward
-from agl_otel.instrumentation import Telemetry, attempt_scope
+from agl_otel_hook.emit import emit_reward
+from agl_otel.telemetry.setup import Telemetry
+from agl_otel_hook import attempt_scope
 
 endpoint, rollout_id, attempt_id = sys.argv[1:]
 telemetry = Telemetry.start(otlp_endpoint=endpoint, service_name="agent")
@@ -171,16 +172,16 @@ async def test_before_a_log_on_disk_there_is_no_barrier_and_the_reader_asks_unti
 
 async def test_a_refused_span_is_kept_without_ids_with_a_reason_and_counted(world: World) -> None:
     collector = await world.collector()
-    early, broken, good = span("early"), span("broken", {semconv.ROLLOUT_ID: "ro/1"}), span("good")
+    early, broken, good = span("early"), span("broken", {conventions.ROLLOUT_ID: "ro/1"}), span("good")
     early.start_time_unix_nano = 5
     early.events.add(time_unix_nano=2**63, name="event")
     async with aiohttp.ClientSession() as session:
-        request = request_of([early, broken, good], {semconv.ROLLOUT_ID: "ro-1", semconv.ATTEMPT_ID: "at-1"})
+        request = request_of([early, broken, good], {conventions.ROLLOUT_ID: "ro-1", conventions.ATTEMPT_ID: "at-1"})
         assert (await post(session, collector, request)).status == 200
         async with session.get(collector.metrics) as response:
             metrics = await response.text()
     async with world.reader(collector) as reader:
-        sql = f"SELECT *, SpanAttributes['{semconv.INVALID}'] AS Invalid, abs(dateDiff('second', Timestamp, now())) AS Age"
+        sql = f"SELECT *, SpanAttributes['{conventions.INVALID}'] AS Invalid, abs(dateDiff('second', Timestamp, now())) AS Age"
         rows = {row["SpanName"]: row for row in await reader.query(f"{sql} FROM otel.otel_traces")}
     assert {name: (row["RolloutId"], row["AttemptId"], int(row["SequenceId"])) for name, row in rows.items()} == {
         "early": ("", "", 0), "broken": ("", "", 0), "good": ("ro-1", "at-1", 1),
@@ -220,7 +221,7 @@ async def test_a_bad_span_is_refused_alone(world: World, road: str) -> None:
     short = span("short")
     short.trace_id = b"\1\2\3"
     spans = [span("good"), short, span("deep"), span("BAD!"), span("good")]
-    request = request_of(spans, {semconv.ROLLOUT_ID: "ro-1"})
+    request = request_of(spans, {conventions.ROLLOUT_ID: "ro-1"})
     bad = b"\xffad\xfe"
     texts = [each.SerializeToString().replace(b"BAD!", bad) for each in spans]
     texts[2] += field(9, field(1, b"deep") + field(2, nested(90)))
@@ -242,7 +243,7 @@ async def test_a_bad_span_is_refused_alone(world: World, road: str) -> None:
             assert (await post(session, collector, raw)).status == 200
     async with world.reader(collector) as reader:
         assert [found.name for found in await reader.spans(["ro-1"])] == ["good", "good"]
-        sql = f"SELECT SpanName, RolloutId, SpanAttributes['{semconv.INVALID}'] AS Invalid FROM otel.otel_traces WHERE Invalid != ''"
+        sql = f"SELECT SpanName, RolloutId, SpanAttributes['{conventions.INVALID}'] AS Invalid FROM otel.otel_traces WHERE Invalid != ''"
         rows = await reader.query(sql)
     refused = {"short": identify.TRACE_ID, "deep": "attributes are nested too deeply", "\ufffdad\ufffd": "text is no UTF-8"}
     assert {row["SpanName"]: row["Invalid"] for row in rows} == refused
@@ -260,7 +261,7 @@ def otlp_json(request: ExportTraceServiceRequest) -> dict[str, Any]:
 
 async def test_values_become_the_texts_of_the_golden_vectors(world: World) -> None:
     vectors = json.loads((CONFIGS.parents[1] / "collector" / "conformance" / "values" / "values.json").read_text())["vectors"]
-    sent = span("work", {semconv.ROLLOUT_ID: "ro-1"})
+    sent = span("work", {conventions.ROLLOUT_ID: "ro-1"})
     for vector in vectors:
         sent.attributes.append(KeyValue(key=vector["name"], value=ParseDict(vector["value"], AnyValue())))
     request = request_of([sent])
@@ -280,13 +281,13 @@ async def test_values_become_the_texts_of_the_golden_vectors(world: World) -> No
 async def test_numbers_that_are_not_finite_and_repeated_keys_inside_of_values(world: World) -> None:
     collector = await world.collector()
     sent = span(
-        "work", {semconv.ROLLOUT_ID: "ro-1", "list": [0.5, math.nan, math.inf, -math.inf, -0.0], "alone": math.nan, "again": "first"}
+        "work", {conventions.ROLLOUT_ID: "ro-1", "list": [0.5, math.nan, math.inf, -math.inf, -0.0], "alone": math.nan, "again": "first"}
     )
     pairs = [KeyValue(key="a", value=AnyValue(int_value=2**53 + 1)), KeyValue(key="a", value=AnyValue(int_value=2))]
     pairs.append(KeyValue(key="x", value=AnyValue(double_value=math.nan)))
     sent.attributes.append(KeyValue(key="map", value=AnyValue(kvlist_value=KeyValueList(values=pairs))))
     sent.attributes.append(KeyValue(key="again", value=AnyValue(string_value="second")))
-    sent.attributes.append(KeyValue(key=semconv.ROLLOUT_ID, value=AnyValue(string_value="ro-2")))
+    sent.attributes.append(KeyValue(key=conventions.ROLLOUT_ID, value=AnyValue(string_value="ro-2")))
     async with aiohttp.ClientSession() as session:
         assert (await post(session, collector, request_of([sent]))).status == 200
         async with session.get(collector.metrics) as response:
@@ -308,8 +309,8 @@ async def test_a_key_bound_to_an_attempt_stores_what_is_of_that_attempt_only(wor
     vectors = json.loads((CONFIGS.parents[1] / "collector" / "conformance" / "keys" / "keys.json").read_text())
     key = next(each for each in vectors["keys"] if (each["token"], each["rollout"], each["attempt"]) == ("secret", "ro-1", "at-1"))["key"]
     bound = f"Bearer {key}"
-    others = {semconv.ROLLOUT_ID: "ro-2", semconv.ATTEMPT_ID: "at-1"}
-    raw = request_of([span("mine"), span("other", others), span("own", {semconv.ROLLOUT_ID: "ro-1"})]).SerializeToString()
+    others = {conventions.ROLLOUT_ID: "ro-2", conventions.ATTEMPT_ID: "at-1"}
+    raw = request_of([span("mine"), span("other", others), span("own", {conventions.ROLLOUT_ID: "ro-1"})]).SerializeToString()
     told = ExportTraceServiceResponse(partial_success=ExportTracePartialSuccess(rejected_spans=1, error_message=f"1 × {identify.KEY}"))
     async with aiohttp.ClientSession() as session:
 
@@ -522,7 +523,7 @@ async def test_an_agent_collector_identifies_by_headers_and_the_gateway_keeps_it
     await world.start_queue()
     gateway = await world.collector("gateway")
     agent = await world.collector("agent", AGL_OTELCOL_GATEWAY=gateway.grpc)
-    headers = {semconv.HEADER_ROLLOUT_ID: "ro-h", semconv.HEADER_ATTEMPT_ID: "at-h", "Authorization": "Bearer secret"}
+    headers = {conventions.HEADER_ROLLOUT_ID: "ro-h", conventions.HEADER_ATTEMPT_ID: "at-h", "Authorization": "Bearer secret"}
     async with aiohttp.ClientSession() as session:
         for _ in range(2):
             assert (await post(session, agent, request_of([span(), span()]), **headers)).status == 200

@@ -37,6 +37,7 @@ GETS = {
     "web": "/v1/agl/rollouts",
     "queue_metrics": "/health",
     "proxy": "/health",
+    "model_server": "/health",
 }
 
 

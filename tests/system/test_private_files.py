@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agl_otel.queue.postgres_server import NoPostgresError, running
+from tests.postgres_server import NoPostgresError, running
 from tests.system.stack_process import Command, run, small_demo, until
 from tests.system.test_up import FREE_PORTS
 

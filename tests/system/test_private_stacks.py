@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from agl_otel.processes import Process
+from agl_otel.compat.trainer import Trainer
+from agl_otel.service.processes import Process
 from agl_otel.settings import CONFIG_FILE, PREFIX, Settings
 from agl_otel.store import InMemoryLightningStore, Store
-from agl_otel.trainer import Trainer
 from agl_otel.types import Span
 from tests.authority import Authority
 from tests.system.stack_process import run, run_here, small_demo

@@ -22,15 +22,15 @@ from opentelemetry.propagate import inject
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
-from agl_otel import semconv
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.verl.publish import Publisher, announce
 from agl_otel.algorithms.verl.spec import Spec
-from agl_otel.collector_calls import open_session, posting
 from agl_otel.errors import ModelServerError, UnavailableError
 from agl_otel.store import Store
 from agl_otel.store.embedded import EmbeddedStack
+from agl_otel.traces.collector_client import open_session, posting
+from agl_otel_hook import conventions
 from tests.environments import AbsentError, installed
 from tests.model_server import ModelServer
 from tests.system.stack_process import ENVIRONMENT
@@ -75,8 +75,8 @@ async def traffic(store: Store) -> dict[str, float]:
                 async with session.post(f"{known.proxy}/v1/chat/completions", json=body, headers=headers) as answer:
                     said = (await answer.json())["choices"][0]["message"]["content"]
                 content = float(said == str(tiny.BEHAVIOURS[1](number % 10)))
-                graded = {semconv.reward_name_key(0): "primary", semconv.reward_value_key(0): content}
-                tracer.start_span(semconv.SPAN_ANNOTATION, attributes=graded).end()
+                graded = {conventions.reward_name_key(0): "primary", conventions.reward_value_key(0): content}
+                tracer.start_span(conventions.SPAN_ANNOTATION, attributes=graded).end()
                 made[format(span.get_span_context().trace_id, "032x")] = content
     await asyncio.to_thread(provider.shutdown)
     return made
@@ -124,7 +124,7 @@ def test_grpo_trains_with_runners_in_processes_of_their_own(product: Product, se
     assert reports == [[1, 16, 16, {}, 0], [2, 16, 16, {}, 0]]
     assert (tmp_path / "run" / "checkpoints" / "step-000002").is_dir()
     if wandb:
-        assert json.loads((tmp_path / "run" / "wandb.json").read_text()) == {"step": 2}
+        assert json.loads((tmp_path / "run" / "wandb.json").read_text())["step"] == 2
         (sent,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
         assert b"logprob_drift" in sent.read_bytes()
 
@@ -163,7 +163,7 @@ async def test_a_products_own_traffic_is_adopted_and_trains_a_step(product: Prod
                 adopted += (await answer.json())["adopted"]
             await asyncio.sleep(1.0)
     grpo = GRPO(
-        model_dir=server.folder, model_server_url=server.url, run_dir=tmp_path / "run", from_mode="production", importance_cap=2.0,
+        model_dir=server.folder, model_server_url=server.url, run_dir=tmp_path / "run", offline_mode="production", importance_cap=2.0,
         updates_per_step=1, max_steps=3, metrics=[],
     )  # fmt: skip
     (report,) = await grpo.train(store, [])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agl_otel.algorithms.prompts.journal import JOURNAL
-from agl_otel.framed import read
+from agl_otel.service.framed import read
 from agl_otel.settings import free_port
 from agl_otel.store import Store
 from agl_otel.store.embedded import EmbeddedStack

@@ -22,8 +22,8 @@ import pytest
 
 from agl_otel.errors import DiskFullError
 from agl_otel.queue.client import Observation, QueueClient
-from agl_otel.queue.postgres_server import NoPostgresError, Postgres
 from agl_otel.types import Attempt, EnqueueRolloutRequest, Rollout, RolloutConfig
+from tests.postgres_server import NoPostgresError, Postgres
 from tests.small_disk import fill, on_small_disk, with_quota
 from tests.system.queue_history import complaints
 from tests.system.queue_process import Child, QueueProcess, wrong_clock

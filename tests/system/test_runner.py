@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from agl_otel import semconv
-from agl_otel.columns import Traces
 from agl_otel.queue.client import RolloutUpdate
 from agl_otel.runner import groups
 from agl_otel.settings import Settings
-from agl_otel.stack import Stack
+from agl_otel.stack.supervisor import Stack
 from agl_otel.store import Store
 from agl_otel.traces.verdict import NOT_HANDED_IN
 from agl_otel.types import LLM, EnqueueRolloutRequest, Rollout, RolloutConfig
+from agl_otel.types.columns import Traces
+from agl_otel_hook import conventions
 from tests.model_server import ModelServer
 
 pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
@@ -166,7 +166,7 @@ async def test_an_unmodified_command_makes_a_complete_trace_and_its_output_is_st
     assert len(traces.calls) == 1
     assert await process.wait() == 0
     spans = await world.store.spans(rollout.rollout_id)
-    root = next(span for span in spans if span.name == semconv.SPAN_ATTEMPT)
+    root = next(span for span in spans if span.name == conventions.SPAN_ATTEMPT)
     assert {span.trace_id for span in spans} == {root.trace_id}
     assert any(span.name.startswith("openai") for span in spans), [span.name for span in spans]
     await world.store.reader.barrier()

@@ -22,7 +22,7 @@ import pytest
 
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
-from agl_otel.stack import Stack
+from agl_otel.stack.supervisor import Stack
 from agl_otel.types import Attempt, RolloutConfig
 from tests.system.queue_history import complaints
 from tests.system.queue_process import Child

@@ -13,10 +13,10 @@ from urllib.parse import unquote
 import grpc
 import pytest
 
-from agl_otel.ingest import attempt_ingest_key
+from agl_otel.net.ingest import attempt_ingest_key
 from agl_otel.queue.proto import queue_pb2
-from agl_otel.redacted import LEFT_OUT
 from agl_otel.settings import PORTS, free_port
+from agl_otel.text import LEFT_OUT
 from tests.clickhouse_files import blocks
 from tests.model_server import ModelServer
 from tests.system.stack_process import Command, alive, naming, run, until

@@ -14,9 +14,9 @@ import pytest
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.algorithms.sft.report import RoundReport
-from agl_otel.columns import Traces
 from agl_otel.errors import DataError, UnavailableError
 from agl_otel.types import AttemptedRollout, Rollout
+from agl_otel.types.columns import Traces
 from tests.system.test_model_server import CallingStore, Server, server
 
 __all__ = ["server"]  # the fixture

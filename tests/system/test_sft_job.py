@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agl_otel.cli import main
-from agl_otel.trainer import Job
+from agl_otel.jobs.job import Job
 from tests.system.stack_process import DEMO, small_demo
 
 pytestmark = pytest.mark.system

@@ -14,13 +14,13 @@ from opentelemetry import trace
 from opentelemetry.propagate import inject
 
 import agl_otel as agl
-from agl_otel import semconv
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.store import Store
 from agl_otel.store.embedded import EmbeddedStack
 from agl_otel.types import Span
+from agl_otel_hook import conventions
 from tests.system.test_model_server import Server, server
 
 __all__ = ["server"]  # the fixture
@@ -84,17 +84,17 @@ async def observed(store: Store, reward: float) -> str:
     begun = await store.start_rollout(437, mode="production")
     ids: dict[str, Any] = {"rollout_id": begun.rollout_id, "attempt_id": begun.attempt.attempt_id}
     call = {
-        semconv.LLM_CALL: 1,
-        semconv.LLM_CHOICE: 0,
-        semconv.LLM_PROMPT_TOKEN_IDS: [9, 10, 11],
-        semconv.LLM_RESPONSE_TOKEN_IDS: [12, 13],
-        semconv.LLM_RESPONSE_LOGPROBS: [-0.5, -0.25],
+        conventions.LLM_CALL: 1,
+        conventions.LLM_CHOICE: 0,
+        conventions.LLM_PROMPT_TOKEN_IDS: [9, 10, 11],
+        conventions.LLM_RESPONSE_TOKEN_IDS: [12, 13],
+        conventions.LLM_RESPONSE_LOGPROBS: [-0.5, -0.25],
     }
-    graded = {semconv.reward_name_key(0): "primary", semconv.reward_value_key(0): reward}
+    graded = {conventions.reward_name_key(0): "primary", conventions.reward_value_key(0): reward}
     await store.add_many_spans(
         [
-            Span.from_attributes(**ids, sequence_id=1, name=semconv.SPAN_LLM, attributes=call),
-            Span.from_attributes(**ids, sequence_id=2, name=semconv.SPAN_ANNOTATION, attributes=graded),
+            Span.from_attributes(**ids, sequence_id=1, name=conventions.SPAN_LLM, attributes=call),
+            Span.from_attributes(**ids, sequence_id=2, name=conventions.SPAN_ANNOTATION, attributes=graded),
         ]
     )
     await store.update_attempt(*ids.values(), status="succeeded")
@@ -105,12 +105,12 @@ async def test_what_others_ran_is_tuned_on_once_and_nothing_is_enqueued(server: 
     good, bad = [await observed(store, 1.0) for _ in range(3)], [await observed(store, 0.0) for _ in range(3)]
     before = (await store.statistics()).get("total_rollouts")
     given: dict[str, Any] = {"model_dir": server.folder, "model_server_url": server.url, "run_dir": tmp_path / "run", **SMALL}
-    reports = await SFT(**given, from_mode="production", max_steps=4).train(store, [])
+    reports = await SFT(**given, offline_mode="production", max_steps=4).train(store, [])
     assert [(report.rollouts, report.kept) for report in reports] == [(6, 3)], "one round: then there is nothing new"
     assert sorted(rollout_id for rollout_id, _ in reports[0].attempts) == sorted(good)
     assert set(reports[0].rollout_ids) == {*good, *bad}
     more = [await observed(store, reward) for reward in (0.0, 1.0)]
-    again = await SFT(**given, from_mode="production", max_steps=4).train(store, [])
+    again = await SFT(**given, offline_mode="production", max_steps=4).train(store, [])
     assert [report.step for report in again] == [1, 2], "the run goes on"
     assert set(again[1].rollout_ids) == set(more) and again[1].kept == 1
     assert (await store.statistics()).get("total_rollouts") == (before or 0) + 2

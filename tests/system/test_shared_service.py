@@ -17,18 +17,18 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agl_otel import semconv
-from agl_otel.ingest import BOUND_PREFIX
 from agl_otel.settings import PORTS, Settings
-from agl_otel.stack import Stack
+from agl_otel.stack.supervisor import Stack
 from agl_otel.store import Store
 from agl_otel.types import EnqueueRolloutRequest
+from agl_otel_hook import conventions
+from agl_otel_hook.conventions import BOUND_PREFIX
 from tests.clickhouse_server import ClickHouseServer
 from tests.system.otelcol_process import binary
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 TOKEN = "the-stacks-own-token"
-VICTIM = {semconv.ROLLOUT_ID: "ro-victim", semconv.ATTEMPT_ID: "at-victim"}
+VICTIM = {conventions.ROLLOUT_ID: "ro-victim", conventions.ATTEMPT_ID: "at-victim"}
 SERVICE = f"""
 import json, logging, sys, urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from agl_otel.cli import main
+from agl_otel.jobs.job import Job
+from agl_otel.jobs.sft import Tuning
 from agl_otel.store import Store
 from agl_otel.traces.steps import trace_id_of
-from agl_otel.trainer import Job, Tuning
 from agl_otel.types import EnqueueRolloutRequest, TrainingStep
 from tests.system.stack_process import Command, naming, run, until
 
@@ -68,7 +69,7 @@ class Case:
         return f'{JOB}name = "{self.name}"\n{sizes}{self.options}'
 
 
-GRPO_SAME = ("flat_groups", "resampled", "carried", "oldest", "gradient_norm", "max_ratio_error")
+GRPO_SAME = ("zero_variance_groups", "resampled", "carried", "oldest", "gradient_norm", "max_ratio_error")
 CASES = (
     Case(
         "grpo", 3, 3, 4, 'checkpoint_every_steps = 2\nmetrics = ["plots", "tensorboard"]\n', (*SAME, *GRPO_SAME), "checkpoints/step-000003"

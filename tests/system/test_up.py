@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from agl_otel.queue.postgres_server import Postgres
 from agl_otel.settings import PORTS
 from tests.contract.queue.conftest import postgres  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a fixture
+from tests.postgres_server import Postgres
 from tests.system.stack_process import Command, alive, listening, naming, run, until
 
 FREE_PORTS = [argument for port in PORTS for argument in (f"--{port.replace('_', '-')}", "0")]

@@ -129,7 +129,7 @@ print("FOUND", json.dumps(found))
 
 
 def test_a_model_server_on_a_cluster_answers_only_who_shows_its_key(python: Path, tiny_policy: Path) -> None:
-    env = {**environment(python), "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    env = {**environment(python), "PYTHONPATH": f"{ROOT}:{ROOT / 'hook'}", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     command = [python, "-c", ON_A_CLUSTER, str(tiny_policy)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=600)
     lines = [line.removeprefix("FOUND ") for line in done.stdout.splitlines() if line.startswith("FOUND ")]
@@ -150,7 +150,7 @@ from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.errors import DataError
 from agl_otel.store import Store
 from agl_otel.store.embedded import EmbeddedStack
-from agl_otel.trainer import Job
+from agl_otel.jobs.job import Job
 
 lone = []
 
@@ -238,7 +238,7 @@ def test_a_job_that_is_killed_is_gone_on_with_by_a_trainer_and_trains_on_what_th
     versions = [[1, "1", "2"], [2, "3", "4"], [3, "4", "5"], [4, "5", "6"]]  # each start publishes what it begins with
     assert [step[:3] for step in told["steps"]] == versions
     assert [step[3:5] for step in told["steps"][2:]] == [[12, 0], [0, 0]]
-    names = ("rollouts", "samples", "trajectories", "lone_groups", "refused_share", "stale_share")
+    names = ("rollouts", "samples", "trajectories", "singleton_groups", "refused_share", "stale_share")
     counted = [[figures[name] for name in names] for *_, figures in told["steps"][2:]]
     assert counted == [[16, 13, 12, 1, 3 / 16, 0], [16, 4, 4, 4, 12 / 16, 0]]
     assert all(0 <= figures["logprob_drift"] < 1e-3 for *_, figures in told["steps"])
@@ -253,7 +253,7 @@ def test_a_job_that_is_killed_is_gone_on_with_by_a_trainer_and_trains_on_what_th
         assert line["agl/logprob_drift"] < 1e-3
         assert line["agl/stale_share"] == 0
     assert steps[0]["agl/samples"] > steps[0]["agl/rollouts"] - steps[0]["agl/rollouts_without_sample"] > 0, "two of most rollouts"
-    assert [line["agl/lone_groups"] for line in steps] == [0, 0, 1]
+    assert [line["agl/singleton_groups"] for line in steps] == [0, 0, 1]
     assert steps[2]["critic/score/max"] <= 1, "the lone one's 9 is in no score"
     assert steps[2]["critic/advantages/max"] <= 1.5, "verl takes a lone reward for the advantage; a group of four gives 1.5 at most"
     logs = "".join(log.read_text() for log in (tmp_path / "run" / "logs").glob("verl-2.log"))

@@ -19,7 +19,7 @@ PATCHED = """
 import sys
 from types import ModuleType
 from wrapt import FunctionWrapper
-from agl_otel.instrumentation import waiting
+from agl_otel_hook import waiting
 
 def patched(*packages):
     "{module, class and name: the modules of the wrappers around it} within these packages"
@@ -70,7 +70,7 @@ def test_what_is_not_imported_is_not_loaded_and_the_rest_is_on() -> None:
         import threading
         print([name for name in ("openai", "httpx2", waiting.__name__) if name in sys.modules], len(patched("threading", "httpx2")) > 1)
     """)
-    assert told == "['httpx2', 'agl_otel.instrumentation.waiting'] True"
+    assert told == "['httpx2', 'agl_otel_hook.waiting'] True"
     assert said == ""
 
 
@@ -188,7 +188,7 @@ def test_one_that_fails_is_told_of_and_the_program_runs_on() -> None:
 def test_what_is_switched_off_while_it_waits_does_not_come_on(instrument: bool) -> None:
     told, _ = run(
         """
-        from agl_otel.instrumentation import instrument_all, uninstrument_all
+        from agl_otel.telemetry.setup import instrument_all, uninstrument_all
         instrument_all()
         print("openai" in sys.modules)
         uninstrument_all()
@@ -207,7 +207,7 @@ def test_what_is_switched_off_while_it_waits_does_not_come_on(instrument: bool) 
 def test_a_plain_program_finds_it_on_whether_it_imported_before_or_after() -> None:
     for order in ("import openai; instrument_all()", "instrument_all(); import openai"):
         told, said = run(
-            f"from agl_otel.instrumentation import instrument_all; {order}; from openai.resources.chat import completions; print(calls())",
+            f"from agl_otel.telemetry.setup import instrument_all; {order}; from openai.resources.chat import completions; print(calls())",
             instrument=False,
         )
         assert (told, said) == ("1", "")
@@ -215,7 +215,7 @@ def test_a_plain_program_finds_it_on_whether_it_imported_before_or_after() -> No
 
 FAMILY = ("langchain_core", "langchain", "langchain_openai", "langgraph", "langgraph_sdk", "openai")
 AT_START = """
-from agl_otel.instrumentation import waiting
+from agl_otel_hook import waiting
 from opentelemetry.instrumentation.auto_instrumentation import initialize
 if {eager}: waiting.LIBRARIES.clear()
 initialize(swallow_exceptions=False)

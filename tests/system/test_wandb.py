@@ -18,7 +18,7 @@ SHOW = '''
 import glob, json, sys, time
 sys.path.append(sys.argv[1])  # ours first: wandb brings other versions of what we use
 from pathlib import Path
-from agl_otel.algorithms.metrics import SINKS, check_metrics
+from agl_otel.algorithms.metric_sinks import SINKS, check_metrics
 from agl_otel.types import TrainingStep
 from wandb.proto.wandb_internal_pb2 import Record
 

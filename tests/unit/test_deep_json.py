@@ -16,7 +16,7 @@ from agl_otel.cli.render import last_content, span_label
 from agl_otel.collector.adopt import input_of
 from agl_otel.errors import AgentError
 from agl_otel.proxy.parts import tool_call_part
-from agl_otel.runner.endpoint import answer_of
+from agl_otel.runner.agents.http import answer_of
 from agl_otel.types import Span
 
 LEVELS = 10_000

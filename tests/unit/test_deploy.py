@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from agl_otel.runner.kubernetes import job_body, secret_body
+from agl_otel.runner.agents.kubernetes import job_body, secret_body
 from tests.environments import ROOT, AbsentError, installed
 
 DEPLOY = ROOT / "deploy"

@@ -5,6 +5,7 @@ import os
 import re
 import runpy
 import shlex
+import textwrap
 from pathlib import Path
 
 import click
@@ -23,10 +24,17 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("page", ["cli.md", "settings.md", "semconv.md", "tables.md", "rest.md", "grpc.md"])
+@pytest.mark.parametrize("page", ["architecture.md", "cli.md", "settings.md", "semconv.md", "tables.md", "rest.md", "grpc.md"])
 def test_a_page_written_from_the_code_is_up_to_date(page: str) -> None:
     generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     assert (ROOT / "docs" / page).read_text() == generate["PAGES"][page](), "run `make docs`"
+
+
+def test_the_loop_in_the_readme_is_the_step_of_grpo() -> None:
+    source = (ROOT / "algorithms" / "grpo" / "algorithm.py").read_text()
+    (step,) = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.AsyncFunctionDef) and node.name == "step"]
+    after_docstring = source.splitlines(keepends=True)[step.body[1].lineno - 1 : step.end_lineno]
+    assert f"```python\n{textwrap.dedent(''.join(after_docstring))}```" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -96,15 +104,6 @@ def test_python_in_docs_is_python_and_names_what_there_is(page: Path) -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "agl" and "agl" in names:
                 assert hasattr(names["agl"], node.attr), f"{page.name}: agl has no {node.attr}"
-
-
-def test_every_room_that_concepts_names_is_there() -> None:
-    rows = [
-        line.split("|")[1] for line in (ROOT / "docs" / "concepts.md").read_text().split("## The rooms")[1].splitlines() if "| `" in line
-    ]
-    rooms = [room for row in rows for room in re.findall(r"`([\w/.]+)`", row) if not room.startswith("agl_otel.")]
-    assert len(rooms) > 20
-    assert [room for room in rooms if not (ROOT / room).exists() and not (ROOT / "agl_otel" / room).exists()] == []
 
 
 def test_what_the_navigation_of_the_site_names_is_there() -> None:

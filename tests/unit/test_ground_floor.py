@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from agl_otel import errors, semconv
-from agl_otel.columns import Ragged
+from agl_otel import errors
 from agl_otel.errors import AglError, InvalidIdError
 from agl_otel.types import Attempt, AttemptedRollout, ProxyLLM, check_id, new_id
+from agl_otel.types.columns import Ragged
+from agl_otel_hook import conventions
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +20,7 @@ def test_ids_grow_with_time_and_follow_the_rule() -> None:
     ids = [new_id("ro") for _ in range(100)]
     assert len(set(ids)) == 100
     assert [i[:13] for i in ids] == sorted(i[:13] for i in ids)  # the prefix and ten characters of milliseconds
-    assert all(semconv.is_valid_id(i) for i in ids)
+    assert all(conventions.is_valid_id(i) for i in ids)
 
 
 @pytest.mark.parametrize("value", ["", "a b", "a/b", "ä", "a" * 129, "a\n"])
@@ -89,7 +90,7 @@ def test_no_module_but_semconv_spells_a_name_of_the_wire() -> None:
         *ROOT.glob("algorithms/**/*.py"),
         *ROOT.glob("collector/**/*.py"),
     ]:
-        if path.name == "semconv.py" or path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
+        if path.name == "conventions.py" or path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
             continue
         tree = ast.parse(path.read_text())
         docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from agl_otel.logformat import JsonFormatter, TextFormatter
-from agl_otel.printable import json_text, printable, printable_lines
 from agl_otel.runner.__main__ import line_of
 from agl_otel.runner.running import RunnerEvent
+from agl_otel.service.logs import JsonFormatter, TextFormatter
+from agl_otel.text import json_text, printable, printable_lines
 
 HOSTILE = [
     "\x1b[2J\x1b[H", "\x1b]0;title\x07", "\x1b]8;;http://x\x1b\\link", "\x9b31m", "\x08\x08\x08", "\r\x1b[Kok", "\u202egnp.exe",

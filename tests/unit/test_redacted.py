@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agl_otel.redacted import LEFT_OUT, is_secret, without_secrets
+from agl_otel.text import LEFT_OUT, is_secret, without_secrets
 
 SECRET = "zQ81-hunter2-not-to-be-kept"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from agl_otel.proxy.dialects.anthropic import MESSAGES
-from agl_otel.proxy.dialects.base import Dialect
+from agl_otel.proxy.dialects.dialect import Dialect
 from agl_otel.proxy.dialects.openai import CHAT, COMPLETIONS, EMBEDDINGS, TOKEN_IDS
 from agl_otel.proxy.dialects.responses import RESPONSES
 from agl_otel.proxy.reply import Json, dicts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from agl_otel.proxy.dialects.base import Dialect
+from agl_otel.proxy.dialects.dialect import Dialect
 from agl_otel.proxy.dialects.openai import TOKEN_IDS
 from agl_otel.proxy.parts import content_parts, tool_call_part, tool_response_part
 from agl_otel.proxy.reply import Choice, Json, Reply, dicts, integer, logprobs_of, string

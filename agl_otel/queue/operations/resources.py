@@ -13,7 +13,7 @@ from agl_otel.queue.operations.answers import recall, remember
 from agl_otel.queue.operations.transitions import take_places
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import ResourcesRow
-from agl_otel.redacted import LEFT_OUT
+from agl_otel.text import LEFT_OUT
 from agl_otel.types import NamedResources, check_id, new_id
 
 _RESOURCES: Final = TypeAdapter[NamedResources](NamedResources)

@@ -20,9 +20,9 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from agl_otel.instrumentation import records
 from agl_otel.runner.zygote import learned, protocol, warming
 from agl_otel.runner.zygote.program import Program
+from agl_otel_hook import records
 
 _PR_SET_PDEATHSIG: Final = 1
 _libc = ctypes.CDLL(None, use_errno=True)

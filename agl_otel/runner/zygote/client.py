@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from agl_otel.errors import AgentError
-from agl_otel.private import given_umask
-from agl_otel.processes import die_with_parent
 from agl_otel.runner.zygote import protocol
 from agl_otel.runner.zygote.program import Program
+from agl_otel.service.private import given_umask
+from agl_otel.service.processes import die_with_parent
 
 START_SECONDS: Final = 120.0  # imports on a busy machine
 _BOOT: Final = "import sys; sys.path.remove(''); from agl_otel.runner.zygote.parent import main; main()"

@@ -32,8 +32,8 @@ _USED_BY_A_START: Final = (
     "opentelemetry.sdk._logs.export",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.exporter.otlp.proto.http._log_exporter",
-    "agl_otel.instrumentation.hook",
-    "agl_otel.emit.emitters",
+    "agl_otel_hook.hook",
+    "agl_otel_hook.emit.emitters",
 )
 _POOLS: Final = ("openblas", "libmkl", "libomp", "libgomp")
 """Libraries whose native threads a fork restarts (they register fork handlers)."""

@@ -11,7 +11,7 @@ from typing import Final
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, TracesData
 
-from agl_otel import semconv
+from agl_otel_hook import conventions
 
 MESSAGE_BYTES: Final = 3 << 20
 """What a message may take: gRPC's clients take 4 MiB."""
@@ -41,10 +41,10 @@ def fitted(data: TracesData) -> TracesData:
     for span, was in zip(spans, before, strict=True):
         if span.ByteSize() < was:
             told = f"this span has {was} bytes, and long texts in it are cut: its attributes are whole in otel_traces, by SQL"
-            span.attributes.add(key=semconv.SHOWN_CUT, value=AnyValue(string_value=told))
+            span.attributes.add(key=conventions.SHOWN_CUT, value=AnyValue(string_value=told))
     if not any(span.ByteSize() != was for span, was in zip(spans, before, strict=True)) and spans:
         told = f"this message had {size} bytes, and long texts of its resource are cut"
-        spans[0].attributes.add(key=semconv.SHOWN_CUT, value=AnyValue(string_value=told))
+        spans[0].attributes.add(key=conventions.SHOWN_CUT, value=AnyValue(string_value=told))
     return data
 
 

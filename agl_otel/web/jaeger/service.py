@@ -16,12 +16,12 @@ import grpc.aio
 from google.protobuf.timestamp_pb2 import Timestamp
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from agl_otel.bearer import TokenCheck
 from agl_otel.errors import AglError, UsageError, grpc_status
-from agl_otel.grpc_port import GrpcPort
-from agl_otel.grpc_requests import tolerant
+from agl_otel.net.bearer import TokenCheck
+from agl_otel.net.grpc_requests import tolerant
+from agl_otel.net.grpc_server import GrpcPort
+from agl_otel.net.tls import Tls
 from agl_otel.store import Store
-from agl_otel.tls import Tls
 from agl_otel.traces.trace_query import DEFAULT_LIMIT, TraceQuery
 from agl_otel.web.jaeger.cut import fitted
 from agl_otel.web.jaeger.proto import storage_pb2 as pb

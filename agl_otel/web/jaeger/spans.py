@@ -14,15 +14,15 @@ from typing import Any, Final
 
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, TracesData
 
-from agl_otel import semconv
 from agl_otel.store import Store
 from agl_otel.store.otlp import add_scope, key_values, span_of
 from agl_otel.types import Span
+from agl_otel_hook import conventions
 
 _COUNTED: Final = {
-    semconv.LLM_PROMPT_TOKEN_IDS: semconv.SHOWN_PROMPT_TOKENS,
-    semconv.LLM_RESPONSE_TOKEN_IDS: semconv.SHOWN_RESPONSE_TOKENS,
-    semconv.LLM_RESPONSE_LOGPROBS: semconv.SHOWN_LOGPROBS,
+    conventions.LLM_PROMPT_TOKEN_IDS: conventions.SHOWN_PROMPT_TOKENS,
+    conventions.LLM_RESPONSE_TOKEN_IDS: conventions.SHOWN_RESPONSE_TOKENS,
+    conventions.LLM_RESPONSE_LOGPROBS: conventions.SHOWN_LOGPROBS,
 }
 """{attribute with a long array: the tag that says how long}."""
 SERVICE_NAME: Final = "service.name"
@@ -51,11 +51,11 @@ class Attempts:
             return cls()
         tags: dict[tuple[str, str], dict[str, Any]] = {}
         for each in await store.reader.figures(list(await store.queue.query_attempts(ids))):
-            own = tags[each.rollout_id, each.attempt_id] = {semconv.SHOWN_VERDICT: each.verdict.kind}
+            own = tags[each.rollout_id, each.attempt_id] = {conventions.SHOWN_VERDICT: each.verdict.kind}
             if each.verdict.reasons:
-                own[semconv.SHOWN_VERDICT_REASON] = "; ".join(each.verdict.reasons)
+                own[conventions.SHOWN_VERDICT_REASON] = "; ".join(each.verdict.reasons)
             if each.reward is not None:
-                own[semconv.SHOWN_REWARD] = each.reward
+                own[conventions.SHOWN_REWARD] = each.reward
         return cls(tags)
 
 
@@ -85,13 +85,13 @@ async def pages_of(store: Store, trace_ids: Sequence[str]) -> AsyncIterator[tupl
 def traces_data(spans: Sequence[Span], attempts: Attempts) -> Iterator[TracesData]:
     """The spans, sorted by trace, in messages of one trace each, none of them empty; a large trace takes several."""
     told: set[tuple[str, str]] = set()
-    heads = {(span.rollout_id, span.attempt_id) for span in spans if span.name == semconv.SPAN_ATTEMPT}
+    heads = {(span.rollout_id, span.attempt_id) for span in spans if span.name == conventions.SPAN_ATTEMPT}
     for _, of_trace in groupby(spans, lambda span: span.trace_id):
         chunk, size = TracesData(), 0
         groups: dict[tuple[str, str], ScopeSpans] = {}
         for span in of_trace:
             key = (span.rollout_id, span.attempt_id)
-            is_head = span.name == semconv.SPAN_ATTEMPT if key in heads else key not in told
+            is_head = span.name == conventions.SPAN_ATTEMPT if key in heads else key not in told
             tags = attempts.tags.get(key, {}) if is_head else {}
             told.add(key)
             made = span_of(span, {**_shown(span), **tags}, 0)
@@ -109,7 +109,7 @@ def traces_data(spans: Sequence[Span], attempts: Attempts) -> Iterator[TracesDat
 
 def _group(resource_spans: ResourceSpans, span: Span) -> ScopeSpans:
     attributes = dict(span.resource.attributes)
-    for key in (semconv.ROLLOUT_ID, semconv.ATTEMPT_ID, semconv.SEQUENCE_ID):
+    for key in (conventions.ROLLOUT_ID, conventions.ATTEMPT_ID, conventions.SEQUENCE_ID):
         attributes.pop(key, None)  # they are tags of the span
     attributes[SERVICE_NAME] = attributes.get(SERVICE_NAME) or NO_SERVICE
     resource_spans.resource.attributes.extend(key_values(attributes))
@@ -120,5 +120,9 @@ def _shown(span: Span) -> dict[str, Any]:
     shown = {key: value for key, value in span.attributes.items() if key not in _COUNTED}
     shown |= {name: len(span.attributes[key]) for key, name in _COUNTED.items() if isinstance(span.attributes.get(key), list)}
     if span.rollout_id:
-        shown |= {semconv.ROLLOUT_ID: span.rollout_id, semconv.ATTEMPT_ID: span.attempt_id, semconv.SEQUENCE_ID: span.sequence_id}
+        shown |= {
+            conventions.ROLLOUT_ID: span.rollout_id,
+            conventions.ATTEMPT_ID: span.attempt_id,
+            conventions.SEQUENCE_ID: span.sequence_id,
+        }
     return shown

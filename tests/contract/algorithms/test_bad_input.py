@@ -18,20 +18,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agl_otel import semconv
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.algorithm import GRPO
-from agl_otel.algorithms.grpo.engine import Engine
 from agl_otel.algorithms.grpo.policy import load_policy, save_weights
+from agl_otel.algorithms.grpo.sampler import Engine
 from agl_otel.algorithms.grpo.server import make_app
 from agl_otel.algorithms.run_folder import CHECKSUM, sealed
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.errors import DataError, ModelServerError, UsageError
-from agl_otel.listen import listen, make_runner
+from agl_otel.jobs.run import unless
+from agl_otel.net.http_server import listen, make_runner
 from agl_otel.queue.client import AttemptUpdate
 from agl_otel.store import Store
-from agl_otel.trainer.run import unless
 from agl_otel.types import AttemptedRollout, Span
+from agl_otel_hook import conventions
 from tests.contract.store.test_export import reward_of, span_of
 
 GONE = "the queue has no resources grpo-1 version 2, which rollout ro-1 asks for"
@@ -52,13 +52,13 @@ class Did:
 def spans_of(rollout: AttemptedRollout, did: Did) -> list[Span]:
     ids = (rollout.rollout_id, rollout.attempt.attempt_id)
     call = {
-        semconv.LLM_CALL: 1,
-        semconv.LLM_CHOICE: 0,
-        semconv.LLM_PROMPT_TOKEN_IDS: [9] * did.prompt,
-        semconv.LLM_RESPONSE_TOKEN_IDS: [12, 13],
-        semconv.LLM_RESPONSE_LOGPROBS: [-4.5, -4.25],
+        conventions.LLM_CALL: 1,
+        conventions.LLM_CHOICE: 0,
+        conventions.LLM_PROMPT_TOKEN_IDS: [9] * did.prompt,
+        conventions.LLM_RESPONSE_TOKEN_IDS: [12, 13],
+        conventions.LLM_RESPONSE_LOGPROBS: [-4.5, -4.25],
     }
-    made = [span_of(*ids, 1, semconv.SPAN_LLM, call)] if did.calls else []
+    made = [span_of(*ids, 1, conventions.SPAN_LLM, call)] if did.calls else []
     return [*made, *([reward_of(*ids, 2, did.reward)] if did.reward is not None else [])]
 
 
@@ -225,7 +225,7 @@ async def test_what_is_wrong_with_some_is_counted_and_the_others_are_trained_on(
     assert (report.rollouts, report.next_version) == (8, "2")
     assert report.tokens > 0 and math.isfinite(report.loss)
     if kind.make is GRPO:
-        assert (report.trajectories, report.flat_groups, report.lone_groups) == (5, 3, 3), (
+        assert (report.trajectories, report.zero_variance_groups, report.singleton_groups) == (5, 3, 3), (
             "a group of one says nothing about what is better"
         )
         assert (
@@ -248,7 +248,7 @@ async def test_rollouts_that_are_deleted_while_they_run_are_left_out(store: Stor
     assert report.refused["not_finished"] == 1
     (report,) = await trained(grpo, store, folder, tmp_path / "grpo", decide)
     assert report.refused == {"not_finished": 1}
-    (report,) = await trained(grpo, store, folder, tmp_path / "async", decide, groups_under_way=6, step_timeout_seconds=300)
+    (report,) = await trained(grpo, store, folder, tmp_path / "async", decide, groups_in_flight=6, step_timeout_seconds=300)
     assert report.carried == 2, "and what is carried over is cancelled at the end, as far as it is there"
 
 

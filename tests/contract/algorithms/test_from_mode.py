@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from agl_otel import semconv
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.groups import grouped
 from agl_otel.algorithms.grpo.objective import token_logprobs
@@ -16,6 +15,7 @@ from agl_otel.algorithms.grpo.policy import load_policy, load_weights
 from agl_otel.errors import UsageError
 from agl_otel.store import Store
 from agl_otel.types import Rollout, RolloutMode
+from agl_otel_hook import conventions
 from tests.contract.algorithms.test_bad_input import make_policy, serving
 from tests.contract.store.test_export import reward_of, span_of
 
@@ -33,13 +33,13 @@ async def observed(store: Store, model: Any, task: Any, response: list[int], mod
     begun = await store.start_rollout(task, mode=mode)
     ids = (begun.rollout_id, begun.attempt.attempt_id)
     call = {
-        semconv.LLM_CALL: 1,
-        semconv.LLM_CHOICE: 0,
-        semconv.LLM_PROMPT_TOKEN_IDS: PROMPT,
-        semconv.LLM_RESPONSE_TOKEN_IDS: response,
-        semconv.LLM_RESPONSE_LOGPROBS: logprobs(model, response),
+        conventions.LLM_CALL: 1,
+        conventions.LLM_CHOICE: 0,
+        conventions.LLM_PROMPT_TOKEN_IDS: PROMPT,
+        conventions.LLM_RESPONSE_TOKEN_IDS: response,
+        conventions.LLM_RESPONSE_LOGPROBS: logprobs(model, response),
     }
-    await store.add_many_spans([span_of(*ids, 1, semconv.SPAN_LLM, call), reward_of(*ids, 2, float(response == GOOD))])
+    await store.add_many_spans([span_of(*ids, 1, conventions.SPAN_LLM, call), reward_of(*ids, 2, float(response == GOOD))])
     await store.update_attempt(*ids, status="succeeded")
     return begun.rollout_id
 
@@ -57,7 +57,7 @@ async def test_grpo_learns_from_what_others_ran_once_and_enqueues_nothing(store:
     async def run() -> list[Any]:
         async with serving(folder) as url:
             grpo = GRPO(
-                model_dir=folder, model_server_url=url, run_dir=tmp_path / "run", from_mode=mode, max_steps=4, importance_cap=2.0,
+                model_dir=folder, model_server_url=url, run_dir=tmp_path / "run", offline_mode=mode, max_steps=4, importance_cap=2.0,
                 updates_per_step=1, metrics=[],
             )  # fmt: skip
             return await grpo.train(store, [])
@@ -65,7 +65,7 @@ async def test_grpo_learns_from_what_others_ran_once_and_enqueues_nothing(store:
     (report,) = await run()
     assert sorted(report.rollout_ids) == sorted([*same, *alone])
     assert other not in report.rollout_ids
-    assert (report.trajectories, report.flat_groups, report.refused, report.next_version) == (5, 0, {}, "2")
+    assert (report.trajectories, report.zero_variance_groups, report.refused, report.next_version) == (5, 0, {}, "2")
     assert report.max_ratio_error < 1e-4
     assert (await store.statistics()).get("total_rollouts") == paid
     load_weights(model, tmp_path / "run" / "checkpoints" / "step-000001")
@@ -90,5 +90,5 @@ def test_tasks_that_came_once_are_judged_against_each_other() -> None:
 
 
 def test_what_does_not_go_with_rollouts_of_others_is_named() -> None:
-    with pytest.raises(UsageError, match="from_mode enqueues nothing"):
-        GRPO(model_dir="policy", model_server_url="http://127.0.0.1:1", from_mode="production", resample_rounds=1)
+    with pytest.raises(UsageError, match="offline_mode enqueues nothing"):
+        GRPO(model_dir="policy", model_server_url="http://127.0.0.1:1", offline_mode="production", resample_rounds=1)

@@ -10,15 +10,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from agl_otel.algorithms.grpo.engine import Engine
 from agl_otel.algorithms.grpo.model_port import require_key
 from agl_otel.algorithms.grpo.policy import load_policy
+from agl_otel.algorithms.grpo.sampler import Engine
 from agl_otel.algorithms.grpo.server import make_app
 from agl_otel.algorithms.grpo.vllm import Front
 from agl_otel.errors import SettingsError
-from agl_otel.listen import listen, make_runner
-from agl_otel.processes import Process
+from agl_otel.net.http_server import listen, make_runner
 from agl_otel.proxy.keys import model_server_key
+from agl_otel.service.processes import Process
 
 PLAIN = {"Content-Type": "text/plain"}
 KEY = model_server_key("s3cret")

@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from agl_otel import semconv
+from agl_otel_hook import conventions
 
 from .stack import Stack
 
@@ -63,7 +63,7 @@ def span_request(attempts: Sequence[tuple[str, str]], *, spans: int) -> ExportTr
     """`spans` spans for each attempt, ids on the resource."""
     request = ExportTraceServiceRequest()
     for rollout_id, attempt_id in attempts:
-        made = request_of([span() for _ in range(spans)], {semconv.ROLLOUT_ID: rollout_id, semconv.ATTEMPT_ID: attempt_id})
+        made = request_of([span() for _ in range(spans)], {conventions.ROLLOUT_ID: rollout_id, conventions.ATTEMPT_ID: attempt_id})
         request.resource_spans.extend(made.resource_spans)
     return request
 
@@ -80,7 +80,7 @@ async def post_on(
 ) -> ExportTraceServiceResponse:
     sent = {
         "Content-Type": "application/x-protobuf",
-        semconv.HEADER_ACK: ack,
+        conventions.HEADER_ACK: ack,
         **{name.replace("_", "-"): value for name, value in headers.items()},
     }
     async with session.post(f"{stack.http}/v1/traces", data=request.SerializeToString(), headers=sent) as response:

@@ -13,10 +13,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from pydantic import SecretStr
 
-from agl_otel import semconv
 from agl_otel.collector.grpc_port import METHODS
 from agl_otel.collector.identify import GIVEN, KEY, TRAINING
-from agl_otel.ingest import attempt_ingest_key, ingest_key
+from agl_otel.net.ingest import attempt_ingest_key, ingest_key
+from agl_otel_hook import conventions
 
 from .otlp import request_of, span
 from .stack import Stack, start
@@ -24,7 +24,7 @@ from .stack import Stack, start
 TOKEN = "s3cret"
 MINE = attempt_ingest_key(TOKEN, "ro-mine", "at-mine")
 FORGED = MINE.replace("mine", "theirs")
-THEIRS = {semconv.ROLLOUT_ID: "ro-theirs", semconv.ATTEMPT_ID: "at-theirs"}
+THEIRS = {conventions.ROLLOUT_ID: "ro-theirs", conventions.ATTEMPT_ID: "at-theirs"}
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ async def closed(own_stack: Stack) -> AsyncIterator[Stack]:
 
 async def post(stack: Stack, path: str, body: bytes, *keys: str) -> tuple[int, bytes]:
     """With a header for each key."""
-    sent = [("Content-Type", "application/x-protobuf"), (semconv.HEADER_ACK, "stored")]
+    sent = [("Content-Type", "application/x-protobuf"), (conventions.HEADER_ACK, "stored")]
     sent += [("Authorization", f"Bearer {key}") for key in keys]
     async with aiohttp.ClientSession() as session, session.post(f"{stack.http}{path}", data=body, headers=sent) as answer:
         return answer.status, await answer.read()
@@ -50,7 +50,7 @@ async def send(stack: Stack, request: ExportTraceServiceRequest, *keys: str, ove
     async with grpc.aio.insecure_channel(stack.grpc) as channel:
         call = channel.unary_unary(METHODS[0], request_serializer=None, response_deserializer=ExportTraceServiceResponse.FromString)
         given = [("authorization", f"Bearer {key}") for key in keys]
-        return await call(request.SerializeToString(), metadata=[*given, (semconv.HEADER_ACK, "stored")])
+        return await call(request.SerializeToString(), metadata=[*given, (conventions.HEADER_ACK, "stored")])
 
 
 async def stored(stack: Stack, spans: Sequence[Span]) -> list[tuple[str, str]]:
@@ -64,10 +64,10 @@ async def test_spans_of_others_are_refused_one_by_one_and_those_of_nobody_are_th
     for over in ("http", "grpc"):
         spans = [
             span(),
-            span("work", {semconv.ROLLOUT_ID: "ro-mine", semconv.ATTEMPT_ID: "at-mine"}),
+            span("work", {conventions.ROLLOUT_ID: "ro-mine", conventions.ATTEMPT_ID: "at-mine"}),
             span("work", THEIRS),
-            span("work", {semconv.ROLLOUT_ID: "ro-mine", semconv.ATTEMPT_ID: "at-other"}),
-            span(semconv.SPAN_ATTEMPT, THEIRS),
+            span("work", {conventions.ROLLOUT_ID: "ro-mine", conventions.ATTEMPT_ID: "at-other"}),
+            span(conventions.SPAN_ATTEMPT, THEIRS),
             span("agentlightning.llm", THEIRS),
         ]
         answer = await send(closed, request_of(spans), MINE, over=over)
@@ -83,8 +83,8 @@ async def test_spans_of_others_are_refused_one_by_one_and_those_of_nobody_are_th
 @pytest.mark.parametrize("over", ["http", "grpc"])
 @pytest.mark.parametrize("second", ["x", FORGED, attempt_ingest_key("another", "ro-mine", "at-mine")])
 async def test_a_key_stays_bound_whatever_is_sent_beside_it(second: str, over: str, closed: Stack) -> None:
-    mine = {semconv.ROLLOUT_ID: "ro-mine", semconv.ATTEMPT_ID: "at-mine"}
-    spans = [span("work", THEIRS), span(semconv.SPAN_ANNOTATION, {**mine, semconv.REWARD_GIVEN: True}), span()]
+    mine = {conventions.ROLLOUT_ID: "ro-mine", conventions.ATTEMPT_ID: "at-mine"}
+    spans = [span("work", THEIRS), span(conventions.SPAN_ANNOTATION, {**mine, conventions.REWARD_GIVEN: True}), span()]
     answer = await send(closed, request_of(spans), MINE, second, over=over)
     assert answer.partial_success.rejected_spans == 2
     assert await stored(closed, spans) == [("-", "-"), ("-", "-"), ("ro-mine", "at-mine")]
@@ -103,12 +103,15 @@ async def test_without_the_token_health_says_only_whether_all_is_well(closed: St
 
 async def test_a_key_changes_nothing_in_the_trace_of_another_attempt(closed: Stack) -> None:
     """Of spans without ids, those with the attempt's own key are its own, and those of a process that runs many are told by the trace."""
-    theirs, mine = attempt_ingest_key(TOKEN, "ro-theirs", "at-theirs"), {semconv.ROLLOUT_ID: "ro-mine", semconv.ATTEMPT_ID: "at-mine"}
-    opening = span(semconv.SPAN_ATTEMPT, THEIRS)
+    theirs, mine = (
+        attempt_ingest_key(TOKEN, "ro-theirs", "at-theirs"),
+        {conventions.ROLLOUT_ID: "ro-mine", conventions.ATTEMPT_ID: "at-mine"},
+    )
+    opening = span(conventions.SPAN_ATTEMPT, THEIRS)
     trace = opening.trace_id
     await send(closed, request_of([opening]), TOKEN, over="http")
     claimed = span("work", mine, trace=trace)
-    hijack = [span(semconv.SPAN_ATTEMPT, mine, trace=trace), claimed, span(trace=trace, parent=opening.span_id)]
+    hijack = [span(conventions.SPAN_ATTEMPT, mine, trace=trace), claimed, span(trace=trace, parent=opening.span_id)]
     assert not (await send(closed, request_of(hijack), MINE, over="http")).partial_success.rejected_spans
     for over, key in (("http", theirs), ("grpc", theirs), ("http", ingest_key(TOKEN)), ("grpc", TOKEN)):
         spans = [span(trace=trace, parent=parent) for parent in (opening.span_id, claimed.span_id)]
@@ -127,8 +130,8 @@ async def test_what_one_key_may_not_send_another_may(closed: Stack) -> None:
 
 
 async def test_only_the_runner_says_that_a_reward_is_given(closed: Stack) -> None:
-    mine = {semconv.ROLLOUT_ID: "ro-mine", semconv.ATTEMPT_ID: "at-mine"}
-    spans = [span(semconv.SPAN_ANNOTATION, {**mine, semconv.REWARD_GIVEN: True}), span(semconv.SPAN_ANNOTATION, mine)]
+    mine = {conventions.ROLLOUT_ID: "ro-mine", conventions.ATTEMPT_ID: "at-mine"}
+    spans = [span(conventions.SPAN_ANNOTATION, {**mine, conventions.REWARD_GIVEN: True}), span(conventions.SPAN_ANNOTATION, mine)]
     for over in ("http", "grpc"):
         answer = await send(closed, request_of(spans), MINE, over=over)
         assert answer.partial_success.rejected_spans == 1 and GIVEN in answer.partial_success.error_message
@@ -167,7 +170,7 @@ async def send_points(stack: Stack, body: bytes, key: str, *, over: str) -> tupl
     else:
         async with grpc.aio.insecure_channel(stack.grpc) as channel:
             call = channel.unary_unary(METHODS[2], request_serializer=None, response_deserializer=None)
-            answer = await call(body, metadata=[("authorization", f"Bearer {key}"), (semconv.HEADER_ACK, "stored")])
+            answer = await call(body, metadata=[("authorization", f"Bearer {key}"), (conventions.HEADER_ACK, "stored")])
     told = ExportMetricsServiceResponse.FromString(answer).partial_success
     return told.rejected_data_points, told.error_message
 

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from google.rpc.status_pb2 import Status
 
-from agl_otel import semconv
+from agl_otel_hook import conventions
 
 from .otlp import request_of, span
 from .stack import Stack, until
@@ -26,7 +26,7 @@ EMPTY_BLOCKS = 2 * bytes.fromhex("04c081000000000090ff6b100007020000000040feaf41
 
 async def post_compressed(session: aiohttp.ClientSession, stack: Stack) -> None:
     """A span, as SDKs send it with OTEL_EXPORTER_OTLP_COMPRESSION=gzip; it must be taken."""
-    body = gzip.compress(request_of([span()], {semconv.ROLLOUT_ID: "ro-beside"}).SerializeToString())
+    body = gzip.compress(request_of([span()], {conventions.ROLLOUT_ID: "ro-beside"}).SerializeToString())
     async with session.post(f"{stack.http}/v1/traces", data=body, headers={**HEADERS, "Content-Encoding": "gzip"}) as answer:
         assert answer.status == 200, await answer.read()
 

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agl_otel.collector.journal import BATCH, REQUEST, STORED
-from agl_otel.framed import HEADER_BYTES, Frame, read
+from agl_otel.service.framed import HEADER_BYTES, Frame, read
 
 from .otlp import any_value, post_on, span_request
 from .stack import Stack
@@ -78,7 +78,9 @@ async def test_a_flipped_bit_in_the_open_segment_costs_one_request(number: int, 
     await check(own_stack, acked, lost=[acked[number]])
     said = own_stack.log.read_text()
     assert "never acknowledged" not in said
-    what = "torn or damaged; whether it was acknowledged cannot be told" if number == 29 else "ERROR agl_otel.framed .*damaged, lost"
+    what = (
+        "torn or damaged; whether it was acknowledged cannot be told" if number == 29 else "ERROR agl_otel.service.framed .*damaged, lost"
+    )
     assert re.search(rf"{what}: record {number} \({SPANS} spans of 'ro-{number}-x'\);", said)
     (aside,) = own_stack.settings.wal_dir.glob("*.damaged")
     assert f"ro-{number}-x".encode() in aside.read_bytes()

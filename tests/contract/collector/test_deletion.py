@@ -12,23 +12,23 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from agl_otel import semconv
 from agl_otel.cli.maintain import maintainer
 from agl_otel.collector import orphans
 from agl_otel.collector.deletion import TABLES, TRACE_TIMES, Deletion
 from agl_otel.queue.client import QueueClient, RolloutUpdate
-from agl_otel.queue.postgres_server import Postgres
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
+from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.cluster import LOCAL, on_every_node, stored_as
 from agl_otel.traces.migrate import migrate
 from agl_otel.traces.opened import TraceStore
-from agl_otel.traces.server import ServerEngine
 from agl_otel.types import EnqueueRolloutRequest
+from agl_otel_hook import conventions
 from tests.clickhouse_cluster import EachShard
 from tests.clickhouse_server import ClickHouseServer
 from tests.contract.queue.conftest import postgres  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a fixture
 from tests.nursery import ROOT, nursery
+from tests.postgres_server import Postgres
 from tests.system.stack_process import until
 
 from .otlp import post_spans, request_of, span
@@ -197,7 +197,7 @@ async def one_rollout(stack: Stack, name: str) -> None:
         await queue.enqueue([EnqueueRolloutRequest(input=1, rollout_id=name)])
         await queue.update_rollouts([RolloutUpdate(rollout_id=name, status="failed")])
     trace = os.urandom(16)
-    root = span(semconv.SPAN_ATTEMPT, {semconv.ROLLOUT_ID: name, semconv.ATTEMPT_ID: "at-1"}, trace=trace)
+    root = span(conventions.SPAN_ATTEMPT, {conventions.ROLLOUT_ID: name, conventions.ATTEMPT_ID: "at-1"}, trace=trace)
     for sent in (span("child", trace=trace, parent=root.span_id), root):
         await post_spans(stack, request_of([sent]), ack="stored")
     async with maintainer(stack.settings) as made:

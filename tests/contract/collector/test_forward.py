@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agl_otel import semconv
 from agl_otel.collector.forward import Forwarder, make_target
 from agl_otel.errors import SettingsError
 from agl_otel.settings import free_port, parse_headers
+from agl_otel_hook import conventions
 from tests.otlp_receiver import OtlpReceiver
 
 from .otlp import post_spans, request_of, span, span_request
@@ -44,7 +44,7 @@ async def forwarded(stack: Stack) -> dict[str, int]:
 
 async def test_every_accepted_request_is_copied_as_it_came(own_stack: Stack, receiver: OtlpReceiver) -> None:
     await start_forwarding(own_stack, receiver.http_url, "x-key=a%20b, Other=c")
-    request = request_of([span(), span("work", {semconv.ROLLOUT_ID: "no good"})])
+    request = request_of([span(), span("work", {conventions.ROLLOUT_ID: "no good"})])
     await post_spans(own_stack, request, agl_rollout_id="ro-1", agl_attempt_id="at-1")
     await post_spans(own_stack, request, agl_rollout_id="ro-1", agl_attempt_id="at-1")  # a resend is no second copy
     metrics = by_hand("copied").SerializeToString()

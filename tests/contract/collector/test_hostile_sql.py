@@ -17,7 +17,7 @@ from agl_otel.collector import guard
 from agl_otel.collector.sqlhttp import SqlEndpoint
 from agl_otel.errors import AglError
 from agl_otel.traces import chdb
-from agl_otel.traces import server as server_engine
+from agl_otel.traces import clickhouse_server as server_engine
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.migrate import migrate

@@ -19,10 +19,10 @@ from agl_otel.collector.store_batch import BatchStore
 from agl_otel.errors import AglError, UnavailableError
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
+from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.cluster import Cluster
 from agl_otel.traces.engine import ClickHouseError, Engine
 from agl_otel.traces.migrate import migrate
-from agl_otel.traces.server import ServerEngine
 from tests.clickhouse_server import ClickHouseServer
 
 from .otlp import any_value, attributes, request_of, span

@@ -6,9 +6,9 @@ import asyncio
 import json
 import os
 
-from agl_otel import semconv
 from agl_otel.queue.client import QueueClient
 from agl_otel.types import EnqueueRolloutRequest
+from agl_otel_hook import conventions
 from tests.nursery import ROOT, nursery
 
 from .otlp import post_spans, request_of, span
@@ -28,7 +28,7 @@ async def test_a_trace_of_100_000_spans_is_shown_in_part_and_says_so(own_stack: 
     await start(own_stack)
     async with QueueClient(own_stack.queue) as queue:
         (begun,) = await queue.start([EnqueueRolloutRequest(input="x")])
-    ids = {semconv.ROLLOUT_ID: begun.rollout_id, semconv.ATTEMPT_ID: begun.attempt.attempt_id}
+    ids = {conventions.ROLLOUT_ID: begun.rollout_id, conventions.ATTEMPT_ID: begun.attempt.attempt_id}
     trace, request = os.urandom(16), request_of([], ids)
     group = request.resource_spans[0].scope_spans[0]
     group.spans.extend([span(trace=trace)] * AT_ONCE)

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from agl_otel import semconv
 from agl_otel.collector import faults, late_pass
 from agl_otel.collector.maintenance import Maintenance
 from agl_otel.errors import InUseError, UnavailableError
-from agl_otel.queue.testing import LocalQueue, ManualClock
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
+from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.cluster import on_cluster, stored_as
 from agl_otel.traces.migrate import migrate
 from agl_otel.traces.opened import TraceStore
-from agl_otel.traces.server import ServerEngine
 from agl_otel.types import AttemptedRollout
+from agl_otel_hook import conventions
 from tests.clickhouse_cluster import EachShard
 from tests.clickhouse_server import ClickHouseServer
+from tests.local_queue import LocalQueue, ManualClock
 
 VECTORS = Path(__file__).parents[3] / "collector" / "conformance" / "late"
 TRACE = f"{1:032x}"
@@ -235,7 +235,7 @@ async def test_late_spans_do_not_change_a_finished_rollout(keeper: Keeper, queue
 
 
 async def test_log_records_follow_their_trace_or_their_span_once(keeper: Keeper) -> None:
-    await keeper.store([span(1, 0, "ro-1", "at-1", semconv.SPAN_ATTEMPT)])
+    await keeper.store([span(1, 0, "ro-1", "at-1", conventions.SPAN_ATTEMPT)])
     other = f"{2:032x}"
     await keeper.store([{**span(7, 0, "ro-2", "at-2"), "traceId": other}, {**span(8, 7), "traceId": other}])
     stamp = f"{keeper.clock.now:.3f}"
@@ -253,7 +253,7 @@ async def test_log_records_follow_their_trace_or_their_span_once(keeper: Keeper)
 
 @pytest.mark.parametrize("refused_first", [True, False])
 async def test_what_was_refused_under_a_spans_ids_neither_hides_it_nor_is_copied(refused_first: bool, keeper: Keeper) -> None:
-    refused, true = span(2, 1, name="forged", attributes={semconv.INVALID: "its key"}), span(2, 1, name="true")
+    refused, true = span(2, 1, name="forged", attributes={conventions.INVALID: "its key"}), span(2, 1, name="true")
     await keeper.store([refused, true] if refused_first else [true, refused])
     await keeper.store([span(1, 0, "ro-1", "at-1"), span(3, 2)])
     await keeper.run()

@@ -12,8 +12,8 @@ import pytest
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from agl_otel import semconv
 from agl_otel.collector.grpc_port import METHODS
+from agl_otel_hook import conventions
 
 from .otlp import post_spans, request_of, span, span_request
 from .stack import Stack, until
@@ -54,7 +54,7 @@ async def test_a_span_with_too_many_attributes_is_refused_alone(own_stack: Stack
     await own_stack.start_queue()
     await own_stack.start_collector()
     wide = span("wide", {f"key-{n}": n for n in range(20)})
-    answer = await post_spans(own_stack, request_of([span(), wide], {semconv.ROLLOUT_ID: "ro-1"}), ack="stored")
+    answer = await post_spans(own_stack, request_of([span(), wide], {conventions.ROLLOUT_ID: "ro-1"}), ack="stored")
     assert (answer.partial_success.rejected_spans, "AGL_MAX_SPAN_ATTRIBUTES" in answer.partial_success.error_message) == (1, True)
     async with own_stack.reader() as reader:
         assert len(await reader.spans(["ro-1"])) == 1
@@ -65,8 +65,8 @@ async def test_a_log_at_its_budget_says_come_again_and_loses_nothing(own_stack: 
     await own_stack.start_collector()  # no queue: nothing can be numbered, so all of it stays in the log
     body = {"text": "x" * 100_000}
     for _ in range(11):
-        await post_spans(own_stack, request_of([span("work", body)], {semconv.ROLLOUT_ID: "ro-1"}))
-    more = request_of([span("work", body)], {semconv.ROLLOUT_ID: "ro-1"})
+        await post_spans(own_stack, request_of([span("work", body)], {conventions.ROLLOUT_ID: "ro-1"}))
+    more = request_of([span("work", body)], {conventions.ROLLOUT_ID: "ro-1"})
     status, message, retry_after = await refusal(own_stack, more.SerializeToString())
     assert (status, retry_after, "AGL_WAL_BUDGET_BYTES" in message) == (503, "1", True)
     error = await grpc_refusal(own_stack, more.SerializeToString())
@@ -110,7 +110,7 @@ async def test_many_requests_at_once_are_bounded_and_all_come_in_in_the_end(own_
 
     async def send(number: int) -> None:
         nonlocal told_to_wait
-        body = request_of([span("work", {"text": "x" * 3000})], {semconv.ROLLOUT_ID: f"ro-{number}"}).SerializeToString()
+        body = request_of([span("work", {"text": "x" * 3000})], {conventions.ROLLOUT_ID: f"ro-{number}"}).SerializeToString()
         while (status := await refusal_or_none(own_stack, body)) == 503:
             told_to_wait += 1
             await asyncio.sleep(0.01)
@@ -127,7 +127,7 @@ async def test_what_a_stalled_client_only_announces_turns_nobody_away(own_stack:
     own_stack.settings.max_in_flight_bytes = 4096
     await own_stack.start_queue()
     await own_stack.start_collector()
-    body = request_of([span()], {semconv.ROLLOUT_ID: "ro-1"}).SerializeToString()
+    body = request_of([span()], {conventions.ROLLOUT_ID: "ro-1"}).SerializeToString()
     length = len(body) + 60_000_000
     head = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-protobuf\r\nContent-Length: {length}\r\n\r\n"
     stalled = [await asyncio.open_connection("127.0.0.1", own_stack.settings.otlp_http_port) for _ in range(3)]
@@ -135,7 +135,9 @@ async def test_what_a_stalled_client_only_announces_turns_nobody_away(own_stack:
         writer.write(head.encode() + b"x")
         await writer.drain()
     for number in range(20):
-        assert await refusal_or_none(own_stack, request_of([span(f"n-{number}")], {semconv.ROLLOUT_ID: "ro-1"}).SerializeToString()) == 200
+        assert (
+            await refusal_or_none(own_stack, request_of([span(f"n-{number}")], {conventions.ROLLOUT_ID: "ro-1"}).SerializeToString()) == 200
+        )
     for _, writer in stalled:
         writer.close()
         await writer.wait_closed()
@@ -145,7 +147,7 @@ async def test_a_request_whose_rows_would_be_too_large_is_refused_and_others_are
     own_stack.settings.max_expanded_bytes = 1 << 20
     await own_stack.start_queue()
     await own_stack.start_collector()
-    wide = {semconv.ROLLOUT_ID: "ro-1", "pad": "x" * 50_000}
+    wide = {conventions.ROLLOUT_ID: "ro-1", "pad": "x" * 50_000}
     status, message, _ = await refusal(own_stack, request_of([span() for _ in range(50)], wide).SerializeToString())
     assert (status, "AGL_MAX_EXPANDED_BYTES" in message) == (400, True)
     failure = await grpc_refusal(own_stack, request_of([span() for _ in range(50)], wide).SerializeToString())
@@ -159,8 +161,8 @@ async def test_a_span_with_too_many_token_ids_is_refused_alone(own_stack: Stack)
     own_stack.settings.max_span_tokens = 1024
     await own_stack.start_queue()
     await own_stack.start_collector()
-    longest, longer = (span("call", {semconv.LLM_PROMPT_TOKEN_IDS: [7] * count}) for count in (1024, 1025))
-    answer = await post_spans(own_stack, request_of([longest, longer], {semconv.ROLLOUT_ID: "ro-1"}), ack="stored")
+    longest, longer = (span("call", {conventions.LLM_PROMPT_TOKEN_IDS: [7] * count}) for count in (1024, 1025))
+    answer = await post_spans(own_stack, request_of([longest, longer], {conventions.ROLLOUT_ID: "ro-1"}), ack="stored")
     assert (answer.partial_success.rejected_spans, "AGL_MAX_SPAN_TOKENS" in answer.partial_success.error_message) == (1, True)
     async with own_stack.reader() as reader:
         assert len(await reader.spans(["ro-1"])) == 1

@@ -10,11 +10,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from agl_otel import semconv
 from agl_otel.cli.maintain import LEASE, Maintainer, Report, maintainer
 from agl_otel.errors import ConflictError, UnavailableError
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
+from agl_otel_hook import conventions
 from tests.clickhouse_server import ClickHouseServer
 
 from .otlp import post_spans, request_of, span
@@ -23,21 +23,21 @@ from .stack import Stack, start, until
 
 async def test_spans_that_came_before_their_attempt_are_read_once(stack: Stack) -> None:
     trace = os.urandom(16)
-    ids = {semconv.ROLLOUT_ID: "ro-late", semconv.ATTEMPT_ID: "at-late"}
-    root = span(semconv.SPAN_ATTEMPT, ids, trace=trace)
+    ids = {conventions.ROLLOUT_ID: "ro-late", conventions.ATTEMPT_ID: "at-late"}
+    root = span(conventions.SPAN_ATTEMPT, ids, trace=trace)
     root.end_time_unix_nano = root.start_time_unix_nano
     child = span("child", trace=trace, parent=root.span_id)
     grandchild = span("grandchild", trace=trace, parent=child.span_id)
     for sent in ([grandchild], [child], [root]):
         await post_spans(stack, request_of(sent), ack="stored")
     async with stack.reader() as reader, maintainer(stack.settings) as made:
-        assert [s.name for s in await reader.spans(["ro-late"])] == [semconv.SPAN_ATTEMPT]
+        assert [s.name for s in await reader.spans(["ro-late"])] == [conventions.SPAN_ATTEMPT]
         assert len(await reader.by_trace([trace.hex()])) == 3
         report = await made.once()
         assert report is not None
         assert report["spans"] == 2
         spans = await reader.spans(["ro-late"], attempt_id="at-late")
-        assert [s.name for s in spans] == [semconv.SPAN_ATTEMPT, "grandchild", "child"], "in the order of arrival"
+        assert [s.name for s in spans] == [conventions.SPAN_ATTEMPT, "grandchild", "child"], "in the order of arrival"
         assert [s.sequence_id for s in spans] == [1, 2, 3]
         assert {s.rollout_id for s in await reader.by_trace([trace.hex()])} == {"ro-late"}
         assert len(await reader.by_trace([trace.hex()])) == 3
@@ -54,7 +54,7 @@ async def test_with_a_server_it_writes_itself(own_stack: Stack, tmp_path: Path) 
         own_stack.settings = own_stack.settings.model_copy(update={"clickhouse_url": server.url()})
         await start(own_stack)
         trace = os.urandom(16)
-        root = span(semconv.SPAN_ATTEMPT, {semconv.ROLLOUT_ID: "ro-1", semconv.ATTEMPT_ID: "at-1"}, trace=trace)
+        root = span(conventions.SPAN_ATTEMPT, {conventions.ROLLOUT_ID: "ro-1", conventions.ATTEMPT_ID: "at-1"}, trace=trace)
         for sent in (span("child", trace=trace, parent=root.span_id), root):
             await post_spans(own_stack, request_of([sent]), ack="stored")
         await own_stack.end("collector")
@@ -64,7 +64,7 @@ async def test_with_a_server_it_writes_itself(own_stack: Stack, tmp_path: Path) 
             assert report["spans"] == 1
         await own_stack.start_collector()
         async with own_stack.reader() as reader:
-            assert [s.name for s in await reader.spans(["ro-1"])] == [semconv.SPAN_ATTEMPT, "child"]
+            assert [s.name for s in await reader.spans(["ro-1"])] == [conventions.SPAN_ATTEMPT, "child"]
 
 
 async def test_one_maintainer_works_and_the_other_takes_over(stack: Stack) -> None:
@@ -110,9 +110,9 @@ async def test_a_pass_ends_when_its_lease_is_lost(stack: Stack) -> None:
 async def test_what_nothing_identifies_is_dropped_where_the_policy_says_so(own_stack: Stack) -> None:
     own_stack.settings = Settings.load(**{**own_stack.settings.model_dump(), "unidentified": "drop"})
     await start(own_stack)
-    parent = span("known", {semconv.ROLLOUT_ID: "ro-1", semconv.ATTEMPT_ID: "at-1"})
+    parent = span("known", {conventions.ROLLOUT_ID: "ro-1", conventions.ATTEMPT_ID: "at-1"})
     mixed = [span("nobody"), parent, span("child", trace=parent.trace_id, parent=parent.span_id)]
-    for sent in ([span("nobody")], mixed, [span("broken", {semconv.ROLLOUT_ID: "a b"}), span("nobody")]):
+    for sent in ([span("nobody")], mixed, [span("broken", {conventions.ROLLOUT_ID: "a b"}), span("nobody")]):
         answer = await post_spans(own_stack, request_of(sent), ack="stored")
         assert answer.partial_success.rejected_spans == sum(s.name == "broken" for s in sent), "a dropped span is no fault of the client"
     async with own_stack.reader() as reader, aiohttp.ClientSession() as session:

@@ -19,8 +19,8 @@ from opentelemetry.sdk.metrics.export import MetricExporter, PeriodicExportingMe
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import Resource
 
-from agl_otel import semconv
 from agl_otel.traces.reader import TraceReader
+from agl_otel_hook import conventions
 
 from .otlp import attributes
 from .stack import Stack
@@ -37,7 +37,7 @@ async def test_every_kind_of_the_sdk_lands_in_its_table(kind: str, stack: Stack,
     service = f"service-{kind}"
 
     def emit() -> None:
-        resource = Resource({"service.name": service, semconv.ROLLOUT_ID: f"ro-{kind}", semconv.ATTEMPT_ID: "at-1"})
+        resource = Resource({"service.name": service, conventions.ROLLOUT_ID: f"ro-{kind}", conventions.ATTEMPT_ID: "at-1"})
         views = [View(instrument_type=Histogram, instrument_name="exp", aggregation=ExponentialBucketHistogramAggregation())]
         exporting = PeriodicExportingMetricReader(EXPORTERS[kind](stack), export_interval_millis=60_000)
         provider = MeterProvider([exporting], resource=resource, shutdown_on_exit=False, views=views)
@@ -73,7 +73,7 @@ def by_hand(service: str) -> ExportMetricsServiceRequest:
     """A summary, exemplars, numbers that are not finite, a time that is none, and a metric without data."""
     request = ExportMetricsServiceRequest()
     group = request.resource_metrics.add()
-    group.resource.attributes.extend(attributes({"service.name": service, semconv.ROLLOUT_ID: "no good"}))
+    group.resource.attributes.extend(attributes({"service.name": service, conventions.ROLLOUT_ID: "no good"}))
     metrics = group.scope_metrics.add().metrics
     now = time.time_ns()
     summary = metrics.add(name="summary").summary.data_points.add(time_unix_nano=now, count=4, sum=10.0)

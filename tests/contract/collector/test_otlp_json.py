@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agl_otel import semconv
 from agl_otel.traces.reader import TraceReader
+from agl_otel_hook import conventions
 
 from .otlp import request_of, span
 from .stack import Stack
@@ -31,13 +31,15 @@ def json_span(**fields: Any) -> dict[str, Any]:
 
 
 def json_request(rollout: str, *spans: dict[str, Any]) -> bytes:
-    resource = {"attributes": [text("service.name", "my.service"), text(semconv.ROLLOUT_ID, rollout), text(semconv.ATTEMPT_ID, "at-1")]}
+    resource = {
+        "attributes": [text("service.name", "my.service"), text(conventions.ROLLOUT_ID, rollout), text(conventions.ATTEMPT_ID, "at-1")]
+    }
     scope = {"name": "my.library", "version": "1.0.0", "attributes": [text("my.scope.attribute", "some scope attribute")]}
     return json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [{"scope": scope, "spans": list(spans)}]}]}).encode()
 
 
 async def post(stack: Stack, path: str, body: bytes, **headers: str) -> tuple[int, str, Any]:
-    sent = {**JSON, semconv.HEADER_ACK: "stored", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    sent = {**JSON, conventions.HEADER_ACK: "stored", **{name.replace("_", "-"): value for name, value in headers.items()}}
     async with aiohttp.ClientSession() as session, session.post(stack.http + path, data=body, headers=sent) as response:
         answer = await response.read()
         return response.status, response.content_type, json.loads(answer) if response.content_type == "application/json" else answer
@@ -61,7 +63,7 @@ async def test_one_bad_json_span_is_refused_and_the_rest_stays(stack: Stack, rea
 
 async def test_json_logs_are_taken(stack: Stack, reader: TraceReader) -> None:
     record = {"timeUnixNano": str(time.time_ns()), "severityNumber": 9, "severityText": "INFO", "body": {"stringValue": "hello"}}
-    resource = {"attributes": [text(semconv.ROLLOUT_ID, "ro-json-logs"), text(semconv.ATTEMPT_ID, "at-1")]}
+    resource = {"attributes": [text(conventions.ROLLOUT_ID, "ro-json-logs"), text(conventions.ATTEMPT_ID, "at-1")]}
     body = json.dumps({"resourceLogs": [{"resource": resource, "scopeLogs": [{"logRecords": [record]}]}]}).encode()
     assert (await post(stack, "/v1/logs", body))[0] == 200
     (row,) = await reader.query("SELECT Body, SeverityNumber FROM otel_logs WHERE RolloutId = 'ro-json-logs'")
@@ -84,7 +86,7 @@ async def test_compressed_bodies_are_taken(encoding: str, stack: Stack, reader: 
         compress = gzip.compress
     rollout = f"ro-compressed-{encoding}"
     assert (await post(stack, "/v1/traces", compress(json_request(rollout, json_span())), Content_Encoding=encoding))[0] == 200
-    plain = request_of([span()], {semconv.ROLLOUT_ID: rollout, semconv.ATTEMPT_ID: "at-1"}).SerializeToString()
+    plain = request_of([span()], {conventions.ROLLOUT_ID: rollout, conventions.ATTEMPT_ID: "at-1"}).SerializeToString()
     protobuf = "application/x-protobuf"
     assert (await post(stack, "/v1/traces", compress(plain), Content_Encoding=encoding, Content_Type=protobuf))[0] == 200
     assert len(await reader.spans([rollout])) == 2

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agl_otel import semconv
+from agl_otel_hook import conventions
 from tests.nursery import ROOT, nursery
 
 from .otlp import post_spans, request_of, span
@@ -37,14 +37,14 @@ async def numbers(stack: Stack) -> dict[str, Any]:
 async def test_every_stage_of_a_span_is_counted(own_stack: Stack) -> None:
     await own_stack.start_queue()
     await own_stack.start_collector()
-    bad = span("work", {semconv.ROLLOUT_ID: "no good"})
-    first = request_of([span(), span(), bad], {semconv.ROLLOUT_ID: "ro-1", semconv.ATTEMPT_ID: "at-1"})
+    bad = span("work", {conventions.ROLLOUT_ID: "no good"})
+    first = request_of([span(), span(), bad], {conventions.ROLLOUT_ID: "ro-1", conventions.ATTEMPT_ID: "at-1"})
     await post_spans(own_stack, first)
     await post_spans(own_stack, first, ack="stored")
     await post_spans(own_stack, request_of([span()]), ack="stored", agl_rollout_id="ro-2")
     await post_spans(own_stack, request_of([span()]), ack="stored")
-    attempt = span(semconv.SPAN_ATTEMPT, {semconv.ROLLOUT_ID: "ro-3"})
-    other = span(semconv.SPAN_ATTEMPT, {semconv.ROLLOUT_ID: "ro-4"}, trace=attempt.trace_id)
+    attempt = span(conventions.SPAN_ATTEMPT, {conventions.ROLLOUT_ID: "ro-3"})
+    other = span(conventions.SPAN_ATTEMPT, {conventions.ROLLOUT_ID: "ro-4"}, trace=attempt.trace_id)
     child = span("child", trace=attempt.trace_id)
     await post_spans(own_stack, request_of([attempt, child]), ack="stored")
     await post_spans(own_stack, request_of([other]), ack="stored")

@@ -19,7 +19,6 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, Instr
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
-from agl_otel import semconv
 from agl_otel.collector import plain_pb2 as plain
 from agl_otel.collector.decode import TRACE_COLUMNS, span_rows
 from agl_otel.collector.identify import Identity
@@ -29,11 +28,12 @@ from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.values import REPEATED
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.migrate import OTLP_ROWS, OTLP_ROWS_SCHEMA, migrate
+from agl_otel_hook import conventions
 
 VECTORS = Path(__file__).parents[3] / "collector" / "conformance" / "values" / "values.json"
 EXAMPLES = 15  # each costs two inserts and two queries
 NOW = time.time_ns()
-TOKEN_KEYS = (semconv.LLM_PROMPT_TOKEN_IDS, semconv.LLM_RESPONSE_TOKEN_IDS, semconv.LLM_RESPONSE_LOGPROBS)
+TOKEN_KEYS = (conventions.LLM_PROMPT_TOKEN_IDS, conventions.LLM_RESPONSE_TOKEN_IDS, conventions.LLM_RESPONSE_LOGPROBS)
 ODD_TEXTS = [
     *("", "a/b\\/", '"', "\u2028x\u2029", "\u2028\u2028", "\x00\x01\x1f\x7f", "\r\n\t\b\f"),
     *("é€😀", "\\u2028", "{}", "[1]", "a,b", "'"),

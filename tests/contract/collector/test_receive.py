@@ -28,9 +28,9 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
-from agl_otel import semconv
 from agl_otel.collector.unreadable import UNREADABLE
 from agl_otel.traces.reader import TraceReader
+from agl_otel_hook import conventions
 
 from .otlp import post_on, post_spans, request_of, span, span_request
 from .stack import Stack
@@ -66,7 +66,7 @@ async def test_the_sdks_exporters_deliver_every_span_with_its_values(kind: str, 
     }
 
     def emit() -> None:
-        resource = Resource({semconv.ROLLOUT_ID: rollout, semconv.ATTEMPT_ID: "at-1", "count": 3})
+        resource = Resource({conventions.ROLLOUT_ID: rollout, conventions.ATTEMPT_ID: "at-1", "count": 3})
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(EXPORTERS[kind](stack)))
         tracer = provider.get_tracer("scope", "1.2")
@@ -89,7 +89,7 @@ async def test_the_sdks_exporters_deliver_every_span_with_its_values(kind: str, 
 
 
 async def test_logs_are_stored_with_the_ids_of_their_span(stack: Stack, reader: TraceReader) -> None:
-    attempt = span(semconv.SPAN_ATTEMPT, {semconv.ROLLOUT_ID: "ro-logs", semconv.ATTEMPT_ID: "at-1"})
+    attempt = span(conventions.SPAN_ATTEMPT, {conventions.ROLLOUT_ID: "ro-logs", conventions.ATTEMPT_ID: "at-1"})
     await post_spans(stack, request_of([attempt]))
 
     def emit() -> None:
@@ -111,8 +111,8 @@ async def test_logs_are_stored_with_the_ids_of_their_span(stack: Stack, reader: 
 
 
 async def test_bad_spans_are_refused_with_count_and_reason_and_the_good_ones_stay(stack: Stack, reader: TraceReader) -> None:
-    ids = {semconv.ROLLOUT_ID: "ro-partial", semconv.ATTEMPT_ID: "at-1"}
-    bad = span("work", {semconv.ROLLOUT_ID: "no good"})
+    ids = {conventions.ROLLOUT_ID: "ro-partial", conventions.ATTEMPT_ID: "at-1"}
+    bad = span("work", {conventions.ROLLOUT_ID: "no good"})
     zero = span()
     zero.trace_id = bytes(16)
     answer = await post_spans(stack, request_of([span(), bad, zero, bad, span()], ids), ack="stored")
@@ -126,7 +126,7 @@ async def test_bad_spans_are_refused_with_count_and_reason_and_the_good_ones_sta
 @pytest.mark.parametrize("what", ["no UTF-8", "90 deep"])
 async def test_a_span_that_cannot_be_read_is_refused_alone(what: str, way: str, stack: Stack, reader: TraceReader) -> None:
     rollout = f"ro-unreadable-{way}-{what.replace(' ', '-')}"
-    ids = {semconv.ROLLOUT_ID: rollout, semconv.ATTEMPT_ID: "at-1"}
+    ids = {conventions.ROLLOUT_ID: rollout, conventions.ATTEMPT_ID: "at-1"}
     request = request_of([span(), span("BADNAME"), span()], ids)
     if what == "90 deep":
         value = AnyValue(int_value=1)
@@ -209,7 +209,7 @@ async def test_gzip_bodies_and_headers_with_ids_are_taken(stack: Stack, reader: 
 
 
 async def test_grpc_metadata_name_the_rollout_and_stored_means_visible(stack: Stack, reader: TraceReader) -> None:
-    metadata = ((semconv.HEADER_ROLLOUT_ID, "ro-meta"), (semconv.HEADER_ATTEMPT_ID, "at-m"), (semconv.HEADER_ACK, "stored"))
+    metadata = ((conventions.HEADER_ROLLOUT_ID, "ro-meta"), (conventions.HEADER_ATTEMPT_ID, "at-m"), (conventions.HEADER_ACK, "stored"))
     async with grpc.aio.insecure_channel(stack.grpc) as channel:
         answer = await call(channel, METHOD)(request_of([span()]).SerializeToString(), metadata=metadata)
     assert ExportTraceServiceResponse.FromString(answer).partial_success.rejected_spans == 0
@@ -217,8 +217,8 @@ async def test_grpc_metadata_name_the_rollout_and_stored_means_visible(stack: St
 
 
 async def test_a_resend_is_stored_once_and_gets_the_first_answer(stack: Stack, reader: TraceReader) -> None:
-    bad = span("work", {semconv.ROLLOUT_ID: "no good"})
-    request = request_of([span(), bad], {semconv.ROLLOUT_ID: "ro-resend", semconv.ATTEMPT_ID: "at-1"})
+    bad = span("work", {conventions.ROLLOUT_ID: "no good"})
+    request = request_of([span(), bad], {conventions.ROLLOUT_ID: "ro-resend", conventions.ATTEMPT_ID: "at-1"})
     async with aiohttp.ClientSession() as session:
         answers = await asyncio.gather(*(post_on(session, stack, request, ack=ack) for ack in ("durable", "durable", "stored")))
     assert {answer.partial_success.rejected_spans for answer in answers} == {1}
@@ -243,8 +243,8 @@ async def test_spans_without_any_id_are_kept(stack: Stack, reader: TraceReader) 
 
 
 async def test_explicit_numbers_win_and_raise_the_counter(stack: Stack, reader: TraceReader) -> None:
-    ids = {semconv.ROLLOUT_ID: "ro-explicit", semconv.ATTEMPT_ID: "at-1"}
-    await post_spans(stack, request_of([span("a"), span("b", {semconv.SEQUENCE_ID: 10})], ids), ack="stored")
+    ids = {conventions.ROLLOUT_ID: "ro-explicit", conventions.ATTEMPT_ID: "at-1"}
+    await post_spans(stack, request_of([span("a"), span("b", {conventions.SEQUENCE_ID: 10})], ids), ack="stored")
     await post_spans(stack, request_of([span("c")], ids), ack="stored")
     numbers = {found.name: found.sequence_id for found in await reader.spans(["ro-explicit"])}
     assert numbers["b"] == 10

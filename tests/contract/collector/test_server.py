@@ -14,13 +14,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agl_otel.columns import Traces
 from agl_otel.errors import QueryError, UnavailableError
 from agl_otel.queue.client import QueueClient
 from agl_otel.store import Store
 from agl_otel.traces.address import ServerAddress
-from agl_otel.traces.server import ServerEngine
+from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.types import AttemptedRollout
+from agl_otel.types.columns import Traces
 from tests.clickhouse_server import PASSWORD, ClickHouseServer
 
 from .otlp import post_on, post_spans, span_request

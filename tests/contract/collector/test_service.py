@@ -10,12 +10,12 @@ import time
 import aiohttp
 import pytest
 
-from agl_otel import semconv
+from agl_otel.net.scoped import scoped_token
 from agl_otel.queue.client import QueueClient
-from agl_otel.scoped import scoped_token
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.migrate import migrate
 from agl_otel.types import EnqueueRolloutRequest
+from agl_otel_hook import conventions
 
 from .otlp import post_on, post_spans, request_of, span, span_request
 from .stack import Stack, until
@@ -106,14 +106,14 @@ async def test_spans_are_a_heartbeat_and_make_an_attempt_running(own_stack: Stac
     await own_stack.start_collector()
     async with QueueClient(own_stack.queue) as queue:
         (claimed,) = await queue.start([EnqueueRolloutRequest(input=1)])
-        ids = {semconv.ROLLOUT_ID: claimed.rollout_id, semconv.ATTEMPT_ID: claimed.attempt.attempt_id}
+        ids = {conventions.ROLLOUT_ID: claimed.rollout_id, conventions.ATTEMPT_ID: claimed.attempt.attempt_id}
 
         async def attempt() -> tuple[str, float | None]:
             (found,) = await queue.query_attempts([claimed.rollout_id])
             return found.status, found.last_heartbeat_time
 
         before = (await attempt())[1]
-        await post_spans(own_stack, request_of([span(semconv.SPAN_ATTEMPT), span(semconv.SPAN_SEAL)], ids))
+        await post_spans(own_stack, request_of([span(conventions.SPAN_ATTEMPT), span(conventions.SPAN_SEAL)], ids))
         assert (await until(attempt, lambda now: now[1] != before))[0] == "preparing"
         await post_spans(own_stack, request_of([span()], ids))
         await until(attempt, lambda now: now[0] == "running")

@@ -17,10 +17,10 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 
-from agl_otel import semconv
 from agl_otel.collector.grpc_port import METHODS
 from agl_otel.errors import SettingsError
-from agl_otel.tls import Tls
+from agl_otel.net.tls import Tls
+from agl_otel_hook import conventions
 from tests.authority import Authority
 
 from .otlp import request_of, span
@@ -77,7 +77,7 @@ def mutual_stack(tmp_path_factory: pytest.TempPathFactory, authority: Authority)
 
 
 def export(exporter: SpanExporter) -> None:
-    provider = TracerProvider(resource=Resource({semconv.ROLLOUT_ID: "ro-tls"}), shutdown_on_exit=False)
+    provider = TracerProvider(resource=Resource({conventions.ROLLOUT_ID: "ro-tls"}), shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     provider.get_tracer("t").start_span("work").end()
     provider.shutdown()

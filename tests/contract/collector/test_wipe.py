@@ -8,13 +8,13 @@ import json
 import os
 from pathlib import Path
 
-from agl_otel import semconv
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.verl.rollouts import Wanted
 from agl_otel.collector import orphans
 from agl_otel.collector.deletion import Deletion
 from agl_otel.queue.client import QueueClient
 from agl_otel.types import EnqueueRolloutRequest
+from agl_otel_hook import conventions
 from tests.clickhouse_cluster import EachShard, two_shards
 from tests.clickhouse_files import held
 from tests.nursery import ROOT, nursery
@@ -50,7 +50,7 @@ async def test_what_is_wiped_is_in_no_file(own_stack: Stack) -> None:
                 run_id = run.run_id
             rollout_id, who = f"ro-{run_id}-{Wanted(None, 'train', 1, 0, 0).name}", {"who": text, "more": "x" * 5000}
             (begun,) = await queue.start([EnqueueRolloutRequest(input=who, metadata={"name": text}, rollout_id=rollout_id)])
-            ids = {semconv.ROLLOUT_ID: begun.rollout_id, semconv.ATTEMPT_ID: begun.attempt.attempt_id}
+            ids = {conventions.ROLLOUT_ID: begun.rollout_id, conventions.ATTEMPT_ID: begun.attempt.attempt_id}
             await post_spans(own_stack, request_of([span(values={"who": text}) for _ in range(20)], ids), ack="stored")
             rollouts.append(begun.rollout_id)
     (data / "refused").mkdir()

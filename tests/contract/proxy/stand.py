@@ -13,13 +13,13 @@ import aiohttp
 import openai
 from aiohttp import web
 
-from agl_otel import semconv
-from agl_otel.instrumentation.setup import Telemetry
 from agl_otel.proxy.app import Proxy
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.litellm import Litellm
 from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.upstream import Upstreams
+from agl_otel.telemetry.setup import Telemetry
+from agl_otel_hook import conventions
 from tests.otlp_receiver import OtlpReceiver, Received
 
 KEY = ("ro-1", "at-1")
@@ -39,7 +39,7 @@ class Stand:
     async def calls(self) -> list[Received]:
         await self.health()  # what has ended is recorded by then
         await asyncio.to_thread(self._telemetry.seal, [KEY])
-        return self._receiver.spans(semconv.SPAN_LLM)
+        return self._receiver.spans(conventions.SPAN_LLM)
 
     async def close(self) -> dict[str, Any]:
         async with aiohttp.ClientSession() as session:

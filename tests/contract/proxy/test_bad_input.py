@@ -10,14 +10,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agl_otel import semconv
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.upstream import FixedUpstreams, Upstream
+from agl_otel_hook import conventions
 from tests.contract.proxy.stand import HELLO, SCOPE, Stand, ask, proxy
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver
 
-IDS = (semconv.LLM_PROMPT_TOKEN_IDS, semconv.LLM_RESPONSE_TOKEN_IDS, semconv.LLM_RESPONSE_LOGPROBS)
+IDS = (conventions.LLM_PROMPT_TOKEN_IDS, conventions.LLM_RESPONSE_TOKEN_IDS, conventions.LLM_RESPONSE_LOGPROBS)
 
 
 @pytest.mark.parametrize("body", [b"{not json", b"[1]", b'"text"', b"\xff\xfe", b"", b"[" * 100_000])
@@ -42,7 +42,7 @@ async def test_a_stream_cut_inside_characters_is_recorded_and_passed_on_exactly(
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
     assert text == "😀 ołłéh:0"
     (span,) = await stand.calls()
-    assert span.attributes[semconv.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in text] and not span.error
+    assert span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in text] and not span.error
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ async def test_what_cannot_be_trained_on_is_not_recorded_and_says_why(
     status, text = await _raw(stand, {"model": "m", "messages": HELLO, "stream": streamed})
     assert status == 200 and "logprob" not in text.replace('"logprobs":null', "").replace('"logprobs": null', "")
     (span,) = await stand.calls()
-    assert span.attributes[semconv.LLM_DEFECT] == defect
+    assert span.attributes[conventions.LLM_DEFECT] == defect
     assert tuple(name for name in IDS if name in span.attributes) == kept
     assert (await stand.health())["counts"][defect] == 1
     assert (await stand.close())["spans"] == 1
@@ -83,7 +83,7 @@ async def test_replies_to_several_prompts_are_passed_on_and_not_trained_on(stand
     spans = await stand.calls()
     assert len(spans) == 2
     for span in spans:
-        assert span.attributes[semconv.LLM_DEFECT] == "several_prompts"
+        assert span.attributes[conventions.LLM_DEFECT] == "several_prompts"
         assert not any(name in span.attributes for name in IDS)
     assert (await stand.health())["counts"]["several_prompts"] == 1
 
@@ -92,7 +92,7 @@ async def test_a_list_of_one_prompt_is_one(stand: Stand) -> None:
     async with stand.client() as client:
         await client.completions.create(model="m", prompt=["ab"])
     (span,) = await stand.calls()
-    assert span.attributes[semconv.LLM_PROMPT_TOKEN_IDS] == [97, 98] and span.attributes[semconv.LLM_RESPONSE_TOKEN_IDS] == [98, 97]
+    assert span.attributes[conventions.LLM_PROMPT_TOKEN_IDS] == [97, 98] and span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS] == [98, 97]
 
 
 async def test_ids_within_the_vocabulary_are_kept(stand: Stand, model: ModelServer) -> None:
@@ -109,7 +109,7 @@ async def test_a_prompt_of_50_megabytes_reaches_the_server_and_its_text_is_short
     assert status == 200 and len(model.requests[0]["messages"][0]["content"]) == 50 << 20
     (span,) = await stand.calls()
     assert len(span.attributes["gen_ai.input.messages"]) < 2000 and "left out" in span.attributes["gen_ai.input.messages"]
-    assert span.attributes[semconv.LLM_PROMPT_TOKEN_IDS] == [5, 6]
+    assert span.attributes[conventions.LLM_PROMPT_TOKEN_IDS] == [5, 6]
 
 
 async def test_a_request_that_is_too_large_is_told_so(stand: Stand) -> None:
@@ -133,8 +133,8 @@ async def test_ten_thousand_calls_of_one_attempt_are_all_there(stand: Stand, mod
     model.requests.clear()
     assert (await stand.close())["spans"] == 10_000
     spans = await stand.calls()
-    assert sorted(span.attributes[semconv.LLM_CALL] for span in spans) == list(range(1, 10_001))
-    assert all(semconv.LLM_RESPONSE_LOGPROBS in span.attributes for span in spans)
+    assert sorted(span.attributes[conventions.LLM_CALL] for span in spans) == list(range(1, 10_001))
+    assert all(conventions.LLM_RESPONSE_LOGPROBS in span.attributes for span in spans)
 
 
 async def test_a_client_that_never_reads_is_cut_off_and_what_was_sampled_is_kept(receiver: OtlpReceiver, model: ModelServer) -> None:
@@ -149,8 +149,8 @@ async def test_a_client_that_never_reads_is_cut_off_and_what_was_sampled_is_kept
         reader._transport.pause_reading()  # type: ignore[attr-defined]  # pyright: ignore  # a client that never reads
         await stand.until(lambda health: health["counts"].get("failed") == 1)
         (span,) = await stand.calls()
-        assert span.attributes[semconv.LLM_INCOMPLETE] == "client_stalled"
-        assert span.attributes[semconv.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in "olleh:0"]
+        assert span.attributes[conventions.LLM_INCOMPLETE] == "client_stalled"
+        assert span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in "olleh:0"]
         writer.close()
 
 
@@ -163,9 +163,9 @@ async def test_a_stream_that_the_client_leaves_keeps_what_was_sampled(stand: Sta
         await stream.close()
     assert (await stand.close())["spans"] == 1
     (span,) = await stand.calls()
-    assert span.attributes[semconv.LLM_INCOMPLETE] == "client_gone" and span.error
-    assert span.attributes[semconv.LLM_RESPONSE_TOKEN_IDS] == [ord("o"), ord("l")]
-    assert len(span.attributes[semconv.LLM_RESPONSE_LOGPROBS]) == 2 and model.cancelled == 1
+    assert span.attributes[conventions.LLM_INCOMPLETE] == "client_gone" and span.error
+    assert span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS] == [ord("o"), ord("l")]
+    assert len(span.attributes[conventions.LLM_RESPONSE_LOGPROBS]) == 2 and model.cancelled == 1
 
 
 async def test_lone_surrogates_do_not_break_answer_or_span(stand: Stand) -> None:

@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from agl_otel import semconv
 from agl_otel.proxy import app
 from agl_otel.proxy.upstream import FixedUpstreams, Upstream
+from agl_otel_hook import conventions
 from tests.contract.proxy.stand import HELLO, SCOPE, Stand, ask, proxy
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver
@@ -109,7 +109,11 @@ async def test_other_protocols_pass_through_and_are_recorded(native: Native, pat
     assert given["authorization"] == "Bearer real-key" and given.get("x-api-key") == ("real-key" if path == "messages" else None)
     (span,) = await native.stand.calls()
     held = span.attributes
-    assert (held[semconv.LLM_CALL], held[semconv.LLM_PROMPT_TOKEN_IDS], held[semconv.LLM_RESPONSE_TOKEN_IDS]) == (1, [1, 2], [3])
+    assert (held[conventions.LLM_CALL], held[conventions.LLM_PROMPT_TOKEN_IDS], held[conventions.LLM_RESPONSE_TOKEN_IDS]) == (
+        1,
+        [1, 2],
+        [3],
+    )
     assert held["gen_ai.provider.name"] == ("anthropic" if path == "messages" else "openai")
     assert held["gen_ai.response.id"] in ("msg_1", "resp_1") and held["gen_ai.usage.output_tokens"] == 1
     assert held["gen_ai.response.finish_reasons"] == ["stop"] and not span.error
@@ -121,9 +125,9 @@ async def test_completions_are_recorded_with_tokens(stand: Stand) -> None:
         answer = await client.completions.create(model="m", prompt="abc")
     assert answer.choices[0].text == "cba" and answer.choices[0].logprobs is None
     (span,) = await stand.calls()
-    assert span.attributes[semconv.LLM_PROMPT_TOKEN_IDS] == [97, 98, 99]
-    assert span.attributes[semconv.LLM_RESPONSE_TOKEN_IDS] == [99, 98, 97]
-    assert span.attributes[semconv.LLM_RESPONSE_LOGPROBS] == [-0.5] * 3
+    assert span.attributes[conventions.LLM_PROMPT_TOKEN_IDS] == [97, 98, 99]
+    assert span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS] == [99, 98, 97]
+    assert span.attributes[conventions.LLM_RESPONSE_LOGPROBS] == [-0.5] * 3
 
 
 async def test_embeddings_are_recorded_and_are_no_model_calls(stand: Stand, model: ModelServer) -> None:
@@ -131,7 +135,7 @@ async def test_embeddings_are_recorded_and_are_no_model_calls(stand: Stand, mode
         answer = await client.embeddings.create(model="e", input="abc", encoding_format="float")
     assert answer.data[0].embedding == [0.5, 1.0] and "temperature" not in model.requests[0]
     (span,) = await stand.calls()
-    assert span.attributes["gen_ai.operation.name"] == "embeddings" and semconv.LLM_CALL not in span.attributes
+    assert span.attributes["gen_ai.operation.name"] == "embeddings" and conventions.LLM_CALL not in span.attributes
     assert (await stand.close())["spans"] == 1 and "without_token_ids" not in (await stand.health())["counts"]
 
 

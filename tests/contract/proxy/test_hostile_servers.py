@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agl_otel import semconv
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.upstream import FixedUpstreams, Upstream
+from agl_otel_hook import conventions
 from tests.contract.proxy.stand import HELLO, SCOPE, Stand, proxy
 from tests.otlp_receiver import OtlpReceiver
 
@@ -94,7 +94,7 @@ async def test_an_answer_that_is_too_long_ends_and_the_call_says_so(kind: str, r
         assert status == 502
         assert "AGL_MAX_ANSWER_BYTES" in json.loads(body)["error"]["message"]
         (span,) = await stand.calls()
-        assert span.error and span.attributes[semconv.LLM_INCOMPLETE] == "upstream_oversized"
+        assert span.error and span.attributes[conventions.LLM_INCOMPLETE] == "upstream_oversized"
         assert server.sent < 64 << 20, "it went on reading"
 
 
@@ -105,7 +105,7 @@ async def test_a_stream_that_does_not_end_is_cut_off(piece: bytes, receiver: Otl
         status, body, _ = await asked(stand, stream=True)
         assert (status, body) == (200, b"")
         (span,) = await stand.calls()
-        assert span.error and span.attributes[semconv.LLM_INCOMPLETE] == "upstream_oversized"
+        assert span.error and span.attributes[conventions.LLM_INCOMPLETE] == "upstream_oversized"
         assert server.sent < 64 << 20, "it went on reading"
 
 

@@ -16,14 +16,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agl_otel import semconv
-from agl_otel.framed import Frame, read
-from agl_otel.instrumentation.context import Key
 from agl_otel.proxy.inheritance import read_journal
 from agl_otel.proxy.journal import FOLDER, SETTLED, unpacked
 from agl_otel.queue.client import QueueClient
+from agl_otel.service.framed import Frame, read
 from agl_otel.settings import Settings
 from agl_otel.types import AttemptedRollout
+from agl_otel_hook import conventions
+from agl_otel_hook.context import Key
 from tests.contract.proxy.processes import healthy, rollout, start, stop
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver, Received
@@ -82,16 +82,16 @@ class Life:
 
     def stored(self, key: Key) -> dict[str, Received]:
         """{span id: call}."""
-        return {span.span_id: span for span in self.receiver.spans(semconv.SPAN_LLM) if span.key == key}
+        return {span.span_id: span for span in self.receiver.spans(conventions.SPAN_LLM) if span.key == key}
 
     async def proves(self, key: Key) -> str:
         """Whether all that is known of the attempt, when it is over, says that nothing is missing: `complete`, else why not."""
         (attempt,) = await self.queue.query_attempts([key[0]])
         counts = Counter(span.marker for span in self.stored(key).values())
         last: dict[str, tuple[int, int]] = {}
-        for seal in self.receiver.spans(semconv.SPAN_SEAL):
-            if seal.key == key and seal.attributes.get(semconv.SEAL_CLOSING):
-                said = seal.attributes[semconv.SEAL_SPANS], seal.attributes[semconv.SEAL_DROPPED]
+        for seal in self.receiver.spans(conventions.SPAN_SEAL):
+            if seal.key == key and seal.attributes.get(conventions.SEAL_CLOSING):
+                said = seal.attributes[conventions.SEAL_SPANS], seal.attributes[conventions.SEAL_DROPPED]
                 last[seal.marker] = max(said, last.get(seal.marker, (0, 0)))
         for marker in {*(attempt.proxies or {}), *counts}:
             if marker not in last:
@@ -132,8 +132,10 @@ async def test_a_call_that_was_answered_right_before_the_kill_is_not_lost(life: 
     counts = await life.close(key)
     spans = list(life.stored(key).values())
     assert [text_of(span) for span in spans] == ["one", "two"] and counts == {spans[0].marker: 2}
-    assert [span.attributes[semconv.LLM_CALL] for span in spans] == [1, 2] and not any(span.error for span in spans)
-    assert [span.attributes[semconv.LLM_RESPONSE_TOKEN_IDS] for span in spans] == [[ord(c) for c in f"0:{t}"[::-1]] for t in ("one", "two")]
+    assert [span.attributes[conventions.LLM_CALL] for span in spans] == [1, 2] and not any(span.error for span in spans)
+    assert [span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS] for span in spans] == [
+        [ord(c) for c in f"0:{t}"[::-1]] for t in ("one", "two")
+    ]
     assert await life.proves(key) == "complete"
     assert len(list(life.folder.iterdir())) == 1, "the dead one's journal is gone"
     await life.end()
@@ -196,7 +198,7 @@ async def test_what_was_acknowledged_is_not_sent_again(life: Life, model: ModelS
         model.hold.set()
     await life.begin()
     await life.close(first)
-    received = [span.span_id for span in life.receiver.spans(semconv.SPAN_LLM) if span.key in (first, second)]
+    received = [span.span_id for span in life.receiver.spans(conventions.SPAN_LLM) if span.key in (first, second)]
     assert len(received) == len({*received}) == 2
     assert await life.proves(first) == "complete"
 
@@ -294,7 +296,7 @@ async def test_nothing_is_left_of_what_was_acknowledged_sealed_or_deleted(life: 
     await life.begin()
     while len(list(life.folder.iterdir())) > 1:  # noqa: ASYNC110  # nobody tells
         await asyncio.sleep(0.05)
-    assert not any(text_of(span) == "a second word" for span in life.receiver.spans(semconv.SPAN_LLM)), "of a rollout that was deleted"
+    assert not any(text_of(span) == "a second word" for span in life.receiver.spans(conventions.SPAN_LLM)), "of a rollout that was deleted"
 
 
 async def test_what_is_kept_is_masked_as_spans_are(life: Life, model: ModelServer, tmp_path: Path) -> None:

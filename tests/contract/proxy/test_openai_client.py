@@ -10,9 +10,9 @@ import aiohttp
 import openai
 import pytest
 
-from agl_otel import semconv
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.upstream import FixedUpstreams, Upstream
+from agl_otel_hook import conventions
 from tests.contract.proxy.stand import HELLO, KEY, SCOPE, Stand, ask, proxy
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver
@@ -31,10 +31,10 @@ async def test_a_call_is_answered_as_asked_and_recorded_with_tokens(stand: Stand
     held = span.attributes
     assert span.key == KEY and span.marker and not span.error
     assert (span.trace_id, span.parent_id) == tuple(TRACEPARENT.split("-")[1:3])
-    assert (held[semconv.LLM_CALL], held[semconv.LLM_CHOICE], held[semconv.LLM_MODEL_VERSION]) == (1, 0, "7")
-    assert held[semconv.LLM_PROMPT_TOKEN_IDS] == model.prompt_ids(HELLO)
-    assert held[semconv.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in "olleh:0"]
-    assert held[semconv.LLM_RESPONSE_LOGPROBS] == [-0.5] * 7
+    assert (held[conventions.LLM_CALL], held[conventions.LLM_CHOICE], held[conventions.LLM_MODEL_VERSION]) == (1, 0, "7")
+    assert held[conventions.LLM_PROMPT_TOKEN_IDS] == model.prompt_ids(HELLO)
+    assert held[conventions.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in "olleh:0"]
+    assert held[conventions.LLM_RESPONSE_LOGPROBS] == [-0.5] * 7
     assert held["gen_ai.request.model"] == "gpt-any" and held["gen_ai.usage.output_tokens"] == 4
     assert held["gen_ai.input.messages"] == '[{"role":"user","parts":[{"type":"text","content":"hello"}]}]'
     assert "olleh:0" in held["gen_ai.output.messages"]
@@ -47,11 +47,13 @@ async def test_a_stream_is_recorded_like_a_whole_answer_and_passed_on_without_th
     assert all(chunk.choices[0].logprobs is None and not chunk.choices[0].model_extra for chunk in chunks)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices[0].index == 1) == "olleh:1"
     first, second = await stand.calls()
-    assert [span.attributes[semconv.LLM_CHOICE] for span in (first, second)] == [0, 1]
-    assert first.attributes[semconv.LLM_CALL] == second.attributes[semconv.LLM_CALL] == 1
-    assert first.attributes[semconv.LLM_PROMPT_TOKEN_IDS] == second.attributes[semconv.LLM_PROMPT_TOKEN_IDS] == model.prompt_ids(HELLO)
-    assert second.attributes[semconv.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in "olleh:1"]
-    assert len(second.attributes[semconv.LLM_RESPONSE_LOGPROBS]) == 7
+    assert [span.attributes[conventions.LLM_CHOICE] for span in (first, second)] == [0, 1]
+    assert first.attributes[conventions.LLM_CALL] == second.attributes[conventions.LLM_CALL] == 1
+    assert (
+        first.attributes[conventions.LLM_PROMPT_TOKEN_IDS] == second.attributes[conventions.LLM_PROMPT_TOKEN_IDS] == model.prompt_ids(HELLO)
+    )
+    assert second.attributes[conventions.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in "olleh:1"]
+    assert len(second.attributes[conventions.LLM_RESPONSE_LOGPROBS]) == 7
     assert first.start == second.start
 
 
@@ -70,9 +72,9 @@ async def test_a_conversation_is_stored_in_prefix_form(stand: Stand, model: Mode
     full: dict[int, list[int]] = {}
     for span in await stand.calls():
         held = span.attributes
-        prompt = full.get(held.get(semconv.LLM_PREFIX_CALL, 0), []) + held[semconv.LLM_PROMPT_TOKEN_IDS]
-        full[held[semconv.LLM_CALL]] = prompt + held[semconv.LLM_RESPONSE_TOKEN_IDS]
-        assert (semconv.LLM_PREFIX_CALL in held) == (held[semconv.LLM_CALL] > 1)
+        prompt = full.get(held.get(conventions.LLM_PREFIX_CALL, 0), []) + held[conventions.LLM_PROMPT_TOKEN_IDS]
+        full[held[conventions.LLM_CALL]] = prompt + held[conventions.LLM_RESPONSE_TOKEN_IDS]
+        assert (conventions.LLM_PREFIX_CALL in held) == (held[conventions.LLM_CALL] > 1)
     assert full[3][: len(model.prompt_ids(messages[:-2]))] == model.prompt_ids(messages[:-2])
 
 
@@ -87,7 +89,7 @@ async def test_a_conversation_of_ten_times_the_turns_costs_ten_times_the_bytes(s
             messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
         spans = [span for span in await stand.calls() if span.key[0] == f"ro-{turns}"]
         sizes[turns] = sum(len(json.dumps(span.attributes)) for span in spans) / turns
-        assert [semconv.LLM_MESSAGES_CALL in span.attributes for span in spans] == [False, *[True] * (turns - 1)]
+        assert [conventions.LLM_MESSAGES_CALL in span.attributes for span in spans] == [False, *[True] * (turns - 1)]
         assert json.loads(spans[-1].attributes["gen_ai.input.messages"])[-1]["parts"][0]["content"] == f"turn {turns - 1}"
     assert sizes[200] < 1.3 * sizes[20]
 
@@ -95,9 +97,9 @@ async def test_a_conversation_of_ten_times_the_turns_costs_ten_times_the_bytes(s
 async def test_all_choices_of_a_call_share_its_messages(stand: Stand) -> None:
     await stand.post(f"{SCOPE}/v1/chat/completions", {"model": "m", "messages": [*HELLO, *HELLO], "n": 2})
     first, second = await stand.calls()
-    assert len(json.loads(first.attributes["gen_ai.input.messages"])) == 2 and semconv.LLM_MESSAGES_CALL not in first.attributes
+    assert len(json.loads(first.attributes["gen_ai.input.messages"])) == 2 and conventions.LLM_MESSAGES_CALL not in first.attributes
     assert len(json.loads(second.attributes["gen_ai.input.messages"])) == 1
-    assert (second.attributes[semconv.LLM_MESSAGES_CALL], second.attributes[semconv.LLM_MESSAGES_BEFORE]) == (1, 1)
+    assert (second.attributes[conventions.LLM_MESSAGES_CALL], second.attributes[conventions.LLM_MESSAGES_BEFORE]) == (1, 1)
 
 
 async def test_ids_come_from_baggage_where_the_path_has_none(stand: Stand) -> None:
@@ -105,13 +107,17 @@ async def test_ids_come_from_baggage_where_the_path_has_none(stand: Stand) -> No
     await ask(stand.client("/v1", baggage=baggage))
     await ask(stand.client("", baggage="agentlightning.rollout_id=ro-2,agentlightning.attempt_id=at-2"))
     await ask(stand.client("/rollout/ro-1/attempt/at-1", baggage="agentlightning.rollout_id=ro-2"))
-    assert [(span.key, span.attributes[semconv.LLM_CALL]) for span in await stand.calls()] == [(KEY, 1), (("ro-2", "at-2"), 1), (KEY, 2)]
+    assert [(span.key, span.attributes[conventions.LLM_CALL]) for span in await stand.calls()] == [
+        (KEY, 1),
+        (("ro-2", "at-2"), 1),
+        (KEY, 2),
+    ]
 
 
 async def test_a_call_of_no_attempt_is_recorded_without_ids(stand: Stand) -> None:
     await ask(stand.client("/v1"))
     (span,) = await stand.calls()
-    assert span.key == (None, None) and span.marker is None and semconv.LLM_CALL not in span.attributes
+    assert span.key == (None, None) and span.marker is None and conventions.LLM_CALL not in span.attributes
 
 
 async def test_upstreams_error_reaches_the_agent_and_takes_a_call_number(stand: Stand, model: ModelServer) -> None:
@@ -122,7 +128,7 @@ async def test_upstreams_error_reaches_the_agent_and_takes_a_call_number(stand: 
     await ask(stand.client())
     failed, fine = await stand.calls()
     assert failed.error and failed.attributes["http.response.status_code"] == 500
-    assert [span.attributes[semconv.LLM_CALL] for span in (failed, fine)] == [1, 2]
+    assert [span.attributes[conventions.LLM_CALL] for span in (failed, fine)] == [1, 2]
     assert (await stand.close())["spans"] == 2
 
 
@@ -132,7 +138,7 @@ async def test_an_upstream_that_is_down_is_named(stand: Stand, model: ModelServe
         await ask(stand.client())
     assert caught.value.status_code == 502 and model.url in str(caught.value)
     (span,) = await stand.calls()
-    assert span.error and span.attributes[semconv.LLM_INCOMPLETE] == "upstream_error"
+    assert span.error and span.attributes[conventions.LLM_INCOMPLETE] == "upstream_error"
 
 
 async def test_a_silent_upstream_is_a_timeout(receiver: OtlpReceiver, model: ModelServer) -> None:
@@ -142,7 +148,7 @@ async def test_a_silent_upstream_is_a_timeout(receiver: OtlpReceiver, model: Mod
             await ask(stand.client())
         assert caught.value.status_code == 504 and len(model.requests) == 1
         (span,) = await stand.calls()
-        assert span.attributes[semconv.LLM_INCOMPLETE] == "upstream_timeout"
+        assert span.attributes[conventions.LLM_INCOMPLETE] == "upstream_timeout"
         model.hold.set()
 
 
@@ -154,8 +160,8 @@ async def test_a_stream_that_breaks_off_is_seen_by_the_agent_and_recorded(stand:
             async for _ in stream:
                 pass
     (span,) = await stand.calls()
-    assert span.error and span.attributes[semconv.LLM_INCOMPLETE] == "upstream_error"
-    assert span.attributes[semconv.LLM_RESPONSE_TOKEN_IDS] == [ord("o"), ord("l")]
+    assert span.error and span.attributes[conventions.LLM_INCOMPLETE] == "upstream_error"
+    assert span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS] == [ord("o"), ord("l")]
 
 
 async def test_an_answer_that_is_cut_in_its_middle_is_an_error_and_is_not_sampled_a_second_time(stand: Stand, model: ModelServer) -> None:
@@ -164,8 +170,8 @@ async def test_an_answer_that_is_cut_in_its_middle_is_an_error_and_is_not_sample
         await ask(stand.client())
     assert failure.value.status_code == 502 and len(model.requests) == 1
     (span,) = await stand.calls()
-    assert span.error and span.attributes[semconv.LLM_INCOMPLETE] == "upstream_error"
-    assert semconv.LLM_RESPONSE_TOKEN_IDS not in span.attributes
+    assert span.error and span.attributes[conventions.LLM_INCOMPLETE] == "upstream_error"
+    assert conventions.LLM_RESPONSE_TOKEN_IDS not in span.attributes
 
 
 async def test_a_client_that_goes_away_ends_the_call_upstream(stand: Stand, model: ModelServer) -> None:
@@ -177,7 +183,7 @@ async def test_a_client_that_goes_away_ends_the_call_upstream(stand: Stand, mode
         await task
     assert (await stand.close())["spans"] == 1
     (span,) = await stand.calls()
-    assert span.attributes[semconv.LLM_INCOMPLETE] == "client_gone" and model.cancelled == 1
+    assert span.attributes[conventions.LLM_INCOMPLETE] == "client_gone" and model.cancelled == 1
 
 
 async def test_a_client_that_closes_at_the_last_event_had_the_whole_answer(stand: Stand, model: ModelServer) -> None:
@@ -191,7 +197,7 @@ async def test_a_client_that_closes_at_the_last_event_had_the_whole_answer(stand
         await stream.response.aclose()
     assert (await stand.close())["spans"] == 1
     (span,) = await stand.calls()
-    assert (span.error, span.attributes.get(semconv.LLM_INCOMPLETE), model.cancelled) == (False, None, 1)
+    assert (span.error, span.attributes.get(conventions.LLM_INCOMPLETE), model.cancelled) == (False, None, 1)
 
 
 async def test_a_server_that_refuses_the_extras_is_asked_without_them(stand: Stand, model: ModelServer) -> None:
@@ -199,20 +205,20 @@ async def test_a_server_that_refuses_the_extras_is_asked_without_them(stand: Sta
     assert (await ask(stand.client())).choices[0].message.content == "olleh:0"
     assert (await ask(stand.client())).choices[0].message.content == "olleh:0"
     assert ["return_token_ids" in request for request in model.requests] == [True, False, False]
-    assert all(semconv.LLM_RESPONSE_TOKEN_IDS not in span.attributes and not span.error for span in await stand.calls())
+    assert all(conventions.LLM_RESPONSE_TOKEN_IDS not in span.attributes and not span.error for span in await stand.calls())
 
 
 async def test_logprobs_that_are_not_finite_are_left_out(stand: Stand, model: ModelServer) -> None:
     model.logprob = float("-inf")
     await ask(stand.client())
     (span,) = await stand.calls()
-    assert semconv.LLM_RESPONSE_LOGPROBS not in span.attributes and span.attributes[semconv.LLM_RESPONSE_TOKEN_IDS]
+    assert conventions.LLM_RESPONSE_LOGPROBS not in span.attributes and span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS]
 
 
 async def test_close_seals_flushes_and_says_the_same_again(stand: Stand, receiver: OtlpReceiver) -> None:
     await ask(stand.client())
     first = await stand.close()
-    marker = receiver.spans(semconv.SPAN_LLM)[0].marker
+    marker = receiver.spans(conventions.SPAN_LLM)[0].marker
     assert first == await stand.close() == {"marker": marker, "spans": 1, "dropped": 0, "counts": {marker: 1}}
     assert receiver.seals() == {first["marker"]: (1, 0)}
 

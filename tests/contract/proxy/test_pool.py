@@ -12,16 +12,16 @@ import aiohttp
 import openai
 import pytest
 
-from agl_otel import semconv
 from agl_otel.algorithms.verl.publish import sampling_of
+from agl_otel.compat.llm_proxy import LLMProxy
 from agl_otel.errors import ModelServerError, UnavailableError, UsageError
-from agl_otel.llm_proxy import LLMProxy
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.keys import attempt_key, shared_key
 from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.upstream import Budget, FixedUpstreams, ListedUpstreams, Route, Upstream, call_seed
 from agl_otel.types import Describe, ProxyLLM
 from agl_otel.types.sampling import NEUTRAL, all_parameters
+from agl_otel_hook import conventions
 from tests.contract.proxy.stand import HELLO, KEY, SCOPE, Stand, ask, proxy
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver
@@ -45,8 +45,8 @@ async def test_a_rollout_stays_at_its_endpoint_and_moves_when_that_is_down(recei
         await ask(stand.client())
         assert len(spare.requests) == 2
         spans = await stand.calls()
-        assert [span.attributes.get(semconv.LLM_TRIES) for span in spans[:4]] == [None, None, None, 2]
-        assert [span.attributes[semconv.LLM_CALL] for span in spans] == [1, 2, 3, 4, 5]
+        assert [span.attributes.get(conventions.LLM_TRIES) for span in spans[:4]] == [None, None, None, 2]
+        assert [span.attributes[conventions.LLM_CALL] for span in spans] == [1, 2, 3, 4, 5]
     await spare.stop()
 
 
@@ -101,7 +101,7 @@ async def test_after_the_first_byte_no_other_one_is_asked(receiver: OtlpReceiver
             with pytest.raises(aiohttp.ClientPayloadError):
                 await answer.read()
         (span,) = await stand.calls()
-        assert span.attributes[semconv.LLM_INCOMPLETE] == "upstream_error" and semconv.LLM_TRIES not in span.attributes
+        assert span.attributes[conventions.LLM_INCOMPLETE] == "upstream_error" and conventions.LLM_TRIES not in span.attributes
     assert len(model.requests) + len(other.requests) == 1
     await other.stop()
 
@@ -119,7 +119,7 @@ async def test_calls_are_held_while_weights_are_replaced_and_then_say_the_new_ve
     assert (await pausing)[1]["under_way"] == 0 and not second.done() and len(model.requests) == 1
     assert (await stand.post("/resume", {"version": 12}))[1] == {"paused": None, "version": "12"}
     await second
-    assert [span.attributes[semconv.LLM_MODEL_VERSION] for span in await stand.calls()] == ["3", "12"]
+    assert [span.attributes[conventions.LLM_MODEL_VERSION] for span in await stand.calls()] == ["3", "12"]
 
 
 async def test_a_pause_that_refuses_is_a_429_that_sdks_retry(stand: Stand, model: ModelServer) -> None:
@@ -129,7 +129,7 @@ async def test_a_pause_that_refuses_is_a_429_that_sdks_retry(stand: Stand, model
     retrying = asyncio.create_task(ask(stand.client().with_options(max_retries=5)))
     await stand.post("/resume")
     assert (await retrying).choices[0].message.content == "olleh:0"
-    assert [span.attributes[semconv.LLM_CALL] for span in await stand.calls()] == [1]
+    assert [span.attributes[conventions.LLM_CALL] for span in await stand.calls()] == [1]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ async def test_an_attempt_gets_no_more_than_its_budget(
 
 async def test_an_agent_cannot_write_into_anothers_attempt(receiver: OtlpReceiver, model: ModelServer) -> None:
     own, foreign, shared = attempt_key("secret", "ro-1", "at-1"), attempt_key("secret", "ro-2", "at-2"), shared_key("secret")
-    baggage = f"{semconv.ROLLOUT_ID}=ro-1,{semconv.ATTEMPT_ID}=at-1"
+    baggage = f"{conventions.ROLLOUT_ID}=ro-1,{conventions.ATTEMPT_ID}=at-1"
     async with proxy(receiver, FixedUpstreams(Upstream(model.url, api_key="real")), token="secret") as stand:
         for path, headers, status in (
             (CHAT, {"authorization": f"Bearer {own}"}, 200),
@@ -216,10 +216,10 @@ async def test_the_try_that_an_sdk_repeats_is_linked(stand: Stand, model: ModelS
     await retrying
     await ask(stand.client())
     first, *repeated, fresh = await stand.calls()
-    assert first.error and semconv.LLM_RETRY not in first.attributes
+    assert first.error and conventions.LLM_RETRY not in first.attributes
     for number, span in enumerate(repeated, 1):
-        assert (span.attributes[semconv.LLM_RETRY], span.attributes[semconv.LLM_RETRY_OF]) == (number, number)
-    assert semconv.LLM_RETRY_OF not in fresh.attributes and repeated
+        assert (span.attributes[conventions.LLM_RETRY], span.attributes[conventions.LLM_RETRY_OF]) == (number, number)
+    assert conventions.LLM_RETRY_OF not in fresh.attributes and repeated
 
 
 class Seeded(FixedUpstreams):
@@ -251,8 +251,8 @@ async def test_a_call_that_the_sdk_gave_up_waiting_for_is_linked_too(stand: Stan
             await client.with_options(timeout=2.0, max_retries=1).chat.completions.create(model="m", messages=messages)
     await stand.until(lambda health: health["counts"].get("failed") == 2)
     first, second = await stand.calls()
-    assert first.attributes[semconv.LLM_INCOMPLETE] == second.attributes[semconv.LLM_INCOMPLETE] == "client_gone"
-    assert second.attributes[semconv.LLM_RETRY_OF] == 1
+    assert first.attributes[conventions.LLM_INCOMPLETE] == second.attributes[conventions.LLM_INCOMPLETE] == "client_gone"
+    assert second.attributes[conventions.LLM_RETRY_OF] == 1
 
 
 async def test_other_providers_go_through_litellm_or_say_how_to_set_it_up(receiver: OtlpReceiver, model: ModelServer) -> None:
@@ -332,5 +332,5 @@ async def test_the_list_of_models_gives_aliases_and_may_change(receiver: OtlpRec
         counted = {"model": "claude-sonnet-9", "messages": []}
         assert (await stand.post("/v1/messages/count_tokens", counted))[:2] == (200, {"input_tokens": 5})
     assert [request["model"] for request in model.requests] == ["local", "local"] and model.headers[0]["authorization"] == "Bearer k"
-    (span,) = receiver.spans(semconv.SPAN_LLM)
+    (span,) = receiver.spans(conventions.SPAN_LLM)
     assert span.attributes["gen_ai.request.model"] == "claude-sonnet-9"

@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from agl_otel import semconv
 from agl_otel.proxy.dialects import DIALECTS
 from agl_otel.proxy.upstream import FixedUpstreams, Upstream
+from agl_otel_hook import conventions
 from tests.contract.proxy.stand import HELLO, SCOPE, Stand, proxy
 from tests.otlp_receiver import OtlpReceiver
 
@@ -91,7 +91,7 @@ async def test_a_redirected_call_is_recorded_with_why_and_no_other_server_is_ask
         status, _, _ = await stand.post(f"{SCOPE}/v1/chat/completions", {"model": "m", "messages": HELLO})
         (span,) = await stand.calls()
     assert status == 502 and span.error and lure.came == []
-    assert span.attributes[semconv.LLM_INCOMPLETE] == "upstream_redirect" and semconv.LLM_TRIES not in span.attributes
+    assert span.attributes[conventions.LLM_INCOMPLETE] == "upstream_redirect" and conventions.LLM_TRIES not in span.attributes
 
 
 @pytest.mark.parametrize(

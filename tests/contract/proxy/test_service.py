@@ -9,9 +9,9 @@ import aiohttp
 import openai
 import pytest
 
-from agl_otel import semconv
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import Settings
+from agl_otel_hook import conventions
 from tests.contract.proxy.processes import healthy, rollout, start, stop
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver
@@ -45,8 +45,8 @@ async def test_calls_go_where_the_rollouts_own_resources_say(
     status, err = await stop(proxy)
     assert status == 0 and "Traceback" not in err, err
     assert (await queue.describe()).proxies == []
-    assert len(receiver.spans(semconv.SPAN_LLM)) == 3
-    assert sorted(seal.attributes[semconv.SEAL_SPANS] for seal in receiver.spans(semconv.SPAN_SEAL))[-2:] == [1, 2]
+    assert len(receiver.spans(conventions.SPAN_LLM)) == 3
+    assert sorted(seal.attributes[conventions.SEAL_SPANS] for seal in receiver.spans(conventions.SPAN_SEAL))[-2:] == [1, 2]
 
 
 async def test_what_cannot_be_forwarded_is_explained(settings: Settings, queue: QueueClient) -> None:
@@ -79,7 +79,7 @@ async def test_a_call_under_way_ends_before_the_proxy_does(receiver: OtlpReceive
         assert (await call).choices[0].message.content == "ih:0"
     assert model.headers[0]["authorization"] == "Bearer own-key"
     assert (await stopping)[0] == 0
-    assert len(receiver.spans(semconv.SPAN_LLM)) == 1
+    assert len(receiver.spans(conventions.SPAN_LLM)) == 1
 
 
 async def test_a_port_in_use_is_one_clear_line(settings: Settings) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agl_otel import semconv
+from agl_otel.net.scoped import scoped_token
 from agl_otel.proxy.keys import attempt_key, shared_key
-from agl_otel.scoped import scoped_token
 from agl_otel.settings import Settings, free_port
+from agl_otel_hook import conventions
 from tests.contract.proxy.processes import healthy, start, stop
 from tests.contract.proxy.stand import HELLO
 from tests.model_server import ModelServer
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.system
 TOKEN = "secret"
 SHOWN = {"authorization": f"Bearer {TOKEN}"}
 TRACE = "0af7651916cd43dd8448eb211c80319c"
-OF_ANOTHER = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01", "baggage": f"{semconv.PROCESS}=marker-of-another"}
+OF_ANOTHER = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01", "baggage": f"{conventions.PROCESS}=marker-of-another"}
 
 
 @contextlib.asynccontextmanager
@@ -68,7 +68,7 @@ async def test_no_key_but_ours_opens_the_proxy(model: ModelServer, settings: Set
         for key in (TOKEN, shared_key(TOKEN), scoped):
             assert (await asked(url, {"authorization": f"Bearer {key}"}))[0] == 200
             assert (await asked(url, {"x-api-key": key}))[0] == 200
-    assert len(receiver.spans(semconv.SPAN_LLM)) == 6
+    assert len(receiver.spans(conventions.SPAN_LLM)) == 6
     assert all(key not in str(headers) for key in (TOKEN, scoped) for headers in model.headers)
 
 
@@ -77,13 +77,13 @@ async def test_a_call_with_its_own_key_gets_nothing_of_the_stacks(model: ModelSe
         for headers in ({}, {"authorization": "Bearer agl-junk"}, {"x-api-key": "aglt-proxy-1-0"}):
             assert (await asked(url, headers))[0] == 401
         assert (await asked(url, {"authorization": "Bearer sk-mine", "x-api-key": "sk-mine", **OF_ANOTHER}))[0] == 200
-        baggage = f"{semconv.ROLLOUT_ID}=ro-1,{semconv.ATTEMPT_ID}=at-1"
+        baggage = f"{conventions.ROLLOUT_ID}=ro-1,{conventions.ATTEMPT_ID}=at-1"
         assert (await asked(url, {"authorization": "Bearer sk-mine", "baggage": baggage}))[0] == 401, "it names an attempt"
     (sent,) = model.headers
     assert (sent["authorization"], sent["x-api-key"]) == ("Bearer sk-mine", "sk-mine")
     assert TRACE not in sent["traceparent"]
-    (span,) = receiver.spans(semconv.SPAN_LLM)
-    assert span.trace_id != TRACE and not span.parent_id and semconv.LLM_CALLER not in span.attributes
+    (span,) = receiver.spans(conventions.SPAN_LLM)
+    assert span.trace_id != TRACE and not span.parent_id and conventions.LLM_CALLER not in span.attributes
 
 
 async def test_health_tells_a_stranger_only_whether_all_is_well(settings: Settings) -> None:

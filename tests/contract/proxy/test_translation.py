@@ -19,12 +19,12 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from agl_otel import semconv
 from agl_otel.errors import SettingsError
-from agl_otel.instrumentation.context import Key
 from agl_otel.proxy.forward import Limits
 from agl_otel.proxy.litellm import Litellm
 from agl_otel.proxy.upstream import FixedUpstreams, Route, Upstream
+from agl_otel_hook import conventions
+from agl_otel_hook.context import Key
 from tests.contract.proxy.stand import HELLO, Stand, proxy
 from tests.litellm_environment import litellm_python
 from tests.model_server import ModelServer
@@ -106,12 +106,12 @@ def translated(module: Translated) -> Translated:
 def check(translated: Translated, span: Received, reply: str, *, call: int = 1, said: Any = None) -> None:
     """The span holds the tokens of the chat call as it was sampled."""
     held, asked = span.attributes, translated.model.requests[-1]
-    assert held[semconv.LLM_CALL] == call and not span.error, held
-    if semconv.LLM_PREFIX_CALL not in held:
-        assert held[semconv.LLM_PROMPT_TOKEN_IDS] == translated.model.prompt_ids(asked["messages"])
-    assert held[semconv.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in reply]
-    assert held[semconv.LLM_RESPONSE_LOGPROBS] == [-0.5] * len(reply)
-    assert (held[semconv.LLM_MODEL_VERSION], asked["model"], asked["temperature"]) == ("7", "served-model", 0.25)
+    assert held[conventions.LLM_CALL] == call and not span.error, held
+    if conventions.LLM_PREFIX_CALL not in held:
+        assert held[conventions.LLM_PROMPT_TOKEN_IDS] == translated.model.prompt_ids(asked["messages"])
+    assert held[conventions.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in reply]
+    assert held[conventions.LLM_RESPONSE_LOGPROBS] == [-0.5] * len(reply)
+    assert (held[conventions.LLM_MODEL_VERSION], asked["model"], asked["temperature"]) == ("7", "served-model", 0.25)
     assert translated.model.headers[-1]["authorization"] == "Bearer real-key" and "x-api-key" not in translated.model.headers[-1]
     assert held["gen_ai.response.id"] == said and held["gen_ai.operation.name"] == "chat"
 
@@ -174,10 +174,10 @@ async def test_a_conversation_with_tools_stays_one_prefix(translated: Translated
     assert roles == ["user", "assistant", "tool", "user"] and "base64,AAAA" in json.dumps(translated.model.requests[-1]["messages"])
     first, second = await translated.spans()
     assert json.loads(first.attributes["gen_ai.output.messages"])[0]["parts"][1]["arguments"] == {"city": "Ulm"}
-    assert (second.attributes[semconv.LLM_PREFIX_CALL], second.attributes[semconv.LLM_CALL]) == (1, 2)
-    before = first.attributes[semconv.LLM_PROMPT_TOKEN_IDS] + first.attributes[semconv.LLM_RESPONSE_TOKEN_IDS]
+    assert (second.attributes[conventions.LLM_PREFIX_CALL], second.attributes[conventions.LLM_CALL]) == (1, 2)
+    before = first.attributes[conventions.LLM_PROMPT_TOKEN_IDS] + first.attributes[conventions.LLM_RESPONSE_TOKEN_IDS]
     whole = translated.model.prompt_ids(translated.model.requests[-1]["messages"])
-    assert before + second.attributes[semconv.LLM_PROMPT_TOKEN_IDS] == whole
+    assert before + second.attributes[conventions.LLM_PROMPT_TOKEN_IDS] == whole
 
 
 async def test_the_servers_error_reaches_the_agent_in_its_own_protocol(translated: Translated) -> None:
@@ -193,7 +193,7 @@ async def test_what_litellm_itself_refuses_is_one_failed_call(translated: Transl
     async with translated.messages({"messages": "no list"}) as answer:
         assert answer.status >= 400
     (span,) = await translated.spans()
-    assert span.error and span.attributes[semconv.LLM_CALL] == 1 and translated.model.requests == []
+    assert span.error and span.attributes[conventions.LLM_CALL] == 1 and translated.model.requests == []
 
 
 async def test_a_stream_that_breaks_off_below_is_no_whole_answer_above(translated: Translated) -> None:
@@ -202,8 +202,8 @@ async def test_a_stream_that_breaks_off_below_is_no_whole_answer_above(translate
         async with translated.messages({"messages": HELLO, "stream": True}) as answer:
             assert "message_stop" not in await answer.text()
     (span,) = await translated.spans()
-    assert span.error and span.attributes[semconv.LLM_INCOMPLETE] == "upstream_error"
-    assert span.attributes[semconv.LLM_RESPONSE_TOKEN_IDS] == [ord("o"), ord("l")]
+    assert span.error and span.attributes[conventions.LLM_INCOMPLETE] == "upstream_error"
+    assert span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS] == [ord("o"), ord("l")]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -221,7 +221,7 @@ async def test_a_client_that_goes_away_ends_the_call_upstream(translated: Transl
         await task
     await translated.stand.post(f"/rollout/{translated.rollout}/attempt/at-1/close")
     (span,) = await translated.spans()
-    assert span.attributes[semconv.LLM_INCOMPLETE] == "client_gone" and translated.model.cancelled == 1
+    assert span.attributes[conventions.LLM_INCOMPLETE] == "client_gone" and translated.model.cancelled == 1
 
 
 @pytest.mark.parametrize("key", ["key-of-the-resource", None])
@@ -319,8 +319,8 @@ async def test_messages_without_token_ids_are_asked_by_chat_where_that_has_them(
         tried, sampled = server.requests
         assert tried["max_tokens"] == 1 and (tried["model"], server.headers[0]["authorization"]) == ("served-model", "Bearer real-key")
         first, second = await translated.spans()
-        assert semconv.LLM_RESPONSE_TOKEN_IDS not in first.attributes
-        assert second.attributes[semconv.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in "olleh:0"]
+        assert conventions.LLM_RESPONSE_TOKEN_IDS not in first.attributes
+        assert second.attributes[conventions.LLM_RESPONSE_TOKEN_IDS] == [ord(c) for c in "olleh:0"]
         assert sampled["messages"][-1]["content"] == "hello"
 
 
@@ -370,5 +370,5 @@ async def test_without_litellm_the_remedy_is_told(shared_receiver: OtlpReceiver,
             status, answer, _ = await stand.post(f"/rollout/ro-{path}/attempt/at-1/v1/{path}", {"model": "m", "messages": HELLO})
             assert (status, answer["error"]["code"]) == (501, "no_litellm") and "AGL_LITELLM=" in answer["error"]["message"]
         spans = [span for span in await stand.calls() if span.key[0] == f"ro-{path}"]
-        assert [(span.error, span.attributes[semconv.LLM_CALL]) for span in spans] == [(True, 1), (True, 2)]
+        assert [(span.error, span.attributes[conventions.LLM_CALL]) for span in spans] == [(True, 1), (True, 2)]
     await model.stop()

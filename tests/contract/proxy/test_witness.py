@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from agl_otel import semconv
 from agl_otel.errors import RefusedError, UnavailableError
 from agl_otel.proxy.witness import Witnesses
 from agl_otel.queue.updates import Witness
+from agl_otel_hook import conventions
 from tests.contract.proxy.stand import HELLO, SCOPE, Stand
 from tests.model_server import ModelServer
 
@@ -37,7 +37,7 @@ async def test_the_callers_marker_is_recorded_and_goes_no_further(
     status, _, _ = await stand.post(f"{SCOPE}/v1/chat/completions", BODY, baggage=baggage)
     assert status == 200
     (span,) = await stand.calls()
-    assert span.attributes.get(semconv.LLM_CALLER) == caller
+    assert span.attributes.get(conventions.LLM_CALLER) == caller
     assert "baggage" not in model.headers[0]
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agl_otel.queue.postgres_server import NoPostgresError, Postgres, running
-from agl_otel.queue.testing import LocalQueue
+from tests.local_queue import LocalQueue
+from tests.postgres_server import NoPostgresError, Postgres, running
 
 
 @pytest.fixture(scope="session")

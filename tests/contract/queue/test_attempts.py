@@ -8,7 +8,6 @@ import pytest
 
 from agl_otel.errors import FencedError, NotFoundError, UsageError
 from agl_otel.queue.client import AttemptUpdate, Observation, RolloutUpdate, Witness
-from agl_otel.queue.testing import LocalQueue
 from agl_otel.types import (
     Attempt,
     AttemptedRollout,
@@ -19,6 +18,7 @@ from agl_otel.types import (
     Rollout,
     RolloutConfig,
 )
+from tests.local_queue import LocalQueue
 
 
 async def claimed(queue: LocalQueue, config: RolloutConfig | None = None, worker_id: str = "w") -> AttemptedRollout:

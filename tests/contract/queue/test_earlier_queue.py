@@ -13,8 +13,8 @@ import pytest
 from agl_otel.errors import UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.proto import queue_pb2 as pb
-from agl_otel.queue.testing import LocalQueue
 from agl_otel.types import EnqueueRolloutRequest
+from tests.local_queue import LocalQueue
 
 UNKNOWN = b"\xfa\x3f\x05later"  # field 1023, of which no release knows
 

@@ -12,8 +12,8 @@ from agl_otel.queue.calls import Calls, new_request_id
 from agl_otel.queue.client import AttemptUpdate, Observation, QueueClient, RolloutUpdate
 from agl_otel.queue.engine import Signals, Transaction
 from agl_otel.queue.proto import queue_pb2 as pb
-from agl_otel.queue.testing import LocalQueue
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig
+from tests.local_queue import LocalQueue
 
 
 def tasks(*inputs: object) -> list[EnqueueRolloutRequest]:

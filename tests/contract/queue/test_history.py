@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from agl_otel.errors import FencedError
 from agl_otel.queue.client import AttemptUpdate, Observation, RolloutUpdate
-from agl_otel.queue.postgres_server import Postgres
-from agl_otel.queue.testing import LocalQueue
 from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, RolloutMode
+from tests.local_queue import LocalQueue
+from tests.postgres_server import Postgres
 
 ENDED = {"failed", "succeeded", "cancelled"}
 WAITING = {"queuing", "requeuing"}

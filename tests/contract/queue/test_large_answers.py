@@ -13,8 +13,8 @@ from agl_otel.queue.client import AttemptUpdate, RolloutUpdate
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.server import QueueServer, open_engine
 from agl_otel.queue.service import CHUNK_ITEMS
-from agl_otel.queue.testing import LocalQueue, QueueClient
 from agl_otel.types import EnqueueRolloutRequest, PromptTemplate
+from tests.local_queue import LocalQueue, QueueClient
 
 COUNT = 5
 LARGE = 14 << 20  # so many of them are more than 64 MiB

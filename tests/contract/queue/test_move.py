@@ -9,10 +9,10 @@ from pathlib import Path
 
 from agl_otel.queue.client import AttemptUpdate
 from agl_otel.queue.move import fetch
-from agl_otel.queue.postgres_server import Postgres
-from agl_otel.queue.testing import LocalQueue
 from agl_otel.types import LLM, EnqueueRolloutRequest
+from tests.local_queue import LocalQueue
 from tests.nursery import ROOT, nursery
+from tests.postgres_server import Postgres
 
 
 def agl(data_dir: Path, url: str, *command: str) -> subprocess.CompletedProcess[str]:

@@ -15,13 +15,13 @@ from agl_otel.errors import AglError, ConflictError, SettingsError, UnavailableE
 from agl_otel.queue.client import AttemptUpdate, QueueClient, RolloutUpdate
 from agl_otel.queue.engine import Transaction
 from agl_otel.queue.operations import queries
-from agl_otel.queue.postgres_server import Postgres
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.server import open_engine
 from agl_otel.queue.statements import FILES, Statements
-from agl_otel.queue.testing import LocalQueue
 from agl_otel.settings import free_port
 from agl_otel.types import EnqueueRolloutRequest
+from tests.local_queue import LocalQueue
+from tests.postgres_server import Postgres
 
 PASSWORD = "pa@ss/wo#rd"
 psycopg = pytest.importorskip("psycopg")

@@ -15,9 +15,9 @@ import pytest
 
 from agl_otel.errors import UnavailableError
 from agl_otel.queue.client import AttemptUpdate, QueueClient
-from agl_otel.queue.testing import LocalQueue
 from agl_otel.settings import free_port
 from agl_otel.types import EnqueueRolloutRequest
+from tests.local_queue import LocalQueue
 
 Start = Callable[..., Coroutine[None, None, asyncio.subprocess.Process]]
 pytestmark = pytest.mark.system

@@ -6,11 +6,11 @@ import aiohttp
 import pytest
 
 from agl_otel.errors import NotFoundError
-from agl_otel.metrics_http import metrics_port
 from agl_otel.queue.client import AttemptUpdate, RolloutUpdate
-from agl_otel.queue.testing import LocalQueue
 from agl_otel.settings import Settings, free_port
+from agl_otel.telemetry.http import metrics_port
 from agl_otel.types import EnqueueRolloutRequest
+from tests.local_queue import LocalQueue
 
 
 async def samples(queue: LocalQueue) -> dict[str, float]:

@@ -7,8 +7,8 @@ import pytest
 from agl_otel.errors import UsageError
 from agl_otel.queue.client import RolloutUpdate
 from agl_otel.queue.operations import queries
-from agl_otel.queue.testing import LocalQueue
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, PromptTemplate, Rollout
+from tests.local_queue import LocalQueue
 
 
 async def filled(queue: LocalQueue) -> list[Rollout]:

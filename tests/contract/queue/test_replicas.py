@@ -15,11 +15,11 @@ from agl_otel.errors import ConflictError, UnavailableError
 from agl_otel.queue.calls import Calls
 from agl_otel.queue.client import AttemptUpdate, QueueClient, RolloutUpdate
 from agl_otel.queue.postgres import signals
-from agl_otel.queue.postgres_server import Postgres, running
 from agl_otel.queue.proto import queue_pb2 as pb
-from agl_otel.queue.testing import LocalQueue, ManualClock
 from agl_otel.settings import free_port
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig
+from tests.local_queue import LocalQueue, ManualClock
+from tests.postgres_server import Postgres, running
 
 ORDER = ["queuing", "preparing", "succeeded"]
 

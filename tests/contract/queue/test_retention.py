@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from agl_otel.cli.maintain import PRUNE_SECONDS, Maintainer, Report
 from agl_otel.queue.client import RolloutUpdate
-from agl_otel.queue.testing import LocalQueue
 from agl_otel.types import EnqueueRolloutRequest
+from tests.local_queue import LocalQueue
 
 DAY = 86400.0
 

@@ -11,8 +11,8 @@ from agl_otel.errors import SettingsError, UnavailableError, UsageError
 from agl_otel.queue.calls import Calls
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.proto import queue_pb2 as pb
-from agl_otel.queue.testing import LocalQueue
 from agl_otel.types import EnqueueRolloutRequest
+from tests.local_queue import LocalQueue
 
 TASK = pb.NewRollout(input_json="1")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from agl_otel.queue.client import AttemptUpdate, QueueClient, RolloutUpdate
 from agl_otel.queue.migrate import migrations
-from agl_otel.queue.testing import LocalQueue
 from agl_otel.types import EnqueueRolloutRequest, PromptTemplate, RolloutConfig, Run
+from tests.local_queue import LocalQueue
 
 PROMPT = PromptTemplate(template="{q}", engine="f-string")
 

@@ -20,15 +20,15 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import LogsServ
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceServicer, add_TraceServiceServicer_to_server
 
-from agl_otel import semconv
-from agl_otel.instrumentation import Telemetry
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.server import QueueServer, open_engine
 from agl_otel.runner.job import Agent
 from agl_otel.runner.runner import Runner
 from agl_otel.runner.running import RunnerEvent
+from agl_otel.telemetry.setup import Telemetry
 from agl_otel.traces.verdict import AttemptFacts, MarkerFacts, decide
 from agl_otel.types import Attempt, EnqueueRolloutRequest, NamedResources, Rollout, RolloutConfig, Verdict
+from agl_otel_hook import conventions
 from tests.otlp_receiver import OtlpReceiver, Received
 
 
@@ -63,8 +63,8 @@ class Logs(LogsServiceServicer):
         for resource_logs in request.resource_logs:
             for record in (record for scope in resource_logs.scope_logs for record in scope.log_records):
                 attributes = {pair.key: pair.value.string_value for pair in record.attributes}
-                streams = self.printed.setdefault(attributes[semconv.ATTEMPT_ID], {})
-                streams[attributes[semconv.LOG_STREAM]] = streams.get(attributes[semconv.LOG_STREAM], "") + record.body.string_value
+                streams = self.printed.setdefault(attributes[conventions.ATTEMPT_ID], {})
+                streams[attributes[conventions.LOG_STREAM]] = streams.get(attributes[conventions.LOG_STREAM], "") + record.body.string_value
         return ExportLogsServiceResponse()
 
 
@@ -168,16 +168,16 @@ class Stack:
             if (marker := span.marker) is None:
                 continue
             seen = markers.setdefault(marker, MarkerFacts())
-            if span.name == semconv.SPAN_SEAL:
-                if (count := span.attributes.get(semconv.SEAL_SPANS)) is not None:
-                    closed = seen.closed or bool(span.attributes.get(semconv.SEAL_CLOSING))
+            if span.name == conventions.SPAN_SEAL:
+                if (count := span.attributes.get(conventions.SEAL_SPANS)) is not None:
+                    closed = seen.closed or bool(span.attributes.get(conventions.SEAL_CLOSING))
                     sealed_at = max(seen.sealed_at, span.start / 1e9)
                     markers[marker] = replace(seen, seal=max(seen.seal or 0, count), closed=closed, sealed_at=sealed_at)
-            elif not span.attributes.get(semconv.LATE):
-                annotations = seen.annotations + (span.name == semconv.SPAN_ANNOTATION)
+            elif not span.attributes.get(conventions.LATE):
+                annotations = seen.annotations + (span.name == conventions.SPAN_ANNOTATION)
                 markers[marker] = replace(seen, spans=seen.spans + 1, annotations=annotations)
-        hooked = any(span.attributes.get(semconv.ATTEMPT_HOOKED) for span in spans if span.name == semconv.SPAN_ATTEMPT)
-        unmarked = [span for span in spans if span.marker is None and span.name != semconv.SPAN_ATTEMPT]
+        hooked = any(span.attributes.get(conventions.ATTEMPT_HOOKED) for span in spans if span.name == conventions.SPAN_ATTEMPT)
+        unmarked = [span for span in spans if span.marker is None and span.name != conventions.SPAN_ATTEMPT]
         return decide(AttemptFacts(*key, attempt.seals, markers, len(unmarked), hooked=hooked, ledger=attempt.ledger))
 
     async def until(self, condition: Any) -> None:

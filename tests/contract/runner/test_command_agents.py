@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from agl_otel import semconv
 from agl_otel.errors import UsageError
 from agl_otel.queue.client import RolloutUpdate
 from agl_otel.runner import groups
 from agl_otel.runner.__main__ import line_of
-from agl_otel.runner.command import CommandAgent, wrapper_of
+from agl_otel.runner.agents.command import CommandAgent, wrapper_of
 from agl_otel.runner.job import Grader
 from agl_otel.runner.limits import Limits
 from agl_otel.traces.verdict import NOT_LOADED
 from agl_otel.types import LLM, Attempt, Rollout
+from agl_otel_hook import conventions
 from tests.contract.runner.conftest import Stack
 
 MODEL = LLM(endpoint="http://vllm.example/v1", model="m", api_key="sk-secret")
@@ -32,7 +32,7 @@ def python(code: str, *arguments: str, grader: Grader | None = None, **options: 
 
 
 def rewards(stack: Stack, rollout: Rollout) -> list[Any]:
-    return [span.attributes[semconv.reward_value_key(0)] for span in stack.spans(rollout, semconv.SPAN_ANNOTATION)]
+    return [span.attributes[conventions.reward_value_key(0)] for span in stack.spans(rollout, conventions.SPAN_ANNOTATION)]
 
 
 async def one(stack: Stack, agent: CommandAgent, task: Any = "t", **config: Any) -> tuple[Rollout, Attempt]:
@@ -65,7 +65,7 @@ async def test_its_environment_names_the_attempt_the_model_and_the_collector(sta
     agent = python("import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1], 'w'))", str(path), env={"MINE": "kept"})
     rollout, attempt = await one(stack, agent, {"q": 1})
     env = json.loads(path.read_text())
-    [root] = stack.spans(rollout, semconv.SPAN_ATTEMPT)
+    [root] = stack.spans(rollout, conventions.SPAN_ATTEMPT)
     assert env["AGL_ROLLOUT_ID"] == rollout.rollout_id
     assert env["TRACEPARENT"] == f"00-{root.trace_id}-{root.span_id}-01"
     assert env["OPENAI_BASE_URL"].endswith(f"/rollout/{rollout.rollout_id}/attempt/{attempt.attempt_id}/v1")

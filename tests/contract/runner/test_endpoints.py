@@ -17,13 +17,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agl_otel import semconv
 from agl_otel.errors import UsageError
-from agl_otel.ingest import attempt_ingest_key
+from agl_otel.net.ingest import attempt_ingest_key
 from agl_otel.proxy.keys import attempt_key
 from agl_otel.queue.client import RolloutUpdate
 from agl_otel.runner.agents import ContainerAgent, HttpAgent, Limits
 from agl_otel.types import LLM, Answered, Attempt, Rollout
+from agl_otel_hook import conventions
 from tests.contract.runner.conftest import Stack
 
 
@@ -81,14 +81,14 @@ async def ask(stack: Stack, agent: HttpAgent) -> tuple[Rollout, Attempt]:
 
 
 def rewards(stack: Stack, rollout: Rollout) -> list[Any]:
-    return [span.attributes[semconv.reward_value_key(0)] for span in stack.spans(rollout, semconv.SPAN_ANNOTATION)]
+    return [span.attributes[conventions.reward_value_key(0)] for span in stack.spans(rollout, conventions.SPAN_ANNOTATION)]
 
 
 async def test_a_request_carries_the_task_the_trace_and_the_ids_and_a_number_is_the_reward(stack: Stack, service: Service) -> None:
     rollout, attempt = await ask(stack, HttpAgent(service.url, headers={"authorization": "Bearer x"}))
     [(headers, task)] = service.asked
     headers = {name.lower(): value for name, value in headers.items()}
-    [root] = stack.spans(rollout, semconv.SPAN_ATTEMPT)
+    [root] = stack.spans(rollout, conventions.SPAN_ATTEMPT)
     assert task == {"name": "adam/eve", "n": 2}
     assert headers["traceparent"] == f"00-{root.trace_id}-{root.span_id}-01"
     assert headers["baggage"] == f"agentlightning.rollout_id={rollout.rollout_id},agentlightning.attempt_id={attempt.attempt_id}"
@@ -189,7 +189,7 @@ server.serve_forever()
 async def hooked_service(stack: Stack) -> AsyncGenerator[str]:
     """The address of a service that somebody runs under our hook."""
     environment = {
-        **{name: value for name, value in os.environ.items() if name != semconv.ENV_LEDGER},  # keeps no record here
+        **{name: value for name, value in os.environ.items() if name != conventions.ENV_LEDGER},  # keeps no record here
         "OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{stack.receiver.grpc_address}",
         "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
     }  # fmt: skip
@@ -217,7 +217,7 @@ async def test_the_verdict_of_an_endpoint_under_the_hook_follows_its_own_seal(st
         [rollout] = await stack.enqueue(task)
         await stack.run(HttpAgent(url, hooked=True, grader=lambda task, answer: float(answer == "done")), max_rollouts=1)
         [attempt] = await stack.finished(rollout)
-        await stack.until(lambda: any(seal.marker not in (attempt.seals or {}) for seal in stack.spans(rollout, semconv.SPAN_SEAL)))
+        await stack.until(lambda: any(seal.marker not in (attempt.seals or {}) for seal in stack.spans(rollout, conventions.SPAN_SEAL)))
     verdict = stack.verdict(attempt)
     assert (attempt.status, verdict.kind, verdict.alarm) == ("succeeded", "complete", False)
     assert attempt.ledger is not None and attempt.ledger.over is not None
@@ -249,7 +249,12 @@ def test_a_containers_command_line_names_variables_and_mounts_and_holds_no_value
     agent = ContainerAgent(
         "team/agent:1", ["--q", "{question}"], engine="sh", mounts={"/data": "/in"}, limits=Limits(memory_bytes=1 << 30), env={"MINE": "1"}
     )
-    env = {"MINE": "1", semconv.ENV_ATTEMPT_ID: "at-1", "OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret", "AGL_TASK_FILE": "/t/task"}
+    env = {
+        "MINE": "1",
+        conventions.ENV_ATTEMPT_ID: "at-1",
+        "OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret",
+        "AGL_TASK_FILE": "/t/task",
+    }
     argv, given = agent.launch(["/bin/docker", "--q", "2+2"], env)
     options = "--rm --init --name agl-at-1 --network host --memory 1073741824"
     names = "--env AGL_ATTEMPT_ID --env AGL_TASK_FILE --env MINE --env OTEL_EXPORTER_OTLP_HEADERS"

@@ -12,22 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from agl_otel import semconv
+from agl_otel.compat.runner import LitAgentRunner
+from agl_otel.compat.tracer import DummyTracer
 from agl_otel.errors import UsageError
-from agl_otel.instrumentation import records
 from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.queue.server import QueueServer, open_engine
 from agl_otel.runner.agents import CommandAgent, FunctionAgent
-from agl_otel.runner.ending import Ended, Endings
+from agl_otel.runner.completion import Ended, Endings
 from agl_otel.runner.environment import Addresses
 from agl_otel.runner.job import Job
-from agl_otel.runner.litagent import LitAgentRunner
 from agl_otel.runner.output import LogExporter
 from agl_otel.runner.process import check_waiting_tasks
 from agl_otel.runner.runner import Runner
 from agl_otel.runner.running import RunnerEvent
-from agl_otel.tracer import DummyTracer
 from agl_otel.types import AttemptLedger, EnqueueRolloutRequest, PromptTemplate, ResourcesUpdate
+from agl_otel_hook import conventions, records
 from tests.contract.runner.conftest import Proxy, Stack
 
 
@@ -50,7 +49,7 @@ async def test_a_result_survives_a_queue_that_is_away_when_the_agent_ends(stack:
         await stack.server.start("127.0.0.1", port)
         [attempt] = await stack.finished(rollout)
     assert attempt.status == "succeeded"
-    assert [s.attributes[semconv.reward_value_key(0)] for s in stack.spans(rollout, semconv.SPAN_ANNOTATION)] == [0.25]
+    assert [s.attributes[conventions.reward_value_key(0)] for s in stack.spans(rollout, conventions.SPAN_ANNOTATION)] == [0.25]
 
 
 async def test_agents_wait_for_a_collector_that_does_not_take_their_root_spans_yet(stack: Stack) -> None:
@@ -65,7 +64,7 @@ async def test_agents_wait_for_a_collector_that_does_not_take_their_root_spans_y
     finally:
         stack.receiver.refuse = False
     assert attempt.status == "succeeded"
-    assert len(stack.spans(rollout, semconv.SPAN_ATTEMPT)) == 1
+    assert len(stack.spans(rollout, conventions.SPAN_ATTEMPT)) == 1
 
 
 async def test_a_result_that_comes_after_a_newer_attempt_is_dropped(stack: Stack) -> None:
@@ -123,8 +122,8 @@ async def test_resources_are_looked_up_once_and_lost_ones_fail_only_their_own_ro
 
 _DIES_IN_ITS_SECOND_SPAN = """
 import os, signal, sys
-from agl_otel.instrumentation.setup import Telemetry
-from agl_otel.instrumentation.context import attempt_scope
+from agl_otel.telemetry.setup import Telemetry
+from agl_otel_hook.context import attempt_scope
 from agl_otel.runner.ledgers import Ledgers
 store, endpoint, rollout_id, attempt_id, ends = sys.argv[1:]
 ledgers, telemetry = Ledgers(store), Telemetry(otlp_endpoint=endpoint, service_name="runner")
@@ -225,7 +224,7 @@ async def test_the_attempt_span_says_whether_the_agent_runs_under_the_hook(stack
     await stack.run(FunctionAgent(lambda task: 1.0), max_rollouts=1)
     [unknown] = await stack.enqueue("t")
     await stack.run(CommandAgent(["true"]), max_rollouts=1)
-    said = [stack.spans(rollout, semconv.SPAN_ATTEMPT)[0].attributes.get(semconv.ATTEMPT_HOOKED) for rollout in (counted, unknown)]
+    said = [stack.spans(rollout, conventions.SPAN_ATTEMPT)[0].attributes.get(conventions.ATTEMPT_HOOKED) for rollout in (counted, unknown)]
     assert said == [True, None]
     python = [sys.executable, "-c", ""]
     hooks = (CommandAgent(python), CommandAgent(python, instrument=False), CommandAgent(["true"], hooked=True))
@@ -388,4 +387,4 @@ async def test_a_refused_attempt_span_is_sent_again_as_it_was_and_the_agent_wait
         stack.receiver.refuse = False
     [attempt] = await stack.finished(rollout)
     assert (attempt.status, started) == ("succeeded", ["task"])
-    assert len(stack.spans(rollout, semconv.SPAN_ATTEMPT)) == 1
+    assert len(stack.spans(rollout, conventions.SPAN_ATTEMPT)) == 1

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from opentelemetry import trace
 
-from agl_otel import semconv
 from agl_otel.runner.agents import FunctionAgent
 from agl_otel.types import LLM, ProxyLLM
+from agl_otel_hook import conventions
 from tests.contract.runner.conftest import Stack
 
 MODEL = LLM(endpoint="http://vllm.example/v1", model="m", api_key="sk-secret")
 
 
 def primary(stack: Stack, rollout: Any) -> list[Any]:
-    return [span.attributes[semconv.reward_value_key(0)] for span in stack.spans(rollout, semconv.SPAN_ANNOTATION)]
+    return [span.attributes[conventions.reward_value_key(0)] for span in stack.spans(rollout, conventions.SPAN_ANNOTATION)]
 
 
 def sync_agent(question: str, llm: LLM) -> float:
@@ -42,9 +42,9 @@ async def test_a_number_becomes_the_reward_of_the_attempt_under_its_root_span(st
     assert [attempt.status for attempt in attempts] == ["succeeded", "succeeded"]
     for rollout, attempt, expected in zip(rollouts, attempts, (4.0, 5.0), strict=True):
         assert primary(stack, rollout) == [expected]
-        [root] = stack.spans(rollout, semconv.SPAN_ATTEMPT)
+        [root] = stack.spans(rollout, conventions.SPAN_ATTEMPT)
         assert root.marker is None
-        children = [*stack.spans(rollout, "think"), *stack.spans(rollout, semconv.SPAN_ANNOTATION)]
+        children = [*stack.spans(rollout, "think"), *stack.spans(rollout, conventions.SPAN_ANNOTATION)]
         assert {(span.trace_id, span.parent_id, span.key[1]) for span in children} == {(root.trace_id, root.span_id, attempt.attempt_id)}
         assert attempt.seals == {children[0].marker: 2, "proxy-marker": 2}
 
@@ -62,7 +62,7 @@ async def test_a_function_behind_a_proxy_is_told_no_providers_secret(stack: Stac
 async def test_the_root_span_is_acked_before_the_agent_starts(stack: Stack) -> None:
     [rollout] = await stack.enqueue("t")
     seen: list[int] = []
-    await stack.run(FunctionAgent(lambda task: seen.append(len(stack.spans(rollout, semconv.SPAN_ATTEMPT)))), max_rollouts=1)
+    await stack.run(FunctionAgent(lambda task: seen.append(len(stack.spans(rollout, conventions.SPAN_ATTEMPT)))), max_rollouts=1)
     assert seen == [1]
 
 
@@ -97,8 +97,8 @@ async def test_an_answer_is_graded_and_a_reward_of_several_dimensions_keeps_its_
 
     [rollout] = await stack.enqueue("abc")
     await stack.run(FunctionAgent(lambda task: task.upper(), grader=grade), max_rollouts=1)
-    [span] = stack.spans(rollout, semconv.SPAN_ANNOTATION)
-    found = [(span.attributes[semconv.reward_name_key(i)], span.attributes[semconv.reward_value_key(i)]) for i in range(2)]
+    [span] = stack.spans(rollout, conventions.SPAN_ANNOTATION)
+    found = [(span.attributes[conventions.reward_name_key(i)], span.attributes[conventions.reward_value_key(i)]) for i in range(2)]
     assert found == [("right", 1.0), ("length", 3.0)]
 
 

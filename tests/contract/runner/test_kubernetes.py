@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from agl_otel import semconv
 from agl_otel.errors import AgentError, UsageError
 from agl_otel.queue.client import RolloutUpdate
 from agl_otel.runner.agents import KubernetesAgent
-from agl_otel.runner.kubernetes import as_secret, job_body, job_name, label, merged
-from agl_otel.runner.kubernetes_api import Cluster, KubernetesApi
+from agl_otel.runner.agents.kubernetes import as_secret, job_body, job_name, label, merged
+from agl_otel.runner.agents.kubernetes_api import Cluster, KubernetesApi
 from agl_otel.types import LLM
+from agl_otel_hook import conventions
 from tests.contract.runner.conftest import Stack
 from tests.kubernetes_api import NAMESPACE, TOKEN, Api
 
@@ -58,7 +58,7 @@ async def test_an_attempt_is_a_job_with_all_that_an_agent_needs_and_nothing_is_l
     jobs = [body for body in api.created if body["kind"] == "Job"]
     ids = {attempt.attempt_id for attempt in attempts}
     assert {body["metadata"]["annotations"]["agl-otel/attempt"] for body in jobs} == ids
-    assert all(semconv.ENV_ROLLOUT_ID not in json.dumps(body) for body in jobs)  # what identifies an attempt stands in its Secret alone
+    assert all(conventions.ENV_ROLLOUT_ID not in json.dumps(body) for body in jobs)  # what identifies an attempt stands in its Secret alone
 
 
 async def test_what_fails_says_how_it_ended_and_what_it_printed(stack: Stack, api: Api, cluster: Cluster) -> None:
@@ -121,7 +121,7 @@ async def test_jobs_of_an_earlier_life_of_the_runner_are_deleted(stack: Stack, a
 
 
 async def test_an_image_that_cannot_be_had_fails_at_once(stack: Stack, api: Api, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agl_otel.runner.kubernetes.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("agl_otel.runner.agents.kubernetes.LOOK_SECONDS", 0.05)
     api.image_problem = "ImagePullBackOff"
     [rollout] = await stack.enqueue("t")
     await stack.run(agent(cluster, "pass"), max_rollouts=1)
@@ -146,12 +146,12 @@ def test_arguments_reach_the_container_as_they_are() -> None:
 
 def test_long_values_and_certificates_become_files(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("CERTIFICATE")
-    variables, files = as_secret({semconv.ENV_TASK: "x" * 200_000, "SSL_CERT_FILE": str(tmp_path / "ca.pem"), "A": "b"})
-    assert variables["A"] == "b" and semconv.ENV_TASK not in variables
-    assert files[variables[semconv.ENV_TASK_FILE].rpartition("/")[2]] == "x" * 200_000
+    variables, files = as_secret({conventions.ENV_TASK: "x" * 200_000, "SSL_CERT_FILE": str(tmp_path / "ca.pem"), "A": "b"})
+    assert variables["A"] == "b" and conventions.ENV_TASK not in variables
+    assert files[variables[conventions.ENV_TASK_FILE].rpartition("/")[2]] == "x" * 200_000
     assert files[variables["SSL_CERT_FILE"].rpartition("/")[2]] == "CERTIFICATE"
     with pytest.raises(AgentError, match="a Kubernetes Secret takes"):
-        as_secret({semconv.ENV_TASK: "x" * 2_000_000})
+        as_secret({conventions.ENV_TASK: "x" * 2_000_000})
 
 
 @pytest.mark.parametrize("attempt_id", ["at-01JX", "a", "..::__", "A:b.C_" * 21, "x" * 128])

@@ -13,15 +13,15 @@ from urllib.parse import unquote
 
 import pytest
 
-from agl_otel import semconv
-from agl_otel.ingest import attempt_ingest_key
+from agl_otel.net.ingest import attempt_ingest_key
 from agl_otel.proxy.keys import attempt_key
 from agl_otel.queue.client import RolloutUpdate
 from agl_otel.runner import groups
-from agl_otel.runner.command import CommandAgent
+from agl_otel.runner.agents.command import CommandAgent
 from agl_otel.runner.job import Grader
 from agl_otel.runner.starting import Warm
 from agl_otel.types import LLM, Attempt, Rollout
+from agl_otel_hook import conventions
 from tests.contract.runner.conftest import Stack
 
 SPAN = "from opentelemetry import trace\ntrace.get_tracer('a').start_span('work').end()\n"
@@ -76,7 +76,7 @@ async def test_forks_have_ids_markers_randomness_and_seals_of_their_own(stack: S
     assert sorted(span.key for span in works) == sorted((rollout.rollout_id, attempt.attempt_id) for rollout, attempt in ended)
     assert len({span.marker for span in works}) == 5
     assert {span.marker: stack.receiver.seals().get(span.marker) for span in works} == {span.marker: (1, 0) for span in works}
-    roots = {root.span_id for rollout, _ in ended for root in stack.spans(rollout, semconv.SPAN_ATTEMPT)}
+    roots = {root.span_id for rollout, _ in ended for root in stack.spans(rollout, conventions.SPAN_ATTEMPT)}
     assert {span.parent_id for span in works} == roots
 
 

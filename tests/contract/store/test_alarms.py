@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agl_otel.exposition import text_of
 from agl_otel.store import Store
+from agl_otel.telemetry.exposition import text_of
 from agl_otel.web.alarms import REFRESH_SECONDS, SETTLE_SECONDS, Alarms
 from tests.contract.store.test_export import fill
 

@@ -11,10 +11,10 @@ import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs] - as below
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs] - pyarrow ships no types
 import pytest
 
-from agl_otel import semconv
 from agl_otel.cli import main
 from agl_otel.store import Store
 from agl_otel.types import AttemptedRollout, Span
+from agl_otel_hook import conventions
 
 
 async def fill(store: Store, value: float) -> AttemptedRollout:
@@ -28,20 +28,20 @@ async def fill(store: Store, value: float) -> AttemptedRollout:
 
 def call_of(rollout_id: str, attempt_id: str, sequence: int) -> Span:
     attributes: dict[str, Any] = {
-        semconv.LLM_CALL: sequence,
-        semconv.LLM_CHOICE: 0,
-        semconv.LLM_PROMPT_TOKEN_IDS: [1, 2],
-        semconv.LLM_RESPONSE_TOKEN_IDS: [3, 4],
-        semconv.LLM_RESPONSE_LOGPROBS: [-0.5, -0.25],
+        conventions.LLM_CALL: sequence,
+        conventions.LLM_CHOICE: 0,
+        conventions.LLM_PROMPT_TOKEN_IDS: [1, 2],
+        conventions.LLM_RESPONSE_TOKEN_IDS: [3, 4],
+        conventions.LLM_RESPONSE_LOGPROBS: [-0.5, -0.25],
         "gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": "my number is 42"}]}]),
         "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "noted"}]}]),
     }
-    return span_of(rollout_id, attempt_id, sequence, semconv.SPAN_LLM, attributes)
+    return span_of(rollout_id, attempt_id, sequence, conventions.SPAN_LLM, attributes)
 
 
 def reward_of(rollout_id: str, attempt_id: str, sequence: int, value: float) -> Span:
-    attributes = {semconv.reward_name_key(0): "primary", semconv.reward_value_key(0): value}
-    return span_of(rollout_id, attempt_id, sequence, semconv.SPAN_ANNOTATION, attributes)
+    attributes = {conventions.reward_name_key(0): "primary", conventions.reward_value_key(0): value}
+    return span_of(rollout_id, attempt_id, sequence, conventions.SPAN_ANNOTATION, attributes)
 
 
 def span_of(rollout_id: str, attempt_id: str, sequence: int, name: str, attributes: dict[str, Any]) -> Span:
@@ -155,7 +155,7 @@ def test_old_rollouts_are_read_with_an_adapter_a_reward_and_a_filter_of_the_user
     cli.run(str(adapted), "--rollout", good.rollout_id, "--adapter", f"{mine}:adapt")
     (row,) = map(json.loads, adapted.read_text().splitlines())
     assert (row["rollout_id"], row["reward"], row["own_reward"]) == (good.rollout_id, 1.0, "their own")
-    assert row["names"] == [semconv.SPAN_LLM, semconv.SPAN_ANNOTATION]
+    assert row["names"] == [conventions.SPAN_LLM, conventions.SPAN_ANNOTATION]
     cli.run(str(tmp_path / "again.jsonl"), "--rebuild", f"{adapted}.pin.json")
     assert (tmp_path / "again.jsonl").read_bytes() == adapted.read_bytes()
     cli.run(str(tmp_path / "old.jsonl"), "--rollout", good.rollout_id, "--adapter", "agl_otel.adapters:TraceToMessages")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from agl_otel.algorithms.grpo.groups import Group, UnderWay
+from agl_otel.algorithms.grpo.groups import Group, InFlight
 from agl_otel.store import Store
 from agl_otel.types import EnqueueRolloutRequest
 
@@ -12,8 +12,8 @@ HANG_SECONDS = 120.0
 NONE_OVERDUE = 0
 
 
-async def under_way(store: Store, groups: int, step: int = 1) -> UnderWay:
-    made = UnderWay(store)
+async def in_flight(store: Store, groups: int, step: int = 1) -> InFlight:
+    made = InFlight(store)
     await made.enqueue([[EnqueueRolloutRequest(input={"task": number})] * 2 for number in range(groups)], step=step)
     return made
 
@@ -24,7 +24,7 @@ async def finish(store: Store, group: Group) -> None:
 
 
 async def test_a_step_takes_the_first_whole_groups_and_leaves_the_others_running(store: Store) -> None:
-    running = await under_way(store, 3)
+    running = await in_flight(store, 3)
     first, middle, last = running.groups
     await finish(store, last)
     await store.update_rollout(middle.rollout_ids[0], status="succeeded")
@@ -38,7 +38,7 @@ async def test_a_step_takes_the_first_whole_groups_and_leaves_the_others_running
 
 
 async def test_a_group_that_has_grown_too_old_is_waited_for(store: Store) -> None:
-    running = await under_way(store, 1, step=1)
+    running = await in_flight(store, 1, step=1)
     await running.enqueue([[EnqueueRolloutRequest(input={"task": "young"})] * 2], step=2)
     old, young = running.groups
     await finish(store, young)
@@ -51,7 +51,7 @@ async def test_a_group_that_has_grown_too_old_is_waited_for(store: Store) -> Non
 
 
 async def test_when_the_time_is_up_groups_that_are_not_whole_fill_up(store: Store) -> None:
-    running = await under_way(store, 3)
+    running = await in_flight(store, 3)
     first, middle, last = running.groups
     await finish(store, last)
     await store.update_rollout(first.rollout_ids[1], status="succeeded")
@@ -61,7 +61,7 @@ async def test_when_the_time_is_up_groups_that_are_not_whole_fill_up(store: Stor
 
 
 async def test_what_nobody_will_take_is_cancelled(store: Store) -> None:
-    running = await under_way(store, 2)
+    running = await in_flight(store, 2)
     rollout_ids = [rollout_id for group in running.groups for rollout_id in group.rollout_ids]
     assert await running.cancel() == 4
     assert {rollout.status for rollout in await store.query_rollouts(rollout_id_in=rollout_ids)} == {"cancelled"}
@@ -69,14 +69,14 @@ async def test_what_nobody_will_take_is_cancelled(store: Store) -> None:
 
 
 async def test_a_run_that_goes_on_takes_up_its_groups_and_tries_again_what_was_lost_with_it(store: Store) -> None:
-    before = await under_way(store, 2)
+    before = await in_flight(store, 2)
     whole, half = before.groups
     for rollout_id in (*whole.rollout_ids, half.rollout_ids[0]):
         await store.update_rollout(rollout_id, status="succeeded")
     await store.update_rollout(half.rollout_ids[1], status="cancelled")
     kept = [{"number": group.number, "step": group.step, "rollout_ids": list(group.rollout_ids)} for group in before.groups]
 
-    after = UnderWay(store)
+    after = InFlight(store)
     await after.restore(before.count, kept)
     (again,) = await store.query_rollouts(rollout_id_in=[half.rollout_ids[1]])
     assert again.status == "requeuing"

@@ -8,12 +8,12 @@ import aiohttp
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
-from agl_otel import semconv
 from agl_otel.adapters import to_messages
 from agl_otel.adapters.dialects import with_records
 from agl_otel.store import Store
 from agl_otel.store.otlp import key_values
 from agl_otel.types import AttemptedRollout
+from agl_otel_hook import conventions
 from tests.unit.adapters.spans import recorded
 
 
@@ -26,7 +26,7 @@ async def test_messages_in_log_records_are_read_with_the_spans(store: Store, beg
     await store.add_many_spans([span.model_copy(update=own) for span in spans])
     request = ExportLogsServiceRequest()
     group = request.resource_logs.add()
-    group.resource.attributes.extend(key_values({semconv.ROLLOUT_ID: ids[0], semconv.ATTEMPT_ID: ids[1]}))
+    group.resource.attributes.extend(key_values({conventions.ROLLOUT_ID: ids[0], conventions.ATTEMPT_ID: ids[1]}))
     made = group.scope_logs.add().log_records
     for place, record in enumerate(records):
         one = made.add(

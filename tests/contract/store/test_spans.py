@@ -13,11 +13,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
-from agl_otel import semconv
 from agl_otel.errors import DataError
 from agl_otel.store import Store
 from agl_otel.store.spans import REQUEST_SPANS
 from agl_otel.types import AttemptedRollout, AttemptStatus, Event, OtelResource, Span
+from agl_otel_hook import conventions
 
 KINDS: dict[str, Any] = {
     "text": "ä\n", "int": -3, "big": 2**60, "double": math.pi, "yes": True, "no": False,
@@ -155,7 +155,7 @@ async def test_a_late_span_revives_what_was_silent_and_never_what_has_ended(stor
 
 
 async def test_spans_carry_ids_that_are_not_those_of_their_attributes(store: Store, begun: AttemptedRollout) -> None:
-    span = span_of(begun, attributes={semconv.ROLLOUT_ID: "ro-elsewhere", semconv.SEQUENCE_ID: 99}, sequence=5)
+    span = span_of(begun, attributes={conventions.ROLLOUT_ID: "ro-elsewhere", conventions.SEQUENCE_ID: 99}, sequence=5)
     await store.add_span(span)
     (found,) = await store.query_spans(begun.rollout_id)
     assert (found.attempt_id, found.sequence_id) == (begun.attempt.attempt_id, 5)
@@ -218,8 +218,8 @@ async def test_the_latest_attempt_of_what_was_never_attempted_has_no_spans(store
 
 
 async def test_traces_are_read_in_one_go(store: Store, begun: AttemptedRollout) -> None:
-    held = {semconv.reward_name_key(0): "primary", semconv.reward_value_key(0): 0.5}
-    await store.add_many_spans([span_of(begun), span_of(begun, semconv.SPAN_ANNOTATION, 2, attributes=held)])
+    held = {conventions.reward_name_key(0): "primary", conventions.reward_value_key(0): 0.5}
+    await store.add_many_spans([span_of(begun), span_of(begun, conventions.SPAN_ANNOTATION, 2, attributes=held)])
     traces = await store.traces([begun], deadline_seconds=0)
     key = (begun.rollout_id, begun.attempt.attempt_id)
     assert (traces.spans, [reward.value for reward in traces.rewards[key]], traces.verdicts[key].kind) == (2, [0.5], "unproven")

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from agl_otel import semconv
 from agl_otel.errors import InvalidIdError
 from agl_otel.store import Store
 from agl_otel.store.otlp import key_values
 from agl_otel.store.steps import LINKS, step_requests
 from agl_otel.traces.steps import span_id_of, trace_id_of
 from agl_otel.types import AttemptedRollout, Span, TrainingStep
+from agl_otel_hook import conventions
 
 
 async def attempted(store: Store, *, root: bool = True) -> AttemptedRollout:
@@ -22,7 +22,7 @@ async def attempted(store: Store, *, root: bool = True) -> AttemptedRollout:
     begun = await store.start_rollout({"question": 1})
     ids: dict[str, Any] = {"rollout_id": begun.rollout_id, "attempt_id": begun.attempt.attempt_id}
     trace = uuid.uuid4().hex
-    names = [("agent", "1" * 16, "2" * 16), *([(semconv.SPAN_ATTEMPT, "2" * 16, None)] if root else [])]
+    names = [("agent", "1" * 16, "2" * 16), *([(conventions.SPAN_ATTEMPT, "2" * 16, None)] if root else [])]
     await store.add_many_spans(
         [
             Span.from_attributes(**ids, sequence_id=n + 1, name=name, trace_id=trace, span_id=span_id, parent_id=parent, attributes={})
@@ -78,12 +78,12 @@ async def test_links_name_the_root_spans_of_attempts_as_viewers_follow_them(stor
     step = a_step([key(rooted), key(bare), ("ro-unknown", "at-unknown")])
     await store.record_step(step)
     (span,) = await store.spans_of_traces([trace_id_of(step.run_id)])
-    assert (span.name, span.rollout_id, span.resource.attributes["service.name"]) == (semconv.SPAN_TRAIN_STEP, "", "agl-otel-trainer")
+    assert (span.name, span.rollout_id, span.resource.attributes["service.name"]) == (conventions.SPAN_TRAIN_STEP, "", "agl-otel-trainer")
     roots = [(await store.spans(begun.rollout_id))[-1] for begun in (rooted, bare)]
-    assert roots[0].name == semconv.SPAN_ATTEMPT
+    assert roots[0].name == conventions.SPAN_ATTEMPT
     assert [(link.context.trace_id, link.context.span_id) for link in span.links] == [(root.trace_id, root.span_id) for root in roots]
     assert [link.attributes for link in span.links] == [
-        {semconv.ROLLOUT_ID: begun.rollout_id, semconv.ATTEMPT_ID: begun.attempt.attempt_id} for begun in (rooted, bare)
+        {conventions.ROLLOUT_ID: begun.rollout_id, conventions.ATTEMPT_ID: begun.attempt.attempt_id} for begun in (rooted, bare)
     ]
     (found,) = await store.training_steps(step.run_id)
     assert (found.attempts, found.unlinked) == ([key(rooted), key(bare)], 1)
@@ -123,11 +123,13 @@ async def test_of_a_step_that_was_done_again_with_another_outcome_the_latest_cou
     assert await store.training_steps(first.run_id) == [again]
     assert await store.training_steps(first.run_id, version=2) == [again]
     spans = await store.spans_of_traces([trace_id_of(first.run_id)])
-    (shown,) = [span for span in spans if span.name == semconv.SPAN_TRAIN_STEP]
+    (shown,) = [span for span in spans if span.name == conventions.SPAN_TRAIN_STEP]
     assert len(shown.links) == 1
 
 
-@pytest.mark.parametrize("named", [{semconv.INVALID: "the sender's key is bound to another attempt"}, {semconv.ROLLOUT_ID: "ro-forged"}])
+@pytest.mark.parametrize(
+    "named", [{conventions.INVALID: "the sender's key is bound to another attempt"}, {conventions.ROLLOUT_ID: "ro-forged"}]
+)
 async def test_a_span_that_was_refused_or_is_an_agents_is_no_step(named: dict[str, str], store: Store) -> None:
     """The Go collector keeps what it refuses, without ids; what has ids is of an attempt, whatever it is called."""
     begun = await attempted(store)
@@ -152,8 +154,8 @@ async def test_a_span_that_was_refused_or_is_an_agents_is_no_step(named: dict[st
     assert made_up.run_id not in runs
     assert (runs[true.run_id].algorithm, runs[true.run_id].last_version) == ("grpo", "3")
     shown = {span.span_id: span for span in await store.spans_of_traces([trace_id_of(true.run_id)])}
-    if semconv.INVALID in named:  # viewers see what was stored under these ids last, but for what was refused
-        assert shown[span_id_of(true.run_id, 1)].attributes[semconv.TRAIN_VERSION_AFTER] == "2"
+    if conventions.INVALID in named:  # viewers see what was stored under these ids last, but for what was refused
+        assert shown[span_id_of(true.run_id, 1)].attributes[conventions.TRAIN_VERSION_AFTER] == "2"
 
 
 async def test_no_link_is_lost_where_a_step_has_more_than_a_span_may_have(store: Store) -> None:
@@ -166,7 +168,7 @@ async def test_no_link_is_lost_where_a_step_has_more_than_a_span_may_have(store:
     assert (found.attempts, found.unlinked) == (many, 0)
     spans = await store.spans_of_traces([trace_id_of(step.run_id)])
     assert sorted(len(span.links) for span in spans) == [1, LINKS, LINKS]
-    parent = next(span for span in spans if span.name == semconv.SPAN_TRAIN_STEP)
+    parent = next(span for span in spans if span.name == conventions.SPAN_TRAIN_STEP)
     assert {span.parent_id for span in spans if span is not parent} == {parent.span_id}
     assert (await store.training_steps(step.run_id, version=2))[0].attempts == many
 

@@ -10,10 +10,10 @@ from aiohttp import web
 from agl_otel.collector.sqlhttp import SqlEndpoint
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
+from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.migrate import migrate
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.reader import TraceReader
-from agl_otel.traces.server import ServerEngine
 from tests.clickhouse_server import ClickHouseServer
 
 

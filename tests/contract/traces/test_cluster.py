@@ -12,12 +12,12 @@ from agl_otel.collector.sqlhttp import SqlEndpoint
 from agl_otel.errors import UsageError
 from agl_otel.traces import transfer
 from agl_otel.traces.address import ServerAddress
+from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.cluster import Cluster
 from agl_otel.traces.engine import ClickHouseError
 from agl_otel.traces.migrate import REFILLS, migrate, migrations, named_query
 from agl_otel.traces.reader import TraceReader
 from agl_otel.traces.retention import apply_retention
-from agl_otel.traces.server import ServerEngine
 from agl_otel.types import Attempt, Rollout
 from tests.clickhouse_cluster import two_shards
 from tests.clickhouse_server import ClickHouseServer

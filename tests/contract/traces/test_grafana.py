@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import pytest
 
-from agl_otel import semconv
 from agl_otel.collector.metrics import identify_points, metric_rows
 from agl_otel.store.figures import figures_request
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.reader import TraceReader
+from agl_otel_hook import conventions
 
 DEPLOY: Final = Path(__file__).parents[3] / "deploy"
 GENERATED: Final = runpy.run_path(str(DEPLOY / "grafana" / "generate.py"))
@@ -64,30 +64,30 @@ def put(engine: TraceStore, table: str, rows: list[dict[str, Any]]) -> None:
 @pytest.fixture
 def filled(engine: TraceStore) -> TraceStore:
     """A rollout with a call, a reward, an error and a line of output; a step that was trained on it."""
-    process = {semconv.PROCESS: "p"}
+    process = {conventions.PROCESS: "p"}
     step = {
-        semconv.TRAIN_RUN: "grpo-1",
-        semconv.TRAIN_ALGORITHM: "grpo",
-        semconv.TRAIN_STEP_NUMBER: "1",
-        semconv.TRAIN_VERSION_AFTER: "1",
-        semconv.TRAIN_ATTEMPTS: "1",
-        semconv.TRAIN_SAMPLES: "1",
-        semconv.TRAIN_REFUSED: "0",
-        f"{semconv.TRAIN_METRIC}.reward_mean": "0.5",
-        f"{semconv.TRAIN_METRIC}.loss": "0.1",
+        conventions.TRAIN_RUN: "grpo-1",
+        conventions.TRAIN_ALGORITHM: "grpo",
+        conventions.TRAIN_STEP_NUMBER: "1",
+        conventions.TRAIN_VERSION_AFTER: "1",
+        conventions.TRAIN_ATTEMPTS: "1",
+        conventions.TRAIN_SAMPLES: "1",
+        conventions.TRAIN_REFUSED: "0",
+        f"{conventions.TRAIN_METRIC}.reward_mean": "0.5",
+        f"{conventions.TRAIN_METRIC}.loss": "0.1",
     }
-    call = {**process, semconv.LLM_CALL: "1", semconv.LLM_MODEL_VERSION: "1", "gen_ai.usage.input_tokens": "3"}
+    call = {**process, conventions.LLM_CALL: "1", conventions.LLM_MODEL_VERSION: "1", "gen_ai.usage.input_tokens": "3"}
     put(
         engine,
         "otel_traces",
         [
-            span(1, semconv.SPAN_ATTEMPT, {}),
-            span(2, semconv.SPAN_LLM, call, ParentSpanId="s1"),
-            span(3, semconv.SPAN_REWARD, {**process, semconv.reward_value_key(0): "0.5"}, ParentSpanId="s1"),
+            span(1, conventions.SPAN_ATTEMPT, {}),
+            span(2, conventions.SPAN_LLM, call, ParentSpanId="s1"),
+            span(3, conventions.SPAN_REWARD, {**process, conventions.reward_value_key(0): "0.5"}, ParentSpanId="s1"),
             span(4, "tool", process, StatusCode="Error", ParentSpanId="s1"),
-            span(6, semconv.SPAN_SEAL, {**process, semconv.SEAL_SPANS: "3"}, ParentSpanId="s1"),
-            span(7, "tool", {semconv.PROCESS: "q"}, ParentSpanId="s1", RolloutId="ro-2", AttemptId="at-2"),
-            span(5, semconv.SPAN_TRAIN_STEP, step, TraceId="run", RolloutId="", AttemptId="", SequenceId=0),
+            span(6, conventions.SPAN_SEAL, {**process, conventions.SEAL_SPANS: "3"}, ParentSpanId="s1"),
+            span(7, "tool", {conventions.PROCESS: "q"}, ParentSpanId="s1", RolloutId="ro-2", AttemptId="at-2"),
+            span(5, conventions.SPAN_TRAIN_STEP, step, TraceId="run", RolloutId="", AttemptId="", SequenceId=0),
         ],
     )
     record = {

@@ -14,19 +14,19 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agl_otel import semconv
-from agl_otel.columns import Traces
 from agl_otel.errors import UnavailableError
 from agl_otel.settings import free_port, free_ports
 from agl_otel.traces import chdb
-from agl_otel.traces import server as server_engine
+from agl_otel.traces import clickhouse_server as server_engine
 from agl_otel.traces.figures import SETTLED_SECONDS
 from agl_otel.traces.migrate import migrations
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.reader import AGENT_NAME, TraceReader
 from agl_otel.types import Attempt, AttemptLedger, ProcessRecord, Rollout
+from agl_otel.types.columns import Traces
+from agl_otel_hook import conventions
 
-P = semconv.PROCESS
+P = conventions.PROCESS
 DEADLINE = 5.0
 SLACK = 15.0
 """What a busy machine may take beside the deadline; a wait of its own for each collector and query would take longer."""
@@ -47,8 +47,8 @@ def row(number: int, name: str = "work", attributes: dict[str, str] | None = Non
 
 
 def call(number: int, call_number: int, *, process: str = "x", **other: Any) -> dict[str, Any]:
-    attributes = {P: process, semconv.LLM_CALL: str(call_number), semconv.LLM_CHOICE: "0", **other.pop("attributes", {})}
-    return row(number, semconv.SPAN_LLM, attributes, **other)
+    attributes = {P: process, conventions.LLM_CALL: str(call_number), conventions.LLM_CHOICE: "0", **other.pop("attributes", {})}
+    return row(number, conventions.SPAN_LLM, attributes, **other)
 
 
 def insert(engine: TraceStore, *rows: dict[str, Any]) -> None:
@@ -75,17 +75,17 @@ async def test_spans_come_by_sequence_then_time_and_once_for_each_identity(engin
 
 
 async def test_rows_of_the_stock_exporter_have_texts_for_attributes(engine: TraceStore, reader: TraceReader) -> None:
-    insert(engine, row(1, attributes={"n": "1", semconv.LLM_PROMPT_TOKEN_IDS: "[1,2]"}))
+    insert(engine, row(1, attributes={"n": "1", conventions.LLM_PROMPT_TOKEN_IDS: "[1,2]"}))
     (span,) = await reader.spans(["ro-1"])
-    assert span.attributes == {"n": "1", semconv.LLM_PROMPT_TOKEN_IDS: "[1,2]"}
+    assert span.attributes == {"n": "1", conventions.LLM_PROMPT_TOKEN_IDS: "[1,2]"}
 
 
 async def test_calls_come_as_flat_columns_in_call_order(engine: TraceStore, reader: TraceReader) -> None:
     second = {
-        semconv.LLM_PREFIX_CALL: "1",
-        semconv.LLM_PREFIX_CHOICE: "0",
-        semconv.LLM_MODEL_VERSION: "3",
-        semconv.LLM_INCOMPLETE: "client_gone",
+        conventions.LLM_PREFIX_CALL: "1",
+        conventions.LLM_PREFIX_CHOICE: "0",
+        conventions.LLM_MODEL_VERSION: "3",
+        conventions.LLM_INCOMPLETE: "client_gone",
     }
     insert(
         engine,
@@ -110,7 +110,7 @@ async def test_calls_come_as_flat_columns_in_call_order(engine: TraceStore, read
 
 async def test_calls_of_adopted_traces_are_calls_everywhere_though_nobody_numbered_them(engine: TraceStore, reader: TraceReader) -> None:
     tokens: dict[str, Any] = {"PromptTokenIds": [1, 2], "ResponseTokenIds": [3], "ResponseLogprobs": [-0.5]}
-    insert(engine, row(1, semconv.SPAN_LLM, **tokens), row(2, semconv.SPAN_LLM, **tokens), row(3), row(4, semconv.SPAN_LLM))
+    insert(engine, row(1, conventions.SPAN_LLM, **tokens), row(2, conventions.SPAN_LLM, **tokens), row(3), row(4, conventions.SPAN_LLM))
     traces = await reader.traces([rollout()], [attempt()])
     assert traces.calls.call.tolist() == [1, 2] and [traces.calls.response[n].tolist() for n in range(2)] == [[3], [3]]
     [figures] = await reader.figures([attempt()])
@@ -159,10 +159,10 @@ async def test_rewards_are_ordered_and_counted_once(engine: TraceStore, reader: 
     two = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": "0.5", "agentlightning.reward.1.name": "style"}
     insert(
         engine,
-        row(9, semconv.SPAN_ANNOTATION, {semconv.reward_value_key(0): "1.0", semconv.reward_name_key(0): "primary"}),
-        row(4, semconv.SPAN_ANNOTATION, {**two, semconv.reward_value_key(1): "-2"}),
-        row(8, semconv.SPAN_ANNOTATION, {**two, semconv.reward_value_key(1): "-2"}, SpanId="s4"),
-        row(5, semconv.SPAN_ANNOTATION, {semconv.reward_value_key(0): "not a number"}),
+        row(9, conventions.SPAN_ANNOTATION, {conventions.reward_value_key(0): "1.0", conventions.reward_name_key(0): "primary"}),
+        row(4, conventions.SPAN_ANNOTATION, {**two, conventions.reward_value_key(1): "-2"}),
+        row(8, conventions.SPAN_ANNOTATION, {**two, conventions.reward_value_key(1): "-2"}, SpanId="s4"),
+        row(5, conventions.SPAN_ANNOTATION, {conventions.reward_value_key(0): "not a number"}),
     )
     traces = await reader.traces([rollout()], [attempt()])
     found = [(reward.sequence, reward.index, reward.name, reward.value) for reward in traces.rewards["ro-1", "at-1"]]
@@ -172,12 +172,16 @@ async def test_rewards_are_ordered_and_counted_once(engine: TraceStore, reader: 
 
 async def test_seals_count_spans_but_not_themselves_nor_the_attempt_span(engine: TraceStore, reader: TraceReader) -> None:
     def seal(number: int, spans: int) -> dict[str, Any]:
-        counts = {semconv.SEAL_SPANS: str(spans), semconv.SEAL_DROPPED: "0", **({semconv.SEAL_CLOSING: "true"} if spans == 2 else {})}
-        return row(number, semconv.SPAN_SEAL, {P: "p", **counts})
+        counts = {
+            conventions.SEAL_SPANS: str(spans),
+            conventions.SEAL_DROPPED: "0",
+            **({conventions.SEAL_CLOSING: "true"} if spans == 2 else {}),
+        }
+        return row(number, conventions.SPAN_SEAL, {P: "p", **counts})
 
     insert(
         engine,
-        row(1, semconv.SPAN_ATTEMPT),
+        row(1, conventions.SPAN_ATTEMPT),
         row(2, attributes={P: "p"}),
         seal(3, 1),
         row(4, attributes={P: "p"}),
@@ -238,9 +242,9 @@ async def test_where_clickhouse_does_not_answer_either_it_is_an_error_that_names
 async def test_an_unproven_attempt_of_a_hooked_agent_is_an_alarm(
     engine: TraceStore, reader: TraceReader, caplog: pytest.LogCaptureFixture
 ) -> None:
-    insert(engine, row(1, semconv.SPAN_ATTEMPT), row(2))
+    insert(engine, row(1, conventions.SPAN_ATTEMPT), row(2))
     assert not (await reader.traces([rollout()], [attempt()])).alarms
-    insert(engine, row(3, semconv.SPAN_ATTEMPT, {semconv.ATTEMPT_HOOKED: "true"}))
+    insert(engine, row(3, conventions.SPAN_ATTEMPT, {conventions.ATTEMPT_HOOKED: "true"}))
     nothing_read = attempt().model_copy(update={"ledger": AttemptLedger(reach="elsewhere")})
     traces = await reader.traces([rollout()], [nothing_read])
     assert traces.alarms == [("ro-1", "at-1")]
@@ -250,10 +254,10 @@ async def test_an_unproven_attempt_of_a_hooked_agent_is_an_alarm(
 
 
 async def test_a_verdict_knows_late_spans_callers_orphans_and_last_seals(engine: TraceStore, reader: TraceReader) -> None:
-    late = row(3, attributes={P: "p", semconv.LATE: "true"})
-    closing = {P: "x", semconv.SEAL_SPANS: "1", semconv.SEAL_CLOSING: "true"}
+    late = row(3, attributes={P: "p", conventions.LATE: "true"})
+    closing = {P: "x", conventions.SEAL_SPANS: "1", conventions.SEAL_CLOSING: "true"}
     insert(engine, row(1, attributes={P: "p"}), late, row(4, ParentSpanId="gone"), row(5, ParentSpanId="s1"))
-    insert(engine, call(6, 1, attributes={semconv.LLM_CALLER: "m"}), row(7, semconv.SPAN_SEAL, closing))
+    insert(engine, call(6, 1, attributes={conventions.LLM_CALLER: "m"}), row(7, conventions.SPAN_SEAL, closing))
     process = ProcessRecord(pid=7, command="python agent.py", marker="p", begun=1, ended=1, closed=True)
     ledger = AttemptLedger(reach="hooked", processes=[process])
     known = attempt({}).model_copy(update={"ledger": ledger, "proxies": {"x": "http://proxy"}})
@@ -265,7 +269,7 @@ async def test_a_verdict_knows_late_spans_callers_orphans_and_last_seals(engine:
 
 
 async def test_an_announcement_is_no_seal(engine: TraceStore, reader: TraceReader) -> None:
-    insert(engine, row(1, semconv.SPAN_SEAL, {P: "service"}), call(2, 1))
+    insert(engine, row(1, conventions.SPAN_SEAL, {P: "service"}), call(2, 1))
     known = attempt({"x": 1}).model_copy(update={"ledger": AttemptLedger(reach="elsewhere", over=1.0)})
     for traces in (await reader.traces([rollout()], [known], deadline_seconds=0), None):
         verdict = traces.verdicts["ro-1", "at-1"] if traces else (await reader.figures([known]))[0].verdict
@@ -276,8 +280,8 @@ async def test_an_announcement_is_no_seal(engine: TraceStore, reader: TraceReade
 async def test_a_seal_that_is_not_the_last_proves_a_process_that_sent_it_when_the_agent_had_ended(
     engine: TraceStore, reader: TraceReader
 ) -> None:
-    counts = {P: "service", semconv.SEAL_SPANS: "1", semconv.SEAL_DROPPED: "0"}
-    insert(engine, row(1, attributes={P: "service"}), row(2, semconv.SPAN_SEAL, counts, Timestamp="1750000010.000000000"))
+    counts = {P: "service", conventions.SEAL_SPANS: "1", conventions.SEAL_DROPPED: "0"}
+    insert(engine, row(1, attributes={P: "service"}), row(2, conventions.SPAN_SEAL, counts, Timestamp="1750000010.000000000"))
     for over, kind in ((1750000009.0, "complete"), (1750000009.8, "incomplete"), (1750000011.0, "incomplete"), (None, "incomplete")):
         known = attempt({}).model_copy(update={"ledger": AttemptLedger(reach="elsewhere", over=over)})
         traces = await reader.traces([rollout()], [known], deadline_seconds=0)
@@ -331,7 +335,7 @@ async def test_two_reads_joined_are_one_read_of_all(engine: TraceStore, reader: 
     for number in (1, 2):
         own: dict[str, Any] = {"RolloutId": f"ro-{number}", "TraceId": f"t{number}"}
         reply: dict[str, Any] = {"ResponseTokenIds": [number, 7], "ResponseLogprobs": [-0.5, -1.0]}
-        insert(engine, row(9, semconv.SPAN_ANNOTATION, {semconv.reward_value_key(0): str(number)}, **own))
+        insert(engine, row(9, conventions.SPAN_ANNOTATION, {conventions.reward_value_key(0): str(number)}, **own))
         insert(engine, call(1, 1, PromptTokenIds=[number], **own, **reply, attributes=told if number == 2 else {}))
     rollouts, attempts = [rollout("ro-1"), rollout("ro-2")], [attempt(rollout_id="ro-1"), attempt(rollout_id="ro-2")]
     whole = await reader.traces(rollouts, attempts, texts=True)
@@ -354,9 +358,9 @@ async def test_attempts_without_a_span_and_rollouts_without_an_attempt_have_thei
 
 
 async def test_a_reward_that_the_runner_gave_counts_whatever_the_agent_emits_later(engine: TraceStore, reader: TraceReader) -> None:
-    value = semconv.reward_value_key(0)
-    given = row(2, semconv.SPAN_ANNOTATION, {value: "0.25", semconv.REWARD_GIVEN: "true"})
-    insert(engine, row(1, semconv.SPAN_ANNOTATION, {value: "0.5"}), given, row(9, semconv.SPAN_ANNOTATION, {value: "1.0"}))
+    value = conventions.reward_value_key(0)
+    given = row(2, conventions.SPAN_ANNOTATION, {value: "0.25", conventions.REWARD_GIVEN: "true"})
+    insert(engine, row(1, conventions.SPAN_ANNOTATION, {value: "0.5"}), given, row(9, conventions.SPAN_ANNOTATION, {value: "1.0"}))
     traces = await reader.traces([rollout()], [attempt()])
     assert [reward.value for reward in traces.rewards["ro-1", "at-1"]] == [0.5, 1.0, 0.25], "the last one counts"
     (figures,) = await reader.figures([attempt()])
@@ -366,13 +370,13 @@ async def test_a_reward_that_the_runner_gave_counts_whatever_the_agent_emits_lat
 
 async def test_a_rewards_name_may_hold_any_character(engine: TraceStore, reader: TraceReader) -> None:
     name = "a 'quoted' \"name\" \\ with,\n{braces: 1} and ü"
-    insert(engine, row(1, semconv.SPAN_ANNOTATION, {semconv.reward_name_key(0): name, semconv.reward_value_key(0): "0.25"}))
+    insert(engine, row(1, conventions.SPAN_ANNOTATION, {conventions.reward_name_key(0): name, conventions.reward_value_key(0): "0.25"}))
     (reward,) = (await reader.traces([rollout()], [attempt()])).rewards["ro-1", "at-1"]
     assert (reward.name, reward.value) == (name, 0.25)
 
 
 async def test_spans_that_were_stored_before_there_was_a_column_of_facts_read_the_same(engine: TraceStore, reader: TraceReader) -> None:
-    annotation = row(2, semconv.SPAN_ANNOTATION, {P: "x", semconv.reward_value_key(0): "1"})
+    annotation = row(2, conventions.SPAN_ANNOTATION, {P: "x", conventions.reward_value_key(0): "1"})
     rows = [call(1, 1, ParentSpanId="s3", PromptTokenIds=[1], ResponseTokenIds=[2], ResponseLogprobs=[-0.5]), annotation]
     engine.command("ALTER TABLE otel.otel_traces DROP COLUMN Facts")
     insert(engine, *rows, row(3, attributes={P: "x", AGENT_NAME: "boss"}))
@@ -424,7 +428,7 @@ async def test_calls_come_in_their_order_whatever_the_order_of_the_table(engine:
         *(call(9 - number, number, PromptTokenIds=[number], process="b") for number in (1, 2, 3)),
         *(call(20 + number, number, PromptTokenIds=[10 + number] * number, process="a") for number in (1, 2)),
         call(30, 1, process="a", SpanId="s21", PromptTokenIds=[99]),
-        row(40, semconv.SPAN_ANNOTATION, {f"{semconv.REWARD}.0.name": "given", f"{semconv.REWARD}.0.value": "1"}),
+        row(40, conventions.SPAN_ANNOTATION, {f"{conventions.REWARD}.0.name": "given", f"{conventions.REWARD}.0.value": "1"}),
     )
     calls = (await reader.traces([rollout()], [attempt()], deadline_seconds=0.0)).calls
     assert calls.process == ["a", "a", "b", "b", "b"]
@@ -444,7 +448,7 @@ def insert_long_calls(engine: TraceStore, rollout_id: str, count: int) -> None:
     for number in range(1, count + 1):
         engine.command(
             "INSERT INTO otel.otel_traces (TraceId, SpanId, SpanName, SpanAttributes, RolloutId, AttemptId, SequenceId, PromptTokenIds) "
-            f"SELECT 't', 's{number}', '{semconv.SPAN_LLM}', map('{semconv.LLM_CALL}', '{number}', '{P}', 'x'), "
+            f"SELECT 't', 's{number}', '{conventions.SPAN_LLM}', map('{conventions.LLM_CALL}', '{number}', '{P}', 'x'), "
             f"'{rollout_id}', 'at-1', {number}, range(400000)"
         )
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from agl_otel import semconv
 from agl_otel.errors import ConflictError
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
+from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.engine import DATA_CODES, ClickHouseError
 from agl_otel.traces.migrate import REFILLS, migrate, migrations, named_query
 from agl_otel.traces.opened import TraceStore
-from agl_otel.traces.server import ServerEngine
+from agl_otel_hook import conventions
 from tests.clickhouse_server import ClickHouseServer
 
 # What the OpenTelemetry Collector's stock ClickHouse exporter inserts.
@@ -37,7 +37,7 @@ def insert(engine: TraceStore, *rows: dict[str, Any]) -> None:
     engine.insert("otel.otel_traces", STOCK, "\n".join(json.dumps(row) for row in rows).encode())
 
 
-R, A, S = semconv.ROLLOUT_ID, semconv.ATTEMPT_ID, semconv.SEQUENCE_ID
+R, A, S = conventions.ROLLOUT_ID, conventions.ATTEMPT_ID, conventions.SEQUENCE_ID
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,11 @@ def test_the_stock_exporters_rows_get_their_ids_by_default(
 
 
 def test_the_stock_exporters_rows_get_their_token_columns_by_default(engine: TraceStore) -> None:
-    span = {semconv.LLM_PROMPT_TOKEN_IDS: "[1,2,3]", semconv.LLM_RESPONSE_TOKEN_IDS: "[70000]", semconv.LLM_RESPONSE_LOGPROBS: "[-0.5]"}
+    span = {
+        conventions.LLM_PROMPT_TOKEN_IDS: "[1,2,3]",
+        conventions.LLM_RESPONSE_TOKEN_IDS: "[70000]",
+        conventions.LLM_RESPONSE_LOGPROBS: "[-0.5]",
+    }
     insert(engine, stock_row(span, {}))
     assert engine.select("SELECT PromptTokenIds, ResponseTokenIds, ResponseLogprobs FROM otel.otel_traces") == [
         [[1, 2, 3], [70000], [-0.5]]
@@ -96,7 +100,7 @@ def views(engine: TraceStore) -> dict[str, list[list[object]]]:
 
 
 def spans(engine: TraceStore) -> None:
-    tokens = {semconv.LLM_PROMPT_TOKEN_IDS: "[1,2]", semconv.LLM_RESPONSE_TOKEN_IDS: "[3]"}
+    tokens = {conventions.LLM_PROMPT_TOKEN_IDS: "[1,2]", conventions.LLM_RESPONSE_TOKEN_IDS: "[3]"}
     insert(
         engine,
         stock_row({R: "ro-1", A: "at-1", **tokens}, {}, SpanId="a", ServiceName="x", SpanName="chat"),

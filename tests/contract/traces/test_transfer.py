@@ -12,9 +12,9 @@ from agl_otel.errors import ConflictError, DataError, UsageError
 from agl_otel.traces import transfer
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
+from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.migrate import migrate
 from agl_otel.traces.opened import TraceStore
-from agl_otel.traces.server import ServerEngine
 from tests.clickhouse_server import ClickHouseServer
 
 ROWS = 300

@@ -17,10 +17,10 @@ import pytest
 from opentelemetry import trace
 
 import agl_otel as agl
-from agl_otel import semconv
 from agl_otel.errors import UsageError
+from agl_otel.jobs.check import Checked, check_job
 from agl_otel.store import InMemoryLightningStore, Store
-from agl_otel.trainer.check import Checked, check_job
+from agl_otel_hook import conventions
 from tests.contract.store.test_export import span_of
 
 
@@ -183,8 +183,8 @@ def test_a_lit_agents_attempt_is_proven_by_what_its_runner_hands_over(store: Sto
         verdict = traces.verdicts[rollout.rollout_id, rollout.attempt.attempt_id]
         assert (verdict.kind, verdict.reasons, verdict.alarm) == (kind, [], False)
         assert sum((rollout.attempt.seals or {}).values()) == 1 + hooked
-        [root] = await store.query_spans(rollout.rollout_id, name=semconv.SPAN_ATTEMPT, everything=True)
-        assert root.attributes.get(semconv.ATTEMPT_HOOKED, False) is hooked
+        [root] = await store.query_spans(rollout.rollout_id, name=conventions.SPAN_ATTEMPT, everything=True)
+        assert root.attributes.get(conventions.ATTEMPT_HOOKED, False) is hooked
 
     name = f"verdict of {kind}"
     agl.Trainer(store=store, strategy="shm", tracer=tracer).dev(agent, [name])
@@ -256,8 +256,8 @@ def test_an_agent_match_that_matches_nothing_is_known_before_a_job_starts(store:
         begun = await store.start_rollout(task)
         ids = (begun.rollout_id, begun.attempt.attempt_id)
         for number, name in enumerate(("writer", "checker"), 1):
-            call = {semconv.LLM_CALL: number, semconv.LLM_CHOICE: 0, "gen_ai.agent.name": name}
-            await store.add_many_spans([span_of(*ids, number, semconv.SPAN_LLM, call)])
+            call = {conventions.LLM_CALL: number, conventions.LLM_CHOICE: 0, "gen_ai.agent.name": name}
+            await store.add_many_spans([span_of(*ids, number, conventions.SPAN_LLM, call)])
         await store.update_attempt(*ids, status="succeeded")
 
     asyncio.run(played())
@@ -307,6 +307,6 @@ def test_a_users_own_store_works_with_both_strategies(tmp_path: Path, strategy: 
         [sys.executable, "program.py", strategy], cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"Noting True ['succeeded', 'succeeded'] {[semconv.SPAN_ANNOTATION] * 2}", (
+    assert done.stdout.splitlines()[-1] == f"Noting True ['succeeded', 'succeeded'] {[conventions.SPAN_ANNOTATION] * 2}", (
         done.stdout + done.stderr
     )

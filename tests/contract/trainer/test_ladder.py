@@ -17,7 +17,7 @@ from tests.system.stack_process import ENVIRONMENT, alive, until
 HEAD = """
 import asyncio, logging, multiprocessing, os, signal, sys, threading
 from agl_otel.errors import AgentError
-from agl_otel.execution import ClientServerExecutionStrategy, SharedMemoryExecutionStrategy
+from agl_otel.compat.execution import ClientServerExecutionStrategy, SharedMemoryExecutionStrategy
 from agl_otel.store import LightningStoreClient
 logging.basicConfig(level="WARNING", format="%(message)s", stream=sys.stdout)
 ready = multiprocessing.Event()

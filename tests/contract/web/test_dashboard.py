@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agl_otel import semconv
 from agl_otel.web.static import FOLDER, HEADERS
+from agl_otel_hook import conventions
 from tests.contract.web.browser import built, look
 from tests.contract.web.conftest import Web
 
@@ -48,17 +48,17 @@ def begun(web: Web) -> dict[str, Any]:
     }
     made = web.rest("POST", "/rollouts", given).json
     tokens = {
-        semconv.LLM_PROMPT_TOKEN_IDS: [11, 12],
-        semconv.LLM_RESPONSE_TOKEN_IDS: [4711, 4712],
-        semconv.LLM_RESPONSE_LOGPROBS: [-0.1, -3.0],
+        conventions.LLM_PROMPT_TOKEN_IDS: [11, 12],
+        conventions.LLM_RESPONSE_TOKEN_IDS: [4711, 4712],
+        conventions.LLM_RESPONSE_LOGPROBS: [-0.1, -3.0],
     }
     messages = {"gen_ai.input.messages": said("user", HOSTILE), "gen_ai.output.messages": said("assistant", f"**{HOSTILE}**")}
-    call = {semconv.LLM_CALL: 1, semconv.LLM_CHOICE: 0, semconv.PROCESS: "proxy-1", "gen_ai.request.model": HOSTILE}
+    call = {conventions.LLM_CALL: 1, conventions.LLM_CHOICE: 0, conventions.PROCESS: "proxy-1", "gen_ai.request.model": HOSTILE}
     spans = [
         span(made, 1, "invoke_agent"),
-        span(made, 2, semconv.SPAN_LLM, 5, **tokens, **messages, **call),
+        span(made, 2, conventions.SPAN_LLM, 5, **tokens, **messages, **call),
         span(made, 3, HOSTILE, 1, **{"gen_ai.tool.name": "t", HOSTILE: HOSTILE}),
-        span(made, 4, semconv.SPAN_ANNOTATION, 1, **{semconv.reward_name_key(0): "exact", semconv.reward_value_key(0): 0.75}),
+        span(made, 4, conventions.SPAN_ANNOTATION, 1, **{conventions.reward_name_key(0): "exact", conventions.reward_value_key(0): 0.75}),
         span(made, 5, "chat x", 1, **{"gen_ai.request.model": "x"}),
     ]
     for each in spans:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agl_otel import semconv
+from agl_otel_hook import conventions
 from tests.contract.web.conftest import Web
 from tests.otlp_receiver import OtlpReceiver
 from tests.system.stack_process import ENVIRONMENT
@@ -64,8 +64,8 @@ def test_spans_carry_one_marker_and_the_attempt_is_complete(web: Web, vendor: Ot
     rollout_id, verdict, *reasons = done.stdout.split()
     assert verdict == "complete", reasons
     spans = web.rest("GET", "/spans", {"rollout_id": rollout_id}).json["items"]
-    assert {"work", semconv.SPAN_ANNOTATION} <= {span["name"] for span in spans}
-    assert len({span["attributes"][semconv.PROCESS] for span in spans if semconv.PROCESS in span["attributes"]}) == 1
+    assert {"work", conventions.SPAN_ANNOTATION} <= {span["name"] for span in spans}
+    assert len({span["attributes"][conventions.PROCESS] for span in spans if conventions.PROCESS in span["attributes"]}) == 1
     if exporter == "otlp":
         [seen] = vendor.spans("work")
-        assert seen.marker in {span["attributes"].get(semconv.PROCESS) for span in spans}, "the user's own backend sees the same spans"
+        assert seen.marker in {span["attributes"].get(conventions.PROCESS) for span in spans}, "the user's own backend sees the same spans"

@@ -17,9 +17,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status, TracesData
 
-from agl_otel import semconv
 from agl_otel.web.jaeger.proto import storage_pb2 as pb
 from agl_otel.web.jaeger.spans import LEFT_OUT, TRACE_SPANS, WARNINGS
+from agl_otel_hook import conventions
 from tests.contract.web.conftest import Web
 
 READER, DEPENDENCIES = "/jaeger.storage.v2.TraceReader", "/jaeger.storage.v2.DependencyReader"
@@ -58,7 +58,7 @@ def post(web: Web, spans: dict[str, list[Span]]) -> None:
         group = request.resource_spans.add()
         group.resource.attributes.append(pair("service.name", service))
         group.scope_spans.add().spans.extend(some)
-    headers = {"Content-Type": "application/x-protobuf", semconv.HEADER_ACK: "stored"}
+    headers = {"Content-Type": "application/x-protobuf", conventions.HEADER_ACK: "stored"}
     answer = web.call("POST", "/v1/traces", request.SerializeToString(), headers)
     assert answer.status == 200, answer.body
 
@@ -73,7 +73,7 @@ def send_trace(web: Web, padding: int = 0) -> Sent:
     begun = web.rest("POST", "/rollouts", {"input": 1}).json
     rollout_id, attempt_id = begun["rollout_id"], begun["attempt"]["attempt_id"]
     trace_id, start, service = os.urandom(16), time.time_ns() - 10 * SECOND, f"agent-{os.urandom(4).hex()}"
-    ids = [pair(semconv.ROLLOUT_ID, rollout_id), pair(semconv.ATTEMPT_ID, attempt_id)]
+    ids = [pair(conventions.ROLLOUT_ID, rollout_id), pair(conventions.ATTEMPT_ID, attempt_id)]
 
     def span(number: int, name: str, parent: int, seconds: float, *attributes: KeyValue, **fields: Any) -> Span:
         return Span(
@@ -88,21 +88,21 @@ def send_trace(web: Web, padding: int = 0) -> Sent:
         )
 
     failed = Status(code=Status.STATUS_CODE_ERROR, message="no such tool")
-    tokens = [pair(semconv.LLM_PROMPT_TOKEN_IDS, [1, 2, 3]), pair(semconv.LLM_RESPONSE_TOKEN_IDS, [4, 5])]
-    reward = [pair(semconv.reward_name_key(0), "primary"), pair(semconv.reward_value_key(0), 0.5)]
+    tokens = [pair(conventions.LLM_PROMPT_TOKEN_IDS, [1, 2, 3]), pair(conventions.LLM_RESPONSE_TOKEN_IDS, [4, 5])]
+    reward = [pair(conventions.reward_name_key(0), "primary"), pair(conventions.reward_value_key(0), 0.5)]
     more = [span(number, "chat", 2, 0, pair("text", "long " * (padding // 250))) for number in range(6, 57 if padding else 6)]
     post(
         web,
         {
             service: [
                 *more,
-                span(1, semconv.SPAN_ATTEMPT, 0, 9),
+                span(1, conventions.SPAN_ATTEMPT, 0, 9),
                 span(2, "invoke_agent", 1, 8, pair("team", "blue"), kind=Span.SPAN_KIND_SERVER),
                 span(3, "execute_tool", 2, 1, kind=Span.SPAN_KIND_INTERNAL, status=failed),
             ],
             f"{service}-model": [
-                span(4, semconv.SPAN_LLM, 2, 2.5, *tokens, kind=Span.SPAN_KIND_CLIENT),
-                span(5, semconv.SPAN_ANNOTATION, 2, 0, *reward),
+                span(4, conventions.SPAN_LLM, 2, 2.5, *tokens, kind=Span.SPAN_KIND_CLIENT),
+                span(5, conventions.SPAN_ANNOTATION, 2, 0, *reward),
             ],
         },
     )
@@ -169,12 +169,14 @@ def test_a_trace_shows_ids_tokens_reward_and_verdict(channel: grpc.Channel, sent
     assert services == {sent.service, f"{sent.service}-model"}
     for span in spans.values():
         tags = tags_of(span)
-        assert (tags[semconv.ROLLOUT_ID], tags[semconv.ATTEMPT_ID]) == (sent.rollout_id, sent.attempt_id) and tags[semconv.SEQUENCE_ID] > 0
-    head = tags_of(spans[semconv.SPAN_ATTEMPT])
+        assert (tags[conventions.ROLLOUT_ID], tags[conventions.ATTEMPT_ID]) == (sent.rollout_id, sent.attempt_id) and tags[
+            conventions.SEQUENCE_ID
+        ] > 0
+    head = tags_of(spans[conventions.SPAN_ATTEMPT])
     assert head["agentlightning.verdict"] in ("unproven", "incomplete") and head["agentlightning.reward.final"] == 0.5
-    call = tags_of(spans[semconv.SPAN_LLM])
+    call = tags_of(spans[conventions.SPAN_LLM])
     assert (call["agentlightning.llm.prompt_tokens"], call["agentlightning.llm.response_tokens"]) == (3, 2)
-    assert semconv.LLM_RESPONSE_TOKEN_IDS not in call and "agentlightning.verdict" not in call
+    assert conventions.LLM_RESPONSE_TOKEN_IDS not in call and "agentlightning.verdict" not in call
     tool = spans["execute_tool"]
     assert (tool.status.code, tool.status.message, tool.parent_span_id) == (
         Status.STATUS_CODE_ERROR,
@@ -217,7 +219,7 @@ def test_a_search_finds_the_trace_by_what_one_of_its_spans_is(channel: grpc.Chan
     [
         {"operation_name": "execute_tool", "attributes": text("team", "blue")},  # two spans of the trace, but no one span
         {"attributes": text("team", "red")},
-        {"attributes": text(semconv.ROLLOUT_ID, "ro-nobody")},
+        {"attributes": text(conventions.ROLLOUT_ID, "ro-nobody")},
         {"operation_name": "no such"},
     ],
 )
@@ -226,7 +228,7 @@ def test_a_search_finds_nothing_where_no_single_span_fits(channel: grpc.Channel,
 
 
 def test_a_rollout_is_found_by_its_id_alone(channel: grpc.Channel, sent: Sent) -> None:
-    assert found(channel, attributes=text(semconv.ROLLOUT_ID, sent.rollout_id)) == {sent.trace_id}
+    assert found(channel, attributes=text(conventions.ROLLOUT_ID, sent.rollout_id)) == {sent.trace_id}
 
 
 def test_callers_and_called_are_counted(channel: grpc.Channel, sent: Sent) -> None:
@@ -280,7 +282,7 @@ def test_a_span_that_is_larger_than_a_message_is_shown_cut_and_says_so(web: Web,
     tags = {each.key: each.value.string_value for each in found.attributes}
     assert data.ByteSize() < 4 << 20 and tags["gen_ai.request.model"] == "policy"
     assert tags["gen_ai.input.messages"].startswith("éé") and tags["gen_ai.input.messages"].endswith("(cut)")
-    assert "long texts in it are cut" in tags[semconv.SHOWN_CUT]
+    assert "long texts in it are cut" in tags[conventions.SHOWN_CUT]
     whole = web.call("GET", f"/api/traces/{trace_id.hex()}").json["data"][0]["spans"][0]["tags"]
     assert book in [each["value"] for each in whole], "HTTP has no such limit"
 
@@ -331,7 +333,7 @@ def test_a_search_without_times_finds_what_is_older_than_what_it_looks_at_first(
 def test_the_older_api_is_what_jaegers_pages_read(web: Web, sent: Sent) -> None:
     assert sent.service in web.call("GET", "/api/services").json["data"]
     names = web.call("GET", f"/api/services/{quote(sent.service)}/operations").json["data"]
-    assert names == sorted([semconv.SPAN_ATTEMPT, "execute_tool", "invoke_agent"])
+    assert names == sorted([conventions.SPAN_ATTEMPT, "execute_tool", "invoke_agent"])
     assert {"name": "invoke_agent", "spanKind": "server"} in web.call("GET", f"/api/operations?service={sent.service}").json["data"]
     trace = web.call("GET", f"/api/traces/{sent.trace_id}").json["data"][0]
     spans = {span["operationName"]: span for span in trace["spans"]}
@@ -341,7 +343,7 @@ def test_the_older_api_is_what_jaegers_pages_read(web: Web, sent: Sent) -> None:
     assert trace["processes"][agent["processID"]]["serviceName"] == sent.service
     assert {"key": "team", "type": "string", "value": "blue"} in agent["tags"]
     assert {"key": "error", "type": "bool", "value": True} in tool["tags"]
-    assert {"key": semconv.ROLLOUT_ID, "type": "string", "value": sent.rollout_id} in tool["tags"]
+    assert {"key": conventions.ROLLOUT_ID, "type": "string", "value": sent.rollout_id} in tool["tags"]
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from agl_otel import semconv
 from agl_otel.web.jaeger.proto import storage_pb2 as pb
 from agl_otel.web.jaeger.spans import LEFT_OUT, TRACE_SPANS
 from agl_otel.web.views import OUTLINE_SPANS, READ_SPANS
+from agl_otel_hook import conventions
 from tests.contract.collector.otlp import attributes, span_request
 from tests.contract.web.browser import look
 from tests.contract.web.conftest import Web
@@ -46,7 +46,7 @@ def said(role: str, text: str) -> str:
 def large(web: Web) -> Large:
     """A rollout with a model call in every 200 spans, among calls of tools."""
     begun = web.rest("POST", "/rollouts", {"input": "a long day"}).json
-    ids = {semconv.ROLLOUT_ID: begun["rollout_id"], semconv.ATTEMPT_ID: begun["attempt"]["attempt_id"]}
+    ids = {conventions.ROLLOUT_ID: begun["rollout_id"], conventions.ATTEMPT_ID: begun["attempt"]["attempt_id"]}
     trace_id, start = os.urandom(16), time.time_ns() - 10**12
     for first in range(1, SPANS + 1, AT_ONCE):
         request = ExportTraceServiceRequest()
@@ -59,13 +59,13 @@ def large(web: Web) -> Large:
             if call:
                 asked, replied = said("user", f"question {call}"), said("assistant", f"answer {call}")
                 messages = {"gen_ai.input.messages": asked, "gen_ai.output.messages": replied}
-                tokens = {semconv.LLM_PROMPT_TOKEN_IDS: [1, 2, 3], semconv.LLM_RESPONSE_TOKEN_IDS: [4, call]}
+                tokens = {conventions.LLM_PROMPT_TOKEN_IDS: [1, 2, 3], conventions.LLM_RESPONSE_TOKEN_IDS: [4, call]}
                 told = {
                     **messages,
                     **tokens,
-                    semconv.LLM_CALL: call,
-                    semconv.LLM_CHOICE: 0,
-                    semconv.PROCESS: "p",
+                    conventions.LLM_CALL: call,
+                    conventions.LLM_CHOICE: 0,
+                    conventions.PROCESS: "p",
                     "gen_ai.request.model": "m",
                 }
             spans.append(
@@ -73,16 +73,16 @@ def large(web: Web) -> Large:
                     trace_id=trace_id,
                     span_id=number.to_bytes(8, "big"),
                     parent_span_id=b"" if number == 1 else (1 if call else max(1, number // 10)).to_bytes(8, "big"),
-                    name=semconv.SPAN_LLM if call else "look",
+                    name=conventions.SPAN_LLM if call else "look",
                     start_time_unix_nano=start + number * 10**6,
                     end_time_unix_nano=start + number * 10**6 + 5 * 10**5,
                     attributes=attributes(told),
                 )
             )
-        headers = {"Content-Type": "application/x-protobuf", semconv.HEADER_ACK: "stored"}
+        headers = {"Content-Type": "application/x-protobuf", conventions.HEADER_ACK: "stored"}
         answer = web.call("POST", "/v1/traces", request.SerializeToString(), headers)
         assert answer.status == 200, answer
-    return Large(ids[semconv.ROLLOUT_ID], ids[semconv.ATTEMPT_ID], trace_id.hex())
+    return Large(ids[conventions.ROLLOUT_ID], ids[conventions.ATTEMPT_ID], trace_id.hex())
 
 
 def test_pages_get_a_part_and_every_part_can_be_got(web: Web, large: Large) -> None:
@@ -125,7 +125,7 @@ def test_jaegers_ports_give_the_first_spans_with_a_warning_while_spans_are_taken
         asked = [threads.submit(web.call, "GET", address) for address in addresses]
         wanted = pb.GetTracesRequest(query=[pb.GetTraceParams(trace_id=bytes.fromhex(large.trace_id))])
         streamed = threads.submit(traces, channel, "GetTraces", wanted)
-        headers = {"Content-Type": "application/x-protobuf", semconv.HEADER_ACK: "stored"}
+        headers = {"Content-Type": "application/x-protobuf", conventions.HEADER_ACK: "stored"}
         body = span_request([("ro-meanwhile", "at-1")], spans=10).SerializeToString()
         assert web.call("POST", "/v1/traces", body, headers).status == 200
         old, new, found = (each.result() for each in asked)

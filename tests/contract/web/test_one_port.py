@@ -15,12 +15,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from agl_otel import semconv
 from agl_otel.collector.readings import COUNTERS, GAUGES
 from agl_otel.queue.client import QueueClient
 from agl_otel.runner.metrics import RunnerMeters
 from agl_otel.settings import PORTS, Settings
-from agl_otel.stack import Stack
+from agl_otel.stack.supervisor import Stack
+from agl_otel_hook import conventions
 from tests.contract.web.conftest import ORIGIN, Web
 from tests.environments import ROOT
 
@@ -30,7 +30,7 @@ PROTOBUF = {"Content-Type": "application/x-protobuf"}
 def request_of(rollout_id: str, attempt_id: str, names: list[str]) -> bytes:
     request, now = ExportTraceServiceRequest(), time.time_ns()
     group = request.resource_spans.add()
-    for key, value in ((semconv.ROLLOUT_ID, rollout_id), (semconv.ATTEMPT_ID, attempt_id)):
+    for key, value in ((conventions.ROLLOUT_ID, rollout_id), (conventions.ATTEMPT_ID, attempt_id)):
         group.resource.attributes.append(KeyValue(key=key, value=AnyValue(string_value=value)))
     trace_id = os.urandom(16)
     group.scope_spans.add().spans.extend(
@@ -43,7 +43,7 @@ def request_of(rollout_id: str, attempt_id: str, names: list[str]) -> bytes:
 def test_otlp_posted_there_is_read_there(web: Web, compressed: bool) -> None:
     begun = web.rest("POST", "/rollouts", {"input": 1}).json
     body = request_of(begun["rollout_id"], begun["attempt"]["attempt_id"], ["one", "two"])
-    headers = {**PROTOBUF, semconv.HEADER_ACK: "stored"}
+    headers = {**PROTOBUF, conventions.HEADER_ACK: "stored"}
     if compressed:
         body, headers = gzip.compress(body), {**headers, "Content-Encoding": "gzip", "Accept-Encoding": "gzip"}
     answer = web.call("POST", "/v1/traces", body, headers)

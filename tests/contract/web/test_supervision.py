@@ -15,11 +15,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agl_otel import stack as supervision
 from agl_otel.errors import UnavailableError
 from agl_otel.queue.client import QueueClient
 from agl_otel.settings import PORTS, Settings, is_free
-from agl_otel.stack import LONGEST_PAUSE_SECONDS, STACK_FILE, Stack, restart_pause
+from agl_otel.stack import supervisor as supervision
+from agl_otel.stack.supervisor import LONGEST_PAUSE_SECONDS, STACK_FILE, Stack, restart_pause
 
 CRASHES = 8
 LAST = 3600.0

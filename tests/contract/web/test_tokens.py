@@ -13,17 +13,17 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from agl_otel.errors import AglError
+from agl_otel.net.scoped import scoped_token
 from agl_otel.queue.client import QueueClient
-from agl_otel.queue.testing import LocalQueue
-from agl_otel.redacted import LEFT_OUT
-from agl_otel.scoped import scoped_token
 from agl_otel.store import Store
+from agl_otel.text import LEFT_OUT
 from agl_otel.types import LLM
 from agl_otel.web.app import build_app
 from agl_otel.web.jaeger.service import READER, JaegerServer
 from agl_otel.web.rest import ROUTES
 from agl_otel.web.routes import PREFIX
 from agl_otel.web.views import VIEWS
+from tests.local_queue import LocalQueue
 
 TOKEN = "s3cret"
 LATER = time.time() + 3600

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 
-from agl_otel import semconv
 from agl_otel.web.rest import ROUTES
 from agl_otel.web.views import VIEWS
+from agl_otel_hook import conventions
 from tests.contract.collector.otlp import span_request
 from tests.contract.web.conftest import Web
 from tests.environments import AbsentError, installed
@@ -32,10 +32,14 @@ def span(begun: dict[str, Any], number: int, name: str, **attributes: Any) -> di
 
 
 def call(begun: dict[str, Any], number: int, said: list[dict[str, Any]], reply: str, **more: Any) -> dict[str, Any]:
-    tokens = {semconv.LLM_PROMPT_TOKEN_IDS: [1, 2, 3], semconv.LLM_RESPONSE_TOKEN_IDS: [4, 5], semconv.LLM_RESPONSE_LOGPROBS: [-0.5, -2.0]}
+    tokens = {
+        conventions.LLM_PROMPT_TOKEN_IDS: [1, 2, 3],
+        conventions.LLM_RESPONSE_TOKEN_IDS: [4, 5],
+        conventions.LLM_RESPONSE_LOGPROBS: [-0.5, -2.0],
+    }
     messages = {"gen_ai.input.messages": json.dumps(said), "gen_ai.output.messages": json.dumps([message("assistant", reply)])}
-    place = {semconv.LLM_CALL: number, semconv.LLM_CHOICE: 0, semconv.PROCESS: "proxy-1", "gen_ai.request.model": "m", **more}
-    return span(begun, number, semconv.SPAN_LLM, **tokens, **messages, **place)
+    place = {conventions.LLM_CALL: number, conventions.LLM_CHOICE: 0, conventions.PROCESS: "proxy-1", "gen_ai.request.model": "m", **more}
+    return span(begun, number, conventions.SPAN_LLM, **tokens, **messages, **place)
 
 
 def message(role: str, text: str) -> dict[str, Any]:
@@ -52,8 +56,8 @@ def begun(web: Web) -> dict[str, Any]:
     asked = message("user", "2+2?")
     spans = [
         call(made, 1, [asked], "four"),
-        call(made, 2, [asked, message("assistant", "four"), message("user", "sure?")], "yes", **{semconv.LLM_PREFIX_CALL: 1}),
-        span(made, 3, semconv.SPAN_ANNOTATION, **{semconv.reward_name_key(0): "exact", semconv.reward_value_key(0): 0.75}),
+        call(made, 2, [asked, message("assistant", "four"), message("user", "sure?")], "yes", **{conventions.LLM_PREFIX_CALL: 1}),
+        span(made, 3, conventions.SPAN_ANNOTATION, **{conventions.reward_name_key(0): "exact", conventions.reward_value_key(0): 0.75}),
     ]
     for each in spans:
         assert web.rest("POST", "/spans", each).status == 201
@@ -129,8 +133,8 @@ def test_rollouts_are_found_by_what_was_replied_last(web: Web) -> None:
 def test_an_outline_leaves_out_what_is_large(web: Web, begun: dict[str, Any]) -> None:
     outline = web.rest("GET", f"/rollouts/{begun['rollout_id']}/outline", {"limit": 2}).json
     assert outline["total"] == 3 and [(s["name"], s["call"], s["response_tokens"]) for s in outline["spans"]] == [
-        (semconv.SPAN_LLM, 1, 2),
-        (semconv.SPAN_LLM, 2, 2),
+        (conventions.SPAN_LLM, 1, 2),
+        (conventions.SPAN_LLM, 2, 2),
     ]
     assert outline["spans"][0]["start_nano"] == "1790000001000000000" and outline["spans"][0]["duration_nano"] == "500000000"
     whole = web.rest("GET", f"/rollouts/{begun['rollout_id']}/outline", {"attempt_id": begun["attempt"]["attempt_id"]}).json
@@ -170,7 +174,7 @@ def test_what_there_is_not_is_named_and_what_has_no_span_yet_is_empty(web: Web, 
 
 
 def test_spans_of_a_rollout_that_the_queue_does_not_know_are_shown(web: Web) -> None:
-    headers = {"Content-Type": "application/x-protobuf", semconv.HEADER_ACK: "stored"}
+    headers = {"Content-Type": "application/x-protobuf", conventions.HEADER_ACK: "stored"}
     sent = web.call("POST", "/v1/traces", span_request([("ro-stray", "at-stray")], spans=1).SerializeToString(), headers)
     assert sent.status == 200, sent
     assert web.rest("GET", "/rollouts/ro-stray/outline", {"attempt_id": "at-stray"}).json["total"] == 1
@@ -184,7 +188,7 @@ def test_bytes_that_are_no_text_are_shown_as_base64(web: Web) -> None:
     sent.attributes.extend(pairs)
     sent.events.add(name="e", time_unix_nano=sent.start_time_unix_nano).attributes.extend(pairs)
     request.resource_spans[0].resource.attributes.extend(pairs)
-    headers = {"Content-Type": "application/x-protobuf", semconv.HEADER_ACK: "stored"}
+    headers = {"Content-Type": "application/x-protobuf", conventions.HEADER_ACK: "stored"}
     assert web.call("POST", "/v1/traces", request.SerializeToString(), headers).status == 200
     answer = web.rest("GET", "/spans", {"rollout_id": "ro-bytes"})
     assert answer.status == 200, answer

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agl_otel.columns import AttemptKey, CallColumns, Ragged, Reward, Traces
 from agl_otel.types import Attempt, AttemptedRollout, Rollout, RolloutStatus, Verdict, VerdictKind
+from agl_otel.types.columns import AttemptKey, CallColumns, Ragged, Reward, Traces
 
 
 @dataclass

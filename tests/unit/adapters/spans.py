@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agl_otel import semconv
 from agl_otel.types import Span
+from agl_otel_hook import conventions
 
 RECORDED = Path(__file__).parents[2] / "recordings" / "spans"
 
@@ -45,18 +45,18 @@ def call(span_id: str, start: float, end: float, parent: str | None = None, **at
 def proxy_call(span_id: str, start: float, end: float, parent: str | None = None, **attributes: Any) -> Span:
     """A model call as our proxy stores it."""
     said = {
-        semconv.LLM_CALL: 1,
-        semconv.LLM_CHOICE: 0,
-        semconv.PROCESS: "p",
-        semconv.LLM_PROMPT_TOKEN_IDS: [7, 8],
-        semconv.LLM_RESPONSE_TOKEN_IDS: [9],
-        semconv.LLM_RESPONSE_LOGPROBS: [-0.5],
+        conventions.LLM_CALL: 1,
+        conventions.LLM_CHOICE: 0,
+        conventions.PROCESS: "p",
+        conventions.LLM_PROMPT_TOKEN_IDS: [7, 8],
+        conventions.LLM_RESPONSE_TOKEN_IDS: [9],
+        conventions.LLM_RESPONSE_LOGPROBS: [-0.5],
         "gen_ai.operation.name": "chat",
         "gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": "hello"}]}]),
         "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "hi"}]}]),
         "gen_ai.response.id": f"id-{span_id}",
     }
-    return span(span_id, start, end, parent, name=semconv.SPAN_LLM, **{**said, **attributes})
+    return span(span_id, start, end, parent, name=conventions.SPAN_LLM, **{**said, **attributes})
 
 
 def reward(span_id: str, at: float, value: float, parent: str | None = None) -> Span:
@@ -66,8 +66,8 @@ def reward(span_id: str, at: float, value: float, parent: str | None = None) -> 
         at,
         at,
         parent,
-        name=semconv.SPAN_ANNOTATION,
-        **{semconv.reward_name_key(0): "primary", semconv.reward_value_key(0): value},
+        name=conventions.SPAN_ANNOTATION,
+        **{conventions.reward_name_key(0): "primary", conventions.reward_value_key(0): value},
     )
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from agl_otel import semconv
 from agl_otel.adapters import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceTree
 from agl_otel.errors import UsageError
 from agl_otel.types import Span
+from agl_otel_hook import conventions
 
 
 def span(name: str, number: int, start: float, end: float, parent: int | None = None, **attributes: Any) -> Span:
@@ -19,8 +19,8 @@ def span(name: str, number: int, start: float, end: float, parent: int | None = 
 
 
 def reward(number: int, at: float, value: float, parent: int | None = None) -> Span:
-    made = span(semconv.SPAN_ANNOTATION, number, at, at, parent)
-    made.attributes[semconv.reward_value_key(0)] = value
+    made = span(conventions.SPAN_ANNOTATION, number, at, at, parent)
+    made.attributes[conventions.reward_value_key(0)] = value
     return made
 
 
@@ -63,18 +63,18 @@ def test_a_judges_call_below_a_reward_is_left_out() -> None:
 
 
 def test_a_call_that_the_proxy_recorded_too_counts_once_and_has_its_tokens() -> None:
-    recorded = span(semconv.SPAN_LLM, 3, 1.2, 1.8, 2, gen_ai__response__id="a")
-    recorded.attributes |= {semconv.LLM_CALL: 1, semconv.LLM_PROMPT_TOKEN_IDS: [7, 8], semconv.LLM_RESPONSE_TOKEN_IDS: [9]}
+    recorded = span(conventions.SPAN_LLM, 3, 1.2, 1.8, 2, gen_ai__response__id="a")
+    recorded.attributes |= {conventions.LLM_CALL: 1, conventions.LLM_PROMPT_TOKEN_IDS: [7, 8], conventions.LLM_RESPONSE_TOKEN_IDS: [9]}
     [only] = TracerTraceToTriplet().adapt([span("root", 1, 0, 3), call(2, 1, 2, 1, gen_ai__response__id="a"), recorded])
     assert (only.prompt["token_ids"], only.response["token_ids"]) == ([7, 8], [9])
 
 
 def test_the_proxys_prefix_form_is_put_together_again() -> None:
-    first = span(semconv.SPAN_LLM, 1, 0, 1)
-    first.attributes |= {semconv.LLM_CALL: 1, semconv.LLM_PROMPT_TOKEN_IDS: [1, 2], semconv.LLM_RESPONSE_TOKEN_IDS: [3]}
-    second = span(semconv.SPAN_LLM, 2, 1, 2)
-    second.attributes |= {semconv.LLM_CALL: 2, semconv.LLM_PREFIX_CALL: 1, semconv.LLM_PREFIX_CHOICE: 0}
-    second.attributes |= {semconv.LLM_PROMPT_TOKEN_IDS: [4], semconv.LLM_RESPONSE_TOKEN_IDS: [5]}
+    first = span(conventions.SPAN_LLM, 1, 0, 1)
+    first.attributes |= {conventions.LLM_CALL: 1, conventions.LLM_PROMPT_TOKEN_IDS: [1, 2], conventions.LLM_RESPONSE_TOKEN_IDS: [3]}
+    second = span(conventions.SPAN_LLM, 2, 1, 2)
+    second.attributes |= {conventions.LLM_CALL: 2, conventions.LLM_PREFIX_CALL: 1, conventions.LLM_PREFIX_CHOICE: 0}
+    second.attributes |= {conventions.LLM_PROMPT_TOKEN_IDS: [4], conventions.LLM_RESPONSE_TOKEN_IDS: [5]}
     one, two = LlmProxyTraceToTriplet().adapt([first, second, reward(3, 3, 1.0)])
     assert (one.prompt["token_ids"], one.reward) == ([1, 2], None)
     assert (two.prompt["token_ids"], two.response["token_ids"], two.reward) == ([1, 2, 3, 4], [5], 1.0)

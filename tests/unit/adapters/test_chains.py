@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agl_otel.adapters import trajectories
 from agl_otel.adapters.chains import chains
-from agl_otel.columns import Ragged, Traces
+from agl_otel.types.columns import Ragged, Traces
 from tests.unit.adapters.conftest import CallRow, TracesBuilder
 
 TOKENS = st.lists(st.integers(1, 5), min_size=1, max_size=3)

@@ -6,12 +6,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_otel import semconv
 from agl_otel.adapters.history import INPUT, in_full
 from agl_otel.adapters.messages import to_messages
 from agl_otel.adapters.triplets import TracerTraceToTriplet
 from agl_otel.proxy.prefixes import MessagePrefixes
 from agl_otel.types import Span
+from agl_otel_hook import conventions
 from tests.unit.adapters.spans import call, proxy_call
 
 Message = dict[str, Any]
@@ -25,8 +25,8 @@ def stored(calls: list[list[Message]]) -> list[Span]:
         base, digests = prefixes.continued("chat", messages)
         prefixes.remember(number, digests)
         new = messages[base[1] :] if base else messages
-        named = {semconv.LLM_MESSAGES_CALL: base[0], semconv.LLM_MESSAGES_BEFORE: base[1]} if base else {}
-        attributes: dict[str, Any] = {semconv.LLM_CALL: number, INPUT: json.dumps(new), "gen_ai.response.id": f"r{number}", **named}
+        named = {conventions.LLM_MESSAGES_CALL: base[0], conventions.LLM_MESSAGES_BEFORE: base[1]} if base else {}
+        attributes: dict[str, Any] = {conventions.LLM_CALL: number, INPUT: json.dumps(new), "gen_ai.response.id": f"r{number}", **named}
         spans.append(proxy_call(f"s{number}", number, number + 0.5, **attributes))
     return spans
 
@@ -53,8 +53,8 @@ def test_further_choices_and_adapters_see_the_whole() -> None:
         {"role": role, "parts": [{"type": "text", "content": text}]} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))
     )
     spans = stored([[user], [user, answer, more]])
-    own: dict[str, Any] = {semconv.LLM_MESSAGES_CALL: 2, semconv.LLM_MESSAGES_BEFORE: 2, semconv.LLM_CHOICE: 1}
-    own |= {semconv.LLM_CALL: 2, INPUT: json.dumps([more]), "gen_ai.response.id": "r2"}
+    own: dict[str, Any] = {conventions.LLM_MESSAGES_CALL: 2, conventions.LLM_MESSAGES_BEFORE: 2, conventions.LLM_CHOICE: 1}
+    own |= {conventions.LLM_CALL: 2, INPUT: json.dumps([more]), "gen_ai.response.id": "r2"}
     spans.append(proxy_call("other", 3, 4, **own))
     asked = ["a", "b", "c"]
     assert [[m["content"] for m in each["messages"]] for each in to_messages(spans)] == [["a", "hi"], [*asked, "hi"], [*asked, "hi"]]
@@ -66,7 +66,7 @@ def test_a_call_whose_history_is_missing_has_no_messages() -> None:
     first, second = stored([[{"role": "user", "parts": []}], [{"role": "user", "parts": []}, {"role": "user", "parts": []}]])
     (alone,) = in_full([second])
     assert INPUT not in alone.attributes and "gen_ai.output.messages" not in alone.attributes and to_messages([second]) == []
-    for wrong in ({INPUT: "{"}, {INPUT: "{}"}, {INPUT: "[]"}, {semconv.PROCESS: "another"}):
+    for wrong in ({INPUT: "{"}, {INPUT: "{}"}, {INPUT: "[]"}, {conventions.PROCESS: "another"}):
         broken = first.model_copy(update={"attributes": {**first.attributes, **wrong}})
         assert INPUT not in in_full([broken, second])[1].attributes
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from agl_otel import semconv
 from agl_otel.adapters import LlmProxyTraceToTriplet, TracerTraceToTriplet, rows_of, to_messages
 from agl_otel.adapters.dialects import DIALECTS, read_call
 from agl_otel.adapters.messages import image_urls
@@ -17,10 +16,11 @@ from agl_otel.adapters.records import FORMS, TOKEN_FORMS, Reading
 from agl_otel.adapters.texts import conversation_at, messages_at
 from agl_otel.adapters.tree import TraceTree
 from agl_otel.cli.training_files import WRITERS
-from agl_otel.columns import CallTexts, Traces
-from agl_otel.emit import find_final_reward
+from agl_otel.spans.emitted import find_final_reward
 from agl_otel.traces.told import in_full
 from agl_otel.types import Span
+from agl_otel.types.columns import CallTexts, Traces
+from agl_otel_hook import conventions
 from tests.unit.adapters.spans import RECORDED, call, proxy_call, reward
 
 DEEP = 20_000
@@ -113,16 +113,16 @@ KEYS = (
     "agentops.task.output",
     "agentlightning.operation.input.messages",
     "agentlightning.operation.output.choices.0.token_ids",
-    semconv.LLM_CALL,
-    semconv.LLM_CHOICE,
-    semconv.LLM_RETRY_OF,
-    semconv.LLM_PREFIX_CALL,
-    semconv.LLM_PREFIX_CHOICE,
-    semconv.PROCESS,
-    semconv.LLM_MESSAGES_CALL,
-    semconv.LLM_MESSAGES_BEFORE,
-    semconv.LLM_PROMPT_TOKEN_IDS,
-    semconv.LLM_RESPONSE_LOGPROBS,
+    conventions.LLM_CALL,
+    conventions.LLM_CHOICE,
+    conventions.LLM_RETRY_OF,
+    conventions.LLM_PREFIX_CALL,
+    conventions.LLM_PREFIX_CHOICE,
+    conventions.PROCESS,
+    conventions.LLM_MESSAGES_CALL,
+    conventions.LLM_MESSAGES_BEFORE,
+    conventions.LLM_PROMPT_TOKEN_IDS,
+    conventions.LLM_RESPONSE_LOGPROBS,
 )
 
 

@@ -13,7 +13,6 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from agl_otel import otelcol, semconv
 from agl_otel.adapters import TracerTraceToTriplet, to_messages
 from agl_otel.adapters.dialects import with_records
 from agl_otel.adapters.masking import MaskRule
@@ -21,8 +20,10 @@ from agl_otel.adapters.otlp_masking import Masker, load_masker
 from agl_otel.adapters.texts import MASKED
 from agl_otel.errors import SettingsError
 from agl_otel.settings import Settings
+from agl_otel.stack import otelcol
 from agl_otel.store.otlp import key_values, request_of
 from agl_otel.types import Event, Span
+from agl_otel_hook import conventions
 from tests.unit.adapters.spans import RECORDED, proxy_call, recorded
 
 RECORDINGS = sorted(path.stem for path in RECORDED.glob("*.json"))
@@ -121,7 +122,7 @@ def test_a_rule_takes_only_the_messages_that_it_names() -> None:
     digest = "sha256:" + hashlib.sha256(b"ssent to a@b.example").hexdigest()
     assert [m["content"] for m in sample["messages"]] == [MASKED, None, digest, "thanks", "hi"]
     assert sample["messages"][2]["tool_call_id"] == "c"
-    assert kept.attributes[semconv.LLM_PROMPT_TOKEN_IDS] == [7, 8]
+    assert kept.attributes[conventions.LLM_PROMPT_TOKEN_IDS] == [7, 8]
     assert masker.counts == {"texts": 2}
 
 
@@ -133,16 +134,19 @@ def test_a_rule_takes_only_the_messages_that_it_names() -> None:
         (MaskRule("drop_ids"), {}, [0, 0], [0]),
         (MaskRule("drop_ids", text="nothing of that"), {}, [7, 8], [9]),
         # Its messages go on from call 3, its ids from call 2: what lies between is not on this span.
-        (MaskRule("drop_ids", text="none"), {semconv.LLM_MESSAGES_CALL: 3, semconv.LLM_PREFIX_CALL: 2}, [0, 0], [9]),
-        (MaskRule("drop_ids", text="none"), {semconv.LLM_MESSAGES_CALL: 2, semconv.LLM_PREFIX_CALL: 2}, [7, 8], [9]),
+        (MaskRule("drop_ids", text="none"), {conventions.LLM_MESSAGES_CALL: 3, conventions.LLM_PREFIX_CALL: 2}, [0, 0], [9]),
+        (MaskRule("drop_ids", text="none"), {conventions.LLM_MESSAGES_CALL: 2, conventions.LLM_PREFIX_CALL: 2}, [7, 8], [9]),
     ],
 )
 def test_ids_go_without_moving_what_stands_behind_them(rule: MaskRule, more: Any, prompt: list[int], response: list[int]) -> None:
     (kept,), _, _ = masked([proxy_call("a", 1, 2, **more)], rule)
     held = kept.attributes
-    assert (held[semconv.LLM_PROMPT_TOKEN_IDS], held[semconv.LLM_RESPONSE_TOKEN_IDS]) == (prompt, response)
+    assert (held[conventions.LLM_PROMPT_TOKEN_IDS], held[conventions.LLM_RESPONSE_TOKEN_IDS]) == (prompt, response)
     gone, touched = response == [0], [*prompt, *response] != [7, 8, 9]
-    assert (held.get(semconv.LLM_INCOMPLETE), semconv.LLM_RESPONSE_LOGPROBS in held) == (semconv.LLM_MASKED if touched else None, not gone)
+    assert (held.get(conventions.LLM_INCOMPLETE), conventions.LLM_RESPONSE_LOGPROBS in held) == (
+        conventions.LLM_MASKED if touched else None,
+        not gone,
+    )
     assert "hello" in held["gen_ai.input.messages"]  # the text is another rule's
 
 
@@ -150,7 +154,7 @@ def test_of_a_call_whose_messages_are_not_known_every_id_goes() -> None:
     call = proxy_call("a", 1, 2)
     silent = call.model_copy(update={"attributes": {k: v for k, v in call.attributes.items() if "messages" not in k}})
     (kept,), _, _ = masked([silent], MaskRule("drop_ids", role="user", text="x"))
-    assert (kept.attributes[semconv.LLM_PROMPT_TOKEN_IDS], kept.attributes[semconv.LLM_RESPONSE_TOKEN_IDS]) == ([0, 0], [0])
+    assert (kept.attributes[conventions.LLM_PROMPT_TOKEN_IDS], kept.attributes[conventions.LLM_RESPONSE_TOKEN_IDS]) == ([0, 0], [0])
 
 
 @pytest.mark.parametrize("name", ["openinference", "langsmith", "agent_lightning_weave", "litellm"])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agl_otel.adapters.ragged import concatenate, count_per_row, take
-from agl_otel.columns import Ragged
+from agl_otel.types.columns import Ragged
 
 ROWS = st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=6)
 

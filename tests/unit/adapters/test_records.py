@@ -9,8 +9,8 @@ import pytest
 from agl_otel.adapters.masking import MaskRule, masked
 from agl_otel.adapters.pins import Pin, content_hash, differences, line_of
 from agl_otel.adapters.records import FORMS, IGNORED, Reading, rows_of, to_transitions
-from agl_otel.columns import Reward
 from agl_otel.errors import DataError, UsageError
+from agl_otel.types.columns import Reward
 from tests.unit.adapters.spans import call, reward
 from tests.unit.adapters.test_texts import text, texts
 

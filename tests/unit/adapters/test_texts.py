@@ -8,7 +8,7 @@ import numpy as np
 
 from agl_otel.adapters.texts import conversation_at, messages_at
 from agl_otel.adapters.trajectories import to_trajectories
-from agl_otel.columns import CallTexts
+from agl_otel.types.columns import CallTexts
 
 
 def text(role: str, content: str) -> dict[str, Any]:

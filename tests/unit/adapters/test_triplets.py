@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from agl_otel import semconv
 from agl_otel.adapters import LlmProxyTraceToTriplet, RewardMatchPolicy, TracerTraceToTriplet, TraceTree
 from agl_otel.types import Span
+from agl_otel_hook import conventions
 from tests.unit.adapters.spans import call, proxy_call, reward, span
 
 
@@ -110,7 +110,7 @@ def test_agents_are_selected_by_the_nearest_one_around_a_call() -> None:
 
 
 def test_calls_of_a_judge_are_left_out_unless_wanted() -> None:
-    judge = span("j", 4, 8, "root", name=semconv.SPAN_OPERATION, agentlightning__operation__name=semconv.SPAN_REWARD)
+    judge = span("j", 4, 8, "root", name=conventions.SPAN_OPERATION, agentlightning__operation__name=conventions.SPAN_REWARD)
     spans = [span("root", 0, 9), call("a", 1, 2, "root"), judge, call("b", 5, 6, "j")]
     assert len(TracerTraceToTriplet()(spans)) == 1
     assert len(TracerTraceToTriplet(exclude_llm_call_in_reward=False)(spans)) == 2
@@ -129,7 +129,7 @@ def test_of_two_calls_with_one_response_id_the_first_counts() -> None:
     """A model server may name every reply alike."""
     same = {"gen_ai__response__id": "x"}
     blank: dict[str, Any] = {**same, "prompt_token_ids": [], "response_token_ids": []}
-    later: dict[str, Any] = {semconv.LLM_CALL: 2, semconv.LLM_RESPONSE_TOKEN_IDS: [4], **same}
+    later: dict[str, Any] = {conventions.LLM_CALL: 2, conventions.LLM_RESPONSE_TOKEN_IDS: [4], **same}
     told = [call("a", 1, 4, "root", **same), call("c", 5, 8, "root", response_token_ids=[4], **same)]
     untold = [call("a", 1, 4, "root", **blank), call("c", 5, 8, "root", **blank)]
     inside = [proxy_call("b", 2, 3, "a", **same), proxy_call("d", 6, 7, "c", **later)]
@@ -154,7 +154,7 @@ def test_proxys_tokens_join_what_the_agents_instrumentation_said() -> None:
 
 
 def test_of_a_call_that_an_sdk_repeated_the_last_try_counts() -> None:
-    again: dict[str, Any] = {semconv.LLM_CALL: 2, semconv.LLM_RETRY_OF: 1, semconv.LLM_RESPONSE_TOKEN_IDS: [4]}
+    again: dict[str, Any] = {conventions.LLM_CALL: 2, conventions.LLM_RETRY_OF: 1, conventions.LLM_RESPONSE_TOKEN_IDS: [4]}
     tries = [proxy_call("b", 2, 3, "a", gen_ai__response__id="lost"), proxy_call("c", 3, 4, "a", gen_ai__response__id="used", **again)]
     agents = call("a", 1, 5, gen_ai__response__id="used", prompt_token_ids=[], response_token_ids=[])
     for spans in ([agents, *tries], tries):
@@ -163,8 +163,8 @@ def test_of_a_call_that_an_sdk_repeated_the_last_try_counts() -> None:
 
 
 def test_prompts_in_prefix_form_are_made_full() -> None:
-    follow_up: dict[str, Any] = {semconv.LLM_PREFIX_CALL: 1, semconv.LLM_PREFIX_CHOICE: 0, semconv.LLM_PROMPT_TOKEN_IDS: [5]}
-    spans = [span("root", 0, 9), proxy_call("a", 1, 2, "root"), proxy_call("b", 3, 4, "root", **{semconv.LLM_CALL: 2, **follow_up})]
+    follow_up: dict[str, Any] = {conventions.LLM_PREFIX_CALL: 1, conventions.LLM_PREFIX_CHOICE: 0, conventions.LLM_PROMPT_TOKEN_IDS: [5]}
+    spans = [span("root", 0, 9), proxy_call("a", 1, 2, "root"), proxy_call("b", 3, 4, "root", **{conventions.LLM_CALL: 2, **follow_up})]
     for adapter in (TracerTraceToTriplet(), LlmProxyTraceToTriplet()):
         assert [t.prompt["token_ids"] for t in adapter(spans)] == [[7, 8], [7, 8, 9, 5]]
     assert [t.prompt["token_ids"] for t in TracerTraceToTriplet()([spans[0], spans[2]])] == [[]]
@@ -172,7 +172,7 @@ def test_prompts_in_prefix_form_are_made_full() -> None:
 
 
 def test_further_choices_of_a_call_are_triplets_of_their_own() -> None:
-    second: dict[str, Any] = {semconv.LLM_CHOICE: 1, semconv.LLM_RESPONSE_TOKEN_IDS: [4]}
+    second: dict[str, Any] = {conventions.LLM_CHOICE: 1, conventions.LLM_RESPONSE_TOKEN_IDS: [4]}
     choice = proxy_call("c", 2, 3, "a", gen_ai__response__id="x", **second)
     spans = [call("a", 1, 4, gen_ai__response__id="x"), proxy_call("b", 2, 3, "a", gen_ai__response__id="x"), choice]
     assert [t.response["token_ids"] for t in TracerTraceToTriplet()(spans)] == [[9], [4]]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agl_otel.algorithms.prompts.evaluate import Evaluation, final_rewards
-from agl_otel.columns import CallColumns, Ragged, Reward, Traces
+from agl_otel.types.columns import CallColumns, Ragged, Reward, Traces
 
 NONE = np.zeros(0, np.int64)
 ROWS = Ragged.from_rows([], np.int32)

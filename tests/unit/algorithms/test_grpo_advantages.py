@@ -11,6 +11,7 @@ import pytest
 from agl_otel.adapters.trajectories import to_trajectories
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.groups import Group
+from agl_otel.algorithms.report import Clock
 from tests.unit.adapters.conftest import CallRow, TracesBuilder, reward
 
 REWARDS = {"a-1": 1.0, "a-2": 0.0, "b-1": 0.5, "b-2": 0.5, "c-1": 9.0}
@@ -25,12 +26,13 @@ def test_all_trajectories_of_a_rollout_have_its_advantage_which_is_computed_once
     grpo = GRPO(model_dir=tmp_path, model_server_url="http://127.0.0.1:1", scale_advantages=scaled)
     traces = TracesBuilder(rewards={(rollout, "at-1"): [reward(value)] for rollout, value in REWARDS.items()}).build(*CALLS)
     private: Any = grpo
-    read = private._score(traces, to_trajectories(traces), GROUPS)
+    read = private._score(traces, to_trajectories(traces), GROUPS, Clock())
     assert read.batch.rollout_id == ["a-1", "a-1", "a-2", "b-1", "b-2", "c-1"]
     assert read.advantages == pytest.approx(np.array([expected, expected, -expected, 0, 0, 0]), abs=1e-5)
-    assert (read.flat_groups, read.lone_groups, [group.number for group in read.telling]) == (2, 1, [0])
+    assert (read.zero_variance_groups, read.singleton_groups, [group.number for group in read.informative]) == (2, 1, [0])
 
-    everything, _ = read.trained_on(only_telling=False)
-    telling, advantages = read.trained_on(only_telling=True)  # dynamic sampling
+    everything, _ = private._trained_on(read)
+    grpo.resample_rounds = 1  # dynamic sampling
+    informative, advantages = private._trained_on(read)
     assert len(everything) == 6
-    assert telling.rollout_id == ["a-1", "a-1", "a-2"] and advantages == pytest.approx(read.advantages[:3])
+    assert informative.rollout_id == ["a-1", "a-1", "a-2"] and advantages == pytest.approx(read.advantages[:3])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agl_otel.algorithms.prompts.journal import JOURNAL, Journal
 from agl_otel.errors import InUseError, SettingsError, UsageError
-from agl_otel.framed import Frame, read
+from agl_otel.service.framed import Frame, read
 
 OPTIONS = {"beam_width": 4, "train": "abc"}
 

@@ -19,8 +19,8 @@ from agl_otel.algorithms.grpo.groups import TaskOrder
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.objective import Average, Objective, policy_loss, token_logprobs
 from agl_otel.algorithms.grpo.policy import Policy, load_weights, save_weights
-from agl_otel.columns import Ragged
 from agl_otel.errors import DataError, UsageError
+from agl_otel.types.columns import Ragged
 
 ROWS = [
     ([1, 4, 20], [30, 31, 9], [1, 1, 1]),
@@ -206,7 +206,7 @@ def test_every_task_comes_once_before_any_comes_again() -> None:
         ({"max_staleness": -1}, "max_staleness is -1"),
         ({"checkpoint_every_steps": 0}, "checkpoint_every_steps is 0"),
         ({"keep_checkpoints": 0}, "keep_checkpoints is 0"),
-        ({"groups_under_way": 16}, "more than prompts_per_step"),
+        ({"groups_in_flight": 16}, "more than prompts_per_step"),
         ({"average": "constant"}, "constant_tokens"),
     ],
 )

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from agl_otel.algorithms.metrics import PICTURE, Plots, TensorBoard, check_metrics, sinks_of
+from agl_otel.algorithms.metric_sinks import PICTURE, Plots, TensorBoard, check_metrics, sinks_of
 from agl_otel.algorithms.run_log import RunLog, flat
 from agl_otel.errors import SettingsError, UnavailableError, UsageError
 from agl_otel.types import TrainingStep
@@ -82,7 +82,7 @@ def test_tensorboard_brings_no_torch_into_a_process_that_has_none_and_keeps_nobo
     program = f"""
 import sys
 from pathlib import Path
-from agl_otel.algorithms.metrics import TensorBoard
+from agl_otel.algorithms.metric_sinks import TensorBoard
 sink = TensorBoard()
 sink.begin("apo-1", Path({str(tmp_path)!r}), [])
 sink.close()

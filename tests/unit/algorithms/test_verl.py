@@ -20,7 +20,7 @@ from agl_otel.algorithms.verl.samples import Rules
 from agl_otel.algorithms.verl.spec import Spec, step_shown
 from agl_otel.cli import main
 from agl_otel.errors import SettingsError, UsageError
-from agl_otel.trainer import Job
+from agl_otel.jobs.job import Job
 from agl_otel.types.sampling import NEUTRAL
 
 SPEC = asdict(Spec(store="host:4747", run_id="verl-1", start=2, rules=asdict(Rules())))

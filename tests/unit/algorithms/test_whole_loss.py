@@ -16,7 +16,7 @@ from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.algorithms.grpo.learner import Learner
 from agl_otel.algorithms.grpo.objective import Objective
 from agl_otel.algorithms.grpo.policy import Policy
-from agl_otel.columns import Ragged
+from agl_otel.types.columns import Ragged
 
 from .reference_loss import Row, reference_loss
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agl_otel.adapters import TrajectoryBatch
-from agl_otel.columns import Ragged
+from agl_otel.types.columns import Ragged
 from bench.exact_server import Sampled
 from bench.exactness import Result, differences
 

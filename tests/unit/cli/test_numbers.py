@@ -12,8 +12,8 @@ import pytest
 from agl_otel.cli import cli, main
 from agl_otel.cli.queue import span_of_time
 from agl_otel.errors import UsageError
-from agl_otel.options import Finite, Whole
 from agl_otel.runner.limits import parse_size
+from agl_otel.types.options import Finite, Whole
 
 NONSENSE = ("-1", "0", "nan", "-nan", "inf", "-Infinity", "1e999", "1_0", "", " ", "9" * 30, "9" * 5000, "0x10", "١e")
 SECONDS = {"--timeout", "--every", "--interval", "--hours"}

@@ -6,10 +6,10 @@ from typing import Any
 
 from rich.console import Console
 
-from agl_otel import semconv
 from agl_otel.cli.queue import table_of
 from agl_otel.cli.render import attempt_tree, last_content, plain, span_trees
 from agl_otel.types import Attempt, Rollout, Span, Verdict
+from agl_otel_hook import conventions
 
 
 def span(name: str, span_id: str, parent: str | None = None, start: float = 0.0, **attributes: object) -> Span:
@@ -31,7 +31,7 @@ def test_a_tree_follows_parents_and_orders_by_start() -> None:
 
 
 def test_a_span_whose_parent_is_elsewhere_is_a_root_and_seals_are_left_out() -> None:
-    text = rendered([span("alone", "a", "not-here"), span(semconv.SPAN_SEAL, "s")])
+    text = rendered([span("alone", "a", "not-here"), span(conventions.SPAN_SEAL, "s")])
     assert "alone" in text and "seal" not in text
 
 
@@ -47,12 +47,12 @@ def test_a_deep_trace_is_shown_whole() -> None:
 
 def test_rewards_and_tokens_are_highlighted() -> None:
     attributes = {
-        semconv.LLM_CALL: 1,
-        semconv.LLM_PROMPT_TOKEN_IDS: [1, 2],
-        semconv.LLM_RESPONSE_TOKEN_IDS: [3],
-        semconv.LLM_MODEL_VERSION: "7",
+        conventions.LLM_CALL: 1,
+        conventions.LLM_PROMPT_TOKEN_IDS: [1, 2],
+        conventions.LLM_RESPONSE_TOKEN_IDS: [3],
+        conventions.LLM_MODEL_VERSION: "7",
     }
-    reward = {semconv.reward_name_key(0): "primary", semconv.reward_value_key(0): 0.5}
+    reward = {conventions.reward_name_key(0): "primary", conventions.reward_value_key(0): 0.5}
     text = rendered([span("call", "a", None, 0, **attributes), span("grade", "b", None, 1, **reward)])
     assert "2 + 1 tokens, weights 7" in text and "primary = 0.5" in text
 
@@ -94,27 +94,31 @@ def test_the_last_message_of_each_form_is_found() -> None:
 
 
 MODEL: dict[str, Any] = {"gen_ai.request.model": "m"}
-LLM_SPAN: dict[str, Any] = {semconv.LLM_PROMPT_TOKEN_IDS: [1, 2], semconv.LLM_RESPONSE_TOKEN_IDS: [3], semconv.LLM_MODEL_VERSION: "7"}
+LLM_SPAN: dict[str, Any] = {
+    conventions.LLM_PROMPT_TOKEN_IDS: [1, 2],
+    conventions.LLM_RESPONSE_TOKEN_IDS: [3],
+    conventions.LLM_MODEL_VERSION: "7",
+}
 
 
 def test_a_model_call_is_one_node_with_what_agent_and_proxy_know() -> None:
     own: dict[str, Any] = {"gen_ai.request.model": "policy"}
-    spans = [span("openai.chat", "a", **own), span("POST", "h", "a"), span(semconv.SPAN_LLM, "p", "h", **LLM_SPAN)]
+    spans = [span("openai.chat", "a", **own), span("POST", "h", "a"), span(conventions.SPAN_LLM, "p", "h", **LLM_SPAN)]
     (line,) = rendered(spans).splitlines()
     assert "openai.chat" in line and "policy" in line and "2 + 1 tokens, weights 7" in line
 
 
 def test_spans_of_one_response_are_joined_where_no_traceparent_came() -> None:
     response: dict[str, Any] = {"gen_ai.response.id": "chatcmpl-1"}
-    spans = [span("chat m", "a", **response, **MODEL), span(semconv.SPAN_LLM, "p", **response, **LLM_SPAN)]
+    spans = [span("chat m", "a", **response, **MODEL), span(conventions.SPAN_LLM, "p", **response, **LLM_SPAN)]
     (line,) = rendered(spans).splitlines()
     assert "chat m" in line and "tokens" in line
 
 
 def test_tries_of_one_call_are_one_node_and_calls_without_a_span_of_the_agent_stay() -> None:
     spans = [span("openai.chat", "a", **MODEL)]
-    spans += [span(semconv.SPAN_LLM, f"p{n}", "a", **{**LLM_SPAN, semconv.LLM_CALL: n}) for n in (1, 2)]
-    spans += [span("agent", "x"), span("other", "y", "x"), span(semconv.SPAN_LLM, "z", "x", **LLM_SPAN)]
+    spans += [span(conventions.SPAN_LLM, f"p{n}", "a", **{**LLM_SPAN, conventions.LLM_CALL: n}) for n in (1, 2)]
+    spans += [span("agent", "x"), span("other", "y", "x"), span(conventions.SPAN_LLM, "z", "x", **LLM_SPAN)]
     text = rendered(spans)
     assert "2 tries" in text and len(text.splitlines()) == 4 and text.count("tokens") == 2
 
@@ -127,17 +131,17 @@ def conversation() -> list[Span]:
     """Two calls as the proxy stores them: the second has only what is new."""
     tool = {"type": "tool_call", "name": "weather", "arguments": {"city": "Ulm"}}
     first = {
-        semconv.LLM_CALL: 1, semconv.LLM_PROMPT_TOKEN_IDS: [1, 2, 3], semconv.LLM_RESPONSE_TOKEN_IDS: [4, 5],
+        conventions.LLM_CALL: 1, conventions.LLM_PROMPT_TOKEN_IDS: [1, 2, 3], conventions.LLM_RESPONSE_TOKEN_IDS: [4, 5],
         "gen_ai.input.messages": json.dumps([said("system", "be kind"), said("user", "how is\nthe weather")]),
         "gen_ai.output.messages": json.dumps([said("assistant", tool)]),
     }  # fmt: skip
     second = {
-        semconv.LLM_CALL: 2, semconv.LLM_PREFIX_CALL: 1, semconv.LLM_PREFIX_CHOICE: 0, semconv.LLM_PROMPT_TOKEN_IDS: [6],
-        semconv.LLM_RESPONSE_TOKEN_IDS: [7], semconv.LLM_MESSAGES_CALL: 1, semconv.LLM_MESSAGES_BEFORE: 2,
+        conventions.LLM_CALL: 2, conventions.LLM_PREFIX_CALL: 1, conventions.LLM_PREFIX_CHOICE: 0, conventions.LLM_PROMPT_TOKEN_IDS: [6],
+        conventions.LLM_RESPONSE_TOKEN_IDS: [7], conventions.LLM_MESSAGES_CALL: 1, conventions.LLM_MESSAGES_BEFORE: 2,
         "gen_ai.input.messages": json.dumps([said("assistant", tool), said("tool", {"type": "tool_call_response", "response": "sunny"})]),
         "gen_ai.output.messages": json.dumps([said("assistant", "it is sunny")]),
     }  # fmt: skip
-    return [span(semconv.SPAN_LLM, "p1", "m1", 1, **first), span(semconv.SPAN_LLM, "p2", "m2", 2, **second)]
+    return [span(conventions.SPAN_LLM, "p1", "m1", 1, **first), span(conventions.SPAN_LLM, "p2", "m2", 2, **second)]
 
 
 def test_a_call_that_goes_on_from_another_is_shown_with_its_whole_prompt() -> None:

@@ -15,7 +15,7 @@ from agl_otel.collector import http_port
 from agl_otel.collector.http_port import PROTOBUF, HttpPort
 from agl_otel.collector.limits import InFlight
 from agl_otel.errors import UnavailableError
-from agl_otel.listen import listen, make_runner
+from agl_otel.net.http_server import listen, make_runner
 
 PATIENCE_SECONDS = 60.0
 BODY = gzip.compress(b"hello")

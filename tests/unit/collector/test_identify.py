@@ -16,13 +16,13 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from agl_otel import semconv
 from agl_otel.collector import identify
 from agl_otel.collector.identify import Identity, bind, identify_logs, identify_spans, learn
 from agl_otel.collector.memory import TraceMemory
 from agl_otel.collector.metrics import hold_points, identify_points, metric_rows
 from agl_otel.collector.policy import DROPPED, apply_policy
-from agl_otel.ingest import Sender, attempt_ingest_key, attempt_of, ingest_key, sender_of
+from agl_otel.net.ingest import Sender, attempt_ingest_key, attempt_of, ingest_key, sender_of
+from agl_otel_hook import conventions
 
 VECTORS = Path(__file__).parents[3] / "collector" / "conformance"
 REASONS = {
@@ -111,7 +111,7 @@ def test_golden_vector_of_metrics(now: int, vector: dict[str, Any]) -> None:
 def ids_of(row: dict[str, Any]) -> Identity:
     """What the tables derive (traces/schema/0004_otel_metrics.sql)."""
     resource = row["ResourceAttributes"]
-    return Identity(resource.get(semconv.ROLLOUT_ID, ""), resource.get(semconv.ATTEMPT_ID, ""))
+    return Identity(resource.get(conventions.ROLLOUT_ID, ""), resource.get(conventions.ATTEMPT_ID, ""))
 
 
 def test_keys_of_attempts_are_those_of_the_golden_vectors() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from agl_otel import semconv
 from agl_otel.collector.commit import GroupCommit
 from agl_otel.collector.disk import DiskBudget
 from agl_otel.collector.heartbeat import Heartbeats
@@ -21,10 +20,11 @@ from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.wal import Log
 from agl_otel.collector.write import Writer
 from agl_otel.errors import DataError, UnavailableError
-from agl_otel.framed import HEADER_BYTES, Frame, read
 from agl_otel.queue.updates import Observation
+from agl_otel.service.framed import HEADER_BYTES, Frame, read
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.migrate import migrate
+from agl_otel_hook import conventions
 
 NOW = 1_750_000_000.0
 
@@ -98,7 +98,7 @@ def body(number: int, *names: str) -> bytes:
     return request.SerializeToString()
 
 
-IDS = {semconv.HEADER_ROLLOUT_ID: "ro-1", semconv.HEADER_ATTEMPT_ID: "at-1"}
+IDS = {conventions.HEADER_ROLLOUT_ID: "ro-1", conventions.HEADER_ATTEMPT_ID: "at-1"}
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ async def test_a_client_that_hangs_up_does_not_undo_what_is_on_its_way(parts: Pa
 async def test_stored_waits_for_the_queue_and_durable_does_not(parts: Parts) -> None:
     parts.queue.away = True
     await parts.intake.take("traces", body(1), IDS)
-    stored = asyncio.ensure_future(parts.intake.take("traces", body(1), {**IDS, semconv.HEADER_ACK: "stored"}))
+    stored = asyncio.ensure_future(parts.intake.take("traces", body(1), {**IDS, conventions.HEADER_ACK: "stored"}))
     done, _ = await asyncio.wait({stored}, timeout=0.3)
     assert not done
     parts.queue.away = False
@@ -167,8 +167,8 @@ async def test_a_request_that_failed_may_be_sent_again(parts: Parts) -> None:
 
 
 async def test_attempt_spans_and_seals_are_heard_of_but_count_no_span(parts: Parts) -> None:
-    await parts.intake.take("traces", body(1, semconv.SPAN_ATTEMPT, semconv.SPAN_SEAL), IDS)
-    await parts.intake.take("traces", body(2, "work", "more"), {**IDS, semconv.HEADER_ATTEMPT_ID: "at-2"})
+    await parts.intake.take("traces", body(1, conventions.SPAN_ATTEMPT, conventions.SPAN_SEAL), IDS)
+    await parts.intake.take("traces", body(2, "work", "more"), {**IDS, conventions.HEADER_ATTEMPT_ID: "at-2"})
     await parts.intake.take("traces", body(3), {})
     await parts.heartbeats.flush(everything=True)
     assert parts.queue.heard == [Observation("ro-1", "at-1", 0, NOW), Observation("ro-1", "at-2", 2, NOW)]
@@ -193,7 +193,7 @@ async def test_a_resend_is_recognised_after_restarts_and_forgotten_after_ten_min
     counts: list[list[list[object]]] = []
     for now in times:
         parts = Parts(tmp_path, now=now)
-        outcome = await parts.intake.take("traces", bad.SerializeToString(), {**IDS, semconv.HEADER_ACK: "stored"})
+        outcome = await parts.intake.take("traces", bad.SerializeToString(), {**IDS, conventions.HEADER_ACK: "stored"})
         assert (outcome.rejected, outcome.message) == (1, "1 × span id is not 8 bytes or all zero")
         counts.append(parts.engine.select("SELECT count() FROM otel.otel_traces"))
         await parts.close()
@@ -231,7 +231,7 @@ async def test_a_record_that_is_damaged_while_it_waits_is_kept_aside_and_all_oth
             await asyncio.sleep(0.01)
     sent = {number: await parts.intake.take("traces", body(number, "a", "b"), IDS) for number in range(1, 8)}
     hit = {number: position for number in (1, 4, 5, 7) if (position := sent[number].position) is not None}
-    waiting = asyncio.ensure_future(parts.intake.take("traces", body(4, "a", "b"), {**IDS, semconv.HEADER_ACK: "stored"}))
+    waiting = asyncio.ensure_future(parts.intake.take("traces", body(4, "a", "b"), {**IDS, conventions.HEADER_ACK: "stored"}))
     await asyncio.sleep(0)
     damage(parts.log, *hit.values())
     parts.queue.away = False
@@ -248,7 +248,7 @@ async def test_a_record_that_is_damaged_while_it_waits_is_kept_aside_and_all_oth
     assert all(number.to_bytes(16) in kept for number in hit)
     assert parts.log.damaged_bytes == len(kept)
     async with asyncio.timeout(300):
-        await parts.intake.take("traces", body(4, "a", "b"), {**IDS, semconv.HEADER_ACK: "stored"})
+        await parts.intake.take("traces", body(4, "a", "b"), {**IDS, conventions.HEADER_ACK: "stored"})
     assert parts.engine.select("SELECT count(), max(SequenceId) FROM otel.otel_traces") == [[9, 9]]
 
 
@@ -265,10 +265,10 @@ async def test_what_waits_for_the_disk_is_bounded(parts: Parts) -> None:
 
 async def test_the_level_that_gave_the_ids_is_counted(parts: Parts) -> None:
     await parts.intake.take("traces", body(1), IDS)
-    request = ExportTraceServiceRequest.FromString(body(2, semconv.SPAN_ATTEMPT, "own", "by trace"))
+    request = ExportTraceServiceRequest.FromString(body(2, conventions.SPAN_ATTEMPT, "own", "by trace"))
     for span in request.resource_spans[0].scope_spans[0].spans[:2]:
-        span.attributes.add(key=semconv.ROLLOUT_ID).value.string_value = "ro-2"
-        span.attributes.add(key=semconv.ATTEMPT_ID).value.string_value = "at-1"
+        span.attributes.add(key=conventions.ROLLOUT_ID).value.string_value = "ro-2"
+        span.attributes.add(key=conventions.ATTEMPT_ID).value.string_value = "at-1"
     await parts.intake.take("traces", request.SerializeToString(), {})
     await parts.intake.take("traces", body(3), {})
     assert parts.intake.levels == {"metadata": 1, "span": 2, "trace": 1}

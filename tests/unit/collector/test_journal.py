@@ -26,7 +26,7 @@ from agl_otel.collector.journal import (
     unpack_request,
 )
 from agl_otel.collector.wal import Record
-from agl_otel.framed import Lost
+from agl_otel.service.framed import Lost
 
 IDENTITIES = st.lists(
     st.builds(

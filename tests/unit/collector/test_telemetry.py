@@ -10,7 +10,7 @@ import pytest
 
 from agl_otel.collector.telemetry import Telemetry, quantile
 from agl_otel.errors import UnavailableError
-from agl_otel.logformat import JsonFormatter
+from agl_otel.service.logs import JsonFormatter
 
 
 def test_counters_are_read_when_somebody_asks() -> None:

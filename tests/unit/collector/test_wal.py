@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agl_otel.collector import faults
 from agl_otel.collector.wal import Log, Record
 from agl_otel.errors import DataError, SettingsError, UnavailableError
-from agl_otel.framed import HEADER_BYTES, Lost
+from agl_otel.service.framed import HEADER_BYTES, Lost
 
 RECORDS = st.lists(st.lists(st.tuples(st.integers(1, 5), st.binary(max_size=40)), min_size=1, max_size=4), max_size=8)
 

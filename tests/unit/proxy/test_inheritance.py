@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from agl_otel import semconv
-from agl_otel.framed import DAMAGED, LOST, FramedFile
-from agl_otel.instrumentation.context import Key
 from agl_otel.proxy import inheritance as inheritances
 from agl_otel.proxy.inheritance import Inheritance, read_journal
 from agl_otel.proxy.journal import END, HEAD, LOCK, START, SUFFIX, WHOLE, boot_id, packed
+from agl_otel.service.framed import DAMAGED, LOST, FramedFile
+from agl_otel_hook import conventions
+from agl_otel_hook.context import Key
 
 MARKER = "0123456789abcdef"
 
@@ -73,9 +73,9 @@ class Collector:
             for resource in ExportTraceServiceRequest.FromString(request).resource_spans:
                 for span in (span for scope in resource.scope_spans for span in scope.spans):
                     held = {each.key: each.value for each in span.attributes}
-                    if semconv.SEAL_SPANS in held:
-                        says = held[semconv.SEAL_SPANS].int_value, held[semconv.SEAL_DROPPED].int_value
-                        found[held[semconv.ROLLOUT_ID].string_value] = says
+                    if conventions.SEAL_SPANS in held:
+                        says = held[conventions.SEAL_SPANS].int_value, held[conventions.SEAL_DROPPED].int_value
+                        found[held[conventions.ROLLOUT_ID].string_value] = says
         return found
 
 

@@ -10,12 +10,12 @@ import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.trace import SpanKind
 
-from agl_otel.framed import FramedFile
-from agl_otel.instrumentation.ledger import Count, Ledger
-from agl_otel.instrumentation.whole import Begun, WholeSpan, WholeSpans
 from agl_otel.proxy import journal as journals
 from agl_otel.proxy.inheritance import read_journal
 from agl_otel.proxy.journal import END, HEAD, LOCK, LOSSY, SUFFIX, WHOLE, Journal, boot_id, packed, without
+from agl_otel.service.framed import FramedFile
+from agl_otel_hook.ledger import Count, Ledger
+from agl_otel_hook.whole import Begun, WholeSpan, WholeSpans
 from tests.small_disk import no_file_over
 
 KEY = ("ro", "at")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agl_otel.framed import FramedFile
 from agl_otel.proxy.inheritance import read_journal
 from agl_otel.proxy.journal import END, HEAD, SUFFIX, WHOLE, boot_id, packed, without
+from agl_otel.service.framed import FramedFile
 
 
 def record(rollout_id: str) -> tuple[int, bytes]:

@@ -10,8 +10,7 @@ from urllib.parse import unquote
 import pytest
 from opentelemetry.sdk.resources import OTELResourceDetector
 
-from agl_otel import semconv
-from agl_otel.ingest import attempt_ingest_key
+from agl_otel.net.ingest import attempt_ingest_key
 from agl_otel.proxy.keys import attempt_key
 from agl_otel.runner.certificates import Certificates
 from agl_otel.runner.environment import (
@@ -27,6 +26,7 @@ from agl_otel.runner.environment import (
 )
 from agl_otel.types import LLM, Attempt, AttemptedRollout, Describe, NamedResources, PromptTemplate, ProxyLLM
 from agl_otel.types.sampling import NEUTRAL, all_parameters
+from agl_otel_hook import conventions
 
 ADDRESSES = Addresses("10.0.0.1:4317", "http://10.0.0.1:4318", "http://10.0.0.1:4000")
 NO_PROXY = Addresses("10.0.0.1:4317", "http://10.0.0.1:4318")
@@ -211,10 +211,10 @@ def test_the_task_survives_as_json_whatever_it_holds() -> None:
 
 def test_resource_attributes_are_read_back_by_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(
-        "OTEL_RESOURCE_ATTRIBUTES", merged_members("team=blue", {semconv.ROLLOUT_ID: "ro:1._-", semconv.ATTEMPT_ID: "a,b=c"})
+        "OTEL_RESOURCE_ATTRIBUTES", merged_members("team=blue", {conventions.ROLLOUT_ID: "ro:1._-", conventions.ATTEMPT_ID: "a,b=c"})
     )
     found = OTELResourceDetector().detect().attributes
-    assert found == {"team": "blue", semconv.ROLLOUT_ID: "ro:1._-", semconv.ATTEMPT_ID: "a,b=c"}
+    assert found == {"team": "blue", conventions.ROLLOUT_ID: "ro:1._-", conventions.ATTEMPT_ID: "a,b=c"}
 
 
 def test_exporters_of_any_otlp_kind_are_not_doubled() -> None:

@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from agl_otel.instrumentation import records
-from agl_otel.instrumentation.ledger import Ledger
-from agl_otel.instrumentation.records import Records
 from agl_otel.runner import ledgers as module
 from agl_otel.runner.ledgers import Ledgers
+from agl_otel_hook import records
+from agl_otel_hook.ledger import Ledger
+from agl_otel_hook.records import Records
 
 KEY = ("ro-1", "..")  # an id that is no name of a folder
 PLACE = (1, 2)
 DIES = """
 import os, signal, sys
 from pathlib import Path
-from agl_otel.instrumentation.ledger import Ledger
-from agl_otel.instrumentation.records import Records
+from agl_otel_hook.ledger import Ledger
+from agl_otel_hook.records import Records
 from agl_otel.runner.ledgers import Ledgers
 ledgers = Ledgers("here", "hooked", "python agent.py", Path(sys.argv[1]))
 ledgers.begin([("ro-1", ".."), ("ro-2", "at-2")])
@@ -88,7 +88,7 @@ def test_what_is_handed_in_is_bounded_whatever_the_agent_has_put_there(tmp_path:
 def test_it_names_the_running_processes_and_never_its_own(tmp_path: Path) -> None:
     ledgers = Ledgers("here", base=tmp_path)
     ledgers.begin([KEY])
-    code = "import sys; from agl_otel.instrumentation.records import Records; Records(sys.argv[1]).loaded(*sys.argv[2:]); print(); input()"
+    code = "import sys; from agl_otel_hook.records import Records; Records(sys.argv[1]).loaded(*sys.argv[2:]); print(); input()"
     Records(str(ledgers.root)).loaded(*KEY)
     arguments = [sys.executable, "-c", code, str(ledgers.root), *KEY]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:

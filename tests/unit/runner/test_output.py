@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_otel import semconv
 from agl_otel.runner.output import RECORD_BYTES, Capture, Printed, pieces, to_records, to_store
+from agl_otel_hook import conventions
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -41,8 +41,8 @@ def test_records_carry_ids_stream_and_trace_and_leave_escapes_alone() -> None:
     records = [record for pending in to_store(printed) for record in to_records(printed, pending)]
     assert [r.body.string_value for r in records] == ["\x1b[31mred\x1b[0m\n", "x" * RECORD_BYTES, "x"]
     attributes = [{a.key: a.value.string_value for a in r.attributes} for r in records]
-    assert attributes[0] == {semconv.ROLLOUT_ID: "ro-1", semconv.ATTEMPT_ID: "at-1", semconv.LOG_STREAM: "stdout"}
-    assert [a[semconv.LOG_STREAM] for a in attributes] == ["stdout", "stderr", "stderr"]
+    assert attributes[0] == {conventions.ROLLOUT_ID: "ro-1", conventions.ATTEMPT_ID: "at-1", conventions.LOG_STREAM: "stdout"}
+    assert [a[conventions.LOG_STREAM] for a in attributes] == ["stdout", "stderr", "stderr"]
     assert records[0].trace_id.hex() == TRACEPARENT.split("-")[1]
     assert records[1].time_unix_nano < records[2].time_unix_nano
 

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from agl_otel.errors import UnavailableError
-from agl_otel.listen import listen, make_runner
+from agl_otel.net.http_server import listen, make_runner
 from agl_otel.settings import free_ports
 from agl_otel.traces.reader import TraceReader
 from agl_otel.types import Describe

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pyarrow as pa
 
-from agl_otel.columns import CallColumns, Ragged
 from agl_otel.traces.tokens import call_texts
 from agl_otel.traces.told import Place, in_full
+from agl_otel.types.columns import CallColumns, Ragged
 
 
 def at(call: int, attempt: str = "at-1") -> Place:

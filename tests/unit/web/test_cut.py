@@ -3,8 +3,8 @@ from __future__ import annotations
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, TracesData
 
-from agl_otel import semconv
 from agl_otel.web.jaeger.cut import MANY, MESSAGE_BYTES, fitted
+from agl_otel_hook import conventions
 
 
 def message(span: Span) -> TracesData:
@@ -30,17 +30,17 @@ def test_long_texts_lists_and_events_are_cut_until_they_fit() -> None:
     found = fitted(message(span))
     assert found.ByteSize() <= MESSAGE_BYTES
     kept = {each.key: each.value for each in the_span(found).attributes}
-    assert kept["n"].int_value == 7 and 0 < len(kept["numbers"].array_value.values) < 1_000_000 and semconv.SHOWN_CUT in kept
+    assert kept["n"].int_value == 7 and 0 < len(kept["numbers"].array_value.values) < 1_000_000 and conventions.SHOWN_CUT in kept
 
 
 def test_of_very_many_short_things_the_first_stay() -> None:
     span = Span(name="many", attributes=[KeyValue(key=f"key {n}", value=AnyValue(string_value="z" * 40)) for n in range(80_000)])
     found = the_span(fitted(message(span)))
-    assert len(found.attributes) == MANY + 1 and found.attributes[-1].key == semconv.SHOWN_CUT
+    assert len(found.attributes) == MANY + 1 and found.attributes[-1].key == conventions.SHOWN_CUT
 
 
 def test_a_large_resource_is_cut_too() -> None:
     data = message(Span(name="small"))
     data.resource_spans[0].resource.attributes.add(key="process.command_line", value=AnyValue(string_value="x" * 5_000_000))
     found = fitted(data)
-    assert found.ByteSize() <= MESSAGE_BYTES and the_span(found).attributes[0].key == semconv.SHOWN_CUT
+    assert found.ByteSize() <= MESSAGE_BYTES and the_span(found).attributes[0].key == conventions.SHOWN_CUT

@@ -8,8 +8,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from agl_otel.meters import Meters
-from agl_otel.metrics_http import counted_requests
+from agl_otel.telemetry.http import counted_requests
+from agl_otel.telemetry.meters import Meters
 from agl_otel.web.words import crashes, worded
 
 

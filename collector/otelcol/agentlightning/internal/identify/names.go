@@ -1,6 +1,6 @@
 package identify
 
-// Names on the wire, and the words of a refusal: those of agl_otel/semconv.py and collector/identify.py (a test compares them).
+// Names on the wire, and the words of a refusal: those of hook/agl_otel_hook/conventions.py and collector/identify.py (a test compares them).
 const (
 	AttrRolloutID  = "agentlightning.rollout_id"
 	AttrAttemptID  = "agentlightning.attempt_id"

@@ -10,13 +10,13 @@ import (
 
 // The Python side is the one place where names and reasons are decided.
 func TestNamesAndReasonsAreThoseOfThePythonSide(t *testing.T) {
-	semconv := pythonConstants(t, "../../../../../agl_otel/semconv.py")
+	conventions := pythonConstants(t, "../../../../../hook/agl_otel_hook/conventions.py")
 	for name, ours := range map[string]string{
 		"ROLLOUT_ID": AttrRolloutID, "ATTEMPT_ID": AttrAttemptID, "SEQUENCE_ID": AttrSequenceID, "INVALID": AttrInvalid,
 		"HEADER_ROLLOUT_ID": HeaderRolloutID, "HEADER_ATTEMPT_ID": HeaderAttemptID, "SPAN_ATTEMPT": SpanAttempt, "SPAN_SEAL": SpanSeal,
 		"REWARD_GIVEN": AttrRewardGiven,
 	} {
-		require.Equal(t, semconv[name], ours, name)
+		require.Equal(t, conventions[name], ours, name)
 	}
 	identify := pythonConstants(t, "../../../../identify.py")
 	for name, ours := range map[string]string{
@@ -26,10 +26,8 @@ func TestNamesAndReasonsAreThoseOfThePythonSide(t *testing.T) {
 	} {
 		require.Equal(t, identify[name], ours, name)
 	}
-	if _, known := identify["TRAINING"]; known { // since both hold metrics against keys
-		require.Equal(t, identify["TRAINING"], ReasonTraining)
-		require.Equal(t, semconv["TRAINING_FIGURES"], TrainingFigures)
-	}
+	require.Equal(t, identify["TRAINING"], ReasonTraining) // both hold metrics against keys
+	require.Equal(t, conventions["TRAINING_FIGURES"], TrainingFigures)
 }
 
 func pythonConstants(t *testing.T, path string) map[string]string {

@@ -1,0 +1,111 @@
+"""`agl-otel traces steps`: which training steps made a version of the weights or prompts, and from which attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from agl_otel.algorithms.run_folder import RUN, read_run
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.queue import clock, table_of
+from agl_otel.errors import NotFoundError
+from agl_otel.settings import Settings
+from agl_otel.stack.supervisor import open_store
+from agl_otel.store import Store
+from agl_otel.types import TrainingRun, TrainingStep
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--version", help="Only the steps that made this version, with the attempts they consumed.")
+@data_dir_option
+@store_option
+@json_option
+def steps(run: str | None, version: str | None, data_dir: Path | None, store: str | None, as_json: bool) -> None:
+    """List the steps of a training run, which made its versions of weights or prompts; without RUN, the runs.
+
+    RUN is a run's id, which is also the id of the resources that it publishes, or its folder.
+    """
+    settings = Settings.load(data_dir=data_dir, store=store)
+    setup_logging()
+
+    async def main() -> None:
+        async with open_store(settings) as opened:
+            if run is None:
+                runs = await opened.training_runs()
+                print_json([each.model_dump() for each in runs]) if as_json else _show_runs(runs)
+                return
+            found = await steps_of(opened, run_id_of(run), version)
+        print_json([each.model_dump() for each in found]) if as_json else _show_steps(found, attempts=version is not None)
+
+    run_async(main)
+
+
+async def steps_of(store: Store, run_id: str, version: str | None) -> list[TrainingStep]:
+    """The steps of a run. Raises NotFoundError where there are none."""
+    found = await store.training_steps(run_id, version=version)
+    if not found:
+        what = f"run {run_id} made version {version}" if version is not None else f"a run {run_id}"
+        raise NotFoundError(f"no step of {what} is stored: `agl-otel traces steps` lists the runs")
+    return found
+
+
+def run_id_of(run: str) -> str:
+    """The id of the run in this folder, or the id itself. Raises DataError for a damaged run.json."""
+    found = _run_json(run)
+    return run if found is None else str(found["run_id"])
+
+
+def configuration_of(run: str) -> dict[str, Any] | None:
+    """How the run in this folder is configured: its algorithm, seed and options, those of an inner table as `outer.inner`.
+
+    None for what is no folder of a run. Raises DataError for a damaged run.json.
+    """
+    found = _run_json(run)
+    if found is None:
+        return None
+    return {"algorithm": found["algorithm"], "seed": found["seed"], **_flat(found["options"])}
+
+
+def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
+
+
+def _run_json(run: str) -> dict[str, Any] | None:
+    path = Path(run) / RUN
+    if not path.exists():
+        return None
+    return read_run(path)
+
+
+def _show_runs(runs: Sequence[TrainingRun]) -> None:
+    rows = [(each.run_id, each.algorithm, each.steps, each.last_version, clock(each.start_time), clock(each.end_time)) for each in runs]
+    Console().print(table_of(f"{len(runs)} runs", ("run", "algorithm", "steps", "version", "began", "last step"), rows))
+
+
+def _show_steps(steps: Sequence[TrainingStep], *, attempts: bool) -> None:
+    columns = ("step", "from version", "to version", "ended", "reward", "samples", "refused", "attempts")
+    rows = [
+        (
+            each.step,
+            each.version_before,
+            each.version_after,
+            clock(each.end_time),
+            each.metrics.get("reward_mean"),
+            each.samples,
+            each.refused,
+            f"{len(each.attempts)}" + (f" (and {each.unlinked} without spans)" if each.unlinked else ""),
+        )
+        for each in steps
+    ]
+    Console().print(table_of(steps[0].run_id, columns, rows))
+    if attempts:
+        found = [(each.step, *key) for each in steps for key in each.attempts]
+        Console().print(table_of("attempts", ("step", "rollout", "attempt"), found))

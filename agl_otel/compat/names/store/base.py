@@ -1,0 +1,7 @@
+"""0.3's `store.base`: agl_otel.store."""
+
+from __future__ import annotations
+
+from agl_otel.store.connections import UNSET, LightningStoreCapabilities, LightningStoreStatistics
+
+__all__ = ["UNSET", "LightningStoreCapabilities", "LightningStoreStatistics"]

@@ -1,0 +1,217 @@
+"""Trainer: an agent, an algorithm and data in one call. It builds the parts and hands them to a strategy, which runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from agl_otel.adapters import TraceAdapter, TracerTraceToTriplet
+from agl_otel.algorithms import Algorithm, Baseline, FastAlgorithm
+from agl_otel.algorithms.kept_runs import keeping
+from agl_otel.compat.execution import ClientServerExecutionStrategy, ExecutionEvent, ExecutionStrategy
+from agl_otel.compat.litagent import LitAgent, as_agent
+from agl_otel.compat.llm_proxy import LLMProxy
+from agl_otel.compat.registry import build_component
+from agl_otel.compat.runner import LitAgentRunner, Runner
+from agl_otel.compat.stores import InMemoryLightningStore
+from agl_otel.compat.tracer import AgentOpsTracer, Tracer
+from agl_otel.errors import UsageError
+from agl_otel.runner.threads import call
+from agl_otel.store import Store
+from agl_otel.types import Dataset, Hook, NamedResources
+
+__all__ = ["Trainer", "build_component"]
+STRATEGIES: Final = {
+    "cs": "agl_otel.compat.execution.ClientServerExecutionStrategy",
+    "shm": "agl_otel.compat.execution.SharedMemoryExecutionStrategy",
+}
+ALGORITHMS: Final = {
+    "apo": "agl_otel.algorithms.APO",
+    "gepa": "agl_otel.algorithms.GEPA",
+    "random_search": "agl_otel.algorithms.RandomSearch",
+    "baseline": "agl_otel.algorithms.Baseline",
+    "sft": "agl_otel.algorithms.sft.algorithm.SFT",
+    "verl": "agl_otel.algorithms.VERL",
+}
+EVENT_POLL_SECONDS: Final = 0.1
+_OLD: Final = {"n_workers": "n_runners", "max_tasks": "max_rollouts", "triplet_exporter": "adapter"}
+_log = logging.getLogger(__name__)
+
+
+class Trainer:
+    """Trains an agent: runners run it, the algorithm learns from its traces, over one store.
+
+    A component is given as an instance, a class or factory, an import path, or a dict with `type` and arguments.
+
+    Args:
+        n_runners: how many runners, each with one rollout at a time.
+        max_rollouts: of each runner; None: no limit.
+        initial_resources: what the algorithm begins with.
+        tracer: default AgentOpsTracer().
+        adapter: default TracerTraceToTriplet(); a dict needs no `type`.
+        store: default a stack of the trainer's own, in a temporary folder.
+        runner: default LitAgentRunner.
+        strategy: "cs" (processes, default), "shm" (threads), or any ExecutionStrategy.
+        port: where a store that the trainer serves answers, whatever its strategy says.
+        algorithm: also by name: "apo", "gepa", "random_search", "baseline", "sft", "verl". None only runs what others enqueue, until it is
+            interrupted.
+        llm_proxy: handed to the algorithm.
+        hooks: one, or several.
+        run_dir: where the run is kept, whatever the algorithm (keeping.py); an algorithm's own `run_dir` wins. None: as the algorithm says.
+    """
+
+    def __init__(
+        self,
+        *,
+        dev: bool = False,
+        n_runners: int | None = None,
+        max_rollouts: int | None = None,
+        initial_resources: NamedResources | None = None,
+        tracer: Any = None,
+        adapter: Any = None,
+        store: Any = None,
+        runner: Any = None,
+        strategy: Any = None,
+        port: int | None = None,
+        algorithm: Any = None,
+        llm_proxy: Any = None,
+        hooks: Hook | Sequence[Hook] | None = None,
+        run_dir: str | Path | None = None,
+        daemon: bool = True,
+        **old: Any,
+    ) -> None:
+        given = _renamed(old, n_runners=n_runners, max_rollouts=max_rollouts, adapter=adapter)
+        if dev:
+            warnings.warn("Trainer(dev=True) is deprecated: call trainer.dev(…)", DeprecationWarning, stacklevel=2)
+        self._dev = dev
+        self._wanted: int = given["n_runners"] or 1
+        self.max_rollouts: int | None = given["max_rollouts"]
+        self.initial_resources = initial_resources
+        self.port = port
+        self.hooks: list[Hook] = [] if hooks is None else [hooks] if isinstance(hooks, Hook) else list(hooks)
+        self.tracer: Tracer = _made(tracer, Tracer, "tracer", default=AgentOpsTracer)
+        self.adapter: TraceAdapter[Any] = _made(
+            given["adapter"], TraceAdapter, "adapter", default=TracerTraceToTriplet, dict_default_cls=TracerTraceToTriplet
+        )
+        self.algorithm: Algorithm | None = build_component(
+            algorithm, expected_type=Algorithm, spec_name="algorithm", allow_none=True, registry=ALGORITHMS
+        )
+        if self.algorithm is not None and given["adapter"] is not None:
+            self.algorithm.take_adapter(self.adapter)
+        self.run_dir = run_dir
+        self.llm_proxy: LLMProxy | None = build_component(
+            llm_proxy, expected_type=LLMProxy, spec_name="llm_proxy", allow_none=True, dict_default_cls=LLMProxy
+        )
+        self.strategy: ExecutionStrategy = self._strategy(strategy)
+        self.n_runners: int = getattr(self.strategy, "n_runners", self._wanted)
+        self.store: Store = _made(store, Store, "store", default=InMemoryLightningStore)
+        self._runner_spec = runner
+
+    def _strategy(self, spec: Any) -> ExecutionStrategy:
+        defaults: dict[str, Any] = {"n_runners": lambda: self._wanted}
+        if self._wanted > 1:
+            defaults["main_thread"] = lambda: "algorithm"
+        made = _made(spec or ClientServerExecutionStrategy, ExecutionStrategy, "strategy", registry=STRATEGIES, optional_defaults=defaults)
+        if self.port is not None and hasattr(made, "server_port"):
+            made.server_port = self.port
+        return made
+
+    # --- what users call
+
+    def fit(self, agent: Any, train_dataset: Dataset[Any] | None = None, *, val_dataset: Dataset[Any] | None = None) -> None:
+        """Run the algorithm on the data, and the agent for what it enqueues; returns when the algorithm has ended.
+
+        `agent` is a LitAgent or a function of a task. Raises what algorithm or strategy raise.
+        """
+        if self._dev:
+            return self.dev(agent, train_dataset, val_dataset=val_dataset)
+        return self._execute(agent, self.algorithm, train_dataset, val_dataset)
+
+    def dev(
+        self,
+        agent: Any,
+        train_dataset: Dataset[Any] | None = None,
+        *,
+        val_dataset: Dataset[Any] | None = None,
+        dev_dataset: Dataset[Any] | None = None,
+    ) -> None:
+        """The same with a fast algorithm (Baseline, unless another was given), to see that an agent works.
+
+        Raises TypeError where the trainer's algorithm is no FastAlgorithm.
+        """
+        algorithm = self.algorithm if self.algorithm is not None else Baseline()
+        if not isinstance(algorithm, FastAlgorithm):
+            raise TypeError(f"dev() takes a FastAlgorithm, not {type(algorithm).__name__}: leave algorithm out, or call fit()")
+        return self._execute(agent, algorithm, dev_dataset if train_dataset is None else train_dataset, val_dataset)
+
+    # --- the two halves that a strategy runs
+
+    def _execute(self, agent: Any, algorithm: Algorithm | None, train: Dataset[Any] | None, val: Dataset[Any] | None) -> None:
+        made = as_agent(agent)
+        made.set_trainer(self)
+
+        async def algorithm_bundle(store: Store, event: ExecutionEvent) -> None:
+            await self._run_algorithm(algorithm, store, event, train, val)
+
+        async def runner_bundle(store: Store, worker_id: int, event: ExecutionEvent) -> None:
+            await self._run_runner(made, store, worker_id, event)
+
+        self.strategy.execute(algorithm_bundle, runner_bundle, self.store)
+
+    async def _run_algorithm(
+        self, algorithm: Algorithm | None, store: Store, event: ExecutionEvent, train: Dataset[Any] | None, val: Dataset[Any] | None
+    ) -> None:
+        if algorithm is None:
+            if self.initial_resources is not None:
+                await store.add_resources(self.initial_resources)
+            while not event.is_set():  # noqa: ASYNC110 - of another thread or process
+                await asyncio.sleep(EVENT_POLL_SECONDS)
+            return
+        algorithm.set_trainer(self)
+        algorithm.set_store(store)
+        algorithm.set_adapter(self.adapter)
+        if self.initial_resources is not None:
+            algorithm.set_initial_resources(self.initial_resources)
+        if self.llm_proxy is not None:
+            self.llm_proxy.set_store(store)
+            algorithm.set_llm_proxy(self.llm_proxy)
+        with keeping(algorithm, self.run_dir, train=train, val=val, resources=self.initial_resources):
+            if algorithm.is_async():
+                await algorithm.run(train, val)  # pyright: ignore[reportGeneralTypeIssues]  # it says that it is async
+            else:
+                await call(algorithm.run, train, val)
+
+    async def _run_runner(self, agent: LitAgent[Any], store: Store, worker_id: int, event: ExecutionEvent) -> None:
+        runner = self._runner()
+        runner.init(agent, hooks=self.hooks)
+        try:
+            runner.init_worker(worker_id, store)
+            try:
+                await runner.iter(event=event)
+            finally:
+                runner.teardown_worker(worker_id)
+        finally:
+            runner.teardown()
+
+    def _runner(self) -> Runner[Any]:
+        defaults = {"tracer": lambda: self.tracer, "max_rollouts": lambda: self.max_rollouts}
+        return _made(self._runner_spec or LitAgentRunner, Runner, "runner", optional_defaults=defaults, dict_default_cls=LitAgentRunner)
+
+
+def _made(spec: Any, kind: Any, name: str, *, default: Any = None, **options: Any) -> Any:
+    return build_component(spec, expected_type=kind, spec_name=name, default_factory=default, **options)
+
+
+def _renamed(old: dict[str, Any], **given: Any) -> dict[str, Any]:
+    """The arguments with older names put in their places. Raises UsageError for one that is unknown."""
+    for name, value in old.items():
+        if name not in _OLD:
+            raise UsageError(f"Trainer takes no argument {name!r}")
+        warnings.warn(f"Trainer({name}=…) is an older name of {_OLD[name]}", DeprecationWarning, stacklevel=3)
+        if given[_OLD[name]] is None:
+            given[_OLD[name]] = value
+    return given

@@ -1,0 +1,74 @@
+"""A training run of a job file: weights, by GRPO, with a model server of its own for as long as it lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Literal, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+from agl_otel.algorithms.grpo.algorithm import GRPO
+from agl_otel.algorithms.grpo.lora import require_lora
+from agl_otel.algorithms.grpo.report import StepReport
+from agl_otel.algorithms.metric_sinks import check_metrics
+from agl_otel.algorithms.run_folder import RunFolder
+from agl_otel.jobs.job import Job
+from agl_otel.jobs.options import Need, without
+from agl_otel.jobs.run import unless
+from agl_otel.jobs.served import ServedRun, needs_of_policy
+
+_SET_BY_TRAINING: Final = frozenset({"model_dir", "model_server_url", "on_step", "reports", "weights_dir", "rollout_config", "run_dir"})
+
+
+def options_model(name: str) -> type[BaseModel]:
+    """[algorithm] of a job that trains weights: its name and its options, which are the algorithm's own keyword arguments."""
+    hints = get_type_hints(GRPO)
+    options: dict[str, Any] = {f.name: (hints[f.name], f.default) for f in fields(GRPO) if f.name not in _SET_BY_TRAINING}
+    return create_model("AlgorithmOptions", __config__=ConfigDict(extra="forbid"), name=(Literal["grpo"], name), **options)
+
+
+AlgorithmSpec: Final = options_model("grpo")
+"""[algorithm]: its name and its options, which are the algorithm's own keyword arguments."""
+
+
+def needs(job: Job) -> list[Need]:
+    """What a job that trains needs: packages, options that go together, its policy, and what serves it."""
+    return [
+        lambda: check_metrics(job.options.get("metrics")),
+        lambda: require_lora() if job.options.get("lora_rank") is not None else None,
+        lambda: GRPO(model_dir="", model_server_url="", **without(job.options, "metrics", "lora_rank")),
+        *needs_of_policy(job),
+    ]
+
+
+@dataclass
+class Report:
+    """What a training run adds up to."""
+
+    steps: list[StepReport] = field(default_factory=list[StepReport])
+    stopped_because: str = ""
+
+
+class Training(ServedRun):
+    """The processes of one run of GRPO over a store. Use `async with`; a folder that holds the run already goes on with it."""
+
+    name = "grpo"
+
+    async def fit(self, tasks: Sequence[Any], *, on_step: Callable[[StepReport], None] | None = None) -> Report:
+        """Train until the algorithm is content; `on_step` gets every step that is done now, the report those before, too."""
+        algorithm = self.algorithm(run=self.run, on_step=on_step)
+        steps = await unless(self.failed, algorithm.train(self.store, tasks))
+        return Report(steps, "the target score is reached" if len(steps) < algorithm.max_steps else "max_steps are done")
+
+    def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[StepReport], None] | None = None) -> GRPO:
+        """The job's algorithm over this run's policy and model server."""
+        return GRPO(
+            model_dir=self.model_dir,
+            model_server_url=self.server_url,
+            weights_dir=self.folder / "weights",
+            rollout_config=self.job.agent.rollout_config,
+            run_dir=run,
+            on_step=on_step,
+            **self.options,
+        )

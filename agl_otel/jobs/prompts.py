@@ -1,0 +1,98 @@
+"""A search for prompts as a job file describes it: APO, GEPA or random search over the job's agent, with runner processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from agl_otel.adapters import TraceToMessages
+from agl_otel.algorithms.metric_sinks import check_metrics
+from agl_otel.algorithms.prompts import APO, GEPA, PromptSearch, RandomSearch
+from agl_otel.algorithms.prompts.candidates import prompts_in
+from agl_otel.algorithms.prompts.search import default_client, require_openai
+from agl_otel.errors import SettingsError
+from agl_otel.jobs.job import Job
+from agl_otel.jobs.options import Need, options_of
+from agl_otel.jobs.run import JobRun, unless
+
+SEARCHES: Final[dict[str, type[PromptSearch]]] = {kind.name: kind for kind in (APO, GEPA, RandomSearch)}
+_SET_BY_JOB: Final = frozenset({"async_openai_client", "run_dir", "rollout_config", "more", "_poml_trace"})
+_FILES: Final = ("gradient_prompts", "edit_prompts", "reflect_prompt", "merge_prompt")
+
+
+def options_model(name: str) -> type[BaseModel]:
+    """[algorithm] of a job that searches for prompts: its name and its options, which are the algorithm's own keyword arguments."""
+    return options_of(name, PromptSearch, SEARCHES[name], hidden=_SET_BY_JOB)
+
+
+def needs(job: Job) -> list[Need]:
+    """What a search needs: packages, a prompt to begin with, prompt files, and an editor's key."""
+    asks = job.algorithm["name"] != RandomSearch.name
+    return [
+        lambda: check_metrics(job.options.get("metrics")),
+        lambda: _check_resources(job),
+        lambda: _check_files(job),
+        *([require_openai, lambda: key_of(job)] if asks else []),
+    ]
+
+
+def _check_resources(job: Job) -> None:
+    if not prompts_in(job.resources):
+        raise SettingsError(f"[resources] has no prompt for {job.algorithm['name']} to begin with: give one, name = 'text'")
+
+
+def _check_files(job: Job) -> None:
+    for option in _FILES:
+        given = job.options.get(option, [])
+        for file in given if isinstance(given, list | tuple) else [given]:
+            if not (job.folder / file).is_file():
+                raise SettingsError(f"[algorithm] {option}: there is no file {job.folder / file}")
+
+
+def key_of(job: Job) -> str:
+    """The editor's key. Raises SettingsError where its variable is not set."""
+    key = os.environ.get(job.editor.api_key_env)
+    if key is None:
+        raise SettingsError(
+            f"[editor] api_key_env: the environment variable {job.editor.api_key_env} is not set (any value, where no key is needed)"
+        )
+    return key
+
+
+class PromptSearching(JobRun):
+    """A search for prompts over a store. Use `async with`; a folder that holds the run already goes on with it."""
+
+    async def fit(self, train: Sequence[Any], val: Sequence[Any]) -> PromptSearch:
+        """Search; the algorithm afterwards, with its best prompt, history and spend. Raises what PromptSearch.run raises."""
+        adapter = TraceToMessages()
+        async with AsyncExitStack() as stack:
+            algorithm = self.algorithm(await stack.enter_async_context(self._editor()) if self._asks else None)
+            algorithm.set_store(self.store)
+            algorithm.set_adapter(adapter)
+            algorithm.set_initial_resources(self.job.resources)
+            await stack.enter_async_context(self.runners())
+            await unless(self.failed, algorithm.run(train, val))
+        return algorithm
+
+    @property
+    def _asks(self) -> bool:
+        return self.job.algorithm["name"] != RandomSearch.name
+
+    def algorithm(self, editor: Any) -> PromptSearch:
+        """The job's algorithm, which asks `editor`, an AsyncOpenAI."""
+        kind = SEARCHES[self.job.algorithm["name"]]
+        given = {name: self._located(value) if name in _FILES else value for name, value in self.job.options.items()}
+        given |= {"async_openai_client": editor} if self._asks else {}
+        return kind(run_dir=self.folder, rollout_config=self.job.agent.rollout_config, **given)
+
+    def _located(self, files: Any) -> Any:
+        """Prompt files are relative to the job file."""
+        return [self.job.folder / file for file in files] if isinstance(files, list | tuple) else self.job.folder / files
+
+    def _editor(self) -> Any:
+        spec = self.job.editor
+        return default_client(api_key=key_of(self.job), base_url=spec.base_url, timeout=spec.timeout_seconds)

@@ -1,0 +1,229 @@
+"""What every run of a job file has: runner processes for its agent, scores of it, and one future that fails when a part is gone.
+
+The stack is somebody else's (`agl-otel up`, or the command that started one).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from pydantic import SecretStr
+
+from agl_otel.algorithms.utils import may_be_tried_again, sampling_seed, why_not
+from agl_otel.errors import AgentError, AglError, ModelServerError, SettingsError, UnavailableError
+from agl_otel.jobs.job import Job
+from agl_otel.service.processes import Process
+from agl_otel.settings import Settings
+from agl_otel.store import Store
+from agl_otel.types import EnqueueRolloutRequest, RolloutMode
+
+NOTICE_SECONDS: Final = 5.0  # until the end of a process is noticed, on a busy machine
+RUNNER_STOP_SECONDS: Final = 10.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How the agent did on a list of tasks, from what was stored."""
+
+    score: float
+    """Mean reward; an attempt that did not succeed counts 0."""
+    rollout_ids: list[str]
+    rewards: list[float | None]
+    """In the order of the tasks; None where the rollout has no reward."""
+    verdicts: Counter[str]
+    spans: int
+    seconds: float
+    alarms: int = 0
+    """Attempts that are unproven though their agents ran under the hook."""
+
+
+class JobRun:
+    """The processes of one run of a job over a store. Use `async with`.
+
+    Args:
+        job: what to run.
+        store: a connected store.
+        folder: where the run is kept.
+        stack_failed: fails when the stack is gone; the run then ends with that error.
+        settings: those of the stack, for runner processes; None means as this process loads them.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        store: Store,
+        folder: Path,
+        *,
+        stack_failed: asyncio.Future[None] | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.job = job
+        self.store = store
+        self.folder = folder
+        self.settings = settings or Settings.load()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails when a process of the run ends by itself."""
+        if stack_failed is not None:
+            stack_failed.add_done_callback(self._stack_is_gone)
+        self._exit = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def _start(self) -> None:
+        """Start what the run needs beside runners."""
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        if self.failed.done():
+            self.failed.exception()
+        else:
+            self.failed.cancel()
+        await self._exit.aclose()
+
+    def _stack_is_gone(self, stack: asyncio.Future[None]) -> None:
+        if not stack.cancelled() and (error := stack.exception()) and not self.failed.done():
+            self.failed.set_exception(error)
+
+    async def _run(self, process: Process, *, grace_seconds: float) -> None:
+        """Start a process that ends with this run; `failed` learns when it ends before."""
+        await process.start()
+        watcher = asyncio.create_task(self._watch(process))
+        self._exit.push_async_callback(process.stop, grace_seconds=grace_seconds)
+        self._exit.callback(watcher.cancel)
+
+    async def _watch(self, process: Process) -> None:
+        code = await process.wait()
+        if not self.failed.done():
+            self.failed.set_exception(
+                self._ended(process)(f"the {process.name} ended with exit code {code}; its log is {process.log}. {process.last_words()}")
+            )
+
+    def runners(self, *, command: bool = False, mode: RolloutMode | None = None) -> Runners:
+        """Runner processes for the job's function agent, or its command; they live as long as the `async with` block."""
+        return Runners(self, command=command, mode=mode)
+
+    async def evaluate(self, tasks: Sequence[Any], *, mode: RolloutMode = "val", key: str | None = None, seed: int = 0) -> Evaluation:
+        """Run the agent once on each task and read the rewards back from the traces.
+
+        With a `key` (RUN/NAME), what was run under it before is read again, rollouts sample by seeds made of `key` and `seed`, and their
+        ids are those of the run. Raises ConflictError where other tasks were run under it.
+        """
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        config = self.job.agent.rollout_config
+        name = key.rpartition("/")[2] if key is not None else ""
+        requests = [
+            EnqueueRolloutRequest(
+                input=task,
+                mode=mode,
+                config=config,
+                rollout_id=f"ro-{key.replace('/', '-')}-{place:04d}" if key is not None else None,
+                metadata={"evaluation": name, "sampling_seed": sampling_seed(seed, name, place)} if key is not None else None,
+            )
+            for place, task in enumerate(tasks)
+        ]
+        rollouts = await self.store.enqueue(requests, idempotency_key=key)
+        for rollout in filter(may_be_tried_again, rollouts):
+            await self.store.update_rollout(rollout.rollout_id, status="requeuing")
+        finished = await self.until_done([rollout.rollout_id for rollout in rollouts])
+        traces = await self.store.traces(finished)
+        rewards = {rollout_id: found[-1] for (rollout_id, _), found in traces.rewards.items() if found}
+        values = [rewards[r.rollout_id].value if r.status == "succeeded" and r.rollout_id in rewards else None for r in finished]
+        if all(value is None for value in values):
+            raise AgentError(
+                f"none of the {len(values)} {mode} rollouts has a reward: {why_not(finished) or 'agents and graders gave none'}"
+            )
+        verdicts = Counter(str(verdict.kind) for verdict in traces.verdicts.values())
+        score = sum(value or 0.0 for value in values) / len(values)
+        return Evaluation(score, [r.rollout_id for r in finished], values, verdicts, traces.spans, clock() - started, len(traces.alarms))
+
+    async def until_done(self, rollout_ids: Sequence[str]) -> list[Any]:
+        """Wait for the rollouts; ends early with the error of a process that is gone."""
+        return await unless(self.failed, self.store.wait(rollout_ids))
+
+    def _ended(self, process: Process) -> type[AglError]:
+        """The error that the end of this process is."""
+        return UnavailableError
+
+
+class Runners:
+    """Runner processes of one training run, for an `async with` block."""
+
+    def __init__(self, training: JobRun, *, command: bool, mode: RolloutMode | None) -> None:
+        agent = training.job.agent
+        if command and not agent.command:
+            raise SettingsError("the job has no [agent] command")
+        arguments = ["--store", f"{training.store.description.queue}", "--concurrency", str(2 if command else agent.concurrency)]
+        arguments += ["--grader", agent.grader] if agent.grader else []
+        arguments += ["--mode", mode] if mode else []
+        use_command = command or not agent.function
+        arguments += ["--", *(agent.command or [])] if use_command else ["--function", agent.function or ""]
+        self._training = training
+        # `python` in a job's command means the interpreter that trains
+        store = {"store": training.store.description.queue, "token": SecretStr(training.store.token)}
+        settings = training.settings.model_copy(update={**store, "runner_metrics_port": 0})  # they are many
+        environment = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
+        self._processes = [
+            Process.python_module(
+                f"runner {number}",
+                "agl_otel.runner",
+                *arguments,
+                log=training.folder / "logs" / f"runner-{number}.log",
+                settings=settings,
+                env=environment,
+            )
+            for number in range(1 if command else agent.runners)
+        ]
+        for process in self._processes:
+            process.cwd = training.job.folder
+
+    async def __aenter__(self) -> Runners:
+        self._exit = AsyncExitStack()
+        for process in self._processes:
+            await process.start()
+            self._exit.push_async_callback(process.stop, grace_seconds=RUNNER_STOP_SECONDS)
+            watcher = asyncio.create_task(self._training._watch(process))  # pyright: ignore[reportPrivateUsage]  # one unit with JobRun
+            self._exit.callback(watcher.cancel)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._exit.aclose()
+
+
+async def unless(failure: asyncio.Future[None], work: Awaitable[T]) -> T:
+    """The result of `work`, unless `failure` fails first: then `work` is cancelled and the failure raised.
+
+    A process that dies closes its port before its end is noticed: an error about a service waits a moment for the better reason.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task, failure}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            failure.result()
+        try:
+            return await task
+        except (ModelServerError, UnavailableError):
+            await asyncio.wait({failure}, timeout=NOTICE_SECONDS)
+            if failure.done():
+                failure.result()
+            raise
+    finally:
+        task.cancel()

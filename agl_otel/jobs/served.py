@@ -1,0 +1,178 @@
+"""A run whose policy a model server of ours serves for as long as the run lasts: what training.py and tuning.py have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final, get_args
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from agl_otel.algorithms.grpo.groups import cancel_if_there
+from agl_otel.algorithms.grpo.policy import WEIGHTS_FILE
+from agl_otel.algorithms.grpo.serving import MODEL_NAME, RESOURCE_NAME
+from agl_otel.algorithms.grpo.tiny import make_policy
+from agl_otel.algorithms.grpo.vllm import START_SECONDS, STOP_SECONDS, vllm_command
+from agl_otel.algorithms.run_folder import RunFolder, digest_of, read_sealed, sealed, write_json
+from agl_otel.errors import AglError, InUseError, ModelServerError, SettingsError
+from agl_otel.jobs.job import Job
+from agl_otel.jobs.options import Need
+from agl_otel.jobs.run import Evaluation, JobRun
+from agl_otel.net.http_server import is_well
+from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process
+from agl_otel.settings import Settings, free_port, is_free
+from agl_otel.store import Store
+from agl_otel.types import LLM, TERMINAL_STATUSES, RolloutStatus
+from agl_otel.types.sampling import all_parameters
+
+OUR_SERVER: Final = "agl_otel.algorithms.grpo.server"
+VLLM: Final = "agl_otel.algorithms.grpo.vllm"
+PORT_SECONDS: Final = 20.0  # the model server of a run that was killed ends a moment after it
+SERVER: Final = "model_server.json"
+_AGENT: Final = {"function", "command", "grader"}
+"""What of [agent] decides a run's course; how many run at a time may change."""
+VLLM_TOLERANCE: Final = 0.1  # its weights are usually in bfloat16
+MODEL_SERVER_START_SECONDS: Final = 120.0  # importing torch on a busy machine takes most of it
+
+
+def policy_of(job: Job) -> Path | None:
+    """The folder of the job's model, None where it is made on the spot. Raises SettingsError where it holds none."""
+    if job.policy.model == "tiny":
+        return None
+    folder = job.folder / job.policy.model
+    if not (folder / "config.json").exists():
+        raise SettingsError(f"[policy] model = {job.policy.model!r}: {folder} holds no config.json of a transformers model")
+    return folder
+
+
+def needs_of_policy(job: Job) -> list[Need]:
+    """The job's model, and the program that serves it."""
+    return [lambda: policy_of(job), lambda: vllm_command(job.policy.vllm) if job.policy.server == "vllm" else None]
+
+
+class ServedRun(JobRun):
+    """A subclass has a `name` and an `algorithm`. A folder that holds the run already goes on with it.
+
+    Args:
+        job: what to train.
+        store: a connected store.
+        folder: where the run is kept: run.json, policy, weights, metrics.jsonl, the model server's record and port, logs.
+        stack_failed: fails when the stack is gone; the run then ends with that error.
+        settings: those of the stack, for runner processes; None means as this process loads them.
+    """
+
+    name: ClassVar[str]
+    """Of the algorithm."""
+
+    def __init__(
+        self,
+        job: Job,
+        store: Store,
+        folder: Path,
+        *,
+        stack_failed: asyncio.Future[None] | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        super().__init__(job, store, folder, stack_failed=stack_failed, settings=settings)
+        self.record = folder / "model_server.jsonl"
+        """The model server's own record of what it sampled, one line for each choice."""
+        self._server: Process | None = None
+        self.server_url = ""
+
+    async def _start(self) -> None:
+        await self._make_policy()
+        algorithm = self.algorithm()
+        options = {
+            **algorithm.course(self.job.tasks("train")),
+            "val": digest_of(self.job.tasks("val")),
+            "agent": self.job.agent.model_dump(include=set(_AGENT)),
+        }
+        self.run = RunFolder(self.folder, algorithm=self.name, options=options, seed=algorithm.seed)
+        self._exit.callback(self.run.close)
+        await self._cancel_unfinished()
+        await self._serve(await self._port(), *algorithm.last_weights(self.run))
+
+    async def _cancel_unfinished(self) -> None:
+        """What the run left waiting when it was stopped may be of a later step than the weights that are served now; its evaluations, too.
+
+        Algorithm and `evaluate` have what was cancelled run again when they come to it.
+        """
+        left = await self.store.query_rollouts(
+            status_in=[status for status in get_args(RolloutStatus) if status not in TERMINAL_STATUSES],
+            rollout_id_contains=f"ro-{self.run.run_id}-",
+        )
+        await asyncio.gather(*(cancel_if_there(self.store, rollout.rollout_id) for rollout in left))
+
+    async def _port(self) -> int:
+        """The run's own: rollouts that wait when it is stopped look for their model there when it goes on. Raises InUseError, DataError."""
+        kept = self.folder / SERVER
+        if not kept.exists():
+            write_json(kept, sealed({"port": free_port()}))
+        port: int = read_sealed(kept)["port"]
+        deadline = time.monotonic() + PORT_SECONDS
+        while not is_free("127.0.0.1", port):
+            if time.monotonic() > deadline:
+                raise InUseError(
+                    f"port {port}, where the rollouts of the run in {self.folder} look for their model, is taken: "
+                    "end the process that holds it"
+                )
+            await asyncio.sleep(HEALTH_POLL_SECONDS)
+        return port
+
+    async def evaluate_once(self, tasks: Sequence[Any], *, name: str) -> Evaluation:
+        """`evaluate`, and what the run has evaluated under this name before is read again."""
+        return await self.evaluate(tasks, key=f"{self.run.run_id}/{name}", seed=self.run.seed)
+
+    async def _make_policy(self) -> None:
+        """Find the job's policy, or make the tiny one. Raises SettingsError."""
+        transformers_logging.disable_progress_bar()
+        spec = self.job.policy
+        self.model_dir = policy_of(self.job) or self.folder / "policy"
+        if spec.model == "tiny" and not (self.model_dir / WEIGHTS_FILE).exists():  # the weights are written last
+            await asyncio.to_thread(_make_tiny, self.model_dir, spec.seed)
+
+    async def _serve(self, port: int, weights: Path | None, version: int) -> None:
+        """Start the model server there, with these weights, and wait until it is well."""
+        self.server_url = f"http://127.0.0.1:{port}"
+        spec, logs = self.job.policy, self.folder / "logs"
+        arguments = ["--model", str(self.model_dir), "--port", str(port), "--seed", str(spec.seed), "--version", str(version)]
+        arguments += ["--weights", str(weights)] if weights is not None else []
+        module, seconds = OUR_SERVER, MODEL_SERVER_START_SECONDS
+        if spec.server == "vllm":
+            module, seconds = VLLM, START_SECONDS
+            arguments += ["--vllm", vllm_command(spec.vllm), "--log", str(logs / "vllm.log"), "--", *spec.vllm_options]
+        else:
+            arguments += ["--record", str(self.record)]
+        self._server = Process.python_module("model server", module, *arguments, log=logs / "model_server.log")
+        await self._run(self._server, grace_seconds=5.0 if spec.server == "ours" else STOP_SECONDS)
+        await self._server.ready(self._server_is_well, timeout_seconds=seconds)
+
+    async def _server_is_well(self) -> bool:
+        return await is_well(f"{self.server_url}/health")
+
+    def _ended(self, process: Process) -> type[AglError]:
+        return ModelServerError if process is self._server else super()._ended(process)
+
+    async def publish_policy(self) -> None:
+        """Publish where the policy is served, for rollouts before the training; the algorithm publishes its own versions."""
+        algorithm = self.algorithm()
+        sampling = all_parameters(algorithm.temperature, algorithm.max_tokens)
+        await self.store.publish({RESOURCE_NAME: LLM(endpoint=f"{self.server_url}/v1", model=MODEL_NAME, sampling_parameters=sampling)})
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the algorithm: the job's, over what goes with its policy."""
+        served = {"probe_tolerance": VLLM_TOLERANCE} if self.job.policy.server == "vllm" else {}
+        return {"seed": self.job.policy.seed, **served, **self.job.options}
+
+    def algorithm(self) -> Any:
+        """The job's algorithm over this run's policy and model server."""
+        raise NotImplementedError
+
+
+def _make_tiny(folder: Path, seed: int) -> None:
+    torch.set_num_threads(1)  # for so small a model a second thread costs ten times what it does
+    make_policy(folder, seed=seed)

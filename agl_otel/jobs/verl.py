@@ -1,0 +1,72 @@
+"""A training run of a job file on verl: its policy, its runners, and VERL over them. Knows no verl: that runs in processes of its own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+from agl_otel.algorithms.run_folder import RunFolder
+from agl_otel.algorithms.utils import survives_its_runner
+from agl_otel.algorithms.verl.algorithm import VERL, require_extra
+from agl_otel.algorithms.verl.keys import has, translate
+from agl_otel.errors import UsageError
+from agl_otel.jobs.job import Job
+from agl_otel.jobs.options import Need
+from agl_otel.jobs.run import unless
+from agl_otel.jobs.served import ServedRun, policy_of
+
+MODEL: Final = "actor_rollout_ref.model.path"
+_SET_BY_JOB: Final = frozenset({"self", "trainer_cls", "daemon_cls", "model_dir", "run_dir", "rollout_config", "on_step"})
+_AGENT: Final = {"function", "command", "grader"}
+
+
+def options_model(name: str) -> type[BaseModel]:
+    """[algorithm] of a job on verl: its name, its options, and [algorithm.config], verl's own config."""
+    hints = get_type_hints(VERL.__init__)
+    options: dict[str, Any] = {
+        each.name: (hints[each.name], ... if each.default is inspect.Parameter.empty else each.default)
+        for each in inspect.signature(VERL.__init__).parameters.values()
+        if each.name not in _SET_BY_JOB
+    }
+    return create_model("AlgorithmOptions", __config__=ConfigDict(extra="forbid"), name=(Literal["verl"], name), **options)
+
+
+def needs(job: Job) -> list[Need]:
+    """What a job on verl needs: the extra, keys of verl's config that have a place, and a model."""
+    return [require_extra, lambda: VERL(**job.options).check(), lambda: _check_model(job)]
+
+
+def _check_model(job: Job) -> None:
+    """Raise UsageError where two models are named, SettingsError where the policy is none."""
+    if not has(translate(job.options["config"]).config, MODEL):
+        policy_of(job)
+    elif job.policy.model != "tiny":
+        raise UsageError(f"[policy] model and {MODEL} both name the model: give one")
+
+
+class VerlRun(ServedRun):
+    """The processes of one run on verl over a store. Use `async with`; a folder that holds the run already goes on with it."""
+
+    async def _start(self) -> None:
+        require_extra()
+        _check_model(self.job)
+        if not has(translate(self.job.options["config"]).config, MODEL):
+            await self._make_policy()
+
+    async def fit(self, train: Sequence[Any], val: Sequence[Any], *, on_step: Callable[[dict[str, Any]], object] | None = None) -> VERL:
+        """Train; the algorithm afterwards, with its metrics. Raises what VERL.run raises."""
+        algorithm = VERL(
+            model_dir=getattr(self, "model_dir", None),
+            rollout_config=survives_its_runner(self.job.agent.timeout_seconds),
+            on_step=on_step,
+            **self.job.options,
+        )
+        options = {**algorithm.course(train, val), "agent": self.job.agent.model_dump(include=set(_AGENT))}
+        algorithm.run_dir = kept = RunFolder(self.folder, algorithm=algorithm.name, options=options, seed=algorithm.seed)
+        self._exit.callback(kept.close)
+        algorithm.set_store(self.store)
+        await unless(self.failed, algorithm.run(train, val))
+        return algorithm

@@ -1,8 +1,0 @@
-"""Agents as Agent Lightning 0.3 knows them: a class with `rollout`, or a function that a decorator makes one of."""
-
-from __future__ import annotations
-
-from agl_otel.litagent.base import LitAgent, is_v0_1_rollout_api
-from agl_otel.litagent.decorators import FunctionalLitAgent, as_agent, llm_rollout, prompt_rollout, rollout
-
-__all__ = ["FunctionalLitAgent", "LitAgent", "as_agent", "is_v0_1_rollout_api", "llm_rollout", "prompt_rollout", "rollout"]

@@ -1,0 +1,1 @@
+"""Listen and dial (HTTP, gRPC, TLS), and decide who may come in (tokens, keys)."""

@@ -1,0 +1,1 @@
+"""What every process of ours shares: interpreter settings, logs, child processes, private files, framed files."""

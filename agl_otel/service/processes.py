@@ -1,0 +1,197 @@
+"""A child process of ours: started with its own log file and process group, watched, and ended by its own id. And how we are ended.
+
+Of our AGL_* variables children get none but the settings that they are given (`Settings.environment`): a module of ours those of this
+process, unless others are named.
+Children get SIGTERM when their parent dies, whatever kills it, so that nothing is left behind. They have a process group of
+their own: Ctrl+C in a terminal reaches the parent alone, which then stops its children in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from agl_otel.errors import UnavailableError
+from agl_otel.service.private import given_umask, make_folder, open_file
+from agl_otel.settings import Settings, without_settings
+
+STARTER: Final = "agl_otel.service.interpreter"  # runs a module, as python -m does
+TAIL_BYTES: Final = 4000
+HEALTH_POLL_SECONDS: Final = 0.05
+SAME_SECONDS: Final = 0.3  # SIGTERMs within it are one: the kernel sends one for each thread of a parent that was killed
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_live: set[Process] = set()
+
+
+def die_with_parent(argv: Sequence[str]) -> list[str]:
+    """`argv` as a command that gets SIGTERM from the kernel when its parent is gone; as it is where util-linux is missing.
+
+    A program of its own, because nothing of ours may run between fork and exec: the parent has threads.
+    """
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "TERM", "--", *argv] if setpriv else list(argv)
+
+
+class Process:
+    """One child process. `python_module` builds the usual kind: a module of ours under the same interpreter."""
+
+    def __init__(self, name: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
+        self.name = name
+        self.argv = list(argv)
+        self.log = log
+        self.env = {**without_settings(os.environ), **(env or {})}
+        self.cwd = cwd
+        self._umask = -1
+        self._process: asyncio.subprocess.Process | None = None
+
+    @classmethod
+    def python_module(
+        cls, name: str, module: str, *arguments: str, log: Path, settings: Settings | None = None, env: Mapping[str, str] | None = None
+    ) -> Process:
+        """A process that runs `python -m module` with the interpreter we run on, and `settings` (default: as this process loads them)."""
+        given = {"PYTHONUNBUFFERED": "1", **(settings or Settings.load()).environment(), **(env or {})}
+        made = cls(name, [sys.executable, "-m", STARTER, module, *arguments], log=log, env=given)
+        made._umask = given_umask()  # it sets its own, and hands this one to agents
+        return made
+
+    @property
+    def pid(self) -> int:
+        """The process id; 0 before the start."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status; None while it runs or before the start."""
+        return self._process.returncode if self._process else None
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Start it; what it prints is appended to its log file."""
+        make_folder(self.log.parent)
+        with open_file(self.log, "ab") as out:
+            self._process = await asyncio.create_subprocess_exec(
+                *die_with_parent(self.argv),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=self.env,
+                cwd=self.cwd,
+                start_new_session=True,
+                umask=self._umask,
+            )
+        _live.add(self)
+
+    async def wait(self) -> int:
+        """Wait until it has ended; its exit status."""
+        assert self._process is not None, "start() comes first"
+        code = await self._process.wait()
+        _live.discard(self)
+        return code
+
+    async def ready(self, healthy: Callable[[], Awaitable[bool]], *, timeout_seconds: float) -> None:
+        """Wait until `healthy` says so. Raises UnavailableError with the end of its log where it ends or takes too long."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while True:
+                    well = await healthy()
+                    self.check_running()  # what answers may be another's service, which took the port first
+                    if well:
+                        return
+                    await asyncio.sleep(HEALTH_POLL_SECONDS)
+        except TimeoutError:
+            raise UnavailableError(
+                f"{self.name} did not answer within {timeout_seconds:.0f} s; see {self.log}. {self.last_words()}"
+            ) from None
+
+    def check_running(self) -> None:
+        """Raise UnavailableError with the end of its log where it has ended."""
+        if not self.running:
+            raise UnavailableError(f"{self.name} ended with exit code {self.returncode}: {self.last_words()}")
+
+    def last_words(self) -> str:
+        """The end of its log, without empty lines."""
+        if not self.log.exists():
+            return ""
+        with self.log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+        return "\n".join([line for line in text.splitlines() if line.strip()][-5:])
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, if it runs."""
+        if self.running and self._process:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def stop(self, *, grace_seconds: float) -> None:
+        """End it: SIGTERM, and after `grace_seconds` SIGKILL to its whole process group."""
+        if not self.running:
+            return
+        self.signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self.wait(), grace_seconds)
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End it at once, with its process group."""
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            await self.wait()
+
+
+def kill_all() -> None:
+    """End every child that was started here and still runs, at once, with its process group (the second Ctrl+C)."""
+    for process in list(_live):
+        if process.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def on_stop_signals(
+    first: Callable[[signal.Signals], None], again: Callable[[signal.Signals], None], *, same_seconds: float = SAME_SECONDS
+) -> None:
+    """Have the running loop call `first` on the first SIGTERM or SIGINT, and `again` on any later one.
+
+    A SIGTERM within `same_seconds` of the first signal is no later one; a second Ctrl+C always is.
+    """
+    loop = asyncio.get_running_loop()
+    began: float | None = None
+
+    def received(number: signal.Signals) -> None:
+        nonlocal began
+        if began is None:
+            began = loop.time()
+            first(number)
+        elif number == signal.SIGINT or loop.time() - began > same_seconds:
+            again(number)
+
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, received, number)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process; one that has ended and that nobody has waited for is none."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:  # no Linux, or it ended just now
+        return not Path("/proc/self").exists()

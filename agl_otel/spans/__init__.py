@@ -1,0 +1,1 @@
+"""Read what spans hold: attributes, rewards, emitted messages and objects. Pure."""

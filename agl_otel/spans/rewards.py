@@ -1,0 +1,107 @@
+"""What spans say of rewards, also in the forms of older releases. Pure, and below adapters and emitters, which both need it.
+
+Every function takes a stored span, a span of the OpenTelemetry SDK, what an emitter handed out, or a mapping of attributes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar, cast
+
+from agl_otel.spans.attributes import RewardPydanticModel
+from agl_otel.spans.tolerant import json_of, number_of
+from agl_otel.types import SpanLike
+from agl_otel_hook import conventions
+
+AGENTOPS_OUTPUTS: Final = ("agentops.task.output", "agentops.entity.output")
+"""Where AgentOps put what a reward function returned, as JSON."""
+OLD_REWARD: Final = "reward"
+"""The attribute of an annotation that was a reward before 0.3."""
+_DIMENSION: Final = re.compile(re.escape(conventions.REWARD) + r"\.(0|[1-9][0-9]{0,8})\.(name|value)")
+_log = logging.getLogger(__name__)
+Readable = SpanLike | Mapping[str, Any]
+AnySpan = TypeVar("AnySpan", bound=Readable)
+
+
+def dimensions_of(attributes: Mapping[str, Any]) -> list[tuple[int, str, float]]:
+    """(index, name, value) of each dimension of a reward, by index. One without a number is left out; NaN and infinities are not."""
+    found: dict[int, dict[str, Any]] = {}
+    for key, value in attributes.items():
+        if match := _DIMENSION.fullmatch(key):
+            found.setdefault(int(match[1]), {})[match[2]] = value
+    return [
+        (index, str(parts.get("name", "")), value)
+        for index, parts in sorted(found.items())
+        if (value := number_of(parts.get("value"))) is not None
+    ]
+
+
+def get_rewards_from_span(span: Readable) -> list[RewardPydanticModel]:
+    """Every dimension of the reward that a span holds, the primary one first; [] without a primary one.
+
+    A dimension whose value is no finite number counts as none.
+    """
+    found = [each for each in dimensions_of(attributes_of(span)) if math.isfinite(each[2])]
+    return [RewardPydanticModel(name=name, value=value) for _, name, value in found] if found and found[0][0] == 0 else []
+
+
+def get_reward_value(span: Readable) -> float | None:
+    """The primary reward that a span holds; None where it holds none. Knows AgentOps' form and that of releases before 0.3 too."""
+    if rewards := get_rewards_from_span(span):
+        return rewards[0].value
+    attributes = attributes_of(span)
+    for key in AGENTOPS_OUTPUTS:
+        said = _mapping(attributes.get(key))
+        if said.get("type") == "reward":
+            return _legacy(said.get("value"), key)
+    if getattr(span, "name", None) == conventions.SPAN_ANNOTATION:
+        return _legacy(attributes.get(OLD_REWARD), OLD_REWARD)
+    return None
+
+
+def is_reward_span(span: Readable) -> bool:
+    """Whether a span holds a reward."""
+    return get_reward_value(span) is not None
+
+
+def find_reward_spans(spans: Sequence[AnySpan]) -> list[AnySpan]:
+    """Those that hold a reward, in their order."""
+    return [span for span in spans if is_reward_span(span)]
+
+
+def find_final_reward(spans: Sequence[Readable]) -> float | None:
+    """The reward of the last span that holds one, in the order given; of those that the runner gave, where it gave any.
+
+    None without one.
+    """
+    last = [span for span in reversed(spans) if get_reward_value(span) is not None]
+    given = (span for span in last if conventions.REWARD_GIVEN in attributes_of(span))
+    return next((get_reward_value(span) for span in (*given, *last)), None)
+
+
+def attributes_of(span: Readable) -> Mapping[str, Any]:
+    """The attributes, whichever form the span has."""
+    return span if isinstance(span, Mapping) else span.attributes or {}
+
+
+def _mapping(said: Any) -> Mapping[str, Any]:
+    if isinstance(said, str):
+        try:
+            said = json_of(said)
+        except ValueError:
+            return {}
+    return cast("Mapping[str, Any]", said) if isinstance(said, Mapping) else {}
+
+
+def _legacy(value: Any, key: str) -> float | None:
+    if value is None:
+        return None
+    number = None if isinstance(value, str) else number_of(value)
+    if number is None or not math.isfinite(number):
+        _log.error("the reward in %r is %.100r, which is no finite number: it is left out", key, value)
+        return None
+    _log.warning("a reward was read from %r, a form that is no longer written: use emit_reward", key)
+    return number

@@ -1,0 +1,129 @@
+"""The OpenTelemetry Collector as a service of the stack: the binary that `make otelcol` builds, with deploy/otelcol/all-in-one.yaml.
+
+It writes to a ClickHouse server by itself. Passwords reach it by its environment; what clients read is our SQL endpoint
+(collector/sql.py), which keeps them. TLS is laid over the configuration in a second file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from agl_otel.errors import SettingsError
+from agl_otel.settings import Settings, free_port
+from agl_otel.traces.address import SCHEMES, ServerAddress
+
+CONFIG: Final = Path("deploy", "otelcol", "all-in-one.yaml")
+OVERLAY: Final = "otelcol-tls.json"
+LOOPBACK: Final = "127.0.0.1"
+_TUNED: Final = ("AGL_OTELCOL_FLUSH", "AGL_OTELCOL_RETRY")  # its own, which no setting stands for
+_OTHERWISE: Final = {
+    "metrics": "without metrics, take its pipeline out of deploy/otelcol",
+    "max_span_attributes": "a span is cut down by its size (max_item_bytes)",
+    "max_in_flight_bytes": "its memory_limiter bounds what waits",
+    "wal_budget_bytes": "it has no log on disk, its exporter's sending_queue bounds what waits for ClickHouse",
+    "disk_reserve_bytes": "it keeps nothing on disk but the journal of resends",
+    "log_format": "its own is service::telemetry::logs::encoding",
+}
+"""{setting of the Python collector: what stands in its place}."""
+_LEVELS: Final = {"WARNING": "warn"}
+_logger = logging.getLogger(__name__)
+Start = tuple[list[str], dict[str, str]]
+"""A command and its environment."""
+
+
+def check(settings: Settings) -> None:
+    """Raise SettingsError where the collector that settings name cannot be started; log which settings it does not know."""
+    if not os.access(settings.collector, os.X_OK):
+        raise SettingsError(
+            f"AGL_COLLECTOR names {settings.collector}, which is no program here: `make otelcol` builds build/otelcol/agl-otelcol"
+        )
+    if settings.clickhouse_db.partition("://")[0] not in SCHEMES:
+        raise SettingsError(
+            "the OpenTelemetry Collector writes to a ClickHouse server: name one with --clickhouse clickhouse://… (AGL_CLICKHOUSE_URL)"
+        )
+    if settings.forward_otlp:
+        raise SettingsError("AGL_FORWARD_OTLP is for the Python collector: give the OpenTelemetry Collector an exporter of its own instead")
+    if settings.mask:
+        raise SettingsError(
+            "AGL_MASK is for the Python collector: give the OpenTelemetry Collector a redaction or transform processor (docs/masking.md), "
+            "or mask with `agl-otel export --mask`"
+        )
+    for name in unheeded(settings):
+        _logger.warning("AGL_%s is for the Python collector and does nothing here: %s", name.upper(), _OTHERWISE[name])
+    configuration()
+
+
+def unheeded(settings: Settings) -> list[str]:
+    """The settings that are not at their defaults and that this collector does not know."""
+    return [name for name in _OTHERWISE if getattr(settings, name) != Settings.model_fields[name].default]
+
+
+def configuration() -> Path:
+    """The configuration file: of the checkout this package runs from, or as it was installed with it."""
+    here = Path(__file__).resolve().parents[1]
+    for base in (here.parent, here):
+        if (base / CONFIG).exists():
+            return base / CONFIG
+    raise SettingsError(f"{CONFIG} is not beside this package: install agl-otel again")
+
+
+def start(settings: Settings, data_dir: Path) -> Start:
+    """How to start it. Writes the second configuration file into `data_dir` where there is TLS."""
+    argv = [str(Path(settings.collector).absolute()), "--config", str(configuration())]
+    overlay = data_dir / OVERLAY
+    if settings.tls_cert:
+        overlay.write_text(json.dumps(tls_overlay(settings), indent=2) + "\n")
+        argv += ["--config", str(overlay)]
+    return argv, environment(settings)
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """Its variables (collector/otelcol/README.md)."""
+    scheme = "https" if settings.tls_cert else "http"
+    return {
+        **settings.environment(),
+        **{name: os.environ[name] for name in _TUNED if name in os.environ},
+        "AGL_STORE": settings.queue_address.rpartition("://")[2],
+        "AGL_OTELCOL_CLICKHOUSE": exporter_url(ServerAddress.parse(settings.clickhouse_db)),
+        "AGL_OTELCOL_ANNOUNCE_GRPC": f"{'https://' if settings.tls_cert else ''}{settings.announced_host}:{settings.otlp_grpc_port}",
+        "AGL_OTELCOL_ANNOUNCE_HTTP": f"{scheme}://{settings.announced_host}:{settings.otlp_http_port}",
+        "AGL_OTELCOL_ANNOUNCE_CLICKHOUSE": f"{scheme}://{settings.announced_host}:{settings.clickhouse_port}",
+        "AGL_OTELCOL_UNIDENTIFIED": "drop" if settings.unidentified == "drop" else "keep",  # adopting is the late pass's
+        "AGL_OTELCOL_LOG_LEVEL": _LEVELS.get(settings.log_level, settings.log_level.lower()),
+        "AGL_OTELCOL_ADMIN_HOST": LOOPBACK,  # its two other ports ask for nothing and speak no TLS
+        "AGL_OTELCOL_HEALTH_PORT": str(free_port(LOOPBACK)),
+        "AGL_OTELCOL_METRICS_PORT": str(free_port(LOOPBACK)),
+    }
+
+
+def exporter_url(address: ServerAddress) -> str:
+    """Where the ClickHouse exporter writes, with what our own writer asks of a cluster; it knows none of our options."""
+    options = {"secure": "true"} if address.secure else {}
+    options |= {"distributed_foreground_insert": "1"} if address.cluster else {}
+    options |= {"insert_quorum": address.insert_quorum} if address.insert_quorum else {}
+    user = f"{quote(address.user, safe='')}:{quote(address.password, safe='')}"
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"clickhouse://{user}@{host}:{address.port}{f'?{urlencode(options)}' if options else ''}"
+
+
+def tls_overlay(settings: Settings) -> dict[str, Any]:
+    """What TLS changes in the configuration: both OTLP ports serve it, the queue is dialled with it."""
+    serving = {"cert_file": _path(settings.tls_cert), "key_file": _path(settings.tls_key)}
+    if settings.tls_client_ca:
+        serving["client_ca_file"] = _path(settings.tls_client_ca)
+    names = {"ca_file": settings.tls_ca, "cert_file": settings.tls_client_cert, "key_file": settings.tls_client_key}
+    queue = {"queue": {"tls": {"insecure": False, **{name: _path(path) for name, path in names.items() if path}}}}
+    return {
+        "receivers": {"otlp": {"protocols": {"grpc": {"tls": serving}, "http": {"tls": serving}}}},
+        "processors": {"agentlightning": queue},
+        "extensions": {"agentlightning": queue},
+    }
+
+
+def _path(path: str) -> str:
+    return str(Path(path).absolute())

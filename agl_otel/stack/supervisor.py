@@ -1,0 +1,404 @@
+"""The supervisor behind `agl-otel up`: starts the services as child processes, waits until each answers, restarts a crashed
+one, and stops them in order (runners first, the queue last).
+
+Only what does not come up at the start ends the stack. A service that ends later is started again for ever, after pauses that
+double, and the others go on; the supervisor logs it and announces it to the queue (types.Describe.down).
+
+Embedded and distributed run the same services over the same protocols, so nothing here knows what a service does: only
+how to start it, how to ask whether it is well, and where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import aiohttp
+
+from agl_otel.errors import AglError, InUseError, SettingsError, UnavailableError
+from agl_otel.net.http_server import is_well, listens
+from agl_otel.net.tls import Tls, Trust, connector
+from agl_otel.queue.client import DOWN, QueueClient
+from agl_otel.service.private import make_folder, open_file, open_to_others
+from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, is_alive
+from agl_otel.settings import Settings
+from agl_otel.stack.services import ANNOUNCED, SERVICES, Service, services_of
+
+if TYPE_CHECKING:
+    from agl_otel.store import Store
+
+LOG = logging.getLogger(__name__)
+STACK_FILE: Final = "stack.json"
+LAYOUT_VERSION: Final = 1
+"""Of the data directory; a directory that says a higher one was written by a newer release."""
+START_TIMEOUT_SECONDS: Final = 60.0
+STOP_GRACE_SECONDS: Final = 30.0  # the collector may have to flush its log
+STEADY_SECONDS: Final = 60.0  # a service that was up for so long and then ends is started again at once
+LONGEST_PAUSE_SECONDS: Final = 60.0
+TELL_SECONDS: Final = 1.0  # a queue that does not answer delays no restart
+
+
+@dataclass
+class _Running:
+    service: Service
+    process: Process
+    failures: int = 0
+    """How often in a row it has ended before it was up for STEADY_SECONDS."""
+
+
+class Stack:
+    """The services of one data directory. Use `async with Stack(settings) as stack`.
+
+    Args:
+        settings: ports of 0 become free ones now and keep their number across restarts.
+        only: names of the services to run; all by default.
+
+    Raises (on start):
+        SettingsError: the data directory cannot be written, or was written by a newer release.
+        InUseError: the data directory or a port is in use.
+        UnavailableError: a service does not become healthy.
+    """
+
+    def __init__(self, settings: Settings, *, only: Sequence[str] = ()) -> None:
+        self.settings = settings.with_ports()
+        self._trust = Trust.of(settings)
+        self._token = settings.token.get_secret_value()
+        self.services = services_of(settings, only)
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails when the supervision itself does; a service that ends is started again."""
+        self._running: dict[str, _Running] = {}
+        self._watchers: list[asyncio.Task[None]] = []
+        self._lock: IO[str] | None = None
+        self._http: aiohttp.ClientSession | None = None
+
+    @property
+    def data_dir(self) -> Path:
+        """The data directory, absolute."""
+        return self.settings.data_dir.absolute()
+
+    @property
+    def address(self) -> str:
+        """The queue's address: all that a client needs."""
+        return self._at("queue_port")
+
+    def _at(self, port: str, scheme: str = "") -> str:
+        scheme = "https://" if self.settings.tls_cert else scheme
+        return f"{scheme}{reachable_host(self.settings.host)}:{getattr(self.settings, port)}"
+
+    def addresses(self) -> dict[str, str]:
+        """Where each port of the running services is, by the name of its setting without `_port`."""
+        return {port.removesuffix("_port"): self._at(port, service.scheme) for service in self.services for port in service.ports}
+
+    async def __aenter__(self) -> Stack:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start every service and wait until all are well; then write stack.json."""
+        tls = Tls.load(self.settings)
+        if tls is not None:
+            tls.check(self._trust, reachable_host(self.settings.host))
+        self._lock = claim_data_dir(self.data_dir)
+        for service in self.services:
+            for port in service.ports:
+                check_port_free(self.settings.host, getattr(self.settings, port), port)
+        headers = (
+            {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        )  # the OpenTelemetry Collector asks for it at /health, too
+        self._http = aiohttp.ClientSession(headers=headers, connector=connector(self._trust))
+        for service in self.services:
+            if service.early:
+                await self._launch(service)
+        await self._forget_the_dead()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for service in self.services:
+                    if not service.early:
+                        group.create_task(self._launch(service))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None  # the others were cancelled for it
+        await self._all_announced()
+        self._write_stack_file()
+        self._watchers = [asyncio.create_task(self._watch(running)) for running in self._running.values()]
+        for watcher in self._watchers:
+            watcher.add_done_callback(self._supervision_ended)
+
+    async def _launch(self, service: Service) -> None:
+        log = self.data_dir / "logs" / f"{service.name}.log"
+        settings = self.settings.model_copy(update={"store": self.address})
+        running = self._running.setdefault(service.name, _Running(service, Process("", (), log=log)))
+        running.process = service.process(settings, log=log)
+        await running.process.start()
+        await running.process.ready(self._probe(service), timeout_seconds=START_TIMEOUT_SECONDS)
+
+    async def _forget_the_dead(self) -> None:
+        """Tell the queue which services that it remembers are not there any more.
+
+        A stack that was killed took no leave, and its queue, started again, would describe it for a minute: exporters would send to nobody,
+        and whoever reads would wait for its collector.
+        """
+        async with QueueClient(self.address, token=self._token, trust=self._trust) as queue:
+            known = await queue.describe()
+            remembered = [*(("collector", address) for address in known.collectors), *(("proxy", address) for address in known.proxies)]
+            for service, address in remembered:
+                if not await listens(address):
+                    scheme, _, rest = address.rpartition("://")
+                    own = f"{scheme}://{self.settings.host}:{rest.rpartition(':')[2]}"  # a wildcard host is described as the one dialled
+                    for instance in {address, own}:
+                        await queue.announce(service, instance, {}, gone=True)
+
+    async def _all_announced(self) -> None:
+        """Wait until the queue knows where the others are: a service may be well before it has said so, and clients ask the queue."""
+        missing = [name for name in ANNOUNCED if any(service.name == ANNOUNCED[name] for service in self.services)]
+        try:
+            async with (
+                asyncio.timeout(START_TIMEOUT_SECONDS),
+                QueueClient(self.address, token=self._token, trust=self._trust) as queue,
+            ):
+                while True:
+                    known = await queue.describe()
+                    missing = [name for name in missing if not getattr(known, name)]
+                    if not missing:
+                        return
+                    for name in missing:
+                        self._running[ANNOUNCED[name]].process.check_running()
+                    await asyncio.sleep(HEALTH_POLL_SECONDS)
+        except TimeoutError:
+            silent = [self._running[ANNOUNCED[name]].process for name in missing]
+            words = "; ".join(f"{process.name} (its log is {process.log}): {process.last_words()}" for process in silent)
+            raise UnavailableError(
+                f"not announced to the queue within {START_TIMEOUT_SECONDS:.0f} s, though the service answers: {words}"
+            ) from None
+
+    def _probe(self, service: Service) -> Callable[[], Awaitable[bool]]:
+        async def runs() -> bool:
+            return self._running[service.name].process.running
+
+        async def queue_is_well() -> bool:
+            async with QueueClient(self.address, token=self._token, timeout_seconds=1.0, trust=self._trust) as queue:
+                with contextlib.suppress(UnavailableError):
+                    await queue.describe()
+                    return True
+            return False
+
+        async def http_is_well() -> bool:
+            assert self._http is not None
+            return await is_well(self._at(service.port, "http://") + "/health", self._http)
+
+        return queue_is_well if service.name == "queue" else http_is_well if service.port else runs
+
+    async def _watch(self, running: _Running) -> None:
+        """Start the service again whenever it ends."""
+        clock = asyncio.get_running_loop().time
+        up_since = clock()
+        while True:
+            how = f"ended with exit code {await running.process.wait()}"
+            if clock() - up_since >= STEADY_SECONDS:
+                running.failures = 0
+            while not await self._restarted(running, how):
+                how = "did not come up again"
+            up_since = clock()
+
+    async def _restarted(self, running: _Running, how: str) -> bool:
+        """Start it again after a pause; whether it came up."""
+        name, log = running.service.name, running.process.log
+        running.failures += 1
+        pause = restart_pause(running.failures)
+        often = f" ({running.failures} times in a row)" if running.failures > 1 else ""
+        why = f"{how}{often}; it is started again {f'in {pause:.0f} s' if pause else 'now'}, and the others go on. Its log is {log}"
+        LOG.warning("%s %s. %s", name, why, running.process.last_words())
+        await self._tell(name, why, seconds=pause + START_TIMEOUT_SECONDS + TELL_SECONDS)
+        await asyncio.sleep(pause)
+        try:
+            await self._launch(running.service)
+        except (AglError, OSError) as error:
+            LOG.warning("%s", error)
+            await running.process.kill()
+            return False
+        LOG.warning("%s is up again", name)
+        self._write_stack_file()
+        await self._tell(name)
+        return True
+
+    async def _tell(self, name: str, why: str = "", *, seconds: float | None = None) -> None:
+        """Announce that a service is down, or without `why` that it is not."""
+        instance = f"{socket.gethostname()} {self.data_dir} {name}"
+        with contextlib.suppress(AglError):  # it is the queue that is down; the log has it
+            async with QueueClient(
+                self.address, token=self._token, timeout_seconds=TELL_SECONDS, retry_seconds=0, trust=self._trust
+            ) as queue:
+                await queue.announce("supervisor", instance, {f"{DOWN}{name}": why} if why else {}, gone=not why, seconds=seconds)
+
+    def _supervision_ended(self, watcher: asyncio.Task[None]) -> None:
+        if not watcher.cancelled() and (error := watcher.exception()) is not None and not self.failed.done():
+            self.failed.set_exception(error)
+
+    def _write_stack_file(self) -> None:
+        content = {
+            name: {"pid": running.process.pid, "address": self._at(port, running.service.scheme) if (port := running.service.port) else ""}
+            for name, running in self._running.items()
+        }
+        temporary = self.data_dir / f"{STACK_FILE}.tmp"
+        with open_file(temporary, "w") as file:
+            file.write(json.dumps(content, indent=2) + "\n")
+        temporary.replace(self.data_dir / STACK_FILE)
+
+    async def stop(self) -> None:
+        """Stop the services, the last started first; each flushes what it holds. Safe to call twice."""
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        self._watchers = []
+        for service in reversed(self.services):
+            if running := self._running.get(service.name):
+                await running.process.stop(grace_seconds=STOP_GRACE_SECONDS)
+        self._release()
+        if self._http:
+            await self._http.close()
+
+    async def kill(self) -> None:
+        """End every service at once. What was acknowledged is in their logs and comes back at the next start."""
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*(running.process.kill() for running in self._running.values()))
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock:
+            (self.data_dir / STACK_FILE).unlink(missing_ok=True)
+            self._lock.close()
+            self._lock = None
+        if self.failed.done() and not self.failed.cancelled():
+            self.failed.exception()  # seen: whoever waits for it has it, and the loop need not warn
+        else:
+            self.failed.cancel()
+
+
+def restart_pause(failures: int) -> float:
+    """Seconds to wait before a service that has ended so often in a row is started again: none, 1, 2, 4 … LONGEST_PAUSE_SECONDS."""
+    return min(2.0 ** min(failures - 2, 10), LONGEST_PAUSE_SECONDS) if failures > 1 else 0.0
+
+
+def reachable_host(host: str) -> str:
+    """The address under which a service that listens on `host` is reached from this machine."""
+    return "127.0.0.1" if host in ("0.0.0.0", "") else host
+
+
+def claim_data_dir(path: Path) -> IO[str]:
+    """Create the data directory and take its lock; the returned file holds it until it is closed.
+
+    Raises SettingsError where it cannot be written or was written by a newer release, InUseError where a stack runs on it.
+    """
+    try:
+        make_folder(path)
+        lock = open_file(path / "stack.lock", "a")
+    except OSError as error:
+        raise SettingsError(
+            f"data directory {path} cannot be written: {error.strerror}. Choose another with --data-dir, or fix its permissions"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        where = read_stack_file(path)
+        pids = ", ".join(f"{name} {service['pid']}" for name, service in where.items())
+        raise InUseError(
+            f"data directory {path} is in use by a running stack ({pids or 'still starting'}). Stop it, or use --data-dir"
+        ) from error
+    version_file = path / "VERSION"
+    written = version_file.read_text().strip() if version_file.exists() else str(LAYOUT_VERSION)
+    if not written.isdigit() or int(written) > LAYOUT_VERSION:
+        lock.close()
+        raise SettingsError(
+            f"data directory {path} has layout version {written}, and this release knows up to {LAYOUT_VERSION}. "
+            "Upgrade agl-otel, or choose another with --data-dir"
+        )
+    with open_file(version_file, "w") as file:
+        file.write(f"{LAYOUT_VERSION}\n")
+    if warning := open_to_others(path):
+        LOG.warning("%s", warning)
+    return lock
+
+
+def check_port_free(host: str, port: int, setting: str) -> None:
+    """Raise InUseError that names the port, the setting and the remedy where somebody listens on it."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            flag = f"--{setting.replace('_', '-')}"
+            raise InUseError(
+                f"port {port} on {host} cannot be used: {os.strerror(error.errno or 0)}. "
+                f"Stop what listens there, or choose another with {flag} or AGL_{setting.upper()} (0 takes a free one)"
+            ) from error
+
+
+def read_stack_file(data_dir: Path) -> dict[str, dict[str, Any]]:
+    """The content of a running stack's stack.json ({service: {pid, address}}); empty where none runs.
+
+    One that was killed leaves its file: where none of its processes is there any more, it does not run.
+    """
+    try:
+        told: dict[str, dict[str, Any]] = json.loads((data_dir / STACK_FILE).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    return told if any(is_alive(service["pid"]) for service in told.values()) else {}
+
+
+def running_address(settings: Settings) -> str:
+    """The queue's address of the stack that settings name, else of the one that runs on the data directory; empty where there is none."""
+    running = read_stack_file(settings.data_dir)
+    return settings.store or (running["queue"]["address"] if running else "")
+
+
+@contextlib.asynccontextmanager
+async def stack_for(settings: Settings, *, only: Sequence[str] = ()) -> AsyncGenerator[tuple[Store, asyncio.Future[None]]]:
+    """A store for a command that works: over the stack that settings name, else the one that runs on the data directory, else
+    one started there for the while (`only` these services), on free ports.
+
+    Yields the store and a future that fails when the supervision of a stack that was started here does.
+    """
+    from agl_otel.store import Store  # with numpy, which a supervisor that only supervises need not import
+
+    token = settings.token.get_secret_value()
+    if address := running_address(settings):
+        async with await Store.connect(address, token=token) as store:
+            never = asyncio.get_running_loop().create_future()
+            yield store, never
+            never.cancel()
+        return
+    quiet = settings.model_copy(update={port: 0 for service in SERVICES for port in service.ports})
+    async with Stack(quiet, only=only) as stack, await Store.connect(stack.address, token=token) as store:
+        yield store, stack.failed
+
+
+@contextlib.asynccontextmanager
+async def open_store(settings: Settings) -> AsyncGenerator[Store]:
+    """A store for a command that looks: like stack_for, with queue and collector only.
+
+    Raises SettingsError where there is neither a stack nor data.
+    """
+    if not settings.store and not (settings.data_dir / "VERSION").exists():
+        raise SettingsError(
+            f"there is no stack and no data in {settings.data_dir}: give --data-dir or --store, or start one with `agl-otel up`"
+        )
+    async with stack_for(settings, only=("queue", "collector")) as (store, _):
+        yield store

@@ -1,0 +1,95 @@
+"""Metrics over HTTP: requests counted for every service that has an HTTP port, and a small port of its own for one that has none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from time import perf_counter
+from typing import Any, Final
+
+from aiohttp import web
+
+from agl_otel.errors import InUseError
+from agl_otel.net.bearer import bearer_refusal
+from agl_otel.net.http_server import listen, make_runner, only_own_pages, own_names, require_certificate
+from agl_otel.net.tls import Tls
+from agl_otel.settings import Settings
+from agl_otel.telemetry.exposition import CONTENT_TYPE
+from agl_otel.telemetry.meters import Meters
+
+GONE: Final = "499"
+"""The `status` of a request whose client went away; as in 0.3."""
+CRASHED: Final = "520"
+"""The `status` of one whose handler failed."""
+NO_TOKEN: Final = "a bearer token is needed: set AGL_TOKEN to the stack's token"
+OPEN_PATHS: Final = frozenset({"/health"})
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def counted_requests(meters: Meters) -> Any:
+    """Middleware that counts requests and how long each took, by route, method and status."""
+    count = meters.counter("agl.http.total", "Requests over HTTP.", "path", "method", "status")
+    took = meters.durations("agl.http.latency", "Seconds until their answer.", "path", "method", "status")
+
+    @web.middleware
+    async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
+        began = perf_counter()
+        status = CRASHED
+        try:
+            answer = await handler(request)
+            status = str(answer.status)
+        except web.HTTPException as error:
+            status = str(error.status)
+            raise
+        except asyncio.CancelledError:
+            status = GONE
+            raise
+        else:
+            return answer
+        finally:
+            resource = request.match_info.route.resource
+            labels = (resource.canonical if resource is not None else "(none)", request.method if resource is not None else "", status)
+            count(*labels)
+            took(perf_counter() - began, *labels)
+
+    return counted
+
+
+def page(meters: Meters) -> web.Response:
+    """The answer of GET /metrics."""
+    return web.Response(body=meters.text().encode(), headers={"Content-Type": CONTENT_TYPE})
+
+
+@contextlib.asynccontextmanager
+async def metrics_port(meters: Meters, settings: Settings, port: int, setting: str) -> AsyncGenerator[None]:
+    """Serve GET /metrics (with the token, where there is one) and GET /health on `port` of the settings' host.
+
+    Raises InUseError where it is taken.
+    """
+    tls, token = Tls.load(settings), settings.token.get_secret_value()
+
+    async def metrics(request: web.Request) -> web.Response:
+        why = bearer_refusal(request.headers.get("Authorization", ""), token, "metrics") if token else None
+        if why is not None:
+            return web.Response(status=401, text=(why or NO_TOKEN) + "\n", headers={"WWW-Authenticate": "Bearer"})
+        return page(meters)
+
+    async def health(_: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    app = web.Application(middlewares=[only_own_pages(names=own_names(settings))])
+    if tls is not None and tls.client_authority is not None:
+        app.middlewares.append(require_certificate(OPEN_PATHS))
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/health", health)
+    runner = make_runner(app)
+    await runner.setup()
+    try:
+        try:
+            await listen(runner, settings.host, port, tls.context if tls else None)
+        except OSError as error:
+            raise InUseError.of_port(settings.host, port, error, setting) from None
+        yield
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,155 @@
+"""OTLP over gRPC for processes of ours: packed arrays (arrays.py), a bearer token, and patience while a collector restarts.
+
+Unlike the SDK's exporter it encodes a batch once whatever the number of tries, and its channel is built at the first export.
+
+A fork exports over HTTP: gRPC works in none that was made while threads of its parent called into it, and those of a runner always do.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Final
+
+import grpc
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from agl_otel.net import tls
+from agl_otel_hook import conventions
+from agl_otel_hook.arrays import PACKED_KEYS
+from agl_otel_hook.guard import note_failure
+from agl_otel_hook.whole import WholeSpan, request_of
+
+PATH: Final = "/v1/traces"
+METHOD: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+CALL_SECONDS: Final = 10.0
+RETRY_SECONDS: Final = 60.0  # a collector that is restarted and replays its log is back by then
+MAX_BACKOFF_SECONDS: Final = 2.0
+RETRYABLE: Final = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}
+)
+RETRYABLE_STATUSES: Final = frozenset({429, 502, 503, 504})
+MAX_REPLY_BYTES: Final = 1 << 20
+_pid: Final = os.getpid()  # of the process that loaded gRPC
+
+
+class _NotTakenError(Exception):
+    """A try failed; `again`: it is worth another one."""
+
+    def __init__(self, why: str, *, again: bool) -> None:
+        super().__init__(why)
+        self.again = again
+
+
+def encode(spans: Sequence[ReadableSpan]) -> bytes:
+    """An ExportTraceServiceRequest; packed attributes of model calls become the arrays that they stand for."""
+    whole: dict[InstrumentationScope | None, list[WholeSpan]] = {}
+    for span in spans:
+        if isinstance(span, WholeSpan):
+            whole.setdefault(span.instrumentation_scope, []).append(span)
+    others = [span for span in spans if not isinstance(span, WholeSpan)] if whole else spans
+    # Two serialised messages one after the other are their union.
+    return b"".join([*map(request_of, whole.values()), *([_encode(others)] if others else [])])
+
+
+def _encode(spans: Sequence[ReadableSpan]) -> bytes:
+    request = encode_spans(spans)
+    for resource_spans in request.resource_spans:
+        for scope_spans in resource_spans.scope_spans:
+            for span in scope_spans.spans:
+                if span.name == conventions.SPAN_LLM:
+                    for attribute in span.attributes:
+                        if attribute.key in PACKED_KEYS and attribute.value.HasField("bytes_value"):
+                            attribute.value.array_value.MergeFromString(attribute.value.bytes_value)
+    return request.SerializeToString()
+
+
+class OtlpExporter(SpanExporter):
+    """Exports to `endpoint` (host:port, or https://host:port; see net/tls.py). Used by one thread at a time.
+
+    `http` (http://host:port or https://host:port) is the same collector's other port, for forks; without it they try gRPC.
+    """
+
+    def __init__(self, endpoint: str, token: str = "", http: str = "", *, retry_seconds: float = RETRY_SECONDS) -> None:
+        self._endpoint = endpoint
+        self._http = http if os.getpid() != _pid else ""
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._retry_seconds = retry_seconds
+        self._closed = threading.Event()
+        self._channel: grpc.Channel | None = None
+        self._call: Callable[..., bytes] | None = None
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send the spans; what is worth another try gets it for RETRY_SECONDS."""
+        return SpanExportResult.SUCCESS if self.send(encode(spans)) else SpanExportResult.FAILURE
+
+    def send(self, request: bytes) -> bool:
+        """The same for a serialised request; whether it was acknowledged."""
+        deadline = time.monotonic() + self._retry_seconds
+        backoff = 0.05
+        while not self._closed.is_set():
+            try:
+                reply = self._post(request) if self._http else self._ask(request)
+            except _NotTakenError as error:
+                note_failure(f"export to {self._http or self._endpoint}", str(error))
+                if not error.again or time.monotonic() + backoff > deadline:
+                    return False
+                self._closed.wait(backoff * random.uniform(0.8, 1.2))
+                backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+                continue
+            rejected = ExportTraceServiceResponse.FromString(reply).partial_success if reply else None
+            if rejected is not None and rejected.rejected_spans:
+                note_failure("the collector", f"{rejected.rejected_spans} spans rejected: {rejected.error_message}")
+            return True
+        return False
+
+    def shutdown(self) -> None:
+        """Stop trying, close the channel."""
+        self._closed.set()
+        if self._channel is not None:
+            self._channel.close()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """Nothing is held here."""
+        return True
+
+    def _ask(self, request: bytes) -> bytes:
+        try:
+            return self._stub()(request, timeout=CALL_SECONDS, metadata=self._metadata)
+        except grpc.RpcError as error:
+            code = error.code()  # pyright: ignore[reportAttributeAccessIssue]  # a failed call is also a grpc.Call
+            raise _NotTakenError(f"{code}: {error.details()}", again=code in RETRYABLE) from error  # pyright: ignore[reportAttributeAccessIssue]  # as above
+
+    def _post(self, request: bytes) -> bytes:
+        trust, host = tls.ambient(), tls.target(self._http)
+        secure = trust.dialled_securely(self._http)
+        connection = (
+            HTTPSConnection(host, timeout=CALL_SECONDS, context=trust.context()) if secure else HTTPConnection(host, timeout=CALL_SECONDS)
+        )
+        try:
+            connection.request("POST", PATH, request, {"content-type": "application/x-protobuf", **dict(self._metadata)})
+            answer = connection.getresponse()
+            reply = answer.read(MAX_REPLY_BYTES)
+        except (OSError, HTTPException) as error:
+            raise _NotTakenError(f"{type(error).__name__}: {error}", again=True) from error
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise _NotTakenError(f"{answer.status} {answer.reason}", again=answer.status in RETRYABLE_STATUSES)
+        return reply
+
+    def _stub(self) -> Callable[..., bytes]:
+        call = self._call
+        if call is None:
+            options = [("grpc.max_send_message_length", -1), ("grpc.max_reconnect_backoff_ms", int(MAX_BACKOFF_SECONDS * 1000))]
+            self._channel = tls.channel(self._endpoint, options)
+            call = self._call = self._channel.unary_unary(METHOD, request_serializer=None, response_deserializer=None)
+        return call

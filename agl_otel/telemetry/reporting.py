@@ -1,0 +1,40 @@
+"""Where the metrics of a service go: a port for Prometheus (http.py), an OTLP endpoint (push.py). Imported where asked for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+
+from agl_otel.settings import Settings
+from agl_otel.telemetry.exposition import Family
+from agl_otel.telemetry.meters import Meters
+
+
+@contextlib.asynccontextmanager
+async def served(meters: Meters, settings: Settings, service: str, port: int = 0, setting: str = "") -> AsyncGenerator[None]:
+    """While the block runs, tell the metrics on `port` (http.py) and to `metrics_otlp` (push.py). `setting` names the port.
+
+    Where neither is asked for, neither is imported. Raises InUseError, SettingsError.
+    """
+    async with contextlib.AsyncExitStack() as told:
+        if port:
+            from agl_otel.telemetry.http import metrics_port
+
+            await told.enter_async_context(metrics_port(meters, settings, port, setting))
+
+        async def families() -> list[Family]:
+            return meters.families()
+
+        await told.enter_async_context(pushed(service, families, settings))
+        yield
+
+
+def pushed(
+    service: str, families: Callable[[], Awaitable[Iterable[Family]]], settings: Settings
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """While the block runs, push what `families` says to `metrics_otlp`; nothing is imported where none is set. Raises SettingsError."""
+    if not settings.metrics_otlp:
+        return contextlib.nullcontext()
+    from agl_otel.telemetry.push import Pushed, pushing
+
+    return pushing(Pushed(service, families).request, settings)

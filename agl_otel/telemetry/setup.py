@@ -1,0 +1,297 @@
+"""Telemetry for processes of ours (runner worker, proxy): the same processor, ledger and seals as in an agent, set up by a call."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.instrumentation.dependencies import get_dependency_conflicts
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import Tracer
+from opentelemetry.util._importlib_metadata import entry_points
+
+from agl_otel.errors import SettingsError, UnavailableError
+from agl_otel.telemetry.otlp import OtlpExporter
+from agl_otel_hook import conventions, forks, waiting
+from agl_otel_hook.context import Key, format_traceparent
+from agl_otel_hook.export import ExportProcessor
+from agl_otel_hook.hook import Hook, count_dropped, ensure_propagators, finish_at_exit, is_own
+from agl_otel_hook.ids import draw_from_system
+from agl_otel_hook.ledger import Count, Ledger
+from agl_otel_hook.processor import AttemptProcessor
+from agl_otel_hook.rewards import LastRewards
+from agl_otel_hook.seal import TRACER_NAME, Sealer
+from agl_otel_hook.unwrapping import unwrap_leftovers
+from agl_otel_hook.whole import WholeSpans
+
+ACK_SECONDS: Final = 30.0
+"""How long an attempt's start waits for the collector."""
+_ALSO: Final = {"httpx": ("httpx", "httpx2")}
+"""Instrumentations that belong together: newer OpenAI clients come with httpx2, and baggage must travel with either."""
+INSTRUMENTATIONS: Final = (
+    *("openai", "anthropic", "mistralai", "google_generativeai", "litellm", "langchain", "openai_agents", "crewai", "llama-index"),
+    *("httpx", "httpx2", "requests", "aiohttp-client", "threading"),
+)
+"""What a plain script gets where they and their library are installed: model calls, frameworks, and what carries baggage to the proxy."""
+_GROUP: Final = "opentelemetry_instrumentor"
+_log = logging.getLogger(__name__)
+_UNLIMITED: Final = SpanLimits(
+    max_attributes=SpanLimits.UNSET,
+    max_events=SpanLimits.UNSET,
+    max_links=SpanLimits.UNSET,
+    max_span_attributes=SpanLimits.UNSET,
+    max_event_attributes=SpanLimits.UNSET,
+    max_link_attributes=SpanLimits.UNSET,
+    max_attribute_length=SpanLimits.UNSET,
+    max_span_attribute_length=SpanLimits.UNSET,
+)
+
+
+class Telemetry:
+    """Tracing of one process. Build it with `start`. Every method may be called from any thread; those that wait say so."""
+
+    def __init__(
+        self,
+        *,
+        otlp_endpoint: str = "",
+        otlp_http: str = "",
+        token: str = "",
+        service_name: str,
+        exporter: Callable[[], SpanExporter] | None = None,
+        provider: TracerProvider | None = None,
+        hook: Hook | None = None,
+    ) -> None:
+        os.environ.pop("OTEL_SDK_DISABLED", None)  # meant for the user's own telemetry; a proxy that records nothing is of no use
+        self._hook = hook
+        """Marks and counts the spans of `provider` already: its ledger is shared, a second one would change the marker under it."""
+        self._ledger = hook.ledger if hook is not None else Ledger()
+        self._provider = provider or TracerProvider(
+            sampler=ALWAYS_ON, resource=Resource.create({SERVICE_NAME: service_name}), shutdown_on_exit=False, span_limits=_UNLIMITED
+        )
+        draw_from_system(self._provider)
+        self._processor = AttemptProcessor(self._ledger, on_idle=lambda key: self._sealer.idle(key))
+        make = exporter or (lambda: OtlpExporter(otlp_endpoint, token, otlp_http))
+        self._export = ExportProcessor(
+            make(),
+            rebuild=make,
+            takes=lambda span: is_own(self._ledger, span),
+            on_dropped=lambda spans: count_dropped(self._ledger, spans),
+        )
+        self._sealer = Sealer(self._ledger, self._provider, self._flush)
+        self._rewards = LastRewards()
+        if hook is None:
+            self._provider.add_span_processor(self._processor)
+        self._provider.add_span_processor(self._rewards)
+        self._provider.add_span_processor(self._export)
+        self._shut = threading.Lock()
+        self._ends_in_order = False
+        """Whether os._exit seals and flushes: in forks, which their own code or multiprocessing may end so."""
+        forks.register(self._after_fork)
+
+    @classmethod
+    def start(
+        cls, *, otlp_endpoint: str, otlp_http: str = "", token: str = "", service_name: str, instrument: Sequence[str] = ()
+    ) -> Telemetry:
+        """Trace this process to `otlp_endpoint` (host:port, gRPC), as the global tracer provider; forks of it to `otlp_http`, if they can.
+
+        `instrument` names instrumentations to switch on ("openai", "httpx", …); one whose library is not installed is left out. Raises
+        SettingsError for an instrumentation that is not installed.
+        """
+        telemetry = cls(otlp_endpoint=otlp_endpoint, otlp_http=otlp_http, token=token, service_name=service_name)
+        telemetry.install(instrument)
+        return telemetry
+
+    def install(self, instrument: Sequence[str] = ()) -> None:
+        """Make it the process's, and switch on instrumentations, as `start` does. Once."""
+        if trace.get_tracer_provider() is not self._provider:
+            trace.set_tracer_provider(self._provider)
+        ensure_propagators()
+        self.switch_on(instrument)
+        atexit.register(self.shutdown)
+
+    def switch_on(self, instrument: Sequence[str]) -> None:
+        """Switch on instrumentations, as `start` does."""
+        for name in dict.fromkeys(each for asked in instrument for each in _ALSO.get(asked, (asked,))):
+            _Switch(name).on()
+
+    @property
+    def marker(self) -> str:
+        """The marker that an attempt gets which this process sees for the first time now."""
+        return self._ledger.marker
+
+    @property
+    def resource(self) -> Resource:
+        """What this process's spans say of it."""
+        return self._provider.resource
+
+    @property
+    def ledger(self) -> Ledger:
+        """What it counts."""
+        return self._ledger
+
+    def on_settled(self, settled: Callable[[Sequence[ReadableSpan]], None]) -> None:
+        """Have `settled` called, in another thread, with spans that were exported or given up."""
+        self._export.on_settled = settled
+
+    def tracer(self, name: str) -> Tracer:
+        """A tracer of this process's provider."""
+        return self._provider.get_tracer(name)
+
+    def whole_spans(self, scope: str) -> WholeSpans:
+        """For spans that are made at their end; see whole.py."""
+        return WholeSpans(
+            scope, self._provider.resource, self._ledger, export=self._export.on_end, on_idle=lambda key: self._sealer.idle(key)
+        )
+
+    def attempt_span(self, rollout_id: str, attempt_id: str) -> str:
+        """Export the attempt's root span and wait for the ack; its traceparent. Raises UnavailableError."""
+        return self.attempt_spans([(rollout_id, attempt_id)])[0]
+
+    def attempt_spans(self, keys: Sequence[Key], *, hooked: bool = False) -> list[str]:
+        """The same for many attempts, in one export; `hooked` says that their agents run under our hook. Concurrent calls share exports."""
+        traceparents: list[str] = []
+        now = time.time_ns()
+        tracer = self.tracer(TRACER_NAME)
+        for rollout_id, attempt_id in keys:
+            ids = {
+                conventions.ROLLOUT_ID: rollout_id,
+                conventions.ATTEMPT_ID: attempt_id,
+                **({conventions.ATTEMPT_HOOKED: True} if hooked else {}),
+            }
+            span = tracer.start_span(conventions.SPAN_ATTEMPT, Context(), attributes=ids, start_time=now)
+            span.end(now)
+            traceparents.append(format_traceparent(span.get_span_context()))
+        if not self._flush(ACK_SECONDS):
+            raise UnavailableError(
+                f"the collector did not take the attempt span of {_some(keys)} within {ACK_SECONDS:.0f} s: is it running?"
+            )
+        return traceparents
+
+    def seal(self, keys: Sequence[Key], *, timeout_seconds: float = 10.0) -> dict[Key, dict[str, int]]:
+        """Seal these attempts and flush once; {key: {marker: spans ended}}, empty for one that this process made no span of.
+
+        Raises UnavailableError where the flush fails: not all spans are known to be stored.
+        """
+        return {key: {count.marker: count.spans} for key, count in self.seal_counts(keys, timeout_seconds=timeout_seconds).items()} | {
+            key: {} for key in keys if self._ledger.count(key) is None
+        }
+
+    def seal_counts(self, keys: Sequence[Key], *, timeout_seconds: float = 10.0, closing: bool = False) -> dict[Key, Count]:
+        """`seal` with what was dropped; attempts that this process made no span of are left out.
+
+        `closing`: this process does nothing more for them.
+        """
+        counts, acked = self._sealer.seal(keys, timeout_seconds=timeout_seconds, closing=closing)
+        if not acked:
+            raise UnavailableError(f"the collector did not take the spans of {_some(keys)} within {timeout_seconds:.0f} s: is it running?")
+        return counts
+
+    def keep_records(self, root: str | Path) -> None:
+        """Count attempts that have a folder below `root`, a runner's, in files there: what this process did is known when it was killed."""
+        self._ledger.keep(str(root))
+
+    def over(self, keys: Sequence[Key]) -> None:
+        """The agents of these attempts have ended: what this process still has open for them will not be exported."""
+        for key in keys:
+            self._ledger.over(key)
+
+    def forget(self, rollout_id: str, attempt_id: str) -> None:
+        """Drop an attempt's counts; should it come back, it gets a new marker."""
+        self._ledger.forget((rollout_id, attempt_id))
+        self._rewards.forget((rollout_id, attempt_id))
+
+    def reward(self, key: Key) -> float | None:
+        """The last primary reward that this process has emitted for an attempt."""
+        return self._rewards.get(key)
+
+    def shutdown(self, timeout_seconds: float = 10.0) -> None:
+        """Seal all, flush, close. A second call does nothing."""
+        if not self._shut.acquire(blocking=False):
+            return
+        self._sealer.seal_all(timeout_seconds)
+        self._ledger.close()
+        self._export.shutdown(0.0)
+
+    def _flush(self, timeout_seconds: float) -> bool:
+        return self._export.force_flush(int(timeout_seconds * 1000))
+
+    def _after_fork(self) -> None:
+        if self._hook is None:  # which sees to its own
+            self._processor.after_fork()
+            self._shut = threading.Lock()
+            if not self._ends_in_order:
+                finish_at_exit(self.shutdown)
+                self._ends_in_order = True
+        self._sealer.after_fork()
+
+
+def _some(keys: Sequence[Key]) -> str:
+    names = ", ".join(f"{rollout_id}/{attempt_id}" for rollout_id, attempt_id in keys[:3])
+    return names if len(keys) <= 3 else f"{names} and {len(keys) - 3} more"
+
+
+class _Switch:
+    """One instrumentation in this process."""
+
+    def __init__(self, name: str) -> None:
+        """Raises SettingsError where it is not installed."""
+        found = next(iter(entry_points(group=_GROUP, name=name)), None)
+        if found is None:
+            raise SettingsError(f"no OpenTelemetry instrumentation {name!r} is installed: install opentelemetry-instrumentation-{name}")
+        self._found = found
+        self._instrumentor: Any = None
+
+    def on(self, *, quietly: bool = False) -> None:
+        """Switch on where its library is installed: now, or when the process imports that (waiting.py). `quietly`: log errors."""
+        on_now = self._try_on_now if quietly else self._on_now
+        if not waiting.wait(self._found.module, on_now):
+            on_now()
+
+    def off(self) -> None:
+        """Switch off; what waits does not come on any more."""
+        waiting.forget(self._found.module)
+        instrumentor, self._instrumentor = self._instrumentor, None
+        if instrumentor is not None:
+            instrumentor.uninstrument()
+            unwrap_leftovers(instrumentor)
+
+    def _on_now(self) -> None:
+        instrumentor = self._found.load()()
+        conflict = get_dependency_conflicts(instrumentor.instrumentation_dependencies())
+        if conflict is None and not instrumentor.is_instrumented_by_opentelemetry:
+            instrumentor.instrument()
+        self._instrumentor = instrumentor
+
+    def _try_on_now(self) -> None:
+        try:
+            self._on_now()
+        except Exception as error:  # noqa: BLE001 - the boundary: somebody else's instrumentation, of a library that may not be there
+            _log.debug("instrumentation %s cannot be switched on: %r", self._found.name, error)
+
+
+_switched_on: Final[dict[str, _Switch]] = {}
+
+
+def instrument_all() -> None:
+    """Switch on those of INSTRUMENTATIONS that are installed and not on yet. Never raises."""
+    installed = {point.name for point in entry_points(group=_GROUP)}
+    for name in [name for name in INSTRUMENTATIONS if name in installed and name not in _switched_on]:
+        _switched_on[name] = _Switch(name)
+        _switched_on[name].on(quietly=True)
+
+
+def uninstrument_all() -> None:
+    """Switch off what `instrument_all` switched on."""
+    while _switched_on:
+        _switched_on.popitem()[1].off()

@@ -1,0 +1,99 @@
+"""Make text of others fit to be shown: printable in a terminal, a log or JSON, and without secrets. Pure.
+
+Agents, models and clients may send escape sequences that move the cursor, rename the window or reverse the order of letters: they are
+shown as \\x1b or \\u202e, never sent. `without_secrets` is for copies only (run.json, messages): what is left out
+leaves a mark, and two copies that differ in secrets alone are equal, so that a key may change between two starts of a run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+# --- printable -------------------------------------------------------------------------------------------------------
+
+_HIDDEN: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Beside those below a space, which JSON escapes itself."""
+
+
+def printable(text: str) -> str:
+    """`text` with \\x1b and the like in the place of characters that do not print; a line end is one of them."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same, and line ends stay; the lines after the first are indented, so that none of them looks like the beginning of something."""
+    return "\n    ".join(printable(line.expandtabs()) for line in text.rstrip("\n").split("\n"))
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """`value` as JSON that can be printed: the same document, with escapes where a character would not print."""
+    text = json.dumps(value, ensure_ascii=False, default=str, indent=indent)
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+# --- without secrets -------------------------------------------------------------------------------------------------
+
+LEFT_OUT: Final = "(secret-left-out)"
+_WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_SECRET_WORDS: Final = frozenset(
+    {"apikey", "password", "passwd", "passphrase", "secret", "secrets", "authorization", "credential", "credentials", "cookie"}
+)
+_SECRET_KEYS: Final = frozenset({"api", "access", "private", "secret", "auth", "account", "master", "signing", "encryption"})
+"""Before `key`."""
+_PLAIN_TOKENS: Final = frozenset({"pad", "eos", "bos", "unk", "stop", "mask", "sep", "cls", "special", "image", "start", "end", "per"})
+"""Before `token`: a tokenizer's."""
+_PLACES: Final = frozenset({"env", "file", "path", "name", "header", "env_var"})
+"""At the end of a name: it says where a secret is, and is none."""
+_SHAPES: Final = (
+    (re.compile(r"(?<=://)[^/\s@\"']+(?=@)"), LEFT_OUT),  # user:password@host
+    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {LEFT_OUT}"),
+    (re.compile(r"(?i)([?&](?:api[-_]?key|key|token|access[-_]?token|password|secret|sig|signature)=)[^&\s\"']+"), rf"\1{LEFT_OUT}"),
+    (re.compile(r"(?i)(--?[a-z-]*(?:api-key|token|password|secret)=)\S+"), rf"\1{LEFT_OUT}"),
+    (re.compile(r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{8,}"), LEFT_OUT),
+    (re.compile(r"\b(?:hf_|gh[oprsu]_|github_pat_|glpat-|xox[abeprs]-|nvapi-|gsk_|AKIA|AIza)[A-Za-z0-9_-]{12,}"), LEFT_OUT),
+)
+_FLAG: Final = re.compile(r"--?[A-Za-z][\w-]*$")
+
+
+def is_secret(name: str) -> bool:
+    """Whether what stands under this name (of an option, a header, a flag, a variable) is a secret."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    if not words or words[-1] in _PLACES:
+        return False
+    before = words[-2] if len(words) > 1 else ""
+    if words[-1] == "token":
+        return before not in _PLAIN_TOKENS
+    return not _SECRET_WORDS.isdisjoint(words) or (words[-1] == "key" and before in _SECRET_KEYS)
+
+
+def without_secrets(value: Any) -> Any:
+    """The same, as JSON has it, with LEFT_OUT in the place of every secret."""
+    if isinstance(value, Mapping):
+        given = cast("Mapping[Any, Any]", value)
+        return {name: LEFT_OUT if _hides(str(name), inner) else without_secrets(inner) for name, inner in given.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return _listed(cast("Sequence[Any]", value))
+    return _text(value) if isinstance(value, str) else value
+
+
+def _hides(name: str, value: object) -> bool:
+    return is_secret(name) and isinstance(value, str) and bool(value)
+
+
+def _listed(values: Sequence[Any]) -> list[Any]:
+    """A list, which may be a command's arguments: what follows `--api-key` is left out, too."""
+    kept: list[Any] = []
+    flag = ""
+    for value in values:
+        kept.append(LEFT_OUT if flag and _hides(flag, value) and not _FLAG.match(value) else without_secrets(value))
+        flag = value if isinstance(value, str) and _FLAG.match(value) else ""
+    return kept
+
+
+def _text(text: str) -> str:
+    for shape, instead in _SHAPES:
+        text = shape.sub(instead, text)
+    return text

@@ -1,0 +1,477 @@
+"""The hook in an agent's process: what `opentelemetry-instrument python agent.py` loads through our entry points.
+
+Where a distribution has configured the SDK, its provider gets our processor; where none is installed (this package does not
+need one) and OTEL_TRACES_EXPORTER asks for exporters, the SDK is configured from the same OTEL_* variables with its own
+configurator. The agent's main thread starts in the attempt's context. At the end of the process (return, exception, sys.exit,
+os._exit, SIGTERM) everything is sealed and flushed. No error of ours reaches the agent.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import contextlib
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, Literal, NoReturn
+
+from opentelemetry import baggage, propagate, trace
+from opentelemetry import context as otel_context
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context import Context
+from opentelemetry.instrumentation.propagators import ResponsePropagator, get_global_response_propagator, set_global_response_propagator
+from opentelemetry.instrumentation.propagators import default_setter as response_setter
+from opentelemetry.propagators.composite import CompositePropagator
+from opentelemetry.propagators.textmap import CarrierT, Getter, Setter, TextMapPropagator, default_getter, default_setter
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from agl_otel_hook import autoload, conventions, declared, forks
+from agl_otel_hook.context import AttemptContext, Key, carried_context, from_environment, key_of, with_ids
+from agl_otel_hook.export import ExportProcessor
+from agl_otel_hook.given import GivenKeys, KeyedExporter, headers_of_its_own
+from agl_otel_hook.guard import never_raises, note_failure, while_running
+from agl_otel_hook.ids import draw_from_system
+from agl_otel_hook.ledger import Ledger
+from agl_otel_hook.pressure import BackPressure
+from agl_otel_hook.processor import UNCOUNTED, AttemptProcessor, Shared, key_of_attributes, marker_of
+from agl_otel_hook.records import Records, find_root
+from agl_otel_hook.seal import Sealer
+
+FINISH_SECONDS: Final = 10.0
+"""The longest that sealing and flushing may delay the end of the process."""
+SETTLE_SECONDS: Final = 1.0
+"""How long spans that other threads end meanwhile are still sealed."""
+PAUSE_SECONDS: Final = (0.2, 5.0)
+"""Between two looks whether the process has ended by its SIGTERM: the first, and the longest; doubled each time."""
+MAX_ATTRIBUTES: Final = "4096"
+"""The SDK's 128 would drop the oldest attributes of a span, which are the ids, in long conversations."""
+_ATTRIBUTE_LIMIT: Final = "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"
+
+
+class Hook:
+    """Everything that the hook keeps; one for each process."""
+
+    def __init__(self, attempt: AttemptContext | None) -> None:
+        self.ledger = Ledger(own_records, on_unrecorded=self._announce)
+        self._attempt = attempt
+        self._providers: list[TracerProvider] = []
+        self._exports: list[ExportProcessor] = []
+        self._sealer: Sealer | None = None
+        self._previous_sigterm: Any = signal.SIG_DFL
+        self._ending: Literal["", "finishing", "finished"] = ""
+        """How far the end is that a SIGTERM has begun."""
+        self.stored_elsewhere: Callable[[ReadableSpan], bool] = lambda span: False
+        """Whether another exporter of this process brings a span to its stack (compat/tracer/process.py): ours may then drop it."""
+        self.given = GivenKeys(self.ledger) if attempt is None and not headers_of_its_own() else None
+        """Keys of attempts that are given to this process by request; None where it has what it needs."""
+        self.processor = AttemptProcessor(self.ledger, fallback=attempt.key if attempt else None, on_idle=self._idle)
+
+    def adopt(self, provider: TracerProvider) -> None:
+        """Have `provider` mark and count its spans; a second call with the same one does nothing."""
+        if self.has(provider):
+            return
+        self.configured(provider)
+        provider.add_span_processor(self.processor)  # last: a kill before it counts leaves a span in flight, and finish() relies on it
+        provider.add_span_processor(BackPressure(provider.force_flush))
+
+    def has(self, provider: object) -> bool:
+        """Whether it marks and counts the spans of `provider`."""
+        return any(known is provider for known in self._providers)
+
+    def configured(self, provider: TracerProvider) -> None:
+        """`provider` has our processor; seal through it."""
+        draw_from_system(provider)
+        self._providers.append(provider)
+        self._sealer = Sealer(
+            self.ledger, provider, lambda seconds: provider.force_flush(int(seconds * 1000)), repeats=self._attempt is None
+        )
+
+    @never_raises
+    def share(self, provider: object) -> None:
+        """Have `provider`, which the agent wanted to be the global one, export to the stack as well, by our exporters, and count its spans.
+
+        Its own exporters go on. A span that two of them send to the stack is read once.
+        """
+        if not isinstance(provider, TracerProvider) or self.has(provider) or not self._exports:
+            return
+        draw_from_system(provider)
+        self._providers.append(provider)
+        for export in self._exports:
+            provider.add_span_processor(Shared(export))
+        provider.add_span_processor(self.processor)
+
+    def configure_sdk(self) -> None:
+        """Configure the SDK from OTEL_* variables, as a distribution would, with exporters that lose nothing."""
+        if declared.named() and declared.set_up(int(MAX_ATTRIBUTES)):
+            self.adopt_declared()
+            return
+        from opentelemetry.instrumentation.version import __version__
+        from opentelemetry.sdk._configuration import _OTelSDKConfigurator  # pyright: ignore[reportPrivateUsage]  # what distributions subclass
+
+        os.environ.setdefault(_ATTRIBUTE_LIMIT, MAX_ATTRIBUTES)
+        with declared.left_out():
+            _OTelSDKConfigurator().configure(
+                auto_instrumentation_version=__version__,
+                export_span_processor=self._export_processor,
+                export_log_record_processor=self._log_processor,
+            )
+        provider = trace.get_tracer_provider()
+        assert isinstance(provider, TracerProvider), "the SDK's configurator sets the SDK's provider"
+        provider.add_span_processor(self.processor)
+        self.configured(provider)
+
+    def adopt_declared(self) -> None:
+        """Adopt the provider that OTEL_CONFIG_FILE has set up, which exports where the file says, and have it export to the stack, too."""
+        provider = trace.get_tracer_provider()
+        if not isinstance(provider, TracerProvider) or self.has(provider):
+            return
+        provider.sampler = ALWAYS_ON  # what is not sampled is neither exported nor counted
+        for exporter in declared.otlp_exporters("traces"):
+            provider.add_span_processor(self._export_processor(exporter))
+        provider.add_span_processor(self.processor)
+        declared.add_log_exporters(self._log_processor)
+        self.configured(provider)
+
+    def install_at_end(self) -> None:
+        """Finish at every end that a process can see coming, and start over in forked children."""
+        atexit.register(self.close)
+        forks.register(self._after_fork)
+        finish_at_exit(self.close)
+        os.execv, os.execve = self._ends_with(os.execv), self._ends_with(os.execve)  # what all of os.exec* call
+        previous = signal.getsignal(signal.SIGTERM)
+        if threading.current_thread() is threading.main_thread() and previous is not signal.SIG_IGN and previous is not None:
+            self._previous_sigterm = previous
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+            keep_sigterm_for_forked_children()
+
+    @never_raises
+    def finish(self) -> None:
+        """Seal and flush. A span that ends meanwhile arrives with a seal that counts it, or does not arrive and is not counted."""
+        if self._sealer is None:
+            return
+        started = time.monotonic()
+        while True:
+            while self.processor.ending() and time.monotonic() - started < SETTLE_SECONDS:
+                time.sleep(0.001)
+            if not self._sealer.seal_all(started + FINISH_SECONDS - time.monotonic()):
+                note_failure("the last flush", "not every span was exported")
+                return
+            settled = not self.processor.ending() and not self.ledger.unsealed()
+            if settled or time.monotonic() - started > SETTLE_SECONDS:
+                return
+
+    @never_raises
+    def close(self) -> None:
+        """Finish, and write down (or send, where there is no record) that this process ends: what is still open is abandoned.
+
+        One with open spans is sent in any case: there is no seal yet that counts what it has ended since.
+        """
+        self.finish()
+        self.ledger.close(self.processor.ending())
+        unproven = self.ledger.unproven()
+        if unproven and self._sealer is not None:
+            self._sealer.seal(unproven, timeout_seconds=FINISH_SECONDS, closing=True)
+
+    def _ends_with(self, execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        """A call that replaces this process by another, and returns where it cannot."""
+
+        @functools.wraps(execute)
+        def close_and_execute(*args: Any) -> NoReturn:
+            finish_aside(self.close)
+            try:
+                execute(*args)
+            finally:
+                self.ledger.reopen()
+
+        return close_and_execute
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        if self._ending == "finishing":  # the kernel sends one for each thread of a parent that was killed (die_with_parent)
+            return
+        if not self._ending:  # return at once: the interrupted code may hold any lock
+            self._ending = "finishing"
+
+            def end() -> None:
+                self.close()
+                self._ending, pause = "finished", PAUSE_SECONDS[0]
+                while self._ending == "finished":  # one that comes while the main thread is about to sleep does not wake it
+                    os.kill(os.getpid(), number)
+                    time.sleep(pause)
+                    pause = min(2 * pause, PAUSE_SECONDS[1])
+
+            _thread.start_new_thread(end, ())
+            return
+        self._ending = ""
+        signal.signal(number, self._previous_sigterm)
+        if callable(self._previous_sigterm):
+            self._previous_sigterm(number, frame)
+            if signal.getsignal(number) is self._previous_sigterm:
+                signal.signal(number, self._on_sigterm)
+        else:
+            os.kill(os.getpid(), number)
+
+    def _idle(self, key: Key) -> None:
+        if self._sealer is not None:
+            self._sealer.idle(key)
+
+    def _announce(self, key: Key) -> None:
+        if self._sealer is not None:
+            self._sealer.announce(key)
+
+    @never_raises
+    def _after_fork(self) -> None:
+        self._ending = ""
+        self.processor.after_fork()
+        if self._sealer is not None:
+            self._sealer.after_fork()
+
+    def _export_processor(self, span_exporter: SpanExporter, *_: object, **__: object) -> ExportProcessor:
+        counts, make = _is_otlp(span_exporter), type(span_exporter)
+        settings = {name: value for name, value in os.environ.items() if name.startswith("OTEL_EXPORTER_")}
+        given = self.given if counts else None
+
+        def key_of_span(span: ReadableSpan) -> str:
+            return given.of(key_of_attributes(span)) if given is not None else ""
+
+        def keyed(exporter: SpanExporter) -> SpanExporter:
+            return KeyedExporter(exporter, key_of_span) if given is not None else exporter
+
+        def rebuild() -> SpanExporter:
+            with _in_environment(settings):
+                return keyed(make())
+
+        export = ExportProcessor(
+            keyed(span_exporter),
+            rebuild=rebuild,
+            takes=lambda span: is_own(self.ledger, span),
+            on_dropped=self._dropped if counts else None,
+            apart=key_of_span if given is not None else None,
+        )
+        if counts:
+            self._exports.append(export)
+        return export
+
+    def _log_processor(self, exporter: Any, *_: object, **__: object) -> Any:
+        from agl_otel_hook.logs import AttemptLogs, Logs
+
+        given = self.given
+        return AttemptLogs(exporter, given) if given is not None and _is_otlp(exporter) else Logs(exporter)
+
+    def _dropped(self, spans: Sequence[ReadableSpan]) -> None:
+        count_dropped(self.ledger, [span for span in spans if not self.stored_elsewhere(span)])
+
+
+@while_running
+def finish_aside(close: Callable[[], None]) -> None:
+    """Call `close` in another thread, so that a lock that this one holds cannot keep the process from ending."""
+    done = _thread.allocate_lock()
+    done.acquire()
+
+    def run() -> None:
+        close()
+        done.release()
+
+    try:
+        _thread.start_new_thread(run, ())
+    except RuntimeError:
+        return  # the interpreter is ending: atexit has finished already
+    done.acquire(timeout=FINISH_SECONDS)
+
+
+def finish_at_exit(close: Callable[[], None]) -> None:
+    """Have `close` called before os._exit, with which multiprocessing's children and pre-forking servers end."""
+    exit_now = os._exit  # pyright: ignore[reportPrivateUsage]  # a public function of os, despite its name
+
+    def finish_and_exit(status: int) -> NoReturn:
+        finish_aside(close)
+        exit_now(status)
+
+    os._exit = finish_and_exit
+
+
+def _is_otlp(exporter: object) -> bool:
+    return "otlp" in type(exporter).__module__
+
+
+@contextlib.contextmanager
+def _in_environment(settings: Mapping[str, str]) -> Generator[None]:
+    """With what the agent has removed of these variables, or changed, for the block."""
+    now = {name: os.environ.get(name) for name, value in settings.items() if os.environ.get(name) != value}
+    os.environ.update({name: settings[name] for name in now})
+    try:
+        yield
+    finally:
+        for name, value in now.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def keep_sigterm_for_forked_children() -> None:
+    """Have a SIGTERM wait until fork has returned: Python forgets those that arrive while a child is being made.
+
+    What is registered with os.register_at_fork would be too early to handle it: others that are registered have not run yet, so a lock may
+    be one of the parent's, and what a handler raises there is lost.
+    """
+
+    def patiently(fork: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fork)
+        def wrapper(*args: Any) -> Any:
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            try:
+                return fork(*args)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+        return wrapper
+
+    os.fork, os.forkpty = patiently(os.fork), patiently(os.forkpty)
+
+
+def is_own(ledger: Ledger, span: ReadableSpan) -> bool:
+    """Whether the span began in this process, and not before the fork that made it."""
+    return not ledger.is_foreign(marker_of(span))
+
+
+def count_dropped(ledger: Ledger, spans: Sequence[ReadableSpan]) -> None:
+    """Tell the ledger about counted spans that were given up."""
+    for span in spans:
+        key, marker = key_of_attributes(span), marker_of(span)
+        if key is not None and marker is not None and span.name not in UNCOUNTED:
+            ledger.dropped(key, marker)
+
+
+class MarkedBaggage(TextMapPropagator):
+    """Adds this process's marker to the W3C baggage that goes out, so that who is called knows of this process before it dies.
+
+    It comes after other propagators: the header is written anew, with all that the context's baggage holds. Nothing is read here.
+    """
+
+    def __init__(self, ledger: Ledger, fallback: Key | None) -> None:
+        self._ledger = ledger
+        self._fallback = fallback
+        self._baggage = W3CBaggagePropagator()
+
+    def extract(self, carrier: CarrierT, context: Context | None = None, getter: Getter[CarrierT] = default_getter) -> Context:
+        """Leave the context as it is."""
+        return context if context is not None else otel_context.get_current()
+
+    def inject(self, carrier: CarrierT, context: Context | None = None, setter: Setter[CarrierT] = default_setter) -> None:
+        """Write the header, where this process works for an attempt."""
+        key = key_of(context, self._fallback)
+        count = self._ledger.count(key) if key is not None else None
+        if key is not None and count is not None:
+            marked = baggage.set_baggage(conventions.PROCESS, count.marker, with_ids(key, context))
+            self._baggage.inject(carrier, marked, setter)
+
+    @property
+    def fields(self) -> set[str]:
+        """The header that it writes."""
+        return self._baggage.fields
+
+
+class ProcessHeader(ResponsePropagator):
+    """Adds to an HTTP answer which process gave it and what it has counted: its runner, on another machine, knows of it by that."""
+
+    def __init__(self, ledger: Ledger, before: ResponsePropagator | None) -> None:
+        self._ledger = ledger
+        self._before = before
+
+    def inject(self, carrier: Any, context: Context | None = None, setter: Any = response_setter) -> None:
+        """Write the header, where the server's span belongs to an attempt."""
+        if self._before is not None:
+            self._before.inject(carrier, context, setter)
+        span = trace.get_current_span(context)
+        key = key_of_attributes(span) if isinstance(span, ReadableSpan) else None
+        count = self._ledger.count(key) if key is not None else None
+        if key is not None and count is not None:
+            setter.set(carrier, conventions.HEADER_PROCESS, f"{count.marker};{count.spans + count.open};{count.spans}")
+
+
+_known_root: str | Path | None = None
+"""Where this process, or one that it is a fork of, has found a place: it may have cleared its environment since then."""
+
+
+def own_records() -> Records | None:
+    """The record files of this process; None where there is no place for them."""
+    global _known_root
+    root: str | Path | None = os.environ.get(conventions.ENV_LEDGER)
+    if not root and (attempt := from_environment(os.environ)) is not None and attempt.attempt_id:
+        root = find_root(*attempt.key)
+    _known_root = root or _known_root
+    return Records(str(_known_root)) if _known_root else None
+
+
+_hook: Hook | None = None
+
+
+@never_raises
+def pre_instrument() -> None:
+    """Have instrumentations wait for their libraries, and install the hook, once."""
+    global _hook
+    autoload.begin()
+    if _hook is not None:
+        return
+    attempt = from_environment(os.environ)
+    _hook = Hook(attempt)
+    if attempt is not None:
+        _hook.ledger.loaded(attempt.key)
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, TracerProvider):
+        _hook.adopt_declared() if declared.named() else _hook.adopt(provider)
+    elif isinstance(provider, trace.ProxyTracerProvider) and os.environ.get("OTEL_TRACES_EXPORTER", "none").strip() not in ("", "none"):
+        _hook.configure_sdk()
+    _hook.install_at_end()
+    ensure_propagators()
+    ours: list[TextMapPropagator] = [MarkedBaggage(_hook.ledger, attempt.key if attempt else None)]
+    propagate.set_global_textmap(
+        CompositePropagator([propagate.get_global_textmap(), *ours, *([_hook.given] if _hook.given is not None else [])])
+    )
+    share_with_providers_of_the_agent(_hook)
+    set_global_response_propagator(ProcessHeader(_hook.ledger, get_global_response_propagator()))
+    if attempt is not None:
+        otel_context.attach(with_ids(attempt.key, carried_context(os.environ)))
+
+
+@never_raises
+def post_instrument() -> None:
+    """Every instrumentation is loaded, or waits. Adopt the provider of one that brought its own."""
+    autoload.end()
+    provider = trace.get_tracer_provider()
+    if _hook is not None and isinstance(provider, TracerProvider):
+        _hook.adopt(provider)
+
+
+def share_with_providers_of_the_agent(hook: Hook) -> None:
+    """Share with each provider that the agent sets as the global one: OpenTelemetry keeps ours, and the agent makes spans with its own."""
+    set_tracer_provider = trace.set_tracer_provider
+
+    @functools.wraps(set_tracer_provider)
+    def set_and_share(tracer_provider: trace.TracerProvider) -> None:
+        set_tracer_provider(tracer_provider)
+        hook.share(tracer_provider)
+
+    trace.set_tracer_provider = set_and_share
+
+
+def hook_of(provider: object) -> Hook | None:
+    """The hook that marks and counts the spans of `provider`; None where there is none."""
+    return _hook if _hook is not None and _hook.has(provider) else None
+
+
+def ensure_propagators() -> None:
+    """Make sure that trace context and baggage travel, whatever else OTEL_PROPAGATORS asks for."""
+    active = propagate.get_global_textmap()
+    missing = [p for p in (TraceContextTextMapPropagator(), W3CBaggagePropagator()) if not p.fields <= active.fields]
+    if missing:
+        propagate.set_global_textmap(CompositePropagator([active, *missing]))

@@ -1,0 +1,42 @@
+"""The last primary reward of each attempt, as this process emits it: what a runner tells who watches it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+
+from agl_otel_hook import conventions
+from agl_otel_hook.context import Key
+from agl_otel_hook.guard import never_raises
+from agl_otel_hook.processor import key_of_attributes
+
+MAX_ATTEMPTS: Final = 10_000  # of which nobody has asked yet
+_PRIMARY: Final = conventions.reward_value_key(0)
+
+
+class LastRewards(SpanProcessor):
+    """Keeps one number for each attempt until it is forgotten."""
+
+    def __init__(self) -> None:
+        self._rewards: dict[Key, float] = {}
+
+    @never_raises
+    def on_end(self, span: ReadableSpan) -> None:
+        """Look at an annotation (OpenTelemetry calls this)."""
+        if span.name != conventions.SPAN_ANNOTATION:
+            return
+        value, key = (span.attributes or {}).get(_PRIMARY), key_of_attributes(span)
+        if key is None or isinstance(value, bool) or not isinstance(value, (int, float)):
+            return
+        while len(self._rewards) >= MAX_ATTEMPTS:
+            self._rewards.pop(next(iter(self._rewards)))
+        self._rewards[key] = float(value)
+
+    def get(self, key: Key) -> float | None:
+        """The last reward; None where there was none."""
+        return self._rewards.get(key)
+
+    def forget(self, key: Key) -> None:
+        """Drop it."""
+        self._rewards.pop(key, None)

@@ -1,0 +1,109 @@
+"""Spans that are made whole, at their end: for a process of ours that makes very many of them (the proxy).
+
+OpenTelemetry's span takes its attributes one by one, checks and locks for each, and tells every processor; that costs more than the call
+that it records. Here a span begins as ids and a marker, counted in the ledger like any other, and everything else is known at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from agl_otel_hook import conventions, ids
+from agl_otel_hook.context import Key
+from agl_otel_hook.guard import never_raises
+from agl_otel_hook.ledger import Ledger
+from agl_otel_hook.wire import field_of, head_of, of_parts, span_bytes
+
+_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
+_UNSET: Final = Status(StatusCode.UNSET)
+
+
+class Begun(NamedTuple):
+    """A span that is under way."""
+
+    context: SpanContext
+    parent: SpanContext | None
+    key: Key | None
+    marker: str
+    """Empty for a span of no attempt."""
+
+
+class WholeSpan(ReadableSpan):
+    """An ended span of one of `WholeSpans`, which wire.py writes."""
+
+    place: Any = None
+    """Where its maker has written it down."""
+    _wire: bytes | None = None
+
+    def wire_bytes(self) -> bytes:
+        """As it goes into a request; written once."""
+        if self._wire is None:
+            self._wire = field_of(span_bytes(self))
+        return self._wire
+
+
+def request_of(spans: Sequence[WholeSpan]) -> bytes:
+    """Spans of one resource and scope, without events and links, as an ExportTraceServiceRequest."""
+    return of_parts(*head_of(spans[0]), b"".join([span.wire_bytes() for span in spans]))
+
+
+class WholeSpans:
+    """Begins and ends spans; may be called from any thread. `export` takes each; `on_idle` an attempt whose last open span has ended."""
+
+    def __init__(
+        self, scope: str, resource: Resource, ledger: Ledger, *, export: Callable[[ReadableSpan], None], on_idle: Callable[[Key], None]
+    ) -> None:
+        self._scope = InstrumentationScope(scope)
+        self._resource = resource
+        self._ledger = ledger
+        self._export = export
+        self._on_idle = on_idle
+
+    def begin(self, key: Key | None, parent: SpanContext | None) -> Begun:
+        """A span under `parent` (None: the first of a new trace), of an attempt where there is a key."""
+        trace_id = parent.trace_id if parent is not None else ids.trace_id()
+        context = SpanContext(trace_id, ids.span_id(), is_remote=False, trace_flags=_SAMPLED)
+        place = (trace_id, (parent or context).span_id)
+        marker = self._ledger.started(key, context.span_id, place).marker if key is not None else ""
+        return Begun(context, parent, key, marker)
+
+    def head(self) -> tuple[bytes, bytes]:
+        """What all of them have in common, as `wire.head_of` has it."""
+        context = SpanContext(1, 1, is_remote=False)
+        return head_of(WholeSpan("", context, None, self._resource, {}, instrumentation_scope=self._scope))
+
+    def made(
+        self, span: Begun, name: str, kind: SpanKind, attributes: dict[str, Any], start_time: int, end_time: int, error: str | None = None
+    ) -> WholeSpan:
+        """The ended span, for `end`. Times are Unix nanoseconds; attributes are taken as they are: no None, sequences of one type."""
+        if span.key is not None:
+            attributes[conventions.ROLLOUT_ID] = span.key[0]
+            if span.key[1]:
+                attributes[conventions.ATTEMPT_ID] = span.key[1]
+            attributes[conventions.PROCESS] = span.marker
+        return WholeSpan(
+            name,
+            span.context,
+            span.parent,
+            self._resource,
+            attributes,
+            kind=kind,
+            instrumentation_scope=self._scope,
+            status=Status(StatusCode.ERROR, error) if error is not None else _UNSET,
+            start_time=start_time,
+            end_time=end_time,
+        )
+
+    @never_raises
+    def end(self, span: Begun, ended: WholeSpan) -> None:
+        """Count and export it."""
+        idle = span.key is not None and self._ledger.ended(span.key, span.context.span_id, marker=span.marker)
+        self._export(ended)
+        if idle and span.key is not None:
+            self._on_idle(span.key)

@@ -1,0 +1,70 @@
+"""Ids of spans have nothing to do with `random`: an agent may seed it, and a fork may copy it."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import Span
+
+from agl_otel_hook.hook import Hook
+
+
+class OwnIds(RandomIdGenerator):
+    """A user's own."""
+
+
+def started(provider: TracerProvider) -> Span:
+    return provider.get_tracer("agent").start_span("work")
+
+
+@pytest.fixture
+def provider() -> TracerProvider:
+    provider = TracerProvider(shutdown_on_exit=False)
+    Hook(None).adopt(provider)
+    return provider
+
+
+def test_an_agent_that_seeds_random_gets_new_ids_and_draws_as_if_it_was_not_traced(provider: TracerProvider) -> None:
+    random.seed(1)
+    untraced = [random.random() for _ in range(3)]
+    ids: list[tuple[int, int]] = []
+    for _ in range(2):
+        random.seed(1)
+        drawn: list[float] = []
+        for _ in range(3):
+            context = started(provider).get_span_context()
+            ids.append((context.trace_id, context.span_id))
+            drawn.append(random.random())
+        assert drawn == untraced
+    assert len({trace for trace, _ in ids}) == len({span for _, span in ids}) == 6
+
+
+FORKED = """
+import ctypes, os
+from opentelemetry.sdk.trace import TracerProvider
+from agl_otel_hook.hook import Hook
+
+provider = TracerProvider(shutdown_on_exit=False)
+Hook(None).adopt(provider)
+child = ctypes.PyDLL(None).fork()
+os.write(1, b"%d\\n" % provider.get_tracer("agent").start_span("work").get_span_context().span_id)
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_fork_that_python_was_not_told_of_draws_other_ids() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, check=True, timeout=60)  # alone: its threads are none
+    assert len(set(ended.stdout.split())) == 2
+
+
+def test_a_way_of_drawing_that_the_user_chose_stays() -> None:
+    provider = TracerProvider(id_generator=OwnIds(), shutdown_on_exit=False)
+    Hook(None).adopt(provider)
+    assert type(provider.id_generator) is OwnIds

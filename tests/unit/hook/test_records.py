@@ -1,0 +1,456 @@
+"""What processes count in files, read as a runner reads it: after any end of them, and whatever an agent has put into the folder."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+
+from agl_otel_hook import records
+from agl_otel_hook.ledger import LOOKED_AT, Count, Ledger
+from agl_otel_hook.processor import AttemptProcessor
+from agl_otel_hook.records import ReadProcess, ReadSlot, Records, UnreadableError, folder_of, key_of, read
+
+KEY = ("ro-1", "at-1")
+OTHER = ("ro-2", "at-2")
+PLACE = (1, 2)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for key in (KEY, OTHER):
+        folder_of(tmp_path, *key).mkdir()
+    return tmp_path
+
+
+def slots(root: Path, key: tuple[str, str] = KEY, *, last: bool = False) -> list[ReadSlot]:
+    return [process.slot for process in processes(root, key, last=last) if process.slot is not None]
+
+
+def processes(root: Path, key: tuple[str, str] = KEY, *, last: bool = False) -> list[ReadProcess]:
+    return read(folder_of(root, *key), key_of(*key), last=last)
+
+
+def counts(slot: ReadSlot) -> tuple[int, int, int, int, bool]:
+    return slot.begun, slot.ended, slot.abandoned, slot.dropped, slot.closed
+
+
+def ledger(root: Path) -> Ledger:
+    return Ledger(lambda: Records(str(root)))
+
+
+def test_a_loaded_hook_is_known_before_its_first_span(root: Path) -> None:
+    counting = ledger(root)
+    counting.loaded(KEY)
+    (process,) = processes(root)
+    assert (process.pid, process.start_ticks, process.slot) == (os.getpid(), records.start_ticks(os.getpid()), None)
+    assert process.command == records.own_command()[: records.MAX_COMMAND_BYTES]
+    assert processes(root, OTHER) == []
+
+
+def test_counts_are_written_as_spans_begin_and_end(root: Path) -> None:
+    counting = ledger(root)
+    marker = counting.started(KEY, 1, PLACE).marker
+    (slot,) = slots(root)
+    assert (slot.marker, counts(slot)) == (marker, (1, 0, 0, 0, False))
+    for span in (2, 3):
+        counting.started(KEY, span, PLACE)
+    counting.ended(KEY, 1, marker=marker)
+    counting.ended(KEY, 2, marker=None)  # sampled out, or without its marker: never exported
+    counting.dropped(KEY, marker)
+    assert [counts(slot) for slot in slots(root)] == [(3, 1, 1, 1, False)]
+    counting.close()
+    assert [counts(slot) for slot in slots(root)] == [(3, 1, 2, 1, True)]
+
+
+def test_a_process_that_does_not_end_after_all_counts_on(root: Path) -> None:
+    counting = ledger(root)
+    marker = counting.started(KEY, 1, PLACE).marker
+    counting.close()
+    counting.reopen()
+    assert [counts(slot) for slot in slots(root)] == [(1, 0, 0, 0, False)]
+    counting.close()
+    counting.ended(KEY, 1, marker=marker)
+    assert [counts(slot) for slot in slots(root)] == [(1, 1, 0, 0, True)]
+    counting.started(KEY, 2, PLACE)
+    assert [counts(slot) for slot in slots(root)] == [(2, 1, 0, 0, False)]
+
+
+def test_a_span_that_an_exporter_is_taking_when_the_process_closes_is_not_abandoned(root: Path) -> None:
+    """It may be stored or lost: given up it would be lost without a trace."""
+    counting, entered, go = ledger(root), threading.Event(), threading.Event()
+
+    class Exports(SpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            entered.set()
+            go.wait()
+
+    ours, provider = AttemptProcessor(counting, fallback=KEY), TracerProvider(shutdown_on_exit=False)
+    for processor in (Exports(), ours):
+        provider.add_span_processor(processor)
+    left_open = provider.get_tracer("a").start_span("left open")
+    thread = threading.Thread(target=lambda: provider.get_tracer("a").start_span("work").end())
+    thread.start()
+    entered.wait()
+    counting.close(ours.ending())
+    assert [counts(slot) for slot in slots(root)] == [(2, 0, 1, 0, True)]
+    go.set()
+    thread.join()
+    assert [counts(slot) for slot in slots(root)] == [(2, 1, 1, 0, True)]
+    assert left_open.is_recording()
+
+
+def test_what_begins_after_the_last_reading_is_late_and_not_counted(root: Path) -> None:
+    counting = ledger(root)
+    marker = counting.started(KEY, 1, PLACE).marker
+    assert [counts(slot) for slot in slots(root, last=True)] == [(1, 0, 0, 0, False)]
+    assert counting.started(KEY, 2, PLACE) == (marker, True)
+    for span in (1, 2):
+        counting.ended(KEY, span, marker=marker)
+    assert [counts(slot) for slot in slots(root)] == [(1, 1, 0, 0, False)]
+    assert counting.started(OTHER, 3, PLACE).late is False
+
+
+def test_one_file_serves_all_attempts_of_a_process(root: Path) -> None:
+    counting = ledger(root)
+    keys = [(f"ro-many-{number}", "at-1") for number in range(150)]
+    for number, key in enumerate(keys):
+        folder_of(root, *key).mkdir()
+        counting.started(key, number, PLACE)
+    assert [len(slots(root, key)) for key in keys] == [1] * 150
+    assert len({path.stat().st_ino for path in root.glob(f"*/*{records.FILE_SUFFIX}")}) == 3  # 64 slots each
+    for key in keys[:100]:
+        counting.forget(key)
+        assert slots(root, key) == []
+
+
+def test_slots_that_were_read_are_used_again(root: Path) -> None:
+    counting = ledger(root)
+    for number in range(300):
+        key = (f"ro-many-{number}", "at-1")
+        folder_of(root, *key).mkdir()
+        counting.ended(key, number, marker=counting.started(key, number, PLACE).marker)
+        counting.sealed(key, Count(counting.marker, 1, 0))
+        assert [counts(slot) for slot in slots(root, key, last=True)] == [(1, 1, 0, 0, False)]
+    assert len({path.stat().st_ino for path in root.glob(f"*/*{records.FILE_SUFFIX}")}) == 1
+
+
+def test_an_attempt_without_a_folder_is_announced_instead(root: Path) -> None:
+    unrecorded: list[tuple[str, str]] = []
+    counting = Ledger(lambda: Records(str(root)), on_unrecorded=unrecorded.append)
+    elsewhere = ("ro-elsewhere", "at-1")
+    for span, key in enumerate((KEY, elsewhere, KEY, elsewhere)):
+        counting.started(key, span, PLACE)
+    assert unrecorded == [elsewhere]
+
+
+def test_attempts_of_several_runners_are_recorded_below_the_root_that_has_their_folder(
+    root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    own = tmp_path_factory.mktemp("own")
+    mine = ("ro-mine", "at-1")
+    folder_of(own, *mine).mkdir()
+    for counting in (ledger(root), Ledger()):
+        counting.keep(str(own))
+        counting.keep(str(root))
+        for span, key in enumerate((mine, KEY)):
+            counting.started(key, span, PLACE)
+        assert counting.unrecorded() == []
+        assert [
+            len(slots(place, key)) for place, key in ((own, mine), (root, KEY), (own, KEY), (root, mine)) if folder_of(place, *key).is_dir()
+        ] == [1, 1]
+        for key in (mine, KEY):
+            counting.forget(key)
+
+
+def test_a_runner_keeps_one_file_in_its_root_while_attempts_come_and_go(root: Path) -> None:
+    counting = Ledger()
+    counting.keep(str(root))
+    for number in range(130):
+        key = (f"ro-many-{number}", "at-1")
+        folder_of(root, *key).mkdir()
+        counting.ended(key, number, marker=counting.started(key, number, PLACE).marker)
+        assert [counts(slot) for slot in slots(root, key)] == [(1, 1, 0, 0, False)]
+        if number >= 65:  # all slots of a first file were taken
+            counting.forget((f"ro-many-{number - 65}", "at-1"))
+        if number >= 100:
+            shutil.rmtree(folder_of(root, f"ro-many-{number - 65}", "at-1"))
+    assert len([*root.glob(f"*{records.FILE_SUFFIX}")]) == 1
+    assert len({path.stat().st_ino for path in root.glob(f"*/*{records.FILE_SUFFIX}")}) == 3  # 64 slots each
+
+
+def test_what_is_open_when_an_attempt_is_over_is_abandoned_unless_it_ends_after_all(root: Path) -> None:
+    counting = ledger(root)
+    marker = counting.started(KEY, 1, PLACE).marker
+    counting.started(KEY, 2, PLACE)
+    counting.started(OTHER, 3, PLACE)
+    counting.over(KEY)
+    counting.over(("ro-unknown", "at-1"))
+    assert [counts(slot) for slot in (*slots(root), *slots(root, OTHER))] == [(2, 0, 2, 0, True), (1, 0, 0, 0, False)]
+    counting.ended(KEY, 1, marker=marker)
+    assert [counts(slot) for slot in slots(root)] == [(2, 1, 1, 0, True)]
+
+
+def test_a_folder_that_is_gone_costs_no_later_attempt_its_record(root: Path) -> None:
+    counting = ledger(root)
+    counting.started(KEY, 1, PLACE)
+    for path in folder_of(root, *KEY).iterdir():
+        path.unlink()
+    folder_of(root, *KEY).rmdir()
+    counting.started(OTHER, 2, PLACE)
+    assert [counts(slot) for slot in slots(root, OTHER)] == [(1, 0, 0, 0, False)]
+
+
+def test_counts_survive_a_kill_and_a_fork_counts_under_a_marker_of_its_own(root: Path) -> None:
+    code = f"""
+import os, signal
+from agl_otel_hook.ledger import Ledger
+from agl_otel_hook.records import Records
+ledger = Ledger(lambda: Records({str(root)!r}))
+marker = ledger.started({KEY!r}, 1, (1, 2)).marker
+ledger.started({KEY!r}, 2, (1, 2))
+if os.fork() == 0:
+    ledger.ended({KEY!r}, 1, marker=marker)  # the parent's: counts nothing here
+    ledger.started({KEY!r}, 3, (1, 2))
+    os.kill(os.getpid(), signal.SIGKILL)
+os.wait()
+ledger.ended({KEY!r}, 1, marker=marker)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    found = slots(root)
+    assert sorted(map(counts, found)) == [(1, 0, 0, 0, False), (2, 1, 0, 0, False)]
+    assert len({slot.marker for slot in found}) == 2
+
+
+NO_RECORD = {
+    "no descriptor": ("resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))", errno.EMFILE),
+    "no room": ("resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))", errno.EFBIG),
+}
+DROPS = "os.setgroups([]); os.setgid(65534); os.setuid(65534)"
+COUNTS = """
+import os, resource, signal
+from agl_otel_hook.ledger import Ledger
+from agl_otel_hook.records import Records
+ledger = Ledger(lambda: Records({root!r}))
+"""
+
+
+def in_a_process(root: Path, code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", COUNTS.format(root=str(root)) + code], check=False, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.parametrize("why", NO_RECORD)
+@pytest.mark.parametrize("fork", ["if os.fork() == 0:", "import ctypes\nif ctypes.PyDLL(None).fork() == 0:", "if True:"])
+def test_a_process_that_can_make_no_record_is_known_when_it_begins_a_span(root: Path, why: str, fork: str) -> None:
+    take, expected = NO_RECORD[why]
+    code = f"""
+if {fork != "if True:"}:
+    ledger.started({OTHER!r}, 1, (1, 2))
+{fork}
+    {take}
+    ledger.started({KEY!r}, 2, (1, 2))
+    print(ledger.count({KEY!r}).marker, os.getpid())
+    os.kill(os.getpid(), signal.SIGKILL)
+os.wait()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    in_a_process(root, code)
+    (process,) = processes(root)
+    assert (process.slot, process.no_record and process.no_record.errno) == (None, expected)
+    assert process.no_record is not None and len(process.no_record.marker) == 16
+    assert all(other.no_record is None and other.fork_errno == 0 for other in processes(root, OTHER))
+
+
+def test_a_process_that_can_make_no_record_and_begins_no_span_is_nothing_to_be_known(root: Path) -> None:
+    in_a_process(root, f"{NO_RECORD['no room'][0]}\ntry: ledger.loaded({KEY!r})\nfinally: os.kill(os.getpid(), signal.SIGKILL)\n")
+    assert processes(root) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize("known", ["ledger.started(KEY, 1, (1, 2))", "ledger.loaded(KEY)"])
+@pytest.mark.parametrize("between", ["", "if os.fork(): os.wait(); os._exit(0)"])
+def test_a_fork_that_may_not_enter_the_folder_is_known_from_its_parent(root: Path, known: str, between: str) -> None:
+    """Also where a fork lies between the two that has made no record yet."""
+    root.chmod(0o700)
+    code = f"""
+KEY = {KEY!r}
+{known}
+ledger.started({OTHER!r}, 1, (1, 2))
+if os.fork() == 0:
+    {between or "pass"}
+    {DROPS}
+    for span in (2, 3):
+        ledger.started(KEY, span, (1, 2))
+    os.kill(os.getpid(), signal.SIGKILL)
+os.wait()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    in_a_process(root, code)
+    (process,) = processes(root)
+    assert (process.fork_errno, process.no_record) == (errno.EACCES, None)
+    assert [counts(slot) for slot in slots(root)] == ([(1, 0, 0, 0, False)] if "started" in known else [])
+    (other,) = processes(root, OTHER)
+    assert other.fork_errno == (0 if "started" in known else errno.EACCES)  # without a slot it may have been any attempt of the file
+
+
+def test_a_slot_that_is_used_again_forgets_the_forks_of_its_last_attempt(root: Path) -> None:
+    counting = ledger(root)
+    counting.started(KEY, 1, PLACE)
+    (path,) = folder_of(root, *KEY).iterdir()
+    with path.open("r+b") as file:
+        file.seek(3136)
+        file.write(b"\x0d")
+    assert [process.fork_errno for process in processes(root)] == [errno.EACCES]
+    counting.forget(KEY)
+    counting.started(OTHER, 2, PLACE)
+    assert [process.fork_errno for process in processes(root, OTHER)] == [0]
+
+
+def test_a_worker_that_goes_on_while_it_is_read_keeps_what_it_counted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = ledger(root)
+    counting.ended(KEY, 1, marker=counting.started(KEY, 1, PLACE).marker)
+    mark = records._mark_read  # pyright: ignore[reportPrivateUsage]  # the moment that counts
+
+    def goes_on(*arguments: Any) -> None:
+        mark(*arguments)
+        counting.started(OTHER, 2, PLACE)
+
+    monkeypatch.setattr(records, "_mark_read", goes_on)
+    assert [counts(slot) for slot in slots(root, last=True)] == [(1, 1, 0, 0, False)]
+
+
+@pytest.mark.parametrize("leaked", [0, 1, 10])
+def test_a_worker_frees_what_was_read_also_beside_leaks(root: Path, leaked: int) -> None:
+    counting = ledger(root)
+    for number in range(1000):
+        key = (f"ro-a{number}", "at")
+        folder_of(root, *key).mkdir()
+        marker = counting.started(key, number, PLACE).marker
+        if number >= leaked:
+            counting.ended(key, number, marker=marker)
+        processes(root, key, last=True)
+    assert len(counting.unsealed()) <= leaked + LOOKED_AT
+    assert len({path.stat().st_ino for path in root.glob("*/*.ledger")}) == 1
+
+
+@pytest.mark.parametrize(
+    ("child", "of_child"),
+    [
+        ("ledger.started(KEY, 2, (1, 2))", [(1, 0, 0, 0, False)]),
+        ("ledger.ended(KEY, 1, marker=marker)", []),
+        ("ledger.dropped(KEY, marker)", []),
+        ("ledger.forget(KEY)", []),
+        ("ledger.close(); ledger.reopen()", []),
+        ("ledger.close()", []),
+    ],
+)
+def test_a_fork_that_python_was_not_told_of_counts_for_itself(
+    root: Path, child: str, of_child: list[tuple[int, int, int, int, bool]]
+) -> None:
+    code = f"""
+import ctypes, os
+from agl_otel_hook.ledger import Ledger
+from agl_otel_hook.records import Records
+KEY = {KEY!r}
+ledger = Ledger(lambda: Records({str(root)!r}))
+marker = ledger.started(KEY, 1, (1, 2)).marker
+if ctypes.PyDLL(None).fork() == 0:
+    {child}
+    assert ledger.is_foreign(marker)
+    os._exit(0)
+_, status = os.wait()
+raise SystemExit(status)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert sorted(counts(slot) for slot in slots(root)) == [(1, 0, 0, 0, False), *of_child]
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _link(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _short(path: Path) -> None:
+    path.write_bytes(b"AGLLDGR1")
+
+
+def _no_failure(path: Path) -> None:
+    path.with_name(path.name + ".failed").mkdir()
+
+
+def _foreign(path: Path) -> None:
+    path.write_bytes(bytes(records.FILE_BYTES))
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _two_counts(path: Path) -> None:
+    """As `path`, what a process counted, with its first slot twice."""
+    counting = ledger(path.parents[1])
+    counting.started(KEY, 1, PLACE)
+    (written,) = path.parent.glob(f"*{records.FILE_SUFFIX}")
+    written.rename(path)
+    with path.open("r+b") as file:
+        file.seek(4096)
+        slot = file.read(64)
+        file.write(slot)
+
+
+def _long_command(path: Path) -> None:
+    path.write_bytes((b"AGLLDGR1" + b"\xff" * 24).ljust(records.FILE_BYTES, b"\0"))
+
+
+@pytest.mark.parametrize("make", [_no_failure, _fifo, _link, _short, _foreign, _folder, _long_command, _two_counts])
+def test_what_no_hook_writes_makes_a_ledger_unreadable(root: Path, make: Callable[[Path], None]) -> None:
+    name = f"x\n{records.FILE_SUFFIX}"
+    make(folder_of(root, *KEY) / name)
+    with pytest.raises(UnreadableError, match=r"'x\\n\.ledger(\.failed)?'"):
+        processes(root)
+
+
+def test_more_files_than_any_attempt_has_are_not_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "MAX_FILES", 3)
+    for number in range(4):
+        (folder_of(root, *KEY) / f"{number}{records.FILE_SUFFIX}").touch()
+    with pytest.raises(UnreadableError, match="more than 3 files"):
+        processes(root)
+
+
+def test_a_folder_that_is_gone_is_unreadable(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableError, match="is gone"):
+        processes(tmp_path)
+
+
+def test_a_full_disk_costs_the_record_and_not_the_process(tmp_path: Path) -> None:
+    """A file that cannot be allocated in full is not mapped: a hole in it would be a SIGBUS."""
+    code = f"""
+import resource
+from agl_otel_hook.records import Records
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+try:
+    Records({str(tmp_path)!r}).loaded(*{KEY!r})
+except OSError as error:
+    print(type(error).__name__)
+"""
+    folder_of(tmp_path, *KEY).mkdir()
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "OSError"
+    assert list(folder_of(tmp_path, *KEY).iterdir()) == []

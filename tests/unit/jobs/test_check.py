@@ -1,0 +1,163 @@
+"""`agl-otel train JOB.toml --check` says all that is wrong with a job at once, and starts nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the [train] extra")
+
+from agl_otel.cli import main
+from agl_otel.jobs.check import Checked, check_job
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+AGENT = '[agent]\nfunction = "mine.py:agent"\n[data]\ntrain = "mine.py:tasks"\nval = "mine.py:tasks"\n'
+MINE = """
+import agl_otel as agl
+def agent(task): return 1.0
+def tasks(wrong=False): return [{"question": "?"}] if not wrong else nobody
+@agl.algo
+def own(train_dataset): pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def modules() -> Iterator[None]:
+    """Jobs load modules of the same names from their folders: none is left for the next."""
+    before, path = dict(sys.modules), list(sys.path)
+    yield
+    for name in set(sys.modules) - set(before):
+        if name.startswith("agl_user_") or not (getattr(sys.modules[name], "__file__", "") or "").startswith(sys.prefix):
+            del sys.modules[name]
+    sys.path[:] = path
+
+
+async def checked(folder: Path, job: str, store: str = "") -> Checked:
+    (folder / "mine.py").write_text(MINE)
+    (folder / "job.toml").write_text(job)
+    return await check_job(folder / "job.toml", store=store)
+
+
+async def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    job = """
+[agent]
+function = "gone.py:agent"
+grader = "mine.py:grade"
+command = ["python", "away.py", "{answer}"]
+runers = 2
+[data]
+train = "tasks.jsonl"
+val = "mine.py:tasks"
+options = { wrong = true }
+[policy]
+model = "nowhere"
+server = "vllm"
+vllm = "/no/such/vllm"
+[algorithm]
+name = "grpo"
+group_size = 1
+learing_rate = 1.0
+max_steps = "many"
+agent_match = "("
+metrics = ["paper"]
+"""
+    found = await checked(tmp_path, job, store="127.0.0.1:1")
+    wanted = [
+        r"unknown key 'agent\.runers'",
+        r"unknown key 'algorithm\.learing_rate'",
+        r"algorithm\.max_steps: .*integer",
+        r"metrics has 'paper'",
+        r"group_size is 1",
+        r"\[policy\] model = 'nowhere': .*config\.json",
+        r"there is no program '/no/such/vllm'",
+        r"\[data\] train = 'tasks\.jsonl' cannot be read",
+        r"\[data\] val = 'mine\.py:tasks' gives no tasks: NameError: name 'nobody'",
+        r"\[agent\] there is no file .*gone\.py",
+        r"\[agent\] mine\.py has no 'grade'; its functions are: agent",
+        r"\[agent\] command: there is no file .*away\.py",
+        r"\[algorithm\] agent_match = '\(' is no regular expression",
+        r"the store 127\.0\.0\.1:1: ",
+    ]
+    for words in wanted:
+        assert any(re.search(words, problem) for problem in found.problems), (words, found.problems)
+    assert len(found.problems) == len(wanted), found.problems
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        ('name = "apo"', [r"\[resources\] has no prompt for apo", "OPENAI_API_KEY is not set"]),
+        (
+            'name = "gepa"\nreflect_prompt = "r.poml"',
+            [r"has no prompt for gepa", r"reflect_prompt: there is no file .*r\.poml", "OPENAI_API"],
+        ),
+        ('name = "sft"\ntop_fraction = 2.0', ["top_fraction is 2.0"]),
+        ('name = "verl"\nconfig = { "data.train_files" = "x" }', ["data.train_files has no place here"]),
+        ('name = "verl"\nconfig = {}', [r"rollout\.n is 1"]),
+        ('name = "mine.py:own"\nsteps = 3', ["steps: mine.py:own is made already and takes no options"]),
+        ('name = "mine.py:own"', [r"\[data\] val: algorithm mine\.py:own takes no val_dataset"]),
+        ('name = "mine.py:nothing"', ["has no 'nothing'"]),
+        ('name = "ppo"', [r"algorithm\.name: .*'grpo'"]),
+    ],
+)
+async def test_each_algorithm_looks_at_what_it_needs(
+    tmp_path: Path, algorithm: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    found = await checked(tmp_path, f"{AGENT}[algorithm]\n{algorithm}\n")
+    rest = [problem for problem in found.problems if "[verl] extra" not in problem]
+    assert len(rest) == len(words) and all(re.search(word, problem) for word, problem in zip(words, rest, strict=True)), rest
+
+
+async def test_a_missing_extra_is_one_of_the_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    found = await checked(tmp_path, AGENT + '[algorithm]\nlora_rank = 4\nmetrics = ["wandb"]\n')
+    assert [re.findall(r"\[\w+\] extra", problem) for problem in found.problems] == [["[wandb] extra"], ["[lora] extra"]]
+
+
+async def test_a_command_that_asks_for_what_tasks_do_not_have_is_named(tmp_path: Path) -> None:
+    command = AGENT.replace('function = "mine.py:agent"', 'command = ["python", "mine.py", "{answer}"]')
+    (problem,) = (await checked(tmp_path, command + '[algorithm]\nname = "baseline"\n')).problems
+    assert problem.startswith("[agent] command: the command asks for {answer}, which the task does not have")
+
+
+def test_the_command_says_it_and_its_exit_code_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+
+    def run(algorithm: str) -> tuple[object, str, dict[str, object]]:
+        (tmp_path / "job.toml").write_text(f"{AGENT}[algorithm]\n{algorithm}\n")
+        with pytest.raises(SystemExit) as ended:
+            main(["train", str(tmp_path / "job.toml"), "--data-dir", str(tmp_path / "data"), "--check", "--json"])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.err, json.loads(captured.out)
+
+    code, said, told = run("")
+    assert (code, told["ok"], told["problems"], told["train"]) == (0, True, [], 1) and "nothing is wrong. grpo, 1 tasks" in said
+    code, said, told = run("group_size = 1\nlearing_rate = 1.0")
+    assert (code, told["ok"]) == (2, False) and "wrong: group_size is 1" in said and "wrong: unknown key 'algorithm.learing_rate'" in said
+    assert not (tmp_path / "data").exists()
+
+
+HAS_NO_MODEL = r"\[policy\] model = 'model': .* holds no config\.json"
+LACKING = {
+    "apo": ["OPENAI_API_KEY is not set"],
+    "verl": [r"needs the \[verl\] extra"],
+    **{name: [HAS_NO_MODEL] for name in ("calc_x", "rag", "search_r1", "spider")},
+}
+"""What a user has to give, or to install."""
+
+
+@pytest.mark.parametrize("example", sorted(path.parent.name for path in EXAMPLES.glob("*/job.toml")))
+async def test_the_examples_lack_nothing_but_what_a_user_brings(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    found = await check_job(EXAMPLES / example / "job.toml")
+    wanted = LACKING.get(example, [])
+    assert len(found.problems) == len(wanted), found.problems
+    assert all(re.search(words, problem) for words, problem in zip(wanted, found.problems, strict=True)), found.problems
+    assert found.train > 0

@@ -1,0 +1,48 @@
+"""A job whose extra is not installed says which to install, before anything is started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+WITHOUT = """
+import sys
+for name in sys.argv[1].split(","):
+    sys.modules[name] = None
+from agl_otel.cli import main
+main(sys.argv[2:])
+"""
+GRPO = (EXAMPLES / "first_light" / "job.toml").read_text()
+CASES = {
+    "grpo": ("torch,transformers", GRPO, "training needs the [train] extra (torch is missing): pip install 'agl-otel[train]'"),
+    "sft": (
+        "torch,transformers",
+        GRPO.split("[algorithm]")[0] + '[algorithm]\nname = "sft"\n',
+        "training needs the [train] extra (torch is missing): pip install 'agl-otel[train]'",
+    ),
+    "lora": ("peft", GRPO + "lora_rank = 4\n", "lora_rank needs the [lora] extra (peft is missing): pip install 'agl-otel[lora]'"),
+    "wandb": (
+        "wandb",
+        GRPO + 'metrics = ["wandb"]\n',
+        "metrics = 'wandb' needs the [wandb] extra (wandb is missing): pip install 'agl-otel[wandb]'",
+    ),
+    "apo": (
+        "openai",
+        (EXAMPLES / "apo" / "job.toml").read_text(),
+        "the editor needs the [apo] extra (openai is missing): pip install 'agl-otel[apo]'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_job_for_a_missing_extra_says_what_to_install(name: str, tmp_path: Path) -> None:
+    missing, job, words = CASES[name]
+    (tmp_path / "job.toml").write_text(job)
+    command = [sys.executable, "-c", WITHOUT, missing, "train", "job.toml", "--data-dir", "data"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, words in " ".join(done.stderr.split())) == (2, True), done.stderr
+    assert not (tmp_path / "data").exists()

@@ -1,0 +1,217 @@
+"""Who holds an HTTP connection without getting on with a request loses it; who waits for an answer does not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from pydantic import SecretStr
+
+import agl_otel
+from agl_otel.net.http_server import LOOK_SECONDS, body_in_time, is_loopback, listen, make_runner, own_names, readable, while_connected
+from agl_otel.settings import Settings
+
+SHORT_SECONDS = 0.2
+PATIENCE_SECONDS = 60.0
+HEAD = b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def serving(handler: object) -> AsyncGenerator[int]:
+    """The port of a server with one handler, where a connection may rest for SHORT_SECONDS."""
+    app = web.Application()
+    app.router.add_post("/", handler)  # pyright: ignore[reportArgumentType] a handler
+    runner = make_runner(app, idle_seconds=SHORT_SECONDS, lingering_time=SHORT_SECONDS)
+    await runner.setup()
+    try:
+        yield await listen(runner, "127.0.0.1", 0, None)
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def connection(port: int) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def until_closed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, drip: bytes = b"") -> bytes:
+    """Send `drip` again and again until the server closes; what it said."""
+
+    async def drips() -> None:
+        with contextlib.suppress(OSError):
+            while drip:
+                writer.write(drip)
+                await writer.drain()
+                await asyncio.sleep(SHORT_SECONDS / 10)
+
+    dripping = asyncio.create_task(drips())
+    try:
+        said: list[bytes] = []
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            with contextlib.suppress(ConnectionError):  # so it ends for who still sends
+                while part := await reader.read(1 << 16):
+                    said.append(part)
+        return b"".join(said)
+    finally:
+        dripping.cancel()
+        await asyncio.gather(dripping, return_exceptions=True)
+
+
+async def echo(request: web.Request) -> web.Response:
+    return web.Response(body=await request.read())
+
+
+@pytest.mark.parametrize(
+    ("first", "drip"),
+    [(b"", b""), (b"POST / HT", b""), (b"POST / HTTP/1.1\r\nX-Slow: ", b"a")],
+    ids=["nothing", "half a line", "a byte now and then"],
+)
+async def test_a_head_that_does_not_come_ends_the_connection(first: bytes, drip: bytes) -> None:
+    async with serving(echo) as port, connection(port) as (reader, writer):
+        writer.write(first)
+        assert await until_closed(reader, writer, drip) == b""
+
+
+async def test_a_connection_that_rests_after_an_answer_ends() -> None:
+    async with serving(echo) as port, connection(port) as (reader, writer):
+        writer.write(HEAD % 2 + b"hi")
+        answer = await until_closed(reader, writer)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.endswith(b"hi")
+
+
+async def test_who_waits_for_an_answer_may_wait_longer() -> None:
+    others_went = asyncio.Event()
+
+    async def slow(request: web.Request) -> web.Response:
+        await others_went.wait()
+        return await echo(request)
+
+    async with serving(slow) as port, connection(port) as (reader, writer):
+        writer.write(HEAD % 2 + b"hi")
+        async with connection(port) as (idle, idle_writer):
+            await until_closed(idle, idle_writer)
+        others_went.set()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("drip", [b"", b"x"], ids=["stalled", "a byte now and then"])
+async def test_a_body_that_does_not_come_is_given_up_with_408(drip: bytes) -> None:
+    async def bounded(request: web.Request) -> web.Response:
+        with body_in_time(request, SHORT_SECONDS):
+            return await echo(request)
+
+    async with serving(bounded) as port, connection(port) as (reader, writer):
+        writer.write(HEAD % 1_000_000 + b"begin")
+        answer = await until_closed(reader, writer, drip)
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"did not come within" in answer
+
+
+async def test_a_body_that_is_there_may_be_worked_on_for_long() -> None:
+    gone = asyncio.Event()
+
+    async def bounded(request: web.Request) -> web.Response:
+        with body_in_time(request, SHORT_SECONDS):
+            body = await request.read()
+            await gone.wait()
+            return web.Response(body=body)
+
+    async with serving(bounded) as port, connection(port) as (reader, writer):
+        writer.write(HEAD % 2)
+        await writer.drain()
+        writer.write(b"hi")
+        async with connection(port) as (idle, idle_writer):
+            await until_closed(idle, idle_writer)
+        gone.set()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("encoding", [b"zstd", b"gzip", b"deflate"])
+async def test_a_body_that_is_not_what_its_encoding_says_is_a_400_without_a_traceback(
+    encoding: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def forgiving(request: web.Request) -> web.StreamResponse:
+        return await readable(request, echo)
+
+    async with serving(forgiving) as port, connection(port) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nHost: here\r\nContent-Encoding: %s\r\nContent-Length: 5\r\n\r\nhello" % encoding)
+        answer = await until_closed(reader, writer)
+    assert answer.startswith(b"HTTP/1.1 400") and b"cannot be read" in answer
+    assert not caplog.records
+
+
+async def test_a_request_without_a_target_is_answered() -> None:
+    async with serving(echo) as port, connection(port) as (reader, writer):
+        writer.write(b"CONNECT \r\n\r\n")
+        assert b" 404 " in await until_closed(reader, writer)
+
+
+@pytest.mark.parametrize("room", ["collector", "proxy", "web"])
+def test_every_http_service_has_these_limits(room: str) -> None:
+    files = list((Path(agl_otel.__file__).parent / room).resolve().rglob("*.py"))
+    assert any("make_runner(" in path.read_text() for path in files)
+    assert not [path.name for path in files if re.search(r"web\.(AppRunner|run_app)\(", path.read_text())]
+
+
+def test_names_are_asked_for_where_this_machine_alone_reaches_a_port() -> None:
+    for host in ("127.0.0.1", "127.0.1.1", "::1", "localhost"):
+        assert is_loopback(host) and own_names(Settings(host=host, allowed_hosts="a, B")) == {host, "a", "b"}
+    for host in ("0.0.0.0", "::", "192.0.2.7", "no-such-host.invalid", ""):
+        assert not is_loopback(host) and own_names(Settings(host=host)) is None
+    assert own_names(Settings(allowed_hosts="*")) is None and own_names(Settings(token=SecretStr("t"))) is None
+
+
+def test_a_name_of_this_machine_that_leads_to_loopback_is_no_other_machines() -> None:
+    name = socket.gethostname()
+    try:
+        found = {each[4][0] for each in socket.getaddrinfo(name, None)}
+    except OSError as error:
+        pytest.skip(f"this machine's name leads nowhere: {error}")
+    if not all(str(address).startswith(("127.", "::1")) for address in found):
+        pytest.skip(f"this machine's name leads to {found}, not to its loopback")
+    assert own_names(Settings(host=name.upper())) == {name.lower()}
+
+
+async def test_work_is_cancelled_when_its_client_goes() -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless() -> web.Response:
+        began.set()
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            ended.set()
+
+    async def handler(request: web.Request) -> web.Response:
+        return await while_connected(request, endless())
+
+    async with serving(handler) as port, asyncio.timeout(PATIENCE_SECONDS):
+        async with connection(port) as (_, writer):
+            writer.write(HEAD % 0)
+            await began.wait()
+            assert not ended.is_set()
+        await ended.wait()
+
+
+async def test_work_of_a_client_that_stays_is_answered() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return await while_connected(request, asyncio.sleep(2 * LOOK_SECONDS, web.Response(text="done")))
+
+    async with serving(handler) as port, connection(port) as (reader, writer), asyncio.timeout(PATIENCE_SECONDS):
+        writer.write(HEAD % 0)
+        assert b"200 OK" in await reader.readline()

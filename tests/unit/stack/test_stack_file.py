@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from agl_otel.stack.supervisor import STACK_FILE, read_stack_file
+
+
+def test_the_file_of_a_stack_that_was_killed_is_no_running_stack(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    told = {"queue": {"pid": os.getpid(), "address": "127.0.0.1:1"}, "proxy": {"pid": gone.pid, "address": ""}}
+    (tmp_path / STACK_FILE).write_text(json.dumps(told))
+    assert read_stack_file(tmp_path) == told
+    (tmp_path / STACK_FILE).write_text(json.dumps({"queue": {"pid": gone.pid, "address": "127.0.0.1:1"}}))
+    assert read_stack_file(tmp_path) == {}
+    assert read_stack_file(tmp_path / "nowhere") == {}
