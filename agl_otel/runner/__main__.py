@@ -16,6 +16,7 @@ from typing import Any, Final
 import click
 
 from agl_otel.errors import AglError, UsageError
+from agl_otel.runner import forks_without_grpc  # noqa: F401  # pyright: ignore[reportUnusedImport]  # first: loads gRPC
 from agl_otel.runner.agents import CommandAgent, ContainerAgent, FunctionAgent, HttpAgent, KubernetesAgent, Limits, load_function
 from agl_otel.runner.agents.kubernetes import check_pod
 from agl_otel.runner.agents.kubernetes_api import Cluster

@@ -28,8 +28,9 @@ from tests.model_server import ModelServer
 pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
 
 AGENTS = '''
-import os, sys, time
+import multiprocessing, os, sys, time
 from openai import AsyncOpenAI, OpenAI
+from opentelemetry import trace
 
 async def ask(question, llm):
     client = AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key, max_retries=0)
@@ -42,6 +43,24 @@ def ask_by_environment(question):
     """Knows nothing of attempts: the client's address is the proxy's, and baggage says whose call it is."""
     answer = client.chat.completions.create(model="m", messages=[{"role": "user", "content": question}])
     return answer.choices[0].message.content
+
+def work():
+    trace.get_tracer("agent").start_span("in a fork").end()
+
+def forks(question):
+    work()
+    if question == "os.fork":
+        child = os.fork()
+        if child == 0:
+            work()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0 and "GRPC_ENABLE_FORK_SUPPORT" not in os.environ
+    else:
+        child = multiprocessing.get_context("fork").Process(target=work)
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+    return 1.0
 
 if __name__ == "__main__":
     print(ask_by_environment(sys.argv[1]))
@@ -153,6 +172,17 @@ async def test_function_agents_make_complete_traces_with_calls_tokens_and_reward
     assert rewards(traces) == [1.0] * 12
     assert sorted(traces.calls.rollout_id) == sorted(rollout.rollout_id for rollout in rollouts)
     assert all(len(traces.calls.response[row]) > 0 for row in range(12))
+    assert await process.wait() == 0
+
+
+async def test_what_a_function_agent_forks_is_stored_and_counted(world: World) -> None:
+    rollouts = await world.enqueue(*(3 * ["os.fork", "multiprocessing"]))
+    process = await world.runner("--function", f"{world.agents}:forks", "--max-rollouts", "6", "--concurrency", "2")
+    traces = await world.finished(rollouts)
+    assert verdicts(traces) == {("complete", ())}
+    for rollout in rollouts:
+        spans = [span for span in await world.store.query_spans(rollout.rollout_id) if span.name == "in a fork"]
+        assert len(spans) == len({span.attributes[conventions.PROCESS] for span in spans}) == 2
     assert await process.wait() == 0
 
 
