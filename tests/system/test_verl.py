@@ -16,6 +16,7 @@ import pytest
 
 from agl_otel.algorithms.verl.algorithm import scores
 from agl_otel.algorithms.verl.defaults import COMMON, CPU, GPU
+from agl_otel.algorithms.verl.defaults import environment as usual_environment
 from agl_otel.algorithms.verl.keys import MOVED, put
 from agl_otel.algorithms.verl.lone import OF_GROUPS, WITHOUT_GROUPS
 from tests.environments import AbsentError, over_ours
@@ -128,8 +129,9 @@ print("FOUND", json.dumps(found))
 """
 
 
-def test_a_model_server_on_a_cluster_answers_only_who_shows_its_key(python: Path, tiny_policy: Path) -> None:
-    env = {**environment(python), "PYTHONPATH": f"{ROOT}:{ROOT / 'hook'}", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+def test_a_model_server_on_a_cluster_answers_only_who_shows_its_key(python: Path, tiny_policy: Path, tmp_path: Path) -> None:
+    ours = usual_environment({"trainer.device": "cpu"}, tmp_path / "metrics.jsonl")  # not least: a cluster that leaves `uv run` alone
+    env = {**environment(python), **ours, "PYTHONPATH": f"{ROOT}:{ROOT / 'hook'}", "RAY_AUTH_MODE": "disabled"}
     command = [python, "-c", ON_A_CLUSTER, str(tiny_policy)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=600)
     lines = [line.removeprefix("FOUND ") for line in done.stdout.splitlines() if line.startswith("FOUND ")]
