@@ -21,7 +21,6 @@ import shutil
 import uuid
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
@@ -174,14 +173,14 @@ def kept(
         yield run
 
 
-def course_of(algorithm: Any, tasks: Sequence[Any], *, without: Collection[str]) -> dict[str, Any]:
-    """What decides the course of a run of `algorithm` (a dataclass with a `model_dir` and a `rollout_config`) beside its seed, as JSON.
+def course_of(options: Mapping[str, Any], tasks: Sequence[Any], *, model_dir: str | Path, without: Collection[str]) -> dict[str, Any]:
+    """What decides the course of a run beside its seed, as JSON: its options, tasks and model.
 
-    `without` names the fields that may be others when the run is gone on with. Raises UsageError where `model_dir` holds no model.
+    `without` names the options that may be others when the run is resumed. Raises UsageError where `model_dir` holds no model.
     """
-    given = {each.name: getattr(algorithm, each.name) for each in fields(algorithm) if each.name not in without}
-    config = algorithm.rollout_config.model_dump() if algorithm.rollout_config is not None else None
-    return {**given, "rollout_config": config, "tasks": digest_of(list(tasks)), "model": fingerprint(algorithm.model_dir)}
+    compared = {name: value for name, value in options.items() if name not in without}
+    config = options["rollout_config"].model_dump() if options["rollout_config"] is not None else None
+    return {**compared, "rollout_config": config, "tasks": digest_of(list(tasks)), "model": fingerprint(model_dir)}
 
 
 def fingerprint(folder: str | Path) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
-from agl_otel.algorithms.grpo.algorithm import GRPO
+from agl_otel.algorithms.grpo.algorithm import GRPO, OPTION_GROUPS
 from agl_otel.algorithms.grpo.lora import require_lora
 from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.metric_sinks import check_metrics
@@ -18,18 +18,18 @@ from agl_otel.jobs.options import Need, without
 from agl_otel.jobs.run import unless
 from agl_otel.jobs.served import ServedRun, needs_of_policy
 
-_SET_BY_TRAINING: Final = frozenset({"model_dir", "model_server_url", "on_step", "reports", "weights_dir", "rollout_config", "run_dir"})
-
 
 def options_model(name: str) -> type[BaseModel]:
-    """[algorithm] of a job that trains weights: its name and its options, which are the algorithm's own keyword arguments."""
-    hints = get_type_hints(GRPO)
-    options: dict[str, Any] = {f.name: (hints[f.name], f.default) for f in fields(GRPO) if f.name not in _SET_BY_TRAINING}
+    """[algorithm] of a job that trains weights: its name, and the options of GRPO's groups, flat."""
+    options: dict[str, Any] = {"metrics": (get_type_hints(GRPO)["metrics"], None)}
+    for kind in OPTION_GROUPS.values():
+        hints = get_type_hints(kind)
+        options |= {each.name: (hints[each.name], each.default) for each in fields(kind) if each.name != "rollout_config"}
     return create_model("AlgorithmOptions", __config__=ConfigDict(extra="forbid"), name=(Literal["grpo"], name), **options)
 
 
 AlgorithmSpec: Final = options_model("grpo")
-"""[algorithm]: its name and its options, which are the algorithm's own keyword arguments."""
+"""[algorithm]: its name and its options."""
 
 
 def needs(job: Job) -> list[Need]:
@@ -37,7 +37,7 @@ def needs(job: Job) -> list[Need]:
     return [
         lambda: check_metrics(job.options.get("metrics")),
         lambda: require_lora() if job.options.get("lora_rank") is not None else None,
-        lambda: GRPO(model_dir="", model_server_url="", **without(job.options, "metrics", "lora_rank")),
+        lambda: GRPO.from_options(model_dir="", model_server_url="", **without(job.options, "metrics", "lora_rank")),
         *needs_of_policy(job),
     ]
 
@@ -59,11 +59,11 @@ class Training(ServedRun):
         """Train until the algorithm is content; `on_step` gets every step that is done now, the report those before, too."""
         algorithm = self.algorithm(run=self.run, on_step=on_step)
         steps = await unless(self.failed, algorithm.train(self.store, tasks))
-        return Report(steps, "the target score is reached" if len(steps) < algorithm.max_steps else "max_steps are done")
+        return Report(steps, "the target score is reached" if len(steps) < algorithm.schedule.max_steps else "max_steps are done")
 
     def algorithm(self, *, run: RunFolder | None = None, on_step: Callable[[StepReport], None] | None = None) -> GRPO:
         """The job's algorithm over this run's policy and model server."""
-        return GRPO(
+        return GRPO.from_options(
             model_dir=self.model_dir,
             model_server_url=self.server_url,
             weights_dir=self.folder / "weights",

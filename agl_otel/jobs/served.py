@@ -26,7 +26,6 @@ from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process
 from agl_otel.settings import Settings, free_port, is_free
 from agl_otel.store import Store
 from agl_otel.types import LLM, TERMINAL_STATUSES, RolloutStatus
-from agl_otel.types.sampling import all_parameters
 
 OUR_SERVER: Final = "agl_otel.algorithms.grpo.server"
 VLLM: Final = "agl_otel.algorithms.grpo.vllm"
@@ -90,7 +89,7 @@ class ServedRun(JobRun):
             "val": digest_of(self.job.tasks("val")),
             "agent": self.job.agent.model_dump(include=set(_AGENT)),
         }
-        self.run = RunFolder(self.folder, algorithm=self.name, options=options, seed=algorithm.seed)
+        self.run = RunFolder(self.folder, algorithm=self.name, options=options, seed=self.options["seed"])
         self._exit.callback(self.run.close)
         await self._cancel_unfinished()
         await self._serve(await self._port(), *algorithm.last_weights(self.run))
@@ -158,8 +157,7 @@ class ServedRun(JobRun):
 
     async def publish_policy(self) -> None:
         """Publish where the policy is served, for rollouts before the training; the algorithm publishes its own versions."""
-        algorithm = self.algorithm()
-        sampling = all_parameters(algorithm.temperature, algorithm.max_tokens)
+        sampling = self.algorithm().sampling_parameters
         await self.store.publish({RESOURCE_NAME: LLM(endpoint=f"{self.server_url}/v1", model=MODEL_NAME, sampling_parameters=sampling)})
 
     @property

@@ -44,6 +44,8 @@ class Objective:
     ratio is against the sampler itself."""
     kl: float = 0.0
     """Coefficient of the KL term to the weights that the run began with (DeepSeekMath, eq. 4); 0 needs no second model."""
+    scale_advantages: bool = True
+    """Divide advantages by their group's standard deviation; False is Dr. GRPO's (`group_advantages`)."""
 
     def __post_init__(self) -> None:
         for name, least in (("clip", 0.0), ("clip_high", 0.0), ("dual_clip", 1.0), ("importance_cap", 0.0)):

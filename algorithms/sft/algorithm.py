@@ -13,7 +13,7 @@ import logging
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -53,7 +53,7 @@ from agl_otel.types import (
 from agl_otel.types.columns import AttemptKey, Traces
 from agl_otel.types.sampling import all_parameters
 
-_NO_COURSE: Final = frozenset(
+_NOT_COMPARED: Final = frozenset(
     {
         *("model_dir", "model_server_url", "max_steps", "target_score", "device", "threads", "on_step", "seed"),
         *("step_timeout_seconds", "run_dir", "probe_tolerance", "metrics", "reports"),
@@ -138,13 +138,19 @@ class SFT(Algorithm):
         check_metrics(self.metrics)
         self._run: RunFolder | None = None
 
+    @property
+    def sampling_parameters(self) -> dict[str, Any]:
+        """Every sampling parameter of the resources that are published."""
+        return all_parameters(self.temperature, self.max_tokens)
+
     def take_adapter(self, adapter: Any) -> None:
         """Take its `agent_match`. Raises UsageError for anything else that an adapter may do."""
         self.agent_match = agent_match_of("SFT", adapter, self.agent_match)
 
     def course(self, tasks: Sequence[Any]) -> dict[str, Any]:
         """What decides the course of a run beside its seed, as JSON: the options of its run.json."""
-        return course_of(self, tasks, without=_NO_COURSE)
+        options = {each.name: getattr(self, each.name) for each in fields(self)}
+        return course_of(options, tasks, model_dir=self.model_dir, without=_NOT_COMPARED)
 
     def last_weights(self, run: RunFolder) -> tuple[Path | None, int]:
         """The weights that a model server begins with when `run` goes on, None for the model's own, and their version.

@@ -280,7 +280,7 @@ class CallingStore:
 async def test_grpo_learns_the_rewarded_behaviour_on_policy(server: Server, tmp_path: Path) -> None:
     async with aiohttp.ClientSession() as session:
         store = CallingStore(session, target=2)
-        grpo = GRPO(
+        grpo = GRPO.from_options(
             model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=15, prompts_per_step=16, group_size=8,
             probe_tolerance=1e-3,
         )  # fmt: skip
@@ -312,7 +312,7 @@ async def test_grpo_learns_nothing_from_shuffled_rewards_and_the_same_from_the_t
 
     async def run(place: Path, **control: Any) -> list[StepReport]:
         async with aiohttp.ClientSession() as session:
-            grpo = GRPO(
+            grpo = GRPO.from_options(
                 model_dir=server.folder, model_server_url=server.url, weights_dir=place, max_steps=8, prompts_per_step=8, group_size=8,
                 metrics=[], **control,
             )  # fmt: skip
@@ -332,7 +332,7 @@ async def test_grpo_learns_nothing_from_shuffled_rewards_and_the_same_from_the_t
 async def test_grpo_learns_from_groups_that_it_carries_over(server: Server, tmp_path: Path) -> None:
     async with aiohttp.ClientSession() as session:
         store = CallingStore(session, target=1, order=random.Random(0))
-        grpo = GRPO(
+        grpo = GRPO.from_options(
             model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=20, prompts_per_step=12, group_size=8,
             groups_in_flight=20, max_staleness=2, importance_cap=2.0, clip_high=0.28, average="rollout", resample_rounds=1, kl=0.001,
         )  # fmt: skip
@@ -353,7 +353,9 @@ async def test_a_step_warns_of_the_calls_that_agents_sampled_by_themselves(
 ) -> None:
     async with aiohttp.ClientSession() as session:
         store = CallingStore(session, target=1, own_temperature=0.5)
-        grpo = GRPO(model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=1, prompts_per_step=4)
+        grpo = GRPO.from_options(
+            model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=1, prompts_per_step=4
+        )
         (report,) = await grpo.train(store, tiny.TRAIN_NUMBERS)
     sampled = Counter(line["sampling"]["temperature"] for line in server.recorded()[-32:])
     assert sampled == {0.5: report.own_sampling, 1.0: 32 - report.own_sampling}, "as the model server tells"
@@ -367,7 +369,7 @@ async def test_a_step_warns_of_the_calls_that_agents_sampled_by_themselves(
 async def test_the_server_samples_with_the_adapter_that_grpo_trains(server: Server, tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="needs the [lora] extra")
     async with aiohttp.ClientSession() as session:
-        grpo = GRPO(
+        grpo = GRPO.from_options(
             model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, lora_rank=4, learning_rate=1e-2, max_steps=4,
             prompts_per_step=8, kl=0.001,
         )  # fmt: skip
@@ -386,7 +388,9 @@ async def test_a_batch_that_teaches_nothing_leaves_the_weights_alone(server: Ser
 
     async with aiohttp.ClientSession() as session:
         store = Flat(session, target=0)
-        grpo = GRPO(model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=2, prompts_per_step=2)
+        grpo = GRPO.from_options(
+            model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, max_steps=2, prompts_per_step=2
+        )
         reports = await grpo.train(store, tiny.TRAIN_NUMBERS)
     assert [(report.zero_variance_groups, report.tokens, report.weights_version) for report in reports] == [(2, 0, "1")] * 2
     assert store.version == 1
@@ -394,13 +398,13 @@ async def test_a_batch_that_teaches_nothing_leaves_the_weights_alone(server: Ser
 
 async def test_step_without_anything_to_train_on_is_an_error_with_the_counts(server: Server, tmp_path: Path) -> None:
     async with aiohttp.ClientSession() as session:
-        grpo = GRPO(model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, prompts_per_step=2)
+        grpo = GRPO.from_options(model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path, prompts_per_step=2)
         with pytest.raises(DataError, match=r"step 1 has nothing to train on: of 16 rollouts, refused \{'no_logprobs': 16\}"):
             await grpo.train(CallingStore(session, target=0, lose_logprobs=True), tiny.TRAIN_NUMBERS)
 
 
 async def test_model_server_that_is_away_is_an_error_that_names_it(server: Server, tmp_path: Path) -> None:
     async with aiohttp.ClientSession() as session:
-        grpo = GRPO(model_dir=server.folder, model_server_url="http://127.0.0.1:9", weights_dir=tmp_path)
+        grpo = GRPO.from_options(model_dir=server.folder, model_server_url="http://127.0.0.1:9", weights_dir=tmp_path)
         with pytest.raises(ModelServerError, match=r"http://127\.0\.0\.1:9/weights"):
             await grpo.train(CallingStore(session, target=0), tiny.TRAIN_NUMBERS)

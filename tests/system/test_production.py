@@ -98,7 +98,8 @@ if __name__ == "__main__":
     policy, url, store, wandb = sys.argv[1:]
     sys.path.append(wandb)  # ours first: wandb brings other versions of what we use
     shown = ["wandb"] if wandb else []
-    grpo = GRPO(model_dir=policy, model_server_url=url, run_dir="run", max_steps=2, prompts_per_step=4, group_size=4, metrics=shown)
+    sizes = {"max_steps": 2, "prompts_per_step": 4, "group_size": 4}
+    grpo = GRPO.from_options(model_dir=policy, model_server_url=url, run_dir="run", metrics=shown, **sizes)
     trainer = agl.Trainer(algorithm=grpo, store=agl.LightningStoreClient(store), strategy="cs", n_runners=2, tracer=agl.OtelTracer())
     trainer.fit(agent, list(tiny.TRAIN_NUMBERS[:8]))
     print(json.dumps([[each.step, each.rollouts, each.trajectories, each.refused, each.off_policy] for each in grpo.reports]))
@@ -162,7 +163,7 @@ async def test_a_products_own_traffic_is_adopted_and_trains_a_step(product: Prod
             async with posting(session, f"{store.description.collectors[0]}/maintain", body={"since": 0}, seconds=60.0) as answer:
                 adopted += (await answer.json())["adopted"]
             await asyncio.sleep(1.0)
-    grpo = GRPO(
+    grpo = GRPO.from_options(
         model_dir=server.folder, model_server_url=server.url, run_dir=tmp_path / "run", offline_mode="production", importance_cap=2.0,
         updates_per_step=1, max_steps=3, metrics=[],
     )  # fmt: skip

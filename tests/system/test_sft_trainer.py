@@ -69,7 +69,7 @@ def test_a_trainer_tunes_one_agent_of_a_system_by_sft(server: Server, store: Sto
 
 
 def test_a_trainer_trains_one_agent_of_a_system_by_grpo(server: Server, store: Store, tmp_path: Path) -> None:
-    grpo = GRPO(
+    grpo = GRPO.from_options(
         model_dir=server.folder, model_server_url=server.url, weights_dir=tmp_path / "weights", run_dir=tmp_path / "run", max_steps=1,
         prompts_per_step=4, group_size=4, agent_match="^solver$", metrics=[], probe_tolerance=1e-3,
     )  # fmt: skip

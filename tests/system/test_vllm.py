@@ -73,7 +73,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 async def test_grpo_trains_on_what_vllm_samples_with_the_weights_that_were_pushed(served: Served, tmp_path: Path) -> None:
     async with aiohttp.ClientSession() as session:
-        grpo = GRPO(
+        grpo = GRPO.from_options(
             model_dir=served.folder, model_server_url=served.url, weights_dir=tmp_path / "weights", max_steps=3, prompts_per_step=8,
             probe_tolerance=1e-3,
         )  # fmt: skip

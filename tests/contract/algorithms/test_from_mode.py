@@ -56,7 +56,7 @@ async def test_grpo_learns_from_what_others_ran_once_and_enqueues_nothing(store:
 
     async def run() -> list[Any]:
         async with serving(folder) as url:
-            grpo = GRPO(
+            grpo = GRPO.from_options(
                 model_dir=folder, model_server_url=url, run_dir=tmp_path / "run", offline_mode=mode, max_steps=4, importance_cap=2.0,
                 updates_per_step=1, metrics=[],
             )  # fmt: skip
@@ -91,4 +91,4 @@ def test_tasks_that_came_once_are_judged_against_each_other() -> None:
 
 def test_what_does_not_go_with_rollouts_of_others_is_named() -> None:
     with pytest.raises(UsageError, match="offline_mode enqueues nothing"):
-        GRPO(model_dir="policy", model_server_url="http://127.0.0.1:1", offline_mode="production", resample_rounds=1)
+        GRPO.from_options(model_dir="policy", model_server_url="http://127.0.0.1:1", offline_mode="production", resample_rounds=1)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,10 +143,12 @@ def test_trainers_of_weights_take_whose_calls_to_train_from_an_adapter_and_refus
     from agl_otel.algorithms.sft.algorithm import SFT
 
     served: Any = {"model_dir": tmp_path, "model_server_url": "http://127.0.0.1:1"}
-    for make in (lambda **given: GRPO(**served, **given), lambda **given: SFT(**served, **given), lambda **given: agl.VERL({}, **given)):
+    makers: Any = (partial(GRPO.from_options, **served), partial(SFT, **served), partial(agl.VERL, {}))
+    for make in makers:
         algorithm: Any = make()
         agl.Trainer(algorithm=algorithm, adapter={"agent_match": "writer"})
-        assert getattr(algorithm, "rules", algorithm).agent_match == "writer"
+        rules = getattr(algorithm, "rollouts", getattr(algorithm, "rules", algorithm))
+        assert rules.agent_match == "writer"
         agl.Trainer(algorithm=make(agent_match="writer"), adapter=agl.LlmProxyTraceToTriplet())
         for adapter, words in (
             (agl.TraceToMessages(), "does not go by a TraceToMessages: leave it out"),

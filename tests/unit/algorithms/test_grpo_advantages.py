@@ -11,6 +11,7 @@ import pytest
 from agl_otel.adapters.trajectories import to_trajectories
 from agl_otel.algorithms.grpo.algorithm import GRPO
 from agl_otel.algorithms.grpo.groups import Group
+from agl_otel.algorithms.grpo.options import Rollouts
 from agl_otel.algorithms.report import Clock
 from tests.unit.adapters.conftest import CallRow, TracesBuilder, reward
 
@@ -23,7 +24,7 @@ CALLS = [CallRow(rollout="a-1", call=2, prompt=[9]), *(CallRow(rollout=rollout) 
 @pytest.mark.parametrize(("scaled", "expected"), [(True, 0.5**0.5), (False, 0.5)])
 def test_all_trajectories_of_a_rollout_have_its_advantage_which_is_computed_once(tmp_path: Path, scaled: bool, expected: float) -> None:
     """By trajectory the mean of the first group would be 2/3."""
-    grpo = GRPO(model_dir=tmp_path, model_server_url="http://127.0.0.1:1", scale_advantages=scaled)
+    grpo = GRPO.from_options(model_dir=tmp_path, model_server_url="http://127.0.0.1:1", scale_advantages=scaled)
     traces = TracesBuilder(rewards={(rollout, "at-1"): [reward(value)] for rollout, value in REWARDS.items()}).build(*CALLS)
     private: Any = grpo
     read = private._score(traces, to_trajectories(traces), GROUPS, Clock())
@@ -32,7 +33,7 @@ def test_all_trajectories_of_a_rollout_have_its_advantage_which_is_computed_once
     assert (read.zero_variance_groups, read.singleton_groups, [group.number for group in read.informative]) == (2, 1, [0])
 
     everything, _ = private._trained_on(read)
-    grpo.resample_rounds = 1  # dynamic sampling
+    grpo.rollouts = Rollouts(resample_rounds=1)  # dynamic sampling
     informative, advantages = private._trained_on(read)
     assert len(everything) == 6
     assert informative.rollout_id == ["a-1", "a-1", "a-2"] and advantages == pytest.approx(read.advantages[:3])

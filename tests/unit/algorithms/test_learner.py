@@ -212,4 +212,4 @@ def test_every_task_comes_once_before_any_comes_again() -> None:
 )
 def test_options_that_make_no_sense_are_named(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        GRPO(model_dir="policy", model_server_url="http://127.0.0.1:1", **wrong)
+        GRPO.from_options(model_dir="policy", model_server_url="http://127.0.0.1:1", **wrong)

@@ -86,10 +86,10 @@ def test_a_run_goes_on_with_its_adapter_bit_for_bit(policy: Policy, tmp_path: Pa
 
 def test_a_rank_that_makes_no_sense_is_named() -> None:
     with pytest.raises(UsageError, match="lora_rank is 0: it must be at least 1"):
-        GRPO(model_dir="policy", model_server_url="http://127.0.0.1:1", lora_rank=0)
+        GRPO.from_options(model_dir="policy", model_server_url="http://127.0.0.1:1", lora_rank=0)
 
 
 def test_without_peft_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(SettingsError, match=r"needs the \[lora\] extra \(peft is missing\): pip install 'agl-otel\[lora\]'"):
-        GRPO(model_dir="policy", model_server_url="http://127.0.0.1:1", lora_rank=2)
+        GRPO.from_options(model_dir="policy", model_server_url="http://127.0.0.1:1", lora_rank=2)

@@ -1,0 +1,117 @@
+"""GRPO's options, in groups: which rollouts a step is made of, how agents sample, how weights are updated, how long the run goes on.
+
+The options of the loss are objective.Objective. No name stands in two groups: job files name an option without its group. Each group
+raises UsageError where a number makes no sense or two options do not go together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from agl_otel.algorithms.grpo.lora import require_lora
+from agl_otel.errors import UsageError
+from agl_otel.types import RolloutConfig, RolloutMode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollouts:
+    """Which rollouts a step is made of, and which of their calls are trained on."""
+
+    prompts_per_step: int = 16
+    group_size: int = 8
+    """Rollouts of each task in a step."""
+    resample_rounds: int = 0
+    """Dynamic sampling (DAPO, arXiv:2503.14476, §3.2): how many times a step's zero-variance groups, whose rewards are all equal, are
+    replaced by groups of other tasks. Groups that are still without variance then are left out of the update. Costs rollouts."""
+    groups_in_flight: int | None = None
+    """Asynchronous mode: this many groups run at a time, more than prompts_per_step; a step takes the first that are finished and carries
+    the others over (AReaL, arXiv:2505.24298, §4). Use importance_cap with it. None: every step waits for all of its own."""
+    max_staleness: int = 2
+    """In asynchronous mode: a group that was enqueued so many steps ago is waited for."""
+    step_timeout_seconds: float = 600.0
+    """Rollouts that have not finished by then are left out of their step, and counted."""
+    rollout_config: RolloutConfig | None = None
+    """Retries and time limits of rollouts. None: survives_its_runner() where the run is kept."""
+    offline_mode: RolloutMode | None = None
+    """Train on offline rollouts, which others ran: a step takes all of this mode that have succeeded since the last one, and the run ends
+    when there is nothing new. Equal tasks are a group; tasks that came once are one group. Which weights sampled them is unknown:
+    importance_cap bounds the effect."""
+    agent_match: str | None = None
+    """Train only on the calls of agents whose name matches this regular expression."""
+    fill_reward: float | None = None
+    """The reward of an attempt that has none; None refuses it."""
+    shuffle_rewards: bool = False
+    """A control: rewards are dealt out at random among a step's rollouts, so nothing can be learnt."""
+
+    def __post_init__(self) -> None:
+        if self.group_size < 2:
+            raise UsageError(f"group_size is {self.group_size}: a group of one has no other to be better than; use at least 2")
+        _require(self, 0, "resample_rounds", "max_staleness")
+        if self.groups_in_flight is not None and self.groups_in_flight <= self.prompts_per_step:
+            raise UsageError(
+                f"groups_in_flight is {self.groups_in_flight}: it must be more than prompts_per_step ({self.prompts_per_step}), "
+                "or nothing is left to carry over"
+            )
+        if self.offline_mode is not None and (self.groups_in_flight is not None or self.resample_rounds):
+            raise UsageError("offline_mode enqueues nothing: leave out groups_in_flight and resample_rounds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How agents are asked to sample: parameters that their calls have unless the agent sets its own."""
+
+    temperature: float = 1.0
+    """The trainer divides its logits by it, too."""
+    max_tokens: int = 64
+    """The longest reply."""
+    seed_sampling: bool = True
+    """Give every rollout a seed, which the proxy adds to each of its calls: with a model server that honours it, as ours for tiny models
+    does bit for bit, a run can be repeated. False leaves sampling to the server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updates:
+    """How the weights are updated, beside the loss."""
+
+    updates_per_step: int = 3
+    """Optimizer steps on each batch (mu in algorithm 1 of DeepSeekMath): rollouts are dearer than updates."""
+    learning_rate: float = 1e-3
+    max_grad_norm: float = 1.0
+    lora_rank: int | None = None
+    """Train an adapter of this rank beside each linear layer instead of the weights: LoRA (arXiv:2106.09685), extra [lora]. Servers get
+    weights with the adapter merged in. It usually wants a higher learning rate. None: all weights are trained."""
+    device: str = "cpu"
+    threads: int = 1
+    """Of torch on the CPU: more are slower for small models on busy cores."""
+    probe_tolerance: float | None = None
+    """After each push the server is asked for a few tokens, and their log-probs are held against the trainer's: a ratio further than this
+    from 1 ends the run. 1e-3 will do in float32, 0.1 where the server is in bfloat16. None: not asked."""
+
+    def __post_init__(self) -> None:
+        if self.lora_rank is not None:
+            _require(self, 1, "lora_rank")
+            require_lora()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How long a run goes on, and what is kept of it."""
+
+    max_steps: int = 200
+    target_score: float | None = None
+    """Stop when the mean reward of the last `score_window` steps has reached this."""
+    score_window: int = 5
+    seed: int = 0
+    checkpoint_every_steps: int = 1
+    """Steps after the last checkpoint are done again from the rollouts that the store still has."""
+    keep_checkpoints: int = 2
+
+    def __post_init__(self) -> None:
+        _require(self, 1, "checkpoint_every_steps", "keep_checkpoints")
+
+
+def _require(group: Any, least: int, *names: str) -> None:
+    for name in names:
+        if (value := getattr(group, name)) < least:
+            raise UsageError(f"{name} is {value}: it must be at least {least}" if least else f"{name} is {value}: it must not be negative")
