@@ -1,12 +1,9 @@
-"""What to run for 10, 1,000 and 100,000 rollouts at once: measured costs, sums, and a simulation that is held to measured points.
+"""What to run for 10, 1,000 and 100,000 rollouts at once: sums of measured costs.
 
 python -m bench.scale                       # the plan for the three sizes, from the costs in bench/scale.json
 python -m bench.scale plan --at-once 5000 --calls 20 --model-seconds 3
-python -m bench.scale measure               # a minute: costs and points of this machine; --save keeps them in bench/scale.json
-python -m bench.scale points                # the simulation against the stored points
+python -m bench.scale measure               # a minute: the costs of this machine; --save keeps them in bench/scale.json
 python -m bench.scale page                  # writes the tables of docs/scale.md
-
-Costs are taken at few clients, points at other numbers of clients and spans: what the simulation says of a point was not measured there.
 """
 
 from __future__ import annotations
@@ -14,38 +11,164 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
-
-from bench.harness import report_against_bar
-from bench.scale_costs import measure
-from bench.scale_model import Costs, Load, Outcome, Plan, measured_shape, plan, try_plan
+from typing import Final, NamedTuple
 
 STORED: Final = Path(__file__).with_name("scale.json")
 PAGE: Final = Path(__file__).parents[1] / "docs" / "scale.md"
 SIZES: Final = (10, 1_000, 100_000)
-AGREES: Final = (-0.5, 0.3)  # how much less and how much more than a measured point the simulation may say, as a share of it
+BUSY: Final = 0.6  # of a core that a plan uses: above it, waiting time grows faster than the load
+DAY_SECONDS: Final = 86_400.0
+RUNNER_PLACES: Final = 256  # rollouts of one runner at once
 
 
-def stored() -> tuple[Costs, list[dict[str, Any]], dict[str, Any]]:
-    """(costs, points, conditions) of bench/scale.json."""
-    content = json.loads(STORED.read_text())
-    return Costs(**content["costs"]), content["points"], content["conditions"]
+@dataclass(frozen=True)
+class Costs:
+    """Measured costs, as COST_ROWS names them. CPU in seconds of one core, sizes in bytes."""
+
+    claim_cpu: float
+    claim_batched_cpu: float
+    enqueue_cpu: float
+    """In batches."""
+    request_cpu: float
+    """With its part in an insert."""
+    span_cpu: float
+    """Without token ids, as `span_bytes`."""
+    token_cpu: float
+    call_cpu: float
+    """Of 250 tokens, not streamed."""
+    chunk_cpu: float
+    function_cpu: float
+    start_cpu: float
+    """Forked from a warm parent."""
+    rollout_bytes: float
+    span_bytes: float
+    token_bytes: float
+    queue_memory: float
+    collector_memory: float
+    proxy_memory: float
+    runner_memory: float
+    agent_memory: float
 
 
-def check_points(costs: Costs, points: Sequence[dict[str, Any]], cores: float) -> list[tuple[dict[str, Any], float]]:
-    """(point, what the simulation says of it)."""
-    return [(point, measured_shape(costs, point, cores)) for point in points]
+COST_ROWS: Final = {
+    "queue: a rollout claimed and reported": "claim_cpu",
+    "queue: the same in batches of 100": "claim_batched_cpu",
+    "queue: a rollout enqueued": "enqueue_cpu",
+    "collector: a request": "request_cpu",
+    "collector and ClickHouse: a span of 1.5 KB": "span_cpu",
+    "collector and ClickHouse: a token id": "token_cpu",
+    "proxy: a model call, with its span": "call_cpu",
+    "proxy: a streamed chunk": "chunk_cpu",
+    "runner: an attempt of a function": "function_cpu",
+    "runner and agent: an attempt of a warm command, one model call": "start_cpu",
+    "on disk: a rollout": "rollout_bytes",
+    "on disk: a span": "span_bytes",
+    "on disk: a token id": "token_bytes",
+    "memory: queue": "queue_memory",
+    "memory: collector": "collector_memory",
+    "memory: proxy": "proxy_memory",
+    "memory: runner with its warm parent": "runner_memory",
+    "memory: a forked agent, its own": "agent_memory",
+}
+"""{row of the table in docs/scale.md: the cost}."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """The load to carry: rollouts at once, and what one attempt does."""
+
+    at_once: int
+    calls: int = 10
+    model_seconds: float = 8.0
+    """Of one model call."""
+    tool_seconds: float = 2.0
+    """Between two calls."""
+    new_tokens: int = 1000
+    """New tokens in a call: prompt and reply (of the prompt only what no earlier call had is stored)."""
+    spans_a_call: int = 3
+    """Of the agent and of the proxy."""
+    streamed: int = 0
+    """Chunks of a call; 0: not streamed."""
+    retried: float = 0.02
+    """Share of attempts that are repeated."""
+    batch: int = 1
+    """Rollouts in a claim."""
+
+
+class Service(NamedTuple):
+    """One service of a plan. `load` is in busy cores, `memory` in bytes of all processes together."""
+
+    name: str
+    load: float
+    processes: int
+    cores: int
+    memory: float
+
+
+class Plan(NamedTuple):
+    """What to run for a load: rates a second, services, bytes on disk a day."""
+
+    load: Load
+    attempts: float
+    calls: float
+    spans: float
+    tokens: float
+    services: tuple[Service, ...]
+    disk_a_day: float
+
+
+def stored() -> Costs:
+    """The costs in bench/scale.json."""
+    return Costs(**json.loads(STORED.read_text())["costs"])
+
+
+def plan(costs: Costs, load: Load) -> Plan:
+    """The sums. A Python process keeps one core busy, so that a service that needs more has more processes; agents run beside them.
+
+    A place for a rollout is taken again as soon as it is free. The spans of an attempt are those of its calls, its own, a reward and two
+    seals; they come in a request for each call, and two for the attempt.
+    """
+    attempts = load.at_once / (load.calls * (load.model_seconds + load.tool_seconds))
+    calls, spans = attempts * load.calls, attempts * (load.calls * load.spans_a_call + 4)
+    tokens, first_attempts = calls * load.new_tokens, attempts * (1 - load.retried)
+    collector = attempts * (load.calls + 2) * costs.request_cpu + spans * costs.span_cpu + tokens * costs.token_cpu
+    runners = attempts * costs.start_cpu
+    memory = math.ceil(load.at_once / RUNNER_PLACES) * costs.runner_memory + load.at_once * costs.agent_memory
+    services = (
+        _service("queue", attempts * claim_cost(costs, load.batch) + first_attempts * costs.enqueue_cpu, costs.queue_memory),
+        _service("collector", collector, costs.collector_memory),
+        _service("proxy", calls * (costs.call_cpu + load.streamed * costs.chunk_cpu), costs.proxy_memory),
+        Service("runners, agents", runners, math.ceil(load.at_once / RUNNER_PLACES), _cores(runners), memory),
+    )
+    disk = spans * costs.span_bytes + tokens * costs.token_bytes + first_attempts * costs.rollout_bytes
+    return Plan(load, attempts, calls, spans, tokens, services, disk * DAY_SECONDS)
+
+
+def claim_cost(costs: Costs, batch: int) -> float:
+    """CPU of the queue for a rollout: from the two measured points, the cost of a call and of a rollout in it."""
+    call = (costs.claim_cpu - costs.claim_batched_cpu) * 100 / 99
+    return call / batch + costs.claim_cpu - call
+
+
+def _service(name: str, busy: float, memory: float) -> Service:
+    return Service(name, busy, _cores(busy), _cores(busy), _cores(busy) * memory)
+
+
+def _cores(busy: float) -> int:
+    return max(1, math.ceil(busy / BUSY))
 
 
 def size(value: float) -> str:
     """Bytes for people."""
     for unit in ("B", "KB", "MB", "GB"):
         if value < 1000:
-            return f"{value:,.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
+            return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:,.1f} TB"
 
@@ -55,83 +178,41 @@ def number(value: float) -> str:
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def plan_table(made: Sequence[tuple[Plan, Outcome]]) -> str:
+def plan_table(made: Sequence[Plan]) -> str:
     """What to run, one column a size."""
-    head = ["", *(f"{each.load.at_once:,} at once" for each, _ in made)]
-    rows: list[list[str]] = []
-    for name, value in (
-        ("attempts a second", lambda each: number(each.attempts)),
-        ("model calls a second", lambda each: number(each.calls)),
-        ("spans a second", lambda each: number(each.spans)),
-        ("new tokens a second", lambda each: number(each.tokens)),
-    ):
-        rows.append([name, *(value(each) for each, _ in made)])
-    for place, name in enumerate(("queue", "collector", "proxy", "runners, agents")):
-        services = [each.services[place] for each, _ in made]
+    cells: dict[str, Callable[[Plan], str]] = {
+        "attempts a second": lambda each: number(each.attempts),
+        "model calls a second": lambda each: number(each.calls),
+        "spans a second": lambda each: number(each.spans),
+        "new tokens a second": lambda each: number(each.tokens),
+    }
+    rows = [[name, *map(cell, made)] for name, cell in cells.items()]
+    for services in zip(*(each.services for each in made), strict=True):
+        name = services[0].name
         rows.append([f"{name}: processes", *(f"{each.processes:,}" for each in services)])
         rows.append([f"{name}: cores (busy)", *(f"{each.cores:,} ({number(each.load)})" for each in services)])
         rows.append([f"{name}: memory", *(size(each.memory) for each in services)])
-    rows.append(["disk a day", *(size(each.disk_a_day) for each, _ in made)])
-    for name, mark in (("claim", "claims"), ("ack of spans", "acks")):
-        waits = [[found.wait(mark, share) * 1e3 for share in (0.5, 0.99)] for _, found in made]
-        rows.append([f"simulated: {name}, p50 / p99 ms", *(f"{half:.0f} / {most:.0f}" for half, most in waits)])
-    ended = [(found.rates.get("rollouts", 0.0), found.rates.get("retries", 0.0)) for _, found in made]
-    rows.append(["simulated: attempts a second (of them failed)", *(f"{number(done + again)} ({number(again)})" for done, again in ended)])
-    return _table(head, rows)
+    rows.append(["disk a day", *(size(each.disk_a_day) for each in made)])
+    return _table(["", *(f"{each.load.at_once:,} at once" for each in made)], rows)
 
 
 def cost_table(costs: Costs) -> str:
     """The measured costs."""
-    us = {
-        "queue: a rollout claimed and reported": costs.claim_cpu,
-        "queue: the same in batches of 100": costs.claim_batched_cpu,
-        "queue: a rollout enqueued": costs.enqueue_cpu,
-        "collector: a request": costs.request_cpu,
-        "collector and ClickHouse: a span of 1.5 KB": costs.span_cpu,
-        "collector and ClickHouse: a token id": costs.token_cpu,
-        "proxy: a model call, with its span": costs.call_cpu,
-        "proxy: a streamed chunk": costs.chunk_cpu,
-        "runner: an attempt of a function": costs.function_cpu,
-        "runner and agent: an attempt of a warm command, one model call": costs.start_cpu,
-    }
-    rows = [[name, f"{number(value * 1e6)} µs of CPU"] for name, value in us.items()]
-    rows += [["on disk: a rollout", size(costs.rollout_bytes)], ["on disk: a span", size(costs.span_bytes)]]
-    rows += [["on disk: a token id", f"{costs.token_bytes:.2g} B"]]
-    memory = {
-        "queue": costs.queue_memory,
-        "collector": costs.collector_memory,
-        "proxy": costs.proxy_memory,
-        "runner with its warm parent": costs.runner_memory,
-        "a forked agent, its own": costs.agent_memory,
-    }
-    rows += [[f"memory: {name}", size(value)] for name, value in memory.items()]
+    rows: list[list[str]] = []
+    for what, name in COST_ROWS.items():
+        value = getattr(costs, name)
+        rows.append([what, f"{number(value * 1e6)} µs of CPU" if name.endswith("_cpu") else size(value)])
     return _table(["what", "cost"], rows)
 
 
-def point_table(checked: Sequence[tuple[dict[str, Any], float]]) -> str:
-    """The simulation against what was measured."""
-    rows = [
-        [f"{point['clients']} clients: {point['unit']}", number(point["measured"]), number(said), f"{said / point['measured'] - 1:+.0%}"]
-        for point, said in checked
-    ]
-    return _table(["point", "measured", "simulated", "off by"], rows)
-
-
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
-def tables(sizes: Sequence[int] = SIZES) -> dict[str, str]:
-    """{name of a place in docs/scale.md: its table}."""
-    costs, points, conditions = stored()
-    made = [(planned := plan(costs, Load(size)), try_plan(costs, planned)) for size in sizes]
-    return {"plan": plan_table(made), "costs": cost_table(costs), "points": point_table(check_points(costs, points, conditions["cores"]))}
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *rows))
 
 
 def filled(page: str) -> str:
     """The page with its tables written anew."""
-    for name, table in tables().items():
+    costs = stored()
+    for name, table in {"plan": plan_table([plan(costs, Load(size)) for size in SIZES]), "costs": cost_table(costs)}.items():
         place = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
         page, count = re.subn(place, lambda found, text=table: f"{found[1]}\n{text}\n{found[2]}", page, flags=re.DOTALL)
         assert count == 1, f"docs/scale.md has {count} places for {name}"
@@ -141,33 +222,23 @@ def filled(page: str) -> str:
 def main() -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", nargs="?", default="plan", choices=["plan", "measure", "points", "page"])
+    parser.add_argument("task", nargs="?", default="plan", choices=["plan", "measure", "page"])
     parser.add_argument("--save", action="store_true", help="with measure: into bench/scale.json")
     parser.add_argument("--at-once", type=int, action="append", help="rollouts; may be repeated")
-    for name, default in Load(0).__dict__.items():
-        if name != "at_once":
-            parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    assumed = {each.name: each.default for each in fields(Load) if each.name != "at_once"}
+    for name, default in assumed.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     options = parser.parse_args()
     if options.task == "measure":
-        found = asyncio.run(measure())
-        text = json.dumps(found, indent=1) + "\n"
+        from bench.scale_costs import measure  # which imports the services
+
+        text = json.dumps(asyncio.run(measure()), indent=1) + "\n"
         (STORED.write_text(text) if options.save else print(text))
-        costs = Costs(**found["costs"])
-        for point, said in check_points(costs, found["points"], found["conditions"]["cores"]):
-            metric = f"simulation, {point['clients']} clients: {point['unit']}"
-            more = {"simulated": round(said, 1), "measured": point["measured"]}
-            off = said / point["measured"] - 1
-            report_against_bar("scale", metric, off, "share off", AGREES[off > 0], **more)
-        return 0
-    costs, points, conditions = stored()
-    if options.task == "points":
-        print(point_table(check_points(costs, points, conditions["cores"])))
     elif options.task == "page":
         PAGE.write_text(filled(PAGE.read_text()))
     else:
-        chosen = {name: value for name, value in vars(options).items() if name in Load(0).__dict__ and name != "at_once"}
-        plans = [plan(costs, Load(at_once, **chosen)) for at_once in options.at_once or SIZES]
-        print(plan_table([(each, try_plan(costs, each)) for each in plans]))
+        chosen = {name: getattr(options, name) for name in assumed}
+        print(plan_table([plan(stored(), Load(at_once, **chosen)) for at_once in options.at_once or SIZES]))
     return 0
 
 

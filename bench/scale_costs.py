@@ -1,4 +1,4 @@
-"""What a rollout, a span and a token cost on this machine: real processes, few clients for the costs, other numbers for the points."""
+"""Measures what a rollout, a span and a token cost on this machine, in real processes with few clients."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import sqlite3
 import string
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +31,7 @@ from bench.claimers import Job, claimers
 from bench.harness import below, cpu_seconds, free_port, process, resident_bytes
 from bench.load import Address, drive
 from bench.otlp import request_of, requests
-from bench.scale_model import Costs
+from bench.scale import Costs
 
 AGENT: Final = """
 import time
@@ -46,7 +45,7 @@ FUNCTION: Final = "def agent(task):\n    return None\n"
 
 @dataclass(frozen=True)
 class Stack:
-    """A queue and a collector with the embedded ClickHouse, real processes, and who claims."""
+    """A queue and a collector with the embedded ClickHouse, real processes, and a process of claimers."""
 
     settings: Settings
     folder: Path
@@ -85,158 +84,72 @@ async def stack(folder: Path) -> AsyncGenerator[Stack]:
         yield Stack(settings, folder, queue, collector, have)
 
 
-async def timed(work: Callable[[], Awaitable[Any]], *pids: int) -> tuple[float, list[float], float]:
-    """(seconds that it took, CPU seconds of each process, how many pieces of others' work wanted a core on average)."""
-    before, start = [cpu_seconds(pid) for pid in pids], time.perf_counter()
-    with Others() as others:
-        await work()
-    return time.perf_counter() - start, [cpu_seconds(pid) - had for pid, had in zip(pids, before, strict=True)], others.mean
+async def cpu_of(work: Callable[[], Awaitable[Any]], pid: int) -> float:
+    """CPU seconds that a process uses for this work."""
+    before = cpu_seconds(pid)
+    await work()
+    return cpu_seconds(pid) - before
 
 
-class Others:
-    """While the block runs: looks five times a second how many threads of the machine want a core that are not below this process."""
-
-    def __init__(self) -> None:
-        self._seen: list[int] = []
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-
-    def __enter__(self) -> Others:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    @property
-    def mean(self) -> float:
-        """How many, on average."""
-        return round(sum(self._seen) / max(1, len(self._seen)), 2)
-
-    def _look(self) -> None:
-        while not self._end.wait(0.2):
-            running = re.search(rb"^procs_running (\d+)", Path("/proc/stat").read_bytes(), flags=re.MULTILINE)
-            assert running is not None, "Linux says how many"
-            self._seen.append(max(0, int(running[1]) - sum(map(_running, tree(os.getpid())))))
-
-
-def _running(pid: int) -> int:
-    found = 0
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found += (task / "stat").read_text().rpartition(")")[2].split()[0] == "R"
-    return found
-
-
-def slowed(seconds: float, others: float) -> float:
-    """How long so much work of one piece takes beside that of others, on the cores of this machine."""
-    return seconds * max(1.0, (1 + others) / (os.cpu_count() or 1))
-
-
-async def measure_queue(made: Stack, costs: dict[str, float], points: list[dict[str, Any]]) -> None:
-    """Claims and reports: alone, in batches, and the point of 64 clients."""
-    own = _child_pids("bench.claimers")
-    clients = own[-1]
+async def measure_queue(made: Stack, costs: dict[str, float]) -> None:
+    """Claims and reports, alone and in batches."""
 
     def job(task: str, rollouts: int, clients: int = 1, limit: int = 1) -> Callable[[], Awaitable[int]]:
         return lambda: made.have(Job("ours", made.queue_address, task, rollouts, clients, limit))
 
     await job("fill", 500)()
     await job("complete", 500, 8)()  # warm
-    database, had = made.folder / "queue.db", 0
-    with contextlib.suppress(FileNotFoundError):
-        had = _rollout_bytes(database)
-    _, [cpu], _ = await timed(job("fill", 20_000), made.queue)
-    costs["enqueue_cpu"] = cpu / 20_000
-    _, [queue, client], _ = await timed(job("complete", 1500, 8), made.queue, clients)
-    costs["claim_cpu"], costs["claim_client_cpu"] = queue / 1500, client / 1500
-    seconds, _, others = await timed(job("complete", 200, 1), made.queue)
-    costs["queue_wait"] = max(0.0, seconds / 200 - slowed(costs["claim_cpu"] + costs["claim_client_cpu"], others)) / 2
-    seconds, [queue], others = await timed(job("complete", 15_000, 8, 100), made.queue)
-    costs["claim_batched_cpu"] = queue / 15_000
-    points.append(
-        _point("claims", 15_000 / seconds / 100, others=others, clients=8, batch=100, unit="batches of 100 claimed and reported a second")
-    )
-    await job("fill", 2000)()
-    for count in (8, 64):
-        seconds, _, others = await timed(job("complete", 2000, count), made.queue)
-        points.append(
-            _point("claims", 2000 / seconds, others=others, clients=count, batch=1, unit="rollouts claimed and reported a second")
-        )
-        await job("fill", 2000)()
-    costs["rollout_bytes"] = (_rollout_bytes(database) - had) / 26_500
+    database = made.folder / "queue.db"
+    had = _rollout_bytes(database)
+    costs["enqueue_cpu"] = await cpu_of(job("fill", 20_000), made.queue) / 20_000
+    costs["claim_cpu"] = await cpu_of(job("complete", 1500, 8), made.queue) / 1500
+    costs["claim_batched_cpu"] = await cpu_of(job("complete", 15_000, 8, 100), made.queue) / 15_000
+    costs["rollout_bytes"] = (_rollout_bytes(database) - had) / 20_000
     costs["queue_memory"] = resident_bytes(made.queue)
 
 
-async def measure_collector(made: Stack, costs: dict[str, float], points: list[dict[str, Any]]) -> None:
-    """Spans in large and small requests, with and without token ids; the point is a size between."""
+async def measure_collector(made: Stack, costs: dict[str, float]) -> None:
+    """Spans in large and small requests, with and without token ids."""
     address = Address(f"{made.otlp}/v1/traces")
 
-    async def send(spans: int, clients: int, tokens: int = 0, seconds: float = 4.0) -> tuple[float, float, float, int, float]:
-        """(requests a second, CPU of the collector for each, of the client for each, requests, others' work)."""
-        bodies = requests(spans, token_ids=tokens)
-        own = time.process_time()
-        sent: Any = None
+    async def send(spans: int, clients: int, tokens: int = 0, seconds: float = 4.0) -> tuple[int, int, float]:
+        """(requests, spans, CPU of the collector)."""
+        bodies, sent = requests(spans, token_ids=tokens), 0
 
         async def work() -> None:
             nonlocal sent
-            sent = await asyncio.to_thread(drive, address, bodies, seconds=seconds, clients=clients)
+            sent = (await asyncio.to_thread(drive, address, bodies, seconds=seconds, clients=clients)).requests
             await made.barrier()
 
-        took, [cpu], others = await timed(work, made.collector)
-        fits.append((sent.requests, sent.requests * spans, cpu))
-        return sent.requests / took, cpu / sent.requests, (time.process_time() - own) / sent.requests, sent.requests, others
+        cpu = await cpu_of(work, made.collector)
+        return sent, sent * spans, cpu
 
-    fits: list[tuple[int, int, float]] = []  # of each run: requests, spans, CPU
     await send(60, 4, seconds=2.0)  # warm
-    fits.clear()
-    await send(510, 2)
-    await send(60, 1)
-    rate, _, client, _, others = await send(6, 8)
-    costs["span_client_cpu"] = client
-    costs["request_cpu"], costs["span_cpu"] = fitted(fits)
-    points.append(_point("spans", rate, others=others, clients=8, spans=6, unit="requests of 6 spans a second"))
-    alone, _, _, _, others = await send(60, 1)
-    costs["ack_wait"] = max(0.0, 1 / alone - slowed(costs["request_cpu"] + 60 * costs["span_cpu"] + client, others))
-    rate, _, _, _, others = await send(60, 4)
-    points.append(_point("spans", rate, others=others, clients=4, spans=60, unit="requests of 60 spans a second"))
+    costs["request_cpu"], costs["span_cpu"] = fitted([await send(510, 2), await send(60, 1), await send(6, 8)])
+    count, spans, cpu = await send(60, 2, tokens=800)
     tokens = 20 * 1000  # of 60 spans 20 are model calls, with 800 and 200 ids
-    _, with_tokens, _, _, _ = await send(60, 2, tokens=800)
-    costs["token_cpu"] = max(0.0, with_tokens - costs["request_cpu"] - 60 * costs["span_cpu"]) / tokens
+    costs["token_cpu"] = max(0.0, cpu - count * costs["request_cpu"] - spans * costs["span_cpu"]) / (count * tokens)
     costs["span_bytes"] = await _stored_bytes(made, 0) / 60
     costs["token_bytes"] = (await _stored_bytes(made, 1000) / 60 - costs["span_bytes"]) / 1000
     costs["collector_memory"] = resident_bytes(made.collector)
-    seconds, _, others = await timed(
-        lambda: made.have(Job("ours", made.queue_address, "trace", 1500, 32, collector=f"{made.otlp}/v1/traces")), made.queue
-    )
-    points.append(
-        _point(
-            "rollouts", 1500 / seconds, others=others, clients=32, spans=4, unit="rollouts claimed, sent 4 spans of, and reported a second"
-        )
-    )
 
 
-async def measure_proxy(made: Stack, costs: dict[str, float], points: list[dict[str, Any]]) -> None:
-    """Model calls, whole and streamed."""
+async def measure_proxy(made: Stack, costs: dict[str, float]) -> None:
+    """Model calls, whole and streamed; then the runner, whose agents call the same model."""
     port, settings = free_port(), made.settings
     environment = {**os.environ, **settings.environment(), "AGL_LOG_LEVEL": "ERROR"}
     async with (
-        process([sys.executable, "-m", "bench.proxy", "--model", str(port)], dict(os.environ), port) as model,
+        process([sys.executable, "-m", "bench.proxy", "--model", str(port)], dict(os.environ), port),
         process([sys.executable, "-m", "agl_otel.proxy"], environment, settings.proxy_port) as pid,
         QueueClient(made.queue_address) as queue,
     ):
         update = await queue.put_resources({"llm": LLM(endpoint=f"http://127.0.0.1:{port}/v1", model="policy")})
         (begun,) = await queue.start([EnqueueRolloutRequest(input=1, resources_id=update.resources_id)])
         url = f"http://127.0.0.1:{settings.proxy_port}/rollout/{begun.rollout_id}/attempt/{begun.attempt.attempt_id}/v1"
-        await proxy_bench.send(url, count=200, clients=4)
-        own = time.process_time()
-        _, [call, served], _ = await timed(lambda: proxy_bench.send(url, count=800, clients=2), pid, model)
-        costs["call_cpu"], costs["call_client_cpu"] = call / 800, (served + time.process_time() - own) / 800
-        _, [streamed], _ = await timed(lambda: proxy_bench.send(url, count=60, clients=2, stream=True), pid)
-        costs["chunk_cpu"] = max(0.0, streamed / 60 - costs["call_cpu"]) / proxy_bench.CHUNKS
-        seconds, _, others = await timed(lambda: proxy_bench.send(url, count=1500, clients=16), pid)
-        points.append(_point("calls", 1500 / seconds, others=others, clients=16, client_cores=2, unit="model calls a second"))
+        await proxy_bench.send(url, count=200, clients=4)  # warm
+        costs["call_cpu"] = await cpu_of(lambda: proxy_bench.send(url, count=800, clients=2), pid) / 800
+        streamed = await cpu_of(lambda: proxy_bench.send(url, count=60, clients=2, stream=True), pid) / 60
+        costs["chunk_cpu"] = max(0.0, streamed - costs["call_cpu"]) / proxy_bench.CHUNKS
         costs["proxy_memory"] = resident_bytes(pid)
         await measure_runners(made, costs, f"http://127.0.0.1:{port}/v1")
 
@@ -329,10 +242,6 @@ def _private_bytes(pid: int) -> int:
     return sum(map(int, found)) * 1024
 
 
-def _child_pids(word: str) -> list[int]:
-    return [pid for pid in tree(os.getpid()) if word in Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")]
-
-
 def _rollout_bytes(database: Path) -> int:
     with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as opened:
         (pages,), (size,) = opened.execute("PRAGMA page_count").fetchone(), opened.execute("PRAGMA page_size").fetchone()
@@ -386,24 +295,19 @@ def _asked(made: Stack, sql: str) -> int:
         return int(answer.read())
 
 
-def _point(shape: str, value: float, *, unit: str, **more: object) -> dict[str, Any]:
-    return {"shape": shape, **more, "measured": round(value, 1), "unit": unit, "load_average": round(os.getloadavg()[0], 1)}
-
-
 async def measure() -> dict[str, Any]:
-    """Costs and points of this machine."""
+    """The costs of this machine."""
     costs: dict[str, float] = {}
-    points: list[dict[str, Any]] = []
     before = round(os.getloadavg()[0], 1)
     with tempfile.TemporaryDirectory(prefix="agl-bench-") as folder:
         async with stack(Path(folder)) as made:
             for part in (measure_queue, measure_collector, measure_proxy):
-                await part(made, costs, points)
+                await part(made, costs)
     conditions = {
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "load_average_before": before,
         "on": time.strftime("%Y-%m-%d"),
     }
-    rounded = {name: float(f"{value:.4g}") for name, value in costs.items()}
-    return {"conditions": conditions, "costs": asdict(Costs(**rounded)), "points": points}
+    rounded = {each.name: float(f"{costs[each.name]:.4g}") for each in fields(Costs)}
+    return {"conditions": conditions, "costs": rounded}
