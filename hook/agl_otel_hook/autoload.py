@@ -1,4 +1,4 @@
-"""`opentelemetry-instrument` loads every instrumentation at the start; those of waiting.py wait there, too.
+"""`opentelemetry-instrument` loads every instrumentation at the start; those of waiting.py wait for their library there, too.
 
 It checks versions and OTEL_PYTHON_DISABLED_INSTRUMENTATIONS as always, and then asks the distribution to load an instrumentation. That
 request is what waits; a distribution that has a way of its own to load keeps it. What goes wrong later is logged in the words that it would

@@ -95,11 +95,6 @@ IMPORTS = {
         spec.loader.exec_module(module)
         import openai
     """,
-    "by a Python that keeps its locks elsewhere": """
-        from types import ModuleType
-        waiting._LOCKS = ModuleType("none")
-        import openai
-    """,
     "by another finder's loader": """
         import wrapt
         told = []
@@ -138,6 +133,47 @@ def test_of_two_threads_that_import_at_once_both_find_it_on(second: str) -> None
     assert "Traceback" not in said
 
 
+WHILE_IMPORTED = """
+import importlib, os, threading
+from importlib.machinery import PathFinder, SourceFileLoader
+errors = []
+def in_a_thread():
+    try:
+        importlib.import_module({submodule!r})
+    except BaseException as error:
+        errors.append(error)
+second = threading.Thread(target=in_a_thread)
+class Loader(SourceFileLoader):
+    def create_module(self, spec):
+        second.start()
+        while sys._current_frames()[second.ident].f_code.co_name != "acquire":  # until it waits for the lock of the library
+            os.sched_yield()
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {library!r} and second.ident is None:
+            spec = PathFinder.find_spec(name, path)
+            spec.loader = Loader(spec.loader.name, spec.loader.path)
+            return spec
+sys.meta_path.insert(1, Finder())
+importlib.import_module({library!r})
+second.join()
+import {submodule}
+print(len(patched({library!r}).get({function!r}, ())), errors)
+"""
+
+
+def test_a_thread_that_waits_for_the_library_and_holds_the_lock_of_a_submodule_finds_it_on() -> None:
+    """Importing the submodule in the first thread would be a deadlock, which Python ends by an error in one of the two."""
+    function = "openai.resources.chat.completions.completions:Completions.create"
+    told, said = run(WHILE_IMPORTED.format(library="openai", submodule="openai.resources.chat.completions", function=function))
+    assert (told, said) == ("1 []", "")
+
+
+def test_importing_a_library_imports_nothing_that_only_its_instrumentation_patches() -> None:
+    told, said = run("import openai; print('openai.resources.chat' in sys.modules, 'openai.resources.images' in sys.modules)")
+    assert (told, said) == ("False False", "")
+
+
 def test_an_import_that_fails_fails_as_ever_and_the_next_finds_it_on() -> None:
     told, said = run("""
         sys.modules["sniffio"] = None
@@ -148,7 +184,7 @@ def test_an_import_that_fails_fails_as_ever_and_the_next_finds_it_on() -> None:
                 print("sniffio" in str(error), "openai" in sys.modules)
         del sys.modules["sniffio"]
         for name in [name for name in sys.modules if name.startswith("openai.")]: del sys.modules[name]
-        import openai
+        from openai.resources.chat import completions
         print(calls())
     """)
     assert told.split("\n") == ["True False", "True False", "1"]
@@ -213,6 +249,22 @@ def test_a_plain_program_finds_it_on_whether_it_imported_before_or_after() -> No
         assert (told, said) == ("1", "")
 
 
+@cache
+def with_langchain() -> str:
+    try:
+        return str(over_ours("langchain", ROOT / "tests" / "langchain.txt"))
+    except AbsentError as error:
+        pytest.skip(str(error))
+
+
+def test_the_same_of_langchain_whose_instrumentation_imports_submodules() -> None:
+    initialize = "from opentelemetry.instrumentation.auto_instrumentation import initialize\ninitialize(swallow_exceptions=False)\n"
+    function = "langchain_core.callbacks.base:BaseCallbackManager.__init__"
+    program = WHILE_IMPORTED.format(library="langchain_core", submodule="langchain_core.callbacks", function=function)
+    told, said = run(initialize + program, python=with_langchain(), instrument=False)
+    assert (told, said) == ("1 []", "")
+
+
 FAMILY = ("langchain_core", "langchain", "langchain_openai", "langgraph", "langgraph_sdk", "openai")
 AT_START = """
 from agl_otel_hook import waiting
@@ -222,17 +274,14 @@ initialize(swallow_exceptions=False)
 before = [name for name in {family} if name in sys.modules]
 import {first}
 import langchain.agents, langchain_openai, langgraph.graph, langgraph.prebuilt, langgraph_sdk
+import importlib
+for name in ("chat.completions", "completions", "embeddings", "images", "responses", "beta.assistants", "beta.realtime.realtime"):
+    importlib.import_module(f"openai.resources.{{name}}")  # at the start the instrumentation does
+for name in ("runs", "messages"):
+    importlib.import_module(f"openai.resources.beta.threads.{{name}}")
 import json
 print(json.dumps([before, patched(*{family})]))
 """
-
-
-@cache
-def with_langchain() -> str:
-    try:
-        return str(over_ours("langchain", ROOT / "tests" / "langchain.txt"))
-    except AbsentError as error:
-        pytest.skip(str(error))
 
 
 def after_importing(first: str, *, eager: bool = False) -> tuple[list[str], dict[str, list[str]]]:
