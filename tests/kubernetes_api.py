@@ -117,7 +117,7 @@ class Api:
         seen = int(request.query["resourceVersion"])
         while True:
             if seen < self._oldest:
-                await answer.write(_line("ERROR", {"code": 410, "message": "too old resource version"}))
+                await answer.write(_line("ERROR", {"code": 410, "reason": "Expired", "message": "too old resource version"}))
                 return answer
             for version, its_kind, event, body in list(self._events):
                 if version > seen and its_kind == kind and _selected(request, body):

@@ -22,7 +22,7 @@ from typing import Any, Final
 from agl_otel.errors import AgentError, UsageError
 from agl_otel.runner import placeholders
 from agl_otel.runner.agents.command import is_instrumented
-from agl_otel.runner.agents.kubernetes_api import Cluster, GoneError, KubernetesApi, Object
+from agl_otel.runner.agents.kubernetes_api import Cluster, GoneError, KubernetesApi, Object, check_installed
 from agl_otel.runner.environment import Addresses, process_environment
 from agl_otel.runner.job import Grader, Job, grade
 from agl_otel.runner.output import KEEP_BYTES, Capture
@@ -64,7 +64,7 @@ class KubernetesAgent:
             into the agent's container: resources, volumeMounts, ….
         hooked: whether its processes run under our hook; None: where `command` begins with opentelemetry-instrument.
 
-    Raises UsageError where there is no cluster.
+    Raises UsageError where there is no cluster, or the extra `agl-otel[kubernetes]` is not installed.
     """
 
     instrument: tuple[str, ...] = ()
@@ -80,6 +80,7 @@ class KubernetesAgent:
         pod: Mapping[str, Any] | None = None,
         hooked: bool | None = None,
     ) -> None:
+        check_installed()
         self._image, self._command = image, list(command)
         self._cluster = cluster or Cluster.found()
         self._grader, self._env, self._pod = grader, dict(env or {}), dict(pod or {})

@@ -1,7 +1,8 @@
-"""The few calls of Kubernetes' API that running attempts as Jobs takes, by plain HTTP.
+"""The few calls of Kubernetes' API that running attempts as Jobs takes, over kubernetes_asyncio (the extra `agl-otel[kubernetes]`).
 
-A call that found nobody, or too much going on there, is made again: every name is chosen by the caller, so a second creation finds the
-first. The service account's token is read for every call, because Kubernetes renews the file. Nothing here knows what a rollout is.
+A call that meets no server, or a busy one, is made again: every name is chosen by the caller, so a second creation finds the first. The
+service account's token is read for every call, because Kubernetes renews the file. Answers are read here, as JSON: kubernetes_asyncio would
+make models of them, and log them, Secrets too, at DEBUG. Nothing here knows what a rollout is.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import ssl
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import aiohttp
 
 from agl_otel.errors import AgentError, UsageError
+
+if TYPE_CHECKING:
+    from kubernetes_asyncio.client import Configuration
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CALL_SECONDS: Final = 30.0
@@ -25,8 +29,11 @@ WATCH_SECONDS: Final = 300  # then the server ends a watch, and another begins
 TRIES: Final = 6
 FIRST_PAUSE_SECONDS: Final = 0.2  # doubled with each try: 6 s in all
 LOG_BYTES: Final = 64 << 20
+_METHODS: Final = {"create": "POST", "delete": "DELETE", "list": "GET", "patch": "PATCH", "read": "GET"}
 _AGAIN: Final = frozenset({429, 500, 502, 503, 504})
-GROUPS: Final = {"jobs": "/apis/batch/v1", "pods": "/api/v1", "secrets": "/api/v1"}
+_BROKEN: Final = (aiohttp.ClientError, TimeoutError, OSError)
+_RAW: Final[dict[str, Any]] = {"_preload_content": False, "_request_timeout": (CALL_SECONDS, CALL_SECONDS)}
+"""Options of a call whose answer is read here; the timeouts are of connecting and of each read."""
 Object = dict[str, Any]
 
 
@@ -58,109 +65,111 @@ class Cluster:
         own = (account / "namespace").read_text().strip()
         return cls(f"https://{named}:{port}", namespace or own, account / "token", account / "ca.crt")
 
-    def headers(self) -> dict[str, str]:
-        """What every call says about us."""
-        return {"Authorization": f"Bearer {self.token_file.read_text().strip()}"} if self.token_file else {}
+    def configuration(self) -> Configuration:
+        """kubernetes_asyncio's."""
+        from kubernetes_asyncio.client import Configuration  # an extra, which takes two seconds of CPU
 
-    def context(self) -> ssl.SSLContext | bool:
-        """Whom we trust."""
-        return ssl.create_default_context(cafile=self.authority_file) if self.authority_file else True
+        made: Any = Configuration(host=self.url, api_key={"BearerToken": ""} if self.token_file else {})
+        made.ssl_ca_cert, made.connection_pool_maxsize = self.authority_file, 0
+        made.refresh_api_key_hook = self._read_token
+        return made
+
+    def _read_token(self, configuration: Any) -> None:
+        if self.token_file:
+            configuration.api_key["BearerToken"] = f"Bearer {self.token_file.read_text().strip()}"
+
+
+def check_installed() -> None:
+    """Raise UsageError where the extra is not installed."""
+    if find_spec("kubernetes_asyncio") is None:
+        raise UsageError("agents as Kubernetes Jobs need kubernetes_asyncio: pip install 'agl-otel[kubernetes]'")
 
 
 class KubernetesApi:
-    """Calls about objects of one namespace. Errors are AgentErrors that say what the server said."""
+    """Calls about objects of one namespace. Errors are AgentErrors with the server's message."""
 
     def __init__(self, cluster: Cluster) -> None:
+        from kubernetes_asyncio.client import ApiClient, BatchV1Api, CoreV1Api  # an extra
+
         self.cluster = cluster
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_SECONDS, sock_read=CALL_SECONDS)
-        self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0, ssl=cluster.context()))
+        self._client = ApiClient(cluster.configuration())
+        core: Any = CoreV1Api(self._client)
+        self._groups: Final[dict[str, Any]] = {"jobs": BatchV1Api(self._client), "pods": core, "secrets": core}
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._session.close()
+        await self._client.close()
 
     async def create(self, kind: str, body: Object) -> Object:
         """Create an object, or find the one that an earlier try has created."""
-        name = body["metadata"]["name"]
         try:
-            return await self._call("POST", kind, "", body=body)
+            return await self._call("create", kind, body=body)
         except ConflictError:
-            return await self._call("GET", kind, name)
+            return await self._call("read", kind, name=body["metadata"]["name"])
 
     async def patch(self, kind: str, name: str, change: Object) -> Object:
         """Merge `change` into an object."""
-        return await self._call("PATCH", kind, name, body=change, content_type="application/merge-patch+json")
+        return await self._call("patch", kind, name=name, body=change, _content_type="application/merge-patch+json")
 
     async def delete(self, kind: str, name: str, *, wait: bool = False) -> None:
         """Delete an object; with `wait` it is gone only after all that it owns. One that is gone is fine."""
         options = {"propagationPolicy": "Foreground" if wait else "Background"}
         try:
-            await self._call("DELETE", kind, name, body=options)
+            await self._call("delete", kind, name=name, body=options)
         except GoneError:
             return
 
     async def list(self, kind: str, labels: str) -> tuple[list[Object], str]:
         """(objects with these labels, the place in history to watch from)."""
-        answer = await self._call("GET", kind, "", params={"labelSelector": labels})
+        answer = await self._call("list", kind, label_selector=labels)
         return answer.get("items") or [], answer["metadata"].get("resourceVersion", "")
 
     async def watch(self, kind: str, labels: str, version: str) -> AsyncGenerator[tuple[str, Object]]:
         """(ADDED, MODIFIED or DELETED, the object) as it happens, until the server ends it. Raises GoneError where `version` is too old."""
-        params = {"labelSelector": labels, "resourceVersion": version, "watch": "true", "timeoutSeconds": str(WATCH_SECONDS)}
-        reading = aiohttp.ClientTimeout(total=None, sock_connect=CALL_SECONDS, sock_read=WATCH_SECONDS + CALL_SECONDS)
+        from kubernetes_asyncio.client import ApiException  # an extra
+        from kubernetes_asyncio.watch import Watch
+
+        asked = {"namespace": self.cluster.namespace, "label_selector": labels, "resource_version": version}
+        until = {"timeout_seconds": WATCH_SECONDS, "_request_timeout": (CALL_SECONDS, WATCH_SECONDS + CALL_SECONDS)}
         try:
-            async with self._session.get(self._url(kind, ""), params=params, headers=self.cluster.headers(), timeout=reading) as answer:
-                await _raise_for(answer, f"watch {kind}")
-                buffer = b""
-                async for data in answer.content.iter_any():  # an object may be larger than a line that aiohttp reads
-                    *lines, buffer = (buffer + data).split(b"\n")
-                    for line in filter(None, lines):
-                        event = json.loads(line)
-                        if event["type"] == "ERROR":
-                            raise GoneError(f"Kubernetes ended the watch: {event['object'].get('message')}")
-                        yield event["type"], event["object"]
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            async with Watch("object") as watch:
+                async for event in watch.stream(self._method("list", kind), **asked, **until):
+                    if not isinstance(event, dict):
+                        raise AgentError(f"the watch of {kind} answers with what is no JSON: {str(event)[:300]}")
+                    yield event["type"], event["object"]
+        except ApiException as error:
+            raise _kind_of(error.status)(f"Kubernetes ended the watch of {kind} with {error.status}: {error.reason}") from None
+        except _BROKEN as error:
             raise AgentError(f"the watch of {kind} broke: {error or type(error).__name__}") from error
 
     async def log(self, pod: str, container: str) -> AsyncGenerator[bytes]:
         """What a container printed, both streams together; at most LOG_BYTES."""
-        params = {"container": container, "limitBytes": str(LOG_BYTES)}
+        asked = {"container": container, "limit_bytes": LOG_BYTES}
         try:
-            async with self._session.get(self._url("pods", f"{pod}/log"), params=params, headers=self.cluster.headers()) as answer:
+            reading = self._groups["pods"].read_namespaced_pod_log(pod, self.cluster.namespace, **asked, **_RAW)
+            async with await reading as answer:
                 await _raise_for(answer, f"read the log of {pod}")
                 async for data in answer.content.iter_any():
                     yield data
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except _BROKEN as error:
             raise AgentError(f"the log of {pod} broke off: {error or type(error).__name__}") from error
 
-    def _url(self, kind: str, name: str) -> str:
-        return f"{self.cluster.url}{GROUPS[kind]}/namespaces/{self.cluster.namespace}/{kind}{f'/{name}' if name else ''}"
+    def _method(self, verb: str, kind: str) -> Any:
+        return getattr(self._groups[kind], f"{verb}_namespaced_{kind.removesuffix('s')}")
 
-    async def _call(
-        self,
-        method: str,
-        kind: str,
-        name: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        body: Object | None = None,
-        content_type: str = "application/json",
-    ) -> Object:
-        what = f"{method} {kind}{f'/{name}' if name else ''}"
-        data = None if body is None else json.dumps(body).encode()
+    async def _call(self, verb: str, kind: str, **arguments: Any) -> Object:
+        what = f"{_METHODS[verb]} {kind}{f'/{name}' if (name := arguments.get('name')) else ''}"
         pause = FIRST_PAUSE_SECONDS
         for left in reversed(range(TRIES)):
-            headers = {**self.cluster.headers(), "Content-Type": content_type}
             try:
-                async with self._session.request(method, self._url(kind, name), params=params, data=data, headers=headers) as answer:
+                async with await self._method(verb, kind)(namespace=self.cluster.namespace, **_RAW, **arguments) as answer:
                     if answer.status not in _AGAIN or not left:
                         await _raise_for(answer, what)
                         return cast(Object, await answer.json())
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            except _BROKEN as error:
                 if not left:
-                    raise AgentError(
-                        f"Kubernetes at {self.cluster.url} does not answer ({what}): {error or type(error).__name__}"
-                    ) from error
+                    why = error or type(error).__name__
+                    raise AgentError(f"Kubernetes at {self.cluster.url} does not answer ({what}): {why}") from error
             await asyncio.sleep(pause)
             pause *= 2
         raise AssertionError("the last try returns or raises")
@@ -168,6 +177,10 @@ class KubernetesApi:
 
 class ConflictError(AgentError):
     """An object of that name is there (409)."""
+
+
+def _kind_of(status: int | None) -> type[AgentError]:
+    return {404: GoneError, 409: ConflictError, 410: GoneError}.get(status or 0, AgentError)
 
 
 async def _raise_for(answer: aiohttp.ClientResponse, what: str) -> None:
@@ -178,5 +191,4 @@ async def _raise_for(answer: aiohttp.ClientResponse, what: str) -> None:
         message = str(json.loads(text)["message"])
     except (ValueError, KeyError, TypeError):
         message = text[:300].strip() or str(answer.reason)
-    kind = {404: GoneError, 409: ConflictError, 410: GoneError}.get(answer.status, AgentError)
-    raise kind(f"Kubernetes refused {what} with {answer.status}: {message}")
+    raise _kind_of(answer.status)(f"Kubernetes refused {what} with {answer.status}: {message}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,10 @@ def agent(cluster: Cluster, code: str, *arguments: str, **options: Any) -> Kuber
     return KubernetesAgent("team/agent:1", ["-c", code, *arguments], cluster=cluster, **options)
 
 
-async def test_an_attempt_is_a_job_with_all_that_an_agent_needs_and_nothing_is_left(stack: Stack, api: Api, cluster: Cluster) -> None:
+async def test_an_attempt_is_a_job_with_all_that_an_agent_needs_and_nothing_is_left(
+    stack: Stack, api: Api, cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
     said: list[str] = []
     llm = LLM(endpoint="http://model/v1", model="m", api_key="providers-own")
     rollouts = await stack.enqueue({"n": 1}, {"n": 2}, {"n": 3}, resources={"llm": llm})
@@ -59,6 +63,8 @@ async def test_an_attempt_is_a_job_with_all_that_an_agent_needs_and_nothing_is_l
     ids = {attempt.attempt_id for attempt in attempts}
     assert {body["metadata"]["annotations"]["agl-otel/attempt"] for body in jobs} == ids
     assert all(conventions.ENV_ROLLOUT_ID not in json.dumps(body) for body in jobs)  # what identifies an attempt stands in its Secret alone
+    assert "OPENAI_API_KEY" not in caplog.text  # nor anything else of a Secret
+    assert TOKEN not in caplog.text
 
 
 async def test_what_fails_says_how_it_ended_and_what_it_printed(stack: Stack, api: Api, cluster: Cluster) -> None:
@@ -137,6 +143,12 @@ async def test_no_cluster_and_wrong_rights_are_named(stack: Stack, api: Api, tmp
     await stack.run(agent(Cluster(api.url, NAMESPACE, tmp_path / "wrong"), "pass"), max_rollouts=1)
     [attempt] = await stack.finished(rollout)
     assert attempt.error == "Kubernetes refused GET jobs with 401: Unauthorized"
+
+
+def test_a_missing_client_library_is_named_with_its_extra(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
+    with pytest.raises(UsageError, match=r"pip install 'agl-otel\[kubernetes\]'"):
+        agent(cluster, "pass")
 
 
 def test_arguments_reach_the_container_as_they_are() -> None:
