@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import click
 
 from agl_otel.service import logs as logformat
-from agl_otel.service.processes import kill_all, on_stop_signals
+from agl_otel.service.main import on_stop_signals
+from agl_otel.service.processes import kill_all
 from agl_otel.settings import PORTS, Settings
 from agl_otel.text import json_text
 from agl_otel.types.options import Whole

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
 import time
@@ -31,7 +30,7 @@ from agl_otel.collector.maintenance import Maintenance
 from agl_otel.errors import AglError, ConflictError, InUseError, UnavailableError
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.sqlite import sqlite_path
-from agl_otel.service import logs as logformat
+from agl_otel.service.main import Serving, run_service
 from agl_otel.settings import DAY_SECONDS, Settings
 from agl_otel.stack.supervisor import running_address
 from agl_otel.traces.collector_client import open_session, posting
@@ -208,27 +207,17 @@ def maintain(once: bool, interval: float, data_dir: Path | None, store: str | No
     run_async(main)
 
 
-async def serve(settings: Settings) -> None:
-    """Run as a service: SIGTERM and SIGINT end it in order."""
+@contextlib.asynccontextmanager
+async def serving(settings: Settings) -> AsyncGenerator[Serving]:
+    """A maintainer while it works."""
     async with maintainer(settings) as made:
         running = asyncio.ensure_future(made.run(INTERVAL_SECONDS))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, running.cancel)
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
-
-
-def service() -> int:
-    """`python -m agl_otel.cli.maintain`: exit code 0, or 1 with one line on stderr."""
-    try:
-        settings = Settings.load()
-        logformat.configure(settings.log_level, settings.log_format)
-        asyncio.run(serve(settings))
-    except AglError as error:
-        click.echo(f"agl-otel maintain: {error}", err=True)
-        return 1
-    return 0
+        try:
+            yield Serving(f"maintenance runs every {INTERVAL_SECONDS:.0f} s", running)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
 
 if __name__ == "__main__":
-    sys.exit(service())
+    sys.exit(run_service("maintain", serving))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Final
 
 from agl_otel.adapters.otlp_masking import load_masker
-from agl_otel.errors import AglError, InUseError, UnavailableError
+from agl_otel.errors import InUseError, UnavailableError
 from agl_otel.net.http_server import listen, listens, make_runner, own_names, require_certificate
 from agl_otel.net.tls import Tls
 from agl_otel.proxy.app import SCOPE_NAME, Proxy
@@ -26,9 +26,7 @@ from agl_otel.proxy.models import load as load_models
 from agl_otel.proxy.upstream import Budget, QueueUpstreams
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.registration import Presence
-from agl_otel.service import logs as logformat
-from agl_otel.service.interpreter import answer_first
-from agl_otel.service.private import keep_private
+from agl_otel.service.main import Serving, run_service
 from agl_otel.settings import DAY_SECONDS, Settings
 from agl_otel.telemetry.otlp import OtlpExporter
 from agl_otel.telemetry.reporting import served
@@ -40,18 +38,21 @@ FIND_AGAIN_SECONDS: Final = 0.1
 logger = logging.getLogger("agl_otel.proxy")
 
 
-async def serve(settings: Settings) -> None:
-    """Serve until a signal comes. Raises InUseError where the port is taken."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+@asynccontextmanager
+async def serving(settings: Settings) -> AsyncGenerator[Serving]:
+    """The gateway while it serves. Raises InUseError where the port is taken, SettingsError."""
     token = settings.token.get_secret_value()
     tls = Tls.load(settings)
     url = f"{'https' if tls else 'http'}://{settings.announced_host}:{settings.proxy_port}"
-    async with QueueClient(settings.queue_address, token=token) as queue:
+    async with QueueClient(settings.queue_address, token=token) as queue, AsyncExitStack() as closers:
+        presence = Presence(queue, "proxy", url, {"proxy": url})
+        closers.push_async_callback(presence.leave)
         endpoint = await _collector(queue, settings)
         telemetry = Telemetry.start(otlp_endpoint=endpoint, token=token, service_name="agl-otel-proxy")
         journal, exporter = _journal(settings, telemetry), OtlpExporter(endpoint, token)
+        if journal is not None:
+            closers.push_async_callback(asyncio.to_thread, journal.close)
+        closers.push_async_callback(asyncio.to_thread, telemetry.shutdown)
         inheritance = Inheritance(
             settings.data_dir.absolute() / FOLDER,
             exporter.send,
@@ -85,25 +86,17 @@ async def serve(settings: Settings) -> None:
         if tls is not None and settings.proxy_client_certificates:
             app.middlewares.append(require_certificate({"/health"}))
             context = tls.context
+        await closers.enter_async_context(served(proxy.meters, settings, "proxy"))
         runner = make_runner(app, handler_cancellation=True, shutdown_timeout=DRAIN_SECONDS)
+        closers.push_async_callback(runner.cleanup)
+        closers.callback(exporter.shutdown)
         await runner.setup()
         try:
             await listen(runner, settings.host, settings.proxy_port, context)
         except OSError as error:
-            await runner.cleanup()
             raise InUseError.of_port(settings.host, settings.proxy_port, error, "AGL_PROXY_PORT") from None
-        presence = Presence(queue, "proxy", url, {"proxy": url})
         presence.start()
-        answer_first()
-        logger.info("the proxy serves on %s", url)
-        async with served(proxy.meters, settings, "proxy"):
-            await stop.wait()
-            exporter.shutdown()
-            await runner.cleanup()
-        await asyncio.to_thread(telemetry.shutdown)
-        if journal is not None:
-            await asyncio.to_thread(journal.close)
-        await presence.leave()
+        yield Serving(f"the proxy serves on {url}")
 
 
 def _journal(settings: Settings, telemetry: Telemetry) -> Journal | None:
@@ -142,16 +135,8 @@ async def _collector(queue: QueueClient, settings: Settings) -> str:
 
 
 def main() -> int:
-    """Run the service with the settings of the environment; the exit code is 0, or 1 with a message on stderr."""
-    keep_private()
-    try:
-        settings = Settings.load()
-        logformat.configure(settings.log_level, settings.log_format)
-        asyncio.run(serve(settings))
-    except AglError as error:
-        print(f"agl-otel proxy: {error}", file=sys.stderr)  # noqa: T201  # a message for the person who started it
-        return 1
-    return 0
+    """Run the service; the exit code."""
+    return run_service("proxy", serving, cancel_start=True)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from agl_otel.runner.job import Agent
 from agl_otel.runner.metrics import RunnerMeters
 from agl_otel.runner.runner import FIND_STACK_SECONDS, GRACE_SECONDS, HEARTBEAT_SECONDS, Claim, Runner
 from agl_otel.runner.running import RunnerEvent
-from agl_otel.service.processes import on_stop_signals
+from agl_otel.service.main import on_stop_signals
 from agl_otel.settings import Settings
 from agl_otel.store import Store
 from agl_otel.telemetry.reporting import served

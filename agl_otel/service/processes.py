@@ -1,4 +1,4 @@
-"""A child process of ours: started with its own log file and process group, watched, and ended by its own id. And how we are ended.
+"""A child process of ours: started with its own log file and process group, watched, and ended by its own id.
 
 Of our AGL_* variables children get none but the settings that they are given (`Settings.environment`): a module of ours those of this
 process, unless others are named.
@@ -25,8 +25,6 @@ from agl_otel.settings import Settings, without_settings
 STARTER: Final = "agl_otel.service.interpreter"  # runs a module, as python -m does
 TAIL_BYTES: Final = 4000
 HEALTH_POLL_SECONDS: Final = 0.05
-SAME_SECONDS: Final = 0.3  # SIGTERMs within it are one: the kernel sends one for each thread of a parent that was killed
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _live: set[Process] = set()
 
 
@@ -159,28 +157,6 @@ def kill_all() -> None:
         if process.running:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-def on_stop_signals(
-    first: Callable[[signal.Signals], None], again: Callable[[signal.Signals], None], *, same_seconds: float = SAME_SECONDS
-) -> None:
-    """Have the running loop call `first` on the first SIGTERM or SIGINT, and `again` on any later one.
-
-    A SIGTERM within `same_seconds` of the first signal is no later one; a second Ctrl+C always is.
-    """
-    loop = asyncio.get_running_loop()
-    began: float | None = None
-
-    def received(number: signal.Signals) -> None:
-        nonlocal began
-        if began is None:
-            began = loop.time()
-            first(number)
-        elif number == signal.SIGINT or loop.time() - began > same_seconds:
-            again(number)
-
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, received, number)
 
 
 def is_alive(pid: int) -> bool:

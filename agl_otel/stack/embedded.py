@@ -1,7 +1,7 @@
 """`python -m agl_otel.stack.embedded [SERVICE …]`: the supervisor of a stack that belongs to one store object.
 
-It says where the stack is in one line of JSON and ends when its standard input ends; --discard removes the data directory then. Started by
-store/embedded.py, which gives it its settings, not by people.
+It prints the stack's address in one line of JSON and ends with its standard input; --discard removes the data directory then. Started by
+store/embedded.py, which gives it its settings.
 """
 
 from __future__ import annotations
@@ -11,65 +11,71 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import partial
 
 from agl_otel.errors import AglError, InUseError
+from agl_otel.service.main import Serving, until_stopped
 from agl_otel.service.private import keep_private
 from agl_otel.settings import Settings
 from agl_otel.stack.supervisor import Stack, read_stack_file
 
 
-async def run(settings: Settings, services: list[str], *, discard: bool) -> None:
-    """Run the stack until standard input ends; where one runs on the data directory already, name that and return."""
-    data_dir = settings.data_dir
+@asynccontextmanager
+async def serving(settings: Settings, services: list[str], *, discard: bool) -> AsyncGenerator[Serving]:
+    """The stack until standard input ends. Where one runs on the data directory already, that one's address, and the end at once."""
     stack = Stack(settings, only=services)
     try:
         await stack.start()
-    except InUseError:
+    except BaseException as error:
         await stack.stop()
-        if (running := read_stack_file(data_dir)).get("queue"):
-            return _say({"address": running["queue"]["address"]})
-        raise
+        running = read_stack_file(settings.data_dir).get("queue") if isinstance(error, InUseError) else None
+        if running is None:
+            raise
+        yield Serving(json.dumps({"address": running["address"]}), asyncio.sleep(0))
+        return
     try:
-        _say({"address": stack.address})
-        await asyncio.wait([asyncio.ensure_future(_end_of_input()), stack.failed], return_when=asyncio.FIRST_COMPLETED)
+        ended = asyncio.wait([asyncio.ensure_future(_end_of_input()), stack.failed], return_when=asyncio.FIRST_COMPLETED)
+        yield Serving(json.dumps({"address": stack.address}), ended)
     finally:
         if discard:
             await stack.kill()
         await stack.stop()
         if discard:
-            shutil.rmtree(data_dir, ignore_errors=True)
+            shutil.rmtree(settings.data_dir, ignore_errors=True)
 
 
 async def _end_of_input() -> None:
-    """Return when the store's process closes our standard input, or is gone, or we are told to end."""
+    """Return when the store's process closes our standard input, or is gone."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(0, lambda: os.read(0, 4096) or ended.set())
-    loop.add_signal_handler(signal.SIGTERM, ended.set)
     await ended.wait()
     loop.remove_reader(0)
 
 
-def _say(answer: dict[str, str]) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
-
-
-def main() -> None:
-    """The command line."""
+def main() -> int:
+    """The command line; the exit code. An error is one line of JSON, too."""
     keep_private()
     parser = argparse.ArgumentParser()
     parser.add_argument("services", nargs="*")
     parser.add_argument("--discard", action="store_true")
     given = parser.parse_args()
+    write_line = partial(print, flush=True)
+
+    async def run() -> None:
+        stack = serving(Settings.load(), given.services, discard=given.discard)
+        await until_stopped(stack, write_line, cancel_start=True, stop_seconds=None)  # the stack limits the stop of each service
+
     try:
-        asyncio.run(run(Settings.load(), given.services, discard=given.discard))
+        asyncio.run(run())
     except AglError as error:
-        _say({"error": str(error)})
-        sys.exit(1)
+        write_line(json.dumps({"error": str(error)}))
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,8 +1,57 @@
-"""`python -m agl_otel.web`: serve until SIGTERM."""
+"""`python -m agl_otel.web`: the web service. SIGTERM and SIGINT stop it in order, with exit code 0."""
 
 from __future__ import annotations
 
-from agl_otel.web.app import main
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from agl_otel.errors import InUseError
+from agl_otel.net.http_server import listen, make_runner, own_names, require_certificate
+from agl_otel.net.tls import Tls
+from agl_otel.queue.registration import Presence
+from agl_otel.service.main import Serving, run_service
+from agl_otel.settings import Settings
+from agl_otel.store import Store
+from agl_otel.telemetry.reporting import pushed
+from agl_otel.web import relay
+from agl_otel.web.app import OPEN_PATHS, build_app
+from agl_otel.web.jaeger.service import JaegerServer
+
+
+@asynccontextmanager
+async def serving(settings: Settings) -> AsyncGenerator[Serving]:
+    """The service on `web_port` while it serves. Raises InUseError where the port is taken, SettingsError, UnavailableError."""
+    token = settings.token.get_secret_value()
+    tls = Tls.load(settings)
+    async with AsyncExitStack() as closers:
+        store = await closers.enter_async_context(Store(settings.queue_address, token=token))
+        app = build_app(store, token, settings.cors_origins.split(","), own_names(settings))
+        if tls is not None and tls.client_authority is not None:
+            app.middlewares.append(require_certificate(OPEN_PATHS))
+        runner = make_runner(app, auto_decompress=False)  # relay.py passes bodies on as they are
+        closers.push_async_callback(runner.cleanup)
+        await runner.setup()
+        jaeger = JaegerServer(store, token)
+        closers.push_async_callback(jaeger.stop)
+        if settings.jaeger_port:
+            await jaeger.start(settings.host, settings.jaeger_port, tls)
+        try:
+            await listen(runner, settings.host, settings.web_port, tls.context if tls else None)
+        except OSError as error:
+            raise InUseError.of_port(settings.host, settings.web_port, error, "AGL_WEB_PORT") from None
+        url = f"{'https' if tls else 'http'}://{settings.announced_host}:{settings.web_port}"
+        presence = Presence(store.queue, "web", f"web@{settings.announced_host}:{settings.web_port}", {"web": url})
+        presence.start()
+        closers.push_async_callback(presence.leave)
+        await closers.enter_async_context(pushed("web", lambda: relay.families(app), settings))
+        yield Serving(f"the web service is at {url}")
+
+
+def main() -> int:
+    """Run the service; the exit code."""
+    return run_service("web", serving)
+
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

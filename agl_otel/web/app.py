@@ -5,40 +5,22 @@ Routes live in rest.py, relay.py and jaeger/rest.py; there is no SQL in this roo
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from importlib.metadata import distribution
 from typing import Final
 
 from aiohttp import web
 
-from agl_otel.errors import AglError, InUseError, http_status
-from agl_otel.net.http_server import (
-    bodies_in_time,
-    end_stalled,
-    listen,
-    make_runner,
-    only_own_pages,
-    own_names,
-    readable,
-    require_certificate,
-)
+from agl_otel.errors import AglError, http_status
+from agl_otel.net.http_server import bodies_in_time, end_stalled, only_own_pages, readable
 from agl_otel.net.scoped import refusal
-from agl_otel.net.tls import Tls
 from agl_otel.queue.convert import reachable
-from agl_otel.queue.registration import Presence
-from agl_otel.service import logs as logformat
-from agl_otel.service.private import keep_private
-from agl_otel.settings import Settings
 from agl_otel.store import DESCRIBE_PATH, Store
 from agl_otel.telemetry.http import counted_requests
 from agl_otel.telemetry.meters import Meters
-from agl_otel.telemetry.reporting import pushed
 from agl_otel.web import relay, static
 from agl_otel.web.curves import Curves
 from agl_otel.web.jaeger import rest as jaeger_rest
-from agl_otel.web.jaeger.service import JaegerServer
 from agl_otel.web.openapi import document
 from agl_otel.web.rest import ROUTES, health_of
 from agl_otel.web.routes import PREFIX, STORE, add_table
@@ -139,49 +121,3 @@ def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = (), n
     relay.add_routes(app, meters, token)
     static.add_routes(app)
     return app
-
-
-async def serve(settings: Settings) -> None:
-    """Serve on `web_port` until SIGTERM or SIGINT. Raises InUseError where the port is taken."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    token = settings.token.get_secret_value()
-    tls = Tls.load(settings)
-    async with Store(settings.queue_address, token=token) as store:
-        app = build_app(store, token, settings.cors_origins.split(","), own_names(settings))
-        if tls is not None and tls.client_authority is not None:
-            app.middlewares.append(require_certificate(OPEN_PATHS))
-        jaeger = JaegerServer(store, token)
-        if settings.jaeger_port:
-            await jaeger.start(settings.host, settings.jaeger_port, tls)
-        runner = make_runner(app, auto_decompress=False)  # relay.py passes bodies on as they are
-        await runner.setup()
-        try:
-            await listen(runner, settings.host, settings.web_port, tls.context if tls else None)
-        except OSError as error:
-            await runner.cleanup()
-            raise InUseError(f"port {settings.web_port} on {settings.host} is in use: choose another with AGL_WEB_PORT") from error
-        url = f"{'https' if tls else 'http'}://{settings.announced_host}:{settings.web_port}"
-        presence = Presence(store.queue, "web", f"web@{settings.announced_host}:{settings.web_port}", {"web": url})
-        presence.start()
-        async with pushed("web", lambda: relay.families(app), settings):
-            await stop.wait()
-        await presence.leave()
-        await jaeger.stop()
-        await runner.cleanup()
-
-
-def main() -> int:
-    """Run the service; 0 after an ordered stop, 1 with one line on stderr where it cannot start."""
-    keep_private()
-    import logging
-
-    settings = Settings.load()
-    logformat.configure(settings.log_level, settings.log_format)
-    try:
-        asyncio.run(serve(settings))
-    except AglError as error:
-        logging.getLogger(__name__).error("%s", error)
-        return 1
-    return 0

@@ -10,9 +10,9 @@ and log-probs (vLLM) can stand in its place; nothing else in this package knows 
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from agl_otel.algorithms.grpo.sampler import Engine, Job
 from agl_otel.algorithms.grpo.wire import Reply, parse, server_sent_event
 from agl_otel.errors import UsageError
 from agl_otel.net.http_server import bodies_in_time, listen, make_runner
+from agl_otel.service.main import Serving, until_stopped
 from agl_otel_hook.conventions import HEADER_MODEL_VERSION
 
 MAX_REPLY_TOKENS: Final = 256  # where the request names no limit; OpenAI's default is the whole context
@@ -127,19 +128,16 @@ async def _stream(request: web.Request, engine: Engine, job: Job, reply: Reply) 
     return response
 
 
-async def serve(engine: Engine, *, host: str, port: int, model_name: str = "policy", ready: Callable[[int], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; `ready` is called with the port once requests are taken."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+@asynccontextmanager
+async def serving(engine: Engine, model: str, *, host: str, port: int, model_name: str = "policy") -> AsyncGenerator[Serving]:
+    """The server of `model` while it serves."""
     async with engine:
         runner = make_runner(make_app(engine, model_name, host=host), shutdown_timeout=5.0)
-        await runner.setup()
-        bound = await listen(runner, host, port, None)
-        if ready is not None:
-            ready(bound)
-        await stop.wait()
-        await runner.cleanup()
+        try:
+            await runner.setup()
+            yield Serving(f"serving {model} on http://{host}:{await listen(runner, host, port, None)}")
+        finally:
+            await runner.cleanup()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -154,11 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         load_weights(policy.model, Path(options.weights))
     with Path(options.record).open("a", encoding="utf-8") if options.record else nullcontext() as record:
         engine = Engine(policy, options.version, record=record, seed=options.seed)
-
-        def ready(port: int) -> None:
-            print(f"serving {options.model} on http://{options.host}:{port}", flush=True)  # noqa: T201  # what a command prints
-
-        asyncio.run(serve(engine, host=options.host, port=options.port, model_name=options.name, ready=ready))
+        server = serving(engine, options.model, host=options.host, port=options.port, model_name=options.name)
+        asyncio.run(until_stopped(server, partial(print, flush=True)))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from aiohttp import web
 from agl_otel.algorithms.grpo.model_port import MAX_BODY_BYTES, checks, error_response, parser_of
 from agl_otel.errors import AglError, ModelServerError, SettingsError, UsageError
 from agl_otel.net.http_server import bodies_in_time, is_well, listen, make_runner
+from agl_otel.service.main import Serving, until_stopped
 from agl_otel.service.processes import Process
 from agl_otel.settings import free_port
 from agl_otel_hook.conventions import HEADER_MODEL_VERSION
@@ -54,7 +56,7 @@ def vllm_command(given: str | None = None) -> str:
 
 
 class Front:
-    """The routes of server.py over a vLLM server. Use `async with`; `ended` is done when vLLM has ended by itself."""
+    """The routes of server.py over a vLLM server. Use `async with`."""
 
     def __init__(self, process: Process, url: str, version: str, *, name: str, weights: str | None = None) -> None:
         self.process, self.url, self.version, self._name = process, url, version, name
@@ -66,7 +68,6 @@ class Front:
     async def __aenter__(self) -> Front:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False)
         await self.process.start()
-        self.ended = asyncio.create_task(self.process.wait())
         try:
             await self.process.ready(self._well, timeout_seconds=START_SECONDS)
             await self._ask(
@@ -83,8 +84,6 @@ class Front:
         await self.process.stop(grace_seconds=STOP_SECONDS)
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # its engine and workers outlive a server that was killed
-        self.ended.cancel()
-        await asyncio.gather(self.ended, return_exceptions=True)
         await self._session.close()
 
     def app(self, host: str = "127.0.0.1") -> web.Application:
@@ -181,29 +180,19 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
         return error_response(502, f"vLLM does not answer: {error!r}")
 
 
-async def serve(front: Front, *, host: str, port: int) -> None:
-    """Serve until SIGTERM, SIGINT or the end of vLLM, which raises ModelServerError with its last words."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    stopped = asyncio.create_task(stop.wait())
-    async with AsyncExitStack() as held:
-        starting = asyncio.create_task(held.enter_async_context(front))  # minutes, in which a signal is heeded, too
-        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
-            return
-        await starting
+@asynccontextmanager
+async def serving(front: Front, *, host: str, port: int) -> AsyncGenerator[Serving]:
+    """The front while it serves. The end of vLLM raises ModelServerError with the end of its log."""
+
+    async def failed() -> None:
+        await front.process.wait()
+        raise ModelServerError(f"vLLM ended with exit code {front.process.returncode}: {front.process.last_words()}")
+
+    async with front:
         runner = make_runner(front.app(host), shutdown_timeout=5.0)
-        await runner.setup()
         try:
-            bound = await listen(runner, host, port, None)
-            print(f"serving {front.url} on http://{host}:{bound}", flush=True)  # noqa: T201  # what a command prints
-            await asyncio.wait({stopped, front.ended}, return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
-            if not stop.is_set():
-                raise ModelServerError(f"vLLM ended with exit code {front.process.returncode}: {front.process.last_words()}")
+            await runner.setup()
+            yield Serving(f"serving {front.url} on http://{host}:{await listen(runner, host, port, None)}", failed())
         finally:
             await runner.cleanup()
 
@@ -230,7 +219,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     place = known.index("--") if "--" in known else len(known)
     options = parser.parse_args(known[:place])
     try:
-        asyncio.run(serve(make_front(options, known[place + 1 :]), host=options.host, port=options.port))
+        front = make_front(options, known[place + 1 :])
+        server = serving(front, host=options.host, port=options.port)
+        asyncio.run(until_stopped(server, partial(print, flush=True), cancel_start=True))  # it starts for minutes
     except AglError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201  # the end of its log
         return 2

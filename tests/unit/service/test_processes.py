@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,30 +8,7 @@ from pathlib import Path
 import pytest
 
 from agl_otel.errors import UnavailableError
-from agl_otel.service.processes import Process, is_alive, on_stop_signals
-
-
-async def heard(*numbers: signal.Signals, same_seconds: float) -> list[str]:
-    """What is called when these signals reach this process, one by one."""
-    called: list[str] = []
-
-    def told(kind: str, number: signal.Signals) -> None:
-        called.append(f"{kind} {number.name}")
-
-    loop = asyncio.get_running_loop()
-    on_stop_signals(lambda number: told("first", number), lambda number: told("again", number), same_seconds=same_seconds)
-    passed = asyncio.Event()
-    loop.add_signal_handler(signal.SIGUSR2, passed.set)
-    try:
-        for number in numbers:
-            passed.clear()
-            signal.raise_signal(number)
-            signal.raise_signal(signal.SIGUSR2)  # is heard after it
-            await passed.wait()
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
-            loop.remove_signal_handler(number)
-    return called
+from agl_otel.service.processes import Process, is_alive
 
 
 async def test_a_process_that_ended_is_not_ready_whoever_answers_for_it(tmp_path: Path) -> None:
@@ -46,18 +21,6 @@ async def test_a_process_that_ended_is_not_ready_whoever_answers_for_it(tmp_path
     await process.start()
     with pytest.raises(UnavailableError, match=r"mine ended with exit code 0: port 1 is in use"):
         await process.ready(another_answers, timeout_seconds=60)
-
-
-async def test_signals_of_one_moment_are_one() -> None:
-    assert await heard(*[signal.SIGTERM] * 5, same_seconds=3600) == ["first SIGTERM"]
-
-
-async def test_a_second_ctrl_c_is_one_however_soon_it_comes() -> None:
-    assert await heard(signal.SIGINT, signal.SIGTERM, signal.SIGINT, same_seconds=3600) == ["first SIGINT", "again SIGINT"]
-
-
-async def test_a_later_signal_is_a_second_one() -> None:
-    assert await heard(signal.SIGINT, signal.SIGTERM, same_seconds=0) == ["first SIGINT", "again SIGTERM"]
 
 
 def test_a_process_that_nobody_waited_for_is_not_alive() -> None:
