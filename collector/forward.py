@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections import Counter, deque
 from typing import Final, NamedTuple, Protocol
@@ -18,11 +17,11 @@ from urllib.parse import urlsplit
 from agl_otel.collector.forward_targets import GrpcTarget, HttpTarget, RefusedError, TryAgainError
 from agl_otel.collector.journal import Signal
 from agl_otel.errors import SettingsError
+from agl_otel.service.retry import Backoff, Tries
 from agl_otel.settings import parse_headers
 
 WORKERS: Final = 4  # requests under way at a time
-FIRST_BACKOFF_SECONDS: Final = 0.5
-MAX_BACKOFF_SECONDS: Final = 30.0
+BACKOFF: Final = Backoff(0.5, 30.0)
 MAX_AGE_SECONDS: Final = 300.0  # a copy that is older helps nobody; the original is in our own store
 GRPC_SCHEMES: Final = {"grpc": False, "grpcs": True}
 _logger = logging.getLogger(__name__)
@@ -103,7 +102,7 @@ class Forwarder:
                 self._idle.set()
 
     async def _deliver(self, copy: _Copy) -> None:
-        backoff = FIRST_BACKOFF_SECONDS
+        tries = Tries(BACKOFF, seconds=copy.since + MAX_AGE_SECONDS - time.monotonic())
         while True:
             try:
                 await self._target.send(copy.signal, copy.raw)
@@ -111,14 +110,12 @@ class Forwarder:
                 self._drop("refused", str(error))
                 return
             except TryAgainError as error:
-                pause = max(error.wait_seconds, backoff * random.uniform(0.7, 1.3))
-                if time.monotonic() + pause - copy.since > MAX_AGE_SECONDS:
+                if (pause := tries.pause(at_least=error.wait_seconds)) is None:
                     self._drop("expired", str(error))
                     return
                 self.counts["retries"] += 1
                 if self.counts["retries"] == 1:
                     _logger.warning("forwarding to %s: it does not answer well; trying again: %s", self._name, error)
-                backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
                 await asyncio.sleep(pause)
                 continue
             self.counts["sent"] += 1

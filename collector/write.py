@@ -39,6 +39,7 @@ from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.telemetry import Stopwatch
 from agl_otel.collector.wal import Place
 from agl_otel.errors import DataError, UnavailableError
+from agl_otel.service.retry import Backoff
 from agl_otel.traces.engine import ClickHouseError
 
 MAX_BATCH_ROWS: Final = 20_000
@@ -49,7 +50,7 @@ GATHER_SECONDS: Final = 0.02  # from the first row to the insert: what belongs t
 LINGER_SECONDS: Final = 0.9  # between two inserts while nobody waits for one: each costs 20 to 50 ms of CPU, however few its rows
 BUSY_LINGER_SECONDS: Final = 0.5  # the same while many rows come: they take a while to be written, and are to be visible within a second
 BUSY_ROWS: Final = 200  # within BUSY_LINGER_SECONDS
-RETRY_SECONDS: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+BACKOFF: Final = Backoff(0.1, 5.0)
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
@@ -346,7 +347,7 @@ class Writer:
 
     async def _until_it_works(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """Try again, for ever and in order, while `what` is away; only the end of the service ends it."""
-        tries = 0
+        failures = 0
         while True:
             try:
                 result = await attempt()
@@ -354,15 +355,15 @@ class Writer:
                 self.trouble = f"{what} does not take a batch: {error}"
                 if self._closing.is_set():
                     raise _StoppedError from None
-                if tries in (0, 10) or tries % 100 == 0:
+                failures += 1
+                if failures in (1, 11) or failures % 100 == 1:
                     _logger.warning("%s does not take a batch (%d rows wait in the log); trying again: %s", what, self.backlog, error)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), RETRY_SECONDS[min(tries, len(RETRY_SECONDS) - 1)])
-                tries += 1
+                    await asyncio.wait_for(self._closing.wait(), BACKOFF.jittered(failures))
                 continue
             self.trouble = ""
-            if tries:
-                _logger.warning("%s is back after %d tries", what, tries)
+            if failures:
+                _logger.warning("%s is back after %d tries", what, failures)
             return result
 
     def _next_batch_id(self) -> int:

@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +45,7 @@ from agl_otel.proxy.journal import (
     without,
 )
 from agl_otel.service.framed import DAMAGED, Frame, read
+from agl_otel.service.retry import Backoff
 from agl_otel_hook import conventions
 from agl_otel_hook.context import Key
 from agl_otel_hook.ids import span_id
@@ -54,7 +54,7 @@ from agl_otel_hook.wire import field_of, of_parts, span_bytes
 
 MAX_TOLD: Final = 100_000  # attempts whose counts are remembered for their closing
 REQUEST_BYTES: Final = 3 << 20  # receivers with gRPC's default limit take 4 MiB
-AGAIN_SECONDS: Final = (0.5, 10.0)
+AGAIN: Final = Backoff(0.5, 10.0)
 SENT_AT_ONCE: Final = 2  # journals whose spans are on their way; the others' take turns
 YOUNG_SECONDS: Final = 60.0  # a folder without a journal may be one that is being made
 _RECORD: Final = (str, str, str, str, str, int, int, str)
@@ -233,10 +233,10 @@ class Inheritance:
         return left
 
     async def _run(self, left: Left) -> None:
-        pause, longest = AGAIN_SECONDS
+        failures = 0
         while not await self._bring_to_an_end(left):
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, longest)
+            failures += 1
+            await asyncio.sleep(AGAIN.jittered(failures))
 
     async def _bring_to_an_end(self, left: Left) -> bool:
         ids = sorted({name[0][0] for name in left.legacies})

@@ -21,12 +21,13 @@ from typing import Final, Literal
 from agl_otel.errors import InUseError, RefusedError, SettingsError, UnavailableError
 from agl_otel.net.http_server import is_well
 from agl_otel.service.processes import Process
+from agl_otel.service.retry import Backoff
 from agl_otel.settings import free_port
 
 READY_SECONDS: Final = 300.0  # its imports alone take half a minute of CPU
 WAIT_SECONDS: Final = 60.0  # that a call waits for one that is still starting
 STOP_SECONDS: Final = 10.0
-RESTART_SECONDS: Final = (1.0, 30.0)  # before it is started again: the first time, and at most; doubled each time
+RESTART: Final = Backoff(1.0, 30.0, jitter=0.0)
 PREFIX: Final = "agl/"
 PROVIDER: Final = "hosted_vllm/"
 """What litellm calls a server that speaks OpenAI's protocol; it leaves the parameters alone that only such servers know."""
@@ -115,7 +116,7 @@ class Litellm:
         return RefusedError(message, status=503, code="litellm_down", retry_seconds=1)
 
     async def _watch(self, capture_url: str) -> None:
-        pause, longest = RESTART_SECONDS
+        failures = 0  # in a row
         while True:
             try:
                 await self._launch(capture_url)
@@ -124,13 +125,13 @@ class Litellm:
                 if self._process is not None:
                     await self._process.kill()
             else:
-                pause = RESTART_SECONDS[0]
+                failures = 0
                 self._is("up")
                 assert self._process is not None
                 self._is("down", f"it ended with exit code {await self._process.wait()}")
-            logger.warning("litellm is down: %s; it is started again in %.0f s", self.why, pause)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
+            failures += 1
+            logger.warning("litellm is down: %s; it is started again in %.0f s", self.why, RESTART.seconds(failures))
+            await asyncio.sleep(RESTART.seconds(failures))
 
     async def _launch(self, capture_url: str) -> None:
         self._is("starting")

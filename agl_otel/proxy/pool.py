@@ -12,10 +12,11 @@ from hashlib import blake2b
 from typing import Final
 
 from agl_otel.proxy.upstream import Upstream
+from agl_otel.service.retry import Backoff
 from agl_otel.text import without_secrets
 
-DOWN_SECONDS: Final = (1.0, 30.0)
-"""How long an endpoint is left alone after the first failure, and at most; doubled each time."""
+DOWN: Final = Backoff(1.0, 30.0, jitter=0.0)
+"""How long an endpoint is left alone."""
 MAX_ENDPOINTS: Final = 10_000
 
 
@@ -24,16 +25,14 @@ class Health:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._down: dict[str, tuple[float, float]] = {}
-        """{base URL: (until when, for how long)}."""
+        self._down: dict[str, tuple[float, int]] = {}
+        """{base URL: (until when, failures in a row)}."""
 
     def failed(self, base_url: str) -> None:
         """It could not be reached, or said that it cannot serve."""
-        first, longest = DOWN_SECONDS
-        held = self._down.get(base_url)
-        seconds = min(held[1] * 2, longest) if held is not None else first
+        _, failures = self._down.get(base_url, (0.0, 0))
         if len(self._down) < MAX_ENDPOINTS:
-            self._down[base_url] = (self._clock() + seconds, seconds)
+            self._down[base_url] = (self._clock() + DOWN.seconds(failures + 1), failures + 1)
 
     def answered(self, base_url: str) -> None:
         """It serves."""

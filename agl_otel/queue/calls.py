@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
@@ -19,12 +18,11 @@ from agl_otel.errors import AglError, UnavailableError, UsageError, from_grpc
 from agl_otel.net import tls
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.proto import queue_pb2_grpc
+from agl_otel.service.retry import QUICK, Tries
 
 T = TypeVar("T")
 R = TypeVar("R")
 RETRY_SECONDS: Final = 10.0  # a restart of the queue takes less
-FIRST_PAUSE_SECONDS: Final = 0.05
-LONGEST_PAUSE_SECONDS: Final = 1.0
 PART_ROLLOUTS: Final = 10_000
 """Rollouts in one message of an enqueue: one transaction, which all others wait for."""
 PART_BYTES: Final = 16 << 20
@@ -152,21 +150,19 @@ class Calls:
 
 
 class Retry:
-    """Pauses that grow, with jitter, until `seconds` are over."""
+    """The pauses between the tries of one call, until `seconds` are over."""
 
     def __init__(self, seconds: float, address: str, *, secure: bool = False) -> None:
         self._secure = secure
-        self._until = time.monotonic() + seconds
-        self._pause = FIRST_PAUSE_SECONDS
+        self._tries = Tries(QUICK, seconds=seconds)
         self._address = address
 
     async def pause(self, error: grpc.aio.AioRpcError) -> None:
         """Wait before the next try; raises what `error` stands for where there is no point in one."""
         failure = translated(error, self._address, secure=self._secure)
-        if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() + self._pause > self._until:
+        if error.code() is not grpc.StatusCode.UNAVAILABLE or (seconds := self._tries.pause()) is None:
             raise failure from None
-        await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
-        self._pause = min(self._pause * 2, LONGEST_PAUSE_SECONDS)
+        await asyncio.sleep(seconds)
 
 
 def translated(error: grpc.aio.AioRpcError, address: str, *, secure: bool = False) -> AglError:

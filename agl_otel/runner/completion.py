@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,13 +21,14 @@ from agl_otel.net.tls import connector
 from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.runner.job import Job
 from agl_otel.runner.output import LogExporter, Printed
+from agl_otel.service.retry import Backoff, retry
 from agl_otel.telemetry.setup import Telemetry
 from agl_otel.types import AttemptLedger, AttemptStatus
 
 CLOSE_TIMEOUT_SECONDS: Final = 10.0  # a proxy flushes to the collector before it answers
 CLOSE_TRIES: Final = 3
 SEAL_RETRY_SECONDS: Final = 30.0  # how long a collector may be away before attempts fail because their rewards cannot be stored
-_BACKOFF_SECONDS: Final = (0.1, 5.0)
+_BACKOFF: Final = Backoff(0.1, 5.0)
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 Key = tuple[str, str]
@@ -228,18 +228,5 @@ def _update(ended: Ended, seals: dict[str, int]) -> AttemptUpdate:
 
 
 async def persist(ask: Callable[[], Awaitable[T]], *, tries: int | None = None, seconds: float | None = None) -> T:
-    """Ask until it works: UnavailableError is tried again, with jitter, `tries` times or for `seconds` (both None: for ever)."""
-    loop = asyncio.get_running_loop()
-    started, failed = loop.time(), 0
-    pause, longest = _BACKOFF_SECONDS
-    while True:
-        try:
-            return await ask()
-        except UnavailableError as error:
-            failed += 1
-            if (tries is not None and failed >= tries) or (seconds is not None and loop.time() - started > seconds):
-                raise
-            if failed == 1:
-                _log.info("trying again: %s", error)
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(2 * pause, longest)
+    """What `ask` answers; UnavailableError is tried again `tries` times or for `seconds` (both None: for ever), and logged once."""
+    return await retry(ask, _BACKOFF, seconds=seconds, limit=tries, first_failure=lambda error: _log.info("trying again: %s", error))

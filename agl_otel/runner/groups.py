@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, Protocol
 
+from agl_otel.service.retry import Backoff
 from agl_otel_hook import conventions
 
-_POLL_SECONDS: Final = (0.005, 0.2)  # from, to: the kernel tells nobody when a group is empty
+_POLL: Final = Backoff(0.005, 0.2, jitter=0.0)  # the kernel does not notify of a group that is empty
 _KILL_SECONDS: Final = 1.0
 _live: set[int] = set()
 
@@ -50,8 +51,7 @@ async def end_group(process: Leader, grace_seconds: float) -> None:
 async def end_leftovers(leftovers: Callable[[], Collection[int]], grace_seconds: float) -> None:
     """End processes that left their group: SIGTERM, after `grace_seconds` SIGKILL. They are looked for again, for they may fork."""
     for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, _KILL_SECONDS)):
-        deadline = time.monotonic() + seconds
-        pause, longest = _POLL_SECONDS
+        deadline, looks = time.monotonic() + seconds, 0
         told: set[int] = set()
         while pids := await asyncio.to_thread(leftovers):
             for pid in pids if number == signal.SIGKILL else {*pids} - told:
@@ -60,8 +60,8 @@ async def end_leftovers(leftovers: Callable[[], Collection[int]], grace_seconds:
             told.update(pids)
             if time.monotonic() > deadline:
                 break
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
+            looks += 1
+            await asyncio.sleep(_POLL.seconds(looks))
         if not pids:
             return
 
@@ -104,13 +104,12 @@ def is_alive(group: int) -> bool:
 
 
 async def _gone(group: int, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    pause, longest = _POLL_SECONDS
+    deadline, looks = time.monotonic() + seconds, 0
     while is_alive(group):
         if time.monotonic() > deadline:
             return False
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, longest)
+        looks += 1
+        await asyncio.sleep(_POLL.seconds(looks))
     return True
 
 

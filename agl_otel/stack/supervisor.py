@@ -31,6 +31,7 @@ from agl_otel.net.tls import Tls, Trust, connector
 from agl_otel.queue.client import DOWN, QueueClient
 from agl_otel.service.private import make_folder, open_file, open_to_others
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, is_alive
+from agl_otel.service.retry import Backoff
 from agl_otel.settings import Settings
 from agl_otel.stack.services import ANNOUNCED, SERVICES, Service, services_of
 
@@ -45,6 +46,7 @@ START_TIMEOUT_SECONDS: Final = 60.0
 STOP_GRACE_SECONDS: Final = 30.0  # the collector may have to flush its log
 STEADY_SECONDS: Final = 60.0  # a service that was up for so long and then ends is started again at once
 LONGEST_PAUSE_SECONDS: Final = 60.0
+RESTART: Final = Backoff(1.0, LONGEST_PAUSE_SECONDS, jitter=0.0)
 TELL_SECONDS: Final = 1.0  # a queue that does not answer delays no restart
 
 
@@ -293,7 +295,7 @@ class Stack:
 
 def restart_pause(failures: int) -> float:
     """Seconds to wait before a service that has ended so often in a row is started again: none, 1, 2, 4 … LONGEST_PAUSE_SECONDS."""
-    return min(2.0 ** min(failures - 2, 10), LONGEST_PAUSE_SECONDS) if failures > 1 else 0.0
+    return RESTART.seconds(failures - 1)
 
 
 def reachable_host(host: str) -> str:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
-import time
 from collections.abc import Iterable
 from typing import Final
 
@@ -17,13 +14,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from agl_otel.errors import DataError, UnavailableError
 from agl_otel.net.tls import connector
 from agl_otel.queue.client import QueueClient
+from agl_otel.service.retry import retry
 from agl_otel_hook import conventions
 
 TRACES_PATH: Final = "/v1/traces"
 METRICS_PATH: Final = "/v1/metrics"
 CALL_SECONDS: Final = 60.0  # an insert that waits behind others takes seconds
 RETRY_SECONDS: Final = 10.0  # a collector that is restarted is back by then
-LONGEST_PAUSE_SECONDS: Final = 1.0
 
 
 class SpanWriter:
@@ -69,16 +66,7 @@ class SpanWriter:
         await self._sent(METRICS_PATH, request.SerializeToString())
 
     async def _sent(self, path: str, body: bytes) -> bytes:
-        until = time.monotonic() + RETRY_SECONDS
-        pause = 0.05
-        while True:
-            try:
-                return await self._post(path, body)
-            except UnavailableError:
-                if time.monotonic() + pause > until:
-                    raise
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        return await retry(lambda: self._post(path, body), seconds=RETRY_SECONDS)
 
     async def _post(self, path: str, body: bytes) -> bytes:
         url = self._url or (await self._queue.describe()).collector_http

@@ -8,9 +8,7 @@ A fork exports over HTTP: gRPC works in none that was made while threads of its 
 from __future__ import annotations
 
 import os
-import random
 import threading
-import time
 from collections.abc import Callable, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Final
@@ -23,6 +21,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from agl_otel.net import tls
+from agl_otel.service.retry import Backoff, Tries
 from agl_otel_hook import conventions
 from agl_otel_hook.arrays import PACKED_KEYS
 from agl_otel_hook.guard import note_failure
@@ -32,7 +31,7 @@ PATH: Final = "/v1/traces"
 METHOD: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 CALL_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 60.0  # a collector that is restarted and replays its log is back by then
-MAX_BACKOFF_SECONDS: Final = 2.0
+BACKOFF: Final = Backoff(0.05, 2.0)
 RETRYABLE: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}
 )
@@ -93,17 +92,15 @@ class OtlpExporter(SpanExporter):
 
     def send(self, request: bytes) -> bool:
         """The same for a serialised request; whether it was acknowledged."""
-        deadline = time.monotonic() + self._retry_seconds
-        backoff = 0.05
+        tries = Tries(BACKOFF, seconds=self._retry_seconds)
         while not self._closed.is_set():
             try:
                 reply = self._post(request) if self._http else self._ask(request)
             except _NotTakenError as error:
                 note_failure(f"export to {self._http or self._endpoint}", str(error))
-                if not error.again or time.monotonic() + backoff > deadline:
+                if not error.again or (pause := tries.pause()) is None:
                     return False
-                self._closed.wait(backoff * random.uniform(0.8, 1.2))
-                backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+                self._closed.wait(pause)
                 continue
             rejected = ExportTraceServiceResponse.FromString(reply).partial_success if reply else None
             if rejected is not None and rejected.rejected_spans:
@@ -149,7 +146,7 @@ class OtlpExporter(SpanExporter):
     def _stub(self) -> Callable[..., bytes]:
         call = self._call
         if call is None:
-            options = [("grpc.max_send_message_length", -1), ("grpc.max_reconnect_backoff_ms", int(MAX_BACKOFF_SECONDS * 1000))]
+            options = [("grpc.max_send_message_length", -1), ("grpc.max_reconnect_backoff_ms", int(BACKOFF.longest_seconds * 1000))]
             self._channel = tls.channel(self._endpoint, options)
             call = self._call = self._channel.unary_unary(METHOD, request_serializer=None, response_deserializer=None)
         return call

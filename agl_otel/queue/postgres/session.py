@@ -10,7 +10,6 @@ import itertools
 import json
 import logging
 import math
-import random
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from agl_otel.errors import AglError, ConflictError, DiskFullError, UnavailableE
 from agl_otel.queue.engine import Operation, Params, RunTallies, Signals, tally_changes
 from agl_otel.queue.postgres.address import Address
 from agl_otel.queue.statements import Statements
+from agl_otel.service.retry import Backoff
 
 T = TypeVar("T")
 LOOK_UP: Final = b"SET enable_hashjoin = off; SET enable_mergejoin = off"
@@ -34,8 +34,7 @@ PLAN_EACH: Final = b"SET plan_cache_mode = force_custom_plan"
 WRITE: Final = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 READ: Final = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 TRIES: Final = 10
-PAUSE_SECONDS: Final = 0.002  # doubled with every try, and only a random part of it is waited
-LONGEST_PAUSE_SECONDS: Final = 0.2
+BACKOFF: Final = Backoff(0.004, 0.2, jitter=1.0)
 ROWS: Final = "%(rows)s"  # a statement that has this takes all rows at once, as JSON
 _LOST: Final = (errors.SerializationFailure, errors.DeadlockDetected, errors.UniqueViolation)
 _log = logging.getLogger(__name__)
@@ -177,7 +176,7 @@ class Session:
                     self.close()  # the next operation asks for the server anew: it may have another address by then
                 if not broken or fresh or self._committing:
                     raise self._refused(error) from error
-            time.sleep(random.uniform(0, min(PAUSE_SECONDS * 2**number, LONGEST_PAUSE_SECONDS)))
+            time.sleep(BACKOFF.jittered(number))
         raise AssertionError("unreachable")
 
     def _once(self, operation: Operation[Any], begin: bytes) -> Done:
