@@ -110,10 +110,11 @@ def tables_page() -> str:
         "",
         "What was observed is in ClickHouse, database `otel`; what is intended is in the queue (SQLite or PostgreSQL).",
     ]
-    parts += ["The files are applied in this order, each once; a database knows which it has.", "", "## ClickHouse", ""]
+    parts += ["", "## ClickHouse", "", "The files are applied in this order, each once; a database knows which it has.", ""]
     parts += _files(ROOM / "traces" / "schema")
-    parts += ["## The queue", "", "PostgreSQL has the same with other names of types, and the lines that begin with `-- postgres:`.", ""]
-    parts += _files(ROOM / "queue" / "sql" / "migrations")
+    for engine in ("SQLite", "Postgres"):
+        schema = ROOM / "queue" / "sql" / f"schema_{engine.lower()}.sql"
+        parts += [f"## The queue in {engine}", "", "```sql", schema.read_text().strip(), "```", ""]
     return "\n".join(parts)
 
 

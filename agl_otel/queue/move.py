@@ -1,6 +1,6 @@
 """A queue from SQLite to PostgreSQL and, for a backup, the other way, with all that it knows: one transaction, counted on both sides.
 
-Both have the same tables (sql/migrations). What only the process that ran knows is not carried: leases, and where services are.
+Both have the same tables (sql/schema_*.sql). What only the process that ran knows is not carried: leases, and where services are.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import psycopg
 from psycopg import sql
 
 from agl_otel.errors import ConflictError, DataError, UnavailableError
-from agl_otel.queue.migrate import migrations
+from agl_otel.queue import schema
 from agl_otel.queue.postgres.address import Address
-from agl_otel.queue.postgres.schema import migrate
+from agl_otel.queue.postgres.schema import create_tables
 from agl_otel.queue.sqlite import new_database, table_names
 
 LEFT: Final = frozenset({"schema_migrations", "leases", "services", "counters"})
 """Tables that are not carried: PostgreSQL numbers by a sequence of its own (`places`), which begins above all that is there."""
-FILLED_BY_MIGRATIONS: Final = frozenset({"tallies", "run_tallies"})
 _HIGHEST: Final = (
     "SELECT max(n) FROM (SELECT max(ordinal) AS n FROM rollouts UNION ALL SELECT max(position) FROM rollouts UNION ALL "
     "SELECT max(ordinal) FROM resources)"
@@ -40,7 +39,7 @@ def move(source: Path, url: str) -> dict[str, int]:
     address = Address.parse(url)
     with contextlib.closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as old, address.connect() as new:
         _check_release(old, source)
-        migrate(new, address)
+        create_tables(new, address)
         try:
             with new.transaction():
                 moved = {table: _copy(old, new, table, address) for table in table_names(old) if table not in LEFT}
@@ -64,7 +63,7 @@ def fetch(url: str, target: Path) -> dict[str, int]:
             with old.transaction(), new:
                 old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
                 (version,) = old.execute("SELECT coalesce(max(version), 0) FROM schema_migrations").fetchone() or (0,)
-                _check_version(int(version), address.shown)
+                schema.check_version(int(version), address.shown)
                 found = {table: _fetch(old, new, table) for table in table_names(new) if table not in LEFT}
                 (highest,) = new.execute(_HIGHEST).fetchone()
                 new.execute("INSERT INTO counters (name, last) VALUES ('place', ?)", (highest or 0,))
@@ -77,7 +76,6 @@ def fetch(url: str, target: Path) -> dict[str, int]:
 
 def _fetch(old: psycopg.Connection[Any], new: sqlite3.Connection, table: str) -> int:
     columns = [str(row[1]) for row in new.execute(f'PRAGMA table_info("{table}")')]
-    new.execute(f'DELETE FROM "{table}"')  # what migrations filled: counters of nothing
     names = sql.SQL(", ").join(map(sql.Identifier, columns))
     insert = f'INSERT INTO "{table}" ({", ".join(columns)}) VALUES ({", ".join("?" * len(columns))})'
     with old.cursor(name="fetch") as cursor:
@@ -91,19 +89,12 @@ def _fetch(old: psycopg.Connection[Any], new: sqlite3.Connection, table: str) ->
 
 def _check_release(old: sqlite3.Connection, source: Path) -> None:
     (version,) = old.execute("SELECT max(version) FROM schema_migrations").fetchone()
-    _check_version(version, str(source))
-
-
-def _check_version(version: int, where: str) -> None:
-    if version != (newest := migrations()[-1].version):
-        raise ConflictError(f"{where} has schema {version}, this release {newest}: start a stack of this release on it once, and stop it")
+    schema.check_version(version, str(source))
 
 
 def _copy(old: sqlite3.Connection, new: psycopg.Connection[Any], table: str, address: Address) -> int:
     columns = [str(row[1]) for row in old.execute(f'PRAGMA table_info("{table}")')]
     name = sql.Identifier(table)
-    if table in FILLED_BY_MIGRATIONS:
-        new.execute(sql.SQL("DELETE FROM {}").format(name))  # counters of nothing
     if _count(new.execute(sql.SQL("SELECT count(*) FROM {}").format(name))):
         raise ConflictError(f"{address.shown} holds a queue already ({table} has rows), and nothing is overwritten: name an empty database")
     with new.cursor() as cursor, cursor.copy(

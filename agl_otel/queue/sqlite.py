@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, TypeVar
 
 from agl_otel.errors import FULL_DISK, AglError, ConflictError, DiskFullError, InUseError, SettingsError, UnavailableError
+from agl_otel.queue import schema
 from agl_otel.queue.engine import Operation, Params, RunTallies, Signals, tally_changes
-from agl_otel.queue.migrate import Migration, migrations, pending
 from agl_otel.queue.statements import Statements
 from agl_otel.service.private import make_folder, open_file
 
@@ -33,7 +33,6 @@ BUSY_SECONDS: Final = 5.0  # a reader of another process (a backup, a shell) may
 CHECKPOINT_PAGES: Final = 8192  # 32 MB of log: fewer, larger checkpoints, because each one syncs the database file too
 _PRIMARY: Final = 0xFF  # of an extended result code
 _PROBE_BYTES: Final = 64 << 10
-_ONLY_HERE: Final = "-- sqlite: "  # begins lines of migrations that PostgreSQL does not see
 _log = logging.getLogger(__name__)
 
 
@@ -52,7 +51,7 @@ def table_names(database: sqlite3.Connection) -> list[str]:
 def new_database(path: Path) -> sqlite3.Connection:
     """A file with the tables of a queue and nothing in them, in one file without a log beside it. Raises SettingsError."""
     connection = _open(path)
-    _migrate(connection, path)
+    _create_tables(connection, path)
     connection.execute("PRAGMA journal_mode = DELETE")
     connection.isolation_level = "DEFERRED"
     return connection
@@ -128,7 +127,7 @@ class SqliteEngine:
         self._lock_file = _lock(path)
         try:
             connection = _open(path)
-            _migrate(connection, path)
+            _create_tables(connection, path)
         except BaseException:
             self._lock_file.close()
             raise
@@ -354,15 +353,17 @@ def _cannot_open(path: Path, error: sqlite3.Error) -> AglError:
     return SettingsError(f"cannot open the queue's database {path} ({text}): check its permissions, or choose another AGL_DATA_DIR")
 
 
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables of an empty file. Raises ConflictError where they are there in another version."""
     try:
         connection.execute("BEGIN IMMEDIATE")
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS schema_migrations (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at REAL NOT NULL)"
-        )
-        applied = connection.execute("SELECT coalesce(max(version), 0) FROM schema_migrations").fetchone()[0]
-        for migration in pending(applied, migrations(), str(path)):
-            _apply(connection, migration)
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'schema_migrations'").fetchall():
+            for statement in schema.statements("sqlite"):
+                connection.execute(statement)
+            made = (schema.VERSION, "schema_sqlite.sql", time.time())
+            connection.execute("INSERT INTO schema_migrations (version, name, applied_at) VALUES (?, ?, ?)", made)
+        [(version,)] = connection.execute("SELECT coalesce(max(version), 0) FROM schema_migrations")
+        schema.check_version(version, str(path))
         connection.execute("COMMIT")
     except sqlite3.Error as error:
         connection.close()
@@ -370,15 +371,3 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     except AglError:
         connection.close()
         raise
-
-
-def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
-    text = ""
-    for line in migration.sql.splitlines():  # executescript would commit the transaction that this must stay in
-        text += line.removeprefix(_ONLY_HERE).split("--")[0] + "\n"
-        if sqlite3.complete_statement(text):
-            connection.execute(text)
-            text = ""
-    connection.execute(
-        "INSERT INTO schema_migrations (version, name, applied_at) VALUES (?, ?, ?)", (migration.version, migration.name, time.time())
-    )

@@ -19,7 +19,7 @@ from agl_otel.errors import UnavailableError
 from agl_otel.queue.engine import Operation, Signals
 from agl_otel.queue.postgres import dialect, session
 from agl_otel.queue.postgres.address import Address
-from agl_otel.queue.postgres.schema import migrate
+from agl_otel.queue.postgres.schema import create_tables
 from agl_otel.queue.postgres.signals import Exchange, server_clock_ahead
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class _Job(NamedTuple):
 class PostgresEngine:
     """See engine.Engine. Create it inside the event loop that uses it; `url` as libpq reads it. It holds at most 5 connections.
 
-    Raises SettingsError (refused, no rights), UnavailableError (does not answer), ConflictError (a newer or a foreign schema).
+    Raises SettingsError (refused, no rights), UnavailableError (does not answer), ConflictError (tables of another version or program).
     """
 
     name = "postgresql"
@@ -46,7 +46,7 @@ class PostgresEngine:
         self.where = self._address.shown
         self._loop = asyncio.get_running_loop()
         with self._address.connect() as connection:
-            schema = migrate(connection, self._address)
+            schema = create_tables(connection, self._address)
             clock_ahead = server_clock_ahead(connection)
         self._statements = dialect.statements()
         self._subscribers: list[Callable[[Signals], None]] = []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 from pathlib import Path
 
 from agl_otel.queue.client import AttemptUpdate
 from agl_otel.queue.move import fetch
+from agl_otel.queue.sqlite import table_names
 from agl_otel.types import LLM, EnqueueRolloutRequest
 from tests.local_queue import LocalQueue
 from tests.nursery import ROOT, nursery
@@ -65,6 +67,22 @@ async def test_rollouts_move_to_postgresql_with_all_that_belongs_to_them(postgre
             await returned.client.enqueue([EnqueueRolloutRequest(input=7, rollout_id=name)])
         assert [each.rollout_id for each in await returned.client.claim(9)] == ["ro-later", "ro-last"]
         assert [each.rollout_id for each in await returned.client.query_rollouts()][-2:] == ["ro-later", "ro-last"]
+
+
+async def test_both_engines_have_the_same_tables_columns_and_indexes(postgres: Postgres, tmp_path: Path) -> None:
+    """What moves from one to the other is copied by the names of its columns."""
+    url = postgres.new_schema()
+    async with LocalQueue(url), LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}"):
+        pass
+    name = url.rpartition("%3D")[2]
+    columns = postgres.sql(f"SELECT table_name || '.' || column_name FROM information_schema.columns WHERE table_schema = '{name}'")
+    indexes = postgres.sql(f"SELECT indexname FROM pg_indexes WHERE schemaname = '{name}'")
+    with sqlite3.connect(tmp_path / "queue.db") as database:
+        made = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL")}
+        here = {f"{table}.{row[1]}" for table in table_names(database) for row in database.execute(f"PRAGMA table_info({table})")}
+    database.close()
+    assert here == set(columns.split())
+    assert made <= set(indexes.split())
 
 
 async def test_a_stack_with_its_queue_on_postgresql_is_backed_up_and_restored(postgres: Postgres, tmp_path: Path) -> None:

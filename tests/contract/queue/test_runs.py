@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import random
-import sqlite3
 from collections import Counter
-from pathlib import Path
 
 from agl_otel.queue.client import AttemptUpdate, QueueClient, RolloutUpdate
-from agl_otel.queue.migrate import migrations
-from agl_otel.types import EnqueueRolloutRequest, PromptTemplate, RolloutConfig, Run
+from agl_otel.types import EnqueueRolloutRequest, PromptTemplate, RolloutConfig
 from tests.local_queue import LocalQueue
 
 PROMPT = PromptTemplate(template="{q}", engine="f-string")
@@ -98,34 +95,3 @@ async def _counters_are_right(client: QueueClient) -> None:
         assert run.attempts == len(attempts)
         ends = [each.end_time for each in own if each.end_time is not None]
         assert run.start_time <= min(each.start_time for each in own) and (run.end_time or 0.0) >= max(ends, default=0.0)
-
-
-async def test_a_database_of_an_earlier_release_gets_its_runs_counted(tmp_path: Path) -> None:
-    path = tmp_path / "queue.db"
-    with sqlite3.connect(path) as database:
-        database.execute("CREATE TABLE schema_migrations (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at REAL NOT NULL)")
-        for migration in migrations()[:3]:
-            database.executescript("\n".join(line.split("--")[0] for line in migration.sql.splitlines()))
-            database.execute("INSERT INTO schema_migrations VALUES (?, ?, 0)", (migration.version, migration.name))
-        columns = "ordinal, rollout_id, status, mode, start_time, end_time, resources_id, attempt_count, metadata"
-        rows = [
-            (1, "ro-1", "succeeded", "train", 10.0, 12.0, "rs-a", 2, '{"run":"a","step":3}'),
-            (2, "ro-2", "succeeded", "train", 11.0, 13.0, "rs-a", 1, '{"run":"a","step":4}'),
-            (3, "ro-3", "cancelled", None, 12.0, None, "rs-a", 0, '{"run":"a","loss":NaN}'),
-            (4, "ro-4", "cancelled", None, 12.0, None, None, 0, None),
-        ]
-        database.executemany(f"INSERT INTO rollouts ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
-    database.close()
-    async with LocalQueue(f"sqlite:///{path}") as queue:
-        a = Run(
-            run_id="a",
-            rollouts=2,
-            by_status={"succeeded": 2},
-            by_mode={"train": 2},
-            attempts=3,
-            start_time=10.0,
-            end_time=13.0,
-            last_step=4,
-        )
-        assert await queue.client.query_runs("a") == [a]
-        assert {run.run_id: run.rollouts for run in await queue.client.query_runs()} == {"a": 2, "rs-a": 1, "": 1}

@@ -97,3 +97,12 @@ def test_what_is_not_json_is_refused_by_name() -> None:
 )
 def test_a_wildcard_or_loopback_address_becomes_the_one_that_was_dialled(address: str, dialled: str, expected: str) -> None:
     assert reachable(address, dialled) == expected
+
+
+def test_a_message_with_fields_of_a_later_release_is_read_and_keeps_them() -> None:
+    unknown = b"\xfa\x3f\x05later"  # field 1023, of which no release knows
+    for message in (pb.ClaimRequest(limit=2), pb.AttemptUpdate(rollout_id="ro-1"), pb.Rollouts(total=1), pb.DescribeResponse(version="9")):
+        read = type(message).FromString(message.SerializeToString() + unknown)
+        assert read != message and read.SerializeToString() == message.SerializeToString() + unknown
+        read.DiscardUnknownFields()
+        assert read == message

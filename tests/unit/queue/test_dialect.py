@@ -30,13 +30,6 @@ def test_what_is_overridden_exists_or_is_about_locks() -> None:
     assert ours - shared == {"keys_held", "rollouts_held"}
 
 
-def test_a_migration_gets_types_that_hold_as_much_and_sort_alike() -> None:
-    sql = "-- TEXT\nCREATE TABLE t (\na INTEGER PRIMARY KEY,  -- REAL\nb REAL, c TEXT\n) WITHOUT ROWID;\n-- postgres: CREATE SEQUENCE s;"
-    assert dialect.schema(sql) == (
-        'CREATE TABLE t (\na BIGINT PRIMARY KEY,\nb DOUBLE PRECISION, c TEXT COLLATE "C"\n);\nCREATE SEQUENCE s;'
-    )
-
-
 @pytest.mark.parametrize(
     ("url", "shown", "password"),
     [

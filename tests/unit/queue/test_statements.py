@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agl_otel.errors import ConflictError, UsageError
-from agl_otel.queue.migrate import Migration, migrations, pending
+from agl_otel.queue import schema
 from agl_otel.queue.statements import Statements, page_clause
 
 ROOM = Path(__file__).parents[3] / "agl_otel" / "queue"
@@ -24,11 +24,11 @@ def test_every_query_has_a_description_and_is_used() -> None:
             assert f'"{name}"' in code, f"nothing uses the query {name}"
 
 
-def test_every_query_is_valid_sql_on_the_migrated_schema() -> None:
+def test_every_query_is_valid_sql_on_the_schema() -> None:
     statements = Statements()
     database = sqlite3.connect(":memory:")
-    for migration in migrations():
-        database.executescript(migration.sql)
+    for statement in schema.statements("sqlite"):
+        database.execute(statement)
     for name in statements.descriptions:
         sql = statements[name].replace("/*where*/", "").replace("/*page*/", "")
         if name.startswith("where_"):
@@ -39,8 +39,8 @@ def test_every_query_is_valid_sql_on_the_migrated_schema() -> None:
 
 def test_a_claim_takes_its_order_from_the_index_without_sorting() -> None:
     database = sqlite3.connect(":memory:")
-    for migration in migrations():
-        database.executescript(migration.sql)
+    for statement in schema.statements("sqlite"):
+        database.execute(statement)
     plan = " ".join(str(row) for row in database.execute(f"EXPLAIN QUERY PLAN {Statements()['claimable_any']}", {"limit": 1}))
     database.close()
     assert "rollouts_queue" in plan
@@ -59,20 +59,10 @@ def test_a_field_that_cannot_be_sorted_by_is_refused_by_name() -> None:
         page_clause("input", {"mode": "r.mode"}, default="r.ordinal", descending=False, limit=-1, offset=0)
 
 
-def test_only_what_is_missing_is_migrated() -> None:
-    known = [Migration(1, "0001_a.sql", ""), Migration(2, "0002_b.sql", "")]
-    assert pending(0, known, "x") == known
-    assert pending(1, known, "x") == known[1:]
-    assert pending(2, known, "x") == []
-
-
-def test_a_newer_database_is_refused_with_its_name_and_the_remedy() -> None:
-    with pytest.raises(ConflictError, match=r"data/queue.db has schema version 3.*only up to 2.*upgrade"):
-        pending(3, [Migration(2, "0002_b.sql", "")], "data/queue.db")
-
-
-def test_migrations_are_numbered_from_one_without_gaps() -> None:
-    assert [migration.version for migration in migrations()] == [*range(1, len(migrations()) + 1)]
+@pytest.mark.parametrize("version", [0, schema.VERSION + 1])
+def test_tables_of_another_version_are_refused_with_their_place_and_the_remedy(version: int) -> None:
+    with pytest.raises(ConflictError, match=f"data/queue.db has schema version {version}, .* has 1: install the release"):
+        schema.check_version(version, "data/queue.db")
 
 
 def test_parameters_by_number_stand_in_the_order_of_their_first_mention() -> None:

@@ -1,5 +1,10 @@
--- The queue's tables. Times are Unix seconds; JSON is text exactly as it was given.
--- PostgreSQL reads the same file with other names of types (postgres/dialect.py), and the lines that begin with `-- postgres: `.
+-- The queue's tables in SQLite (schema_postgres.sql has the same). Times are Unix seconds; JSON is text exactly as it was given.
+
+CREATE TABLE schema_migrations (
+    version INTEGER PRIMARY KEY,          -- schema.VERSION
+    name TEXT NOT NULL,
+    applied_at REAL NOT NULL
+);
 
 CREATE TABLE rollouts (
     ordinal INTEGER PRIMARY KEY,          -- order of creation
@@ -21,7 +26,9 @@ CREATE TABLE rollouts (
     latest_attempt_id TEXT,
     labels TEXT,
     reason TEXT,                          -- why it failed for good
-    metadata TEXT
+    metadata TEXT,
+    run TEXT NOT NULL DEFAULT '',         -- what metadata names, else the set of resources
+    step INTEGER                          -- what metadata names
 );
 -- claim: the next one is the first entry
 CREATE INDEX rollouts_queue ON rollouts (priority DESC, position) WHERE status IN ('queuing', 'requeuing') AND position IS NOT NULL;
@@ -30,6 +37,8 @@ CREATE INDEX rollouts_delayed ON rollouts (not_before) WHERE status IN ('queuing
 CREATE INDEX rollouts_watched ON rollouts (ordinal)
     WHERE status IN ('preparing', 'running') AND (timeout_seconds IS NOT NULL OR unresponsive_seconds IS NOT NULL);
 CREATE INDEX rollouts_status ON rollouts (status);
+-- failed ones in the order of their end
+CREATE INDEX rollouts_dead ON rollouts (end_time) WHERE status = 'failed';
 
 -- Apart from its row, so that a change of status never rewrites a large input.
 CREATE TABLE inputs (
@@ -49,7 +58,9 @@ CREATE TABLE attempts (
     token TEXT NOT NULL,                  -- fencing token, known to the claimer only
     seals TEXT,                           -- {process marker: spans ended}
     error TEXT,
-    metadata TEXT
+    metadata TEXT,
+    ledger TEXT,                          -- types.AttemptLedger, JSON
+    proxies TEXT                          -- {process marker: address}, JSON
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX attempts_of_rollout ON attempts (rollout_id, sequence_id);
 
@@ -88,7 +99,6 @@ CREATE TABLE counters (
     name TEXT NOT NULL PRIMARY KEY,
     last INTEGER NOT NULL
 ) WITHOUT ROWID;
--- postgres: CREATE SEQUENCE places;
 
 -- The user's own idempotency keys, kept as long as the rollouts they made.
 CREATE TABLE enqueue_keys (
@@ -122,5 +132,30 @@ CREATE TABLE services (
     addresses TEXT NOT NULL,
     announced_at REAL NOT NULL,
     gone INTEGER NOT NULL DEFAULT 0,
+    seconds REAL,                         -- how long the registration holds; null: until `gone`
     PRIMARY KEY (service, instance)
+) WITHOUT ROWID;
+
+-- How many there are: 'rollouts/STATUS/MODE', 'claimable', 'attempts'. Changed in the transaction that changes what is counted, so that
+-- they are right after a crash. In PostgreSQL several rows for a name, one for each connection that writes: commits do not wait for each other.
+CREATE TABLE tallies (
+    name TEXT NOT NULL,
+    shard INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    PRIMARY KEY (name, shard)
+) WITHOUT ROWID;
+
+-- How many rollouts each run has: grouping 100,000 rollouts took 0.4 s. Changed as tallies are. Times and steps are those of all rollouts
+-- that were ever counted here.
+CREATE TABLE run_tallies (
+    run TEXT NOT NULL,
+    status TEXT NOT NULL,
+    mode TEXT NOT NULL,                   -- empty: none
+    shard INTEGER NOT NULL,
+    rollouts INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    first_start REAL NOT NULL,
+    last_end REAL,
+    last_step INTEGER,
+    PRIMARY KEY (run, status, mode, shard)
 ) WITHOUT ROWID;

@@ -1,3 +1,0 @@
--- Room on the pages of attempts, whose rows change twice: a changed row that stays on its page needs no new index entries. (SQLite changes
--- rows where they are.)
--- postgres: ALTER TABLE attempts SET (fillfactor = 50);
