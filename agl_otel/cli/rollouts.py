@@ -33,6 +33,7 @@ from agl_otel.types import (
     Rollout,
     RolloutConfig,
     RolloutMode,
+    RolloutQuery,
     RolloutStatus,
     Verdict,
     check_id,
@@ -102,7 +103,7 @@ def list_(data_dir: Path | None, store: str | None, as_json: bool, limit: int, a
     async def main() -> None:
         if replied:
             async with open_store(Settings.load(data_dir=data_dir, store=store)) as opened:
-                page = await opened.query_rollouts(output_contains=replied, **asked)
+                page = await opened.rollouts(RolloutQuery(output_contains=replied, **asked))
         else:
             async with open_queue(data_dir, store) as queue:
                 page = await queue.query_rollouts(**asked)

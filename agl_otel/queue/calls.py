@@ -123,10 +123,10 @@ class Calls:
             except grpc.aio.AioRpcError as error:
                 await retry.pause(error)
 
-    async def collect(self, method: str, older: str, request: object, answer: type[T], take: Callable[[T], R]) -> list[R]:
+    async def collect(self, method: str, request: object, answer: type[T], take: Callable[[T], R]) -> list[R]:
         """One streaming call to its end: what `take` makes of each reply. After a lost connection it begins anew.
 
-        A service that does not know `method` yet is asked by the unary `older`. The time of a try runs from reply to reply.
+        The time of a try runs from reply to reply.
         """
         retry = Retry(self._retry_seconds, self.address, secure=self.trust.dialled_securely(self.address))
         while True:
@@ -135,8 +135,6 @@ class Calls:
             except TimeoutError:
                 raise UnavailableError(_LATE.format(self.address)) from None
             except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    return [take(await self.call(older, request, answer))]
                 await retry.pause(error)
 
     async def _read_all(self, replies: AsyncIterable[object], answer: type[T], take: Callable[[T], R]) -> list[R]:

@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 from pydantic import TypeAdapter
 
@@ -30,20 +31,18 @@ from agl_otel.types import (
     ResourcesUpdate,
     Rollout,
     RolloutMode,
-    RolloutStatus,
+    RolloutQuery,
     Run,
     RunMembers,
     Worker,
     WorkerStatus,
 )
+from agl_otel.types.queries import FilterLogic, RolloutConditions, SortOrder
 
 __all__ = ["DOWN", "KEEP", "AttemptUpdate", "Observation", "QueueClient", "RolloutUpdate", "Witness"]
 
 T = TypeVar("T")
-SortOrder = Literal["asc", "desc"]
-FilterLogic = Literal["and", "or"]
-FIRST_FILTERS: Final = frozenset({"status_in", "id_in", "has_id_in", "id_contains", "mode_in", "any"})
-"""Of rollouts: what every queue knows, also one that does not say which filters it knows."""
+EVERY_ROLLOUT: Final = RolloutQuery()
 DOWN: Final = "down/"
 """Begins the names of what a supervisor announces of services that are down (types.Describe.down)."""
 _RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
@@ -170,49 +169,23 @@ class QueueClient:
         return outcomes
 
     async def query_rollouts(
-        self,
-        *,
-        status_in: Sequence[RolloutStatus] | None = None,
-        rollout_id_in: Sequence[str] | None = None,
-        rollout_id_contains: str | None = None,
-        mode_in: Sequence[RolloutMode] | None = None,
-        ended_before: float | None = None,
-        run: str | None = None,
-        input_contains: str | None = None,
-        attempts_from: int = 0,
-        filter_logic: FilterLogic = "and",
-        sort_by: str | None = None,
-        sort_order: SortOrder = "asc",
-        limit: int = -1,
-        offset: int = 0,
+        self, query: RolloutQuery = EVERY_ROLLOUT, **conditions: Unpack[RolloutConditions]
     ) -> PaginatedResult[Rollout | AttemptedRollout]:
-        """Rollouts with their latest attempts; in the order of their creation unless `sort_by` names a field.
-
-        `ended_before` (Unix seconds) leaves out those that are not finished, or finished later, whatever `filter_logic` says.
-        `input_contains` looks for a text, as it is written, in the inputs of the latest 100,000 rollouts; `attempts_from` is how many
-        attempts there must be at least.
-        """
-        asked = _filter(rollout_id_in, rollout_id_contains, filter_logic, status_in=status_in, mode_in=mode_in)
-        if asked is None:
-            return PaginatedResult([], limit, offset, 0)
-        if ended_before is not None:
-            asked.ended_before = ended_before
-        if run is not None:
-            asked.run = run
-        if input_contains:
-            asked.input_contains = input_contains
-        asked.attempts_from = attempts_from
-        request = pb.QueryRolloutsRequest(filter=asked, page=_page(sort_by, sort_order, limit, offset))
+        """Rollouts that match `query`, changed by `conditions`, with their latest attempts."""
+        query = replace(query, **conditions)
+        request = convert.rollout_query_to_pb(query)
+        if request is None:
+            return PaginatedResult([], query.limit, query.offset, 0)
         applied: set[str] = set()
         found, total = await self._query(
             "Rollouts", request, pb.Rollouts, convert.rollout_from_pb, lambda part: applied.update(part.filters)
         )
-        if ignored := sorted({field.name for field, _ in asked.ListFields()} - FIRST_FILTERS - applied):
+        if ignored := sorted({field.name for field, _ in request.filter.ListFields()} - applied):
             raise UsageError(
                 f"the queue at {self.address} is of an earlier release ({(await self.describe()).version}) and answers as if "
                 f"{', '.join(ignored)} had not been asked for: update it, or ask without"
             )
-        return PaginatedResult(found if limit else [], limit, offset, total)
+        return PaginatedResult(found if query.limit else [], query.limit, query.offset, total)
 
     async def query_attempts(
         self,
@@ -225,7 +198,7 @@ class QueueClient:
         offset: int = 0,
     ) -> PaginatedResult[Attempt]:
         """Attempts of these rollouts, by number unless `sort_by` names a field; none for unknown rollouts."""
-        page = _page(sort_by, sort_order, limit, offset)
+        page = convert.page_to_pb(sort_by, sort_order, limit, offset)
         request = pb.QueryAttemptsRequest(rollout_ids=rollout_ids, latest_only=latest_only, page=page)
         found, total = await self._query("Attempts", request, pb.Attempts, convert.attempt_from_pb)
         return PaginatedResult(found if limit else [], limit, offset, total)
@@ -296,8 +269,8 @@ class QueueClient:
         """One version of a set (None: the current one); without an id the set that was written last. None where there is none."""
         ids = pb.Filter() if resources_id is None else pb.Filter(id_in=[resources_id], has_id_in=True)
         request = pb.QueryResourcesRequest(filter=ids, latest_only=resources_id is None, version=version)
-        found = (await self._calls.call("QueryResources", request, pb.ResourcesList)).resources
-        return convert.resources_from_pb(found[0]) if found else None
+        found, _ = await self._query("Resources", request, pb.ResourcesList, convert.resources_from_pb)
+        return found[0] if found else None
 
     async def query_resources(
         self,
@@ -312,10 +285,10 @@ class QueueClient:
         offset: int = 0,
     ) -> PaginatedResult[ResourcesUpdate]:
         """Current versions of sets of resources (or all versions), in the order they were written unless `sort_by` names a field."""
-        asked = _filter(resources_id_in, resources_id_contains, filter_logic)
+        asked = convert.filter_to_pb(resources_id_in, resources_id_contains, filter_logic)
         if asked is None:
             return PaginatedResult([], limit, offset, 0)
-        page = _page(sort_by, sort_order, limit, offset)
+        page = convert.page_to_pb(sort_by, sort_order, limit, offset)
         request = pb.QueryResourcesRequest(filter=asked, page=page, all_versions=all_versions)
         found, total = await self._query("Resources", request, pb.ResourcesList, convert.resources_from_pb)
         return PaginatedResult(found if limit else [], limit, offset, total)
@@ -341,10 +314,10 @@ class QueueClient:
         offset: int = 0,
     ) -> PaginatedResult[Worker]:
         """Workers, by id unless `sort_by` names a field."""
-        asked = _filter(worker_id_in, worker_id_contains, filter_logic, status_in=status_in)
+        asked = convert.filter_to_pb(worker_id_in, worker_id_contains, filter_logic, status_in=status_in)
         if asked is None:
             return PaginatedResult([], limit, offset, 0)
-        request = pb.QueryWorkersRequest(filter=asked, page=_page(sort_by, sort_order, limit, offset))
+        request = pb.QueryWorkersRequest(filter=asked, page=convert.page_to_pb(sort_by, sort_order, limit, offset))
         found, total = await self._query("Workers", request, pb.Workers, convert.worker_from_pb)
         return PaginatedResult(found if limit else [], limit, offset, total)
 
@@ -400,7 +373,7 @@ class QueueClient:
             seen(part)
             return [converted(item) for item in getattr(part, what.lower())], part.total
 
-        taken = await self._calls.collect(f"Stream{what}", f"Query{what}", request, answer, take)
+        taken = await self._calls.collect(f"Stream{what}", request, answer, take)
         return [item for items, _ in taken for item in items], taken[0][1]
 
     def _described(self, answer: pb.DescribeResponse) -> Describe:
@@ -425,22 +398,3 @@ class QueueClient:
 
 def _attempted(answer: pb.Rollouts) -> list[AttemptedRollout]:
     return [convert.attempted_from_pb(rollout) for rollout in answer.rollouts]
-
-
-def _filter(ids: Sequence[str] | None, contains: str | None, logic: FilterLogic, **lists: Sequence[str] | None) -> pb.Filter | None:
-    """A filter on the wire; None where it can match nothing (an empty list of values does not)."""
-    any_of = logic == "or"
-    conditions = [ids, contains, *lists.values()]
-    given = [condition for condition in conditions if condition is not None]
-    empty = [condition for condition in given if not isinstance(condition, str) and not condition]
-    if empty and (not any_of or len(empty) == len(given)):
-        return None
-    asked = pb.Filter(id_in=ids or (), has_id_in=ids is not None, id_contains=contains, any=any_of)
-    for name, values in lists.items():
-        getattr(asked, name).extend(values or ())
-    return asked
-
-
-def _page(sort_by: str | None, sort_order: SortOrder, limit: int, offset: int) -> pb.Page:
-    """One row for a limit of 0, which the wire takes for none: how many match is asked for all the same."""
-    return pb.Page(sort_by=sort_by or "", descending=sort_order == "desc", limit=limit or 1, offset=offset)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, cast
 
@@ -19,9 +19,11 @@ from agl_otel.types import (
     ResourcesUpdate,
     Rollout,
     RolloutConfig,
+    RolloutQuery,
     Run,
     Worker,
 )
+from agl_otel.types.queries import FilterLogic, SortOrder
 
 # --- rows to protobuf --------------------------------------------------------------------------------------------
 
@@ -174,6 +176,42 @@ def request_to_pb(request: EnqueueRolloutRequest) -> pb.NewRollout:
         not_before=request.not_before,
         labels=request.labels,
     )
+
+
+def rollout_query_to_pb(query: RolloutQuery) -> pb.QueryRolloutsRequest | None:
+    """A query of rollouts; None where it can match nothing. Raises UsageError where it asks for what a queue does not know."""
+    if query.output_contains:
+        raise UsageError("a queue does not know what models replied (output_contains): ask a store")
+    lists = {"status_in": query.status_in, "mode_in": query.mode_in}
+    asked = filter_to_pb(query.rollout_id_in, query.rollout_id_contains, query.filter_logic, **lists)
+    if asked is None:
+        return None
+    if query.ended_before is not None:
+        asked.ended_before = query.ended_before
+    if query.run is not None:
+        asked.run = query.run
+    if query.input_contains:
+        asked.input_contains = query.input_contains
+    asked.attempts_from = query.attempts_from
+    return pb.QueryRolloutsRequest(filter=asked, page=page_to_pb(query.sort_by, query.sort_order, query.limit, query.offset))
+
+
+def filter_to_pb(ids: Sequence[str] | None, contains: str | None, logic: FilterLogic, **lists: Sequence[str] | None) -> pb.Filter | None:
+    """A filter; None where it can match nothing (an empty list of values does not)."""
+    any_of = logic == "or"
+    given = [condition for condition in (ids, contains, *lists.values()) if condition is not None]
+    empty = [condition for condition in given if not isinstance(condition, str) and not condition]
+    if empty and (not any_of or len(empty) == len(given)):
+        return None
+    asked = pb.Filter(id_in=ids or (), has_id_in=ids is not None, id_contains=contains, any=any_of)
+    for name, values in lists.items():
+        getattr(asked, name).extend(values or ())
+    return asked
+
+
+def page_to_pb(sort_by: str | None, sort_order: SortOrder, limit: int, offset: int) -> pb.Page:
+    """One row for a limit of 0, which the wire takes for none: how many match is asked for all the same."""
+    return pb.Page(sort_by=sort_by or "", descending=sort_order == "desc", limit=limit or 1, offset=offset)
 
 
 # --- protobuf to types -------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ READS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
     "Resources": queries.query_resources,
     "Workers": queries.query_workers,
 }
-"""Calls that are one reading operation: Query… answers in one message, Stream… in parts. What is asked for is the field of both."""
+"""Queries, each a reading operation whose answer is sent in parts (Stream…): the field of the answer that holds what is asked for."""
 SUMS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
     "QueryRuns": runs.query_runs,
     "QueryRunMembers": runs.query_run_members,
@@ -99,7 +99,6 @@ class QueueService:
         for name, operation in SUMS.items():
             setattr(self, name, partial(self._read, operation))
         for name, operation in READS.items():
-            setattr(self, f"Query{name}", partial(self._read, operation))
             setattr(self, f"Stream{name}", partial(self._read_in_parts, operation, name.lower()))
         engine.subscribe(self._waiting.on_signals)
 

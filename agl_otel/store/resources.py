@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agl_otel.errors import NotFoundError
-from agl_otel.queue.client import FilterLogic, SortOrder
 from agl_otel.store.connections import UNSET, Connected, Unset
 from agl_otel.types import PaginatedResult, PromptTemplate, ResourcesUpdate, ResourceUnion, Worker, WorkerStatus
+from agl_otel.types.queries import FilterLogic, SortOrder
 
 GivenResources = Mapping[str, ResourceUnion | str]
 """{name: resource}; a plain string is an f-string prompt template."""

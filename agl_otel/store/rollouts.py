@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, Literal
 
-from agl_otel.queue.client import KEEP, AttemptUpdate, FilterLogic, RolloutUpdate, SortOrder
+from agl_otel.queue.client import KEEP, AttemptUpdate, RolloutUpdate
 from agl_otel.store.connections import UNSET, Connected, Unset
 from agl_otel.types import (
     Attempt,
@@ -17,9 +16,11 @@ from agl_otel.types import (
     Rollout,
     RolloutConfig,
     RolloutMode,
+    RolloutQuery,
     RolloutStatus,
     TaskInput,
 )
+from agl_otel.types.queries import FilterLogic, SortOrder
 
 OUTPUTS_SEARCHED: Final = 500
 """Rollouts whose outputs are read to find a text in them."""
@@ -107,39 +108,41 @@ class Rollouts(Connected):
         attempts_from: int = 0,
         output_contains: str | None = None,
     ) -> PaginatedResult[Rollout | AttemptedRollout]:
-        """Rollouts that match, with their latest attempts; all where nothing is asked for. `limit` below 0 means all.
-
-        `status` and `rollout_ids` are older names of `status_in` and `rollout_id_in`; `run` names a run (see QueueClient.query_runs), and
-        `input_contains` and `attempts_from` are told of there. `output_contains` is a text in the last reply of a model in the latest
-        attempt: it must hold beside all else, whatever `filter_logic` says, and the first OUTPUTS_SEARCHED that match all else, in the
-        order that is asked for, are looked into (`searched` of the answer says so where there are more).
-        """
-        connection = await self._open()
-        ask = partial(
-            connection.queue.query_rollouts,
-            status_in=status_in if status_in is not None else status,
-            rollout_id_in=rollout_id_in if rollout_id_in is not None else rollout_ids,
-            rollout_id_contains=rollout_id_contains,
-            mode_in=mode_in,
-            run=run,
-            input_contains=input_contains,
-            attempts_from=attempts_from,
-            filter_logic=filter_logic,
-            sort_by=sort_by,
-            sort_order=sort_order,
+        """`rollouts` by keywords; `status` and `rollout_ids` are older names of `status_in` and `rollout_id_in`."""
+        return await self.rollouts(
+            RolloutQuery(
+                status_in=status_in if status_in is not None else status,
+                rollout_id_in=rollout_id_in if rollout_id_in is not None else rollout_ids,
+                rollout_id_contains=rollout_id_contains,
+                mode_in=mode_in,
+                run=run,
+                input_contains=input_contains,
+                output_contains=output_contains,
+                attempts_from=attempts_from,
+                filter_logic=filter_logic,
+                sort_by=sort_by,
+                sort_order=sort_order,
+                limit=limit,
+                offset=offset,
+            )
         )
-        if not output_contains:
-            return await ask(limit=limit, offset=offset)
-        looked = await ask(limit=OUTPUTS_SEARCHED)
+
+    async def rollouts(self, query: RolloutQuery) -> PaginatedResult[Rollout | AttemptedRollout]:
+        """Rollouts that match, with their latest attempts."""
+        connection = await self._open()
+        if not query.output_contains:
+            return await connection.queue.query_rollouts(query)
+        looked = await connection.queue.query_rollouts(query, output_contains=None, limit=OUTPUTS_SEARCHED, offset=0)
         attempts = [each.attempt for each in looked if isinstance(each, AttemptedRollout)]
-        said = await connection.reader.saying(attempts, output_contains)
-        found = [each for each in looked if each.rollout_id in said]
-        page = found[max(offset, 0) :][: limit if limit >= 0 else None]
-        return PaginatedResult(page, limit, offset, len(found), searched=len(looked) if looked.total > len(looked) else None)
+        matching = await connection.reader.saying(attempts, query.output_contains)
+        found = [each for each in looked if each.rollout_id in matching]
+        page = found[max(query.offset, 0) :][: query.limit if query.limit >= 0 else None]
+        searched = len(looked) if looked.total > len(looked) else None
+        return PaginatedResult(page, query.limit, query.offset, len(found), searched=searched)
 
     async def get_rollout_by_id(self, rollout_id: str) -> Rollout | AttemptedRollout | None:
         """The rollout, with its latest attempt; None where there is none."""
-        return next(iter(await self.query_rollouts(rollout_id_in=[rollout_id])), None)
+        return next(iter(await self.rollouts(RolloutQuery(rollout_id_in=[rollout_id]))), None)
 
     async def query_attempts(
         self,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from agl_otel.adapters.dialects.events import may_have_records, with_records
 from agl_otel.errors import NotFoundError
-from agl_otel.queue.client import FilterLogic, Observation, SortOrder
+from agl_otel.queue.client import Observation
 from agl_otel.store.connections import Connected, Connection
 from agl_otel.store.otlp import request_of
 from agl_otel.traces.reader import MANY, FoundTrace
@@ -19,6 +19,7 @@ from agl_otel.traces.span_query import SpanQuery
 from agl_otel.traces.trace_query import TraceQuery
 from agl_otel.types import AttemptedRollout, PaginatedResult, Rollout, Span
 from agl_otel.types.columns import Traces
+from agl_otel.types.queries import FilterLogic, SortOrder
 from agl_otel_hook import conventions
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from agl_otel.types.agents import Dataset, Hook, ParallelWorkerBase, RolloutRawResult, Triplet
 from agl_otel.types.model import Model, check_id, new_id
-from agl_otel.types.queries import FilterField, FilterOptions, PaginatedResult, SortOptions
+from agl_otel.types.queries import FilterField, FilterOptions, PaginatedResult, RolloutQuery, SortOptions
 from agl_otel.types.resources import (
     LLM,
     NamedResources,
@@ -100,6 +100,7 @@ __all__ = [
     "Rollout",
     "RolloutConfig",
     "RolloutMode",
+    "RolloutQuery",
     "RolloutRawResult",
     "RolloutStatus",
     "Run",

@@ -3,9 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypedDict, TypeVar
 
+from agl_otel.types.rollouts import RolloutMode, RolloutStatus
+
 T_co = TypeVar("T_co", covariant=True)
+SortOrder = Literal["asc", "desc"]
+FilterLogic = Literal["and", "or"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutQuery:
+    """Which rollouts, and which page of them: all, in the order of their creation, where nothing is given."""
+
+    status_in: Sequence[RolloutStatus] | None = None
+    rollout_id_in: Sequence[str] | None = None
+    rollout_id_contains: str | None = None
+    mode_in: Sequence[RolloutMode] | None = None
+    run: str | None = None
+    """What `metadata.run` names, else the set of resources."""
+    ended_before: float | None = None
+    """Unix seconds; leaves out those that are not finished, or finished later, whatever `filter_logic` says."""
+    input_contains: str | None = None
+    """A text as it is written; inputs of the latest 100,000 rollouts are searched."""
+    output_contains: str | None = None
+    """A text in the last reply of a model in the latest attempt, which must hold whatever `filter_logic` says. Only a store knows
+    replies: it searches the first 500 rollouts that match all else; `searched` of the answer is set where there are more."""
+    attempts_from: int = 0
+    """With so many attempts, or more."""
+    filter_logic: FilterLogic = "and"
+    sort_by: str | None = None
+    sort_order: SortOrder = "asc"
+    limit: int = -1
+    """Below 0: all."""
+    offset: int = 0
+
+
+class RolloutConditions(TypedDict, total=False):
+    """The fields of RolloutQuery, as keywords."""
+
+    status_in: Sequence[RolloutStatus] | None
+    rollout_id_in: Sequence[str] | None
+    rollout_id_contains: str | None
+    mode_in: Sequence[RolloutMode] | None
+    run: str | None
+    ended_before: float | None
+    input_contains: str | None
+    output_contains: str | None
+    attempts_from: int
+    filter_logic: FilterLogic
+    sort_by: str | None
+    sort_order: SortOrder
+    limit: int
+    offset: int
 
 
 class PaginatedResult(Sequence[T_co], Generic[T_co]):

@@ -20,6 +20,7 @@ from agl_otel.types import (
     Rollout,
     RolloutConfig,
     RolloutMode,
+    RolloutQuery,
     RolloutStatus,
     Span,
     Worker,
@@ -166,7 +167,7 @@ async def _start(store: Store, request: web.Request) -> Any:
 
 
 async def _rollouts(store: Store, request: web.Request) -> Any:
-    return await store.query_rollouts(**(await asked_of(request, _Rollouts)).checked(Rollout))
+    return await store.rollouts(RolloutQuery(**(await asked_of(request, _Rollouts)).checked(Rollout)))
 
 
 async def _rollout(store: Store, request: web.Request) -> Any:

@@ -69,16 +69,6 @@ class QueueStub:
                 request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.UpdateAttemptsRequest.SerializeToString,
                 response_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.Attempts.FromString,
                 _registered_method=True)
-        self.QueryRollouts = channel.unary_unary(
-                '/agl.queue.v1.Queue/QueryRollouts',
-                request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryRolloutsRequest.SerializeToString,
-                response_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.Rollouts.FromString,
-                _registered_method=True)
-        self.QueryAttempts = channel.unary_unary(
-                '/agl.queue.v1.Queue/QueryAttempts',
-                request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryAttemptsRequest.SerializeToString,
-                response_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.Attempts.FromString,
-                _registered_method=True)
         self.Wait = channel.unary_stream(
                 '/agl.queue.v1.Queue/Wait',
                 request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.WaitRequest.SerializeToString,
@@ -139,20 +129,10 @@ class QueueStub:
                 request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.PutResourcesRequest.SerializeToString,
                 response_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.ResourcesList.FromString,
                 _registered_method=True)
-        self.QueryResources = channel.unary_unary(
-                '/agl.queue.v1.Queue/QueryResources',
-                request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryResourcesRequest.SerializeToString,
-                response_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.ResourcesList.FromString,
-                _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/agl.queue.v1.Queue/Heartbeat',
                 request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.HeartbeatResponse.FromString,
-                _registered_method=True)
-        self.QueryWorkers = channel.unary_unary(
-                '/agl.queue.v1.Queue/QueryWorkers',
-                request_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryWorkersRequest.SerializeToString,
-                response_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.Workers.FromString,
                 _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/agl.queue.v1.Queue/Describe',
@@ -227,18 +207,6 @@ class QueueServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def QueryRollouts(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def QueryAttempts(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Wait(self, request, context):
         """Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out.
         """
@@ -267,8 +235,7 @@ class QueueServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StreamRollouts(self, request, context):
-        """The queries of rollouts, attempts, resources and workers (Query…) with answers of any size: in parts, all of one state of the queue.
-        Each part names the `total`; there is at least one.
+        """--- queries, with answers of any size: in parts, all of one state of the queue. Each part names the `total`; there is at least one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -319,21 +286,9 @@ class QueueServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def QueryResources(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Heartbeat(self, request, context):
         """--- workers
         """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def QueryWorkers(self, request, context):
-        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -403,16 +358,6 @@ def add_QueueServicer_to_server(servicer, server):
                     request_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.UpdateAttemptsRequest.FromString,
                     response_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.Attempts.SerializeToString,
             ),
-            'QueryRollouts': grpc.unary_unary_rpc_method_handler(
-                    servicer.QueryRollouts,
-                    request_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryRolloutsRequest.FromString,
-                    response_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.Rollouts.SerializeToString,
-            ),
-            'QueryAttempts': grpc.unary_unary_rpc_method_handler(
-                    servicer.QueryAttempts,
-                    request_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryAttemptsRequest.FromString,
-                    response_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.Attempts.SerializeToString,
-            ),
             'Wait': grpc.unary_stream_rpc_method_handler(
                     servicer.Wait,
                     request_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.WaitRequest.FromString,
@@ -473,20 +418,10 @@ def add_QueueServicer_to_server(servicer, server):
                     request_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.PutResourcesRequest.FromString,
                     response_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.ResourcesList.SerializeToString,
             ),
-            'QueryResources': grpc.unary_unary_rpc_method_handler(
-                    servicer.QueryResources,
-                    request_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryResourcesRequest.FromString,
-                    response_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.ResourcesList.SerializeToString,
-            ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
                     request_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.HeartbeatRequest.FromString,
                     response_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.HeartbeatResponse.SerializeToString,
-            ),
-            'QueryWorkers': grpc.unary_unary_rpc_method_handler(
-                    servicer.QueryWorkers,
-                    request_deserializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryWorkersRequest.FromString,
-                    response_serializer=agl__otel_dot_queue_dot_proto_dot_queue__pb2.Workers.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -697,60 +632,6 @@ class Queue:
             target,
             '/agl.queue.v1.Queue/UpdateAttempts',
             agl__otel_dot_queue_dot_proto_dot_queue__pb2.UpdateAttemptsRequest.SerializeToString,
-            agl__otel_dot_queue_dot_proto_dot_queue__pb2.Attempts.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def QueryRollouts(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/agl.queue.v1.Queue/QueryRollouts',
-            agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryRolloutsRequest.SerializeToString,
-            agl__otel_dot_queue_dot_proto_dot_queue__pb2.Rollouts.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def QueryAttempts(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/agl.queue.v1.Queue/QueryAttempts',
-            agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryAttemptsRequest.SerializeToString,
             agl__otel_dot_queue_dot_proto_dot_queue__pb2.Attempts.FromString,
             options,
             channel_credentials,
@@ -1087,33 +968,6 @@ class Queue:
             _registered_method=True)
 
     @staticmethod
-    def QueryResources(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/agl.queue.v1.Queue/QueryResources',
-            agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryResourcesRequest.SerializeToString,
-            agl__otel_dot_queue_dot_proto_dot_queue__pb2.ResourcesList.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def Heartbeat(request,
             target,
             options=(),
@@ -1130,33 +984,6 @@ class Queue:
             '/agl.queue.v1.Queue/Heartbeat',
             agl__otel_dot_queue_dot_proto_dot_queue__pb2.HeartbeatRequest.SerializeToString,
             agl__otel_dot_queue_dot_proto_dot_queue__pb2.HeartbeatResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def QueryWorkers(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/agl.queue.v1.Queue/QueryWorkers',
-            agl__otel_dot_queue_dot_proto_dot_queue__pb2.QueryWorkersRequest.SerializeToString,
-            agl__otel_dot_queue_dot_proto_dot_queue__pb2.Workers.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,8 +50,6 @@ class QueueStub:
     UpdateRollouts: _grpc.UnaryUnaryMultiCallable[_queue_pb2.UpdateRolloutsRequest, _queue_pb2.Rollouts]
     UpdateAttempts: _grpc.UnaryUnaryMultiCallable[_queue_pb2.UpdateAttemptsRequest, _queue_pb2.Attempts]
     """With a terminal status and seals this is what contracts.md calls `complete`."""
-    QueryRollouts: _grpc.UnaryUnaryMultiCallable[_queue_pb2.QueryRolloutsRequest, _queue_pb2.Rollouts]
-    QueryAttempts: _grpc.UnaryUnaryMultiCallable[_queue_pb2.QueryAttemptsRequest, _queue_pb2.Attempts]
     Wait: _grpc.UnaryStreamMultiCallable[_queue_pb2.WaitRequest, _queue_pb2.Rollouts]
     """Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out."""
     Delete: _grpc.UnaryUnaryMultiCallable[_queue_pb2.DeleteRequest, _queue_pb2.DeleteResponse]
@@ -60,9 +58,7 @@ class QueueStub:
     QueryRunMembers: _grpc.UnaryUnaryMultiCallable[_queue_pb2.QueryRunsRequest, _queue_pb2.RunMembers]
     """The members of one run in columns, in the order of their creation: large runs are read whole."""
     StreamRollouts: _grpc.UnaryStreamMultiCallable[_queue_pb2.QueryRolloutsRequest, _queue_pb2.Rollouts]
-    """The queries of rollouts, attempts, resources and workers (Query…) with answers of any size: in parts, all of one state of the queue.
-    Each part names the `total`; there is at least one.
-    """
+    """--- queries, with answers of any size: in parts, all of one state of the queue. Each part names the `total`; there is at least one."""
     StreamAttempts: _grpc.UnaryStreamMultiCallable[_queue_pb2.QueryAttemptsRequest, _queue_pb2.Attempts]
     StreamResources: _grpc.UnaryStreamMultiCallable[_queue_pb2.QueryResourcesRequest, _queue_pb2.ResourcesList]
     StreamWorkers: _grpc.UnaryStreamMultiCallable[_queue_pb2.QueryWorkersRequest, _queue_pb2.Workers]
@@ -73,10 +69,8 @@ class QueueStub:
     TakeSequence: _grpc.UnaryUnaryMultiCallable[_queue_pb2.TakeSequenceRequest, _queue_pb2.TakeSequenceResponse]
     PutResources: _grpc.UnaryUnaryMultiCallable[_queue_pb2.PutResourcesRequest, _queue_pb2.ResourcesList]
     """--- resources"""
-    QueryResources: _grpc.UnaryUnaryMultiCallable[_queue_pb2.QueryResourcesRequest, _queue_pb2.ResourcesList]
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_queue_pb2.HeartbeatRequest, _queue_pb2.HeartbeatResponse]
     """--- workers"""
-    QueryWorkers: _grpc.UnaryUnaryMultiCallable[_queue_pb2.QueryWorkersRequest, _queue_pb2.Workers]
     Describe: _grpc.UnaryUnaryMultiCallable[_queue_pb2.DescribeRequest, _queue_pb2.DescribeResponse]
     """--- the stack"""
     Announce: _grpc.UnaryUnaryMultiCallable[_queue_pb2.AnnounceRequest, _queue_pb2.DescribeResponse]
@@ -101,8 +95,6 @@ class QueueAsyncStub(QueueStub):
     UpdateRollouts: _aio.UnaryUnaryMultiCallable[_queue_pb2.UpdateRolloutsRequest, _queue_pb2.Rollouts]  # type: ignore[assignment]
     UpdateAttempts: _aio.UnaryUnaryMultiCallable[_queue_pb2.UpdateAttemptsRequest, _queue_pb2.Attempts]  # type: ignore[assignment]
     """With a terminal status and seals this is what contracts.md calls `complete`."""
-    QueryRollouts: _aio.UnaryUnaryMultiCallable[_queue_pb2.QueryRolloutsRequest, _queue_pb2.Rollouts]  # type: ignore[assignment]
-    QueryAttempts: _aio.UnaryUnaryMultiCallable[_queue_pb2.QueryAttemptsRequest, _queue_pb2.Attempts]  # type: ignore[assignment]
     Wait: _aio.UnaryStreamMultiCallable[_queue_pb2.WaitRequest, _queue_pb2.Rollouts]  # type: ignore[assignment]
     """Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out."""
     Delete: _aio.UnaryUnaryMultiCallable[_queue_pb2.DeleteRequest, _queue_pb2.DeleteResponse]  # type: ignore[assignment]
@@ -111,9 +103,7 @@ class QueueAsyncStub(QueueStub):
     QueryRunMembers: _aio.UnaryUnaryMultiCallable[_queue_pb2.QueryRunsRequest, _queue_pb2.RunMembers]  # type: ignore[assignment]
     """The members of one run in columns, in the order of their creation: large runs are read whole."""
     StreamRollouts: _aio.UnaryStreamMultiCallable[_queue_pb2.QueryRolloutsRequest, _queue_pb2.Rollouts]  # type: ignore[assignment]
-    """The queries of rollouts, attempts, resources and workers (Query…) with answers of any size: in parts, all of one state of the queue.
-    Each part names the `total`; there is at least one.
-    """
+    """--- queries, with answers of any size: in parts, all of one state of the queue. Each part names the `total`; there is at least one."""
     StreamAttempts: _aio.UnaryStreamMultiCallable[_queue_pb2.QueryAttemptsRequest, _queue_pb2.Attempts]  # type: ignore[assignment]
     StreamResources: _aio.UnaryStreamMultiCallable[_queue_pb2.QueryResourcesRequest, _queue_pb2.ResourcesList]  # type: ignore[assignment]
     StreamWorkers: _aio.UnaryStreamMultiCallable[_queue_pb2.QueryWorkersRequest, _queue_pb2.Workers]  # type: ignore[assignment]
@@ -124,10 +114,8 @@ class QueueAsyncStub(QueueStub):
     TakeSequence: _aio.UnaryUnaryMultiCallable[_queue_pb2.TakeSequenceRequest, _queue_pb2.TakeSequenceResponse]  # type: ignore[assignment]
     PutResources: _aio.UnaryUnaryMultiCallable[_queue_pb2.PutResourcesRequest, _queue_pb2.ResourcesList]  # type: ignore[assignment]
     """--- resources"""
-    QueryResources: _aio.UnaryUnaryMultiCallable[_queue_pb2.QueryResourcesRequest, _queue_pb2.ResourcesList]  # type: ignore[assignment]
     Heartbeat: _aio.UnaryUnaryMultiCallable[_queue_pb2.HeartbeatRequest, _queue_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """--- workers"""
-    QueryWorkers: _aio.UnaryUnaryMultiCallable[_queue_pb2.QueryWorkersRequest, _queue_pb2.Workers]  # type: ignore[assignment]
     Describe: _aio.UnaryUnaryMultiCallable[_queue_pb2.DescribeRequest, _queue_pb2.DescribeResponse]  # type: ignore[assignment]
     """--- the stack"""
     Announce: _aio.UnaryUnaryMultiCallable[_queue_pb2.AnnounceRequest, _queue_pb2.DescribeResponse]  # type: ignore[assignment]
@@ -193,20 +181,6 @@ class QueueServicer(metaclass=_abc_1.ABCMeta):
         """With a terminal status and seals this is what contracts.md calls `complete`."""
 
     @_abc_1.abstractmethod
-    def QueryRollouts(
-        self,
-        request: _queue_pb2.QueryRolloutsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_queue_pb2.Rollouts, _abc.Awaitable[_queue_pb2.Rollouts]]: ...
-
-    @_abc_1.abstractmethod
-    def QueryAttempts(
-        self,
-        request: _queue_pb2.QueryAttemptsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_queue_pb2.Attempts, _abc.Awaitable[_queue_pb2.Attempts]]: ...
-
-    @_abc_1.abstractmethod
     def Wait(
         self,
         request: _queue_pb2.WaitRequest,
@@ -243,9 +217,7 @@ class QueueServicer(metaclass=_abc_1.ABCMeta):
         request: _queue_pb2.QueryRolloutsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_queue_pb2.Rollouts], _abc.AsyncIterator[_queue_pb2.Rollouts]]:
-        """The queries of rollouts, attempts, resources and workers (Query…) with answers of any size: in parts, all of one state of the queue.
-        Each part names the `total`; there is at least one.
-        """
+        """--- queries, with answers of any size: in parts, all of one state of the queue. Each part names the `total`; there is at least one."""
 
     @_abc_1.abstractmethod
     def StreamAttempts(
@@ -300,26 +272,12 @@ class QueueServicer(metaclass=_abc_1.ABCMeta):
         """--- resources"""
 
     @_abc_1.abstractmethod
-    def QueryResources(
-        self,
-        request: _queue_pb2.QueryResourcesRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_queue_pb2.ResourcesList, _abc.Awaitable[_queue_pb2.ResourcesList]]: ...
-
-    @_abc_1.abstractmethod
     def Heartbeat(
         self,
         request: _queue_pb2.HeartbeatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.HeartbeatResponse, _abc.Awaitable[_queue_pb2.HeartbeatResponse]]:
         """--- workers"""
-
-    @_abc_1.abstractmethod
-    def QueryWorkers(
-        self,
-        request: _queue_pb2.QueryWorkersRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_queue_pb2.Workers, _abc.Awaitable[_queue_pb2.Workers]]: ...
 
     @_abc_1.abstractmethod
     def Describe(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 
 from agl_otel.queue.client import AttemptUpdate, RolloutUpdate
-from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.server import QueueServer, open_engine
 from agl_otel.queue.service import CHUNK_ITEMS
 from agl_otel.types import EnqueueRolloutRequest, PromptTemplate
@@ -81,21 +78,3 @@ async def test_an_answer_of_many_parts_is_read_anew_after_a_lost_connection(queu
         assert [rollout.input for rollout in await client.query_rollouts()] == inputs
     await server.stop()
     assert tries == 2
-
-
-@pytest.mark.parametrize("found", [0, 3])
-async def test_an_older_queue_is_asked_in_its_own_way(queue_url: str, found: int) -> None:
-    server = QueueServer(open_engine(queue_url))
-
-    async def unknown(request: pb.QueryRolloutsRequest, context: Any) -> AsyncIterator[pb.Rollouts]:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such method")
-        yield pb.Rollouts()
-
-    service: Any = server.service
-    service.StreamRollouts = unknown
-    async with QueueClient(await server.start("127.0.0.1", 0)) as client:
-        if found:
-            await client.enqueue([EnqueueRolloutRequest(input=n) for n in range(found)])
-        page = await client.query_rollouts(limit=2)
-        assert ([rollout.input for rollout in page], page.total) == ([*range(found)][:2], found)
-    await server.stop()

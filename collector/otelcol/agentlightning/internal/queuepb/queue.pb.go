@@ -110,6 +110,8 @@ type Attempt struct {
 	Seals             map[string]int64       `protobuf:"bytes,10,rep,name=seals,proto3" json:"seals,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	HasSeals          bool                   `protobuf:"varint,11,opt,name=has_seals,json=hasSeals,proto3" json:"has_seals,omitempty"`
 	Error             *string                `protobuf:"bytes,12,opt,name=error,proto3,oneof" json:"error,omitempty"`
+	LedgerJson        *string                `protobuf:"bytes,13,opt,name=ledger_json,json=ledgerJson,proto3,oneof" json:"ledger_json,omitempty"`                                             // types.AttemptLedger: what its processes did, as its runner read it
+	Proxies           map[string]string      `protobuf:"bytes,14,rep,name=proxies,proto3" json:"proxies,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // {marker: address} of the proxy processes that forwarded calls of it
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -226,6 +228,20 @@ func (x *Attempt) GetError() string {
 		return *x.Error
 	}
 	return ""
+}
+
+func (x *Attempt) GetLedgerJson() string {
+	if x != nil && x.LedgerJson != nil {
+		return *x.LedgerJson
+	}
+	return ""
+}
+
+func (x *Attempt) GetProxies() map[string]string {
+	if x != nil {
+		return x.Proxies
+	}
+	return nil
 }
 
 type Rollout struct {
@@ -395,7 +411,8 @@ func (x *Rollout) GetReason() string {
 type Rollouts struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Rollouts      []*Rollout             `protobuf:"bytes,1,rep,name=rollouts,proto3" json:"rollouts,omitempty"`
-	Total         int64                  `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"` // matches before paging (queries)
+	Total         int64                  `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"`    // matches before paging (queries)
+	Filters       []string               `protobuf:"bytes,3,rep,name=filters,proto3" json:"filters,omitempty"` // queries: the fields of Filter that were given and are known here; a later client's others had no effect
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -442,6 +459,13 @@ func (x *Rollouts) GetTotal() int64 {
 		return x.Total
 	}
 	return 0
+}
+
+func (x *Rollouts) GetFilters() []string {
+	if x != nil {
+		return x.Filters
+	}
+	return nil
 }
 
 type Attempts struct {
@@ -677,6 +701,7 @@ type EnqueueRequest struct {
 	Rollouts       []*NewRollout          `protobuf:"bytes,1,rep,name=rollouts,proto3" json:"rollouts,omitempty"`
 	RequestId      string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	IdempotencyKey *string                `protobuf:"bytes,3,opt,name=idempotency_key,json=idempotencyKey,proto3,oneof" json:"idempotency_key,omitempty"` // the user's own, for the whole call; kept as long as its rollouts
+	Total          uint32                 `protobuf:"varint,4,opt,name=total,proto3" json:"total,omitempty"`                                              // rollouts of a call that travels in several messages; 0: these are all
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -730,6 +755,13 @@ func (x *EnqueueRequest) GetIdempotencyKey() string {
 		return *x.IdempotencyKey
 	}
 	return ""
+}
+
+func (x *EnqueueRequest) GetTotal() uint32 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
 }
 
 type StartRequest struct {
@@ -1222,6 +1254,7 @@ type AttemptUpdate struct {
 	Error             *string                `protobuf:"bytes,9,opt,name=error,proto3,oneof" json:"error,omitempty"`
 	Token             *string                `protobuf:"bytes,10,opt,name=token,proto3,oneof" json:"token,omitempty"` // with it the call is fenced
 	Clear             []string               `protobuf:"bytes,11,rep,name=clear,proto3" json:"clear,omitempty"`
+	LedgerJson        *string                `protobuf:"bytes,12,opt,name=ledger_json,json=ledgerJson,proto3,oneof" json:"ledger_json,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -1333,6 +1366,13 @@ func (x *AttemptUpdate) GetClear() []string {
 	return nil
 }
 
+func (x *AttemptUpdate) GetLedgerJson() string {
+	if x != nil && x.LedgerJson != nil {
+		return *x.LedgerJson
+	}
+	return ""
+}
+
 type UpdateAttemptsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Updates       []*AttemptUpdate       `protobuf:"bytes,1,rep,name=updates,proto3" json:"updates,omitempty"`
@@ -1400,8 +1440,11 @@ type Filter struct {
 	HasIdIn       bool                   `protobuf:"varint,3,opt,name=has_id_in,json=hasIdIn,proto3" json:"has_id_in,omitempty"` // an empty id_in matches nothing
 	IdContains    *string                `protobuf:"bytes,4,opt,name=id_contains,json=idContains,proto3,oneof" json:"id_contains,omitempty"`
 	ModeIn        []string               `protobuf:"bytes,5,rep,name=mode_in,json=modeIn,proto3" json:"mode_in,omitempty"`
-	Any           bool                   `protobuf:"varint,6,opt,name=any,proto3" json:"any,omitempty"`                                           // filter_logic "or"
-	EndedBefore   *float64               `protobuf:"fixed64,7,opt,name=ended_before,json=endedBefore,proto3,oneof" json:"ended_before,omitempty"` // rollouts: finished, and before this time (always ANDed)
+	Any           bool                   `protobuf:"varint,6,opt,name=any,proto3" json:"any,omitempty"`                                               // filter_logic "or"
+	EndedBefore   *float64               `protobuf:"fixed64,7,opt,name=ended_before,json=endedBefore,proto3,oneof" json:"ended_before,omitempty"`     // rollouts: finished, and before this time (always ANDed)
+	Run           *string                `protobuf:"bytes,8,opt,name=run,proto3,oneof" json:"run,omitempty"`                                          // rollouts: of this run (see QueryRuns)
+	InputContains *string                `protobuf:"bytes,9,opt,name=input_contains,json=inputContains,proto3,oneof" json:"input_contains,omitempty"` // rollouts: of the latest 100,000 those whose input has this text
+	AttemptsFrom  int64                  `protobuf:"varint,10,opt,name=attempts_from,json=attemptsFrom,proto3" json:"attempts_from,omitempty"`        // rollouts: with so many attempts or more
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1481,6 +1524,27 @@ func (x *Filter) GetAny() bool {
 func (x *Filter) GetEndedBefore() float64 {
 	if x != nil && x.EndedBefore != nil {
 		return *x.EndedBefore
+	}
+	return 0
+}
+
+func (x *Filter) GetRun() string {
+	if x != nil && x.Run != nil {
+		return *x.Run
+	}
+	return ""
+}
+
+func (x *Filter) GetInputContains() string {
+	if x != nil && x.InputContains != nil {
+		return *x.InputContains
+	}
+	return ""
+}
+
+func (x *Filter) GetAttemptsFrom() int64 {
+	if x != nil {
+		return x.AttemptsFrom
 	}
 	return 0
 }
@@ -1969,6 +2033,154 @@ func (*ObserveResponse) Descriptor() ([]byte, []int) {
 	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{26}
 }
 
+type ProxyWitness struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RolloutId     string                 `protobuf:"bytes,1,opt,name=rollout_id,json=rolloutId,proto3" json:"rollout_id,omitempty"`
+	AttemptId     string                 `protobuf:"bytes,2,opt,name=attempt_id,json=attemptId,proto3" json:"attempt_id,omitempty"`
+	Marker        string                 `protobuf:"bytes,3,opt,name=marker,proto3" json:"marker,omitempty"`
+	Address       string                 `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProxyWitness) Reset() {
+	*x = ProxyWitness{}
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProxyWitness) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProxyWitness) ProtoMessage() {}
+
+func (x *ProxyWitness) ProtoReflect() protoreflect.Message {
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProxyWitness.ProtoReflect.Descriptor instead.
+func (*ProxyWitness) Descriptor() ([]byte, []int) {
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ProxyWitness) GetRolloutId() string {
+	if x != nil {
+		return x.RolloutId
+	}
+	return ""
+}
+
+func (x *ProxyWitness) GetAttemptId() string {
+	if x != nil {
+		return x.AttemptId
+	}
+	return ""
+}
+
+func (x *ProxyWitness) GetMarker() string {
+	if x != nil {
+		return x.Marker
+	}
+	return ""
+}
+
+func (x *ProxyWitness) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+type WitnessRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Witnesses     []*ProxyWitness        `protobuf:"bytes,1,rep,name=witnesses,proto3" json:"witnesses,omitempty"` // of unknown attempts without effect; twice is once
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WitnessRequest) Reset() {
+	*x = WitnessRequest{}
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WitnessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WitnessRequest) ProtoMessage() {}
+
+func (x *WitnessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WitnessRequest.ProtoReflect.Descriptor instead.
+func (*WitnessRequest) Descriptor() ([]byte, []int) {
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *WitnessRequest) GetWitnesses() []*ProxyWitness {
+	if x != nil {
+		return x.Witnesses
+	}
+	return nil
+}
+
+type WitnessResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WitnessResponse) Reset() {
+	*x = WitnessResponse{}
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WitnessResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WitnessResponse) ProtoMessage() {}
+
+func (x *WitnessResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WitnessResponse.ProtoReflect.Descriptor instead.
+func (*WitnessResponse) Descriptor() ([]byte, []int) {
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{29}
+}
+
 type SequenceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	RolloutId     string                 `protobuf:"bytes,1,opt,name=rollout_id,json=rolloutId,proto3" json:"rollout_id,omitempty"`
@@ -1980,7 +2192,7 @@ type SequenceRequest struct {
 
 func (x *SequenceRequest) Reset() {
 	*x = SequenceRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[27]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1992,7 +2204,7 @@ func (x *SequenceRequest) String() string {
 func (*SequenceRequest) ProtoMessage() {}
 
 func (x *SequenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[27]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2005,7 +2217,7 @@ func (x *SequenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SequenceRequest.ProtoReflect.Descriptor instead.
 func (*SequenceRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{27}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SequenceRequest) GetRolloutId() string {
@@ -2039,7 +2251,7 @@ type TakeSequenceRequest struct {
 
 func (x *TakeSequenceRequest) Reset() {
 	*x = TakeSequenceRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[28]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2051,7 +2263,7 @@ func (x *TakeSequenceRequest) String() string {
 func (*TakeSequenceRequest) ProtoMessage() {}
 
 func (x *TakeSequenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[28]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2064,7 +2276,7 @@ func (x *TakeSequenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSequenceRequest.ProtoReflect.Descriptor instead.
 func (*TakeSequenceRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{28}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *TakeSequenceRequest) GetRequests() []*SequenceRequest {
@@ -2090,7 +2302,7 @@ type TakeSequenceResponse struct {
 
 func (x *TakeSequenceResponse) Reset() {
 	*x = TakeSequenceResponse{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[29]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2102,7 +2314,7 @@ func (x *TakeSequenceResponse) String() string {
 func (*TakeSequenceResponse) ProtoMessage() {}
 
 func (x *TakeSequenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[29]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2115,7 +2327,7 @@ func (x *TakeSequenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSequenceResponse.ProtoReflect.Descriptor instead.
 func (*TakeSequenceResponse) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{29}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *TakeSequenceResponse) GetFirst() []int64 {
@@ -2138,7 +2350,7 @@ type Resources struct {
 
 func (x *Resources) Reset() {
 	*x = Resources{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[30]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2150,7 +2362,7 @@ func (x *Resources) String() string {
 func (*Resources) ProtoMessage() {}
 
 func (x *Resources) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[30]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2163,7 +2375,7 @@ func (x *Resources) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resources.ProtoReflect.Descriptor instead.
 func (*Resources) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{30}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Resources) GetResourcesId() string {
@@ -2211,7 +2423,7 @@ type ResourcesList struct {
 
 func (x *ResourcesList) Reset() {
 	*x = ResourcesList{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[31]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2223,7 +2435,7 @@ func (x *ResourcesList) String() string {
 func (*ResourcesList) ProtoMessage() {}
 
 func (x *ResourcesList) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[31]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2236,7 +2448,7 @@ func (x *ResourcesList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourcesList.ProtoReflect.Descriptor instead.
 func (*ResourcesList) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{31}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ResourcesList) GetResources() []*Resources {
@@ -2258,13 +2470,14 @@ type PutResourcesRequest struct {
 	ResourcesId   *string                `protobuf:"bytes,1,opt,name=resources_id,json=resourcesId,proto3,oneof" json:"resources_id,omitempty"` // absent: a new id; known: a new version; unknown: created with version 1
 	ResourcesJson string                 `protobuf:"bytes,2,opt,name=resources_json,json=resourcesJson,proto3" json:"resources_json,omitempty"`
 	RequestId     string                 `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Aside         bool                   `protobuf:"varint,4,opt,name=aside,proto3" json:"aside,omitempty"` // for rollouts that name it: never the latest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PutResourcesRequest) Reset() {
 	*x = PutResourcesRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[32]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2276,7 +2489,7 @@ func (x *PutResourcesRequest) String() string {
 func (*PutResourcesRequest) ProtoMessage() {}
 
 func (x *PutResourcesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[32]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2289,7 +2502,7 @@ func (x *PutResourcesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutResourcesRequest.ProtoReflect.Descriptor instead.
 func (*PutResourcesRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{32}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PutResourcesRequest) GetResourcesId() string {
@@ -2313,6 +2526,13 @@ func (x *PutResourcesRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *PutResourcesRequest) GetAside() bool {
+	if x != nil {
+		return x.Aside
+	}
+	return false
+}
+
 type QueryResourcesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Filter        *Filter                `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
@@ -2326,7 +2546,7 @@ type QueryResourcesRequest struct {
 
 func (x *QueryResourcesRequest) Reset() {
 	*x = QueryResourcesRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[33]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2338,7 +2558,7 @@ func (x *QueryResourcesRequest) String() string {
 func (*QueryResourcesRequest) ProtoMessage() {}
 
 func (x *QueryResourcesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[33]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2351,7 +2571,7 @@ func (x *QueryResourcesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryResourcesRequest.ProtoReflect.Descriptor instead.
 func (*QueryResourcesRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{33}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *QueryResourcesRequest) GetFilter() *Filter {
@@ -2400,7 +2620,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[34]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2412,7 +2632,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[34]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2425,7 +2645,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{34}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *HeartbeatRequest) GetWorkerId() string {
@@ -2458,7 +2678,7 @@ type HeartbeatResponse struct {
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[35]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2470,7 +2690,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[35]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2483,7 +2703,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{35}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *HeartbeatResponse) GetCancelled() []string {
@@ -2510,7 +2730,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[36]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2522,7 +2742,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[36]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2535,7 +2755,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{36}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Worker) GetWorkerId() string {
@@ -2611,7 +2831,7 @@ type Workers struct {
 
 func (x *Workers) Reset() {
 	*x = Workers{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[37]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2623,7 +2843,7 @@ func (x *Workers) String() string {
 func (*Workers) ProtoMessage() {}
 
 func (x *Workers) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[37]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2636,7 +2856,7 @@ func (x *Workers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workers.ProtoReflect.Descriptor instead.
 func (*Workers) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{37}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Workers) GetWorkers() []*Worker {
@@ -2663,7 +2883,7 @@ type QueryWorkersRequest struct {
 
 func (x *QueryWorkersRequest) Reset() {
 	*x = QueryWorkersRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[38]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2675,7 +2895,7 @@ func (x *QueryWorkersRequest) String() string {
 func (*QueryWorkersRequest) ProtoMessage() {}
 
 func (x *QueryWorkersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[38]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2688,7 +2908,7 @@ func (x *QueryWorkersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryWorkersRequest.ProtoReflect.Descriptor instead.
 func (*QueryWorkersRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{38}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *QueryWorkersRequest) GetFilter() *Filter {
@@ -2713,7 +2933,7 @@ type DescribeRequest struct {
 
 func (x *DescribeRequest) Reset() {
 	*x = DescribeRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[39]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2725,7 +2945,7 @@ func (x *DescribeRequest) String() string {
 func (*DescribeRequest) ProtoMessage() {}
 
 func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[39]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2738,22 +2958,23 @@ func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeRequest.ProtoReflect.Descriptor instead.
 func (*DescribeRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{39}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{42}
 }
 
 type DescribeResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Addresses     map[string]string      `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // queue, collector_grpc, collector_http, clickhouse, proxy, web (types.Describe)
 	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
-	Collectors    []string               `protobuf:"bytes,3,rep,name=collectors,proto3" json:"collectors,omitempty"` // every collector's http address: a reader asks all for a barrier
-	Proxies       []string               `protobuf:"bytes,4,rep,name=proxies,proto3" json:"proxies,omitempty"`       // every proxy: a runner closes its attempts at each
+	Collectors    []string               `protobuf:"bytes,3,rep,name=collectors,proto3" json:"collectors,omitempty"`   // every collector's http address: a reader asks all for a barrier
+	Proxies       []string               `protobuf:"bytes,4,rep,name=proxies,proto3" json:"proxies,omitempty"`         // every proxy: a runner closes its attempts at each
+	Clickhouses   []string               `protobuf:"bytes,5,rep,name=clickhouses,proto3" json:"clickhouses,omitempty"` // every address at which the one ClickHouse is read: where one does not answer, another may
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DescribeResponse) Reset() {
 	*x = DescribeResponse{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[40]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2765,7 +2986,7 @@ func (x *DescribeResponse) String() string {
 func (*DescribeResponse) ProtoMessage() {}
 
 func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[40]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2778,7 +2999,7 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
 func (*DescribeResponse) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{40}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DescribeResponse) GetAddresses() map[string]string {
@@ -2809,6 +3030,13 @@ func (x *DescribeResponse) GetProxies() []string {
 	return nil
 }
 
+func (x *DescribeResponse) GetClickhouses() []string {
+	if x != nil {
+		return x.Clickhouses
+	}
+	return nil
+}
+
 type AnnounceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Service       string                 `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`   // "collector", "proxy", "web"
@@ -2822,7 +3050,7 @@ type AnnounceRequest struct {
 
 func (x *AnnounceRequest) Reset() {
 	*x = AnnounceRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[41]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2834,7 +3062,7 @@ func (x *AnnounceRequest) String() string {
 func (*AnnounceRequest) ProtoMessage() {}
 
 func (x *AnnounceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[41]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2847,7 +3075,7 @@ func (x *AnnounceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnounceRequest.ProtoReflect.Descriptor instead.
 func (*AnnounceRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{41}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *AnnounceRequest) GetService() string {
@@ -2885,15 +3113,272 @@ func (x *AnnounceRequest) GetSeconds() float64 {
 	return 0
 }
 
+type QueryRunsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Run           *string                `protobuf:"bytes,1,opt,name=run,proto3,oneof" json:"run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QueryRunsRequest) Reset() {
+	*x = QueryRunsRequest{}
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QueryRunsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QueryRunsRequest) ProtoMessage() {}
+
+func (x *QueryRunsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QueryRunsRequest.ProtoReflect.Descriptor instead.
+func (*QueryRunsRequest) Descriptor() ([]byte, []int) {
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *QueryRunsRequest) GetRun() string {
+	if x != nil && x.Run != nil {
+		return *x.Run
+	}
+	return ""
+}
+
+type Runs struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Parts         []*RunPart             `protobuf:"bytes,1,rep,name=parts,proto3" json:"parts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Runs) Reset() {
+	*x = Runs{}
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Runs) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Runs) ProtoMessage() {}
+
+func (x *Runs) ProtoReflect() protoreflect.Message {
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Runs.ProtoReflect.Descriptor instead.
+func (*Runs) Descriptor() ([]byte, []int) {
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *Runs) GetParts() []*RunPart {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+type RunPart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Run           string                 `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
+	Status        string                 `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
+	Mode          *string                `protobuf:"bytes,3,opt,name=mode,proto3,oneof" json:"mode,omitempty"`
+	Rollouts      int64                  `protobuf:"varint,4,opt,name=rollouts,proto3" json:"rollouts,omitempty"`
+	Attempts      int64                  `protobuf:"varint,5,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	FirstStart    float64                `protobuf:"fixed64,6,opt,name=first_start,json=firstStart,proto3" json:"first_start,omitempty"`
+	LastEnd       *float64               `protobuf:"fixed64,7,opt,name=last_end,json=lastEnd,proto3,oneof" json:"last_end,omitempty"`
+	LastStep      *int64                 `protobuf:"varint,8,opt,name=last_step,json=lastStep,proto3,oneof" json:"last_step,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunPart) Reset() {
+	*x = RunPart{}
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunPart) ProtoMessage() {}
+
+func (x *RunPart) ProtoReflect() protoreflect.Message {
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunPart.ProtoReflect.Descriptor instead.
+func (*RunPart) Descriptor() ([]byte, []int) {
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *RunPart) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *RunPart) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *RunPart) GetMode() string {
+	if x != nil && x.Mode != nil {
+		return *x.Mode
+	}
+	return ""
+}
+
+func (x *RunPart) GetRollouts() int64 {
+	if x != nil {
+		return x.Rollouts
+	}
+	return 0
+}
+
+func (x *RunPart) GetAttempts() int64 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *RunPart) GetFirstStart() float64 {
+	if x != nil {
+		return x.FirstStart
+	}
+	return 0
+}
+
+func (x *RunPart) GetLastEnd() float64 {
+	if x != nil && x.LastEnd != nil {
+		return *x.LastEnd
+	}
+	return 0
+}
+
+func (x *RunPart) GetLastStep() int64 {
+	if x != nil && x.LastStep != nil {
+		return *x.LastStep
+	}
+	return 0
+}
+
+type RunMembers struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RolloutIds    []string               `protobuf:"bytes,1,rep,name=rollout_ids,json=rolloutIds,proto3" json:"rollout_ids,omitempty"`
+	Steps         []int64                `protobuf:"varint,2,rep,packed,name=steps,proto3" json:"steps,omitempty"` // `metadata.step`; without it the version of the resources, -1 where there is neither
+	Statuses      []string               `protobuf:"bytes,3,rep,name=statuses,proto3" json:"statuses,omitempty"`
+	Modes         []string               `protobuf:"bytes,4,rep,name=modes,proto3" json:"modes,omitempty"` // empty: none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunMembers) Reset() {
+	*x = RunMembers{}
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunMembers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunMembers) ProtoMessage() {}
+
+func (x *RunMembers) ProtoReflect() protoreflect.Message {
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunMembers.ProtoReflect.Descriptor instead.
+func (*RunMembers) Descriptor() ([]byte, []int) {
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *RunMembers) GetRolloutIds() []string {
+	if x != nil {
+		return x.RolloutIds
+	}
+	return nil
+}
+
+func (x *RunMembers) GetSteps() []int64 {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *RunMembers) GetStatuses() []string {
+	if x != nil {
+		return x.Statuses
+	}
+	return nil
+}
+
+func (x *RunMembers) GetModes() []string {
+	if x != nil {
+		return x.Modes
+	}
+	return nil
+}
+
 type StatisticsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Metrics       bool                   `protobuf:"varint,1,opt,name=metrics,proto3" json:"metrics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatisticsRequest) Reset() {
 	*x = StatisticsRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[42]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2905,7 +3390,7 @@ func (x *StatisticsRequest) String() string {
 func (*StatisticsRequest) ProtoMessage() {}
 
 func (x *StatisticsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[42]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2918,7 +3403,14 @@ func (x *StatisticsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatisticsRequest.ProtoReflect.Descriptor instead.
 func (*StatisticsRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{42}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *StatisticsRequest) GetMetrics() bool {
+	if x != nil {
+		return x.Metrics
+	}
+	return false
 }
 
 type StatisticsResponse struct {
@@ -2932,13 +3424,14 @@ type StatisticsResponse struct {
 	Engine                    string                 `protobuf:"bytes,7,opt,name=engine,proto3" json:"engine,omitempty"`
 	Claimable                 int64                  `protobuf:"varint,8,opt,name=claimable,proto3" json:"claimable,omitempty"`
 	OldestClaimableAgeSeconds *float64               `protobuf:"fixed64,9,opt,name=oldest_claimable_age_seconds,json=oldestClaimableAgeSeconds,proto3,oneof" json:"oldest_claimable_age_seconds,omitempty"`
+	Metrics                   string                 `protobuf:"bytes,10,opt,name=metrics,proto3" json:"metrics,omitempty"` // of this service, in Prometheus' text format, where they are asked for
 	unknownFields             protoimpl.UnknownFields
 	sizeCache                 protoimpl.SizeCache
 }
 
 func (x *StatisticsResponse) Reset() {
 	*x = StatisticsResponse{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[43]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2950,7 +3443,7 @@ func (x *StatisticsResponse) String() string {
 func (*StatisticsResponse) ProtoMessage() {}
 
 func (x *StatisticsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[43]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2963,7 +3456,7 @@ func (x *StatisticsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatisticsResponse.ProtoReflect.Descriptor instead.
 func (*StatisticsResponse) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{43}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *StatisticsResponse) GetRolloutsByStatus() map[string]int64 {
@@ -3029,6 +3522,13 @@ func (x *StatisticsResponse) GetOldestClaimableAgeSeconds() float64 {
 	return 0
 }
 
+func (x *StatisticsResponse) GetMetrics() string {
+	if x != nil {
+		return x.Metrics
+	}
+	return ""
+}
+
 type LeaseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -3040,7 +3540,7 @@ type LeaseRequest struct {
 
 func (x *LeaseRequest) Reset() {
 	*x = LeaseRequest{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[44]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3052,7 +3552,7 @@ func (x *LeaseRequest) String() string {
 func (*LeaseRequest) ProtoMessage() {}
 
 func (x *LeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[44]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3065,7 +3565,7 @@ func (x *LeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseRequest.ProtoReflect.Descriptor instead.
 func (*LeaseRequest) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{44}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *LeaseRequest) GetName() string {
@@ -3100,7 +3600,7 @@ type LeaseResponse struct {
 
 func (x *LeaseResponse) Reset() {
 	*x = LeaseResponse{}
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[45]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3112,7 +3612,7 @@ func (x *LeaseResponse) String() string {
 func (*LeaseResponse) ProtoMessage() {}
 
 func (x *LeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[45]
+	mi := &file_agl_otel_queue_proto_queue_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3125,7 +3625,7 @@ func (x *LeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseResponse.ProtoReflect.Descriptor instead.
 func (*LeaseResponse) Descriptor() ([]byte, []int) {
-	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{45}
+	return file_agl_otel_queue_proto_queue_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *LeaseResponse) GetHeld() bool {
@@ -3160,7 +3660,7 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\fmax_attempts\x18\x03 \x01(\x05R\vmaxAttempts\x12'\n" +
 	"\x0fretry_condition\x18\x04 \x03(\tR\x0eretryConditionB\x12\n" +
 	"\x10_timeout_secondsB\x17\n" +
-	"\x15_unresponsive_seconds\"\xb9\x04\n" +
+	"\x15_unresponsive_seconds\"\xe9\x05\n" +
 	"\aAttempt\x12\x1d\n" +
 	"\n" +
 	"rollout_id\x18\x01 \x01(\tR\trolloutId\x12\x1d\n" +
@@ -3178,17 +3678,24 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\x05seals\x18\n" +
 	" \x03(\v2 .agl.queue.v1.Attempt.SealsEntryR\x05seals\x12\x1b\n" +
 	"\thas_seals\x18\v \x01(\bR\bhasSeals\x12\x19\n" +
-	"\x05error\x18\f \x01(\tH\x04R\x05error\x88\x01\x01\x1a8\n" +
+	"\x05error\x18\f \x01(\tH\x04R\x05error\x88\x01\x01\x12$\n" +
+	"\vledger_json\x18\r \x01(\tH\x05R\n" +
+	"ledgerJson\x88\x01\x01\x12<\n" +
+	"\aproxies\x18\x0e \x03(\v2\".agl.queue.v1.Attempt.ProxiesEntryR\aproxies\x1a8\n" +
 	"\n" +
 	"SealsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01B\v\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\x1a:\n" +
+	"\fProxiesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\v\n" +
 	"\t_end_timeB\f\n" +
 	"\n" +
 	"_worker_idB\x16\n" +
 	"\x14_last_heartbeat_timeB\x10\n" +
 	"\x0e_metadata_jsonB\b\n" +
-	"\x06_error\"\xfb\x05\n" +
+	"\x06_errorB\x0e\n" +
+	"\f_ledger_json\"\xfb\x05\n" +
 	"\aRollout\x12\x1d\n" +
 	"\n" +
 	"rollout_id\x18\x01 \x01(\tR\trolloutId\x12\x1d\n" +
@@ -3221,10 +3728,11 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\x0e_metadata_jsonB\r\n" +
 	"\v_not_beforeB\b\n" +
 	"\x06_tokenB\t\n" +
-	"\a_reason\"S\n" +
+	"\a_reason\"m\n" +
 	"\bRollouts\x121\n" +
 	"\brollouts\x18\x01 \x03(\v2\x15.agl.queue.v1.RolloutR\brollouts\x12\x14\n" +
-	"\x05total\x18\x02 \x01(\x03R\x05total\"\x86\x01\n" +
+	"\x05total\x18\x02 \x01(\x03R\x05total\x12\x18\n" +
+	"\afilters\x18\x03 \x03(\tR\afilters\"\x86\x01\n" +
 	"\bAttempts\x121\n" +
 	"\battempts\x18\x01 \x03(\v2\x15.agl.queue.v1.AttemptR\battempts\x12\x14\n" +
 	"\x05total\x18\x02 \x01(\x03R\x05total\x121\n" +
@@ -3254,12 +3762,13 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\r_resources_idB\x10\n" +
 	"\x0e_metadata_jsonB\r\n" +
 	"\v_rollout_idB\r\n" +
-	"\v_not_before\"\xa7\x01\n" +
+	"\v_not_before\"\xbd\x01\n" +
 	"\x0eEnqueueRequest\x124\n" +
 	"\brollouts\x18\x01 \x03(\v2\x18.agl.queue.v1.NewRolloutR\brollouts\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12,\n" +
-	"\x0fidempotency_key\x18\x03 \x01(\tH\x00R\x0eidempotencyKey\x88\x01\x01B\x12\n" +
+	"\x0fidempotency_key\x18\x03 \x01(\tH\x00R\x0eidempotencyKey\x88\x01\x01\x12\x14\n" +
+	"\x05total\x18\x04 \x01(\rR\x05totalB\x12\n" +
 	"\x10_idempotency_key\"\x93\x01\n" +
 	"\fStartRequest\x124\n" +
 	"\brollouts\x18\x01 \x03(\v2\x18.agl.queue.v1.NewRolloutR\brollouts\x12 \n" +
@@ -3322,7 +3831,7 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\x15UpdateRolloutsRequest\x125\n" +
 	"\aupdates\x18\x01 \x03(\v2\x1b.agl.queue.v1.RolloutUpdateR\aupdates\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x02 \x01(\tR\trequestId\"\xa3\x04\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\"\xd9\x04\n" +
 	"\rAttemptUpdate\x12\x1d\n" +
 	"\n" +
 	"rollout_id\x18\x01 \x01(\tR\trolloutId\x12\x1d\n" +
@@ -3337,7 +3846,9 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\x05error\x18\t \x01(\tH\x04R\x05error\x88\x01\x01\x12\x19\n" +
 	"\x05token\x18\n" +
 	" \x01(\tH\x05R\x05token\x88\x01\x01\x12\x14\n" +
-	"\x05clear\x18\v \x03(\tR\x05clear\x1a8\n" +
+	"\x05clear\x18\v \x03(\tR\x05clear\x12$\n" +
+	"\vledger_json\x18\f \x01(\tH\x06R\n" +
+	"ledgerJson\x88\x01\x01\x1a8\n" +
 	"\n" +
 	"SealsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -3348,12 +3859,13 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\x14_last_heartbeat_timeB\x10\n" +
 	"\x0e_metadata_jsonB\b\n" +
 	"\x06_errorB\b\n" +
-	"\x06_token\"\x81\x01\n" +
+	"\x06_tokenB\x0e\n" +
+	"\f_ledger_json\"\x81\x01\n" +
 	"\x15UpdateAttemptsRequest\x125\n" +
 	"\aupdates\x18\x01 \x03(\v2\x1b.agl.queue.v1.AttemptUpdateR\aupdates\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12\x12\n" +
-	"\x04each\x18\x03 \x01(\bR\x04each\"\xf0\x01\n" +
+	"\x04each\x18\x03 \x01(\bR\x04each\"\xf3\x02\n" +
 	"\x06Filter\x12\x1b\n" +
 	"\tstatus_in\x18\x01 \x03(\tR\bstatusIn\x12\x13\n" +
 	"\x05id_in\x18\x02 \x03(\tR\x04idIn\x12\x1a\n" +
@@ -3362,9 +3874,15 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"idContains\x88\x01\x01\x12\x17\n" +
 	"\amode_in\x18\x05 \x03(\tR\x06modeIn\x12\x10\n" +
 	"\x03any\x18\x06 \x01(\bR\x03any\x12&\n" +
-	"\fended_before\x18\a \x01(\x01H\x01R\vendedBefore\x88\x01\x01B\x0e\n" +
+	"\fended_before\x18\a \x01(\x01H\x01R\vendedBefore\x88\x01\x01\x12\x15\n" +
+	"\x03run\x18\b \x01(\tH\x02R\x03run\x88\x01\x01\x12*\n" +
+	"\x0einput_contains\x18\t \x01(\tH\x03R\rinputContains\x88\x01\x01\x12#\n" +
+	"\rattempts_from\x18\n" +
+	" \x01(\x03R\fattemptsFromB\x0e\n" +
 	"\f_id_containsB\x0f\n" +
-	"\r_ended_before\"m\n" +
+	"\r_ended_beforeB\x06\n" +
+	"\x04_runB\x11\n" +
+	"\x0f_input_contains\"m\n" +
 	"\x04Page\x12\x17\n" +
 	"\asort_by\x18\x01 \x01(\tR\x06sortBy\x12\x1e\n" +
 	"\n" +
@@ -3406,7 +3924,17 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\asent_at\x18\x02 \x01(\x01H\x00R\x06sentAt\x88\x01\x01B\n" +
 	"\n" +
 	"\b_sent_at\"\x11\n" +
-	"\x0fObserveResponse\"a\n" +
+	"\x0fObserveResponse\"~\n" +
+	"\fProxyWitness\x12\x1d\n" +
+	"\n" +
+	"rollout_id\x18\x01 \x01(\tR\trolloutId\x12\x1d\n" +
+	"\n" +
+	"attempt_id\x18\x02 \x01(\tR\tattemptId\x12\x16\n" +
+	"\x06marker\x18\x03 \x01(\tR\x06marker\x12\x18\n" +
+	"\aaddress\x18\x04 \x01(\tR\aaddress\"J\n" +
+	"\x0eWitnessRequest\x128\n" +
+	"\twitnesses\x18\x01 \x03(\v2\x1a.agl.queue.v1.ProxyWitnessR\twitnesses\"\x11\n" +
+	"\x0fWitnessResponse\"a\n" +
 	"\x0fSequenceRequest\x12\x1d\n" +
 	"\n" +
 	"rollout_id\x18\x01 \x01(\tR\trolloutId\x12\x14\n" +
@@ -3428,12 +3956,13 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\x0eresources_json\x18\x05 \x01(\tR\rresourcesJson\"\\\n" +
 	"\rResourcesList\x125\n" +
 	"\tresources\x18\x01 \x03(\v2\x17.agl.queue.v1.ResourcesR\tresources\x12\x14\n" +
-	"\x05total\x18\x02 \x01(\x03R\x05total\"\x94\x01\n" +
+	"\x05total\x18\x02 \x01(\x03R\x05total\"\xaa\x01\n" +
 	"\x13PutResourcesRequest\x12&\n" +
 	"\fresources_id\x18\x01 \x01(\tH\x00R\vresourcesId\x88\x01\x01\x12%\n" +
 	"\x0eresources_json\x18\x02 \x01(\tR\rresourcesJson\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x03 \x01(\tR\trequestIdB\x0f\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\x12\x14\n" +
+	"\x05aside\x18\x04 \x01(\bR\x05asideB\x0f\n" +
 	"\r_resources_id\"\xdc\x01\n" +
 	"\x15QueryResourcesRequest\x12,\n" +
 	"\x06filter\x18\x01 \x01(\v2\x14.agl.queue.v1.FilterR\x06filter\x12&\n" +
@@ -3476,14 +4005,15 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\x13QueryWorkersRequest\x12,\n" +
 	"\x06filter\x18\x01 \x01(\v2\x14.agl.queue.v1.FilterR\x06filter\x12&\n" +
 	"\x04page\x18\x02 \x01(\v2\x12.agl.queue.v1.PageR\x04page\"\x11\n" +
-	"\x0fDescribeRequest\"\xf1\x01\n" +
+	"\x0fDescribeRequest\"\x93\x02\n" +
 	"\x10DescribeResponse\x12K\n" +
 	"\taddresses\x18\x01 \x03(\v2-.agl.queue.v1.DescribeResponse.AddressesEntryR\taddresses\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1e\n" +
 	"\n" +
 	"collectors\x18\x03 \x03(\tR\n" +
 	"collectors\x12\x18\n" +
-	"\aproxies\x18\x04 \x03(\tR\aproxies\x1a<\n" +
+	"\aproxies\x18\x04 \x03(\tR\aproxies\x12 \n" +
+	"\vclickhouses\x18\x05 \x03(\tR\vclickhouses\x1a<\n" +
 	"\x0eAddressesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\x02\n" +
@@ -3497,8 +4027,35 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\n" +
 	"\n" +
-	"\b_seconds\"\x13\n" +
-	"\x11StatisticsRequest\"\x9f\x04\n" +
+	"\b_seconds\"1\n" +
+	"\x10QueryRunsRequest\x12\x15\n" +
+	"\x03run\x18\x01 \x01(\tH\x00R\x03run\x88\x01\x01B\x06\n" +
+	"\x04_run\"3\n" +
+	"\x04Runs\x12+\n" +
+	"\x05parts\x18\x01 \x03(\v2\x15.agl.queue.v1.RunPartR\x05parts\"\x8b\x02\n" +
+	"\aRunPart\x12\x10\n" +
+	"\x03run\x18\x01 \x01(\tR\x03run\x12\x16\n" +
+	"\x06status\x18\x02 \x01(\tR\x06status\x12\x17\n" +
+	"\x04mode\x18\x03 \x01(\tH\x00R\x04mode\x88\x01\x01\x12\x1a\n" +
+	"\brollouts\x18\x04 \x01(\x03R\brollouts\x12\x1a\n" +
+	"\battempts\x18\x05 \x01(\x03R\battempts\x12\x1f\n" +
+	"\vfirst_start\x18\x06 \x01(\x01R\n" +
+	"firstStart\x12\x1e\n" +
+	"\blast_end\x18\a \x01(\x01H\x01R\alastEnd\x88\x01\x01\x12 \n" +
+	"\tlast_step\x18\b \x01(\x03H\x02R\blastStep\x88\x01\x01B\a\n" +
+	"\x05_modeB\v\n" +
+	"\t_last_endB\f\n" +
+	"\n" +
+	"_last_step\"u\n" +
+	"\n" +
+	"RunMembers\x12\x1f\n" +
+	"\vrollout_ids\x18\x01 \x03(\tR\n" +
+	"rolloutIds\x12\x14\n" +
+	"\x05steps\x18\x02 \x03(\x03R\x05steps\x12\x1a\n" +
+	"\bstatuses\x18\x03 \x03(\tR\bstatuses\x12\x14\n" +
+	"\x05modes\x18\x04 \x03(\tR\x05modes\"-\n" +
+	"\x11StatisticsRequest\x12\x18\n" +
+	"\ametrics\x18\x01 \x01(\bR\ametrics\"\xb9\x04\n" +
 	"\x12StatisticsResponse\x12d\n" +
 	"\x12rollouts_by_status\x18\x01 \x03(\v26.agl.queue.v1.StatisticsResponse.RolloutsByStatusEntryR\x10rolloutsByStatus\x12%\n" +
 	"\x0etotal_rollouts\x18\x02 \x01(\x03R\rtotalRollouts\x12%\n" +
@@ -3508,7 +4065,9 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\x0euptime_seconds\x18\x06 \x01(\x01R\ruptimeSeconds\x12\x16\n" +
 	"\x06engine\x18\a \x01(\tR\x06engine\x12\x1c\n" +
 	"\tclaimable\x18\b \x01(\x03R\tclaimable\x12D\n" +
-	"\x1coldest_claimable_age_seconds\x18\t \x01(\x01H\x00R\x19oldestClaimableAgeSeconds\x88\x01\x01\x1aC\n" +
+	"\x1coldest_claimable_age_seconds\x18\t \x01(\x01H\x00R\x19oldestClaimableAgeSeconds\x88\x01\x01\x12\x18\n" +
+	"\ametrics\x18\n" +
+	" \x01(\tR\ametrics\x1aC\n" +
 	"\x15RolloutsByStatusEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01B\x1f\n" +
@@ -3521,7 +4080,7 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\x04held\x18\x01 \x01(\bR\x04held\x12\x16\n" +
 	"\x06holder\x18\x02 \x01(\tR\x06holder\x12\x1d\n" +
 	"\n" +
-	"expires_at\x18\x03 \x01(\x01R\texpiresAt2\xd7\x0e\n" +
+	"expires_at\x18\x03 \x01(\x01R\texpiresAt2\xf5\r\n" +
 	"\x05Queue\x12?\n" +
 	"\aEnqueue\x12\x1c.agl.queue.v1.EnqueueRequest\x1a\x16.agl.queue.v1.Rollouts\x12;\n" +
 	"\x05Start\x12\x1a.agl.queue.v1.StartRequest\x1a\x16.agl.queue.v1.Rollouts\x12I\n" +
@@ -3529,21 +4088,20 @@ const file_agl_otel_queue_proto_queue_proto_rawDesc = "" +
 	"\x05Claim\x12\x1a.agl.queue.v1.ClaimRequest\x1a\x16.agl.queue.v1.Rollouts\x12F\n" +
 	"\aRelease\x12\x1c.agl.queue.v1.ReleaseRequest\x1a\x1d.agl.queue.v1.ReleaseResponse\x12M\n" +
 	"\x0eUpdateRollouts\x12#.agl.queue.v1.UpdateRolloutsRequest\x1a\x16.agl.queue.v1.Rollouts\x12M\n" +
-	"\x0eUpdateAttempts\x12#.agl.queue.v1.UpdateAttemptsRequest\x1a\x16.agl.queue.v1.Attempts\x12K\n" +
-	"\rQueryRollouts\x12\".agl.queue.v1.QueryRolloutsRequest\x1a\x16.agl.queue.v1.Rollouts\x12K\n" +
-	"\rQueryAttempts\x12\".agl.queue.v1.QueryAttemptsRequest\x1a\x16.agl.queue.v1.Attempts\x12;\n" +
+	"\x0eUpdateAttempts\x12#.agl.queue.v1.UpdateAttemptsRequest\x1a\x16.agl.queue.v1.Attempts\x12;\n" +
 	"\x04Wait\x12\x19.agl.queue.v1.WaitRequest\x1a\x16.agl.queue.v1.Rollouts0\x01\x12C\n" +
-	"\x06Delete\x12\x1b.agl.queue.v1.DeleteRequest\x1a\x1c.agl.queue.v1.DeleteResponse\x12N\n" +
+	"\x06Delete\x12\x1b.agl.queue.v1.DeleteRequest\x1a\x1c.agl.queue.v1.DeleteResponse\x12?\n" +
+	"\tQueryRuns\x12\x1e.agl.queue.v1.QueryRunsRequest\x1a\x12.agl.queue.v1.Runs\x12K\n" +
+	"\x0fQueryRunMembers\x12\x1e.agl.queue.v1.QueryRunsRequest\x1a\x18.agl.queue.v1.RunMembers\x12N\n" +
 	"\x0eStreamRollouts\x12\".agl.queue.v1.QueryRolloutsRequest\x1a\x16.agl.queue.v1.Rollouts0\x01\x12N\n" +
 	"\x0eStreamAttempts\x12\".agl.queue.v1.QueryAttemptsRequest\x1a\x16.agl.queue.v1.Attempts0\x01\x12U\n" +
 	"\x0fStreamResources\x12#.agl.queue.v1.QueryResourcesRequest\x1a\x1b.agl.queue.v1.ResourcesList0\x01\x12K\n" +
 	"\rStreamWorkers\x12!.agl.queue.v1.QueryWorkersRequest\x1a\x15.agl.queue.v1.Workers0\x01\x12F\n" +
-	"\aObserve\x12\x1c.agl.queue.v1.ObserveRequest\x1a\x1d.agl.queue.v1.ObserveResponse\x12U\n" +
+	"\aObserve\x12\x1c.agl.queue.v1.ObserveRequest\x1a\x1d.agl.queue.v1.ObserveResponse\x12F\n" +
+	"\aWitness\x12\x1c.agl.queue.v1.WitnessRequest\x1a\x1d.agl.queue.v1.WitnessResponse\x12U\n" +
 	"\fTakeSequence\x12!.agl.queue.v1.TakeSequenceRequest\x1a\".agl.queue.v1.TakeSequenceResponse\x12N\n" +
-	"\fPutResources\x12!.agl.queue.v1.PutResourcesRequest\x1a\x1b.agl.queue.v1.ResourcesList\x12R\n" +
-	"\x0eQueryResources\x12#.agl.queue.v1.QueryResourcesRequest\x1a\x1b.agl.queue.v1.ResourcesList\x12L\n" +
-	"\tHeartbeat\x12\x1e.agl.queue.v1.HeartbeatRequest\x1a\x1f.agl.queue.v1.HeartbeatResponse\x12H\n" +
-	"\fQueryWorkers\x12!.agl.queue.v1.QueryWorkersRequest\x1a\x15.agl.queue.v1.Workers\x12I\n" +
+	"\fPutResources\x12!.agl.queue.v1.PutResourcesRequest\x1a\x1b.agl.queue.v1.ResourcesList\x12L\n" +
+	"\tHeartbeat\x12\x1e.agl.queue.v1.HeartbeatRequest\x1a\x1f.agl.queue.v1.HeartbeatResponse\x12I\n" +
 	"\bDescribe\x12\x1d.agl.queue.v1.DescribeRequest\x1a\x1e.agl.queue.v1.DescribeResponse\x12I\n" +
 	"\bAnnounce\x12\x1d.agl.queue.v1.AnnounceRequest\x1a\x1e.agl.queue.v1.DescribeResponse\x12O\n" +
 	"\n" +
@@ -3562,7 +4120,7 @@ func file_agl_otel_queue_proto_queue_proto_rawDescGZIP() []byte {
 	return file_agl_otel_queue_proto_queue_proto_rawDescData
 }
 
-var file_agl_otel_queue_proto_queue_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_agl_otel_queue_proto_queue_proto_msgTypes = make([]protoimpl.MessageInfo, 62)
 var file_agl_otel_queue_proto_queue_proto_goTypes = []any{
 	(*Config)(nil),                // 0: agl.queue.v1.Config
 	(*Attempt)(nil),               // 1: agl.queue.v1.Attempt
@@ -3591,120 +4149,129 @@ var file_agl_otel_queue_proto_queue_proto_goTypes = []any{
 	(*Observation)(nil),           // 24: agl.queue.v1.Observation
 	(*ObserveRequest)(nil),        // 25: agl.queue.v1.ObserveRequest
 	(*ObserveResponse)(nil),       // 26: agl.queue.v1.ObserveResponse
-	(*SequenceRequest)(nil),       // 27: agl.queue.v1.SequenceRequest
-	(*TakeSequenceRequest)(nil),   // 28: agl.queue.v1.TakeSequenceRequest
-	(*TakeSequenceResponse)(nil),  // 29: agl.queue.v1.TakeSequenceResponse
-	(*Resources)(nil),             // 30: agl.queue.v1.Resources
-	(*ResourcesList)(nil),         // 31: agl.queue.v1.ResourcesList
-	(*PutResourcesRequest)(nil),   // 32: agl.queue.v1.PutResourcesRequest
-	(*QueryResourcesRequest)(nil), // 33: agl.queue.v1.QueryResourcesRequest
-	(*HeartbeatRequest)(nil),      // 34: agl.queue.v1.HeartbeatRequest
-	(*HeartbeatResponse)(nil),     // 35: agl.queue.v1.HeartbeatResponse
-	(*Worker)(nil),                // 36: agl.queue.v1.Worker
-	(*Workers)(nil),               // 37: agl.queue.v1.Workers
-	(*QueryWorkersRequest)(nil),   // 38: agl.queue.v1.QueryWorkersRequest
-	(*DescribeRequest)(nil),       // 39: agl.queue.v1.DescribeRequest
-	(*DescribeResponse)(nil),      // 40: agl.queue.v1.DescribeResponse
-	(*AnnounceRequest)(nil),       // 41: agl.queue.v1.AnnounceRequest
-	(*StatisticsRequest)(nil),     // 42: agl.queue.v1.StatisticsRequest
-	(*StatisticsResponse)(nil),    // 43: agl.queue.v1.StatisticsResponse
-	(*LeaseRequest)(nil),          // 44: agl.queue.v1.LeaseRequest
-	(*LeaseResponse)(nil),         // 45: agl.queue.v1.LeaseResponse
-	nil,                           // 46: agl.queue.v1.Attempt.SealsEntry
-	nil,                           // 47: agl.queue.v1.Rollout.LabelsEntry
-	nil,                           // 48: agl.queue.v1.NewRollout.LabelsEntry
-	nil,                           // 49: agl.queue.v1.ClaimRequest.LabelsEntry
-	nil,                           // 50: agl.queue.v1.AttemptUpdate.SealsEntry
-	nil,                           // 51: agl.queue.v1.DescribeResponse.AddressesEntry
-	nil,                           // 52: agl.queue.v1.AnnounceRequest.AddressesEntry
-	nil,                           // 53: agl.queue.v1.StatisticsResponse.RolloutsByStatusEntry
+	(*ProxyWitness)(nil),          // 27: agl.queue.v1.ProxyWitness
+	(*WitnessRequest)(nil),        // 28: agl.queue.v1.WitnessRequest
+	(*WitnessResponse)(nil),       // 29: agl.queue.v1.WitnessResponse
+	(*SequenceRequest)(nil),       // 30: agl.queue.v1.SequenceRequest
+	(*TakeSequenceRequest)(nil),   // 31: agl.queue.v1.TakeSequenceRequest
+	(*TakeSequenceResponse)(nil),  // 32: agl.queue.v1.TakeSequenceResponse
+	(*Resources)(nil),             // 33: agl.queue.v1.Resources
+	(*ResourcesList)(nil),         // 34: agl.queue.v1.ResourcesList
+	(*PutResourcesRequest)(nil),   // 35: agl.queue.v1.PutResourcesRequest
+	(*QueryResourcesRequest)(nil), // 36: agl.queue.v1.QueryResourcesRequest
+	(*HeartbeatRequest)(nil),      // 37: agl.queue.v1.HeartbeatRequest
+	(*HeartbeatResponse)(nil),     // 38: agl.queue.v1.HeartbeatResponse
+	(*Worker)(nil),                // 39: agl.queue.v1.Worker
+	(*Workers)(nil),               // 40: agl.queue.v1.Workers
+	(*QueryWorkersRequest)(nil),   // 41: agl.queue.v1.QueryWorkersRequest
+	(*DescribeRequest)(nil),       // 42: agl.queue.v1.DescribeRequest
+	(*DescribeResponse)(nil),      // 43: agl.queue.v1.DescribeResponse
+	(*AnnounceRequest)(nil),       // 44: agl.queue.v1.AnnounceRequest
+	(*QueryRunsRequest)(nil),      // 45: agl.queue.v1.QueryRunsRequest
+	(*Runs)(nil),                  // 46: agl.queue.v1.Runs
+	(*RunPart)(nil),               // 47: agl.queue.v1.RunPart
+	(*RunMembers)(nil),            // 48: agl.queue.v1.RunMembers
+	(*StatisticsRequest)(nil),     // 49: agl.queue.v1.StatisticsRequest
+	(*StatisticsResponse)(nil),    // 50: agl.queue.v1.StatisticsResponse
+	(*LeaseRequest)(nil),          // 51: agl.queue.v1.LeaseRequest
+	(*LeaseResponse)(nil),         // 52: agl.queue.v1.LeaseResponse
+	nil,                           // 53: agl.queue.v1.Attempt.SealsEntry
+	nil,                           // 54: agl.queue.v1.Attempt.ProxiesEntry
+	nil,                           // 55: agl.queue.v1.Rollout.LabelsEntry
+	nil,                           // 56: agl.queue.v1.NewRollout.LabelsEntry
+	nil,                           // 57: agl.queue.v1.ClaimRequest.LabelsEntry
+	nil,                           // 58: agl.queue.v1.AttemptUpdate.SealsEntry
+	nil,                           // 59: agl.queue.v1.DescribeResponse.AddressesEntry
+	nil,                           // 60: agl.queue.v1.AnnounceRequest.AddressesEntry
+	nil,                           // 61: agl.queue.v1.StatisticsResponse.RolloutsByStatusEntry
 }
 var file_agl_otel_queue_proto_queue_proto_depIdxs = []int32{
-	46, // 0: agl.queue.v1.Attempt.seals:type_name -> agl.queue.v1.Attempt.SealsEntry
-	0,  // 1: agl.queue.v1.Rollout.config:type_name -> agl.queue.v1.Config
-	1,  // 2: agl.queue.v1.Rollout.attempt:type_name -> agl.queue.v1.Attempt
-	47, // 3: agl.queue.v1.Rollout.labels:type_name -> agl.queue.v1.Rollout.LabelsEntry
-	2,  // 4: agl.queue.v1.Rollouts.rollouts:type_name -> agl.queue.v1.Rollout
-	1,  // 5: agl.queue.v1.Attempts.attempts:type_name -> agl.queue.v1.Attempt
-	5,  // 6: agl.queue.v1.Attempts.refusals:type_name -> agl.queue.v1.Refusal
-	0,  // 7: agl.queue.v1.NewRollout.config:type_name -> agl.queue.v1.Config
-	48, // 8: agl.queue.v1.NewRollout.labels:type_name -> agl.queue.v1.NewRollout.LabelsEntry
-	6,  // 9: agl.queue.v1.EnqueueRequest.rollouts:type_name -> agl.queue.v1.NewRollout
-	6,  // 10: agl.queue.v1.StartRequest.rollouts:type_name -> agl.queue.v1.NewRollout
-	49, // 11: agl.queue.v1.ClaimRequest.labels:type_name -> agl.queue.v1.ClaimRequest.LabelsEntry
-	0,  // 12: agl.queue.v1.RolloutUpdate.config:type_name -> agl.queue.v1.Config
-	13, // 13: agl.queue.v1.UpdateRolloutsRequest.updates:type_name -> agl.queue.v1.RolloutUpdate
-	50, // 14: agl.queue.v1.AttemptUpdate.seals:type_name -> agl.queue.v1.AttemptUpdate.SealsEntry
-	15, // 15: agl.queue.v1.UpdateAttemptsRequest.updates:type_name -> agl.queue.v1.AttemptUpdate
-	17, // 16: agl.queue.v1.QueryRolloutsRequest.filter:type_name -> agl.queue.v1.Filter
-	18, // 17: agl.queue.v1.QueryRolloutsRequest.page:type_name -> agl.queue.v1.Page
-	18, // 18: agl.queue.v1.QueryAttemptsRequest.page:type_name -> agl.queue.v1.Page
-	24, // 19: agl.queue.v1.ObserveRequest.observations:type_name -> agl.queue.v1.Observation
-	27, // 20: agl.queue.v1.TakeSequenceRequest.requests:type_name -> agl.queue.v1.SequenceRequest
-	30, // 21: agl.queue.v1.ResourcesList.resources:type_name -> agl.queue.v1.Resources
-	17, // 22: agl.queue.v1.QueryResourcesRequest.filter:type_name -> agl.queue.v1.Filter
-	18, // 23: agl.queue.v1.QueryResourcesRequest.page:type_name -> agl.queue.v1.Page
-	36, // 24: agl.queue.v1.Workers.workers:type_name -> agl.queue.v1.Worker
-	17, // 25: agl.queue.v1.QueryWorkersRequest.filter:type_name -> agl.queue.v1.Filter
-	18, // 26: agl.queue.v1.QueryWorkersRequest.page:type_name -> agl.queue.v1.Page
-	51, // 27: agl.queue.v1.DescribeResponse.addresses:type_name -> agl.queue.v1.DescribeResponse.AddressesEntry
-	52, // 28: agl.queue.v1.AnnounceRequest.addresses:type_name -> agl.queue.v1.AnnounceRequest.AddressesEntry
-	53, // 29: agl.queue.v1.StatisticsResponse.rollouts_by_status:type_name -> agl.queue.v1.StatisticsResponse.RolloutsByStatusEntry
-	7,  // 30: agl.queue.v1.Queue.Enqueue:input_type -> agl.queue.v1.EnqueueRequest
-	8,  // 31: agl.queue.v1.Queue.Start:input_type -> agl.queue.v1.StartRequest
-	9,  // 32: agl.queue.v1.Queue.StartAttempt:input_type -> agl.queue.v1.StartAttemptRequest
-	10, // 33: agl.queue.v1.Queue.Claim:input_type -> agl.queue.v1.ClaimRequest
-	11, // 34: agl.queue.v1.Queue.Release:input_type -> agl.queue.v1.ReleaseRequest
-	14, // 35: agl.queue.v1.Queue.UpdateRollouts:input_type -> agl.queue.v1.UpdateRolloutsRequest
-	16, // 36: agl.queue.v1.Queue.UpdateAttempts:input_type -> agl.queue.v1.UpdateAttemptsRequest
-	19, // 37: agl.queue.v1.Queue.QueryRollouts:input_type -> agl.queue.v1.QueryRolloutsRequest
-	20, // 38: agl.queue.v1.Queue.QueryAttempts:input_type -> agl.queue.v1.QueryAttemptsRequest
-	21, // 39: agl.queue.v1.Queue.Wait:input_type -> agl.queue.v1.WaitRequest
-	22, // 40: agl.queue.v1.Queue.Delete:input_type -> agl.queue.v1.DeleteRequest
-	19, // 41: agl.queue.v1.Queue.StreamRollouts:input_type -> agl.queue.v1.QueryRolloutsRequest
-	20, // 42: agl.queue.v1.Queue.StreamAttempts:input_type -> agl.queue.v1.QueryAttemptsRequest
-	33, // 43: agl.queue.v1.Queue.StreamResources:input_type -> agl.queue.v1.QueryResourcesRequest
-	38, // 44: agl.queue.v1.Queue.StreamWorkers:input_type -> agl.queue.v1.QueryWorkersRequest
-	25, // 45: agl.queue.v1.Queue.Observe:input_type -> agl.queue.v1.ObserveRequest
-	28, // 46: agl.queue.v1.Queue.TakeSequence:input_type -> agl.queue.v1.TakeSequenceRequest
-	32, // 47: agl.queue.v1.Queue.PutResources:input_type -> agl.queue.v1.PutResourcesRequest
-	33, // 48: agl.queue.v1.Queue.QueryResources:input_type -> agl.queue.v1.QueryResourcesRequest
-	34, // 49: agl.queue.v1.Queue.Heartbeat:input_type -> agl.queue.v1.HeartbeatRequest
-	38, // 50: agl.queue.v1.Queue.QueryWorkers:input_type -> agl.queue.v1.QueryWorkersRequest
-	39, // 51: agl.queue.v1.Queue.Describe:input_type -> agl.queue.v1.DescribeRequest
-	41, // 52: agl.queue.v1.Queue.Announce:input_type -> agl.queue.v1.AnnounceRequest
-	42, // 53: agl.queue.v1.Queue.Statistics:input_type -> agl.queue.v1.StatisticsRequest
-	44, // 54: agl.queue.v1.Queue.Lease:input_type -> agl.queue.v1.LeaseRequest
-	3,  // 55: agl.queue.v1.Queue.Enqueue:output_type -> agl.queue.v1.Rollouts
-	3,  // 56: agl.queue.v1.Queue.Start:output_type -> agl.queue.v1.Rollouts
-	3,  // 57: agl.queue.v1.Queue.StartAttempt:output_type -> agl.queue.v1.Rollouts
-	3,  // 58: agl.queue.v1.Queue.Claim:output_type -> agl.queue.v1.Rollouts
-	12, // 59: agl.queue.v1.Queue.Release:output_type -> agl.queue.v1.ReleaseResponse
-	3,  // 60: agl.queue.v1.Queue.UpdateRollouts:output_type -> agl.queue.v1.Rollouts
-	4,  // 61: agl.queue.v1.Queue.UpdateAttempts:output_type -> agl.queue.v1.Attempts
-	3,  // 62: agl.queue.v1.Queue.QueryRollouts:output_type -> agl.queue.v1.Rollouts
-	4,  // 63: agl.queue.v1.Queue.QueryAttempts:output_type -> agl.queue.v1.Attempts
+	53, // 0: agl.queue.v1.Attempt.seals:type_name -> agl.queue.v1.Attempt.SealsEntry
+	54, // 1: agl.queue.v1.Attempt.proxies:type_name -> agl.queue.v1.Attempt.ProxiesEntry
+	0,  // 2: agl.queue.v1.Rollout.config:type_name -> agl.queue.v1.Config
+	1,  // 3: agl.queue.v1.Rollout.attempt:type_name -> agl.queue.v1.Attempt
+	55, // 4: agl.queue.v1.Rollout.labels:type_name -> agl.queue.v1.Rollout.LabelsEntry
+	2,  // 5: agl.queue.v1.Rollouts.rollouts:type_name -> agl.queue.v1.Rollout
+	1,  // 6: agl.queue.v1.Attempts.attempts:type_name -> agl.queue.v1.Attempt
+	5,  // 7: agl.queue.v1.Attempts.refusals:type_name -> agl.queue.v1.Refusal
+	0,  // 8: agl.queue.v1.NewRollout.config:type_name -> agl.queue.v1.Config
+	56, // 9: agl.queue.v1.NewRollout.labels:type_name -> agl.queue.v1.NewRollout.LabelsEntry
+	6,  // 10: agl.queue.v1.EnqueueRequest.rollouts:type_name -> agl.queue.v1.NewRollout
+	6,  // 11: agl.queue.v1.StartRequest.rollouts:type_name -> agl.queue.v1.NewRollout
+	57, // 12: agl.queue.v1.ClaimRequest.labels:type_name -> agl.queue.v1.ClaimRequest.LabelsEntry
+	0,  // 13: agl.queue.v1.RolloutUpdate.config:type_name -> agl.queue.v1.Config
+	13, // 14: agl.queue.v1.UpdateRolloutsRequest.updates:type_name -> agl.queue.v1.RolloutUpdate
+	58, // 15: agl.queue.v1.AttemptUpdate.seals:type_name -> agl.queue.v1.AttemptUpdate.SealsEntry
+	15, // 16: agl.queue.v1.UpdateAttemptsRequest.updates:type_name -> agl.queue.v1.AttemptUpdate
+	17, // 17: agl.queue.v1.QueryRolloutsRequest.filter:type_name -> agl.queue.v1.Filter
+	18, // 18: agl.queue.v1.QueryRolloutsRequest.page:type_name -> agl.queue.v1.Page
+	18, // 19: agl.queue.v1.QueryAttemptsRequest.page:type_name -> agl.queue.v1.Page
+	24, // 20: agl.queue.v1.ObserveRequest.observations:type_name -> agl.queue.v1.Observation
+	27, // 21: agl.queue.v1.WitnessRequest.witnesses:type_name -> agl.queue.v1.ProxyWitness
+	30, // 22: agl.queue.v1.TakeSequenceRequest.requests:type_name -> agl.queue.v1.SequenceRequest
+	33, // 23: agl.queue.v1.ResourcesList.resources:type_name -> agl.queue.v1.Resources
+	17, // 24: agl.queue.v1.QueryResourcesRequest.filter:type_name -> agl.queue.v1.Filter
+	18, // 25: agl.queue.v1.QueryResourcesRequest.page:type_name -> agl.queue.v1.Page
+	39, // 26: agl.queue.v1.Workers.workers:type_name -> agl.queue.v1.Worker
+	17, // 27: agl.queue.v1.QueryWorkersRequest.filter:type_name -> agl.queue.v1.Filter
+	18, // 28: agl.queue.v1.QueryWorkersRequest.page:type_name -> agl.queue.v1.Page
+	59, // 29: agl.queue.v1.DescribeResponse.addresses:type_name -> agl.queue.v1.DescribeResponse.AddressesEntry
+	60, // 30: agl.queue.v1.AnnounceRequest.addresses:type_name -> agl.queue.v1.AnnounceRequest.AddressesEntry
+	47, // 31: agl.queue.v1.Runs.parts:type_name -> agl.queue.v1.RunPart
+	61, // 32: agl.queue.v1.StatisticsResponse.rollouts_by_status:type_name -> agl.queue.v1.StatisticsResponse.RolloutsByStatusEntry
+	7,  // 33: agl.queue.v1.Queue.Enqueue:input_type -> agl.queue.v1.EnqueueRequest
+	8,  // 34: agl.queue.v1.Queue.Start:input_type -> agl.queue.v1.StartRequest
+	9,  // 35: agl.queue.v1.Queue.StartAttempt:input_type -> agl.queue.v1.StartAttemptRequest
+	10, // 36: agl.queue.v1.Queue.Claim:input_type -> agl.queue.v1.ClaimRequest
+	11, // 37: agl.queue.v1.Queue.Release:input_type -> agl.queue.v1.ReleaseRequest
+	14, // 38: agl.queue.v1.Queue.UpdateRollouts:input_type -> agl.queue.v1.UpdateRolloutsRequest
+	16, // 39: agl.queue.v1.Queue.UpdateAttempts:input_type -> agl.queue.v1.UpdateAttemptsRequest
+	21, // 40: agl.queue.v1.Queue.Wait:input_type -> agl.queue.v1.WaitRequest
+	22, // 41: agl.queue.v1.Queue.Delete:input_type -> agl.queue.v1.DeleteRequest
+	45, // 42: agl.queue.v1.Queue.QueryRuns:input_type -> agl.queue.v1.QueryRunsRequest
+	45, // 43: agl.queue.v1.Queue.QueryRunMembers:input_type -> agl.queue.v1.QueryRunsRequest
+	19, // 44: agl.queue.v1.Queue.StreamRollouts:input_type -> agl.queue.v1.QueryRolloutsRequest
+	20, // 45: agl.queue.v1.Queue.StreamAttempts:input_type -> agl.queue.v1.QueryAttemptsRequest
+	36, // 46: agl.queue.v1.Queue.StreamResources:input_type -> agl.queue.v1.QueryResourcesRequest
+	41, // 47: agl.queue.v1.Queue.StreamWorkers:input_type -> agl.queue.v1.QueryWorkersRequest
+	25, // 48: agl.queue.v1.Queue.Observe:input_type -> agl.queue.v1.ObserveRequest
+	28, // 49: agl.queue.v1.Queue.Witness:input_type -> agl.queue.v1.WitnessRequest
+	31, // 50: agl.queue.v1.Queue.TakeSequence:input_type -> agl.queue.v1.TakeSequenceRequest
+	35, // 51: agl.queue.v1.Queue.PutResources:input_type -> agl.queue.v1.PutResourcesRequest
+	37, // 52: agl.queue.v1.Queue.Heartbeat:input_type -> agl.queue.v1.HeartbeatRequest
+	42, // 53: agl.queue.v1.Queue.Describe:input_type -> agl.queue.v1.DescribeRequest
+	44, // 54: agl.queue.v1.Queue.Announce:input_type -> agl.queue.v1.AnnounceRequest
+	49, // 55: agl.queue.v1.Queue.Statistics:input_type -> agl.queue.v1.StatisticsRequest
+	51, // 56: agl.queue.v1.Queue.Lease:input_type -> agl.queue.v1.LeaseRequest
+	3,  // 57: agl.queue.v1.Queue.Enqueue:output_type -> agl.queue.v1.Rollouts
+	3,  // 58: agl.queue.v1.Queue.Start:output_type -> agl.queue.v1.Rollouts
+	3,  // 59: agl.queue.v1.Queue.StartAttempt:output_type -> agl.queue.v1.Rollouts
+	3,  // 60: agl.queue.v1.Queue.Claim:output_type -> agl.queue.v1.Rollouts
+	12, // 61: agl.queue.v1.Queue.Release:output_type -> agl.queue.v1.ReleaseResponse
+	3,  // 62: agl.queue.v1.Queue.UpdateRollouts:output_type -> agl.queue.v1.Rollouts
+	4,  // 63: agl.queue.v1.Queue.UpdateAttempts:output_type -> agl.queue.v1.Attempts
 	3,  // 64: agl.queue.v1.Queue.Wait:output_type -> agl.queue.v1.Rollouts
 	23, // 65: agl.queue.v1.Queue.Delete:output_type -> agl.queue.v1.DeleteResponse
-	3,  // 66: agl.queue.v1.Queue.StreamRollouts:output_type -> agl.queue.v1.Rollouts
-	4,  // 67: agl.queue.v1.Queue.StreamAttempts:output_type -> agl.queue.v1.Attempts
-	31, // 68: agl.queue.v1.Queue.StreamResources:output_type -> agl.queue.v1.ResourcesList
-	37, // 69: agl.queue.v1.Queue.StreamWorkers:output_type -> agl.queue.v1.Workers
-	26, // 70: agl.queue.v1.Queue.Observe:output_type -> agl.queue.v1.ObserveResponse
-	29, // 71: agl.queue.v1.Queue.TakeSequence:output_type -> agl.queue.v1.TakeSequenceResponse
-	31, // 72: agl.queue.v1.Queue.PutResources:output_type -> agl.queue.v1.ResourcesList
-	31, // 73: agl.queue.v1.Queue.QueryResources:output_type -> agl.queue.v1.ResourcesList
-	35, // 74: agl.queue.v1.Queue.Heartbeat:output_type -> agl.queue.v1.HeartbeatResponse
-	37, // 75: agl.queue.v1.Queue.QueryWorkers:output_type -> agl.queue.v1.Workers
-	40, // 76: agl.queue.v1.Queue.Describe:output_type -> agl.queue.v1.DescribeResponse
-	40, // 77: agl.queue.v1.Queue.Announce:output_type -> agl.queue.v1.DescribeResponse
-	43, // 78: agl.queue.v1.Queue.Statistics:output_type -> agl.queue.v1.StatisticsResponse
-	45, // 79: agl.queue.v1.Queue.Lease:output_type -> agl.queue.v1.LeaseResponse
-	55, // [55:80] is the sub-list for method output_type
-	30, // [30:55] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	46, // 66: agl.queue.v1.Queue.QueryRuns:output_type -> agl.queue.v1.Runs
+	48, // 67: agl.queue.v1.Queue.QueryRunMembers:output_type -> agl.queue.v1.RunMembers
+	3,  // 68: agl.queue.v1.Queue.StreamRollouts:output_type -> agl.queue.v1.Rollouts
+	4,  // 69: agl.queue.v1.Queue.StreamAttempts:output_type -> agl.queue.v1.Attempts
+	34, // 70: agl.queue.v1.Queue.StreamResources:output_type -> agl.queue.v1.ResourcesList
+	40, // 71: agl.queue.v1.Queue.StreamWorkers:output_type -> agl.queue.v1.Workers
+	26, // 72: agl.queue.v1.Queue.Observe:output_type -> agl.queue.v1.ObserveResponse
+	29, // 73: agl.queue.v1.Queue.Witness:output_type -> agl.queue.v1.WitnessResponse
+	32, // 74: agl.queue.v1.Queue.TakeSequence:output_type -> agl.queue.v1.TakeSequenceResponse
+	34, // 75: agl.queue.v1.Queue.PutResources:output_type -> agl.queue.v1.ResourcesList
+	38, // 76: agl.queue.v1.Queue.Heartbeat:output_type -> agl.queue.v1.HeartbeatResponse
+	43, // 77: agl.queue.v1.Queue.Describe:output_type -> agl.queue.v1.DescribeResponse
+	43, // 78: agl.queue.v1.Queue.Announce:output_type -> agl.queue.v1.DescribeResponse
+	50, // 79: agl.queue.v1.Queue.Statistics:output_type -> agl.queue.v1.StatisticsResponse
+	52, // 80: agl.queue.v1.Queue.Lease:output_type -> agl.queue.v1.LeaseResponse
+	57, // [57:81] is the sub-list for method output_type
+	33, // [33:57] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_agl_otel_queue_proto_queue_proto_init() }
@@ -3725,19 +4292,21 @@ func file_agl_otel_queue_proto_queue_proto_init() {
 	file_agl_otel_queue_proto_queue_proto_msgTypes[17].OneofWrappers = []any{}
 	file_agl_otel_queue_proto_queue_proto_msgTypes[21].OneofWrappers = []any{}
 	file_agl_otel_queue_proto_queue_proto_msgTypes[25].OneofWrappers = []any{}
-	file_agl_otel_queue_proto_queue_proto_msgTypes[32].OneofWrappers = []any{}
-	file_agl_otel_queue_proto_queue_proto_msgTypes[33].OneofWrappers = []any{}
-	file_agl_otel_queue_proto_queue_proto_msgTypes[34].OneofWrappers = []any{}
+	file_agl_otel_queue_proto_queue_proto_msgTypes[35].OneofWrappers = []any{}
 	file_agl_otel_queue_proto_queue_proto_msgTypes[36].OneofWrappers = []any{}
-	file_agl_otel_queue_proto_queue_proto_msgTypes[41].OneofWrappers = []any{}
-	file_agl_otel_queue_proto_queue_proto_msgTypes[43].OneofWrappers = []any{}
+	file_agl_otel_queue_proto_queue_proto_msgTypes[37].OneofWrappers = []any{}
+	file_agl_otel_queue_proto_queue_proto_msgTypes[39].OneofWrappers = []any{}
+	file_agl_otel_queue_proto_queue_proto_msgTypes[44].OneofWrappers = []any{}
+	file_agl_otel_queue_proto_queue_proto_msgTypes[45].OneofWrappers = []any{}
+	file_agl_otel_queue_proto_queue_proto_msgTypes[47].OneofWrappers = []any{}
+	file_agl_otel_queue_proto_queue_proto_msgTypes[50].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agl_otel_queue_proto_queue_proto_rawDesc), len(file_agl_otel_queue_proto_queue_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   54,
+			NumMessages:   62,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

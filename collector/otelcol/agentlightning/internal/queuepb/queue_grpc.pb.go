@@ -33,20 +33,19 @@ const (
 	Queue_Release_FullMethodName         = "/agl.queue.v1.Queue/Release"
 	Queue_UpdateRollouts_FullMethodName  = "/agl.queue.v1.Queue/UpdateRollouts"
 	Queue_UpdateAttempts_FullMethodName  = "/agl.queue.v1.Queue/UpdateAttempts"
-	Queue_QueryRollouts_FullMethodName   = "/agl.queue.v1.Queue/QueryRollouts"
-	Queue_QueryAttempts_FullMethodName   = "/agl.queue.v1.Queue/QueryAttempts"
 	Queue_Wait_FullMethodName            = "/agl.queue.v1.Queue/Wait"
 	Queue_Delete_FullMethodName          = "/agl.queue.v1.Queue/Delete"
+	Queue_QueryRuns_FullMethodName       = "/agl.queue.v1.Queue/QueryRuns"
+	Queue_QueryRunMembers_FullMethodName = "/agl.queue.v1.Queue/QueryRunMembers"
 	Queue_StreamRollouts_FullMethodName  = "/agl.queue.v1.Queue/StreamRollouts"
 	Queue_StreamAttempts_FullMethodName  = "/agl.queue.v1.Queue/StreamAttempts"
 	Queue_StreamResources_FullMethodName = "/agl.queue.v1.Queue/StreamResources"
 	Queue_StreamWorkers_FullMethodName   = "/agl.queue.v1.Queue/StreamWorkers"
 	Queue_Observe_FullMethodName         = "/agl.queue.v1.Queue/Observe"
+	Queue_Witness_FullMethodName         = "/agl.queue.v1.Queue/Witness"
 	Queue_TakeSequence_FullMethodName    = "/agl.queue.v1.Queue/TakeSequence"
 	Queue_PutResources_FullMethodName    = "/agl.queue.v1.Queue/PutResources"
-	Queue_QueryResources_FullMethodName  = "/agl.queue.v1.Queue/QueryResources"
 	Queue_Heartbeat_FullMethodName       = "/agl.queue.v1.Queue/Heartbeat"
-	Queue_QueryWorkers_FullMethodName    = "/agl.queue.v1.Queue/QueryWorkers"
 	Queue_Describe_FullMethodName        = "/agl.queue.v1.Queue/Describe"
 	Queue_Announce_FullMethodName        = "/agl.queue.v1.Queue/Announce"
 	Queue_Statistics_FullMethodName      = "/agl.queue.v1.Queue/Statistics"
@@ -70,26 +69,27 @@ type QueueClient interface {
 	UpdateRollouts(ctx context.Context, in *UpdateRolloutsRequest, opts ...grpc.CallOption) (*Rollouts, error)
 	// With a terminal status and seals this is what contracts.md calls `complete`.
 	UpdateAttempts(ctx context.Context, in *UpdateAttemptsRequest, opts ...grpc.CallOption) (*Attempts, error)
-	QueryRollouts(ctx context.Context, in *QueryRolloutsRequest, opts ...grpc.CallOption) (*Rollouts, error)
-	QueryAttempts(ctx context.Context, in *QueryAttemptsRequest, opts ...grpc.CallOption) (*Attempts, error)
 	// Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out.
 	Wait(ctx context.Context, in *WaitRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Rollouts], error)
 	Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteResponse, error)
-	// The queries of rollouts, attempts, resources and workers (Query…) with answers of any size: in parts, all of one state of the queue.
-	// Each part names the `total`; there is at least one.
+	// Rollouts by run: what `metadata.run` names, else the set of resources that they run with.
+	QueryRuns(ctx context.Context, in *QueryRunsRequest, opts ...grpc.CallOption) (*Runs, error)
+	// The members of one run in columns, in the order of their creation: large runs are read whole.
+	QueryRunMembers(ctx context.Context, in *QueryRunsRequest, opts ...grpc.CallOption) (*RunMembers, error)
+	// --- queries, with answers of any size: in parts, all of one state of the queue. Each part names the `total`; there is at least one.
 	StreamRollouts(ctx context.Context, in *QueryRolloutsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Rollouts], error)
 	StreamAttempts(ctx context.Context, in *QueryAttemptsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Attempts], error)
 	StreamResources(ctx context.Context, in *QueryResourcesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ResourcesList], error)
 	StreamWorkers(ctx context.Context, in *QueryWorkersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Workers], error)
 	// --- what the collectors report and need
 	Observe(ctx context.Context, in *ObserveRequest, opts ...grpc.CallOption) (*ObserveResponse, error)
+	// A proxy is about to forward the first call of an attempt: what it does from now on is missed if its spans do not arrive.
+	Witness(ctx context.Context, in *WitnessRequest, opts ...grpc.CallOption) (*WitnessResponse, error)
 	TakeSequence(ctx context.Context, in *TakeSequenceRequest, opts ...grpc.CallOption) (*TakeSequenceResponse, error)
 	// --- resources
 	PutResources(ctx context.Context, in *PutResourcesRequest, opts ...grpc.CallOption) (*ResourcesList, error)
-	QueryResources(ctx context.Context, in *QueryResourcesRequest, opts ...grpc.CallOption) (*ResourcesList, error)
 	// --- workers
 	Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatResponse, error)
-	QueryWorkers(ctx context.Context, in *QueryWorkersRequest, opts ...grpc.CallOption) (*Workers, error)
 	// --- the stack
 	Describe(ctx context.Context, in *DescribeRequest, opts ...grpc.CallOption) (*DescribeResponse, error)
 	// A service says where it can be reached; it says so again at every start.
@@ -177,26 +177,6 @@ func (c *queueClient) UpdateAttempts(ctx context.Context, in *UpdateAttemptsRequ
 	return out, nil
 }
 
-func (c *queueClient) QueryRollouts(ctx context.Context, in *QueryRolloutsRequest, opts ...grpc.CallOption) (*Rollouts, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(Rollouts)
-	err := c.cc.Invoke(ctx, Queue_QueryRollouts_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *queueClient) QueryAttempts(ctx context.Context, in *QueryAttemptsRequest, opts ...grpc.CallOption) (*Attempts, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(Attempts)
-	err := c.cc.Invoke(ctx, Queue_QueryAttempts_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 func (c *queueClient) Wait(ctx context.Context, in *WaitRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Rollouts], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Queue_ServiceDesc.Streams[0], Queue_Wait_FullMethodName, cOpts...)
@@ -220,6 +200,26 @@ func (c *queueClient) Delete(ctx context.Context, in *DeleteRequest, opts ...grp
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeleteResponse)
 	err := c.cc.Invoke(ctx, Queue_Delete_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *queueClient) QueryRuns(ctx context.Context, in *QueryRunsRequest, opts ...grpc.CallOption) (*Runs, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Runs)
+	err := c.cc.Invoke(ctx, Queue_QueryRuns_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *queueClient) QueryRunMembers(ctx context.Context, in *QueryRunsRequest, opts ...grpc.CallOption) (*RunMembers, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RunMembers)
+	err := c.cc.Invoke(ctx, Queue_QueryRunMembers_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -312,6 +312,16 @@ func (c *queueClient) Observe(ctx context.Context, in *ObserveRequest, opts ...g
 	return out, nil
 }
 
+func (c *queueClient) Witness(ctx context.Context, in *WitnessRequest, opts ...grpc.CallOption) (*WitnessResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(WitnessResponse)
+	err := c.cc.Invoke(ctx, Queue_Witness_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *queueClient) TakeSequence(ctx context.Context, in *TakeSequenceRequest, opts ...grpc.CallOption) (*TakeSequenceResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(TakeSequenceResponse)
@@ -332,30 +342,10 @@ func (c *queueClient) PutResources(ctx context.Context, in *PutResourcesRequest,
 	return out, nil
 }
 
-func (c *queueClient) QueryResources(ctx context.Context, in *QueryResourcesRequest, opts ...grpc.CallOption) (*ResourcesList, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(ResourcesList)
-	err := c.cc.Invoke(ctx, Queue_QueryResources_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 func (c *queueClient) Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(HeartbeatResponse)
 	err := c.cc.Invoke(ctx, Queue_Heartbeat_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *queueClient) QueryWorkers(ctx context.Context, in *QueryWorkersRequest, opts ...grpc.CallOption) (*Workers, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(Workers)
-	err := c.cc.Invoke(ctx, Queue_QueryWorkers_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -419,26 +409,27 @@ type QueueServer interface {
 	UpdateRollouts(context.Context, *UpdateRolloutsRequest) (*Rollouts, error)
 	// With a terminal status and seals this is what contracts.md calls `complete`.
 	UpdateAttempts(context.Context, *UpdateAttemptsRequest) (*Attempts, error)
-	QueryRollouts(context.Context, *QueryRolloutsRequest) (*Rollouts, error)
-	QueryAttempts(context.Context, *QueryAttemptsRequest) (*Attempts, error)
 	// Streams rollouts as they finish; ends when all have, or after `timeout_seconds`. Unknown ids are left out.
 	Wait(*WaitRequest, grpc.ServerStreamingServer[Rollouts]) error
 	Delete(context.Context, *DeleteRequest) (*DeleteResponse, error)
-	// The queries of rollouts, attempts, resources and workers (Query…) with answers of any size: in parts, all of one state of the queue.
-	// Each part names the `total`; there is at least one.
+	// Rollouts by run: what `metadata.run` names, else the set of resources that they run with.
+	QueryRuns(context.Context, *QueryRunsRequest) (*Runs, error)
+	// The members of one run in columns, in the order of their creation: large runs are read whole.
+	QueryRunMembers(context.Context, *QueryRunsRequest) (*RunMembers, error)
+	// --- queries, with answers of any size: in parts, all of one state of the queue. Each part names the `total`; there is at least one.
 	StreamRollouts(*QueryRolloutsRequest, grpc.ServerStreamingServer[Rollouts]) error
 	StreamAttempts(*QueryAttemptsRequest, grpc.ServerStreamingServer[Attempts]) error
 	StreamResources(*QueryResourcesRequest, grpc.ServerStreamingServer[ResourcesList]) error
 	StreamWorkers(*QueryWorkersRequest, grpc.ServerStreamingServer[Workers]) error
 	// --- what the collectors report and need
 	Observe(context.Context, *ObserveRequest) (*ObserveResponse, error)
+	// A proxy is about to forward the first call of an attempt: what it does from now on is missed if its spans do not arrive.
+	Witness(context.Context, *WitnessRequest) (*WitnessResponse, error)
 	TakeSequence(context.Context, *TakeSequenceRequest) (*TakeSequenceResponse, error)
 	// --- resources
 	PutResources(context.Context, *PutResourcesRequest) (*ResourcesList, error)
-	QueryResources(context.Context, *QueryResourcesRequest) (*ResourcesList, error)
 	// --- workers
 	Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatResponse, error)
-	QueryWorkers(context.Context, *QueryWorkersRequest) (*Workers, error)
 	// --- the stack
 	Describe(context.Context, *DescribeRequest) (*DescribeResponse, error)
 	// A service says where it can be reached; it says so again at every start.
@@ -477,17 +468,17 @@ func (UnimplementedQueueServer) UpdateRollouts(context.Context, *UpdateRolloutsR
 func (UnimplementedQueueServer) UpdateAttempts(context.Context, *UpdateAttemptsRequest) (*Attempts, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdateAttempts not implemented")
 }
-func (UnimplementedQueueServer) QueryRollouts(context.Context, *QueryRolloutsRequest) (*Rollouts, error) {
-	return nil, status.Error(codes.Unimplemented, "method QueryRollouts not implemented")
-}
-func (UnimplementedQueueServer) QueryAttempts(context.Context, *QueryAttemptsRequest) (*Attempts, error) {
-	return nil, status.Error(codes.Unimplemented, "method QueryAttempts not implemented")
-}
 func (UnimplementedQueueServer) Wait(*WaitRequest, grpc.ServerStreamingServer[Rollouts]) error {
 	return status.Error(codes.Unimplemented, "method Wait not implemented")
 }
 func (UnimplementedQueueServer) Delete(context.Context, *DeleteRequest) (*DeleteResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Delete not implemented")
+}
+func (UnimplementedQueueServer) QueryRuns(context.Context, *QueryRunsRequest) (*Runs, error) {
+	return nil, status.Error(codes.Unimplemented, "method QueryRuns not implemented")
+}
+func (UnimplementedQueueServer) QueryRunMembers(context.Context, *QueryRunsRequest) (*RunMembers, error) {
+	return nil, status.Error(codes.Unimplemented, "method QueryRunMembers not implemented")
 }
 func (UnimplementedQueueServer) StreamRollouts(*QueryRolloutsRequest, grpc.ServerStreamingServer[Rollouts]) error {
 	return status.Error(codes.Unimplemented, "method StreamRollouts not implemented")
@@ -504,20 +495,17 @@ func (UnimplementedQueueServer) StreamWorkers(*QueryWorkersRequest, grpc.ServerS
 func (UnimplementedQueueServer) Observe(context.Context, *ObserveRequest) (*ObserveResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Observe not implemented")
 }
+func (UnimplementedQueueServer) Witness(context.Context, *WitnessRequest) (*WitnessResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Witness not implemented")
+}
 func (UnimplementedQueueServer) TakeSequence(context.Context, *TakeSequenceRequest) (*TakeSequenceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method TakeSequence not implemented")
 }
 func (UnimplementedQueueServer) PutResources(context.Context, *PutResourcesRequest) (*ResourcesList, error) {
 	return nil, status.Error(codes.Unimplemented, "method PutResources not implemented")
 }
-func (UnimplementedQueueServer) QueryResources(context.Context, *QueryResourcesRequest) (*ResourcesList, error) {
-	return nil, status.Error(codes.Unimplemented, "method QueryResources not implemented")
-}
 func (UnimplementedQueueServer) Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Heartbeat not implemented")
-}
-func (UnimplementedQueueServer) QueryWorkers(context.Context, *QueryWorkersRequest) (*Workers, error) {
-	return nil, status.Error(codes.Unimplemented, "method QueryWorkers not implemented")
 }
 func (UnimplementedQueueServer) Describe(context.Context, *DescribeRequest) (*DescribeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Describe not implemented")
@@ -678,42 +666,6 @@ func _Queue_UpdateAttempts_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Queue_QueryRollouts_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(QueryRolloutsRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(QueueServer).QueryRollouts(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Queue_QueryRollouts_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(QueueServer).QueryRollouts(ctx, req.(*QueryRolloutsRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _Queue_QueryAttempts_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(QueryAttemptsRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(QueueServer).QueryAttempts(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Queue_QueryAttempts_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(QueueServer).QueryAttempts(ctx, req.(*QueryAttemptsRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 func _Queue_Wait_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WaitRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -739,6 +691,42 @@ func _Queue_Delete_Handler(srv interface{}, ctx context.Context, dec func(interf
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(QueueServer).Delete(ctx, req.(*DeleteRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Queue_QueryRuns_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(QueryRunsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(QueueServer).QueryRuns(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Queue_QueryRuns_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(QueueServer).QueryRuns(ctx, req.(*QueryRunsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Queue_QueryRunMembers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(QueryRunsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(QueueServer).QueryRunMembers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Queue_QueryRunMembers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(QueueServer).QueryRunMembers(ctx, req.(*QueryRunsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -805,6 +793,24 @@ func _Queue_Observe_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Queue_Witness_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WitnessRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(QueueServer).Witness(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Queue_Witness_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(QueueServer).Witness(ctx, req.(*WitnessRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Queue_TakeSequence_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(TakeSequenceRequest)
 	if err := dec(in); err != nil {
@@ -841,24 +847,6 @@ func _Queue_PutResources_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Queue_QueryResources_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(QueryResourcesRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(QueueServer).QueryResources(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Queue_QueryResources_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(QueueServer).QueryResources(ctx, req.(*QueryResourcesRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 func _Queue_Heartbeat_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(HeartbeatRequest)
 	if err := dec(in); err != nil {
@@ -873,24 +861,6 @@ func _Queue_Heartbeat_Handler(srv interface{}, ctx context.Context, dec func(int
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(QueueServer).Heartbeat(ctx, req.(*HeartbeatRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _Queue_QueryWorkers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(QueryWorkersRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(QueueServer).QueryWorkers(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Queue_QueryWorkers_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(QueueServer).QueryWorkers(ctx, req.(*QueryWorkersRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1003,20 +973,24 @@ var Queue_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Queue_UpdateAttempts_Handler,
 		},
 		{
-			MethodName: "QueryRollouts",
-			Handler:    _Queue_QueryRollouts_Handler,
-		},
-		{
-			MethodName: "QueryAttempts",
-			Handler:    _Queue_QueryAttempts_Handler,
-		},
-		{
 			MethodName: "Delete",
 			Handler:    _Queue_Delete_Handler,
 		},
 		{
+			MethodName: "QueryRuns",
+			Handler:    _Queue_QueryRuns_Handler,
+		},
+		{
+			MethodName: "QueryRunMembers",
+			Handler:    _Queue_QueryRunMembers_Handler,
+		},
+		{
 			MethodName: "Observe",
 			Handler:    _Queue_Observe_Handler,
+		},
+		{
+			MethodName: "Witness",
+			Handler:    _Queue_Witness_Handler,
 		},
 		{
 			MethodName: "TakeSequence",
@@ -1027,16 +1001,8 @@ var Queue_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Queue_PutResources_Handler,
 		},
 		{
-			MethodName: "QueryResources",
-			Handler:    _Queue_QueryResources_Handler,
-		},
-		{
 			MethodName: "Heartbeat",
 			Handler:    _Queue_Heartbeat_Handler,
-		},
-		{
-			MethodName: "QueryWorkers",
-			Handler:    _Queue_QueryWorkers_Handler,
 		},
 		{
 			MethodName: "Describe",

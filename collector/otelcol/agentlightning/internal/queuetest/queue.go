@@ -138,7 +138,9 @@ func (q *Queue) StartRollout(ctx context.Context, requestID string) *queuepb.Rol
 // Attempt answers the latest attempt of a rollout.
 func (q *Queue) Attempt(ctx context.Context, rolloutID string) *queuepb.Attempt {
 	q.t.Helper()
-	answer, err := q.Client.QueryAttempts(ctx, &queuepb.QueryAttemptsRequest{RolloutIds: []string{rolloutID}, LatestOnly: true})
+	parts, err := q.Client.StreamAttempts(ctx, &queuepb.QueryAttemptsRequest{RolloutIds: []string{rolloutID}, LatestOnly: true})
+	require.NoError(q.t, err)
+	answer, err := parts.Recv()
 	require.NoError(q.t, err)
 	require.Len(q.t, answer.GetAttempts(), 1)
 	return answer.GetAttempts()[0]
