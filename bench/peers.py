@@ -23,7 +23,7 @@ import pytest
 from agl_otel.settings import Settings
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.clickhouse_server import ServerEngine
-from agl_otel.traces.migrate import migrate
+from agl_otel.traces.schema import create_schema
 from bench.harness import free_port, process
 from bench.load import Address
 from tests.clickhouse_server import ClickHouseServer
@@ -129,7 +129,7 @@ async def otelcol(folder: Path) -> AsyncGenerator[Peer]:
     queue_port = free_port()
     data = {**os.environ, "AGL_QUEUE_PORT": str(queue_port), "AGL_DATA_DIR": str(folder / "otelcol"), "AGL_LOG_LEVEL": "ERROR"}
     async with _server(folder / "otelcol-ch") as (server, engine):
-        migrate(engine, where="the bench's server")
+        create_schema(engine, where="the bench's server")
         environment = data | {name: str(port) for name, port in ports.items()} | {"AGL_HOST": "127.0.0.1"}
         environment |= {"AGL_STORE": f"127.0.0.1:{queue_port}", "AGL_OTELCOL_CLICKHOUSE": f"clickhouse://127.0.0.1:{server.tcp_port}"}
         command = [binary, "--config", str(ROOT / "deploy" / "otelcol" / "gateway.yaml")]

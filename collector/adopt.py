@@ -19,7 +19,7 @@ from agl_otel.collector.late_pass import ADOPTED, LatePass
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.updates import AttemptUpdate
 from agl_otel.spans.tolerant import json_of
-from agl_otel.traces.migrate import named_query
+from agl_otel.traces.sql import named_query
 from agl_otel.types import AttemptedRollout, EnqueueRolloutRequest
 from agl_otel_hook import conventions
 

@@ -23,7 +23,7 @@ from agl_otel.collector import orphans
 from agl_otel.errors import UnavailableError, UsageError
 from agl_otel.traces.cluster import on_cluster, on_every_node, stored_as
 from agl_otel.traces.engine import Engine
-from agl_otel.traces.migrate import named_query
+from agl_otel.traces.sql import named_query
 
 WIPE_SECONDS: Final = 240.0  # woken, ClickHouse removes old files within seconds, unless somebody reads them
 SOURCES: Final = 1_000  # rows without ids that go in one statement

@@ -26,7 +26,7 @@ from agl_otel.collector.late import Copy, Pending, belongs, numbered, numbers_wa
 from agl_otel.collector.memory import Ids
 from agl_otel.errors import UnavailableError
 from agl_otel.traces.engine import parameter
-from agl_otel.traces.migrate import named_query
+from agl_otel.traces.sql import named_query
 from agl_otel_hook import conventions
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 A deletion takes it along; whole parts that retention drops take nothing along, so `agl-otel maintain` looks for it with each pass over
 everything. Nothing is remembered in between: what no stored span has is an orphan, whyever. A span that arrives while orphans are
-removed is summed up again after that, so nothing is lost; sums are idempotent (schema/0003_views.sql).
+removed is summed up again after that, so nothing is lost; sums are idempotent (schema.sql).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from agl_otel.traces.cluster import on_cluster, stored_as
 from agl_otel.traces.engine import Engine
-from agl_otel.traces.migrate import named_query
+from agl_otel.traces.sql import named_query
 
 TOGETHER: Final = 1_000  # orphans that go in one statement
 _MASKED: Final = (

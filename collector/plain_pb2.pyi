@@ -5,7 +5,7 @@ OTLP traces as the raw path reads them: what ClickHouse can turn into rows by it
 
 A message that holds a `Never` cannot be serialised, because no finite one is complete. So a request whose serialisation succeeds
 is plain all through, told without a look at a single value. Field numbers below 1000 are OTLP's; those above are ours, and what a
-client sends in them is overwritten. What ClickHouse reads is agl_otel/traces/schema/otlp_rows.proto: the same bytes.
+client sends in them is overwritten. What ClickHouse reads is agl_otel/traces/sql/otlp_rows.proto: the same bytes.
 """
 
 from collections import abc as _abc

@@ -26,7 +26,8 @@ from agl_otel.collector.stored import find_stored
 from agl_otel.collector.tries import Tries
 from agl_otel.collector.values import REPEATED
 from agl_otel.traces.engine import DATABASE, ClickHouseError, Engine
-from agl_otel.traces.migrate import OTLP_ROWS, OTLP_ROWS_SCHEMA, REFILLS, named_query
+from agl_otel.traces.schema import OTLP_ROWS
+from agl_otel.traces.sql import OTLP_ROWS_SCHEMA, REFILLS, named_query
 
 TABLES: Final = {
     "traces": (f"{DATABASE}.otel_traces", TRACE_COLUMNS),

@@ -110,17 +110,11 @@ def tables_page() -> str:
         "",
         "What was observed is in ClickHouse, database `otel`; what is intended is in the queue (SQLite or PostgreSQL).",
     ]
-    parts += ["", "## ClickHouse", "", "The files are applied in this order, each once; a database knows which it has.", ""]
-    parts += _files(ROOM / "traces" / "schema")
+    parts += ["", "## ClickHouse", "", "```sql", (ROOM / "traces" / "sql" / "schema.sql").read_text().strip(), "```", ""]
     for engine in ("SQLite", "Postgres"):
         schema = ROOM / "queue" / "sql" / f"schema_{engine.lower()}.sql"
         parts += [f"## The queue in {engine}", "", "```sql", schema.read_text().strip(), "```", ""]
     return "\n".join(parts)
-
-
-def _files(folder: Path) -> list[str]:
-    found = sorted(folder.glob("*.sql"))
-    return [line for path in found for line in (f"### {path.name}", "", "```sql", path.read_text().strip(), "```", "")]
 
 
 def rest_page() -> str:

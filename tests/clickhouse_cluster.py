@@ -12,7 +12,7 @@ from pathlib import Path
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.cluster import Cluster
-from agl_otel.traces.migrate import migrate
+from agl_otel.traces.schema import create_schema
 from tests.clickhouse_server import ClickHouseServer
 
 
@@ -38,7 +38,7 @@ class EachShard(ServerEngine):
         super().__init__(first)
         self._others = [ServerEngine(address) for address in others]
         self.command("DROP DATABASE IF EXISTS otel ON CLUSTER 'agl' SYNC")
-        migrate(self, where="the test", cluster=Cluster("agl", replicated=False))
+        create_schema(self, where="the test", cluster=Cluster("agl", replicated=False))
 
     def command(self, sql: str, params: Mapping[str, object] | None = None) -> None:
         """Run a statement; what is said ON CLUSTER, which ClickHouse must be able to read as it stands, on every server."""

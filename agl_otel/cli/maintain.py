@@ -1,8 +1,8 @@
-"""`agl-otel maintain`: the late pass, adoption, migrations, retention, one at a time under a lease at the queue. `up` runs it as a service.
+"""`agl-otel maintain`: the late pass, adoption, the schema, retention, one at a time under a lease at the queue. `up` runs it as a service.
 
 The work itself is collector/maintenance.py. With a ClickHouse server (AGL_CLICKHOUSE_URL) it runs here: this process opens the engine,
-which brings the schema up, and writes. The embedded ClickHouse is opened by its collector alone, so the collector is asked to do it (and
-migrates when it starts). Either way this process holds the lease, prolongs it while the pass runs, and remembers when the last pass began;
+which creates the schema, and writes. The embedded ClickHouse is opened by its collector alone, so the collector is asked to do it (and
+does so when it starts). Either way this process holds the lease, prolongs it while the pass runs, and remembers when the last pass began;
 that memory is a shortcut only: whoever takes the lease anew starts with a pass over everything.
 
 As many of these may run as there are machines: one holds the lease, the others wait for it.
@@ -186,7 +186,7 @@ def maintain(once: bool, interval: float, data_dir: Path | None, store: str | No
     """Keep a stack's stores in order; `up` runs this by itself.
 
     Identifies spans that came before what tells whose they are, makes rollouts of whole traces that belong to nobody
-    (AGL_UNIDENTIFIED=adopt), brings the schema of a ClickHouse server up, and removes finished rollouts older than retention_days from
+    (AGL_UNIDENTIFIED=adopt), creates the schema of a ClickHouse server, and removes finished rollouts older than retention_days from
     the queue. Several may run: one works, the others wait.
     """
     settings = Settings.load(data_dir=data_dir, store=store)

@@ -3,8 +3,7 @@
     table X          X_local on every node (replicated where there is Keeper), and X: a Distributed table over all X_local
     view S to T      from S_local to T_local, on the node that took the rows
     view of no rows  (its source is a Null table) into the Distributed T, which spreads them
-    ALTER of a view  as its CREATE
-    other ALTER      both X_local and X; what only concerns storage (TTL, settings, indexes, codecs) X_local alone
+    ALTER X … TTL    X_local
 
 So readers and writers name the same tables as on a single server. Rows go by the hash of their rollout: one rollout, one shard.
 """
@@ -25,11 +24,7 @@ _DATABASE: Final = re.compile(rf"CREATE DATABASE IF NOT EXISTS {DATABASE}$")
 _TABLE: Final = re.compile(rf"CREATE TABLE IF NOT EXISTS {DATABASE}\.(\w+) \((.*)\)\s*ENGINE = (\w+)(.*)$", re.S)
 _FEED: Final = re.compile(rf"(CREATE MATERIALIZED VIEW IF NOT EXISTS {DATABASE}\.\w+)( TO {DATABASE}\.)(\w+)( AS\b.*)$", re.S)
 _VIEW: Final = re.compile(rf"(CREATE VIEW IF NOT EXISTS {DATABASE}\.\w+)( AS\b.*)$", re.S)
-_NEW_QUERY: Final = re.compile(rf"(ALTER TABLE {DATABASE}\.\w+)( MODIFY QUERY\b.*)$", re.S)
-_ALTER: Final = re.compile(rf"ALTER TABLE {DATABASE}\.(\w+)\s+(.*)$", re.S)
-_STORAGE_ONLY: Final = re.compile(
-    r"(?:(?:MODIFY|REMOVE) TTL|(?:MODIFY|RESET) SETTING|(?:ADD|DROP|MATERIALIZE|CLEAR) (?:INDEX|PROJECTION)|MODIFY COLUMN \w+ CODEC)\b"
-)
+_TTL: Final = re.compile(rf"ALTER TABLE {DATABASE}\.(\w+) ((?:MODIFY|REMOVE) TTL\b.*)$", re.S)
 _SOURCE: Final = re.compile(rf"\bFROM {DATABASE}\.(\w+)")
 
 
@@ -69,11 +64,8 @@ class Cluster:
             return [self._feed(*found.groups())]
         if found := _VIEW.match(statement):
             return [f"{found[1]}{self._on}{found[2]}"]
-        if found := _NEW_QUERY.match(statement):
-            return [f"{found[1]}{self._on}{_local(found[2])}"]
-        if found := _ALTER.match(statement):
-            both = [f"ALTER TABLE {DATABASE}.{table}{self._on} {found[2]}" for table in (found[1] + LOCAL, found[1])]
-            return both[:1] if _STORAGE_ONLY.match(found[2]) else both
+        if found := _TTL.match(statement):
+            return [f"ALTER TABLE {DATABASE}.{found[1]}{LOCAL}{self._on} {found[2]}"]
         raise ValueError(f"no rule puts this statement on a cluster: {statement[:80]}")
 
     @property

@@ -1,7 +1,7 @@
-"""Opens the ClickHouse that a URL names, embedded or a server, with its schema brought up to this version.
+"""Opens the ClickHouse that a URL names, embedded or a server, with its schema.
 
-The embedded one is opened and migrated here and now. A server may be away: then what it needs is done before its first use, because a
-collector accepts and logs meanwhile. A wrong password or a missing right is an error at once, while somebody looks.
+The embedded one is opened and its schema created here and now. A server may be away: then what it needs is done before its first use,
+because a collector accepts and logs meanwhile. A wrong password or a missing right is an error at once, while somebody looks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from agl_otel.errors import SettingsError, UnavailableError
 from agl_otel.traces.address import EXAMPLE, SCHEMES, ServerAddress
 from agl_otel.traces.cluster import Cluster
 from agl_otel.traces.engine import ClickHouseError, Engine
-from agl_otel.traces.migrate import migrate
 from agl_otel.traces.retention import apply_retention
+from agl_otel.traces.schema import create_schema
 
 CHDB_SCHEME: Final = "chdb:///"
 _logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def _open_chdb(directory: Path, retention_days: int | None) -> TraceStore:
 
     engine = ChdbEngine(directory)
     try:
-        migrate(engine, where=str(directory))
+        create_schema(engine, where=str(directory))
         if retention_days is not None:
             apply_retention(engine, retention_days)
     except BaseException:
@@ -68,7 +68,7 @@ def _open_server(address: ServerAddress, retention_days: int | None) -> TraceSto
     server = ServerEngine(address)
 
     def bring_up() -> None:
-        migrate(server, where=f"the server {address}", cluster=cluster)
+        create_schema(server, where=f"the server {address}", cluster=cluster)
         if retention_days is not None:
             apply_retention(server, retention_days, cluster)
 

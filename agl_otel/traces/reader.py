@@ -23,9 +23,9 @@ from agl_otel.traces.collector_client import barriers, unanswered
 from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.figures import AttemptFigures, OutlineSpan, attempt_figures, joined, outline_span
 from agl_otel.traces.http import TIMEOUT_SECONDS, ClickHouseHttp
-from agl_otel.traces.migrate import named_query
 from agl_otel.traces.rows import event_of, rewards_of, span_of
 from agl_otel.traces.span_query import SpanQuery
+from agl_otel.traces.sql import named_query
 from agl_otel.traces.steps import NAMES as STEP_NAMES
 from agl_otel.traces.steps import run_of, steps_of, trace_id_of
 from agl_otel.traces.tokens import Table, call_columns, call_texts, once_in_order, reward_rows, rollouts_to_read
@@ -53,7 +53,6 @@ TOO_LARGE: Final = frozenset({158, 173, 241, 307, 396})
 """ClickHouse's numbers of limits of rows, bytes and memory, which a read of fewer rollouts may not meet."""
 OF_ALL: Final = "(total)"  # of the memory of a server, which others take
 UNREADABLE: Final = "its spans cannot be read, because they are more than one read may take"
-STORED_BEFORE: Final = "?"  # in place of a rollout: schema 11 came later than the span
 _log = logging.getLogger(__name__)
 NAMES: Final[Mapping[str, str]] = {
     "process": conventions.PROCESS,
@@ -199,10 +198,7 @@ class TraceReader:
         """The rollouts that have spans of these traces (hex ids); an empty one where there are spans without ids."""
         if not trace_ids:
             return []
-        params = {"traces": list(trace_ids)}
-        rows = await self.query(named_query("trace_rollouts"), params=params)
-        if any(row["RolloutId"] == STORED_BEFORE for row in rows):
-            rows = await self.query(named_query("spans_rollouts"), params=params)
+        rows = await self.query(named_query("trace_rollouts"), params={"traces": list(trace_ids)})
         return [row["RolloutId"] for row in rows]
 
     async def by_trace(self, trace_ids: Sequence[str], *, rollouts: Sequence[str] | None = None, limit: int = MANY) -> list[Span]:

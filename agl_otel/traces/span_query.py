@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from agl_otel.errors import UsageError
-from agl_otel.traces.migrate import named_query
+from agl_otel.traces.sql import named_query
 
 EVERYTHING: Final = 1 << 62  # a limit that ClickHouse can still add an offset to
 _COLUMNS: Final = {"trace_id": "TraceId", "span_id": "SpanId", "parent_id": "ParentSpanId", "name": "SpanName"}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from agl_otel.errors import UsageError
-from agl_otel.traces.migrate import named_query
+from agl_otel.traces.sql import named_query
 from agl_otel_hook import conventions
 
 DEFAULT_LIMIT: Final = 20

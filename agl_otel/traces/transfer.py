@@ -17,12 +17,12 @@ from typing import Any, Final, NamedTuple
 from agl_otel.errors import ConflictError, DataError, UsageError
 from agl_otel.traces.cluster import LOCAL
 from agl_otel.traces.engine import DATABASE
-from agl_otel.traces.migrate import migrations
 from agl_otel.traces.opened import TraceStore
+from agl_otel.traces.schema import VERSION
 
 CHUNK_ROWS: Final = 20_000  # about 30 MB of ordinary spans in memory
 DERIVED: Final = frozenset({"otel_traces_trace_id_ts", "rollout_summary_states", "services", "agl_migrations"})
-"""Tables that are not carried: views fill them, or migrations do."""
+"""Tables that are not carried: views fill them, or the schema does."""
 MANIFEST: Final = "traces.json"
 Progress = Callable[[str, int, int], None]
 """(table, rows done, rows in all)"""
@@ -109,7 +109,7 @@ class DumpFiles:
     def finish(self) -> dict[str, Content]:
         """Write the manifest. Returns what each table holds."""
         manifest = {
-            "schema": migrations()[-1][0],
+            "schema": VERSION,
             "tables": {table: asdict(each) for table, each in self._held.items()},
             "files": self._files,
         }
@@ -123,8 +123,11 @@ def check_dump(directory: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((directory / MANIFEST).read_text())
     except FileNotFoundError:
         raise UsageError(f"{directory} holds no finished backup of traces: there is no {MANIFEST}") from None
-    if manifest["schema"] > migrations()[-1][0]:
-        raise ConflictError(f"{directory} was written by a newer agl-otel (schema {manifest['schema']}): upgrade agl-otel first")
+    if manifest["schema"] != VERSION:
+        raise ConflictError(
+            f"the traces in {directory} have schema {manifest['schema']}, and this release of agl-otel has schema {VERSION}: "
+            "restore them with the release that wrote them"
+        )
     for entry in manifest["files"]:
         path = directory / entry["file"]
         if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != entry["sha256"]:

@@ -19,8 +19,8 @@ from agl_otel.queue.client import QueueClient
 from agl_otel.settings import free_ports
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.clickhouse_server import ServerEngine
-from agl_otel.traces.migrate import migrate
 from agl_otel.traces.reader import TraceReader
+from agl_otel.traces.schema import create_schema
 from tests.clickhouse_server import ClickHouseServer
 
 ROOT = Path(__file__).parents[2]
@@ -129,7 +129,7 @@ class World:
             engine = ServerEngine(ServerAddress.parse(self.server.url()))
             try:
                 engine.command("DROP DATABASE IF EXISTS otel SYNC")
-                migrate(engine, where="the test")
+                create_schema(engine, where="the test")
                 return
             except UnavailableError:
                 if not left:

@@ -20,8 +20,8 @@ from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.cluster import LOCAL, on_every_node, stored_as
-from agl_otel.traces.migrate import migrate
 from agl_otel.traces.opened import TraceStore
+from agl_otel.traces.schema import create_schema
 from agl_otel.types import EnqueueRolloutRequest
 from agl_otel_hook import conventions
 from tests.clickhouse_cluster import EachShard
@@ -42,11 +42,11 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TraceStor
             made: TraceStore = EachShard(request.getfixturevalue("shards"))
         elif request.param == "chdb":
             made = ChdbEngine(tmp_path / "traces")
-            migrate(made, where="the test")
+            create_schema(made, where="the test")
         else:
             server = closers.enter_context(ClickHouseServer(tmp_path / "server"))
             made = ServerEngine(ServerAddress.parse(server.url()))
-            migrate(made, where="the test")
+            create_schema(made, where="the test")
         closers.callback(made.close)
         yield made
 

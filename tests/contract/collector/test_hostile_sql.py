@@ -20,8 +20,8 @@ from agl_otel.traces import chdb
 from agl_otel.traces import clickhouse_server as server_engine
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
-from agl_otel.traces.migrate import migrate
 from agl_otel.traces.opened import TraceStore
+from agl_otel.traces.schema import create_schema
 from tests.clickhouse_server import ClickHouseServer
 
 SECRET = "the-canary-sings"
@@ -90,7 +90,7 @@ def engine(request: pytest.FixtureRequest, limits: None, tmp_path_factory: pytes
 
 
 def fill(engine: TraceStore) -> None:
-    migrate(engine, where="the test")
+    create_schema(engine, where="the test")
     engine.insert("otel.otel_traces", ["SpanName"], b'{"SpanName":"kept"}\n')
 
 

@@ -22,7 +22,7 @@ from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.cluster import Cluster
 from agl_otel.traces.engine import ClickHouseError, Engine
-from agl_otel.traces.migrate import migrate
+from agl_otel.traces.schema import create_schema
 from tests.clickhouse_server import ClickHouseServer
 
 from .otlp import any_value, attributes, request_of, span
@@ -36,7 +36,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     place = tmp_path_factory.mktemp(request.param)
     if request.param == "chdb":
         made: Engine = ChdbEngine(place / "traces")
-        migrate(made, where="the test")
+        create_schema(made, where="the test")
         yield made
         made.close()
         return
@@ -47,7 +47,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         if cluster:
             cluster.everywhere = False  # there is no Keeper here
         made = ServerEngine(ServerAddress.parse(server.url(**options)))
-        migrate(made, where="the test", cluster=cluster)
+        create_schema(made, where="the test", cluster=cluster)
         yield made
         made.close()
 

@@ -17,8 +17,8 @@ from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.cluster import on_cluster, stored_as
-from agl_otel.traces.migrate import migrate
 from agl_otel.traces.opened import TraceStore
+from agl_otel.traces.schema import create_schema
 from agl_otel.types import AttemptedRollout
 from agl_otel_hook import conventions
 from tests.clickhouse_cluster import EachShard
@@ -48,11 +48,11 @@ def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         engine: TraceStore = EachShard(request.getfixturevalue("shards"))
     elif request.param == "chdb":
         engine = ChdbEngine(tmp_path_factory.mktemp("late") / "traces")
-        migrate(engine, where="the test")
+        create_schema(engine, where="the test")
     else:
         server: ClickHouseServer = request.getfixturevalue("server")
         engine = ServerEngine(ServerAddress.parse(server.url()))
-        migrate(engine, where="the test")
+        create_schema(engine, where="the test")
     yield engine
     engine.close()
 

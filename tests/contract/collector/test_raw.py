@@ -27,7 +27,8 @@ from agl_otel.collector.raw import is_odd, pack
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.collector.values import REPEATED
 from agl_otel.traces.chdb import ChdbEngine
-from agl_otel.traces.migrate import OTLP_ROWS, OTLP_ROWS_SCHEMA, migrate
+from agl_otel.traces.schema import OTLP_ROWS, create_schema
+from agl_otel.traces.sql import OTLP_ROWS_SCHEMA
 from agl_otel_hook import conventions
 
 VECTORS = Path(__file__).parents[3] / "collector" / "conformance" / "values" / "values.json"
@@ -122,7 +123,7 @@ def requests(draw: st.DrawFn) -> ExportTraceServiceRequest:
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChdbEngine]:
     made = ChdbEngine(tmp_path_factory.mktemp("rows") / "traces")
-    migrate(made, where="the test")
+    create_schema(made, where="the test")
     yield made
     made.close()
 

@@ -23,7 +23,7 @@ from agl_otel.collector.recovery import DEATHS, FILE, Recovery
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.engine import ClickHouseError
-from agl_otel.traces.migrate import migrate
+from agl_otel.traces.schema import create_schema
 
 from .otlp import post_spans, request_of, span
 from .stack import Stack
@@ -74,7 +74,7 @@ async def test_a_request_that_kills_the_collector_is_kept_aside_after_some_start
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[ChdbEngine]:
     made = ChdbEngine(tmp_path / "traces")
-    migrate(made, where="the test")
+    create_schema(made, where="the test")
     yield made
     made.close()
 

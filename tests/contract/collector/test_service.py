@@ -13,7 +13,7 @@ import pytest
 from agl_otel.net.scoped import scoped_token
 from agl_otel.queue.client import QueueClient
 from agl_otel.traces.chdb import ChdbEngine
-from agl_otel.traces.migrate import migrate
+from agl_otel.traces.schema import create_schema
 from agl_otel.types import EnqueueRolloutRequest
 from agl_otel_hook import conventions
 
@@ -59,7 +59,7 @@ async def test_a_data_directory_that_cannot_be_written_is_a_wrong_setting(own_st
 async def test_data_of_a_newer_version_is_refused(own_stack: Stack) -> None:
     def write_the_future() -> None:
         engine = ChdbEngine(own_stack.settings.data_dir / "traces")
-        migrate(engine, where="the test")
+        create_schema(engine, where="the test")
         engine.insert("otel.agl_migrations", ["Version", "Name"], b'{"Version":999,"Name":"future"}\n')
         engine.close()
 

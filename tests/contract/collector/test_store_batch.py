@@ -13,7 +13,7 @@ from agl_otel.collector.journal import Batch, Request
 from agl_otel.collector.store_batch import BatchStore
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.engine import ClickHouseError
-from agl_otel.traces.migrate import migrate
+from agl_otel.traces.schema import create_schema
 
 from .otlp import request_of, span
 
@@ -60,7 +60,7 @@ def fast_from_spans(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[ChdbEngine]:
     made = ChdbEngine(tmp_path / "traces")
-    migrate(made, where="the test")
+    create_schema(made, where="the test")
     yield made
     made.close()
 

@@ -11,9 +11,9 @@ from agl_otel.collector.sqlhttp import SqlEndpoint
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.clickhouse_server import ServerEngine
-from agl_otel.traces.migrate import migrate
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.reader import TraceReader
+from agl_otel.traces.schema import create_schema
 from tests.clickhouse_server import ClickHouseServer
 
 
@@ -40,7 +40,7 @@ def bare_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 @pytest.fixture
 def engine(bare_engine: TraceStore) -> TraceStore:
     """An engine with our schema."""
-    migrate(bare_engine, where="the test")
+    create_schema(bare_engine, where="the test")
     return bare_engine
 
 

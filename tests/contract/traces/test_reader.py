@@ -19,7 +19,6 @@ from agl_otel.settings import free_port, free_ports
 from agl_otel.traces import chdb
 from agl_otel.traces import clickhouse_server as server_engine
 from agl_otel.traces.figures import SETTLED_SECONDS
-from agl_otel.traces.migrate import migrations
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.reader import AGENT_NAME, TraceReader
 from agl_otel.types import Attempt, AttemptLedger, ProcessRecord, Rollout
@@ -375,21 +374,6 @@ async def test_a_rewards_name_may_hold_any_character(engine: TraceStore, reader:
     assert (reward.name, reward.value) == (name, 0.25)
 
 
-async def test_spans_that_were_stored_before_there_was_a_column_of_facts_read_the_same(engine: TraceStore, reader: TraceReader) -> None:
-    annotation = row(2, conventions.SPAN_ANNOTATION, {P: "x", conventions.reward_value_key(0): "1"})
-    rows = [call(1, 1, ParentSpanId="s3", PromptTokenIds=[1], ResponseTokenIds=[2], ResponseLogprobs=[-0.5]), annotation]
-    engine.command("ALTER TABLE otel.otel_traces DROP COLUMN Facts")
-    insert(engine, *rows, row(3, attributes={P: "x", AGENT_NAME: "boss"}))
-    for statement in next(statements for _, name, statements in migrations() if name == "facts"):
-        engine.command(statement)
-    before = await reader.traces([rollout()], [attempt({"x": 3})])
-    assert (before.verdicts["ro-1", "at-1"].kind, before.calls.agent, before.spans) == ("complete", ["boss"], 3)
-    assert [reward.value for reward in before.rewards["ro-1", "at-1"]] == [1.0]
-    insert(engine, row(4, attributes={P: "x"}))
-    after = await reader.traces([rollout()], [attempt({"x": 4})])
-    assert (after.verdicts["ro-1", "at-1"].kind, after.spans) == ("complete", 4)
-
-
 async def test_the_rollouts_of_a_trace_are_found_whatever_times_its_spans_claim(engine: TraceStore, reader: TraceReader) -> None:
     times = ("1900-01-02 00:00:00", "1970-01-01 00:00:00", "2025-06-15 15:06:40.5", "2106-02-07 06:28:15.9", "2250-01-01 00:00:00")
     for number, said in enumerate(times):  # an insert each: a part of its own, that could be left closed
@@ -401,19 +385,6 @@ async def test_the_rollouts_of_a_trace_are_found_whatever_times_its_spans_claim(
     assert sorted(await reader.rollouts_of_traces(["shared"])) == everyone
     assert sorted(await reader.rollouts_of_traces([f"t{number}" for number in range(len(times))])) == everyone
     assert await reader.rollouts_of_traces(["nobody's"]) == []
-
-
-async def test_the_rollouts_of_traces_that_were_stored_before_schema_11_are_found(engine: TraceStore, reader: TraceReader) -> None:
-    insert(engine, row(1, TraceId="old", RolloutId="ro-1"))
-    times = "TraceId, Start, End, ReceivedDay"
-    engine.command(f"CREATE TABLE otel.before ENGINE = Memory AS SELECT {times} FROM otel.otel_traces_trace_id_ts")
-    engine.command("TRUNCATE TABLE otel.otel_traces_trace_id_ts")
-    engine.command(f"INSERT INTO otel.otel_traces_trace_id_ts ({times}) SELECT {times} FROM otel.before")
-    assert await reader.rollouts_of_traces(["old"]) == ["ro-1"]
-    insert(engine, row(2, TraceId="old", RolloutId="ro-2"), row(3, TraceId="new", RolloutId="ro-2"))
-    assert sorted(await reader.rollouts_of_traces(["old"])) == ["ro-1", "ro-2"]
-    assert sorted(await reader.rollouts_of_traces(["old", "new"])) == ["ro-1", "ro-2"]
-    assert len(await reader.by_trace(["old", "new"])) == 3
 
 
 async def test_arrow_and_rows_say_the_same(engine: TraceStore, reader: TraceReader) -> None:

@@ -1,4 +1,4 @@
-"""The tables: filled by the stock exporter's columns, migrated twice, refilled after a crash."""
+"""The tables: filled by the stock exporter's columns, created twice, refilled after a crash."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.engine import DATA_CODES, ClickHouseError
-from agl_otel.traces.migrate import REFILLS, migrate, migrations, named_query
 from agl_otel.traces.opened import TraceStore
+from agl_otel.traces.schema import VERSION, create_schema
+from agl_otel.traces.sql import REFILLS, named_query
 from agl_otel_hook import conventions
 from tests.clickhouse_server import ClickHouseServer
 
@@ -71,20 +72,25 @@ def test_the_stock_exporters_rows_get_their_token_columns_by_default(engine: Tra
     ]
 
 
-def test_migrations_run_once_and_again_without_harm(engine: TraceStore) -> None:
-    assert migrate(engine, where="again") == []
-    engine.command("TRUNCATE TABLE otel.agl_migrations")  # as if another process had made the tables, and not yet said so
-    assert migrate(engine, where="again") == [number for number, _, _ in migrations()]
+VERSIONS = "SELECT DISTINCT Version FROM otel.agl_migrations"
 
 
-def test_migration_numbers_are_1_to_n() -> None:
-    assert [number for number, _, _ in migrations()] == list(range(1, len(migrations()) + 1))
+def test_the_schema_is_created_once_and_again_without_harm(engine: TraceStore) -> None:
+    assert not create_schema(engine, where="again")
+    engine.command("TRUNCATE TABLE otel.agl_migrations")  # as after a crash: the tables are there, their version is not recorded
+    assert create_schema(engine, where="again")
+    assert engine.select(VERSIONS) == [[VERSION]]
 
 
-def test_data_of_a_newer_version_is_refused(engine: TraceStore) -> None:
-    engine.insert("otel.agl_migrations", ["Version", "Name"], b'{"Version":99,"Name":"future"}')
-    with pytest.raises(ConflictError, match="schema 99"):
-        migrate(engine, where="/data")
+@pytest.mark.parametrize("other", [2, 99])
+def test_data_of_another_schema_is_refused(other: int, engine: TraceStore) -> None:
+    engine.command("TRUNCATE TABLE otel.agl_migrations")
+    engine.insert("otel.agl_migrations", ["Version", "Name"], f'{{"Version":{other},"Name":"other"}}'.encode())
+    with pytest.raises(
+        ConflictError, match=f"/data have schema {other}, and this release of agl-otel has schema {VERSION}: use the release"
+    ):
+        create_schema(engine, where="/data")
+    assert engine.select(VERSIONS) == [[other]]
 
 
 VIEWS = {
@@ -169,33 +175,23 @@ def test_the_file_system_is_no_database(engine: TraceStore) -> None:
 SCHEMA = "SELECT name, create_table_query FROM system.tables WHERE database = 'otel' AND name != 'agl_migrations' ORDER BY name"
 
 
-def test_a_schema_that_grew_equals_one_from_scratch(bare_engine: TraceStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = migrations()
-    for count in range(1, len(known) + 1):
-        monkeypatch.setattr("agl_otel.traces.migrate.migrations", lambda count=count: known[:count])
-        assert migrate(bare_engine, where="the test") == [known[count - 1][0]]
-    grown = bare_engine.select(SCHEMA)
-    bare_engine.command("DROP DATABASE otel SYNC")
-    assert migrate(bare_engine, where="the test") == [number for number, _, _ in known]
-    assert bare_engine.select(SCHEMA) == grown
-
-
 def test_both_engines_have_the_same_schema(server: ClickHouseServer, tmp_path: Path) -> None:
     found: list[list[list[object]]] = []
     for engine in (ServerEngine(ServerAddress.parse(server.url())), ChdbEngine(tmp_path / "traces")):
         engine.command("DROP DATABASE IF EXISTS otel SYNC")
-        migrate(engine, where="the test")
+        create_schema(engine, where="the test")
         found.append(engine.select(SCHEMA))
         engine.close()
     assert found[0] == found[1]
 
 
-def test_several_processes_migrate_a_server_at_once(server: ClickHouseServer) -> None:
+def test_several_processes_create_the_schema_of_a_server_at_once(server: ClickHouseServer) -> None:
     engines = [ServerEngine(ServerAddress.parse(server.url())) for _ in range(4)]
     engines[0].command("DROP DATABASE IF EXISTS otel SYNC")
     with ThreadPoolExecutor(len(engines)) as threads:
-        applied = list(threads.map(lambda engine: migrate(engine, where="the test"), engines))
-    assert {number for numbers in applied for number in numbers} == {number for number, _, _ in migrations()}
+        created = list(threads.map(lambda engine: create_schema(engine, where="the test"), engines))
+    assert any(created)
+    assert engines[0].select(VERSIONS) == [[VERSION]]
     assert engines[0].select("SELECT count() FROM system.tables WHERE database = 'otel' AND engine = 'MaterializedView'") == [[4]]
     for engine in engines:
         engine.close()

@@ -13,8 +13,8 @@ from agl_otel.traces import transfer
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.clickhouse_server import ServerEngine
-from agl_otel.traces.migrate import migrate
 from agl_otel.traces.opened import TraceStore
+from agl_otel.traces.schema import create_schema
 from tests.clickhouse_server import ClickHouseServer
 
 ROWS = 300
@@ -37,7 +37,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TraceSto
     """An embedded store with spans of two days, a log record, and chunks of a size that cuts them."""
     monkeypatch.setattr(transfer, "CHUNK_ROWS", 64)
     made = _Once(tmp_path / "source")
-    migrate(made, where="the test")
+    create_schema(made, where="the test")
     for day in (1, 2):
         rows = [row(day, number) for number in range(ROWS)]
         made.insert("otel.otel_traces", list(rows[0]), "\n".join(json.dumps(each) for each in rows).encode())
@@ -73,7 +73,7 @@ def server_engine(server: ClickHouseServer) -> Iterator[TraceStore]:
     """A server with our empty schema. (One process opens one embedded store at a time.)"""
     made = ServerEngine(ServerAddress.parse(server.url()))
     made.command("DROP DATABASE IF EXISTS otel SYNC")
-    migrate(made, where="the test")
+    create_schema(made, where="the test")
     yield made
     made.close()
 

@@ -109,7 +109,7 @@ def test_golden_vector_of_metrics(now: int, vector: dict[str, Any]) -> None:
 
 
 def ids_of(row: dict[str, Any]) -> Identity:
-    """What the tables derive (traces/schema/0004_otel_metrics.sql)."""
+    """What the tables derive (traces/sql/schema.sql)."""
     resource = row["ResourceAttributes"]
     return Identity(resource.get(conventions.ROLLOUT_ID, ""), resource.get(conventions.ATTEMPT_ID, ""))
 

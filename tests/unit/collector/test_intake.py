@@ -23,7 +23,7 @@ from agl_otel.errors import DataError, UnavailableError
 from agl_otel.queue.updates import Observation
 from agl_otel.service.framed import HEADER_BYTES, Frame, read
 from agl_otel.traces.chdb import ChdbEngine
-from agl_otel.traces.migrate import migrate
+from agl_otel.traces.schema import create_schema
 from agl_otel_hook import conventions
 
 NOW = 1_750_000_000.0
@@ -57,7 +57,7 @@ class Parts:
     def __init__(self, directory: Path, *, max_log_bytes: int = 1 << 30, now: float = NOW) -> None:
         self.log = Log(directory / "wal", describe=describe)
         self.engine = ChdbEngine(directory / "traces")
-        migrate(self.engine, where="the test")
+        create_schema(self.engine, where="the test")
         left: Leftover = leftover(self.log.replay())
         self.queue = Counters()
         self.commit = GroupCommit(self.log)

@@ -7,14 +7,14 @@ import re
 import pytest
 
 from agl_otel.traces.cluster import Cluster
-from agl_otel.traces.migrate import migrations
+from agl_otel.traces.schema import statements
 
 
 def everything(cluster: Cluster) -> list[str]:
-    return [each for _, _, statements in migrations() for statement in statements for each in cluster.statements(statement)]
+    return [each for statement in statements() for each in cluster.statements(statement)]
 
 
-def test_every_migration_can_be_put_on_a_cluster() -> None:
+def test_every_statement_can_be_put_on_a_cluster() -> None:
     made = everything(Cluster("c1"))
     assert all("ON CLUSTER 'c1'" in each for each in made)
     local = {found[1] for each in made if (found := re.match(r"CREATE TABLE IF NOT EXISTS otel\.(\w+)_local ", each))}
@@ -46,23 +46,10 @@ def test_without_keeper_the_engines_stay_and_with_it_they_replicate() -> None:
     assert "ENGINE = ReplicatedAggregatingMergeTree('/clickhouse/tables/{shard}/otel/rollout_summary_states', '{replica}') ORDER BY" in made
 
 
-def test_a_column_goes_to_both_tables_and_storage_to_the_local_one() -> None:
+def test_retention_is_set_on_the_table_that_holds_the_rows() -> None:
     cluster = Cluster("c1")
-    assert cluster.statements("ALTER TABLE otel.otel_logs ADD COLUMN IF NOT EXISTS x UInt8") == [
-        "ALTER TABLE otel.otel_logs_local ON CLUSTER 'c1' ADD COLUMN IF NOT EXISTS x UInt8",
-        "ALTER TABLE otel.otel_logs ON CLUSTER 'c1' ADD COLUMN IF NOT EXISTS x UInt8",
-    ]
-    for storage in ("MODIFY COLUMN x CODEC(LZ4)", "MODIFY SETTING min_compress_block_size = 16384"):
-        assert cluster.statements(f"ALTER TABLE otel.otel_logs {storage}") == [
-            f"ALTER TABLE otel.otel_logs_local ON CLUSTER 'c1' {storage}"
-        ]
-    assert cluster.statements("ALTER TABLE otel.otel_logs REMOVE TTL") == ["ALTER TABLE otel.otel_logs_local ON CLUSTER 'c1' REMOVE TTL"]
-
-
-def test_a_view_gets_a_new_query_over_the_rows_of_its_own_node() -> None:
-    assert Cluster("c1").statements("ALTER TABLE otel.v MODIFY QUERY SELECT x FROM otel.otel_logs") == [
-        "ALTER TABLE otel.v ON CLUSTER 'c1' MODIFY QUERY SELECT x FROM otel.otel_logs_local"
-    ]
+    for change in ("MODIFY TTL toDateTime(ReceivedAt) + toIntervalDay(3)", "REMOVE TTL"):
+        assert cluster.statements(f"ALTER TABLE otel.otel_logs {change}") == [f"ALTER TABLE otel.otel_logs_local ON CLUSTER 'c1' {change}"]
 
 
 def test_what_it_does_not_know_it_refuses() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from agl_otel.traces.migrate import migrations, named_query
 from agl_otel.traces.reader import NAMES
+from agl_otel.traces.schema import statements
+from agl_otel.traces.sql import named_query
 
 
 def selected(sql: str) -> str:
@@ -17,7 +18,7 @@ def test_spans_by_trace_have_the_columns_of_spans_by_rollout() -> None:
 
 
 def test_what_repairs_the_summary_is_what_its_view_writes() -> None:
-    views = [statement for _, _, statements in migrations() for statement in statements if "rollout_summary_mv" in statement]
+    views = [statement for statement in statements() if "rollout_summary_mv" in statement]
     assert [selected(view) for view in views] == [selected(named_query("late_refill"))]
 
 
@@ -29,6 +30,6 @@ def test_log_records_are_told_apart_by_the_same_expression_everywhere() -> None:
 
 
 def test_what_is_read_of_facts_is_what_they_hold() -> None:
-    column = [statement for _, _, statements in migrations() for statement in statements if "COLUMN Facts " in statement][-1]
+    [column] = re.findall(r"^  Facts .*?CODEC", named_query("schema"), re.M | re.S)
     asked = re.findall(r"Facts\[\{(\w+):String\}\]|mapContains\(Facts, \{(\w+):String\}\)", named_query("traces"))
     assert {f"'{NAMES[one or other]}'" for one, other in asked} == set(re.findall(r"'[a-z_.]+'", column)) - {f"'{NAMES['prefix']}'"}
