@@ -9,10 +9,10 @@ import grpc
 import grpc.aio
 
 from agl_otel.collector.intake import METADATA
-from agl_otel.collector.receive import METRICS_OFF, Admission, Receiver, status_of
+from agl_otel.collector.receive import METRICS_OFF, Receiver, status_of
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, grpc_status
-from agl_otel.net.bearer import given_in
+from agl_otel.net.auth import Admission, admission, authorization_of
 
 BARRIER_METHOD: Final = "/agl.collector.v1.Collector/Barrier"
 METHODS: Final = (*(protocol.method for protocol in PROTOCOLS), BARRIER_METHOD)
@@ -75,9 +75,9 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingType
         return grpc.stream_stream_rpc_method_handler(unknown)  # the most general shape: right for any client
 
     def _export(self, protocol: Protocol) -> _Handle:
-        async def handle(raw: bytes, context: _Context, admission: Admission) -> bytes:
+        async def handle(raw: bytes, context: _Context, admitted: Admission) -> bytes:
             sent = [(key, value) for key, value in context.invocation_metadata() or () if key in METADATA and isinstance(value, str)]
-            outcome = await self._receiver.intake.take(protocol.signal, raw, dict(reversed(sent)), admission.sender)  # the first of several
+            outcome = await self._receiver.intake.take(protocol.signal, raw, dict(reversed(sent)), admitted.sender)  # the first of several
             return protocol.answer(outcome).SerializeToString()
 
         async def off(_: bytes, __: _Context, ___: Admission) -> bytes:
@@ -91,13 +91,12 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingType
 
     def _guarded(self, method: str, handler: _Handle) -> Any:
         async def call(raw: bytes, context: _Context) -> bytes:
-            given = given_in(context.invocation_metadata())
-            authorization = given.decode(errors="replace") if isinstance(given, bytes) else given
-            admission = self._receiver.admit(authorization, sending=method != BARRIER_METHOD)
-            if admission.refusal is not None:
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, admission.refusal)
+            authorization = authorization_of(context.invocation_metadata())
+            found = admission(self._receiver.token, authorization, sending=method != BARRIER_METHOD)
+            if found.refusal is not None:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, found.refusal)
             try:
-                return await handler(raw, context, admission)
+                return await handler(raw, context, found)
             except _UnimplementedError as error:
                 await context.abort(grpc.StatusCode.UNIMPLEMENTED, str(error))
                 _unreachable(error)

@@ -18,10 +18,11 @@ from agl_otel.collector import otlpjson
 from agl_otel.collector.compress import EncodingError, TooLargeError, decompress, too_large
 from agl_otel.collector.intake import METADATA
 from agl_otel.collector.limits import InFlight
-from agl_otel.collector.receive import GRPC_NUMBER, METRICS_OFF, RETRY_SECONDS, Admission, Receiver, status_of
+from agl_otel.collector.receive import GRPC_NUMBER, METRICS_OFF, RETRY_SECONDS, Receiver, status_of
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, UnavailableError, http_status
-from agl_otel.net.http_server import BODY_SECONDS, NO_CERTIFICATE, body_in_time, only_own_pages, peer_has_certificate, readable
+from agl_otel.net.auth import NO_CERTIFICATE, Admission, Visitors, admission
+from agl_otel.net.http_server import BODY_SECONDS, body_in_time, own_visitors, peer_has_certificate, readable
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
@@ -45,7 +46,7 @@ class HttpPort:
         pages: more GET paths, {path: answer}.
         actions: more POST paths, {path: handler}; they ask for the token as all paths but /health do.
         client_certificate: whether clients must show one.
-        names: see `only_own_pages`.
+        names: see `auth.Visitors`.
     """
 
     def __init__(
@@ -65,13 +66,13 @@ class HttpPort:
         self._pages = pages or {}
         self._actions = actions or {}
         self._client_certificate = client_certificate
-        self._own_pages = only_own_pages(names=names)
+        self._visitors = own_visitors(Visitors(names))
         self._unpacking = ThreadPoolExecutor(UNPACKING, thread_name_prefix="unpack")
         self._unpacking_large = ThreadPoolExecutor(UNPACKING, thread_name_prefix="unpack-large")
 
     def app(self) -> web.Application:
         """The aiohttp application; serve it with `auto_decompress=False`."""
-        app = web.Application(client_max_size=self._receiver.max_message_bytes, middlewares=[self._own_pages, readable, self._errors()])
+        app = web.Application(client_max_size=self._receiver.max_message_bytes, middlewares=[self._visitors, readable, self._errors()])
         for protocol in PROTOCOLS:
             app.router.add_post(protocol.path, self._export(protocol))
         app.router.add_get("/health", self._get_health)
@@ -174,13 +175,13 @@ class HttpPort:
         if self._client_certificate and not peer_has_certificate(request.transport):
             return web.Response(status=401, text=NO_CERTIFICATE + "\n")
         scopes = ("metrics",) if request.path == "/metrics" else ()
-        request[_ADMISSION] = admission = self._admission(request, *scopes, sending=request.path in _SENDING)
-        if admission.refusal is not None:
-            return web.Response(status=401, text=admission.refusal + "\n", headers={"WWW-Authenticate": "Bearer"})
+        request[_ADMISSION] = found = self._admission(request, *scopes, sending=request.path in _SENDING)
+        if found.refusal is not None:
+            return web.Response(status=401, text=found.refusal + "\n", headers={"WWW-Authenticate": "Bearer"})
         return None
 
     def _admission(self, request: web.Request, *scopes: str, sending: bool = False) -> Admission:
-        return self._receiver.admit(request.headers.get("Authorization", ""), *scopes, sending=sending)
+        return admission(self._receiver.token, request.headers.get("Authorization", ""), *scopes, sending=sending)
 
     def _paths(self, request: web.Request) -> str:
         found = {f"{route.method} {route.resource.canonical}" for route in request.app.router.routes() if route.resource}

@@ -40,7 +40,7 @@ from agl_otel.collector.unreadable import take_out
 from agl_otel.collector.wal import Place
 from agl_otel.collector.write import Writer
 from agl_otel.errors import DataError, UnavailableError
-from agl_otel.net.ingest import TRUSTED, Sender
+from agl_otel.net.auth import TRUSTED, Sender
 from agl_otel_hook import conventions
 
 METADATA: Final = frozenset({conventions.HEADER_ROLLOUT_ID, conventions.HEADER_ATTEMPT_ID, conventions.HEADER_ACK})

@@ -24,7 +24,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 
 from agl_otel.collector.identify import AHEAD_NANO, EARLIEST_UNIX_NANO, TIMESTAMP, TRAINING, Identity, bound_identity, named_by
 from agl_otel.collector.values import to_map
-from agl_otel.net.ingest import Sender
+from agl_otel.net.auth import Sender
 from agl_otel.traces.engine import DATABASE
 from agl_otel_hook.conventions import ATTEMPT_ID, ROLLOUT_ID, TRAINING_FIGURES
 

@@ -1,9 +1,9 @@
-"""What both ways of OTLP share: who may come in, and our errors as google.rpc.Status. The transports are grpc_port and http_port."""
+"""What both ways of OTLP share: what takes requests, and our errors as google.rpc.Status. The transports are grpc_port and http_port."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -14,23 +14,11 @@ from agl_otel.collector.intake import Intake
 from agl_otel.collector.signals import Protocol
 from agl_otel.collector.write import Writer
 from agl_otel.errors import AglError, grpc_status
-from agl_otel.net.bearer import bearer_refusal
-from agl_otel.net.ingest import TRUSTED, Sender, sender_of
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 RETRY_SECONDS: Final = 1  # what we tell clients to wait
-UNAUTHENTICATED: Final = "this collector wants the header `Authorization: Bearer TOKEN` (AGL_TOKEN)"
 METRICS_OFF: Final = "this collector takes no metrics (AGL_METRICS is false): set OTEL_METRICS_EXPORTER=none, or send them elsewhere"
 GRPC_NUMBER: Final = {code.name: code.value[0] for code in grpc.StatusCode}
-
-
-class Admission(NamedTuple):
-    """What the Authorization header of a request opens. A transport reads the header once, and hands this on."""
-
-    refusal: str | None = None
-    """Why its client may not come in; None where it may."""
-    sender: Sender = TRUSTED
-    """Who shows it."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +36,6 @@ class Receiver:
     def takes(self, protocol: Protocol) -> bool:
         """Whether this signal is switched on."""
         return self.metrics or protocol.signal != "metrics"
-
-    def admit(self, authorization: str, *scopes: str, sending: bool = False) -> Admission:
-        """What this Authorization header opens; with `sending` an agents' key is enough.
-
-        Tokens for the collector, or for one of `scopes`, are taken, too.
-        """
-        if not self.token:
-            return Admission()
-        if sending and authorization.startswith("Bearer "):
-            sender = sender_of(self.token, authorization.removeprefix("Bearer "))
-            if sender.is_agent:
-                return Admission(sender=sender)
-        why = bearer_refusal(authorization, self.token, "collector", *scopes)
-        return Admission(why if why is None else why or UNAUTHENTICATED)
 
 
 def status_of(error: AglError) -> Status:

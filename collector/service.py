@@ -37,8 +37,9 @@ from agl_otel.collector.telemetry import Telemetry
 from agl_otel.collector.wal import SEGMENT_BYTES, Log, claim
 from agl_otel.collector.write import Writer
 from agl_otel.errors import InUseError, SettingsError, UnavailableError
+from agl_otel.net.auth import own_names
 from agl_otel.net.grpc_server import GrpcPort
-from agl_otel.net.http_server import is_well, listen, make_runner, own_names, require_certificate
+from agl_otel.net.http_server import is_well, listen, make_runner, require_certificate
 from agl_otel.net.tls import Tls
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.registration import Presence

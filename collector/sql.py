@@ -14,7 +14,8 @@ from aiohttp import web
 
 from agl_otel.collector.sqlhttp import SqlEndpoint
 from agl_otel.errors import InUseError
-from agl_otel.net.http_server import listen, make_runner, own_names, require_certificate
+from agl_otel.net.auth import own_names
+from agl_otel.net.http_server import listen, make_runner, require_certificate
 from agl_otel.net.tls import Tls
 from agl_otel.service.main import Serving, run_service
 from agl_otel.settings import Settings

@@ -8,7 +8,6 @@ where it is.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import time
 import uuid
@@ -17,13 +16,12 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from aiohttp import BasicAuth, BodyPartReader, web
+from aiohttp import BodyPartReader, web
 
 from agl_otel.collector import guard, guard_tables
 from agl_otel.errors import QueryError, UnavailableError
-from agl_otel.net.bearer import shows
-from agl_otel.net.http_server import STALLED_SECONDS, bodies_in_time, end_stalled, is_well, only_own_pages, readable
-from agl_otel.net.scoped import refusal
+from agl_otel.net.auth import SQL, Visitors, shown_to_sql, shows
+from agl_otel.net.http_server import STALLED_SECONDS, bodies_in_time, end_stalled, is_well, own_visitors, readable
 from agl_otel.traces.engine import ClickHouseError
 from agl_otel.traces.http import OWN_HEADER
 from agl_otel.traces.opened import TraceStore
@@ -45,7 +43,6 @@ PASSED_CHARS: Final = 16 << 10
 _Passed = tuple[str, dict[str, str], str]  # what guard.inner answers
 _QUERY_ID: Final = re.compile(r"[!-~]{1,200}")  # it stands in a header of the answer
 _NOT_FOUND: Final = frozenset({46, 47, 60, 81})  # unknown function, identifier, table, database
-WANTED: Final = "this endpoint wants the token (AGL_TOKEN): Authorization: Bearer TOKEN, or the password"
 
 
 class _Lane:
@@ -85,8 +82,8 @@ class SqlEndpoint:
         self.counts: Counter[str] = Counter()
 
     def app(self, names: Collection[str] | None = None) -> web.Application:
-        """The HTTP application: GET and POST on /, GET /ping; `names`: see `only_own_pages`."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[only_own_pages(names=names), bodies_in_time, readable])
+        """The HTTP application: GET and POST on /, GET /ping; `names`: see `auth.Visitors`."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[own_visitors(Visitors(names)), bodies_in_time, readable])
         app.router.add_get("/ping", self._ping)
         app.router.add_route("*", "/", self._query)
         end_stalled(app, self._stalled_seconds)
@@ -103,8 +100,8 @@ class SqlEndpoint:
         return web.Response(text="Ok.\n")
 
     async def _query(self, request: web.Request) -> web.StreamResponse:
-        if self._token and (why := self._refusal(request)) is not None:
-            return _error(401, 516, why or WANTED, "AUTHENTICATION_FAILED")
+        if (why := SQL.opens(self._token, shown_to_sql(request.headers, request.query))) is not None:
+            return _error(401, 516, why, "AUTHENTICATION_FAILED")
         lane = self._own if self._is_own(request) else self._others
         values = dict(request.query)
         sql = values.get("query", "")
@@ -223,15 +220,6 @@ class SqlEndpoint:
         """Whether it is a query of our readers': they say so, and have the stack's token where there is one."""
         shown = not self._token or shows(request.headers.get("Authorization", ""), self._token)
         return OWN_HEADER in request.headers and shown
-
-    def _refusal(self, request: web.Request) -> str | None:
-        sent = request.headers.get("Authorization", "")
-        if sent.lower().startswith("basic "):
-            with contextlib.suppress(ValueError):
-                sent = BasicAuth.decode(sent).password
-        candidates = (sent.removeprefix("Bearer "), request.headers.get("X-ClickHouse-Key", ""), request.query.get("password", ""))
-        found = [refusal(self._token, candidate, "clickhouse") for candidate in candidates]
-        return None if None in found else next(filter(None, found), "")
 
 
 async def _form(request: web.Request) -> dict[str, str]:

@@ -10,8 +10,7 @@ from click.core import ParameterSource
 
 from agl_otel.cli.common import json_option, print_json
 from agl_otel.errors import UsageError
-from agl_otel.net.ingest import ingest_key
-from agl_otel.net.scoped import NO_TOKEN, SCOPES, scoped_token
+from agl_otel.net.auth import NO_TOKEN, SCOPES, ingest_key, scoped_token
 from agl_otel.settings import Settings
 from agl_otel.types.options import Finite
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from agl_otel.errors import UsageError
-from agl_otel.proxy.keys import attempt_key
+from agl_otel.net.auth import attempt_key
 from agl_otel.proxy.models import sampling_in
 from agl_otel.types import LLM, ProxyLLM, routed_base_url
 

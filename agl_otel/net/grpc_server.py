@@ -1,7 +1,10 @@
-"""A gRPC port that stays: where a request ends grpcio's server, another one listens in its place.
+"""Listening over gRPC, for any client.
 
-grpcio 1.85 ends the whole server at a request whose path is no UTF-8, which anybody can send. What is under way is cut then, as if the
-service had been started again, and clients try again.
+- `GrpcPort` stays: grpcio 1.85 ends the whole server at a request whose path is no UTF-8, which anybody can send; another server listens
+  in its place then. What is under way is cut, as if the service had been started again, and clients try again.
+- `AskingForToken` asks auth.py who may come in.
+- `Registrar` and `tolerant` answer INVALID_ARGUMENT to bytes that are no such message: grpc.aio answers UNKNOWN, with a traceback for
+  each, as if the service had failed.
 """
 
 from __future__ import annotations
@@ -10,17 +13,23 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from time import perf_counter
+from typing import Any, Final
 
+import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from agl_otel.errors import InUseError
+from agl_otel.net.auth import Door, authorization_of
 from agl_otel.net.tls import Tls
 from agl_otel.service.logs import WithoutErrors
 
 LOOK_SECONDS: Final = 0.25
 """How long it may stand still before it is noticed."""
+Observe = Callable[[str, str, float], None]
+"""Takes each call that has ended: its method, its status (OK, NOT_FOUND …) and the seconds that it took."""
 _log = logging.getLogger(__name__)
 _OF_STRANGERS: Final = WithoutErrors(UnicodeDecodeError)
 """Of each header whose name is no UTF-8, which grpcio takes as Latin-1, and goes on."""
@@ -88,3 +97,100 @@ class GrpcPort:
                     break
                 await asyncio.sleep(LOOK_SECONDS)
             self._server = server
+
+
+class AskingForToken(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingTypeArgument] - generic in the stubs only
+    """Refuses calls that may not come in by `door` of a stack with this token."""
+
+    def __init__(self, door: Door, token: str) -> None:
+        self._door = door
+        self._token = token
+
+    @classmethod
+    def at(cls, door: Door, token: str) -> list[AskingForToken]:
+        """The interceptors of a server: none where there is no token."""
+        return [cls(door, token)] if token else []
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """See grpc.aio.ServerInterceptor."""
+        why = self._door.refusal(self._token, {"Authorization": authorization_of(handler_call_details.invocation_metadata)})
+        return await continuation(handler_call_details) if why is None else _refusing(why)
+
+
+def _refusing(words: str) -> grpc.RpcMethodHandler[Any, Any]:
+    async def refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, words)
+
+    return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+class Registrar:
+    """Stands for a server where generated code adds its handlers, and adds them with `tolerant` around each."""
+
+    def __init__(self, server: grpc.aio.Server, observe: Observe = lambda *_: None) -> None:
+        self._server = server
+        self._observe = observe
+
+    def add_generic_rpc_handlers(self, _: object) -> None:
+        """Nothing: the same handlers come by their names, below."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """The methods of a service."""
+        made = {name: tolerant(handler, name, self._observe) for name, handler in handlers.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, made),))
+
+
+def tolerant(handler: Any, name: str = "", observe: Observe = lambda *_: None) -> Any:
+    """A handler of a call with one request, which answers INVALID_ARGUMENT where the request cannot be decoded."""
+    decode: Callable[[bytes], Any] = handler.request_deserializer
+
+    def decoded(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except DecodeError as error:
+            return error
+
+    async def refuse(error: DecodeError, context: Any) -> None:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"these bytes are no such request: {error}")
+
+    if handler.response_streaming:
+        stream: Callable[[Any, Any], AsyncIterator[Any]] = handler.unary_stream
+
+        async def many(request: Any, context: Any) -> AsyncIterator[Any]:
+            with _observed(name, context, observe):
+                if isinstance(request, DecodeError):
+                    await refuse(request, context)
+                async for answer in stream(request, context):
+                    yield answer
+
+        return grpc.unary_stream_rpc_method_handler(many, decoded, handler.response_serializer)
+    unary: Callable[[Any, Any], Awaitable[Any]] = handler.unary_unary
+
+    async def one(request: Any, context: Any) -> Any:
+        with _observed(name, context, observe):
+            if isinstance(request, DecodeError):
+                await refuse(request, context)
+            return await unary(request, context)
+
+    return grpc.unary_unary_rpc_method_handler(one, decoded, handler.response_serializer)
+
+
+class _observed:  # noqa: N801 - a context manager; a generator would cost each call three times as much
+    def __init__(self, name: str, context: Any, observe: Observe) -> None:
+        self._name, self._context, self._observe = name, context, observe
+
+    def __enter__(self) -> None:
+        self._began = perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        status = "OK"
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            status = "CANCELLED"
+        elif error is not None:
+            code = self._context.code()
+            status = code.name if isinstance(code, grpc.StatusCode) and code is not grpc.StatusCode.OK else "UNKNOWN"
+        self._observe(self._name, status, perf_counter() - self._began)

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
@@ -27,8 +25,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.log import server_logger
 from yarl import URL
 
+from agl_otel.net.auth import NO_CERTIFICATE, Visitors
 from agl_otel.service.logs import WithoutErrors
-from agl_otel.settings import Settings
 
 TLS_HANDSHAKE: Final = b"\x16"
 FIRST_BYTE_SECONDS: Final = 10.0
@@ -38,10 +36,7 @@ PROBE_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 0.25  # between two looks whether a client is still there
 BODY_SECONDS: Final = 120.0  # 64 MiB over 5 Mbit/s
 STALLED_SECONDS: Final = 60.0  # that a client takes nothing of its answer, which is held in memory meanwhile
-NO_CERTIFICATE: Final = "this port wants a client certificate of the authority in AGL_TLS_CLIENT_CA"
 _NO_TARGET: Final = URL("*")  # as of `OPTIONS *`: no route is called so
-_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_OTHER_SITES: Final = frozenset({"cross-site", "same-site"})  # of Sec-Fetch-Site; another port of this machine is of the same site
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -155,43 +150,17 @@ def end_stalled(app: web.Application, seconds: float = STALLED_SECONDS) -> None:
     app.on_response_prepare.append(limit)
 
 
-def only_own_pages(origins: Collection[str] = (), *, names: Collection[str] | None = None, page: str = "") -> Any:
-    """Middleware that refuses what a page of another site makes a browser send: anybody may write a page that posts to 127.0.0.1.
-
-    A read is refused as well: its answer is kept from that page, the time that it takes is not. A link to a route called `page` works.
-    `origins` are those whose pages may (* for all). `names`, where given (`own_names`), are the host names that a request may ask for
-    besides addresses: a page whose own name was pointed at this machine asks for that name (DNS rebinding).
-    """
-    allowed = frozenset(origins)
+def own_visitors(visitors: Visitors, *, page: str = "") -> Any:
+    """Middleware that refuses requests as `visitors` has it; other sites may link to a route called `page`."""
 
     @web.middleware
     async def check(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-        if names is not None and (asked := _asked_name(request)) not in names and not _is_address(asked):
-            remedy = "use its address, or name it in AGL_ALLOWED_HOSTS"
-            return web.Response(status=403, text=f"this service is not called {asked!r:.100}: {remedy}\n")
-        origin = request.headers.get("Origin", "")
-        if _of_another_page(request, origin) and not allowed & {origin, "*"} and not (page and _opens(request, page)):
-            whose = f"{origin!r:.100}" if origin else "other sites"
-            return web.Response(status=403, text=f"pages of {whose} may not call this service (AGL_CORS_ORIGINS)\n")
+        link = bool(page) and request.match_info.route.name == page
+        if (why := visitors.refusal(request.method, request.headers, link=link)) is not None:
+            return web.Response(status=403, text=why + "\n")
         return await handler(request)
 
     return check
-
-
-def _of_another_page(request: web.Request, origin: str) -> bool:
-    """Whether a page of another origin made a browser send it, by what the browser says of itself."""
-    site = request.headers.get("Sec-Fetch-Site", "")
-    if site in _OTHER_SITES:
-        return True
-    if request.method in _READING or not origin or site == "same-origin":
-        return False
-    return urlsplit(origin).netloc != request.headers.get("Host")
-
-
-def _opens(request: web.Request, page: str) -> bool:
-    """Whether somebody follows a link to the route of that name, in a window of its own."""
-    how = request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest")
-    return how == ("navigate", "document") and request.match_info.route.name == page
 
 
 @web.middleware
@@ -203,51 +172,6 @@ async def readable(request: web.Request, handler: Callable[[web.Request], Awaita
         return web.Response(status=400, text="the body is nested too deeply\n")
     except web.RequestPayloadError as error:
         return web.Response(status=400, text=f"the body cannot be read: {' '.join(str(error).split())}\n")
-
-
-def own_names(settings: Settings) -> frozenset[str] | None:
-    """The host names of services that only this machine reaches and that ask for no token (for `only_own_pages`); None: any.
-
-    With a token a page of a name that was pointed at this machine has none to show.
-    """
-    return None if settings.token.get_secret_value() else names_on(settings.host, settings.announced_host, allowed=settings.allowed_hosts)
-
-
-def names_on(host: str, *others: str, allowed: str) -> frozenset[str] | None:
-    """The names of a service on `host` that asks for no token, with those `allowed` (AGL_ALLOWED_HOSTS).
-
-    None: any, as where other machines reach it.
-    """
-    named = {name.strip().lower() for name in allowed.split(",") if name.strip()}
-    return None if "*" in named or not is_loopback(host) else frozenset({host.lower(), *map(str.lower, others), *named})
-
-
-def is_loopback(host: str) -> bool:
-    """Whether this machine alone reaches a service that listens on `host`, an address or a name.
-
-    Debian gives a machine's own name 127.0.1.1.
-    """
-    try:
-        found = {str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)} if host else set[str]()
-    except (OSError, UnicodeError):  # nothing can listen there either
-        return False
-    return bool(found) and all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in found)
-
-
-def _asked_name(request: web.Request) -> str:
-    """The host name in lower case that the request asks for, without a port; what is none as it stands."""
-    host = request.headers.get("Host", "")
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:  # brackets that close nothing
-        return host
-
-
-def _is_address(host: str) -> bool:
-    """Whether it is one of a machine: of requests to 0.0.0.0, which reach this machine, browsers do not say whose page sent them."""
-    with contextlib.suppress(ValueError):
-        return not ipaddress.ip_address(host).is_unspecified
-    return host in ("", "localhost")
 
 
 async def listen(runner: web.AppRunner, host: str, port: int, context: ssl.SSLContext | None) -> int:

@@ -14,7 +14,8 @@ from typing import Final
 
 from agl_otel.adapters.otlp_masking import load_masker
 from agl_otel.errors import InUseError, UnavailableError
-from agl_otel.net.http_server import listen, listens, make_runner, own_names, require_certificate
+from agl_otel.net.auth import own_names
+from agl_otel.net.http_server import listen, listens, make_runner, require_certificate
 from agl_otel.net.tls import Tls
 from agl_otel.proxy.app import SCOPE_NAME, Proxy
 from agl_otel.proxy.forward import Limits

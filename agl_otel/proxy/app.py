@@ -1,6 +1,6 @@
 """The proxy's routes. A call names its attempt by path (/rollout/{r}/attempt/{a}[/v1]/…), else by W3C baggage, else not at all.
 
-Where the stack has a token, a call of an attempt needs that attempt's key (keys.py), and what steers the proxy needs the token.
+Where the stack has a token, a call of an attempt needs that attempt's key (net/auth.py), and what steers the proxy needs the token.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from opentelemetry.context import Context
 
 from agl_otel import errors
 from agl_otel.errors import AglError, InvalidIdError, RefusedError, UnavailableError, UsageError
-from agl_otel.net.http_server import only_own_pages, readable
-from agl_otel.net.scoped import refusal
+from agl_otel.net import auth
+from agl_otel.net.http_server import own_visitors, readable
 from agl_otel.proxy.answer import error_response
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import DIALECTS, Dialect
@@ -26,7 +26,6 @@ from agl_otel.proxy.forward import OWN_KEY, Forwarder, Limits
 from agl_otel.proxy.gate import Gate
 from agl_otel.proxy.inheritance import Inheritance
 from agl_otel.proxy.journal import Journal
-from agl_otel.proxy.keys import is_ours, is_trusted, may_call
 from agl_otel.proxy.litellm import Litellm
 from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.recorder import Recorder
@@ -86,7 +85,7 @@ class Proxy:
     ) -> None:
         """`own_keys`: whether calls of no attempt may bring a provider's key in place of the token.
 
-        `names`: see `only_own_pages`; `queue`: who is told, before a first call, that the proxy at `address` serves an attempt.
+        `names`: see `auth.Visitors`; `queue`: who is told, before a first call, that the proxy at `address` serves an attempt.
         """
         self._upstreams = upstreams
         self._telemetry = telemetry
@@ -97,7 +96,7 @@ class Proxy:
         self._models = models if models is not None else ModelList()
         self._gate = gate or Gate()
         self._litellm = litellm
-        self._own_pages = only_own_pages(names=names)
+        self._visitors = own_visitors(auth.Visitors(names))
         self._attempts = Attempts(self._forget)
         self._journal = journal
         self._inheritance = inheritance
@@ -116,7 +115,7 @@ class Proxy:
 
     def app(self) -> web.Application:
         """The aiohttp application; run it with `handler_cancellation=True`, or calls of clients that went away run on."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._count, self._own_pages, readable, _errors_as_json])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._count, self._visitors, readable, _errors_as_json])
         for prefix in PREFIXES:
             for dialect in DIALECTS.values():
                 app.router.add_post(f"{prefix}/{dialect.path}", self._call(dialect))
@@ -327,22 +326,22 @@ class Proxy:
         return web.json_response({"deleted": len(gone)})
 
     def _refusal(self, request: web.Request, *scopes: str) -> str | None:
-        return refusal(self._token, _given(request), "proxy", *scopes) if self._token else None
+        return auth.PROXY.opens(self._token, [auth.shown_to_proxy(request.headers)], *scopes)
 
     def _authorise(self, request: web.Request, *scopes: str) -> None:
         if (why := self._refusal(request, *scopes)) is not None:
-            raise web.HTTPUnauthorized(text=why or "a bearer token is needed: set AGL_TOKEN to the stack's token")
+            raise web.HTTPUnauthorized(text=why)
 
     def _allowed(self, request: web.Request) -> Key | None:
         """The attempt that the call names. Raises RefusedError where its key opens neither that attempt nor the proxy."""
-        key, given = _key(request), _given(request)
+        key, given = _key(request), auth.shown_to_proxy(request.headers)
         if not self._token:
             return key
         if key is not None:
-            allowed = may_call(self._token, given, *key) if "rollout_id" in request.match_info else is_trusted(self._token, given)
+            allowed = auth.may_call(self._token, given, *key) if "rollout_id" in request.match_info else auth.is_trusted(self._token, given)
         else:
-            allowed = is_trusted(self._token, given)
-            request[OWN_KEY] = not allowed and self._own_keys and bool(given) and not is_ours(given)
+            allowed = auth.is_trusted(self._token, given)
+            request[OWN_KEY] = not allowed and self._own_keys and bool(given) and not auth.is_ours(given)
             allowed = allowed or request[OWN_KEY]
         if not allowed:
             raise RefusedError(_remedy(key), status=401, code="wrong_key")
@@ -366,10 +365,6 @@ def _remedy(key: Key | None) -> str:
         "a call of no attempt needs the stack's token (AGL_TOKEN), one of `agl-otel token --for proxy`, or a shared key; an attempt's own "
         "key opens its own path only: the OPENAI_BASE_URL that the runner gives"
     )
-
-
-def _given(request: web.Request) -> str:
-    return request.headers.get("Authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
 
 
 async def _object(request: web.Request) -> Json:

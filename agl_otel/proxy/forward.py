@@ -21,11 +21,11 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from agl_otel.errors import RefusedError, UsageError
+from agl_otel.net.auth import is_ours
 from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, OVERSIZED, error_response, pass_on, passed
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import CHAT, Dialect, as_sampled, prepare
 from agl_otel.proxy.gate import Gate
-from agl_otel.proxy.keys import is_ours
 from agl_otel.proxy.litellm import HOW, KEY_FIELD, Litellm
 from agl_otel.proxy.native import Native, Translate
 from agl_otel.proxy.outgoing import REDIRECT, OversizedError, RedirectedError, ask, whole
@@ -363,7 +363,7 @@ class Forwarder:
         headers["accept-encoding"] = "identity"  # bytes that can be read here
         for name in _KEY_HEADERS:
             given = [value.removeprefix("Bearer ") for value in headers.getall(name, [])]
-            if upstream.api_key is not None or any(is_ours(each) or (self._token and each == self._token) for each in given):
+            if upstream.api_key is not None or any(is_ours(each, self._token) for each in given):
                 headers.popall(name, None)
         if upstream.api_key:
             for name in key_headers:

@@ -20,7 +20,8 @@ import aiohttp
 from aiohttp import web
 
 from agl_otel.errors import RefusedError
-from agl_otel.net.http_server import body_in_time, make_runner, only_own_pages
+from agl_otel.net.auth import Visitors
+from agl_otel.net.http_server import body_in_time, make_runner, own_visitors
 from agl_otel.proxy.answer import error_response, pass_on
 from agl_otel.proxy.dialects import CHAT, as_sampled
 from agl_otel.proxy.litellm import PREFIX, PROVIDER, Litellm
@@ -75,7 +76,7 @@ class Translation:
 
     async def start(self) -> None:
         """Listen, and start litellm."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[only_own_pages(names=())])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[own_visitors(Visitors(names=()))])
         app.router.add_post("/v1/chat/completions", self._capture)
         self._runner = make_runner(app, handler_cancellation=True)
         await self._runner.setup()

@@ -52,7 +52,7 @@ class QueueMeters:
         self._rollout_took = self.meters.durations("agl.rollouts.duration", "Seconds from their start until then.", "status", "mode")
 
     def called(self, call: str, status: str, seconds: float) -> None:
-        """A call has ended; see grpc_requests.Observe."""
+        """A call has ended; see grpc_server.Observe."""
         method = store_method(call)
         self._calls(method, method, status)
         self._call_took(seconds, method, method, status)

@@ -12,9 +12,8 @@ import grpc
 import grpc.aio
 
 from agl_otel.errors import AglError, SettingsError
-from agl_otel.net.bearer import TokenCheck
-from agl_otel.net.grpc_requests import Registrar
-from agl_otel.net.grpc_server import GrpcPort
+from agl_otel.net import auth
+from agl_otel.net.grpc_server import AskingForToken, GrpcPort, Registrar
 from agl_otel.net.tls import Tls
 from agl_otel.queue.engine import Engine
 from agl_otel.queue.measured import MeasuredEngine, QueueMeters
@@ -89,8 +88,7 @@ class QueueServer:
         return self.service.address
 
     def _make(self) -> grpc.aio.Server:
-        interceptors = TokenCheck.of(self._token, "this queue wants a token: set AGL_TOKEN to the one the stack was started with", "queue")
-        server = grpc.aio.server(interceptors=interceptors, options=OPTIONS)
+        server = grpc.aio.server(interceptors=AskingForToken.at(auth.QUEUE, self._token), options=OPTIONS)
         queue_pb2_grpc.add_QueueServicer_to_server(
             cast("queue_pb2_grpc.QueueServicer", self.service), cast("grpc.aio.Server", Registrar(server, self._measured.called))
         )

@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 
 from agl_otel.errors import AglError, UnavailableError, grpc_status
-from agl_otel.net.bearer import given_in, shows
+from agl_otel.net.auth import authorization_of, shows
 from agl_otel.queue import lifecycle
 from agl_otel.queue.convert import rollouts_pb
 from agl_otel.queue.engine import Engine, Transaction
@@ -211,7 +211,7 @@ class QueueService:
 
     def _knows_the_token(self, context: Context) -> bool:
         """Whether the caller has the stack's token itself, as runners and trainers do, and not one that was made of it."""
-        return not self._token or shows(given_in(context.invocation_metadata()), self._token)
+        return not self._token or shows(authorization_of(context.invocation_metadata()), self._token)
 
     async def _read_in_parts(self, operation: Callable[[Transaction, Any], Any], field: str, request: object, context: Context) -> Any:
         answer = await self._read(operation, request, context)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
 
-from agl_otel.net.ingest import attempt_ingest_key
-from agl_otel.proxy.keys import attempt_key, shared_key
+from agl_otel.net.auth import attempt_ingest_key, attempt_key, shared_key
 from agl_otel.runner.certificates import Certificates
 from agl_otel.settings import RESOLVED, without_settings
 from agl_otel.text import without_secrets

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from agl_otel.errors import AgentError
-from agl_otel.proxy.keys import is_ours
+from agl_otel.net.auth import is_ours
 from agl_otel.runner.environment import DUMMY_API_KEY
 from agl_otel.runner.zygote import program as programs
 from agl_otel.runner.zygote.client import Forked, UnfitError, Zygote

@@ -11,8 +11,8 @@ from typing import Any, Final
 from aiohttp import web
 
 from agl_otel.errors import InUseError
-from agl_otel.net.bearer import bearer_refusal
-from agl_otel.net.http_server import listen, make_runner, only_own_pages, own_names, require_certificate
+from agl_otel.net.auth import METRICS, Visitors, own_names
+from agl_otel.net.http_server import listen, make_runner, own_visitors, require_certificate
 from agl_otel.net.tls import Tls
 from agl_otel.settings import Settings
 from agl_otel.telemetry.exposition import CONTENT_TYPE
@@ -22,7 +22,6 @@ GONE: Final = "499"
 """The `status` of a request whose client went away; as in 0.3."""
 CRASHED: Final = "520"
 """The `status` of one whose handler failed."""
-NO_TOKEN: Final = "a bearer token is needed: set AGL_TOKEN to the stack's token"
 OPEN_PATHS: Final = frozenset({"/health"})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -70,15 +69,14 @@ async def metrics_port(meters: Meters, settings: Settings, port: int, setting: s
     tls, token = Tls.load(settings), settings.token.get_secret_value()
 
     async def metrics(request: web.Request) -> web.Response:
-        why = bearer_refusal(request.headers.get("Authorization", ""), token, "metrics") if token else None
-        if why is not None:
-            return web.Response(status=401, text=(why or NO_TOKEN) + "\n", headers={"WWW-Authenticate": "Bearer"})
+        if (why := METRICS.refusal(token, request.headers)) is not None:
+            return web.Response(status=401, text=why + "\n", headers={"WWW-Authenticate": "Bearer"})
         return page(meters)
 
     async def health(_: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
-    app = web.Application(middlewares=[only_own_pages(names=own_names(settings))])
+    app = web.Application(middlewares=[own_visitors(Visitors(own_names(settings)))])
     if tls is not None and tls.client_authority is not None:
         app.middlewares.append(require_certificate(OPEN_PATHS))
     app.router.add_get("/metrics", metrics)

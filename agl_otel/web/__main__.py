@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from agl_otel.errors import InUseError
-from agl_otel.net.http_server import listen, make_runner, own_names, require_certificate
+from agl_otel.net.auth import own_names
+from agl_otel.net.http_server import listen, make_runner, require_certificate
 from agl_otel.net.tls import Tls
 from agl_otel.queue.registration import Presence
 from agl_otel.service.main import Serving, run_service

@@ -12,8 +12,13 @@ from typing import Final
 from aiohttp import web
 
 from agl_otel.errors import AglError, http_status
-from agl_otel.net.http_server import bodies_in_time, end_stalled, only_own_pages, readable
-from agl_otel.net.scoped import refusal
+from agl_otel.net.auth import WEB, Visitors
+from agl_otel.net.http_server import (
+    bodies_in_time,
+    end_stalled,
+    own_visitors,
+    readable,
+)
 from agl_otel.queue.convert import reachable
 from agl_otel.store import DESCRIBE_PATH, Store
 from agl_otel.telemetry.http import counted_requests
@@ -75,14 +80,12 @@ def _looks(request: web.Request) -> bool:
 @web.middleware
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Ask for the token, and answer our errors as JSON with their status. Who shows none learns of health only whether all is well."""
-    token = request.app[TOKEN]
-    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    if token and request.match_info.route.name != static.PAGE:
-        scopes = ("web", *(["metrics"] if request.path in relay.METRICS_PATHS else []), *(["view"] if _looks(request) else []))
-        if (why := refusal(token, given, *scopes)) is not None:
+    if request.match_info.route.name != static.PAGE:
+        scopes = [*(["metrics"] if request.path in relay.METRICS_PATHS else []), *(["view"] if _looks(request) else [])]
+        if (why := WEB.refusal(request.app[TOKEN], request.headers, *scopes)) is not None:
             if request.path in OPEN_PATHS:
                 return web.json_response({"status": (await health_of(request.app[STORE]))["status"]})
-            return web.json_response({"detail": why or "a bearer token is needed: set AGL_TOKEN to the stack's token"}, status=401)
+            return web.json_response({"detail": why}, status=401)
     try:
         return await handler(request)
     except AglError as error:
@@ -102,16 +105,17 @@ async def cors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = (), names: Collection[str] | None = None) -> web.Application:
-    """The application over a store that is open in the running loop; `names`: see `only_own_pages`."""
-    own_pages = only_own_pages([origin.strip() for origin in cors_origins if origin.strip()], names=names, page=static.PAGE)
+    """The application over a store that is open in the running loop; `names`: see `auth.Visitors`."""
+    origins = frozenset(origin.strip() for origin in cors_origins if origin.strip())
+    visitors = own_visitors(Visitors(names, origins), page=static.PAGE)
     meters = Meters()
     count = counted_requests(meters)
-    inner = (bodies_in_time, cors, worded, own_pages, readable, guard)
+    inner = (bodies_in_time, cors, worded, visitors, readable, guard)
     app = web.Application(middlewares=[crashes, count, *inner], client_max_size=MAX_BODY_BYTES)
     end_stalled(app)
     app[STORE] = store
     app[TOKEN] = token
-    app[ORIGINS] = frozenset(origin.strip() for origin in cors_origins if origin.strip())
+    app[ORIGINS] = origins
     app.router.add_get("/health", health)
     app.router.add_get(DESCRIBE_PATH, describe)
     app[CURVES] = Curves(store)

@@ -9,8 +9,8 @@ from typing import Any, Final
 from aiohttp import web
 
 from agl_otel.errors import SettingsError
-from agl_otel.net.bearer import shows
-from agl_otel.net.http_server import is_loopback, names_on, only_own_pages
+from agl_otel.net.auth import Visitors, is_loopback, names_on, shows
+from agl_otel.net.http_server import own_visitors
 from agl_otel.settings import Settings
 
 MAX_BODY_BYTES: Final = 64 << 20
@@ -31,11 +31,11 @@ def parser_of(module: str, description: str) -> argparse.ArgumentParser:
 def checks(host: str, key: str = "") -> list[Any]:
     """Middlewares that decide who may ask a server on `host`: no page of another site, and with a `key` only who shows it.
 
-    Without a key requests on loopback name it as those to all other services do (net/http_server.py). Raises SettingsError.
+    Without a key requests on loopback name it as those to all other services do (net/auth.py). Raises SettingsError.
     """
     if key:
-        return [only_own_pages(), _with_key(key)]
-    return [only_own_pages(names=names_on(host, allowed=Settings.load().allowed_hosts))]
+        return [own_visitors(Visitors()), _with_key(key)]
+    return [own_visitors(Visitors(names_on(host, allowed=Settings.load().allowed_hosts)))]
 
 
 def require_key(host: str, key: str) -> None:

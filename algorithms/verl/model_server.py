@@ -14,8 +14,8 @@ from agl_otel.algorithms.grpo.model_port import require_key
 from agl_otel.algorithms.grpo.policy import load_policy
 from agl_otel.algorithms.grpo.sampler import Engine
 from agl_otel.algorithms.grpo.server import make_app
+from agl_otel.net.auth import model_server_key
 from agl_otel.net.http_server import listen, make_runner
-from agl_otel.proxy.keys import model_server_key
 from agl_otel.settings import Settings
 
 

@@ -10,8 +10,8 @@ import aiohttp
 
 from agl_otel.algorithms.verl.spec import RESOURCE_NAME, Spec
 from agl_otel.errors import ModelServerError, UnavailableError
+from agl_otel.net.auth import model_server_key
 from agl_otel.net.tls import connector
-from agl_otel.proxy.keys import model_server_key
 from agl_otel.store import Store
 from agl_otel.types import LLM, NamedResources, RolloutMode
 from agl_otel.types.sampling import NEUTRAL, all_parameters

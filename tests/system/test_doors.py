@@ -24,10 +24,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Gauge, Metric, NumberDataPoint
 
 from agl_otel.algorithms.grpo.model_port import checks
+from agl_otel.net.auth import SCOPES, attempt_ingest_key, attempt_key, ingest_key, model_server_key, scoped_token, shared_key
 from agl_otel.net.http_server import listen, make_runner
-from agl_otel.net.ingest import attempt_ingest_key, ingest_key
-from agl_otel.net.scoped import SCOPES, scoped_token
-from agl_otel.proxy.keys import attempt_key, model_server_key, shared_key
 from agl_otel.queue.proto import queue_pb2
 from agl_otel.settings import free_ports
 from agl_otel_hook.conventions import ATTEMPT_ID, ROLLOUT_ID
@@ -214,7 +212,7 @@ def stack(folder: Path, **env: str) -> Generator[dict[str, int]]:
         )
         with grpc.insecure_channel(f"127.0.0.1:{ports['queue']}") as channel:
             call = channel.unary_unary("/agl.queue.v1.Queue/PutResources", None, None)
-            call(given.SerializeToString(), metadata=[("authorization", f"Bearer {TOKEN}")], timeout=CALL_SECONDS)
+            call(given.SerializeToString(), metadata=(("authorization", f"Bearer {TOKEN}"),), timeout=CALL_SECONDS)
         yield ports
     until(lambda: naming(data) == [], "nothing is left")
 
@@ -237,7 +235,7 @@ def answer_of(port: int, door: Door, headers: Headers) -> str:
 
 
 def _over_grpc(port: int, door: Door, headers: Headers) -> str:
-    metadata = [(name.lower(), value) for name, value in headers]
+    metadata = tuple((name.lower(), value) for name, value in headers)
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
             body = channel.unary_unary(door.path, None, None)(door.body, metadata=metadata, timeout=CALL_SECONDS)

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import grpc
 import pytest
 
-from agl_otel.net.ingest import attempt_ingest_key
+from agl_otel.net.auth import attempt_ingest_key
 from agl_otel.queue.proto import queue_pb2
 from agl_otel.settings import PORTS, free_port
 from agl_otel.text import LEFT_OUT

@@ -101,7 +101,7 @@ ON_A_CLUSTER = """
 import json, os, sys, urllib.error, urllib.request
 import ray
 from agl_otel.algorithms.verl.model_server import ModelServer
-from agl_otel.proxy.keys import model_server_key
+from agl_otel.net.auth import model_server_key
 
 def status(url, key="", body=None):
     request = urllib.request.Request(url, data=body, headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"})

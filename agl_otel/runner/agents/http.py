@@ -21,7 +21,7 @@ import aiohttp
 from yarl import URL
 
 from agl_otel.errors import AgentError, UsageError
-from agl_otel.net.ingest import attempt_ingest_key
+from agl_otel.net.auth import attempt_ingest_key
 from agl_otel.runner import placeholders
 from agl_otel.runner.environment import Addresses, attempt_llm, merged_members
 from agl_otel.runner.job import Grader, Job, grade, is_reward, reward

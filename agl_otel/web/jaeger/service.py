@@ -17,9 +17,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from agl_otel.errors import AglError, UsageError, grpc_status
-from agl_otel.net.bearer import TokenCheck
-from agl_otel.net.grpc_requests import tolerant
-from agl_otel.net.grpc_server import GrpcPort
+from agl_otel.net import auth
+from agl_otel.net.grpc_server import AskingForToken, GrpcPort, tolerant
 from agl_otel.net.tls import Tls
 from agl_otel.store import Store
 from agl_otel.traces.trace_query import DEFAULT_LIMIT, TraceQuery
@@ -143,8 +142,7 @@ class JaegerServer:
         await self._listener.stop(grace_seconds)
 
     def _make(self) -> grpc.aio.Server:
-        interceptors = TokenCheck.of(self._token, "this port wants the header `authorization: Bearer TOKEN` (AGL_TOKEN)", "web", "view")
-        server = grpc.aio.server(interceptors=interceptors, options=_OPTIONS)
+        server = grpc.aio.server(interceptors=AskingForToken.at(auth.JAEGER, self._token), options=_OPTIONS)
         server.add_generic_rpc_handlers(
             tuple(grpc.method_handlers_generic_handler(name, self._handlers(name)) for name in (READER, DEPENDENCIES))
         )

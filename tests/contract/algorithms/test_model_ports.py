@@ -16,8 +16,8 @@ from agl_otel.algorithms.grpo.sampler import Engine
 from agl_otel.algorithms.grpo.server import make_app
 from agl_otel.algorithms.grpo.vllm import Front
 from agl_otel.errors import SettingsError
+from agl_otel.net.auth import model_server_key
 from agl_otel.net.http_server import listen, make_runner
-from agl_otel.proxy.keys import model_server_key
 from agl_otel.service.processes import Process
 
 PLAIN = {"Content-Type": "text/plain"}

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from agl_otel.collector.grpc_port import METHODS
 from agl_otel.collector.identify import GIVEN, KEY, TRAINING
-from agl_otel.net.ingest import attempt_ingest_key, ingest_key
+from agl_otel.net.auth import attempt_ingest_key, ingest_key
 from agl_otel_hook import conventions
 
 from .otlp import request_of, span

@@ -10,7 +10,7 @@ import time
 import aiohttp
 import pytest
 
-from agl_otel.net.scoped import scoped_token
+from agl_otel.net.auth import scoped_token
 from agl_otel.queue.client import QueueClient
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.schema import create_schema

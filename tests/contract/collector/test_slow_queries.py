@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from agl_otel.collector.sqlhttp import READ_THREADS, SqlEndpoint
-from agl_otel.net.scoped import scoped_token
+from agl_otel.net.auth import scoped_token
 from agl_otel.traces import chdb
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.http import OWN_HEADER, ClickHouseHttp

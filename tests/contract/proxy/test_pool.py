@@ -15,8 +15,8 @@ import pytest
 from agl_otel.algorithms.verl.publish import sampling_of
 from agl_otel.compat.llm_proxy import LLMProxy
 from agl_otel.errors import ModelServerError, UnavailableError, UsageError
+from agl_otel.net.auth import attempt_key, shared_key
 from agl_otel.proxy.forward import Limits
-from agl_otel.proxy.keys import attempt_key, shared_key
 from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.upstream import Budget, FixedUpstreams, ListedUpstreams, Route, Upstream, call_seed
 from agl_otel.types import Describe, ProxyLLM

@@ -10,8 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agl_otel.net.scoped import scoped_token
-from agl_otel.proxy.keys import attempt_key, shared_key
+from agl_otel.net.auth import attempt_key, scoped_token, shared_key
 from agl_otel.settings import Settings, free_port
 from agl_otel_hook import conventions
 from tests.contract.proxy.processes import healthy, start, stop

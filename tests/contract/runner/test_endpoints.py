@@ -18,8 +18,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from agl_otel.errors import UsageError
-from agl_otel.net.ingest import attempt_ingest_key
-from agl_otel.proxy.keys import attempt_key
+from agl_otel.net.auth import attempt_ingest_key, attempt_key
 from agl_otel.queue.client import RolloutUpdate
 from agl_otel.runner.agents import ContainerAgent, HttpAgent, Limits
 from agl_otel.types import LLM, Answered, Attempt, Rollout

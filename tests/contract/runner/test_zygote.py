@@ -13,8 +13,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from agl_otel.net.ingest import attempt_ingest_key
-from agl_otel.proxy.keys import attempt_key
+from agl_otel.net.auth import attempt_ingest_key, attempt_key
 from agl_otel.queue.client import RolloutUpdate
 from agl_otel.runner import groups
 from agl_otel.runner.agents.command import CommandAgent

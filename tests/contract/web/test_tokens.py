@@ -13,7 +13,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from agl_otel.errors import AglError
-from agl_otel.net.scoped import scoped_token
+from agl_otel.net.auth import scoped_token
 from agl_otel.queue.client import QueueClient
 from agl_otel.store import Store
 from agl_otel.text import LEFT_OUT

@@ -14,7 +14,6 @@ import pytest
 from agl_otel.collector import http_port
 from agl_otel.collector.http_port import PROTOBUF, HttpPort
 from agl_otel.collector.limits import InFlight
-from agl_otel.collector.receive import Admission
 from agl_otel.errors import UnavailableError
 from agl_otel.net.http_server import listen, make_runner
 
@@ -33,7 +32,7 @@ async def test_unpacking_learns_that_its_client_has_gone(monkeypatch: pytest.Mon
         raise UnavailableError("the client went away")
 
     monkeypatch.setattr(http_port, "decompress", endless)
-    receiver = cast("Any", SimpleNamespace(max_message_bytes=1 << 20, takes=lambda _: True, admit=lambda *_, **__: Admission()))
+    receiver = cast("Any", SimpleNamespace(max_message_bytes=1 << 20, takes=lambda _: True, token=""))
     in_flight = InFlight(1 << 20)
     runner = make_runner(HttpPort(receiver, in_flight, dict).app(), auto_decompress=False)
     await runner.setup()

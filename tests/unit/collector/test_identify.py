@@ -21,7 +21,7 @@ from agl_otel.collector.identify import Identity, bind, identify_logs, identify_
 from agl_otel.collector.memory import TraceMemory
 from agl_otel.collector.metrics import hold_points, identify_points, metric_rows
 from agl_otel.collector.policy import DROPPED, apply_policy
-from agl_otel.net.ingest import Sender, attempt_ingest_key, attempt_of, ingest_key, sender_of
+from agl_otel.net.auth import Sender, attempt_ingest_key, attempt_of, ingest_key, sender_of
 from agl_otel_hook import conventions
 
 VECTORS = Path(__file__).parents[3] / "collector" / "conformance"

@@ -9,7 +9,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from agl_otel.net.ingest import attempt_ingest_key
+from agl_otel.net.auth import attempt_ingest_key
 from agl_otel_hook import conventions, given
 from agl_otel_hook.export import MAX_BATCH_SPANS, ExportProcessor
 from agl_otel_hook.given import GivenKeys, KeyedExporter

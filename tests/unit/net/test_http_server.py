@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
-from pydantic import SecretStr
 
 import agl_otel
-from agl_otel.net.http_server import LOOK_SECONDS, body_in_time, is_loopback, listen, make_runner, own_names, readable, while_connected
-from agl_otel.settings import Settings
+from agl_otel.net.http_server import LOOK_SECONDS, body_in_time, listen, make_runner, readable, while_connected
 
 SHORT_SECONDS = 0.2
 PATIENCE_SECONDS = 60.0
@@ -166,25 +163,6 @@ def test_every_http_service_has_these_limits(room: str) -> None:
     files = list((Path(agl_otel.__file__).parent / room).resolve().rglob("*.py"))
     assert any("make_runner(" in path.read_text() for path in files)
     assert not [path.name for path in files if re.search(r"web\.(AppRunner|run_app)\(", path.read_text())]
-
-
-def test_names_are_asked_for_where_this_machine_alone_reaches_a_port() -> None:
-    for host in ("127.0.0.1", "127.0.1.1", "::1", "localhost"):
-        assert is_loopback(host) and own_names(Settings(host=host, allowed_hosts="a, B")) == {host, "a", "b"}
-    for host in ("0.0.0.0", "::", "192.0.2.7", "no-such-host.invalid", ""):
-        assert not is_loopback(host) and own_names(Settings(host=host)) is None
-    assert own_names(Settings(allowed_hosts="*")) is None and own_names(Settings(token=SecretStr("t"))) is None
-
-
-def test_a_name_of_this_machine_that_leads_to_loopback_is_no_other_machines() -> None:
-    name = socket.gethostname()
-    try:
-        found = {each[4][0] for each in socket.getaddrinfo(name, None)}
-    except OSError as error:
-        pytest.skip(f"this machine's name leads nowhere: {error}")
-    if not all(str(address).startswith(("127.", "::1")) for address in found):
-        pytest.skip(f"this machine's name leads to {found}, not to its loopback")
-    assert own_names(Settings(host=name.upper())) == {name.lower()}
 
 
 async def test_work_is_cancelled_when_its_client_goes() -> None:

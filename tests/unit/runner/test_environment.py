@@ -10,8 +10,7 @@ from urllib.parse import unquote
 import pytest
 from opentelemetry.sdk.resources import OTELResourceDetector
 
-from agl_otel.net.ingest import attempt_ingest_key
-from agl_otel.proxy.keys import attempt_key
+from agl_otel.net.auth import attempt_ingest_key, attempt_key
 from agl_otel.runner.certificates import Certificates
 from agl_otel.runner.environment import (
     DUMMY_API_KEY,

@@ -129,7 +129,7 @@ func TestSendersMustShowTheTokenWhereThereIsOne(t *testing.T) {
 
 func TestAgentsSendWithAKeyMadeFromTheToken(t *testing.T) {
 	closed := start(t, map[string]any{"token": "secret"})
-	// What agl_otel.net.ingest.ingest_key("secret") gives.
+	// What agl_otel.net.auth.ingest_key("secret") gives.
 	ctx, err := closed.Authenticate(t.Context(), map[string][]string{"authorization": {"Bearer agl-172fbf46d31bf63b7f3c3ad4ec3cfeaed9ef4214"}})
 	require.NoError(t, err)
 	require.True(t, key.OfAgent(client.FromContext(ctx)))

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// ownPages refuses what a page of another site makes a browser send, as only_own_pages of agl_otel/net/http_server.py does: anybody may write a
+// ownPages refuses what a page of another site makes a browser send, as Visitors of agl_otel/net/auth.py does: anybody may write a
 // page that posts to 127.0.0.1, or point a name of his own at it.
 type ownPages struct{ names map[string]bool } // nil: any name
 

@@ -1,5 +1,5 @@
 // Package key knows the keys with which agents send telemetry. They are made from the stack's token, so that collectors know them without
-// being told; agl_otel/net/ingest.py makes the same ones (golden vectors: collector/conformance/keys).
+// being told; agl_otel/net/auth.py makes the same ones (golden vectors: collector/conformance/keys).
 package key
 
 import (

@@ -1,15 +1,28 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 from click.testing import CliRunner
+from pydantic import SecretStr
 
 from agl_otel.cli import cli
 from agl_otel.errors import UsageError
-from agl_otel.net.ingest import ingest_key
-from agl_otel.net.scoped import SCOPES, refusal, scoped_token
-from agl_otel.proxy.keys import attempt_key, is_ours, is_trusted
+from agl_otel.net.auth import (
+    SCOPES,
+    attempt_key,
+    ingest_key,
+    is_loopback,
+    is_ours,
+    is_trusted,
+    may_call,
+    own_names,
+    refusal,
+    scoped_token,
+    shared_key,
+)
+from agl_otel.settings import Settings
 
 TOKEN = "the stack's own"
 
@@ -64,3 +77,38 @@ def test_the_key_of_an_attempt_is_no_token() -> None:
     """Whatever ids it has: both are signed with the stack's token."""
     signature = attempt_key(TOKEN, "aglt-web-99999999999", "at").rpartition("-")[2]
     assert refusal(TOKEN, f"aglt-web-99999999999/at-{signature}", "web", now=1.0) == ""
+
+
+def test_a_key_opens_its_own_attempt_only() -> None:
+    key = attempt_key("secret", "ro-1", "at-1")
+    assert may_call("secret", key, "ro-1", "at-1") and is_ours(key) and "secret" not in key
+    assert not any(may_call("secret", key, *other) for other in (("ro-1", "at-2"), ("ro-2", "at-1")))
+    assert not may_call("other", key, "ro-1", "at-1") and not is_trusted("secret", key)
+
+
+def test_the_shared_key_and_the_token_open_all() -> None:
+    assert all(may_call("secret", key, "ro-1", "at-1") and is_trusted("secret", key) for key in (shared_key("secret"), "secret"))
+    assert not may_call("secret", "", "ro-1", "at-1") and not is_trusted("secret", "ümlaut")
+
+
+def test_without_a_token_no_key_is_asked_for() -> None:
+    assert may_call("", "anything", "ro-1", "at-1") and is_trusted("", "")
+
+
+def test_names_are_asked_for_where_this_machine_alone_reaches_a_port() -> None:
+    for host in ("127.0.0.1", "127.0.1.1", "::1", "localhost"):
+        assert is_loopback(host) and own_names(Settings(host=host, allowed_hosts="a, B")) == {host, "a", "b"}
+    for host in ("0.0.0.0", "::", "192.0.2.7", "no-such-host.invalid", ""):
+        assert not is_loopback(host) and own_names(Settings(host=host)) is None
+    assert own_names(Settings(allowed_hosts="*")) is None and own_names(Settings(token=SecretStr("t"))) is None
+
+
+def test_a_name_of_this_machine_that_leads_to_loopback_is_no_other_machines() -> None:
+    name = socket.gethostname()
+    try:
+        found = {each[4][0] for each in socket.getaddrinfo(name, None)}
+    except OSError as error:
+        pytest.skip(f"this machine's name leads nowhere: {error}")
+    if not all(str(address).startswith(("127.", "::1")) for address in found):
+        pytest.skip(f"this machine's name leads to {found}, not to its loopback")
+    assert own_names(Settings(host=name.upper())) == {name.lower()}

@@ -1,0 +1,344 @@
+"""Who may come in: what opens each port of a stack, by which names and from whose pages. Every port asks here.
+
+Everything is made from the stack's token (HMAC-SHA256), so there is no list to keep, and the token cannot be found from what is made:
+
+| shown | opens |
+|---|---|
+| the stack's token | everything |
+| a token for some services until a time (`scoped_token`) | those services; for what looks: a browser, Grafana, Prometheus |
+| the telemetry key of an attempt (`attempt_ingest_key`) | sending telemetry, all of which is that attempt's |
+| the telemetry key of no attempt (`ingest_key`) | sending telemetry of any rollout; for services that cannot have the other |
+| the model key of an attempt (`attempt_key`) | that attempt's model calls, by its path at the proxy |
+| the shared model key (`shared_key`) | model calls of every attempt and of none; for a process that runs many attempts (function agents) |
+| the key of model servers (`model_server_key`) | those that a training run starts on a cluster; the proxy shows it |
+| another key | a model call of no attempt, where `AGL_PROXY_OWN_KEYS` allows it |
+| nothing | /health as far as its status, /ping, the files of the dashboard |
+
+A stack without a token asks for nothing; on loopback its HTTP ports then answer only to names of their own (`Visitors`), because a page
+whose name was pointed at this machine needs no token there. Of several Authorization headers the first counts.
+
+The Go collector makes and checks the same telemetry keys (collector/otelcol/agentlightning; golden vectors in collector/conformance/keys).
+How a refusal looks is each port's: here are the words. TLS and client certificates: tls.py and http_server.py. Nothing here does I/O but
+`is_loopback`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hmac
+import ipaddress
+import socket
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from agl_otel.errors import UsageError
+from agl_otel_hook.conventions import BOUND_PREFIX, named_by
+
+if TYPE_CHECKING:
+    from agl_otel.settings import Settings
+
+SCOPES: Final = {
+    "queue": "the queue's gRPC",
+    "collector": "the collector's ports: sends, deletes, maintains",
+    "clickhouse": "read-only SQL",
+    "proxy": "model calls of no attempt, and what steers the proxy",
+    "web": "REST, dashboard, Jaeger's APIs",
+    "view": "the same as far as it changes nothing: the whole dashboard",
+    "metrics": "/metrics of every service, and nothing else",
+}
+"""{name: what it opens}, of tokens for some services."""
+NO_TOKEN: Final = "no token was made, because the stack has none: set AGL_TOKEN to it"
+NO_CERTIFICATE: Final = "this port wants a client certificate of the authority in AGL_TLS_CLIENT_CA"
+NEEDED: Final = "a bearer token is needed: set AGL_TOKEN to the stack's token"
+SCOPED_PREFIX: Final = "aglt"
+KEY_PREFIX: Final = "agl-"
+"""Of keys for telemetry and model calls; no provider's key starts so."""
+SIGNATURE_DIGITS: Final = 40  # hexadecimal
+_BEARER: Final = "Bearer "
+_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_OTHER_SITES: Final = frozenset({"cross-site", "same-site"})  # of Sec-Fetch-Site; another port of this machine is of the same site
+
+
+# --- tokens and keys
+
+
+def scoped_token(token: str, scopes: Sequence[str], expires_at: float) -> str:
+    """A token for these services until then (Unix seconds). Raises UsageError where there is no token or no such service."""
+    if not token:
+        raise UsageError(NO_TOKEN)
+    unknown = sorted({*scopes} - {*SCOPES})
+    if unknown or not scopes:
+        what = f"there is no service {', '.join(unknown)}" if scopes else "it opens nothing"
+        raise UsageError(f"no token was made: {what}; name some of {', '.join(SCOPES)}")
+    body = f"{SCOPED_PREFIX}-{'+'.join(sorted({*scopes}))}-{int(expires_at)}"
+    return f"{body}-{_signature(token, 'scoped', body)}"
+
+
+def ingest_key(token: str) -> str:
+    """The telemetry key that is bound to no attempt; empty where the stack has no token."""
+    return KEY_PREFIX + _signature(token, "otlp") if token else ""
+
+
+def attempt_ingest_key(token: str, rollout_id: str, attempt_id: str) -> str:
+    """The telemetry key of one attempt; empty where the stack has no token."""
+    named = f"{rollout_id}/{attempt_id}"
+    return f"{BOUND_PREFIX}{named}-{_signature(token, 'otlp', named)}" if token else ""
+
+
+def attempt_key(token: str, rollout_id: str, attempt_id: str) -> str:
+    """The model key of one attempt, for `OPENAI_API_KEY`."""
+    return KEY_PREFIX + _signature(token, f"{rollout_id}/{attempt_id}")
+
+
+def shared_key(token: str) -> str:
+    """The model key of a process that runs many attempts."""
+    return KEY_PREFIX + _signature(token, "shared")
+
+
+def model_server_key(token: str) -> str:
+    """The key of model servers that a training run starts on a cluster; empty where the stack has no token."""
+    return KEY_PREFIX + _signature(token, "model-server") if token else ""
+
+
+def is_ours(key: str, token: str = "") -> bool:
+    """Whether this is the stack's token or looks like what is made from one, which no provider may see."""
+    return key.startswith((KEY_PREFIX, SCOPED_PREFIX, BOUND_PREFIX)) or bool(token and key == token)
+
+
+def _signature(token: str, *parts: str) -> str:
+    """Of the parts with NULs between them, which no id holds: so no key of one kind is one of another."""
+    return hmac.new(token.encode(), "\0".join(parts).encode(errors="replace"), sha256).hexdigest()[:SIGNATURE_DIGITS]
+
+
+def _same(given: str | bytes, wanted: str) -> bool:
+    """Compares in a time that does not depend on where they differ."""
+    return hmac.compare_digest(given.encode(errors="replace") if isinstance(given, str) else given, wanted.encode())
+
+
+# --- what is shown
+
+
+def bearer(headers: Mapping[str, str]) -> str:
+    """The token in the Authorization header; the scheme may be left out."""
+    return headers.get("Authorization", "").removeprefix(_BEARER)
+
+
+def shows(authorization: str | bytes, token: str) -> bool:
+    """Whether this Authorization header has this very token, scheme included, and not one that was made from it."""
+    return _same(authorization, _BEARER + token)
+
+
+def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """The Authorization of a gRPC call: of several the first, as with headers over HTTP."""
+    given = next((value for key, value in metadata or () if key == "authorization"), "")
+    return given.decode(errors="replace") if isinstance(given, bytes) else given
+
+
+def refusal(token: str, given: str, *scopes: str, now: float | None = None) -> str | None:
+    """Why `given` does not open a service of these scopes: empty where it is just not a token of the stack, None where it does."""
+    if _same(given, token):
+        return None
+    body, _, signature = given.rpartition("-")
+    if not body.startswith(f"{SCOPED_PREFIX}-") or not _same(signature, _signature(token, "scoped", body)):
+        return ""
+    _, names, until = body.split("-")
+    if (time.time() if now is None else now) >= int(until):
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(int(until)))
+        return f"this token expired at {when} UTC: ask for another one (`agl-otel token`)"
+    if not {*names.split("+")} & {*scopes}:
+        return f"this token is for {names.replace('+', ', ')} and not for {scopes[0]}"
+    return None
+
+
+def shown_to_proxy(headers: Mapping[str, str]) -> str:
+    """The key of a model call, where OpenAI's clients put it or where Anthropic's do."""
+    return bearer(headers) or headers.get("x-api-key", "")
+
+
+def shown_to_sql(headers: Mapping[str, str], query: Mapping[str, str]) -> tuple[str, ...]:
+    """What may be the token of a query, wherever ClickHouse's clients put a password."""
+    sent = headers.get("Authorization", "")
+    if sent.lower().startswith("basic "):
+        with contextlib.suppress(ValueError):
+            _, colon, password = base64.b64decode(sent[len("basic ") :], validate=True).decode("latin-1").partition(":")
+            sent = password if colon else sent
+    return sent.removeprefix(_BEARER), headers.get("X-ClickHouse-Key", ""), query.get("password", "")
+
+
+# --- the doors
+
+
+@dataclass(frozen=True)
+class Door:
+    """A port that asks for the stack's token: which scoped tokens open it too, and the words for a request that shows none of them."""
+
+    scopes: tuple[str, ...]
+    """The first is its name in refusals."""
+    wanted: str
+
+    def refusal(self, token: str, headers: Mapping[str, str], *more: str) -> str | None:
+        """Why a request with these headers may not come in; None where it may. `more`: scopes that open this path, too."""
+        return self.opens(token, [bearer(headers)], *more)
+
+    def opens(self, token: str, candidates: Sequence[str], *more: str) -> str | None:
+        """As `refusal`, of tokens each of which may be the right one."""
+        if not token:
+            return None
+        found = [refusal(token, given, *self.scopes, *more) for given in candidates]
+        return None if None in found else next(filter(None, found), self.wanted)
+
+
+QUEUE: Final = Door(("queue",), "this queue wants a token: set AGL_TOKEN to the one the stack was started with")
+COLLECTOR: Final = Door(("collector",), "this collector wants the header `Authorization: Bearer TOKEN` (AGL_TOKEN)")
+SQL: Final = Door(("clickhouse",), "this endpoint wants the token (AGL_TOKEN): Authorization: Bearer TOKEN, or the password")
+PROXY: Final = Door(("proxy",), NEEDED)
+WEB: Final = Door(("web",), NEEDED)
+JAEGER: Final = Door(("web", "view"), "this port wants the header `authorization: Bearer TOKEN` (AGL_TOKEN)")
+METRICS: Final = Door(("metrics",), NEEDED)
+
+
+# --- senders of telemetry
+
+
+class Sender(NamedTuple):
+    """Who sends telemetry, by the key that was shown; as it stands the stack's token, or anybody where there is none."""
+
+    is_agent: bool = False
+    bound: tuple[str, str] | None = None
+    """(rollout, attempt) of an agent's key that is bound to one."""
+
+
+TRUSTED: Final = Sender()
+
+
+class Admission(NamedTuple):
+    """What the Authorization header of a request to a collector opens. A transport reads the header once, and hands this on."""
+
+    refusal: str | None = None
+    """Why its client may not come in; None where it may."""
+    sender: Sender = TRUSTED
+
+
+def admission(token: str, authorization: str, *scopes: str, sending: bool = False) -> Admission:
+    """What this Authorization header opens at a collector; with `sending` a telemetry key is enough. Tokens for `scopes` count, too."""
+    if token and sending and authorization.startswith(_BEARER):
+        sender = sender_of(token, authorization.removeprefix(_BEARER))
+        if sender.is_agent:
+            return Admission(sender=sender)
+    return Admission(COLLECTOR.refusal(token, {"Authorization": authorization}, *scopes))
+
+
+def sender_of(token: str, key: str) -> Sender:
+    """The sender that shows this key to a collector whose stack has this token."""
+    bound = attempt_of(token, key)
+    return Sender(is_agent=bound is not None or (bool(token) and _same(key, ingest_key(token))), bound=bound)
+
+
+def attempt_of(token: str, key: str) -> tuple[str, str] | None:
+    """(rollout, attempt) of an attempt's telemetry key of a stack with this token; None of any other text."""
+    named = named_by(key)
+    return named if token and named is not None and _same(key, attempt_ingest_key(token, *named)) else None
+
+
+# --- model calls
+
+
+def may_call(token: str, given: str, rollout_id: str, attempt_id: str) -> bool:
+    """Whether `given` opens this attempt at the proxy: its own key, the shared one, or the stack's token itself."""
+    return not token or any(_same(given, key) for key in (attempt_key(token, rollout_id, attempt_id), shared_key(token), token))
+
+
+def is_trusted(token: str, given: str) -> bool:
+    """Whether `given` opens the proxy for a call that no path binds to an attempt: the token, one for the proxy, or the shared key."""
+    return not token or _same(given, shared_key(token)) or refusal(token, given, "proxy") is None
+
+
+# --- names and pages
+
+
+@dataclass(frozen=True)
+class Visitors:
+    """From where a browser may be made to call an HTTP port: anybody may write a page that posts to 127.0.0.1.
+
+    A read is refused as well: its answer is kept from that page, the time that it takes is not.
+    """
+
+    names: Collection[str] | None = None
+    """Host names that a request may ask for besides addresses (`own_names`); None: any. A page whose own name was pointed at this
+    machine asks for that name (DNS rebinding)."""
+    origins: frozenset[str] = frozenset()
+    """Whose pages may call; * for all."""
+
+    def refusal(self, method: str, headers: Mapping[str, str], *, link: bool = False) -> str | None:
+        """Why such a request may not come in; None where it may. `link`: it leads to a page, to which other sites may link."""
+        asked = _asked_name(headers.get("Host", ""))
+        if self.names is not None and asked not in self.names and not _is_address(asked):
+            return f"this service is not called {asked!r:.100}: use its address, or name it in AGL_ALLOWED_HOSTS"
+        origin = headers.get("Origin", "")
+        if not _of_another_page(method, headers, origin) or self.origins & {origin, "*"} or (link and _follows_a_link(headers)):
+            return None
+        return f"pages of {f'{origin!r:.100}' if origin else 'other sites'} may not call this service (AGL_CORS_ORIGINS)"
+
+
+def own_names(settings: Settings) -> frozenset[str] | None:
+    """The host names of services that only this machine reaches and that ask for no token (see `Visitors`); None: any.
+
+    With a token a page of a name that was pointed at this machine has none to show.
+    """
+    return None if settings.token.get_secret_value() else names_on(settings.host, settings.announced_host, allowed=settings.allowed_hosts)
+
+
+def names_on(host: str, *others: str, allowed: str) -> frozenset[str] | None:
+    """The names of a service on `host` that asks for no token, with those `allowed` (AGL_ALLOWED_HOSTS).
+
+    None: any, as where other machines reach it.
+    """
+    named = {name.strip().lower() for name in allowed.split(",") if name.strip()}
+    return None if "*" in named or not is_loopback(host) else frozenset({host.lower(), *map(str.lower, others), *named})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this machine alone reaches a service that listens on `host`, an address or a name.
+
+    Debian gives a machine's own name 127.0.1.1.
+    """
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)} if host else set[str]()
+    except (OSError, UnicodeError):  # nothing can listen there either
+        return False
+    return bool(found) and all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in found)
+
+
+def _of_another_page(method: str, headers: Mapping[str, str], origin: str) -> bool:
+    """Whether a page of another origin made a browser send it, by what the browser adds."""
+    site = headers.get("Sec-Fetch-Site", "")
+    if site in _OTHER_SITES:
+        return True
+    if method in _READING or not origin or site == "same-origin":
+        return False
+    return urlsplit(origin).netloc != headers.get("Host")
+
+
+def _follows_a_link(headers: Mapping[str, str]) -> bool:
+    """Whether it opens in a window of its own."""
+    return (headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")) == ("navigate", "document")
+
+
+def _asked_name(host: str) -> str:
+    """The host name in lower case that a Host header has, without a port; what is none as it stands."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # brackets that close nothing
+        return host
+
+
+def _is_address(host: str) -> bool:
+    """Whether it is one of a machine: of requests to 0.0.0.0, which reach this machine, browsers do not send whose page made them."""
+    with contextlib.suppress(ValueError):
+        return not ipaddress.ip_address(host).is_unspecified
+    return host in ("", "localhost")
