@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from aiohttp import web
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.sdk.metrics.export import MetricsData
 
 from agl_otel import __version__
 from agl_otel.adapters.otlp_masking import load_masker
@@ -152,8 +152,8 @@ class Collector:
         if settings.metrics_otlp:
             await self._pushing.enter_async_context(pushing(self._own_metrics, settings))
 
-    async def _own_metrics(self) -> ExportMetricsServiceRequest:
-        return self._telemetry.request()
+    async def _own_metrics(self) -> MetricsData:
+        return self._telemetry.data()
 
     async def _listen(self, receiver: Receiver) -> None:
         settings, tls = self._settings, self._tls

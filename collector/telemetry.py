@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
-from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.metrics import CallbackOptions, Observation
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, MetricReader
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, MetricsData
 from opentelemetry.sdk.resources import Resource
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from agl_otel import __version__
-from agl_otel.errors import UnavailableError
 
 Readings = Iterable[tuple[float, Mapping[str, str]]]
 """(value, attributes) pairs."""
@@ -33,8 +33,8 @@ class Telemetry:
 
     def __init__(self) -> None:
         self._memory = InMemoryMetricReader()
-        self._prometheus, reader = _prometheus()
-        readers: list[MetricReader] = [self._memory, *([reader] if reader is not None else [])]
+        self._registry = CollectorRegistry()
+        readers = [self._memory, PrometheusMetricReader(registry=self._registry, scope_info_enabled=False)]
         resource = Resource({"service.name": "agl-otel-collector", "service.version": __version__})
         self._provider = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
         self._meter = self._provider.get_meter("agl_otel.collector", __version__)
@@ -73,34 +73,17 @@ class Telemetry:
                     found[metric.name] = [_point(point) for point in metric.data.data_points]
         return found
 
-    def request(self) -> ExportMetricsServiceRequest:
-        """All of it as a message of OTLP."""
-        data = self._memory.get_metrics_data()
-        return encode_metrics(data) if data is not None else ExportMetricsServiceRequest()
+    def data(self) -> MetricsData:
+        """All of it, for an exporter."""
+        return self._memory.get_metrics_data() or MetricsData([])
 
     def prometheus(self) -> tuple[bytes, str]:
-        """(body, content type) for GET /metrics. Raises UnavailableError where the library is missing."""
-        if self._prometheus is None:
-            raise UnavailableError(
-                "GET /metrics needs opentelemetry-exporter-prometheus: pip install it beside agl-otel; /status has the same as JSON"
-            )
-        return self._prometheus()
+        """(body, content type) for GET /metrics."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     def close(self) -> None:
         """Let go of the readers."""
         self._provider.shutdown()
-
-
-def _prometheus() -> tuple[Callable[[], tuple[bytes, str]] | None, MetricReader | None]:
-    try:
-        from opentelemetry.exporter.prometheus import PrometheusMetricReader  # pyright: ignore[reportMissingImports] - may be missing
-        from prometheus_client import CollectorRegistry, generate_latest  # pyright: ignore[reportMissingImports] - may be missing
-        from prometheus_client.exposition import CONTENT_TYPE_LATEST  # pyright: ignore[reportMissingImports] - may be missing
-    except ImportError:
-        return None, None
-    registry = CollectorRegistry()
-    reader = PrometheusMetricReader(registry=registry, scope_info_enabled=False)
-    return lambda: (generate_latest(registry), CONTENT_TYPE_LATEST), reader
 
 
 def _observe(read: Callable[[], Readings]) -> Callable[[CallbackOptions], Iterable[Observation]]:

@@ -32,9 +32,8 @@ from agl_otel.proxy.recorder import Recorder
 from agl_otel.proxy.reply import Json, dicts, parse_object
 from agl_otel.proxy.upstream import Upstreams
 from agl_otel.proxy.witness import Queue, Witnesses
-from agl_otel.telemetry.exposition import Sample
 from agl_otel.telemetry.http import counted_requests, page
-from agl_otel.telemetry.meters import Meters
+from agl_otel.telemetry.meters import Meters, Sample
 from agl_otel.telemetry.setup import Telemetry
 from agl_otel_hook import conventions
 from agl_otel_hook.context import Key, key_of

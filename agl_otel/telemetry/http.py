@@ -15,7 +15,6 @@ from agl_otel.net.auth import METRICS, Visitors, own_names
 from agl_otel.net.http_server import listen, make_runner, own_visitors, require_certificate
 from agl_otel.net.tls import Tls
 from agl_otel.settings import Settings
-from agl_otel.telemetry.exposition import CONTENT_TYPE
 from agl_otel.telemetry.meters import Meters
 
 GONE: Final = "499"
@@ -57,6 +56,8 @@ def counted_requests(meters: Meters) -> Any:
 
 def page(meters: Meters) -> web.Response:
     """The answer of GET /metrics."""
+    from agl_otel.telemetry.exposition import CONTENT_TYPE
+
     return web.Response(body=meters.text().encode(), headers={"Content-Type": CONTENT_TYPE})
 
 

@@ -1,7 +1,7 @@
-"""A service's own metrics to an OpenTelemetry endpoint, by OTLP over gRPC (`AGL_METRICS_OTLP`): what its /metrics tells, pushed.
+"""A service's own metrics to an OpenTelemetry endpoint, by OTLP over gRPC (`AGL_METRICS_OTLP`): what its /metrics has, pushed.
 
-The collector's are an OpenTelemetry Meter's; the other services keep plain numbers (meters.py), of which the messages are made here.
-An endpoint that is away costs a line in the log and nothing else: counters only grow, so the next push tells all that one missed.
+OpenTelemetry's exporter sends; the collector's figures are those of a Meter, the other services' numbers (meters.py) become the same here.
+An endpoint that is away costs a line in the log and nothing else: counters only grow, so the next push has all that one missed.
 """
 
 from __future__ import annotations
@@ -13,72 +13,129 @@ import os
 import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Final, cast
 
-import grpc.aio
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
-from opentelemetry.proto.metrics.v1 import metrics_pb2 as pb
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from grpc import Compression
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricExportResult,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from agl_otel import __version__
 from agl_otel.errors import AglError, SettingsError
-from agl_otel.net.tls import aio_channel, target
+from agl_otel.net.tls import ambient, target
 from agl_otel.settings import Settings, parse_headers
-from agl_otel.telemetry.exposition import Family
+from agl_otel.telemetry.meters import Durations, Family
 
 CALL_SECONDS: Final = 10.0
 FAREWELL_SECONDS: Final = 2.0  # for the last push, when a service stops
-CUMULATIVE: Final = pb.AGGREGATION_TEMPORALITY_CUMULATIVE
-Tell = Callable[[], Awaitable[ExportMetricsServiceRequest]]
+CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
+Tell = Callable[[], Awaitable[MetricsData]]
+_EXPORTER_LOG: Final = logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter")
 _log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
 async def pushing(tell: Tell, settings: Settings) -> AsyncGenerator[None]:
-    """While the block runs: push what `tell` says every `metrics_otlp_seconds`, and once more at its end. Raises SettingsError."""
-    if not target(settings.metrics_otlp).rpartition(":")[2].isdigit():
-        raise SettingsError(
-            f"AGL_METRICS_OTLP {settings.metrics_otlp!r} is no endpoint of OTLP over gRPC: write HOST:4317 or https://HOST:4317"
+    """While the block runs: push what `tell` gives every `metrics_otlp_seconds`, and once more at its end. Raises SettingsError."""
+    push = _Push(tell, settings)
+    over = asyncio.Event()
+
+    async def keep_pushing() -> None:
+        last = False
+        while not last:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(settings.metrics_otlp_seconds):
+                    await over.wait()
+            last = over.is_set()
+            await push()
+
+    task = asyncio.create_task(keep_pushing(), name="metrics")
+    try:
+        yield
+    finally:
+        over.set()
+        await asyncio.wait({task}, timeout=FAREWELL_SECONDS)
+        push.end()
+        await asyncio.wait({task})
+        push.close()
+
+
+class _Push:
+    """Sends all metrics when it is called, and names trouble with the endpoint once. Raises SettingsError."""
+
+    def __init__(self, tell: Tell, settings: Settings) -> None:
+        self._tell = tell
+        self._given = settings.metrics_otlp
+        endpoint = target(self._given)
+        if not endpoint.rpartition(":")[2].isdigit():
+            raise SettingsError(f"AGL_METRICS_OTLP {self._given!r} is no endpoint of OTLP over gRPC: write HOST:4317 or https://HOST:4317")
+        headers = parse_headers(settings.metrics_otlp_headers.get_secret_value(), "AGL_METRICS_OTLP_HEADERS")
+        trust = ambient()
+        secure = trust.dialled_securely(self._given)
+        self._exporter = OTLPMetricExporter(
+            endpoint,
+            insecure=not secure,
+            credentials=trust.credentials() if secure else None,
+            headers=tuple(headers.items()) or ",",  # not empty: else those of OTEL_EXPORTER_OTLP_HEADERS, which the user's own vendor gets
+            timeout=CALL_SECONDS,
+            compression=Compression.NoCompression,
         )
-    headers = tuple(parse_headers(settings.metrics_otlp_headers.get_secret_value(), "AGL_METRICS_OTLP_HEADERS").items())
-    async with aio_channel(settings.metrics_otlp) as channel:
-        export: Any = MetricsServiceStub(channel).Export
-        trouble = ""
+        self._trouble = ""
+        self._reasons = _Reasons(endpoint)
+        _EXPORTER_LOG.addFilter(self._reasons)
 
-        async def push(seconds: float) -> None:
-            nonlocal trouble
-            before, trouble = trouble, ""
-            try:
-                answer = await export(await tell(), metadata=headers, timeout=seconds)
-                if answer.partial_success.rejected_data_points:
-                    trouble = f"{answer.partial_success.rejected_data_points} were refused: {answer.partial_success.error_message}"
-            except grpc.aio.AioRpcError as error:
-                trouble = f"{error.code().name}: {error.details()}"
-            except AglError as error:  # of a figure that somebody else has to tell
-                trouble = str(error)
-            if trouble and not before:
-                _log.warning("metrics are not pushed to %s (AGL_METRICS_OTLP); trying again: %s", settings.metrics_otlp, trouble)
-            elif before and not trouble:
-                _log.warning("metrics are pushed to %s again", settings.metrics_otlp)
-
-        async def keep_pushing() -> None:
-            while True:
-                await asyncio.sleep(settings.metrics_otlp_seconds)
-                await push(CALL_SECONDS)
-
-        task = asyncio.create_task(keep_pushing(), name="metrics")
+    async def __call__(self) -> None:
+        before, self._trouble = self._trouble, ""
         try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
-            await push(FAREWELL_SECONDS)
+            if await asyncio.to_thread(self._exporter.export, await self._tell()) is not MetricExportResult.SUCCESS:
+                self._trouble = self._reasons.last or "no reason was given"
+        except AglError as error:  # of a figure that another service has
+            self._trouble = str(error)
+        if self._trouble and not before:
+            _log.warning("metrics are not pushed to %s (AGL_METRICS_OTLP); trying again: %s", self._given, self._trouble)
+        elif before and not self._trouble:
+            _log.warning("metrics are pushed to %s again", self._given)
+
+    def end(self) -> None:
+        """End the connection, and a call that is still under way."""
+        self._exporter.shutdown()
+
+    def close(self) -> None:
+        """Let go of the exporter's log, when no call is under way."""
+        _EXPORTER_LOG.removeFilter(self._reasons)
+
+
+class _Reasons(logging.Filter):
+    """Keeps what the exporter logs of each failed try to `endpoint` out of the log: it is named once, above."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__()
+        self._endpoint = endpoint
+        self.last = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See logging.Filter."""
+        if not isinstance(record.args, tuple) or not {"metrics", self._endpoint} <= {*map(str, record.args)}:
+            return True
+        self.last = record.getMessage()
+        return False
 
 
 class Pushed:
-    """OTLP messages of a service's families. `service` is its name without `agl-otel-`."""
+    """A service's families as OpenTelemetry's metrics. `service` is its name without `agl-otel-`."""
 
     def __init__(self, service: str, families: Callable[[], Awaitable[Iterable[Family]]], clock: Callable[[], int] = time.time_ns) -> None:
         self._families = families
@@ -86,37 +143,24 @@ class Pushed:
         self._began = clock()
         instance = f"{socket.gethostname()}:{os.getpid()}"
         names = {"service.name": f"agl-otel-{service}", "service.version": __version__, "service.instance.id": instance}
-        self._resource = Resource(attributes=_attributes(names))
-        self._scope = InstrumentationScope(name=f"agl_otel.{service}", version=__version__)
+        self._resource = Resource(names)
+        self._scope = InstrumentationScope(f"agl_otel.{service}", __version__)
 
-    async def request(self) -> ExportMetricsServiceRequest:
+    async def data(self) -> MetricsData:
         """All of it, as of now."""
         families, now = await self._families(), self._clock()
-        scope_metrics = pb.ScopeMetrics(scope=self._scope, metrics=[self._metric(family, now) for family in families])
-        return ExportMetricsServiceRequest(resource_metrics=[pb.ResourceMetrics(resource=self._resource, scope_metrics=[scope_metrics])])
+        scope_metrics = ScopeMetrics(self._scope, [self._metric(family, now) for family in families], schema_url="")
+        return MetricsData([ResourceMetrics(self._resource, [scope_metrics], schema_url="")])
 
-    def _metric(self, family: Family, now: int) -> pb.Metric:
-        made = pb.Metric(name=family.name, description=family.about)
-        times: dict[str, Any] = {"start_time_unix_nano": self._began, "time_unix_nano": now}
+    def _metric(self, family: Family, now: int) -> Metric:
         if family.kind == "histogram":
-            made.unit = "s"
-            made.histogram.aggregation_temporality = CUMULATIVE
-            made.histogram.data_points.extend(
-                pb.HistogramDataPoint(
-                    attributes=_attributes(labels), count=sum(found.buckets), sum=found.seconds,
-                    bucket_counts=found.buckets, explicit_bounds=found.bounds, **times,
-                )
-                for labels, found in family.durations
-            )  # fmt: skip
-            return made
-        points = [pb.NumberDataPoint(attributes=_attributes(labels), as_double=value, **times) for labels, value in family.samples]
-        if family.kind == "counter":
-            made.sum.aggregation_temporality, made.sum.is_monotonic = CUMULATIVE, True
-            made.sum.data_points.extend(points)
-        else:
-            made.gauge.data_points.extend(points)
-        return made
+            return Metric(family.name, family.about, "s", Histogram([self._buckets(*each, now) for each in family.durations], CUMULATIVE))
+        points = [NumberDataPoint(dict(labels), self._began, now, float(value)) for labels, value in family.samples]
+        data = Sum(points, CUMULATIVE, is_monotonic=True) if family.kind == "counter" else Gauge(points)
+        return Metric(family.name, family.about, "", data)
 
-
-def _attributes(labels: Mapping[str, str]) -> list[KeyValue]:
-    return [KeyValue(key=key, value=AnyValue(string_value=value)) for key, value in labels.items()]
+    def _buckets(self, labels: Mapping[str, str], found: Durations, now: int) -> HistogramDataPoint:
+        counts, unknown = list(found.buckets), cast("float", None)  # which leaves the field out
+        return HistogramDataPoint(
+            dict(labels), self._began, now, sum(counts), found.seconds, counts, found.bounds, min=unknown, max=unknown
+        )

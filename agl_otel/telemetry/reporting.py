@@ -6,13 +6,12 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
 from agl_otel.settings import Settings
-from agl_otel.telemetry.exposition import Family
-from agl_otel.telemetry.meters import Meters
+from agl_otel.telemetry.meters import Family, Meters
 
 
 @contextlib.asynccontextmanager
 async def served(meters: Meters, settings: Settings, service: str, port: int = 0, setting: str = "") -> AsyncGenerator[None]:
-    """While the block runs, tell the metrics on `port` (http.py) and to `metrics_otlp` (push.py). `setting` names the port.
+    """While the block runs, show the metrics on `port` (http.py) and to `metrics_otlp` (push.py). `setting` names the port.
 
     Where neither is asked for, neither is imported. Raises InUseError, SettingsError.
     """
@@ -32,9 +31,9 @@ async def served(meters: Meters, settings: Settings, service: str, port: int = 0
 def pushed(
     service: str, families: Callable[[], Awaitable[Iterable[Family]]], settings: Settings
 ) -> contextlib.AbstractAsyncContextManager[None]:
-    """While the block runs, push what `families` says to `metrics_otlp`; nothing is imported where none is set. Raises SettingsError."""
+    """While the block runs, push what `families` gives to `metrics_otlp`; nothing is imported where none is set. Raises SettingsError."""
     if not settings.metrics_otlp:
         return contextlib.nullcontext()
     from agl_otel.telemetry.push import Pushed, pushing
 
-    return pushing(Pushed(service, families).request, settings)
+    return pushing(Pushed(service, families).data, settings)

@@ -21,7 +21,7 @@ from agl_otel.errors import AglError
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.store import Store
 from agl_otel.store.figures import PREFIX
-from agl_otel.telemetry.exposition import Family, Sample
+from agl_otel.telemetry.meters import Family, Sample
 
 REFRESH_SECONDS: Final = 15.0
 SETTLE_SECONDS: Final = 5.0  # after the end of a rollout; its last spans may be on their way

@@ -16,8 +16,8 @@ from aiohttp import web
 from agl_otel.errors import UnavailableError
 from agl_otel.net.http_server import while_connected
 from agl_otel.net.tls import connector
-from agl_otel.telemetry.exposition import CONTENT_TYPE, Family, Sample, merged, text_of
-from agl_otel.telemetry.meters import Meters
+from agl_otel.telemetry.exposition import CONTENT_TYPE, merged, text_of
+from agl_otel.telemetry.meters import Family, Meters, Sample
 from agl_otel.web.alarms import Alarms
 from agl_otel.web.routes import STORE
 from agl_otel.web.words import RELAYED

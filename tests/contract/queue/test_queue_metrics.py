@@ -34,11 +34,11 @@ async def test_calls_transactions_and_rollouts_that_end_are_counted(queue: Local
         ("dequeue_many_rollouts", "OK", 1),
         ("update_rollout", "NOT_FOUND", 1),
     ):
-        assert found[f'agl_store_total{{method="{method}",store_pubmeth="{method}",status="{status}"}}'] == count
-        assert found[f'agl_store_latency_count{{method="{method}",store_pubmeth="{method}",status="{status}"}}'] == count
-    assert found['agl_rollouts_total{status="succeeded",mode="train"}'] == 2
-    assert found['agl_rollouts_total{status="succeeded",mode="unknown"}'] == 1
-    assert found['agl_rollouts_duration_sum{status="succeeded",mode="train"}'] == 14.0
+        assert found[f'agl_store_total{{method="{method}",status="{status}",store_pubmeth="{method}"}}'] == count
+        assert found[f'agl_store_latency_count{{method="{method}",status="{status}",store_pubmeth="{method}"}}'] == count
+    assert found['agl_rollouts_total{mode="train",status="succeeded"}'] == 2
+    assert found['agl_rollouts_total{mode="unknown",status="succeeded"}'] == 1
+    assert found['agl_rollouts_duration_sum{mode="train",status="succeeded"}'] == 14.0
     assert found['agl_collections_total{operation="write",status="OK"}'] >= 4
     assert found['agl_collections_total{operation="write",status="NotFoundError"}'] == 1
     assert found["agl_queue_claims_waiting"] == 0

@@ -69,8 +69,8 @@ def test_metrics_are_one_page(web: Web, path: str) -> None:
     samples = dict(line.rsplit(" ", 1) for line in answer.body.decode().splitlines() if line and not line.startswith("#"))
     assert float(samples['agl_rollouts{status="queuing"}']) >= 1 and float(samples["agl_claimable"]) >= 1
     assert any(name.startswith("agl_collector_inserted_total") for name in samples), sorted(samples)[:20]
-    assert float(samples['agl_store_total{method="enqueue_many_rollouts",store_pubmeth="enqueue_many_rollouts",status="OK"}']) >= 1
-    assert float(samples['agl_http_total{path="/v1/agl/queues/rollouts/enqueue",method="POST",status="201"}']) >= 1
+    assert float(samples['agl_store_total{method="enqueue_many_rollouts",status="OK",store_pubmeth="enqueue_many_rollouts"}']) >= 1
+    assert float(samples['agl_http_total{method="POST",path="/v1/agl/queues/rollouts/enqueue",status="201"}']) >= 1
     alone = web.call("GET", path + "?relay=0").body.decode()
     assert "\nagl_http_total{" in alone and "agl_store_total" not in alone and "agl_collector_inserted" not in alone
     text = answer.body.decode()

@@ -12,5 +12,5 @@ def test_attempts_that_run_and_how_they_end_are_counted_and_passed_on() -> None:
     for event in events:
         meters.hear(event)
     lines = meters.meters.text().splitlines()
-    assert {"agl_runner_running 1", 'agl_runner_attempts_total{outcome="succeeded"} 1'} <= {*lines}
+    assert {"agl_runner_running 1.0", 'agl_runner_attempts_total{outcome="succeeded"} 1.0'} <= {*lines}
     assert 'agl_runner_attempts_duration_sum{outcome="succeeded"} 2.5' in lines and heard == events

@@ -18,15 +18,15 @@ def test_what_was_counted_and_how_long_it_took_is_told_as_prometheus_reads_it() 
     assert lines[:4] == [
         "# HELP agl_store_total Calls.",
         "# TYPE agl_store_total counter",
-        'agl_store_total{method="claim",status="OK"} 2',
-        'agl_store_total{method="odd\\"name",status="NOT_FOUND"} 1',
+        'agl_store_total{method="claim",status="OK"} 2.0',
+        'agl_store_total{method="odd\\"name",status="NOT_FOUND"} 1.0',
     ]
     buckets = [line for line in lines if line.startswith("agl_store_latency_bucket")]
     assert len(buckets) == len(BOUNDS_SECONDS) + 1
-    assert 'agl_store_latency_bucket{method="claim",le="0.001"} 0' in buckets
-    assert 'agl_store_latency_bucket{method="claim",le="0.002"} 1' in buckets
-    assert 'agl_store_latency_bucket{method="claim",le="+Inf"} 2' in buckets
-    assert lines[-2:] == ["# TYPE agl_claims gauge", "agl_claims 3"] and 'agl_store_latency_count{method="claim"} 2' in lines
+    assert 'agl_store_latency_bucket{le="0.001",method="claim"} 0.0' in buckets
+    assert 'agl_store_latency_bucket{le="0.002",method="claim"} 1.0' in buckets
+    assert 'agl_store_latency_bucket{le="+Inf",method="claim"} 2.0' in buckets
+    assert lines[-2:] == ["# TYPE agl_claims gauge", "agl_claims 3.0"] and 'agl_store_latency_count{method="claim"} 2.0' in lines
 
 
 def test_the_bounds_grow_from_a_microsecond_to_five_minutes() -> None:
@@ -34,12 +34,13 @@ def test_the_bounds_grow_from_a_microsecond_to_five_minutes() -> None:
 
 
 def test_pages_of_several_services_become_one_that_tells_them_apart() -> None:
-    page = '# HELP rows Rows.\n# TYPE rows counter\nrows{signal="a b"} 1.0\n# TYPE level gauge\nlevel 0.0\n'
+    page = '# HELP rows_total Rows.\n# TYPE rows_total counter\nrows_total{signal="a b"} 1.0\n# TYPE level gauge\nlevel 0.0\n'
     assert merged({"a:1": page, "b:2": page}, "collector").splitlines() == [
-        "# HELP rows Rows.",
-        "# TYPE rows counter",
-        'rows{collector="a:1",signal="a b"} 1.0',
-        'rows{collector="b:2",signal="a b"} 1.0',
+        "# HELP rows_total Rows.",
+        "# TYPE rows_total counter",
+        'rows_total{collector="a:1",signal="a b"} 1.0',
+        'rows_total{collector="b:2",signal="a b"} 1.0',
+        "# HELP level ",
         "# TYPE level gauge",
         'level{collector="a:1"} 0.0',
         'level{collector="b:2"} 0.0',
