@@ -31,8 +31,13 @@ proto: setup ## regenerate the gRPC code from the .proto
 # More workers than cores: most tests wait for processes. A file stays with one worker, for what its tests share.
 WORKERS ?= 3
 
-test: setup ## run the tests (WORKERS=3 of them at once, ARGS="tests/unit -x", …)
-	$(RUN) pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+PYTEST := $(RUN) pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test: setup ## run the fast tests: units, contracts on SQLite and chdb, a few real processes (ARGS="tests/unit -x", …)
+	$(PYTEST) -m "smoke or not full" $(ARGS)
+
+test-all: setup ## run all tests (WORKERS=3 of them at once, ARGS="tests/system/test_up.py", …)
+	$(PYTEST) $(ARGS)
 
 compile: setup ## compile the Python that the tests import: else each worker of `make test` does, in a fresh checkout
 	$(RUN) pytest --collect-only >/dev/null

@@ -24,7 +24,6 @@ from agl_otel.telemetry.setup import uninstrument_all
 from agl_otel_hook import waiting
 from agl_otel_hook.unwrapping import unwrap_leftovers
 from tests.one_certificate import read_one_certificate
-from tests.policies import tiny_policy_in
 
 # Several workers share the cores, and no model here is large: a second thread of torch or numpy would wait for its turn, at full speed.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -68,7 +67,6 @@ def own_tracer_provider() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The warm-started tiny model of seed 0: to read, or to copy to where a run looks before it makes its own."""
-    base = tmp_path_factory.getbasetemp()
-    return tiny_policy_in(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base)
+def tiny_policy() -> Path:
+    """The folder of `make_policy(seed=0)`, as committed: to read, or to copy to where a run looks before it makes its own."""
+    return Path(__file__).with_name("tiny_policy")

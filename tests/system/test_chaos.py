@@ -9,7 +9,7 @@ import pytest
 from tests.chaos.scenarios import SCENARIOS, play
 from tests.nursery import nursery
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 SMALL = ("killed-at-points", "killed-on-a-server", "vanished-part", "queue-away", "disk-full", "slow-clients")
 
 

@@ -21,7 +21,7 @@ from tests.clickhouse_files import held
 from tests.model_server import ModelServer
 from tests.system.stack_process import Command, run, until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
 JANE, JOHN = "jane-doe-4711-of-elm-street", "john-roe-0815-of-oak-street"
 AGENT = """
 import logging, sys

@@ -19,7 +19,7 @@ import pytest
 from tests.system.stack_process import DEMO, Command, naming, run, run_here, small_demo, until
 
 pytest.importorskip("torch", reason="needs the [train] extra")
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
 
 def running(data: Path, module: str) -> list[int]:
@@ -32,6 +32,7 @@ def running(data: Path, module: str) -> list[int]:
     return found
 
 
+@pytest.mark.smoke
 def test_what_is_trained_on_is_what_was_sampled_and_stored(tmp_path: Path, tiny_policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "data"
     small_demo(tmp_path, val=12)

@@ -22,7 +22,7 @@ from agl_otel.jobs.job import Job
 from tests.system.stack_process import ENVIRONMENT, Command, until
 from tests.unit.test_docs import PAGES, ROOT, commands_in
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 MY_AGENT: Final = "import sys\nimport agl_otel as agl\n\nagl.emit_reward(1.0)\nprint('answer to', *sys.argv[1:])\n"
 NOT_RUN: Final = {
     r"agl-otel (up|store)\b": "it stays: the module's own stack is one",

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bench.exactness import run
+
+pytestmark = pytest.mark.full
 
 
 async def test_trained_ids_are_the_sampled_ids_in_every_protocol_with_faults_and_edits(tmp_path: Path) -> None:

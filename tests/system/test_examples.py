@@ -24,7 +24,7 @@ from tests.matrix.model import ScriptedModel
 from tests.matrix.script import Message, Request, calling
 from tests.system.examples import EXAMPLES, Stage, asks_for, assert_whole, finished, python_of, rewards, serving, stage
 
-pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -10,7 +10,7 @@ import pytest
 from agl_otel_hook import conventions
 from tests.otlp_receiver import OtlpReceiver
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 WORKER = """
 import asyncio, sys, threading, http.server, json
 from agl_otel_hook.emit import emit_reward

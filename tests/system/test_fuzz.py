@@ -10,7 +10,7 @@ import pytest
 from tests.fuzz.__main__ import NAMES, fuzz, stack
 from tests.fuzz.targets import Target
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 ROUNDS = 6
 Running = tuple[dict[str, Target], dict[str, int], Path]
 

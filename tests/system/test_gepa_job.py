@@ -23,7 +23,7 @@ from tests.contract.algorithms.conftest import EXAMPLE, Models, models
 from tests.system.stack_process import Command, naming, until
 
 __all__ = ["models"]  # the fixture
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 GEPA = """
 [algorithm]
 name = "gepa"

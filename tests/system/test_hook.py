@@ -17,7 +17,7 @@ from agl_otel_hook import conventions
 from agl_otel_hook.records import folder_of, key_of, read
 from tests.otlp_receiver import OtlpReceiver
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 INSTRUMENT = Path(sys.executable).with_name("opentelemetry-instrument")
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 IDS = {

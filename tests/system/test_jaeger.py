@@ -23,7 +23,7 @@ TOP = Path(__file__).parents[2]
 BINARY = TOP / "build" / "jaeger" / "jaeger"
 TOKEN = "a-token-for-viewers"
 pytestmark = [
-    pytest.mark.system,
+    pytest.mark.full,
     pytest.mark.skipif(not BINARY.exists(), reason="no Jaeger: `make jaeger` builds one (needs Go)"),
 ]
 

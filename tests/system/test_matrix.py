@@ -14,7 +14,7 @@ from tests.matrix.environments import Environment
 from tests.matrix.frameworks import BY_NAME, FRAMEWORKS, Play
 from tests.matrix.page import PAGE, kept_results, page
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 
 
 async def test_an_agent_of_the_sdk_is_trained_on_as_sampled_and_what_differs_is_told(tmp_path: Path) -> None:

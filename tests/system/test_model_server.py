@@ -42,7 +42,7 @@ from agl_otel.types.sampling import NEUTRAL
 from agl_otel_hook.conventions import HEADER_MODEL_VERSION
 from tests.nursery import born
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 QUESTION: list[Any] = [{"role": "user", "content": tiny.question(437)}]
 MODEL = "agl_otel.algorithms.grpo.server"
 

@@ -14,7 +14,7 @@ from agl_otel_hook import conventions
 from tests.one_certificate import downloading
 from tests.system.test_runner import World, rewards, store, verdicts, world  # noqa: F401  # pyright: ignore[reportUnusedImport]  # fixtures
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 EXAMPLE = Path(__file__).parents[2] / "examples" / "node"
 INSTALL_SECONDS = 400.0
 

@@ -44,7 +44,7 @@ from tests.contract.collector.otlp import request_of, span, span_request
 from tests.contract.collector.stack import until
 from tests.system.otelcol_process import CONFIGS, Otelcol, World, binary, post
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 KILLED_AFTER_SPANS = 1500
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 SENDERS = 24

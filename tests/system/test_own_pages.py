@@ -19,7 +19,7 @@ from tests.system.test_model_server import Server, server
 from tests.system.two_machines import Machine, two_machines
 
 __all__ = ["server"]
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 TOKEN = "s3cret"
 FREE_PORTS = ["--queue-port", "0", "--otlp-grpc-port", "0"]
 POSTS = {

@@ -15,7 +15,7 @@ from tests.postgres_server import NoPostgresError, running
 from tests.system.stack_process import Command, run, small_demo, until
 from tests.system.test_up import FREE_PORTS
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 OPEN = ("sh", "-c", 'umask 0 && exec "$@"', "sh")
 """Before a command: it starts with an umask that takes nothing away."""
 AGENT = """

@@ -28,7 +28,7 @@ from agl_otel.types import Span
 from tests.authority import Authority
 from tests.system.stack_process import run, run_here, small_demo
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")
+pytestmark = [pytest.mark.full, pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")]
 
 
 class Others:

@@ -38,7 +38,7 @@ from tests.system.test_model_server import Server, server
 from tests.system.test_wandb import WANDB
 
 __all__ = ["server"]  # the fixture
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 QUIET_SECONDS = 300.0  # until the traffic must be adopted, on a loaded machine; it takes 60
 
 

@@ -20,7 +20,7 @@ from agl_otel.store import Store
 from agl_otel.store.embedded import EmbeddedStack
 from tests.system.stack_process import ENVIRONMENT, Command, naming, run, until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "apo"
 BEST = re.compile(r"^best prompt \(1\.00\): \w* ?flip$", re.MULTILINE)
 

@@ -9,7 +9,7 @@ import pytest
 from tests.proof.campaign import entries, played
 from tests.proof.judge import table
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 HEALTHY = ("works", "leaks", "cuts-streams", "leaves-generators", "has-children", "has-threads", "by-baggage", "by-http")
 KILLED = (
     *("agent-killed", "killed-at-its-start", "child-killed", "only-child-killed", "grandchild-killed", "pool-worker-killed"),

@@ -28,7 +28,7 @@ from tests.small_disk import fill, on_small_disk, with_quota
 from tests.system.queue_history import complaints
 from tests.system.queue_process import Child, QueueProcess, wrong_clock
 
-pytestmark = [pytest.mark.system]
+pytestmark = [pytest.mark.full]
 ROLLOUTS = int(os.environ.get("CHAOS_ROLLOUTS", "2500"))
 WORKER_PROCESSES = 4
 WORKERS = 16  # in each of them

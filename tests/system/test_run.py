@@ -17,6 +17,8 @@ from agl_otel.settings import PORTS
 from tests.model_server import ModelServer
 from tests.system.stack_process import Command, naming, run, until
 
+pytestmark = pytest.mark.full
+
 AGENT = Path(__file__).parents[2] / "examples" / "first_light" / "agent.py"
 KEY = "sk-a-real-persons-key"
 FREE_PORTS = [argument for port in PORTS for argument in (f"--{port.replace('_', '-')}", "0")]
@@ -47,6 +49,7 @@ def environment(server: ModelServer | None = None) -> dict[str, str]:
     return {"OPENAI_BASE_URL": server.url if server else "http://127.0.0.1:9/v1", "OPENAI_API_KEY": KEY}
 
 
+@pytest.mark.smoke
 def test_run_shows_the_trace_of_an_unmodified_command(tmp_path: Path, server: ModelServer) -> None:
     data = tmp_path / "data"
     done = run("run", "--data-dir", str(data), "--", sys.executable, str(AGENT), "hello", cwd=tmp_path, env=environment(server))
@@ -255,6 +258,7 @@ def test_a_command_that_is_not_there_and_a_task_that_is_not_json_are_wrong_use(t
     assert not (tmp_path / ".agl" / "stack.json").exists()
 
 
+@pytest.mark.smoke
 def test_doctor_finds_everything_in_a_good_agent(tmp_path: Path, server: ModelServer) -> None:
     done = run("doctor", "--json", "--", sys.executable, str(AGENT), "hello", cwd=tmp_path, env=environment(server))
     report = json.loads(done.stdout)

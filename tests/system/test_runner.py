@@ -25,7 +25,7 @@ from agl_otel.types.columns import Traces
 from agl_otel_hook import conventions
 from tests.model_server import ModelServer
 
-pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.full, pytest.mark.asyncio(loop_scope="module")]
 
 AGENTS = '''
 import multiprocessing, os, sys, time

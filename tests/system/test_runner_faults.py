@@ -29,7 +29,7 @@ from tests.system.queue_process import Child
 from tests.system.stack_process import naming, until
 from tests.system.test_queue_faults import all_of, ended, enqueue_all
 
-pytestmark = [pytest.mark.system]
+pytestmark = [pytest.mark.full]
 ROLLOUTS = int(os.environ.get("CHAOS_ROLLOUTS", "200"))
 RUNNERS = 4
 PLACES = 16  # in each of them

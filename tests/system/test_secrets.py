@@ -21,7 +21,7 @@ from tests.clickhouse_files import blocks
 from tests.model_server import ModelServer
 from tests.system.stack_process import Command, alive, naming, run, until
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 TOKEN = "the-stacks-own-token-of-this-test"
 KEY = "sk-the-upstreams-key-of-this-test"
 AGENT = """

@@ -20,7 +20,7 @@ from agl_otel.types.columns import Traces
 from tests.system.test_model_server import CallingStore, Server, server
 
 __all__ = ["server"]  # the fixture
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 
 
 async def trained(server: Server, folder: Path, store: type[CallingStore] = CallingStore, **options: Any) -> list[RoundReport]:

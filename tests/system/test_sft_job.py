@@ -12,7 +12,7 @@ from agl_otel.cli import main
 from agl_otel.jobs.job import Job
 from tests.system.stack_process import DEMO, small_demo
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 
 
 def test_a_job_tunes_on_its_best_rollouts_and_keeps_what_it_trained_on(

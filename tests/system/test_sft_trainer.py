@@ -24,7 +24,7 @@ from agl_otel_hook import conventions
 from tests.system.test_model_server import Server, server
 
 __all__ = ["server"]  # the fixture
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 SMALL: dict[str, Any] = {"epochs": 1, "top_fraction": 0.5}
 
 

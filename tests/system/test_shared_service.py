@@ -26,7 +26,7 @@ from agl_otel_hook.conventions import BOUND_PREFIX
 from tests.clickhouse_server import ClickHouseServer
 from tests.system.otelcol_process import binary
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 TOKEN = "the-stacks-own-token"
 VICTIM = {conventions.ROLLOUT_ID: "ro-victim", conventions.ATTEMPT_ID: "at-victim"}
 SERVICE = f"""

@@ -16,7 +16,7 @@ from tests.model_server import ModelServer
 from tests.system.stack_process import Command, naming, run, until
 from tests.system.test_up import FREE_PORTS, stack_file
 
-pytestmark = [pytest.mark.system, pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")]
+pytestmark = [pytest.mark.full, pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")]
 AGENT = Path(__file__).parents[2] / "examples" / "first_light" / "agent.py"
 
 

@@ -24,7 +24,7 @@ from agl_otel.types import EnqueueRolloutRequest, TrainingStep
 from tests.system.stack_process import Command, naming, run, until
 
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "first_light"
 VAL = 6
 TASKS = f"""
@@ -169,7 +169,7 @@ async def test_what_a_killed_evaluation_left_waits_until_the_run_comes_to_it_aga
             await store.update_rollout(rollout_id, status="cancelled")
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [pytest.param(CASES[0], marks=pytest.mark.smoke), *CASES[1:]], ids=lambda case: case.name)
 def test_a_training_that_is_killed_ends_as_one_that_was_left_alone(place: Place, case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     (place.folder / f"{case.name}.toml").write_text(case.job)
     source = random.Random(os.environ.get("KILL_SEED", case.name))  # CI kills at the same place each time; others are tried by hand

@@ -17,7 +17,7 @@ import pytest
 
 from tests.system.stack_process import ENVIRONMENT, Command, alive, naming, until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 TUTORIAL = Path(__file__).parents[2] / "examples" / "tutorial"
 BEST = "best prompt (1.00): Be friendly and short, and give an example. {question}"
 

@@ -17,7 +17,7 @@ from tests.authority import Authority
 from tests.system.stack_process import ENVIRONMENT, naming, until
 from tests.system.two_machines import Machine, two_machines
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 SCRIPT = """
 import os
 import signal

@@ -17,6 +17,8 @@ from tests.contract.queue.conftest import postgres  # noqa: F401  # pyright: ign
 from tests.postgres_server import Postgres
 from tests.system.stack_process import Command, alive, listening, naming, run, until
 
+pytestmark = pytest.mark.full
+
 FREE_PORTS = [argument for port in PORTS for argument in (f"--{port.replace('_', '-')}", "0")]
 
 
@@ -28,6 +30,7 @@ def up(tmp_path: Path, data: Path, *arguments: str) -> Command:
     return Command("up", "--data-dir", str(data), *FREE_PORTS, *arguments, log=tmp_path / "up.log", cwd=tmp_path)
 
 
+@pytest.mark.smoke
 def test_up_serves_on_every_port_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with up(tmp_path, data, "--json") as command:
@@ -76,6 +79,7 @@ def test_the_queue_may_be_in_postgresql(tmp_path: Path, postgres: Postgres) -> N
     assert not (data / "queue.db").exists()
 
 
+@pytest.mark.smoke
 def test_kill_9_of_the_supervisor_leaves_nothing_behind(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with up(tmp_path, data) as command:

@@ -18,7 +18,7 @@ from tests.system.otelcol_process import binary
 from tests.system.stack_process import Command, naming, run, run_here, small_demo, until
 from tests.system.test_up import FREE_PORTS, stack_file
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 ROOT = Path(__file__).parents[2]
 AGENT = ROOT / "examples" / "first_light" / "agent.py"
 

@@ -22,7 +22,7 @@ from agl_otel.algorithms.verl.lone import OF_GROUPS, WITHOUT_GROUPS
 from tests.environments import AbsentError, over_ours
 from tests.system.stack_process import ENVIRONMENT, naming, until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "verl"
 STEPS, TASKS, MEMBERS = 4, 4, 4

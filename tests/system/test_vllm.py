@@ -28,7 +28,7 @@ from bench.harness import below
 from tests.system.stack_process import alive, until
 from tests.system.test_model_server import CallingStore
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 PROGRAM = shutil.which("vllm")
 ON_CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -14,7 +14,7 @@ import pytest
 
 from tests.environments import ROOT, AbsentError, over_ours
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 PATCHED = """
 import sys
 from types import ModuleType

@@ -12,7 +12,7 @@ import pytest
 
 from tests.environments import AbsentError, installed
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 WANDB = ("wandb==0.31.0",)
 SHOW = '''
 import glob, json, sys, time

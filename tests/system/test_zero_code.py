@@ -14,7 +14,7 @@ from agl_otel.settings import PORTS
 from tests.model_server import ModelServer
 from tests.system.stack_process import Command, run, until
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 KEY, OWN_KEY = "sk-of-the-stack", "sk-of-the-runners-shell"
 COMMAND = """
 import sys, openai

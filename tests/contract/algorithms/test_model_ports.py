@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -48,7 +49,7 @@ async def serving(app: web.Application) -> AsyncGenerator[str]:
 @asynccontextmanager
 async def both(tiny_policy: Path) -> AsyncGenerator[list[str]]:
     """Our server, and the front of a vLLM that is not there."""
-    front = Front(Process("vLLM", ["true"], log=tiny_policy / "vllm.log"), "http://127.0.0.1:9", "0", name="policy")
+    front = Front(Process("vLLM", ["true"], log=Path(os.devnull)), "http://127.0.0.1:9", "0", name="policy")
     async with Engine(load_policy(tiny_policy)) as engine, serving(make_app(engine)) as ours, serving(front.app()) as over_vllm:
         yield [ours, over_vllm]
 

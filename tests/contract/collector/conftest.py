@@ -15,9 +15,9 @@ from tests.clickhouse_server import ClickHouseServer
 from .stack import Stack, new_stack, start
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One queue and one collector for a module's tests."""
+    """One queue and one collector for all tests of a worker: rollout ids isolate them, as they isolate users."""
     made = new_stack(tmp_path_factory.mktemp("stack"))
     try:
         asyncio.run(start(made))

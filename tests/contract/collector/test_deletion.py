@@ -35,7 +35,7 @@ from .otlp import post_spans, request_of, span
 from .stack import Stack, start
 
 
-@pytest.fixture(params=["chdb", "server", "cluster"])
+@pytest.fixture(params=["chdb", pytest.param("server", marks=pytest.mark.full), pytest.param("cluster", marks=pytest.mark.full)])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TraceStore]:
     with contextlib.ExitStack() as closers:
         if request.param == "cluster":
@@ -214,7 +214,7 @@ async def rows(stack: Stack, name: str) -> tuple[int, int]:
     return int(found[0]["a"]), int(found[0]["b"])
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
 def on_each_queue(request: pytest.FixtureRequest, own_stack: Stack) -> Stack:
     """The test's own stack, on each engine of the queue."""
     if request.param == "postgresql":

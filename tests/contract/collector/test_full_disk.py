@@ -19,7 +19,7 @@ from tests.small_disk import fill, on_small_disk
 from .otlp import post_spans, span_request
 from .stack import Stack, until
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 
 
 async def over_http(stack: Stack, body: bytes) -> tuple[int, str, Status]:

@@ -72,7 +72,7 @@ def limits() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=["chdb", "server"])
+@pytest.fixture(scope="module", params=["chdb", pytest.param("server", marks=pytest.mark.full)])
 def engine(request: pytest.FixtureRequest, limits: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceStore]:
     if request.param == "chdb":
         made: TraceStore = ChdbEngine(tmp_path_factory.mktemp("hostile") / "traces")

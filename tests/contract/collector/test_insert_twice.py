@@ -31,7 +31,9 @@ DAY_MS = 86_400_000
 TABLES = ("otel_traces", "otel_logs", "otel_metrics_gauge")
 
 
-@pytest.fixture(scope="module", params=["chdb", "server", "cluster"])
+@pytest.fixture(
+    scope="module", params=["chdb", pytest.param("server", marks=pytest.mark.full), pytest.param("cluster", marks=pytest.mark.full)]
+)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     place = tmp_path_factory.mktemp(request.param)
     if request.param == "chdb":

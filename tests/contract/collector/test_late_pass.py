@@ -42,7 +42,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClickHouseServe
         yield made
 
 
-@pytest.fixture(scope="module", params=["chdb", "server", "cluster"])
+@pytest.fixture(
+    scope="module", params=["chdb", pytest.param("server", marks=pytest.mark.full), pytest.param("cluster", marks=pytest.mark.full)]
+)
 def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceStore]:
     if request.param == "cluster":
         engine: TraceStore = EachShard(request.getfixturevalue("shards"))
@@ -149,7 +151,9 @@ async def keeper(engine: TraceStore, queue: LocalQueue, clock: ManualClock) -> A
     await made.maintenance.close()
 
 
-@pytest.mark.parametrize("opened", ["chdb", "server"], indirect=True)  # what the rest asks of a cluster reaches every statement
+@pytest.mark.parametrize(
+    "opened", ["chdb", pytest.param("server", marks=pytest.mark.full)], indirect=True
+)  # what the rest asks of a cluster reaches every statement
 @pytest.mark.parametrize("vector", vectors())
 async def test_golden_vectors(vector: Row, engine: TraceStore, queue: LocalQueue, clock: ManualClock) -> None:
     keeper = Keeper(engine, queue, clock, adopt=vector.get("policy") == "adopt")

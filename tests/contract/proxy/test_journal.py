@@ -29,7 +29,7 @@ from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver, Received
 from tests.small_disk import fill, on_small_disk
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
 
 class Life:

@@ -16,7 +16,7 @@ from tests.contract.proxy.processes import healthy, rollout, start, stop
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 
 
 async def refused(settings: Settings) -> None:

@@ -18,7 +18,7 @@ from tests.contract.proxy.stand import HELLO
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 TOKEN = "secret"
 SHOWN = {"authorization": f"Bearer {TOKEN}"}
 TRACE = "0af7651916cd43dd8448eb211c80319c"

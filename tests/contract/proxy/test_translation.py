@@ -30,7 +30,7 @@ from tests.litellm_environment import litellm_python
 from tests.model_server import ModelServer
 from tests.otlp_receiver import OtlpReceiver, Received
 
-pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.full, pytest.mark.asyncio(loop_scope="module")]
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TOOL = {"name": "weather", "description": "of a city", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
 _numbers = itertools.count(1)

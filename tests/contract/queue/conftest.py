@@ -23,7 +23,9 @@ def postgres() -> Iterator[Postgres]:
         pytest.skip(str(error))
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])  # a further engine is a further name here and a branch below
+@pytest.fixture(
+    params=["sqlite", pytest.param("postgresql", marks=pytest.mark.full)]
+)  # a further engine is a further name here and a branch below
 def queue_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'queue.db'}"

@@ -20,7 +20,7 @@ from agl_otel.types import EnqueueRolloutRequest
 from tests.local_queue import LocalQueue
 
 Start = Callable[..., Coroutine[None, None, asyncio.subprocess.Process]]
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture

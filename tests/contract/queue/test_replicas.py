@@ -167,7 +167,7 @@ class Workers:
         assert all(ORDER.index(stored[rollout_id]) >= ORDER.index(status) for rollout_id, status in self.acknowledged.items())
 
 
-@pytest.mark.system
+@pytest.mark.full
 async def test_a_service_that_is_killed_takes_nothing_with_it(postgres: Postgres, tmp_path: Path) -> None:
     url, port = postgres.new_schema(), free_port()
     environment = {**os.environ, "AGL_QUEUE_URL": url, "AGL_QUEUE_PORT": str(port), "AGL_DATA_DIR": str(tmp_path)}
@@ -195,7 +195,7 @@ def own_postgres(postgres: Postgres) -> object:
     yield from running()
 
 
-@pytest.mark.system
+@pytest.mark.full
 @pytest.mark.parametrize("kill", [False, True])
 async def test_a_service_outlives_a_restart_of_the_database_and_nothing_is_lost(own_postgres: Postgres, kill: bool) -> None:
     async with LocalQueue(own_postgres.url()) as queue:

@@ -207,7 +207,7 @@ async def hooked_service(stack: Stack) -> AsyncGenerator[str]:
         await process.wait()
 
 
-@pytest.mark.system
+@pytest.mark.full
 @pytest.mark.parametrize("task", ["whole", "stream", "silent"])
 async def test_the_verdict_of_an_endpoint_under_the_hook_follows_its_own_seal(stack: Stack, task: str) -> None:
     """Silent: it does not say in its answer what it has begun; only a seal that it makes later proves that all is there."""
@@ -225,7 +225,7 @@ async def test_the_verdict_of_an_endpoint_under_the_hook_follows_its_own_seal(st
     assert [span.marker is not None for span in stack.spans(rollout, "solve")] == [True]
 
 
-@pytest.mark.system
+@pytest.mark.full
 async def test_an_endpoint_that_dies_after_its_answer_is_missed_though_nothing_of_it_arrives(stack: Stack) -> None:
     stack.proxy.spans = 0
     async with hooked_service(stack) as url:
@@ -288,7 +288,7 @@ def engine() -> str:
     return found
 
 
-@pytest.mark.system
+@pytest.mark.full
 async def test_a_container_runs_with_the_attempts_environment(stack: Stack, engine: str) -> None:
     said: list[str] = []
     agent = ContainerAgent("busybox", ["printenv", "AGL_ATTEMPT_ID"], engine=engine, grader=lambda task, answer: said.append(answer) or 1.0)

@@ -24,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClickHouseServe
         yield made
 
 
-@pytest.fixture(params=["chdb", "server"])
+@pytest.fixture(params=["chdb", pytest.param("server", marks=pytest.mark.full)])
 def bare_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceStore]:
     """An engine without anything in it."""
     if request.param == "chdb":

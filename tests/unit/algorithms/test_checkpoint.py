@@ -21,6 +21,8 @@ from agl_otel.algorithms.run_folder import METRICS, RUN, RunFolder, fingerprint,
 from agl_otel.errors import DataError, UsageError
 from tests.unit.algorithms.test_learner import ROWS, make_batch
 
+pytestmark = pytest.mark.full
+
 ADVANTAGES = np.array([1.0, -0.5, 2.0, -3.0], np.float32)
 
 

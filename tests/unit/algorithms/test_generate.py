@@ -9,6 +9,8 @@ import torch
 from agl_otel.algorithms.grpo.generate import SHAPE_ROWS, Row, Sampling, by_prompt_length, generate
 from agl_otel.algorithms.grpo.policy import Policy
 
+pytestmark = pytest.mark.full
+
 
 def plain_logprobs(policy: Policy, row: Row) -> torch.Tensor:
     """[response, vocabulary]: log-softmax of the model's logits at temperature 1, by one forward pass over the whole row."""

@@ -25,6 +25,8 @@ pytest.importorskip("peft", reason="needs the [lora] extra")
 
 from agl_otel.algorithms.grpo.lora import adapter, merged, with_lora
 
+pytestmark = pytest.mark.full
+
 RANK = 2
 
 

@@ -19,6 +19,8 @@ from agl_otel.algorithms.run_log import RunLog, flat
 from agl_otel.errors import SettingsError, UnavailableError, UsageError
 from agl_otel.types import TrainingStep
 
+pytestmark = pytest.mark.full
+
 PNG = b"\x89PNG"
 
 

@@ -17,6 +17,8 @@ from agl_otel.algorithms.sft.train import Row, Spec, cross_entropy, fit
 from agl_otel.errors import DataError, UsageError
 from tests.unit.algorithms.test_learner import ROWS, make_batch
 
+pytestmark = pytest.mark.full
+
 SPEC = Spec(
     model_dir="", weights="", out="", learning_rate=1e-3, epochs=2, batch_rows=3, max_grad_norm=1e9, seed=0, device="cpu", threads=1
 )

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from agl_otel.algorithms.grpo import tiny
 from agl_otel.algorithms.grpo.policy import load_policy
 
+pytestmark = pytest.mark.full
 
-def test_a_warm_started_model_gives_the_four_answers_in_their_shares_and_ends(tiny_policy: Path) -> None:
+
+@pytest.mark.parametrize("which", ["made", "committed"])
+def test_a_warm_started_model_gives_the_four_answers_in_their_shares_and_ends(which: str, tiny_policy: Path, tmp_path: Path) -> None:
     """To numbers that it has not seen."""
-    policy = load_policy(tiny_policy)
+    policy = load_policy(tiny_policy if which == "committed" else tiny.make_policy(tmp_path))
     prompts = torch.tensor(tiny.prompt_ids(policy.tokenizer, tiny.HELD_OUT_NUMBERS))
     digits = torch.tensor([policy.tokenizer(str(digit))["input_ids"][0] for digit in range(10)])
     shares = tiny.answer_shares()[torch.tensor(tiny.HELD_OUT_NUMBERS) % 10]

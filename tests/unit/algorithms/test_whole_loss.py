@@ -20,6 +20,8 @@ from agl_otel.types.columns import Ragged
 
 from .reference_loss import Row, reference_loss
 
+pytestmark = pytest.mark.full
+
 OPTIONS = {
     "plain": Objective(),
     "clip-higher": Objective(clip=0.05, clip_high=0.28),
