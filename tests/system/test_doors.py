@@ -32,7 +32,7 @@ from agl_otel_hook.conventions import ATTEMPT_ID, ROLLOUT_ID
 from tests.contract.collector.otlp import request_of, span
 from tests.system.stack_process import Command, naming, until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 TOKEN: Final = "s3cret"
 OURS: Final = ("ro-1", "at-1")
 FAR: Final = 4e9  # Unix seconds
