@@ -12,7 +12,6 @@ What else a run keeps to go on with is its algorithm's business: a journal (prom
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -24,9 +23,10 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
-from agl_otel.errors import FULL_DISK, DataError, DiskFullError, InUseError, SettingsError, UsageError
+from agl_otel.errors import FULL_DISK, DataError, DiskFullError, SettingsError, UsageError
 from agl_otel.service.framed import free_name
-from agl_otel.service.private import make_folder, open_file
+from agl_otel.service.lock import FileLock
+from agl_otel.service.private import open_file
 from agl_otel.text import without_secrets
 
 RUN: Final = "run.json"
@@ -70,12 +70,15 @@ class RunFolder:
         self.folder = folder
         self.run_id = new_run_id(algorithm)
         self.seed = seed if seed is not None else new_seed()
-        self._files: list[IO[str]] = []
         self._metrics: IO[str] | None = None
         self._checked = True
+        self._lock = FileLock.hold(
+            folder / "lock",
+            what=f"the run's folder {folder}",
+            taken=lambda pid: f"another process works on the run in {folder} (pid {pid}): wait for its end, or choose another folder",
+            other="choose another folder",
+        )
         try:
-            make_folder(folder)
-            self._take(folder)
             self._begin(folder / RUN, algorithm, json.loads(json.dumps(options, default=str)), seed)
         except OSError as error:
             self.close()
@@ -86,10 +89,11 @@ class RunFolder:
 
     def close(self) -> None:
         """Let go of the folder."""
-        for file in self._files:
+        if self._metrics is not None:
             with suppress(OSError):  # of a full disk; `metric` has said so
-                file.close()
-        self._files.clear()
+                self._metrics.close()
+            self._metrics = None
+        self._lock.close()
 
     # --- a line for each step
 
@@ -98,7 +102,6 @@ class RunFolder:
         with _room_for(self.folder / METRICS):
             if self._metrics is None:
                 self._metrics = open_file(self.folder / METRICS, "a")
-                self._files.append(self._metrics)
             self._metrics.write(json.dumps(sealed(row), ensure_ascii=False) + "\n")
             self._metrics.flush()
             os.fsync(self._metrics.fileno())
@@ -126,14 +129,6 @@ class RunFolder:
             raise damaged(path, error, line=number) from error
 
     # --- the folder
-
-    def _take(self, folder: Path) -> None:
-        lock = open_file(folder / "lock", "w")
-        self._files.append(lock)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InUseError(f"another process works on the run in {folder}: wait for its end, or choose another folder") from None
 
     def _begin(self, path: Path, algorithm: str, given: dict[str, Any], seed: int | None) -> None:
         options = without_secrets(given)  # a run is gone on with by what it is given then; this copy says whether that is the same run

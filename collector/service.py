@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -90,7 +89,7 @@ class Collector:
         self._masker = load_masker(settings.mask)
         self._engine = engine = await asyncio.to_thread(open_store, settings.clickhouse_db, retention_days=settings.retention_days)
         self._closers.callback(engine.close)
-        self._closers.callback(os.close, claim(settings.wal_dir))
+        self._closers.callback(claim(settings.wal_dir).close)
         self._log = log = Log(settings.wal_dir, segment_bytes=min(SEGMENT_BYTES, settings.wal_budget_bytes // 8), describe=describe)
         self._closers.callback(log.close)
         self._closers.callback(self._clear_log)

@@ -6,18 +6,17 @@ belong here.
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from agl_otel.collector import faults
-from agl_otel.errors import DataError, InUseError, SettingsError, UnavailableError, unwritable
+from agl_otel.errors import DataError, SettingsError, UnavailableError, unwritable
 from agl_otel.service import framed
 from agl_otel.service.framed import Describe, FramedFile, Lost
+from agl_otel.service.lock import FileLock
 
 SEGMENT_BYTES: Final = 64 << 20
 SEGMENT: Final = ".wal"
@@ -51,21 +50,16 @@ class _Segment:
     size: int
 
 
-def claim(directory: Path) -> int:
-    """Take the log's lock; the returned file descriptor holds it until it is closed. Raises InUseError, SettingsError."""
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise SettingsError(f"cannot use the write-ahead log in {directory}: {error.strerror or error}; see AGL_DATA_DIR") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise InUseError(
-            f"the write-ahead log in {directory} is another collector's, which runs: stop it, or give this one an AGL_DATA_DIR of its own"
-        ) from None
-    return handle
+def claim(directory: Path) -> FileLock:
+    """The log's lock. Raises InUseError, SettingsError."""
+    return FileLock.hold(
+        directory / LOCK,
+        what=f"the write-ahead log in {directory}",
+        taken=lambda pid: (
+            f"the write-ahead log in {directory} is another collector's, which runs (pid {pid}): "
+            "stop it, or give this one an AGL_DATA_DIR of its own"
+        ),
+    )
 
 
 class Log:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 from rich.console import Console
@@ -11,6 +11,7 @@ from rich.console import Console
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.queue import open_queue
 from agl_otel.errors import SettingsError
+from agl_otel.service.lock import FileLock
 from agl_otel.settings import Settings
 from agl_otel.stack.supervisor import claim_data_dir, read_stack_file
 
@@ -111,7 +112,7 @@ def _settings(data_dir: Path | None, store: str | None = None) -> Settings:
     return settings
 
 
-def _claimed(settings: Settings) -> IO[str]:
+def _claimed(settings: Settings) -> FileLock:
     """The lock of an existing data directory: no stack starts on it meanwhile."""
     if not settings.data_dir.is_dir():
         raise SettingsError(f"there is no data directory {settings.data_dir}: name it with --data-dir")

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,13 +37,13 @@ from agl_otel.proxy.journal import (
     START,
     WHOLE,
     boot_id,
-    claim,
     clear,
     segments_of,
     unpacked,
     without,
 )
 from agl_otel.service.framed import DAMAGED, Frame, read
+from agl_otel.service.lock import FileLock
 from agl_otel.service.retry import Backoff
 from agl_otel_hook import conventions
 from agl_otel_hook.context import Key
@@ -87,8 +86,8 @@ class Left:
     """A journal of a dead process."""
 
     folder: Path
-    lock: int
-    """Its claimed lock."""
+    lock: FileLock | None
+    """None where it is only read."""
     parts: tuple[bytes, bytes] = (b"", b"")
     legacies: dict[tuple[Key, str], Legacy] = field(default_factory=dict[tuple[Key, str], Legacy])
     held: dict[str, dict[str, bytes]] = field(default_factory=dict[str, dict[str, bytes]])
@@ -99,6 +98,11 @@ class Left:
     """Whether something in it cannot be read."""
     files: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while they are changed."""
+
+    def release(self) -> None:
+        """Let other processes have it."""
+        if self.lock is not None:
+            self.lock.close()
 
     def count(self, name: tuple[Key, str]) -> Count:
         """What the last seal of an attempt says."""
@@ -158,7 +162,7 @@ class Inheritance:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for left in self._left:
-            os.close(left.lock)
+            left.release()
 
     async def counts(self, keys: Sequence[Key], *, timeout_seconds: float) -> list[list[Count] | None]:
         """What dead processes had of each attempt, once all of it was acknowledged; None for one for which that takes too long."""
@@ -208,15 +212,15 @@ class Inheritance:
         """The journal in a folder, claimed; None where there is none, or nothing of it is to be sent. Raises OSError."""
         if not (folder / LOCK).exists():
             return None
-        lock, left = claim(folder), None
+        lock, left = FileLock.take(folder / LOCK), None
         try:
             left = self._read(folder, lock)
         finally:
             if left is None:
-                os.close(lock)
+                lock.close()
         return left
 
-    def _read(self, folder: Path, lock: int) -> Left | None:
+    def _read(self, folder: Path, lock: FileLock) -> Left | None:
         paths = segments_of(folder)
         newest = max((path.stat().st_mtime for path in paths), default=(folder / LOCK).stat().st_mtime)
         if (not paths and newest < time.time() - YOUNG_SECONDS) or (paths and newest < self._oldest):
@@ -257,7 +261,7 @@ class Inheritance:
             except OSError as error:
                 _logger.warning("a dead proxy's journal cannot be removed from %s: %s", left.folder, error.strerror or error)
             self._left.remove(left)
-            os.close(left.lock)
+            left.release()
         self._changed.set()
         return True
 
@@ -268,7 +272,7 @@ class Inheritance:
             del left.legacies[name]
 
 
-def read_journal(folder: Path, lock: int = -1) -> Left:
+def read_journal(folder: Path, lock: FileLock | None = None) -> Left:
     """What is in a journal. Raises OSError."""
     left = Left(folder, lock, gaps=(folder / LOSSY).exists() or not (folder / WHOLE).exists())
     paths = segments_of(folder)

@@ -16,10 +16,8 @@ A disk that is full, or refuses for another reason, stops no call. Its attempt c
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
-import os
 import struct
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -34,6 +32,7 @@ from pydantic_core import to_json
 from agl_otel.adapters.otlp_masking import Masker
 from agl_otel.errors import DataError, UnavailableError, unwritable
 from agl_otel.service.framed import Frame, FramedFile, read, remove
+from agl_otel.service.lock import FileLock
 from agl_otel_hook.context import Key
 from agl_otel_hook.ledger import Ledger, Place
 from agl_otel_hook.whole import Begun, WholeSpan
@@ -120,7 +119,7 @@ class Journal:
         self._stop = threading.Event()
         try:
             folder.mkdir(parents=True, mode=0o700)
-            self._claim = claim(folder)
+            self._claim = FileLock.take(folder / LOCK)
             (folder / WHOLE).touch(0o600)
             self._segments.append(self._new_segment())
         except OSError as error:
@@ -214,7 +213,7 @@ class Journal:
             with contextlib.suppress(OSError):  # the next proxy finds what is there
                 if whole:
                     clear(self._folder)
-            os.close(self._claim)
+            self._claim.close()
 
     def tidy(self) -> None:
         """Remove what was acknowledged. Raises OSError."""
@@ -367,17 +366,6 @@ def boot_id() -> str:
         return _BOOT.read_text().strip()
     except OSError:
         return ""
-
-
-def claim(folder: Path) -> int:
-    """Take a folder's lock; the file descriptor holds it until it is closed. Raises OSError: BlockingIOError where a process has it."""
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise
-    return handle
 
 
 def segments_of(folder: Path) -> list[Path]:

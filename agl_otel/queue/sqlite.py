@@ -8,7 +8,6 @@ a second service off the same file.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import sqlite3
@@ -19,13 +18,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from agl_otel.errors import FULL_DISK, AglError, ConflictError, DiskFullError, InUseError, SettingsError, UnavailableError
 from agl_otel.queue import schema
 from agl_otel.queue.engine import Operation, Params, RunTallies, Signals, tally_changes
 from agl_otel.queue.statements import Statements
-from agl_otel.service.private import make_folder, open_file
+from agl_otel.service.lock import FileLock
 
 T = TypeVar("T")
 GROUP: Final = 256  # operations in one transaction: bounds how long the first of them waits for the last
@@ -124,12 +123,18 @@ class SqliteEngine:
         self.where = f"sqlite:///{path}"
         self._statements = Statements()
         self._loop = asyncio.get_running_loop()
-        self._lock_file = _lock(path)
+        self._lock = FileLock.hold(
+            path.with_name(path.name + ".lock"),
+            what=f"the queue's folder {path.parent}",
+            taken=lambda pid: (
+                f"the queue's database {path} is locked by another queue service (pid {pid}): stop that one, or choose another AGL_DATA_DIR"
+            ),
+        )
         try:
             connection = _open(path)
             _create_tables(connection, path)
         except BaseException:
-            self._lock_file.close()
+            self._lock.close()
             raise
         self._subscribers: list[Callable[[Signals], None]] = []
         self._waiting: deque[_Waiting] = deque()
@@ -173,7 +178,7 @@ class SqliteEngine:
         await asyncio.to_thread(self._readers.shutdown)
         for connection in self._reader_connections:
             connection.close()
-        self._lock_file.close()
+        self._lock.close()
 
     # --- the reader threads
 
@@ -301,31 +306,6 @@ def _no_room(folder: Path) -> OSError | None:
     except OSError as error:
         return error if error.errno in FULL_DISK else None
     return None
-
-
-def _lock(path: Path) -> IO[str]:
-    """Hold the database for this process. Raises InUseError, or SettingsError where the folder cannot be written."""
-    lock_path = path.with_name(path.name + ".lock")
-    try:
-        make_folder(path.parent)
-        handle = open_file(lock_path, "a+")
-    except OSError as error:
-        raise SettingsError(
-            f"cannot write to {path.parent} ({error.strerror}): fix its permissions, or choose another with AGL_DATA_DIR or --data-dir"
-        ) from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        handle.seek(0)
-        holder = handle.read().strip() or "?"
-        handle.close()
-        raise InUseError(
-            f"the queue's database {path} is locked by another queue service (pid {holder}): stop that one, or choose another AGL_DATA_DIR"
-        ) from None
-    handle.truncate(0)
-    handle.write(str(os.getpid()))
-    handle.flush()
-    return handle
 
 
 def _open(path: Path, *, read_only: bool = False) -> sqlite3.Connection:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -21,7 +20,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
@@ -29,7 +28,8 @@ from agl_otel.errors import AglError, InUseError, SettingsError, UnavailableErro
 from agl_otel.net.http_server import is_well, listens
 from agl_otel.net.tls import Tls, Trust, connector
 from agl_otel.queue.client import DOWN, QueueClient
-from agl_otel.service.private import make_folder, open_file, open_to_others
+from agl_otel.service.lock import FileLock
+from agl_otel.service.private import open_file, open_to_others
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, is_alive
 from agl_otel.service.retry import Backoff
 from agl_otel.settings import Settings
@@ -80,7 +80,7 @@ class Stack:
         """Fails when the supervision itself does; a service that ends is started again."""
         self._running: dict[str, _Running] = {}
         self._watchers: list[asyncio.Task[None]] = []
-        self._lock: IO[str] | None = None
+        self._lock: FileLock | None = None
         self._http: aiohttp.ClientSession | None = None
 
     @property
@@ -303,27 +303,17 @@ def reachable_host(host: str) -> str:
     return "127.0.0.1" if host in ("0.0.0.0", "") else host
 
 
-def claim_data_dir(path: Path) -> IO[str]:
-    """Create the data directory and take its lock; the returned file holds it until it is closed.
+def claim_data_dir(path: Path) -> FileLock:
+    """Create the data directory and take its lock.
 
     Raises SettingsError where it cannot be written or was written by a newer release, InUseError where a stack runs on it.
     """
-    try:
-        make_folder(path)
-        lock = open_file(path / "stack.lock", "a")
-    except OSError as error:
-        raise SettingsError(
-            f"data directory {path} cannot be written: {error.strerror}. Choose another with --data-dir, or fix its permissions"
-        ) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
-        where = read_stack_file(path)
-        pids = ", ".join(f"{name} {service['pid']}" for name, service in where.items())
-        raise InUseError(
-            f"data directory {path} is in use by a running stack ({pids or 'still starting'}). Stop it, or use --data-dir"
-        ) from error
+
+    def taken(pid: str) -> str:
+        services = "".join(f", {name} {service['pid']}" for name, service in read_stack_file(path).items()) or ", still starting"
+        return f"data directory {path} is in use by a running stack (process {pid}{services}). Stop it, or use --data-dir"
+
+    lock = FileLock.hold(path / "stack.lock", what=f"data directory {path}", taken=taken)
     version_file = path / "VERSION"
     written = version_file.read_text().strip() if version_file.exists() else str(LAYOUT_VERSION)
     if not written.isdigit() or int(written) > LAYOUT_VERSION:

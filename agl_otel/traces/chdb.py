@@ -9,9 +9,7 @@ of the answer to the next query.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +18,8 @@ from uuid import uuid4
 
 import chdb
 
-from agl_otel.errors import InUseError, SettingsError
+from agl_otel.errors import SettingsError
+from agl_otel.service.lock import FileLock
 from agl_otel.service.private import make_folder
 from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, ClickHouseError, parameter
 
@@ -53,7 +52,15 @@ class ChdbEngine:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._lock_file = _claim(directory)
+        self._lock = FileLock.hold(
+            directory.with_name(directory.name + ".lock"),
+            what=f"the data directory {directory.parent}",
+            taken=lambda pid: (
+                f"the traces in {directory} are open in another process (pid {pid}): a collector runs on them; "
+                "read through its ClickHouse port, or stop it first"
+            ),
+        )
+        make_folder(directory)
         self._writer = self._connect()
         self._write_lock = threading.Lock()
         self._local = threading.local()
@@ -154,7 +161,7 @@ class ChdbEngine:
             for connection in [*self._readers, self._writer]:
                 connection.close()
             self._readers.clear()
-        os.close(self._lock_file)
+        self._lock.close()
 
 
 def _run(
@@ -169,20 +176,3 @@ def _run(
 
 def _quoted(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _claim(directory: Path) -> int:
-    try:
-        make_folder(directory)
-        handle = os.open(directory.with_name(directory.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise SettingsError(f"cannot write to the data directory {directory}: {error.strerror}; choose another with AGL_DATA_DIR") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise InUseError(
-            f"the traces in {directory} are open in another process: a collector runs on them; "
-            "read through its ClickHouse port, or stop it first"
-        ) from None
-    return handle

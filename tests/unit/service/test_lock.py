@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agl_otel.errors import InUseError, SettingsError
+from agl_otel.service.lock import FileLock
+
+
+def hold(path: Path) -> FileLock:
+    """A lock as services take it."""
+    return FileLock.hold(path, what=f"the folder {path.parent}", taken=lambda pid: f"{path.parent} is used by process {pid}")
+
+
+def test_a_second_taker_is_told_the_process_that_has_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "lock"
+    with hold(path), pytest.raises(InUseError, match=rf"new is used by process {os.getpid()}$"):
+        hold(path)
+    hold(path).close()
+
+
+def test_the_end_of_a_process_releases_its_lock(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    code = f"""
+import sys
+from pathlib import Path
+from agl_otel.service.lock import FileLock
+lock = FileLock.hold(Path({str(path)!r}), what="", taken=str)
+print(flush=True)
+sys.stdin.read()
+"""
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    assert other.stdout.readline() == b"\n"
+    with pytest.raises(InUseError, match=f"is used by process {other.pid}$"):
+        hold(path)
+    other.kill()
+    other.communicate()
+    with hold(path):
+        assert path.read_text() == str(os.getpid())
+
+
+def test_a_holder_that_left_no_id_is_not_named(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with FileLock.take(path), pytest.raises(InUseError, match=r"process \?$"):
+        hold(path)
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingsError, match=rf"the folder {tmp_path}/file cannot be written: .*AGL_DATA_DIR"):
+        hold(tmp_path / "file" / "lock")
+
+
+def test_a_lock_is_taken_on_no_link(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to(tmp_path / "another")
+    with pytest.raises(SettingsError):
+        hold(tmp_path / "lock")
+    assert not (tmp_path / "another").exists()
+
+
+def test_a_lock_is_its_owners_only(tmp_path: Path) -> None:
+    with hold(tmp_path / "made" / "lock"):
+        assert (tmp_path / "made").stat().st_mode & 0o777 == 0o700
+        assert (tmp_path / "made" / "lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_closing_twice_closes_no_file_of_another(tmp_path: Path) -> None:
+    lock = hold(tmp_path / "lock")
+    lock.close()
+    with (tmp_path / "file").open("w") as file:
+        lock.close()
+        file.write("still open")
+    assert (tmp_path / "file").read_text() == "still open"
