@@ -326,22 +326,6 @@ def free_port(host: str = "127.0.0.1") -> int:
     return free_ports(1, host)[0]
 
 
-def is_free(host: str, port: int) -> bool:
-    """Whether this process could listen there at this moment."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError):
-            return False
-        return True
-
-
-def port_beside(host: str, port: int) -> int:
-    """The port after `port` where nobody listens there, so that it is the same after a restart; else 0, a free one."""
-    return port + 1 if port and is_free(host, port + 1) else 0
-
-
 def _source(name: str, flags: Mapping[str, Any]) -> str:
     if flags.get(name) is not None:
         return f"--{name.replace('_', '-')}"

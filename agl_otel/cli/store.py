@@ -12,7 +12,8 @@ from rich.console import Console
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging
 from agl_otel.errors import SettingsError
-from agl_otel.settings import Settings, port_beside
+from agl_otel.service.ports import port_beside
+from agl_otel.settings import Settings
 from agl_otel.stack.supervisor import Stack
 from agl_otel.types.options import Whole
 

@@ -17,8 +17,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from agl_otel.service.ports import is_free
 from agl_otel.service.private import open_to_others
-from agl_otel.settings import PORTS, Settings, is_free
+from agl_otel.settings import PORTS, Settings
 
 LIST_SECONDS: Final = 60.0
 _LIST: Final = (

@@ -22,8 +22,9 @@ from agl_otel.jobs.job import Job
 from agl_otel.jobs.options import Need
 from agl_otel.jobs.run import Evaluation, JobRun
 from agl_otel.net.http_server import is_well
+from agl_otel.service.ports import is_free
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process
-from agl_otel.settings import Settings, free_port, is_free
+from agl_otel.settings import Settings, free_port
 from agl_otel.store import Store
 from agl_otel.types import LLM, TERMINAL_STATUSES, RolloutStatus
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from time import perf_counter
 from typing import Any, Final
@@ -25,6 +24,7 @@ from agl_otel.errors import InUseError
 from agl_otel.net.auth import Door, authorization_of
 from agl_otel.net.tls import Tls
 from agl_otel.service.logs import WithoutErrors
+from agl_otel.service.ports import check_free
 
 LOOK_SECONDS: Final = 0.25
 """How long it may stand still before it is noticed."""
@@ -54,12 +54,7 @@ class GrpcPort:
         """Listen on host:port (0: a free one), with `tls` where it is given; answers the port. Raises InUseError where it is taken."""
         _GRPCIO.addFilter(_OF_STRANGERS)
         if port:
-            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:  # gRPC's own words do not name the reason
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind((host.strip("[]"), port))
-                except OSError as error:
-                    raise InUseError.of_port(host, port, error, self._setting) from None
+            check_free(host, port, self._setting)  # gRPC's own error does not name the reason
         try:
             self._server, port = await self._listening(host, port, tls)
         except RuntimeError as error:

@@ -1,1 +1,1 @@
-"""What every process of ours shares: its main, child processes, logs, interpreter settings, private files, framed files."""
+"""What every process of ours shares: main, child processes, back-off, locks, port checks, logs, private files, framed files."""

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -24,11 +23,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
-from agl_otel.errors import AglError, InUseError, SettingsError, UnavailableError
+from agl_otel.errors import AglError, SettingsError, UnavailableError
 from agl_otel.net.http_server import is_well, listens
 from agl_otel.net.tls import Tls, Trust, connector
 from agl_otel.queue.client import DOWN, QueueClient
 from agl_otel.service.lock import FileLock
+from agl_otel.service.ports import check_free
 from agl_otel.service.private import open_file, open_to_others
 from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, is_alive
 from agl_otel.service.retry import Backoff
@@ -120,7 +120,8 @@ class Stack:
         self._lock = claim_data_dir(self.data_dir)
         for service in self.services:
             for port in service.ports:
-                check_port_free(self.settings.host, getattr(self.settings, port), port)
+                setting = f"--{port.replace('_', '-')} or AGL_{port.upper()} (0 takes a free one)"
+                check_free(self.settings.host, getattr(self.settings, port), setting)
         headers = (
             {"Authorization": f"Bearer {self._token}"} if self._token else {}
         )  # the OpenTelemetry Collector asks for it at /health, too
@@ -327,20 +328,6 @@ def claim_data_dir(path: Path) -> FileLock:
     if warning := open_to_others(path):
         LOG.warning("%s", warning)
     return lock
-
-
-def check_port_free(host: str, port: int, setting: str) -> None:
-    """Raise InUseError that names the port, the setting and the remedy where somebody listens on it."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            flag = f"--{setting.replace('_', '-')}"
-            raise InUseError(
-                f"port {port} on {host} cannot be used: {os.strerror(error.errno or 0)}. "
-                f"Stop what listens there, or choose another with {flag} or AGL_{setting.upper()} (0 takes a free one)"
-            ) from error
 
 
 def read_stack_file(data_dir: Path) -> dict[str, dict[str, Any]]:

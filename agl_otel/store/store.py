@@ -11,7 +11,7 @@ from typing import Any, Final, Self, TypeVar
 
 from agl_otel.errors import UsageError
 from agl_otel.queue.client import QueueClient
-from agl_otel.settings import is_free, port_beside
+from agl_otel.service.ports import is_free, port_beside
 from agl_otel.store.address import Address
 from agl_otel.store.connections import CONNECTIONS, Connected, Connection, LightningStoreCapabilities, LightningStoreStatistics, Source
 from agl_otel.store.embedded import EmbeddedStack

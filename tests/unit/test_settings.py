@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from agl_otel.errors import SettingsError
-from agl_otel.settings import PORTS, Settings, free_port, is_free
+from agl_otel.service.ports import is_free
+from agl_otel.settings import PORTS, Settings, free_port
 
 
 @pytest.fixture(autouse=True)

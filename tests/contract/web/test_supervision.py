@@ -17,7 +17,8 @@ import pytest
 
 from agl_otel.errors import UnavailableError
 from agl_otel.queue.client import QueueClient
-from agl_otel.settings import PORTS, Settings, is_free
+from agl_otel.service.ports import is_free
+from agl_otel.settings import PORTS, Settings
 from agl_otel.stack import supervisor as supervision
 from agl_otel.stack.supervisor import LONGEST_PAUSE_SECONDS, STACK_FILE, Stack, restart_pause
 
