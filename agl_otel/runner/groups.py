@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, Protocol
 
+from agl_otel.service.processes import signal_group
 from agl_otel.service.retry import Backoff
 from agl_otel_hook import conventions
 
@@ -41,7 +42,7 @@ async def end_group(process: Leader, grace_seconds: float) -> None:
     """End what is left of the process group that `process` leads: SIGTERM, after `grace_seconds` SIGKILL. Returns when all are gone."""
     try:
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if not _signal(process.pid, number) or await _gone(process.pid, grace_seconds):
+            if not signal_group(process.pid, number) or await _gone(process.pid, grace_seconds):
                 break
         await process.wait()
     finally:
@@ -77,23 +78,15 @@ def named_in_environments(attempt_id: str) -> set[int]:
     return found
 
 
-def is_zombie(pid: int) -> bool:
-    """Whether a process has ended and was not reaped, or is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
-    except (OSError, IndexError):
-        return True
-
-
 def kill_all() -> None:
     """End every registered group at once."""
     for group in list(_live):
-        _signal(group, signal.SIGKILL)
+        signal_group(group, signal.SIGKILL)
 
 
 def is_alive(group: int) -> bool:
     """Whether a process of the group still runs. Zombies do not count: where nobody reaps orphans they stay for ever."""
-    if not _signal(group, 0):
+    if not signal_group(group, 0):
         return False
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -110,13 +103,4 @@ async def _gone(group: int, seconds: float) -> bool:
             return False
         looks += 1
         await asyncio.sleep(_POLL.seconds(looks))
-    return True
-
-
-def _signal(group: int, number: int) -> bool:
-    """Signal the group; whether there was somebody in it."""
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        return False
     return True

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agl_otel.runner.groups import is_zombie
+from agl_otel.service.processes import is_alive
 from agl_otel.spans.tolerant import json_of
 from agl_otel.text import printable
 from agl_otel.types import AttemptLedger, LedgerReach, ProcessRecord
@@ -286,7 +286,7 @@ def _release(root: Path) -> None:
 
 def is_running(pid: int, start_ticks: int) -> bool:
     """Whether the process that began then still runs, and not another one that has its number now."""
-    return records.start_ticks(pid) == start_ticks != 0 and not is_zombie(pid)
+    return records.start_ticks(pid) == start_ticks != 0 and is_alive(pid)
 
 
 def _read(folder: Path, key: Key, reach: LedgerReach, command: str, runner: tuple[int, int] | None) -> AttemptLedger:

@@ -18,7 +18,7 @@ from agl_otel.runner.environment import DUMMY_API_KEY
 from agl_otel.runner.zygote import program as programs
 from agl_otel.runner.zygote.client import Forked, UnfitError, Zygote
 from agl_otel.service.private import given_umask
-from agl_otel.service.processes import die_with_parent
+from agl_otel.service.processes import spawn
 from agl_otel_hook import conventions
 
 _FEW_STARTS: Final = 3  # so many warm parents may die before every attempt is started anew
@@ -74,11 +74,7 @@ class Anew:
 
     async def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, stdout: int, stderr: int) -> AgentProcess:
         """Start it."""
-        return await asyncio.create_subprocess_exec(
-            *die_with_parent([*self._wrapper, *argv]),
-            stdin=asyncio.subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=dict(env), cwd=cwd, start_new_session=True,
-            umask=given_umask(),
-        )  # fmt: skip
+        return await spawn([*self._wrapper, *argv], stdout=stdout, stderr=stderr, env=env, cwd=cwd, umask=given_umask())
 
     def release(self, process: AgentProcess) -> None:
         """Nothing: asyncio has reaped it."""

@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from agl_otel.errors import UnavailableError
 from agl_otel.service.private import given_umask, make_folder, open_file
@@ -35,6 +35,41 @@ def die_with_parent(argv: Sequence[str]) -> list[str]:
     """
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "TERM", "--", *argv] if setpriv else list(argv)
+
+
+async def spawn(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    stdout: int | IO[bytes],
+    stderr: int | IO[bytes],
+    cwd: Path | None = None,
+    umask: int = -1,
+    pass_fds: Sequence[int] = (),
+) -> asyncio.subprocess.Process:
+    """Start a command without input, as leader of a session and process group, that ends with this process. Raises OSError."""
+    return await asyncio.create_subprocess_exec(
+        *die_with_parent(argv),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=dict(env),
+        cwd=cwd,
+        start_new_session=True,
+        umask=umask,
+        pass_fds=pass_fds,
+    )
+
+
+def signal_group(group: int, number: int) -> bool:
+    """Signal a process group; whether there was a process in it that this one may signal. Signal 0 only asks; group 0 is none."""
+    if group <= 0:  # to the system 0 is this process's own
+        return False
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 class Process:
@@ -78,16 +113,7 @@ class Process:
         """Start it; what it prints is appended to its log file."""
         make_folder(self.log.parent)
         with open_file(self.log, "ab") as out:
-            self._process = await asyncio.create_subprocess_exec(
-                *die_with_parent(self.argv),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env=self.env,
-                cwd=self.cwd,
-                start_new_session=True,
-                umask=self._umask,
-            )
+            self._process = await spawn(self.argv, stdout=out, stderr=out, env=self.env, cwd=self.cwd, umask=self._umask)
         _live.add(self)
 
     async def wait(self) -> int:
@@ -146,8 +172,7 @@ class Process:
     async def kill(self) -> None:
         """End it at once, with its process group."""
         if self.running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+            signal_group(self.pid, signal.SIGKILL)
             await self.wait()
 
 
@@ -155,8 +180,7 @@ def kill_all() -> None:
     """End every child that was started here and still runs, at once, with its process group (the second Ctrl+C)."""
     for process in list(_live):
         if process.running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            signal_group(process.pid, signal.SIGKILL)
 
 
 def is_alive(pid: int) -> bool:
@@ -168,6 +192,6 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:  # no Linux, or it ended just now
         return not Path("/proc/self").exists()

@@ -20,7 +20,7 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +32,7 @@ from agl_otel.algorithms.grpo.model_port import MAX_BODY_BYTES, checks, error_re
 from agl_otel.errors import AglError, ModelServerError, SettingsError, UsageError
 from agl_otel.net.http_server import bodies_in_time, is_well, listen, make_runner
 from agl_otel.service.main import Serving, until_stopped
-from agl_otel.service.processes import Process
+from agl_otel.service.processes import Process, signal_group
 from agl_otel.settings import free_port
 from agl_otel_hook.conventions import HEADER_MODEL_VERSION
 
@@ -82,8 +82,7 @@ class Front:
 
     async def __aexit__(self, *_: object) -> None:
         await self.process.stop(grace_seconds=STOP_SECONDS)
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # its engine and workers outlive a server that was killed
+        signal_group(self.process.pid, signal.SIGKILL)  # its engine and workers outlive a server that was killed
         await self._session.close()
 
     def app(self, host: str = "127.0.0.1") -> web.Application:

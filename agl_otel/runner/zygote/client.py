@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from agl_otel.errors import AgentError
 from agl_otel.runner.zygote import protocol
 from agl_otel.runner.zygote.program import Program
 from agl_otel.service.private import given_umask
-from agl_otel.service.processes import die_with_parent
+from agl_otel.service.processes import signal_group, spawn
 
 START_SECONDS: Final = 120.0  # imports on a busy machine
 _BOOT: Final = "import sys; sys.path.remove(''); from agl_otel.runner.zygote.parent import main; main()"
@@ -79,11 +80,10 @@ class Zygote:
         setup = protocol.memory_file({"imports": list(imports), "preload": list(preload), "learn_all": learn_all})
         log = tempfile.TemporaryFile(prefix="agl-otel-zygote-")  # noqa: SIM115 - closed by close()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *die_with_parent([shutil.which(python) or python, "-c", _BOOT]),
+            process = await spawn(
+                [shutil.which(python) or python, "-c", _BOOT],
                 env={**environment, protocol.CONTROL_FD: str(theirs.fileno()), protocol.SETUP_FD: str(setup)},
-                pass_fds=(theirs.fileno(), setup), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                cwd=cwd, start_new_session=True, umask=given_umask(),
+                pass_fds=(theirs.fileno(), setup), stdout=log, stderr=log, cwd=cwd, umask=given_umask(),
             )  # fmt: skip
         except OSError as error:
             ours.close()
@@ -154,8 +154,7 @@ class Zygote:
         if asked.cancelled() or asked.exception() is not None:
             return
         pid = asked.result()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, 9)
+        signal_group(pid, signal.SIGKILL)
         self._running[pid].add_done_callback(lambda _: self.release(pid))
 
     def _on_readable(self) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agl_otel.errors import UnavailableError
-from agl_otel.service.processes import Process, is_alive
+from agl_otel.service.processes import Process, is_alive, signal_group
 
 
 async def test_a_process_that_ended_is_not_ready_whoever_answers_for_it(tmp_path: Path) -> None:
@@ -21,6 +22,10 @@ async def test_a_process_that_ended_is_not_ready_whoever_answers_for_it(tmp_path
     await process.start()
     with pytest.raises(UnavailableError, match=r"mine ended with exit code 0: port 1 is in use"):
         await process.ready(another_answers, timeout_seconds=60)
+
+
+def test_a_process_that_was_not_started_has_no_group_to_signal(tmp_path: Path) -> None:
+    assert not signal_group(Process("mine", ["true"], log=tmp_path / "mine.log").pid, signal.SIGKILL)
 
 
 def test_a_process_that_nobody_waited_for_is_not_alive() -> None:
