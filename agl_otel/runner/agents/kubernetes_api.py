@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import aiohttp
 
 from agl_otel.errors import AgentError, UsageError
+from agl_otel.service.retry import Backoff, Tries
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import Configuration
@@ -27,7 +28,7 @@ ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CALL_SECONDS: Final = 30.0
 WATCH_SECONDS: Final = 300  # then the server ends a watch, and another begins
 TRIES: Final = 6
-FIRST_PAUSE_SECONDS: Final = 0.2  # doubled with each try: 6 s in all
+BACKOFF: Final = Backoff(0.25, 4.0)  # with the jitter about 6 s in all
 LOG_BYTES: Final = 64 << 20
 _METHODS: Final = {"create": "POST", "delete": "DELETE", "list": "GET", "patch": "PATCH", "read": "GET"}
 _AGAIN: Final = frozenset({429, 500, 502, 503, 504})
@@ -159,20 +160,18 @@ class KubernetesApi:
 
     async def _call(self, verb: str, kind: str, **arguments: Any) -> Object:
         what = f"{_METHODS[verb]} {kind}{f'/{name}' if (name := arguments.get('name')) else ''}"
-        pause = FIRST_PAUSE_SECONDS
-        for left in reversed(range(TRIES)):
+        tries = Tries(BACKOFF, limit=TRIES)
+        while True:
             try:
                 async with await self._method(verb, kind)(namespace=self.cluster.namespace, **_RAW, **arguments) as answer:
-                    if answer.status not in _AGAIN or not left:
+                    if answer.status not in _AGAIN or (pause := tries.pause()) is None:
                         await _raise_for(answer, what)
                         return cast(Object, await answer.json())
             except _BROKEN as error:
-                if not left:
+                if (pause := tries.pause()) is None:
                     why = error or type(error).__name__
                     raise AgentError(f"Kubernetes at {self.cluster.url} does not answer ({what}): {why}") from error
             await asyncio.sleep(pause)
-            pause *= 2
-        raise AssertionError("the last try returns or raises")
 
 
 class ConflictError(AgentError):
