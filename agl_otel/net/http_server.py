@@ -1,8 +1,7 @@
-"""Listening over HTTP, plain or with TLS, and words for a client that comes without it where it is wanted.
+"""Listening over HTTP, plain or with TLS.
 
-With TLS the port looks at the first byte of each connection: a TLS handshake starts with 0x16; to anything else it answers in plain
-HTTP what is wanted. A client certificate is asked for where there is an authority for it, and `require_certificate` refuses whoever
-showed none, so that /health stays open. gRPC owns its sockets: there the handshake itself fails.
+A client certificate is asked for where there is an authority for it, and `require_certificate` refuses requests without one, so that
+/health stays open. gRPC owns its sockets: there the handshake itself fails.
 
 Nobody holds a connection for nothing: `make_runner` ends those that rest or do not come to the end of a head, `body_in_time` those
 whose body does not come. Both count from the beginning, so a byte now and then does not help. `end_stalled` ends those that do not read
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator
@@ -28,8 +26,6 @@ from yarl import URL
 from agl_otel.net.auth import NO_CERTIFICATE, Visitors
 from agl_otel.service.logs import WithoutErrors
 
-TLS_HANDSHAKE: Final = b"\x16"
-FIRST_BYTE_SECONDS: Final = 10.0
 BACKLOG: Final = 1024
 IDLE_SECONDS: Final = 75.0  # longer than exporters rest between two requests (5 s, metrics 60 s)
 PROBE_SECONDS: Final = 2.0
@@ -37,7 +33,6 @@ LOOK_SECONDS: Final = 0.25  # between two looks whether a client is still there
 BODY_SECONDS: Final = 120.0  # 64 MiB over 5 Mbit/s
 STALLED_SECONDS: Final = 60.0  # that a client takes nothing of its answer, which is held in memory meanwhile
 _NO_TARGET: Final = URL("*")  # as of `OPTIONS *`: no route is called so
-_logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -176,13 +171,8 @@ async def readable(request: web.Request, handler: Callable[[web.Request], Awaita
 
 async def listen(runner: web.AppRunner, host: str, port: int, context: ssl.SSLContext | None) -> int:
     """Serve a runner that is set up on host:port (0: a free one), until its cleanup; the port. Raises OSError where it cannot listen."""
-    if context is None:
-        await web.TCPSite(runner, host, port, backlog=BACKLOG, reuse_port=False).start()
-        return int(runner.addresses[0][1])
-    assert runner.server is not None, "the runner was not set up"
-    listener = TlsListener(runner.server, context, host, port)
-    await _TlsSite(runner, listener).start()
-    return listener.port
+    await web.TCPSite(runner, host, port, backlog=BACKLOG, reuse_port=False, ssl_context=context).start()
+    return int(runner.addresses[0][1])
 
 
 def require_certificate(open_paths: Collection[str] = ()) -> Any:
@@ -195,110 +185,6 @@ def require_certificate(open_paths: Collection[str] = ()) -> Any:
         return await handler(request)
 
     return check
-
-
-class _TlsSite(web.BaseSite):
-    """What makes the runner close the listener at its cleanup."""
-
-    def __init__(self, runner: web.AppRunner, listener: TlsListener) -> None:
-        super().__init__(runner)
-        self._listener = listener
-
-    @property
-    def name(self) -> str:
-        """As aiohttp shows it."""
-        return f"https://:{self._listener.port}"
-
-    async def start(self) -> None:
-        """Tell the runner; the listener listens already."""
-        await super().start()
-
-    async def stop(self) -> None:
-        """Take no more connections."""
-        await self._listener.close()
-        await super().stop()
-
-
-class TlsListener:
-    """Listens on (host, port) and hands TLS connections to `factory`'s protocols. Raises OSError where it cannot listen."""
-
-    def __init__(self, factory: Callable[[], asyncio.BaseProtocol], context: ssl.SSLContext, host: str, port: int) -> None:
-        self._factory = factory
-        self._context = context
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
-        self._socket.setblocking(False)
-        self.port: int = self._socket.getsockname()[1]
-        self._connections: set[asyncio.Task[None]] = set()
-        self._task = asyncio.create_task(self._accept(), name="tls-listener")
-        self.plain_clients = 0
-        """Connections that came without TLS."""
-
-    async def close(self) -> None:
-        """Take no more connections; those that are open belong to their protocols."""
-        tasks = [self._task, *self._connections]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._socket.close()
-
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(self._socket)
-            except OSError as error:  # out of file descriptors, mostly
-                _logger.warning("cannot accept a connection on port %d: %s", self.port, error)
-                await asyncio.sleep(0.1)
-                continue
-            task = asyncio.create_task(self._serve(connection))
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
-
-    async def _serve(self, connection: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        connection.setblocking(False)
-        try:
-            async with asyncio.timeout(FIRST_BYTE_SECONDS):
-                first = await _peek(connection)
-            if first == TLS_HANDSHAKE:
-                await loop.connect_accepted_socket(self._factory, connection, ssl=self._context)
-                return
-            if first:
-                self.plain_clients += 1
-                if self.plain_clients == 1:
-                    _logger.warning("a client came without TLS to port %d; it was told to use https://", self.port)
-                await loop.sock_sendall(connection, _plain_answer(self.port))
-        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError: a handshake that failed
-            _logger.info("a connection to port %d did not come to be: %s", self.port, error)
-        except asyncio.CancelledError:
-            connection.close()
-            raise
-        connection.close()
-
-
-async def _peek(connection: socket.socket) -> bytes:
-    """The first byte, which stays in the socket; empty where the client hung up."""
-    loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
-
-    def ready() -> None:
-        if not readable.done():
-            readable.set_result(None)
-
-    loop.add_reader(connection, ready)
-    try:
-        await readable
-    finally:
-        with contextlib.suppress(OSError):
-            loop.remove_reader(connection)
-    return connection.recv(1, socket.MSG_PEEK)
-
-
-def _plain_answer(port: int) -> bytes:
-    text = f"this port speaks TLS: use https://HOST:{port} (AGL_TLS_CA, OTEL_EXPORTER_OTLP_CERTIFICATE)\n".encode()
-    head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n"
-    return head.encode() + text
 
 
 def peer_has_certificate(transport: Any) -> bool:
