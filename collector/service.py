@@ -41,7 +41,7 @@ from agl_otel.net.grpc_server import GrpcPort
 from agl_otel.net.http_server import is_well, listen, make_runner, require_certificate
 from agl_otel.net.tls import Tls
 from agl_otel.queue.client import QueueClient
-from agl_otel.queue.registration import Presence
+from agl_otel.queue.registration import Registration
 from agl_otel.settings import Settings
 from agl_otel.telemetry.push import pushing
 from agl_otel.traces.address import ServerAddress
@@ -65,7 +65,7 @@ class Collector:
         self._runners: list[web.AppRunner] = []
         self._forwarder: Forwarder | None = None
         self._maintenance: Maintenance | None = None
-        self._presence: Presence | None = None
+        self._registration: Registration | None = None
         self._grpc: GrpcPort | None = None
         self._closers = contextlib.AsyncExitStack()
         self._pushing = contextlib.AsyncExitStack()
@@ -179,8 +179,8 @@ class Collector:
             "collector_http": f"{scheme}://{settings.announced_host}:{http_port}",
             "clickhouse": f"{scheme}://{settings.announced_host}:{sql_port}",
         }
-        self._presence = Presence(self._queue, "collector", self.addresses["collector_http"], self.addresses)
-        self._presence.start()
+        self._registration = Registration(self._queue, "collector", self.addresses["collector_http"], self.addresses)
+        self._registration.start()
 
     async def failed(self) -> None:
         """Return never, or raise what ended the writer: then nothing that is acked would become visible, and a restart is due."""
@@ -269,8 +269,8 @@ class Collector:
 
     async def _farewell(self) -> None:
         await self._heartbeats.flush(everything=True)
-        if self._presence is not None:
-            await self._presence.leave()
+        if self._registration is not None:
+            await self._registration.end()
 
     def _clear_log(self) -> None:
         """After an orderly stop with nothing left to write, the next start has nothing to replay."""

@@ -26,7 +26,7 @@ from agl_otel.proxy.models import ModelList
 from agl_otel.proxy.models import load as load_models
 from agl_otel.proxy.upstream import Budget, QueueUpstreams
 from agl_otel.queue.client import QueueClient
-from agl_otel.queue.registration import Presence
+from agl_otel.queue.registration import Registration
 from agl_otel.service.main import Serving, run_service
 from agl_otel.settings import DAY_SECONDS, Settings
 from agl_otel.telemetry.otlp import OtlpExporter
@@ -46,8 +46,8 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
     tls = Tls.load(settings)
     url = f"{'https' if tls else 'http'}://{settings.announced_host}:{settings.proxy_port}"
     async with QueueClient(settings.queue_address, token=token) as queue, AsyncExitStack() as closers:
-        presence = Presence(queue, "proxy", url, {"proxy": url})
-        closers.push_async_callback(presence.leave)
+        registration = Registration(queue, "proxy", url, {"proxy": url})
+        closers.push_async_callback(registration.end)
         endpoint = await _collector(queue, settings)
         telemetry = Telemetry.start(otlp_endpoint=endpoint, token=token, service_name="agl-otel-proxy")
         journal, exporter = _journal(settings, telemetry), OtlpExporter(endpoint, token)
@@ -96,7 +96,7 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
             await listen(runner, settings.host, settings.proxy_port, context)
         except OSError as error:
             raise InUseError.of_port(settings.host, settings.proxy_port, error, "AGL_PROXY_PORT") from None
-        presence.start()
+        registration.start()
         yield Serving(f"the proxy serves on {url}")
 
 

@@ -88,7 +88,7 @@ class Calls:
 
     @property
     def trust(self) -> tls.Trust:
-        """Whom it trusts; as the environment says, unless told."""
+        """The certificates that it trusts; by default those that the environment names."""
         if self._trust is None:
             self._trust = tls.ambient()
         return self._trust

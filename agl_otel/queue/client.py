@@ -44,12 +44,12 @@ __all__ = ["DOWN", "KEEP", "AttemptUpdate", "Observation", "QueueClient", "Rollo
 T = TypeVar("T")
 EVERY_ROLLOUT: Final = RolloutQuery()
 DOWN: Final = "down/"
-"""Begins the names of what a supervisor announces of services that are down (types.Describe.down)."""
+"""Prefix of the names under which a supervisor registers services that are down (types.Describe.down)."""
 _RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 
 
 class QueueClient:
-    """Speaks to the queue at `address` (host:port, or https://host:port for TLS; see tls.py for `trust`).
+    """A client of the queue at `address` (host:port, or https://host:port for TLS; see tls.py for `trust`).
 
     `timeout_seconds` bounds one try of a call, `retry_seconds` all its tries.
     """
@@ -78,7 +78,7 @@ class QueueClient:
         await self.close()
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         await asyncio.gather(*self._background)
         await self._calls.close()
 
@@ -296,7 +296,7 @@ class QueueClient:
     # --- workers
 
     async def heartbeat(self, worker_id: str, *, stats: Mapping[str, Any] | None = None, attempt_ids: Sequence[str] = ()) -> list[str]:
-        """Say that a worker lives and what it runs; answers which of these attempts to end (cancelled, timed out, replaced)."""
+        """Send a worker's heartbeat and what it runs; answers which of these attempts to end (cancelled, timed out, replaced)."""
         text = None if stats is None else convert.to_json(dict(stats), "a worker's stats")
         request = pb.HeartbeatRequest(worker_id=worker_id, stats_json=text, attempt_ids=attempt_ids)
         return list((await self._calls.call("Heartbeat", request, pb.HeartbeatResponse)).cancelled)
@@ -330,9 +330,9 @@ class QueueClient:
     async def announce(
         self, service: str, instance: str, addresses: Mapping[str, str], *, gone: bool = False, seconds: float | None = None
     ) -> Describe:
-        """Say where a service can be reached (see types.Describe for the names), or that it has gone.
+        """Register a service's addresses (see types.Describe for the names), or deregister it (`gone`).
 
-        It holds for `seconds`, so say it again before (every third of them); None: until `gone`, even where the service was killed.
+        It holds for `seconds`, so renew it before (every third of them); None: until `gone`, even where the service was killed.
         """
         request = pb.AnnounceRequest(service=service, instance=instance, addresses=addresses, gone=gone, seconds=seconds)
         return self._described(await self._calls.call("Announce", request, pb.DescribeResponse))

@@ -295,7 +295,7 @@ def resources_from_pb(message: pb.Resources) -> ResourcesUpdate:
 
 
 def reachable(address: str, dialled: str) -> str:
-    """`address` as somebody who reached the queue at host `dialled` can reach it: a wildcard or loopback host gives way to it."""
+    """`address` as a client that reached the queue at host `dialled` can reach it: a wildcard or loopback host gives way to it."""
     scheme, separator, rest = address.rpartition("://")
     host, colon, port = rest.rpartition(":")
     far = dialled not in ("127.0.0.1", "localhost", "[::1]")

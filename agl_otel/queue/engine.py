@@ -1,8 +1,8 @@
-"""What an engine is: somewhere to run one operation as one transaction. All logic is above it, in operations/.
+"""Runs one operation as one transaction: what an engine is. All logic is above it, in operations/.
 
 An operation is a plain function of a Transaction. `write` runs it alone and durably: when `write` returns, its effect survives
 kill -9. An operation that raises has no effect. What an operation signals reaches `subscribe`d callbacks after the commit, on the
-event loop, before `write` returns; where several services share a store, those of the others hear of it soon after.
+event loop, before `write` returns; where several services share a store, the others get it soon after.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
-from agl_otel.queue.rows import RolloutRow
+from agl_otel.queue.rows import RolloutRow, Row
 from agl_otel.queue.statements import Statements
 
 T = TypeVar("T")
@@ -22,7 +23,7 @@ Params = Mapping[str, object]
 
 @dataclass
 class Signals:
-    """What the waiting calls of a service want to hear of a transaction."""
+    """What a transaction changed that calls wait for."""
 
     claimable: int = 0
     """How many rollouts it made claimable."""
@@ -31,7 +32,7 @@ class Signals:
     ended: list[tuple[str, str, float]] = field(default_factory=list[tuple[str, str, float]])
     """(status, mode or unknown, seconds since its start) of the rollouts that it finished; for this service's metrics alone."""
     missed: bool = False
-    """Rollouts may have been finished unheard: whoever waits for some looks at them. (The watchdog looks at what is claimable.)"""
+    """Signals may have been lost: calls that wait for rollouts look at them. (The watchdog looks at what is claimable.)"""
 
     def __bool__(self) -> bool:
         return bool(self.claimable or self.settled or self.missed)
@@ -70,12 +71,12 @@ class Transaction(Protocol):
         """Run the named statement; answers how many rows it changed."""
         ...
 
-    def run_many(self, name: str, params: Sequence[Params]) -> None:
-        """Run the named statement once for each; every one names the same parameters."""
+    def run_many(self, name: str, params: Sequence[Params] | Sequence[Row]) -> None:
+        """Run the named statement once for each; all are rows of one table, or name the same parameters."""
         ...
 
     def alone(self, keys: Sequence[str]) -> None:
-        """Let no other transaction that says one of these keys go on until this one ends; the first thing that an operation does."""
+        """Keep other transactions that name one of these keys waiting until this one ends; the first thing that an operation does."""
         ...
 
     def hold(self, rollout_ids: Sequence[str]) -> None:
@@ -84,6 +85,8 @@ class Transaction(Protocol):
 
 
 Operation = Callable[[Transaction], T]
+Record = Callable[[str, BaseException | None, float], None]
+"""Takes "write" or "read", the error where there was one, and the seconds from the call until the answer."""
 
 
 class Engine(Protocol):
@@ -113,9 +116,39 @@ class Engine(Protocol):
         """Call `callback` on the event loop with the signals of committed transactions."""
         ...
 
+    def instrument(self, record: Record) -> None:
+        """Call `record` on the event loop after each transaction."""
+        ...
+
     async def close(self) -> None:
         """Finish what was begun and let go of the store."""
         ...
+
+
+class Instrumented:
+    """What engines have in common: subscribers of signals, and the time that transactions take."""
+
+    def __init__(self) -> None:
+        self._subscribers: list[Callable[[Signals], None]] = []
+        self._record: Record | None = None
+
+    def subscribe(self, callback: Callable[[Signals], None]) -> None:
+        """Call `callback` on the event loop with the signals of committed transactions, here or in another service."""
+        self._subscribers.append(callback)
+
+    def instrument(self, record: Record) -> None:
+        """Call `record` on the event loop after each transaction."""
+        self._record = record
+
+    def _timed(self, kind: str, future: asyncio.Future[T]) -> asyncio.Future[T]:
+        if (record := self._record) is not None:
+            began = perf_counter()
+            future.add_done_callback(lambda done: record(kind, None if done.cancelled() else done.exception(), perf_counter() - began))
+        return future
+
+    def _signal(self, signals: Signals) -> None:
+        for callback in self._subscribers:
+            callback(signals)
 
 
 def tally_changes(tallies: Counter[str]) -> list[dict[str, object]]:

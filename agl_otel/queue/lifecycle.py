@@ -64,7 +64,7 @@ def observed(attempt: AttemptStatus, rollout: RolloutStatus, *, latest: bool) ->
 
 
 def replaced(attempt: AttemptStatus) -> AttemptStatus:
-    """What an attempt becomes when a newer one of its rollout begins: nobody watches it any more, so that one that is open fails."""
+    """What an attempt becomes when a newer one of its rollout begins: it is watched no more, so one that is open fails."""
     return "failed" if attempt in OPEN else attempt
 
 

@@ -6,16 +6,13 @@ is one transaction of the engine.
 
 from __future__ import annotations
 
-import asyncio
 import re
-from time import perf_counter
-from typing import Final, TypeVar
+from typing import Final
 
 from agl_otel.errors import AglError
-from agl_otel.queue.engine import Engine, Operation, Signals
+from agl_otel.queue.engine import Signals
 from agl_otel.telemetry.meters import Meters
 
-T = TypeVar("T")
 STORE_METHODS: Final = {
     "Enqueue": "enqueue_many_rollouts",
     "Claim": "dequeue_many_rollouts",
@@ -58,47 +55,13 @@ class QueueMeters:
         self._call_took(seconds, method, method, status)
 
     def committed(self, signals: Signals) -> None:
-        """A transaction was committed, here or in another service: of those the rollouts that ended are not told."""
+        """A transaction was committed; those of other services do not name the rollouts that ended."""
         for status, mode, seconds in signals.ended:
             self._ended(status, mode)
             self._rollout_took(seconds, status, mode)
 
     def transacted(self, operation: str, error: BaseException | None, seconds: float) -> None:
-        """A transaction has ended."""
+        """A transaction has ended; see engine.Record."""
         status = "OK" if error is None else type(error).__name__ if isinstance(error, AglError) else "UNKNOWN"
         self._transactions(operation, status)
         self._transaction_took(seconds, operation, status)
-
-
-class MeasuredEngine:
-    """An engine whose transactions are measured; see engine.Engine."""
-
-    def __init__(self, engine: Engine, meters: QueueMeters) -> None:
-        self._engine = engine
-        self._meters = meters
-        self.name = engine.name
-        self.where = engine.where
-        self.now = engine.now
-        self.subscribe = engine.subscribe
-        self.close = engine.close
-        engine.subscribe(meters.committed)
-
-    def write(self, operation: Operation[T]) -> asyncio.Future[T]:
-        """As the engine's."""
-        began = perf_counter()
-        writing = self._engine.write(operation)
-        writing.add_done_callback(
-            lambda done: self._meters.transacted("write", None if done.cancelled() else done.exception(), perf_counter() - began)
-        )
-        return writing
-
-    async def read(self, operation: Operation[T]) -> T:
-        """As the engine's."""
-        began = perf_counter()
-        try:
-            answer = await self._engine.read(operation)
-        except BaseException as error:
-            self._meters.transacted("read", error, perf_counter() - began)
-            raise
-        self._meters.transacted("read", None, perf_counter() - began)
-        return answer

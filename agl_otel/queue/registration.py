@@ -1,6 +1,6 @@
-"""A service's presence: it says where it is again and again, and takes leave at the end.
+"""Registers a service with the queue, renews the registration, deregisters on shutdown.
 
-What the queue has not heard of for HOLDS_SECONDS it describes no more: a killed collector must not stop every reader's barrier.
+A registration that was not renewed for HOLDS_SECONDS expires: a killed collector must not stop every reader's barrier.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from agl_otel.errors import AglError
 from agl_otel.queue.client import QueueClient
 
 HOLDS_SECONDS: Final = 60.0
-AGAIN_SECONDS: Final = HOLDS_SECONDS / 3
+RENEW_SECONDS: Final = HOLDS_SECONDS / 3
 RETRY_SECONDS: Final = 1.0
-FAREWELL_SECONDS: Final = 2.0  # the queue may be gone before us
+DEREGISTER_SECONDS: Final = 2.0  # the queue may be gone before us
 _log = logging.getLogger(__name__)
 
 
-class Presence:
-    """One service's announcements, as a task of the running loop from `start` to `leave`."""
+class Registration:
+    """One service's registration, renewed by a task of the running loop from `start` to `end`."""
 
     def __init__(self, queue: QueueClient, service: str, instance: str, addresses: Mapping[str, str]) -> None:
         self._queue = queue
@@ -32,30 +32,30 @@ class Presence:
 
     def start(self) -> None:
         """Begin; returns at once, whether the queue is there or not."""
-        self._task = asyncio.create_task(self._announce(), name="announce")
+        self._task = asyncio.create_task(self._renew(), name="registration")
 
-    async def leave(self) -> None:
-        """Say that the service has gone, if the queue is there to hear it."""
+    async def end(self) -> None:
+        """Stop renewing and deregister, where the queue answers."""
         if self._task is None:
             return
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         try:
-            async with asyncio.timeout(FAREWELL_SECONDS):
+            async with asyncio.timeout(DEREGISTER_SECONDS):
                 await self._queue.announce(self._service, self._instance, self._addresses, gone=True)
         except (AglError, TimeoutError) as error:
-            _log.warning("the queue was not told that the %s has gone: %s", self._service, error)
+            _log.warning("the %s could not be deregistered from the queue: %s", self._service, error)
 
-    async def _announce(self) -> None:
-        heard = True
+    async def _renew(self) -> None:
+        registered = True
         while True:
             try:
                 await self._queue.announce(self._service, self._instance, self._addresses, seconds=HOLDS_SECONDS)
             except AglError as error:
-                if heard:
-                    _log.warning("the queue does not take the address of the %s; trying again: %s", self._service, error)
-                heard = False
+                if registered:
+                    _log.warning("the %s is not registered with the queue; trying again: %s", self._service, error)
+                registered = False
                 await asyncio.sleep(RETRY_SECONDS)
             else:
-                heard = True
-                await asyncio.sleep(AGAIN_SECONDS)
+                registered = True
+                await asyncio.sleep(RENEW_SECONDS)

@@ -89,6 +89,14 @@ class ResourcesRow(NamedTuple):
     resources: str
 
 
+class InputRow(NamedTuple):
+    """The input of a rollout, as JSON text."""
+
+    ordinal: int
+    input: str
+
+
+Row = RolloutRow | AttemptRow | ResourcesRow | InputRow
 ROLLOUT_WIDTH: Final = len(RolloutRow._fields)
 ATTEMPT_WIDTH: Final = len(AttemptRow._fields)
 COLUMNS: Final[dict[str, str]] = {

@@ -16,7 +16,7 @@ from agl_otel.net import auth
 from agl_otel.net.grpc_server import AskingForToken, GrpcPort, Registrar
 from agl_otel.net.tls import Tls
 from agl_otel.queue.engine import Engine
-from agl_otel.queue.measured import MeasuredEngine, QueueMeters
+from agl_otel.queue.measured import QueueMeters
 from agl_otel.queue.proto import queue_pb2_grpc
 from agl_otel.queue.service import QueueService
 from agl_otel.queue.sqlite import SqliteEngine, sqlite_path
@@ -69,10 +69,9 @@ class QueueServer:
         self._engine = engine
         self._measured = QueueMeters()
         self.meters = self._measured.meters
-        service = QueueService(
-            MeasuredEngine(engine, self._measured), version=version("agl-otel"), clock=clock or engine.now, meters=self.meters, token=token
-        )
-        self.service = service
+        engine.subscribe(self._measured.committed)
+        engine.instrument(self._measured.transacted)
+        self.service = QueueService(engine, version=version("agl-otel"), clock=clock or engine.now, meters=self.meters, token=token)
         self._token = token
         self._sweep_seconds = sweep_seconds
         self._listener = GrpcPort(self._make, "AGL_QUEUE_PORT or --queue-port")

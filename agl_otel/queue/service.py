@@ -1,4 +1,4 @@
-"""The gRPC face of the queue: every call is one operation on the engine, or a wait that the engine's signals end.
+"""The servicer of queue.proto: every call is one operation on the engine, or a wait that the engine's signals end.
 
 What belongs here: waiting, cancellation, errors as statuses. What does not: any rule about rollouts (operations/, lifecycle.py).
 """
@@ -20,43 +20,43 @@ import grpc.aio
 from agl_otel.errors import AglError, UnavailableError, grpc_status
 from agl_otel.net.auth import authorization_of, shows
 from agl_otel.queue import lifecycle
+from agl_otel.queue.batcher import RequestBatcher
 from agl_otel.queue.convert import rollouts_pb
 from agl_otel.queue.engine import Engine, Transaction
-from agl_otel.queue.operations import attempts, claims, enqueue, observe, queries, resources, runs, stack, updates, watchdog
+from agl_otel.queue.operations import admin, claim, complete, enqueue, observe, query
 from agl_otel.queue.proto import queue_pb2 as pb
-from agl_otel.queue.together import Together
-from agl_otel.queue.waiting import ALL, ClaimWaiter, Waiting
+from agl_otel.queue.waiters import ALL, ClaimWaiter, Waiters
 from agl_otel.telemetry.meters import Meters
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 CHUNK_ITEMS: Final = 256  # in one message of a stream
-HANDED_OVER: Final = 16  # claims that one enqueue serves in its own transaction; more are woken after it
+HAND_OFFS: Final = 16  # claims that one enqueue serves in its own transaction; more are woken after it
 CHUNK_BYTES: Final = 8 << 20  # in one message of a stream, after its first item: others are served between two
 WRITES: Final[dict[str, Callable[[Transaction, Any, float], Any]]] = {
     "Start": enqueue.start,
     "StartAttempt": enqueue.start_attempt,
-    "Release": claims.release,
-    "UpdateRollouts": updates.update_rollouts,
-    "Delete": updates.delete,
+    "Release": claim.release,
+    "UpdateRollouts": admin.update_rollouts,
+    "Delete": admin.delete,
     "Observe": observe.observe,
     "TakeSequence": observe.take_sequence,
     "Witness": observe.witness,
-    "PutResources": resources.put_resources,
-    "Heartbeat": stack.heartbeat,
-    "Lease": stack.lease,
+    "PutResources": admin.put_resources,
+    "Heartbeat": observe.heartbeat,
+    "Lease": admin.lease,
 }
 """Calls that are one writing operation."""
 READS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
-    "Rollouts": queries.query_rollouts,
-    "Attempts": queries.query_attempts,
-    "Resources": queries.query_resources,
-    "Workers": queries.query_workers,
+    "Rollouts": query.query_rollouts,
+    "Attempts": query.query_attempts,
+    "Resources": query.query_resources,
+    "Workers": query.query_workers,
 }
 """Queries, each a reading operation whose answer is sent in parts (Stream…): the field of the answer that holds what is asked for."""
-SUMS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
-    "QueryRuns": runs.query_runs,
-    "QueryRunMembers": runs.query_run_members,
+COLUMNS: Final[dict[str, Callable[[Transaction, Any], Any]]] = {
+    "QueryRuns": query.query_runs,
+    "QueryRunMembers": query.query_run_members,
 }
 """Calls that are one reading operation with one answer."""
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 class QueueService:
     """A servicer of queue.proto on one engine.
 
-    `clock` gives Unix seconds; `meters` are what Statistics tells of the service, if asked; only who has `token` reads providers' keys.
+    `clock` gives Unix seconds; `meters` are the service's metrics, for Statistics; only callers with `token` read providers' keys.
     """
 
     def __init__(
@@ -83,47 +83,47 @@ class QueueService:
         self._token = token
         self._started = clock()
         self._meters = meters or Meters()
-        self._meters.gauge("agl.queue.claims_waiting", "Claims that wait for a rollout.", lambda: [({}, self.claims_parked)])
-        self._waiting = Waiting()
-        self._claims: Together[pb.ClaimRequest, pb.Rollouts] = Together(
-            engine, lambda tx, requests: claims.claim_all(tx, requests, self._clock())
+        self._meters.gauge("agl.queue.claims_waiting", "Claims that wait for a rollout.", lambda: [({}, self.claims_waiting)])
+        self._waiters = Waiters()
+        self._claims: RequestBatcher[pb.ClaimRequest, pb.Rollouts] = RequestBatcher(
+            engine, lambda tx, requests: claim.claim_all(tx, requests, self._clock())
         )
-        self._updates: Together[pb.UpdateAttemptsRequest, pb.Attempts] = Together(
-            engine, lambda tx, requests: attempts.update_all(tx, requests, self._clock())
+        self._updates: RequestBatcher[pb.UpdateAttemptsRequest, pb.Attempts] = RequestBatcher(
+            engine, lambda tx, requests: complete.update_all(tx, requests, self._clock())
         )
         self._abandoned: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self.address = ""
         for name, operation in WRITES.items():
             setattr(self, name, partial(self._write, operation))
-        for name, operation in SUMS.items():
+        for name, operation in COLUMNS.items():
             setattr(self, name, partial(self._read, operation))
         for name, operation in READS.items():
             setattr(self, f"Stream{name}", partial(self._read_in_parts, operation, name.lower()))
-        engine.subscribe(self._waiting.on_signals)
+        engine.subscribe(self._waiters.on_signals)
 
     @property
-    def claims_parked(self) -> int:
+    def claims_waiting(self) -> int:
         """How many claims wait for a rollout."""
-        return self._waiting.claims_parked
+        return self._waiters.claims_waiting
 
     @property
     def claims_idle(self) -> int:
-        """How many of them do nothing but wait: they were tried, and nobody serves them now."""
-        return self._waiting.claims_idle
+        """How many of them do nothing but wait: they were tried, and no hand-off has begun."""
+        return self._waiters.claims_idle
 
     async def sweep(self) -> int:
-        """One round of the watchdog; wakes parked claims for whatever has become claimable. Answers how many attempts it gave up."""
-        given_up = await self._engine.write(lambda tx: watchdog.sweep(tx, self._clock()))
-        if parked := self._waiting.claims_parked:  # a lost wake-up costs at most one round
-            count = await self._engine.read(lambda tx: int(tx.rows("claimable_count", {"limit": parked})[0][0]))
-            self._waiting.wake_claims(count)
+        """Run one round of the watchdog, and wake claims for what has become claimable. Answers how many attempts it gave up."""
+        given_up = await self._engine.write(lambda tx: admin.sweep(tx, self._clock()))
+        if waiting := self._waiters.claims_waiting:  # a lost wake-up costs at most one round
+            count = await self._engine.read(lambda tx: int(tx.rows("claimable_count", {"limit": waiting})[0][0]))
+            self._waiters.wake_claims(count)
         return given_up
 
     def stop_waiting(self) -> None:
-        """Let every parked claim and every wait end now."""
+        """End every claim and every wait that waits."""
         self._stopping.set()
-        self._waiting.wake_claims(ALL)
+        self._waiters.wake_claims(ALL)
 
     async def drain(self) -> None:
         """Wait for claims that are being taken back."""
@@ -133,15 +133,18 @@ class QueueService:
 
     async def Enqueue(self, request: pb.EnqueueRequest, context: Context) -> pb.Rollouts:  # noqa: N802 - the wire's name
         """New rollouts. Claims that wait get theirs in the same transaction: they are on the disk, and out again, with one sync."""
-        waiters = self._waiting.idle_claims(len(request.rollouts), HANDED_OVER)
-        if waiters:
-            writing = self._engine.write(partial(_enqueue_and_claim, request=request, claims_of=waiters, clock=self._clock))
-            writing.add_done_callback(partial(_hand_over, waiters))  # even where the caller goes away
+        if waiters := self._waiters.begin_hand_off(len(request.rollouts), HAND_OFFS):
+            asked = [waiter.request for waiter in waiters]
+            writing = self._engine.write(lambda tx: enqueue.enqueue_and_claim(tx, request, asked, self._clock()))
+            writing.add_done_callback(partial(_hand_off, waiters))  # even where the caller goes away
             try:
                 return (await asyncio.shield(writing))[0]
             except Exception as error:  # noqa: BLE001 - a claim may be why: below, each has its own outcome
                 _log.debug("an enqueue is tried again without the claims that wait", exc_info=error)
-        return await self._write(enqueue.enqueue, request, context)
+        try:
+            return await self._engine.write(lambda tx: enqueue.enqueue(tx, request, self._clock()))
+        except AglError as error:
+            return await _abort(context, error)
 
     async def Claim(self, request: pb.ClaimRequest, context: Context) -> pb.Rollouts:  # noqa: N802 - the wire's name
         """The next rollouts, or after `wait_seconds` none."""
@@ -153,7 +156,7 @@ class QueueService:
     async def Wait(self, request: pb.WaitRequest, context: Context) -> AsyncIterator[pb.Rollouts]:  # noqa: N802 - the wire's name
         """Finished rollouts, as they finish."""
         ids = [*dict.fromkeys(request.rollout_ids)]
-        heard = self._waiting.listen(ids)
+        heard = self._waiters.listen(ids)
         try:
             timeout = request.timeout_seconds if request.HasField("timeout_seconds") else None
             async for rollouts in self._finished(ids, heard, timeout):
@@ -162,30 +165,30 @@ class QueueService:
         except AglError as error:
             await _abort(context, error)
         finally:
-            self._waiting.forget(ids, heard)
+            self._waiters.forget(ids, heard)
 
     # --- calls that many workers make at once
 
     async def UpdateAttempts(self, request: pb.UpdateAttemptsRequest, context: Context) -> pb.Attempts:  # noqa: N802 - the wire's name
         """Attempts as they are now."""
         try:
-            return await self._updates.write(request, request.request_id or uuid.uuid4().hex, attempts.weight(request))
+            return await self._updates.write(request, request.request_id or uuid.uuid4().hex, complete.weight(request))
         except AglError as error:
             return await _abort(context, error)
 
-    # --- calls to which the service adds what only it knows
+    # --- calls to which the service adds its own data
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:  # noqa: N802 - the wire's name
         """Where the services are."""
-        return self._described(await self._read(lambda tx, _: stack.describe(tx, self._clock(), self._started), request, context))
+        return self._described(await self._read(lambda tx, _: admin.describe(tx, self._clock(), self._started), request, context))
 
     async def Announce(self, request: pb.AnnounceRequest, context: Context) -> pb.DescribeResponse:  # noqa: N802 - the wire's name
-        """A service says where it is."""
-        return self._described(await self._write(partial(stack.announce, heard_since=self._started), request, context))
+        """Register a service, or deregister it."""
+        return self._described(await self._write(partial(admin.announce, heard_since=self._started), request, context))
 
     async def Statistics(self, request: pb.StatisticsRequest, context: Context) -> pb.StatisticsResponse:  # noqa: N802 - the wire's name
         """What there is."""
-        answer = await self._read(lambda tx, _: stack.statistics(tx, self._clock()), request, context)
+        answer = await self._read(lambda tx, _: query.statistics(tx, self._clock()), request, context)
         answer.uptime_seconds = self._clock() - self._started
         answer.engine = self._engine.name
         if request.metrics:
@@ -206,7 +209,7 @@ class QueueService:
         except AglError as error:
             return await _abort(context, error)
         if isinstance(answer, pb.ResourcesList) and not self._knows_the_token(context):
-            resources.hide_keys(answer)
+            admin.hide_keys(answer)
         return answer
 
     def _knows_the_token(self, context: Context) -> bool:
@@ -229,7 +232,7 @@ class QueueService:
         request.request_id = request.request_id or uuid.uuid4().hex  # a claim must be known by name to be put back
         waiter = ClaimWaiter(request)
         if request.wait_seconds > 0:
-            self._waiting.park(waiter)
+            self._waiters.add(waiter)
         try:
             found = await self._try_claim(request)
             while not found.rollouts and request.limit > 0:
@@ -245,9 +248,9 @@ class QueueService:
                 if not found.rollouts:
                     found = await self._try_claim(request)
         finally:
-            self._waiting.leave(waiter)
+            self._waiters.remove(waiter)
         if not found.rollouts and request.HasField("worker_id"):
-            await self._engine.write(lambda tx: claims.found_nothing(tx, request.worker_id, self._clock()))
+            await self._engine.write(lambda tx: claim.found_nothing(tx, request.worker_id, self._clock()))
         return found
 
     async def _wait_for_work(self, waiter: ClaimWaiter, patience: float) -> bool:
@@ -263,7 +266,7 @@ class QueueService:
             waiter.event.clear()
 
     async def _try_claim(self, request: pb.ClaimRequest) -> pb.Rollouts:
-        return await self._claimed(self._claims.write(request, request.request_id, claims.weight(request)), request)
+        return await self._claimed(self._claims.write(request, request.request_id, claim.weight(request)), request)
 
     async def _claimed(self, claiming: asyncio.Future[pb.Rollouts], request: pb.ClaimRequest) -> pb.Rollouts:
         """What a claim gets; where the caller goes away meanwhile, what it took or may still take is put back."""
@@ -283,7 +286,7 @@ class QueueService:
         if claiming.exception() is None and not claiming.result().rollouts:
             return
         try:
-            released = await self._engine.write(lambda tx: claims.abandon(tx, request_id, self._clock()))
+            released = await self._engine.write(lambda tx: claim.abandon(tx, request_id, self._clock()))
             _log.info("a claimer went away: %d rollouts were put back", released)
         except AglError as error:
             _log.warning("a claimer went away and its claim %s could not be put back: %s", request_id, error)
@@ -330,18 +333,8 @@ class QueueService:
             stopping.cancel()
 
 
-def _enqueue_and_claim(
-    tx: Transaction, request: pb.EnqueueRequest, claims_of: Sequence[ClaimWaiter], clock: Callable[[], float]
-) -> tuple[pb.Rollouts, list[pb.Rollouts]]:
-    """New rollouts, and what claims that wait get of them (or of what was there before), in order."""
-    answer = enqueue.enqueue(tx, request, clock())
-    handed = claims.claim_all(tx, [waiter.request for waiter in claims_of], clock())
-    tx.signals.claimable = max(0, tx.signals.claimable - sum(len(found.rollouts) for found in handed))
-    return answer, handed
-
-
-def _hand_over(waiters: Sequence[ClaimWaiter], writing: asyncio.Future[tuple[pb.Rollouts, list[pb.Rollouts]]]) -> None:
-    """Tell claims what they got: nothing, where the transaction failed; then each tries for itself."""
+def _hand_off(waiters: Sequence[ClaimWaiter], writing: asyncio.Future[tuple[pb.Rollouts, list[pb.Rollouts]]]) -> None:
+    """Give claims what they got: nothing, where the transaction failed; then each tries for itself."""
     failed = writing.cancelled() or writing.exception() is not None
     for waiter, found in zip(waiters, [pb.Rollouts()] * len(waiters) if failed else writing.result()[1], strict=True):
         if waiter.handed is not None:

@@ -15,14 +15,15 @@ import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from agl_otel.errors import FULL_DISK, AglError, ConflictError, DiskFullError, InUseError, SettingsError, UnavailableError
 from agl_otel.queue import schema
-from agl_otel.queue.engine import Operation, Params, RunTallies, Signals, tally_changes
+from agl_otel.queue.engine import Instrumented, Operation, Params, RunTallies, Signals, tally_changes
+from agl_otel.queue.rows import Row
 from agl_otel.queue.statements import Statements
 from agl_otel.service.lock import FileLock
 
@@ -82,10 +83,11 @@ class SqliteTransaction:
         """Run the named statement; answers how many rows it changed."""
         return self._connection.execute(self.statements[name], params).rowcount
 
-    def run_many(self, name: str, params: Sequence[Params]) -> None:
+    def run_many(self, name: str, params: Sequence[Params] | Sequence[Row]) -> None:
         """Run the named statement once for each."""
-        sql, in_order = self.statements.positional(name)
-        self._connection.executemany(sql, map(in_order, params))
+        if params:
+            sql, in_order = self.statements.positional(name, params[0])
+            self._connection.executemany(sql, map(in_order, params))
 
     def alone(self, keys: Sequence[str]) -> None:
         """Nothing to do: there is one writer."""
@@ -113,12 +115,13 @@ class _Outcome(NamedTuple):
     error: BaseException | None
 
 
-class SqliteEngine:
+class SqliteEngine(Instrumented):
     """See engine.Engine. Create it inside the event loop that uses it."""
 
     name = "sqlite"
 
     def __init__(self, path: Path, *, readers: int = 2) -> None:
+        super().__init__()
         self._path = path
         self.where = f"sqlite:///{path}"
         self._statements = Statements()
@@ -136,7 +139,6 @@ class SqliteEngine:
         except BaseException:
             self._lock.close()
             raise
-        self._subscribers: list[Callable[[Signals], None]] = []
         self._waiting: deque[_Waiting] = deque()
         self._wake = threading.Semaphore(0)
         self._stopping = False
@@ -150,13 +152,9 @@ class SqliteEngine:
         """Unix seconds by this machine's clock."""
         return time.time()
 
-    def subscribe(self, callback: Callable[[Signals], None]) -> None:
-        """Call `callback` on the event loop with the signals of committed transactions."""
-        self._subscribers.append(callback)
-
     def write(self, operation: Operation[T]) -> asyncio.Future[T]:
         """Run an operation in the next group; durable when the future is done."""
-        future: asyncio.Future[T] = self._loop.create_future()
+        future: asyncio.Future[T] = self._timed("write", self._loop.create_future())
         if self._stopping:
             future.set_exception(UnavailableError("the queue is stopping: try again when it is back"))
             return future
@@ -166,7 +164,7 @@ class SqliteEngine:
 
     async def read(self, operation: Operation[T]) -> T:
         """Run an operation on a reader's connection, on one consistent state."""
-        return await self._loop.run_in_executor(self._readers, self._read, operation)
+        return await self._timed("read", self._loop.run_in_executor(self._readers, self._read, operation))
 
     async def close(self) -> None:
         """Write what is waiting, then close the file."""
@@ -217,35 +215,29 @@ class SqliteEngine:
         connection.close()
 
     def _write_group(self, connection: sqlite3.Connection, group: list[_Waiting]) -> None:
+        """Run the operations as one transaction, as a rule without savepoints; where one raises, again with a savepoint for each."""
         signals = Signals()
         try:
-            outcomes = self._run_all(connection, group, signals)
-            if outcomes is None:
-                signals = Signals()
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                transaction = SqliteTransaction(connection, self._statements)
+                outcomes = [_Outcome(waiting.future, waiting.operation(transaction), None) for waiting in group]
+                transaction.write_tallies()
+            except sqlite3.OperationalError:
+                raise  # a full disk or a damaged file: SQLite has often rolled back already
+            except Exception:  # noqa: BLE001 - the second pass delivers it to its own caller
+                connection.execute("ROLLBACK")
                 outcomes = self._run_each(connection, group, signals)
-        except sqlite3.Error as error:  # a full disk, a damaged file: nobody's operation has happened
+            else:
+                connection.execute("COMMIT")
+                signals = transaction.signals
+        except sqlite3.Error as error:  # a full disk, a damaged file: no operation has had an effect
             _log.error("queue database %s: %s; %d operations were refused", self._path, error, len(group))
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             failure = _unavailable(error, self._path)
             signals, outcomes = Signals(), [_Outcome(waiting.future, None, failure) for waiting in group]
         self._loop.call_soon_threadsafe(self._deliver, signals, outcomes)
-
-    def _run_all(self, connection: sqlite3.Connection, group: list[_Waiting], signals: Signals) -> list[_Outcome] | None:
-        """The whole group without savepoints, which is the rule; None (and nothing has happened) where an operation raises."""
-        connection.execute("BEGIN IMMEDIATE")
-        transaction = SqliteTransaction(connection, self._statements)
-        try:
-            outcomes = [_Outcome(waiting.future, waiting.operation(transaction), None) for waiting in group]
-            transaction.write_tallies()
-        except sqlite3.OperationalError:
-            raise  # a full disk or a damaged file: SQLite has often rolled back already
-        except Exception:  # noqa: BLE001 - the second pass tells its own caller
-            connection.execute("ROLLBACK")
-            return None
-        connection.execute("COMMIT")
-        signals.add(transaction.signals)
-        return outcomes
 
     def _run_each(self, connection: sqlite3.Connection, group: list[_Waiting], signals: Signals) -> list[_Outcome]:
         """The group again, each operation under a savepoint, so that one that raises has no effect and the others have theirs."""
@@ -274,8 +266,7 @@ class SqliteEngine:
 
     def _deliver(self, signals: Signals, outcomes: list[_Outcome]) -> None:
         if signals:
-            for callback in self._subscribers:
-                callback(signals)
+            self._signal(signals)
         for future, result, error in outcomes:
             if future.cancelled():
                 continue

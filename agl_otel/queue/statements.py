@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from operator import itemgetter
-from typing import Final
+from typing import Any, Final
 
 from agl_otel.errors import UsageError
-from agl_otel.queue.rows import COLUMNS
+from agl_otel.queue.rows import COLUMNS, Row
 
 FILES: Final = ("rollouts.sql", "attempts.sql", "others.sql")
 ALL_ROWS: Final = 1 << 62
@@ -27,7 +27,7 @@ class Statements:
         self._rewrite = rewrite
         self._texts: dict[str, str] = {}
         self.descriptions: dict[str, str] = {}
-        self._positional: dict[str, tuple[str, Callable[[Mapping[str, object]], Sequence[object]]]] = {}
+        self._positional: dict[tuple[str, type], tuple[str, Callable[[Any], Sequence[object]]]] = {}
         for name in names:
             self._load(files("agl_otel.queue").joinpath("sql", name).read_text(encoding="utf-8"))
 
@@ -43,13 +43,18 @@ class Statements:
     def __getitem__(self, name: str) -> str:
         return self._texts[name]
 
-    def positional(self, name: str) -> tuple[str, Callable[[Mapping[str, object]], Sequence[object]]]:
-        """The query `name` with numbers for its parameters, and what puts parameters in that order: SQLite binds these in half the time."""
-        found = self._positional.get(name)
+    def positional(self, name: str, example: Row | Mapping[str, object]) -> tuple[str, Callable[[Any], Sequence[object]]]:
+        """The query `name` with numbers for its parameters, and what takes those, in that order, from a row or mapping like `example`.
+
+        SQLite binds them in half the time.
+        """
+        kind = type(example)
+        found = self._positional.get((name, kind))
         if found is None:
             names = [*dict.fromkeys(_PARAMETER.findall(self[name]))]
             sql = _PARAMETER.sub(lambda mark: f"?{names.index(mark[1]) + 1}", self[name])
-            found = self._positional[name] = (sql, _in_order(names))
+            keys = [example._fields.index(each) for each in names] if isinstance(example, tuple) else names
+            found = self._positional[name, kind] = (sql, itemgetter(*keys) if len(keys) > 1 else lambda row: (row[keys[0]],))
         return found
 
     def paged(self, name: str, where: Sequence[str], page: str = "", *, any_of: bool = False, always: Sequence[str] = ()) -> str:
@@ -61,12 +66,6 @@ class Statements:
         conditions += [self[w] for w in always]
         clause = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         return self[name].replace("/*where*/", clause).replace("/*page*/", page).replace("/*order*/", page.partition(" LIMIT ")[0])
-
-
-def _in_order(names: Sequence[str]) -> Callable[[Mapping[str, object]], Sequence[object]]:
-    if len(names) == 1:
-        return lambda row: (row[names[0]],)
-    return itemgetter(*names)
 
 
 def page_clause(

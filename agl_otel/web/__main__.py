@@ -10,7 +10,7 @@ from agl_otel.errors import InUseError
 from agl_otel.net.auth import own_names
 from agl_otel.net.http_server import listen, make_runner, require_certificate
 from agl_otel.net.tls import Tls
-from agl_otel.queue.registration import Presence
+from agl_otel.queue.registration import Registration
 from agl_otel.service.main import Serving, run_service
 from agl_otel.settings import Settings
 from agl_otel.store import Store
@@ -42,9 +42,9 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
         except OSError as error:
             raise InUseError.of_port(settings.host, settings.web_port, error, "AGL_WEB_PORT") from None
         url = f"{'https' if tls else 'http'}://{settings.announced_host}:{settings.web_port}"
-        presence = Presence(store.queue, "web", f"web@{settings.announced_host}:{settings.web_port}", {"web": url})
-        presence.start()
-        closers.push_async_callback(presence.leave)
+        registration = Registration(store.queue, "web", f"web@{settings.announced_host}:{settings.web_port}", {"web": url})
+        registration.start()
+        closers.push_async_callback(registration.end)
         await closers.enter_async_context(pushed("web", lambda: relay.families(app), settings))
         yield Serving(f"the web service is at {url}")
 

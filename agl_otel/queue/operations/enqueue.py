@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 from agl_otel.errors import ConflictError, NotFoundError, UsageError
+from agl_otel.queue.answers import claimed_again, recall, remember, rollouts_by_id
 from agl_otel.queue.convert import joined_fields, rollout_fields
 from agl_otel.queue.engine import Transaction, first
-from agl_otel.queue.operations.answers import claimed_again, recall, remember, rollouts_by_id
-from agl_otel.queue.operations.runs import run_and_step
-from agl_otel.queue.operations.tallies import moved
-from agl_otel.queue.operations.transitions import begin_attempts, find_rollout, sync_workers, take_places
+from agl_otel.queue.operations.claim import claim_all
 from agl_otel.queue.proto import queue_pb2 as pb
-from agl_otel.queue.rows import RolloutRow
+from agl_otel.queue.rows import InputRow, RolloutRow
+from agl_otel.queue.transitions import begin_attempts, find_rollout, moved, run_and_step, sync_workers, take_places
 from agl_otel.types import ADOPTED, NOT_RUN, AttemptStatus, RolloutMode, check_id, new_id
 
 MODES: Final = frozenset(get_args(RolloutMode))
@@ -32,8 +31,12 @@ def enqueue(tx: Transaction, request: pb.EnqueueRequest, now: float) -> pb.Rollo
     key = request.idempotency_key if request.HasField("idempotency_key") else None
     if key is not None and (known := _by_key(tx, key, request)) is not None:
         return known
-    answer = pb.Rollouts()
-    _insert(tx, request.rollouts, now, answer, queued=True)
+    answer, rows, inputs = _new_rollouts(tx, request.rollouts, now, queued=True)
+    tx.run_many("rollout_insert", rows)
+    tx.run_many("input_insert", inputs)
+    for row in rows:
+        moved(tx, None, row)
+        tx.signals.claimable += row.position is not None
     if key is not None:
         items = enumerate(zip(answer.rollouts, _fingerprints(request), strict=True))
         tx.run_many(
@@ -43,19 +46,31 @@ def enqueue(tx: Transaction, request: pb.EnqueueRequest, now: float) -> pb.Rollo
     return answer
 
 
+def enqueue_and_claim(
+    tx: Transaction, request: pb.EnqueueRequest, claims: Sequence[pb.ClaimRequest], now: float
+) -> tuple[pb.Rollouts, list[pb.Rollouts]]:
+    """New rollouts, and what claims that wait get of them (or of what was there before), in order."""
+    answer = enqueue(tx, request, now)
+    handed = claim_all(tx, claims, now)
+    tx.signals.claimable = max(0, tx.signals.claimable - sum(len(found.rollouts) for found in handed))
+    return answer, handed
+
+
 def start(tx: Transaction, request: pb.StartRequest, now: float) -> pb.Rollouts:
     """Make rollouts that were never queued, each with a first attempt; an id that exists is answered as it is."""
     remembered = recall(tx, request.request_id, "Start")
     if remembered is not None:
         return _started_again(tx, remembered)
-    answer = pb.Rollouts()
-    made = _insert(tx, request.rollouts, now, answer, queued=False)
-    fresh = [(row, _worker(request)) for row in made if row is not None]
-    pairs = {row.rollout_id: (row, attempt) for row, attempt in begin_attempts(tx, fresh, now)}
+    answer, rows, inputs = _new_rollouts(tx, request.rollouts, now, queued=False)
+    tx.run_many("rollout_insert", rows)
+    tx.run_many("input_insert", inputs)
+    for row in rows:
+        moved(tx, None, row)
+    pairs = {row.rollout_id: (row, attempt) for row, attempt in begin_attempts(tx, [(row, _worker(request)) for row in rows], now)}
     sync_workers(tx, (attempt for _, attempt in pairs.values()), now)
-    for rollout, row in zip(answer.rollouts, made, strict=True):
-        if row is not None:
-            begun, attempt = pairs[row.rollout_id]
+    for rollout in answer.rollouts:
+        if (pair := pairs.pop(rollout.rollout_id, None)) is not None:
+            begun, attempt = pair
             rollout.CopyFrom(pb.Rollout(**rollout_fields(begun, rollout.input_json, attempt, with_token=True)))
     taken = [(r.rollout_id, r.attempt.attempt_id if r.HasField("token") else None) for r in answer.rollouts]
     remember(tx, request.request_id, "Start", taken, now)
@@ -90,22 +105,21 @@ def _worker(request: pb.StartRequest | pb.StartAttemptRequest) -> str | None:
     return request.worker_id if request.HasField("worker_id") else None
 
 
-def _insert(
-    tx: Transaction, requests: Sequence[pb.NewRollout], now: float, answer: pb.Rollouts, *, queued: bool
-) -> list[RolloutRow | None]:
-    """Insert what does not exist yet. Adds every request's rollout to `answer`, and gives its row where it is new."""
+def _new_rollouts(
+    tx: Transaction, requests: Sequence[pb.NewRollout], now: float, *, queued: bool
+) -> tuple[pb.Rollouts, list[RolloutRow], list[InputRow]]:
+    """Every request's rollout, as it is where its id exists; and the rows, to be inserted, of those that are new."""
+    answer = pb.Rollouts()
     own = [check_id(new.rollout_id, "rollout id") for new in requests if new.HasField("rollout_id")]
     known = {row[1]: pb.Rollout(**joined_fields(row)) for row in tx.rows("rollouts_by_id", {"rollout_ids": json.dumps(own)})} if own else {}
     latest = _current_resources(tx, None) if any(not new.HasField("resources_id") for new in requests) else None
     versions: dict[str, tuple[str, int] | None] = {}
     ordinal = take_places(tx, len(requests)) if requests else 0
-    made: list[RolloutRow | None] = []
     rows: list[RolloutRow] = []
-    inputs: list[dict[str, Any]] = []
+    inputs: list[InputRow] = []
     for new in requests:
         if new.rollout_id in known:
             answer.rollouts.append(known[new.rollout_id])
-            made.append(None)
             continue
         resources = latest
         if new.HasField("resources_id"):
@@ -115,17 +129,11 @@ def _insert(
         task = checked_json(new.input_json, "input")
         rollout = answer.rollouts.add(**rollout_fields(row, task))
         rows.append(row)
-        inputs.append({"ordinal": ordinal, "input": task})
-        made.append(row)
+        inputs.append(InputRow(ordinal, task))
         if new.HasField("rollout_id"):
             known[new.rollout_id] = rollout
         ordinal += 1
-    tx.run_many("rollout_insert", [row._asdict() for row in rows])
-    tx.run_many("input_insert", inputs)
-    tx.signals.claimable += sum(row.position is not None for row in rows)
-    for row in rows:
-        moved(tx, None, row)
-    return made
+    return answer, rows, inputs
 
 
 def _row(new: pb.NewRollout, ordinal: int, resources: tuple[str, int | None] | None, now: float, *, queued: bool) -> RolloutRow:

@@ -1,4 +1,4 @@
-"""What collectors and proxies report and need: heartbeats by spans, span numbers, who forwards calls.
+"""What collectors, proxies and workers report and need: heartbeats, span numbers, which proxies forward calls.
 
 None fails because of an unknown rollout.
 """
@@ -10,13 +10,13 @@ from typing import Final
 
 from agl_otel.errors import UsageError
 from agl_otel.queue import lifecycle
+from agl_otel.queue.answers import recall, remember
 from agl_otel.queue.convert import split
 from agl_otel.queue.engine import Transaction
-from agl_otel.queue.operations.answers import recall, remember
-from agl_otel.queue.operations.tallies import moved
-from agl_otel.queue.operations.transitions import sync_workers
+from agl_otel.queue.operations.enqueue import checked_object
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, RolloutRow
+from agl_otel.queue.transitions import moved, sync_workers
 
 MAX_SEQUENCE: Final = 1 << 53  # what a client may set (contracts §5); what is added later stays within 63 bits
 MAX_TAKEN: Final = 1 << 31  # numbers at once
@@ -66,6 +66,21 @@ def witness(tx: Transaction, request: pb.WitnessRequest, now: float) -> pb.Witne
         if not new.items() <= known.items():
             tx.run("attempt_witnessed", {"proxies": json.dumps(known | new), "attempt_id": attempt.attempt_id})
     return pb.WitnessResponse()
+
+
+def heartbeat(tx: Transaction, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
+    """Stamp a worker; answer which of its attempts to end. An attempt that is gone altogether is to be ended too."""
+    stats = checked_object(request.stats_json, "statistics") if request.HasField("stats_json") else None
+    tx.run("worker_heartbeat", {"worker_id": request.worker_id, "stats": stats, "now": now})
+    if not request.attempt_ids:
+        return pb.HeartbeatResponse()
+    alive: set[str] = set()
+    for row in tx.rows("attempts_by_id", {"attempt_ids": json.dumps(list(request.attempt_ids))}):
+        rollout, attempt = split(row)
+        latest = rollout.latest_attempt_id == attempt.attempt_id
+        if not lifecycle.must_end(attempt.status, rollout.status, latest=latest):
+            alive.add(attempt.attempt_id)
+    return pb.HeartbeatResponse(cancelled=[attempt_id for attempt_id in request.attempt_ids if attempt_id not in alive])
 
 
 def take_sequence(tx: Transaction, request: pb.TakeSequenceRequest, now: float) -> pb.TakeSequenceResponse:

@@ -30,7 +30,7 @@ SET lock_timeout = '10s';
 SET idle_in_transaction_session_timeout = '60s';
 SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'
 """
-"""What every connection begins with: no commit is answered before it is on the server's disk, nobody holds rows for ever.
+"""What every connection begins with: no commit is answered before it is on the server's disk, no transaction holds rows for ever.
 
 Plans are kept, and the first are made when the tables are empty, where reading
 and sorting all of one looks cheap: hence neither, where there is another way.

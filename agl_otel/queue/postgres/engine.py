@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, TypeVar
 
 from agl_otel.errors import UnavailableError
-from agl_otel.queue.engine import Operation, Signals
+from agl_otel.queue.engine import Instrumented, Operation
 from agl_otel.queue.postgres import dialect, session
 from agl_otel.queue.postgres.address import Address
 from agl_otel.queue.postgres.schema import create_tables
@@ -33,7 +33,7 @@ class _Job(NamedTuple):
     future: asyncio.Future[Any]
 
 
-class PostgresEngine:
+class PostgresEngine(Instrumented):
     """See engine.Engine. Create it inside the event loop that uses it; `url` as libpq reads it. It holds at most 5 connections.
 
     Raises SettingsError (refused, no rights), UnavailableError (does not answer), ConflictError (tables of another version or program).
@@ -42,6 +42,7 @@ class PostgresEngine:
     name = "postgresql"
 
     def __init__(self, url: str, *, writers: int = WRITERS, readers: int = READERS) -> None:
+        super().__init__()
         self._address = Address.parse(url)
         self.where = self._address.shown
         self._loop = asyncio.get_running_loop()
@@ -49,7 +50,6 @@ class PostgresEngine:
             schema = create_tables(connection, self._address)
             clock_ahead = server_clock_ahead(connection)
         self._statements = dialect.statements()
-        self._subscribers: list[Callable[[Signals], None]] = []
         self._stopping = False
         self._writes: SimpleQueue[_Job | None] = SimpleQueue()
         self._reads: SimpleQueue[_Job | None] = SimpleQueue()
@@ -68,17 +68,13 @@ class PostgresEngine:
         """Unix seconds by the database's clock, so that services on machines whose clocks differ agree on what is overdue."""
         return time.time() + self._exchange.clock_ahead
 
-    def subscribe(self, callback: Callable[[Signals], None]) -> None:
-        """Call `callback` on the event loop with the signals of transactions that were committed, here or in another service."""
-        self._subscribers.append(callback)
-
     def write(self, operation: Operation[T]) -> asyncio.Future[T]:
         """Run an operation as soon as a connection is free; durable when the future is done."""
-        return self._submit(self._writes, operation, session.WRITE)
+        return self._timed("write", self._submit(self._writes, operation, session.WRITE))
 
     async def read(self, operation: Operation[T]) -> T:
         """Run an operation on one consistent state."""
-        return await self._submit(self._reads, operation, session.READ)
+        return await self._timed("read", self._submit(self._reads, operation, session.READ))
 
     async def close(self) -> None:
         """Finish what is waiting, then close all connections."""
@@ -109,7 +105,7 @@ class PostgresEngine:
                 continue
             try:
                 done = connection.run(job.operation, job.begin)
-            except Exception as error:  # noqa: BLE001 - AglErrors, and defects: of one operation, whose caller hears of it
+            except Exception as error:  # noqa: BLE001 - AglErrors, and defects: of one operation, whose caller gets it
                 self._on_loop(self._fail, job.future, error)
                 continue
             self._on_loop(self._deliver, job.future, done)
@@ -118,14 +114,10 @@ class PostgresEngine:
         connection.close()
 
     def _on_loop(self, callback: Callable[..., None], *values: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop ended before us: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop ended before us: no call waits any more
             self._loop.call_soon_threadsafe(callback, *values)
 
     # --- on the event loop
-
-    def _signal(self, signals: Signals) -> None:
-        for callback in self._subscribers:
-            callback(signals)
 
     def _deliver(self, future: asyncio.Future[Any], done: session.Done) -> None:
         if done.signals:

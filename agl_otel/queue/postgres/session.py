@@ -1,7 +1,7 @@
 """One connection that runs operations as transactions, pipelined: statements without an answer travel with the next one that has one.
 
 A transaction that lost against another (deadlock, serialization, a unique index) is run again. A connection that broke is replaced, and
-the operation is run again unless its COMMIT was on the way: then nobody knows, and the caller's request id finds out.
+the operation is run again unless its COMMIT was on the way: then its outcome is unknown, and the caller's request id finds it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from psycopg.adapt import Buffer, Dumper
 from agl_otel.errors import AglError, ConflictError, DiskFullError, UnavailableError, UsageError
 from agl_otel.queue.engine import Operation, Params, RunTallies, Signals, tally_changes
 from agl_otel.queue.postgres.address import Address
+from agl_otel.queue.rows import Row
 from agl_otel.queue.statements import Statements
 from agl_otel.service.retry import Backoff
 
@@ -96,7 +97,7 @@ class PostgresTransaction:
         self._pipeline.sync()
         return cursor.rowcount
 
-    def run_many(self, name: str, params: Sequence[Params]) -> None:
+    def run_many(self, name: str, params: Sequence[Params] | Sequence[Row]) -> None:
         """Run the named statement once for each, or once for all where it takes `:rows`."""
         if not params:
             return
@@ -104,7 +105,7 @@ class PostgresTransaction:
         if ROWS in sql:
             self.send(sql.encode(), {"rows": rows_json(params)})
         else:
-            self._silent.executemany(sql.encode(), params)
+            self._silent.executemany(sql.encode(), [*map(_named, params)])
 
     def alone(self, keys: Sequence[str]) -> None:
         """Wait for other transactions with one of these keys."""
@@ -115,12 +116,17 @@ class PostgresTransaction:
         self.run("rollouts_held", {"rollout_ids": json.dumps([*rollout_ids])})
 
     def send(self, sql: bytes, params: Params | None = None) -> None:
-        """Run a statement whose answer nobody waits for."""
+        """Run a statement without waiting for its answer."""
         self._silent.execute(sql, params)
 
 
-def rows_json(rows: Sequence[Params]) -> str:
+def _named(row: Params | Row) -> Params:
+    return row._asdict() if isinstance(row, tuple) else row
+
+
+def rows_json(params: Sequence[Params] | Sequence[Row]) -> str:
     """Rows for json_populate_recordset; as _Str and _Float do it: NUL is replaced, and infinity is written as PostgreSQL reads it."""
+    rows = [*map(_named, params)]
     try:
         text = json.dumps(rows, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Tells the other services on the same database what a commit made claimable or settled: LISTEN and NOTIFY, on one connection and thread.
+"""Signals between the services on one database what a commit made claimable or settled: LISTEN and NOTIFY, one connection and thread.
 
 A NOTIFY inside a transaction would make all commits of all services wait for each other, so it is sent just after the commit, for all
-commits since the last one together. What may get lost that way (a kill in between, a connection that broke) is made good: whoever
-(re)connects, or has heard nothing for a while, tells its waiting calls to look for themselves.
+commits since the last one together. What may get lost that way (a kill in between, a connection that broke) is made good: a service
+that (re)connects, or has received nothing for a while, wakes its waiting calls, which look for themselves.
 """
 
 from __future__ import annotations
@@ -130,5 +130,5 @@ def _read(payload: str) -> Signals:
     try:
         data = json.loads(payload)
         return Signals(int(data["claimable"]), [str(rollout_id) for rollout_id in data["settled"]])
-    except (ValueError, TypeError, KeyError):  # of another release, or of somebody else: something has happened
+    except (ValueError, TypeError, KeyError):  # of another release or program: something has happened
         return Signals(missed=True)

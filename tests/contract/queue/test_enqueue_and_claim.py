@@ -22,7 +22,7 @@ def tasks(*inputs: object) -> list[EnqueueRolloutRequest]:
 
 async def until_parked(queue: LocalQueue, claims: int) -> None:
     async with asyncio.timeout(300):
-        while queue.server.service.claims_parked != claims:  # noqa: ASYNC110 - in one loop with the service: a turn each
+        while queue.server.service.claims_waiting != claims:  # noqa: ASYNC110 - in one loop with the service: a turn each
             await asyncio.sleep(0)
 
 

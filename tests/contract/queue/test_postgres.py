@@ -14,7 +14,7 @@ import pytest
 from agl_otel.errors import AglError, ConflictError, SettingsError, UnavailableError, UsageError
 from agl_otel.queue.client import AttemptUpdate, QueueClient, RolloutUpdate
 from agl_otel.queue.engine import Transaction
-from agl_otel.queue.operations import queries
+from agl_otel.queue.operations import query as queries
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.server import open_engine
 from agl_otel.queue.statements import FILES, Statements
@@ -116,7 +116,7 @@ async def test_connections_that_are_cut_are_replaced_and_what_was_missed_is_look
     url = postgres.new_schema()
     async with LocalQueue(url) as a, LocalQueue(url) as b:
         claim = asyncio.create_task(b.client.claim(wait_seconds=30))
-        while not b.server.service.claims_parked:  # noqa: ASYNC110 - in one loop with the service: a turn each
+        while not b.server.service.claims_waiting:  # noqa: ASYNC110 - in one loop with the service: a turn each
             await asyncio.sleep(0)
         [started] = await a.client.start([EnqueueRolloutRequest(input=1)])
         ended = asyncio.ensure_future(anext(b.client.wait([started.rollout_id])))

@@ -6,7 +6,7 @@ import pytest
 
 from agl_otel.errors import UsageError
 from agl_otel.queue.client import RolloutUpdate
-from agl_otel.queue.operations import queries
+from agl_otel.queue.operations import query as queries
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, PromptTemplate, Rollout
 from tests.local_queue import LocalQueue
 

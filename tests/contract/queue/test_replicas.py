@@ -41,7 +41,7 @@ async def pair(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
 async def until_parked(queue: LocalQueue, claims: int) -> None:
     async with asyncio.timeout(300):
-        while queue.server.service.claims_parked != claims:  # noqa: ASYNC110 - in one loop with the service: a turn each
+        while queue.server.service.claims_waiting != claims:  # noqa: ASYNC110 - in one loop with the service: a turn each
             await asyncio.sleep(0)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agl_otel.queue.operations import updates
+from agl_otel import queue
 from agl_otel.queue.statements import FILES, Statements
 
 pytest.importorskip("psycopg", reason="pip install 'agl-otel[postgres]'")
@@ -73,5 +73,5 @@ def test_what_takes_all_rows_at_once_is_never_run_for_one_row_by_name() -> None:
         "worker_busy",
         "worker_free",
     }
-    sources = "".join(path.read_text() for path in Path(updates.__file__).parent.glob("*.py"))
+    sources = "".join(path.read_text() for path in Path(queue.__file__).parent.rglob("*.py"))
     assert not {name for name in at_once if f'.run("{name}"' in sources or f'.changed("{name}"' in sources}

@@ -10,6 +10,7 @@ import pytest
 
 from agl_otel.errors import ConflictError, UsageError
 from agl_otel.queue import schema
+from agl_otel.queue.rows import InputRow
 from agl_otel.queue.statements import Statements, page_clause
 
 ROOM = Path(__file__).parents[3] / "agl_otel" / "queue"
@@ -66,6 +67,12 @@ def test_tables_of_another_version_are_refused_with_their_place_and_the_remedy(v
 
 
 def test_parameters_by_number_stand_in_the_order_of_their_first_mention() -> None:
-    sql, in_order = Statements().positional("tally_add")
+    sql, in_order = Statements().positional("tally_add", {})
     assert ":" not in sql and sql.count("?1") == 1 and sql.count("?2") == 2
     assert tuple(in_order({"change": 3, "name": "attempts"})) == ("attempts", 3)
+
+
+def test_a_row_is_bound_by_the_names_of_its_fields() -> None:
+    row = InputRow(7, '"task"')
+    _, in_order = Statements().positional("input_update", row)
+    assert tuple(in_order(row)) == ('"task"', 7)

@@ -1,9 +1,8 @@
-"""Who waits for what inside the service: long-polling claims, and `wait` streams. Runs on the event loop; nobody polls.
+"""The waiters of a service: long-polling claims, and `wait` streams. Runs on the event loop, without polling.
 
-A claim that found nothing parks here and is woken by the commit that makes a rollout claimable: as many of the longest-waiting as
-there is work for, and every one with a filter, because only its own query knows whether it matches. A wake-up that its claimer could
-not use is handed on. Who enqueues may take idle claims along and serve them in its own transaction (`idle_claims`, `ClaimWaiter.handed`):
-one sync then, and not two.
+A claim that found nothing waits here and is woken by the commit that makes a rollout claimable: as many of the longest-waiting as there is
+work for, and every one with a filter, because only its own query knows whether it matches. A wake-up that a claim could not use goes to
+the next. An enqueue may hand rollouts to idle claims in its own transaction (`begin_hand_off`, `ClaimWaiter.handed`): one sync, not two.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ ALL: Final = 1 << 62
 
 
 class ClaimWaiter:
-    """One parked claim."""
+    """One claim that waits."""
 
     def __init__(self, request: pb.ClaimRequest) -> None:
         self.request = request
@@ -30,10 +29,10 @@ class ClaimWaiter:
         self.idle = False
         """Whether it waits for `event`, and not for a claim of its own."""
         self.handed: asyncio.Future[pb.Rollouts] | None = None
-        """What another call's transaction claims for it; empty where that came to nothing. `event` is set when it is there."""
+        """What an enqueue's transaction claims for it; empty where that came to nothing. `event` is set when it is there."""
 
 
-class Waiting:
+class Waiters:
     """The waiters of one service; subscribe `on_signals` to the engine."""
 
     def __init__(self) -> None:
@@ -41,7 +40,7 @@ class Waiting:
         self._settled: defaultdict[str, set[asyncio.Queue[str]]] = defaultdict(set)
 
     def on_signals(self, signals: Signals) -> None:
-        """Wake whom a committed transaction concerns."""
+        """Wake the waiters that a committed transaction concerns."""
         self.wake_claims(signals.claimable)
         for rollout_id in self._settled if signals.missed else signals.settled:
             for queue in self._settled.get(rollout_id, ()):
@@ -50,7 +49,7 @@ class Waiting:
     # --- claims
 
     @property
-    def claims_parked(self) -> int:
+    def claims_waiting(self) -> int:
         """How many claims wait."""
         return len(self._claims)
 
@@ -59,12 +58,12 @@ class Waiting:
         """How many of them do nothing but wait."""
         return sum(waiter.idle and waiter.handed is None for waiter in self._claims)
 
-    def park(self, waiter: ClaimWaiter) -> None:
+    def add(self, waiter: ClaimWaiter) -> None:
         """Add a claim; before its first try, so that no commit falls between."""
         self._claims[waiter] = None
 
-    def leave(self, waiter: ClaimWaiter) -> None:
-        """Take a claim out; a wake-up that it has not used goes to the next."""
+    def remove(self, waiter: ClaimWaiter) -> None:
+        """Remove a claim; a wake-up that it has not used goes to the next."""
         self._claims.pop(waiter, None)
         if waiter.event.is_set():
             self.wake_claims(waiter.limit)
@@ -80,8 +79,8 @@ class Waiting:
                 waiter.event.set()
                 claimable -= waiter.limit
 
-    def idle_claims(self, work: int, at_most: int) -> list[ClaimWaiter]:
-        """The longest-waiting claims without a filter that take so many rollouts; each now expects its `handed`."""
+    def begin_hand_off(self, work: int, at_most: int) -> list[ClaimWaiter]:
+        """The longest-waiting idle claims without a filter that take so many rollouts; each now expects its `handed`."""
         taken: list[ClaimWaiter] = []
         for waiter in self._claims:
             if work <= 0 or len(taken) >= at_most:

@@ -1,16 +1,42 @@
-"""The writing side of lifecycle.py: what every operation uses to move a rollout, an attempt or a worker."""
+"""The writing side of lifecycle.py: what every operation uses to move a rollout, an attempt or a worker, and to count what it moved.
+
+Counters spare queries from counting rows: each operation counts what it moves (Transaction.tallies, engine.RunTallies), and the engine
+writes the sums with its commit. Names: `rollouts/STATUS/MODE` (MODE empty where there is none), `claimable`, `attempts`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Final, TypeGuard
 
 from agl_otel.queue import lifecycle
 from agl_otel.queue.engine import Transaction, first
-from agl_otel.queue.operations.tallies import ATTEMPTS, moved
 from agl_otel.queue.rows import AttemptRow, RolloutRow
 from agl_otel.types import AttemptStatus, RolloutStatus, new_id
+
+ROLLOUTS: Final = "rollouts/"
+CLAIMABLE: Final = "claimable"
+ATTEMPTS: Final = "attempts"
+
+
+@lru_cache(maxsize=256)  # there are 7 statuses and 3 modes
+def _names(status: RolloutStatus, mode: str | None, placed: bool) -> tuple[str, ...]:
+    """What a rollout counts as."""
+    name = f"{ROLLOUTS}{status}/{mode or ''}"
+    return (name, CLAIMABLE) if placed and status in lifecycle.QUEUED else (name,)
+
+
+def moved(tx: Transaction, before: RolloutRow | None, after: RolloutRow | None) -> None:
+    """A rollout changed; None where it was not there before, or is not there any more."""
+    for row, change in ((before, -1), (after, 1)):
+        for name in _names(row.status, row.mode, row.position is not None) if row is not None else ():
+            tx.tallies[name] += change
+        if row is not None:
+            tx.runs.count(row, change)
 
 
 def take_places(tx: Transaction, count: int) -> int:
@@ -45,7 +71,7 @@ def begin_attempts(tx: Transaction, claims: Iterable[tuple[RolloutRow, str | Non
         pairs.append((changed, attempt))
         moved(tx, rollout, changed)
     tx.tallies[ATTEMPTS] += len(pairs)
-    tx.run_many("attempt_insert", [attempt._asdict() for _, attempt in pairs])
+    tx.run_many("attempt_insert", [attempt for _, attempt in pairs])
     tx.run_many(
         "rollout_attempted",
         [{"attempt_count": r.attempt_count, "latest_attempt_id": r.latest_attempt_id, "ordinal": r.ordinal} for r, _ in pairs],
@@ -63,7 +89,7 @@ def _end_replaced(tx: Transaction, attempt_ids: Sequence[str], now: float) -> No
         for attempt in attempts
         if (status := lifecycle.replaced(attempt.status)) != attempt.status
     ]
-    tx.run_many("attempt_save", [attempt._asdict() for attempt in ended])
+    tx.run_many("attempt_save", ended)
 
 
 def with_status(tx: Transaction, rollout: RolloutRow, status: RolloutStatus, now: float, *, reason: str | None = None) -> RolloutRow:
@@ -105,18 +131,18 @@ def propagated(tx: Transaction, rollout: RolloutRow, attempt: AttemptRow, now: f
 
 
 def sync_workers(tx: Transaction, attempts: Iterable[AttemptRow], now: float, *, dequeued: bool = False) -> None:
-    """Make the attempts' workers what the statuses say, one after the other, without what a worker's next one says again."""
-    said: dict[str, list[AttemptRow]] = {}
+    """Make the attempts' workers what the statuses say, one after the other, without repetitions."""
+    by_worker: dict[str, list[AttemptRow]] = {}
     for attempt in attempts:
         if attempt.worker_id is None:
             continue
-        before = said.setdefault(attempt.worker_id, [])
+        before = by_worker.setdefault(attempt.worker_id, [])
         if before and lifecycle.worker_status(before[-1].status) == lifecycle.worker_status(attempt.status):
             before.pop()
         before.append(attempt)
-    workers = sorted(said)  # in one order for all, so that two transactions do not wait for each other
-    for turn in range(max(map(len, said.values()), default=0)):
-        attempts = [said[worker_id][turn] for worker_id in workers if turn < len(said[worker_id])]
+    workers = sorted(by_worker)  # in one order for all, so that two transactions do not wait for each other
+    for turn in range(max(map(len, by_worker.values()), default=0)):
+        attempts = [by_worker[worker_id][turn] for worker_id in workers if turn < len(by_worker[worker_id])]
         busy: list[dict[str, object]] = []
         free: list[dict[str, object]] = []
         for attempt in attempts:
@@ -136,3 +162,24 @@ def end_reason(status: AttemptStatus, rollout: RolloutRow, attempt: AttemptRow) 
     if status == "timeout":
         return f"{number} ran longer than {rollout.timeout_seconds:g} s"
     return f"{number} was silent for more than {rollout.unresponsive_seconds:g} s"
+
+
+# --- runs
+
+LONGEST_NAME: Final = 256
+"""Characters of a run's name in metadata; what is longer names none. (It is part of an index entry, which PostgreSQL bounds.)"""
+
+
+def run_and_step(metadata: str | None, resources_id: str | None) -> tuple[str, int | None]:
+    """(the run that metadata's `run` names, else the set of resources, else empty; the step that its `step` names)."""
+    named: Any = None
+    if metadata and any(word in metadata for word in ('"run"', '"step"', "\\u")):
+        with contextlib.suppress(ValueError, RecursionError):  # what is no JSON names no run
+            named = json.loads(metadata)
+    run, step = (named.get("run"), named.get("step")) if isinstance(named, dict) else (None, None)
+    is_number = isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 1 << 53
+    return run if _is_name(run) else resources_id or "", step if is_number else None
+
+
+def _is_name(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and not any("\ud800" <= each <= "\udfff" for each in value)

@@ -1,4 +1,4 @@
-"""Small calls become one operation while the engine is busy, on a real engine."""
+"""Small requests become one operation while the engine is busy, on a real engine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from agl_otel.errors import UnavailableError, UsageError
+from agl_otel.queue.batcher import AT_MOST, RequestBatcher
 from agl_otel.queue.engine import Transaction
 from agl_otel.queue.sqlite import SqliteEngine
-from agl_otel.queue.together import AT_MOST, Together
 
 
 class Busy:
@@ -21,7 +21,7 @@ class Busy:
     def __init__(self, path: Path) -> None:
         self.engine = SqliteEngine(path)
         self.operations: list[list[str]] = []
-        self.together: Together[str, str] = Together(self.engine, self._operation)
+        self.batcher: RequestBatcher[str, str] = RequestBatcher(self.engine, self._operation)
         self._over = threading.Event()
         self._holding = self.engine.write(lambda _: self._over.wait(300))
 
@@ -50,7 +50,7 @@ async def busy(tmp_path: Path) -> AsyncIterator[Busy]:
 
 
 async def test_calls_that_wait_become_one_operation_and_each_gets_its_own_answer(busy: Busy) -> None:
-    answers = [busy.together.write(name, name) for name in ("a", "refused", "b")]
+    answers = [busy.batcher.write(name, name) for name in ("a", "refused", "b")]
     await busy.release()
     outcomes = await asyncio.gather(*answers, return_exceptions=True)
     assert busy.operations == [["a", "refused", "b"]]
@@ -59,7 +59,7 @@ async def test_calls_that_wait_become_one_operation_and_each_gets_its_own_answer
 
 
 async def test_one_that_breaks_its_operation_fails_alone(busy: Busy) -> None:
-    answers = [busy.together.write(name, name) for name in ("a", "breaks", "b")]
+    answers = [busy.batcher.write(name, name) for name in ("a", "breaks", "b")]
     await busy.release()
     outcomes = await asyncio.gather(*answers, return_exceptions=True)
     assert [str(outcome) for outcome in outcomes] == ["A", "it breaks", "B"]
@@ -68,21 +68,21 @@ async def test_one_that_breaks_its_operation_fails_alone(busy: Busy) -> None:
 
 
 async def test_a_retry_of_one_that_still_waits_runs_after_it(busy: Busy) -> None:
-    answers = [busy.together.write("a", "same"), busy.together.write("b", "same"), busy.together.write("c", "another")]
+    answers = [busy.batcher.write("a", "same"), busy.batcher.write("b", "same"), busy.batcher.write("c", "another")]
     await busy.release()
     assert await asyncio.gather(*answers) == ["A", "B", "C"]
     assert busy.operations == [["a"], ["b", "c"]]
 
 
 async def test_what_weighs_much_runs_alone(busy: Busy) -> None:
-    answers = [busy.together.write("a", "a"), busy.together.write("b", "b", AT_MOST), busy.together.write("c", "c", 10 * AT_MOST)]
+    answers = [busy.batcher.write("a", "a"), busy.batcher.write("b", "b", AT_MOST), busy.batcher.write("c", "c", 10 * AT_MOST)]
     await busy.release()
     assert await asyncio.gather(*answers) == ["A", "B", "C"]
     assert busy.operations == [["a"], ["b"], ["c"]]
 
 
-async def test_who_goes_away_takes_no_one_along(busy: Busy) -> None:
-    gone, stays = busy.together.write("a", "a"), busy.together.write("b", "b")
+async def test_a_request_that_is_cancelled_leaves_its_batch_as_it_is(busy: Busy) -> None:
+    gone, stays = busy.batcher.write("a", "a"), busy.batcher.write("b", "b")
     gone.cancel()
     await busy.release()
     assert await stays == "B"
@@ -93,4 +93,4 @@ async def test_an_engine_that_stops_refuses_all_and_holds_nothing(busy: Busy) ->
     await busy.engine.close()
     for name in "ab":
         with pytest.raises(UnavailableError, match="stopping"):
-            await busy.together.write(name, name)
+            await busy.batcher.write(name, name)

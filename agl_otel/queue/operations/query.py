@@ -1,16 +1,17 @@
-"""What users ask: filters and pages over rollouts, attempts, resources and workers."""
+"""What users ask: filters and pages over rollouts, attempts, resources and workers; runs; statistics."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Final, get_args
+from collections.abc import Collection, Iterable
+from typing import Any, Final, NamedTuple, get_args
 
 from agl_otel.queue.convert import attempt_fields, resources_pb, rollouts_pb, worker_pb
 from agl_otel.queue.engine import Transaction
-from agl_otel.queue.operations.tallies import all_tallies, matching
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, ResourcesRow, WorkerRow
 from agl_otel.queue.statements import page_clause
+from agl_otel.queue.transitions import ATTEMPTS, CLAIMABLE, ROLLOUTS
 from agl_otel.types import RolloutStatus
 
 SEARCHED_INPUTS: Final = 100_000
@@ -88,7 +89,7 @@ def _is_cut(page: pb.Page) -> bool:
 
 
 def query_rollouts(tx: Transaction, request: pb.QueryRolloutsRequest) -> pb.Rollouts:
-    """Rollouts with their latest attempts; in the order of their creation unless told otherwise."""
+    """Rollouts with their latest attempts; in the order of their creation unless `sort_by` names a field."""
     where, params = _conditions("rollout", request.filter)
     dead = _is_dead(request)
     named = request.filter.has_id_in and not request.filter.any
@@ -130,7 +131,7 @@ def _is_searched(asked: pb.Filter) -> bool:
 
 
 def query_attempts(tx: Transaction, request: pb.QueryAttemptsRequest) -> pb.Attempts:
-    """Attempts of these rollouts, by number unless told otherwise; none for unknown ones."""
+    """Attempts of these rollouts, by number unless `sort_by` names a field; none for unknown ones."""
     where = ["where_attempt_latest" if request.latest_only else "where_attempt_rollout_in"]
     params = {"rollout_ids": json.dumps(list(request.rollout_ids))}
     default = "a.sequence_id" if len(request.rollout_ids) == 1 else "a.rollout_id, a.sequence_id"
@@ -160,10 +161,100 @@ def query_resources(tx: Transaction, request: pb.QueryResourcesRequest) -> pb.Re
 
 
 def query_workers(tx: Transaction, request: pb.QueryWorkersRequest) -> pb.Workers:
-    """Workers, by id unless told otherwise."""
+    """Workers, by id unless `sort_by` names a field."""
     where, params = _conditions("worker", request.filter)
     options: dict[str, Any] = {"any_of": request.filter.any}
     page = _page(request.page, _WORKER_SORT, "w.worker_id")
     rows = tx.rows_of(tx.statements.paged("workers_page", where, page, **options), params)
     total = _total(tx, "workers_total", where, params, request.page, len(rows), **options)
     return pb.Workers(workers=[worker_pb(WorkerRow._make(row)) for row in rows], total=total)
+
+
+# --- runs
+
+
+def query_runs(tx: Transaction, request: pb.QueryRunsRequest) -> pb.Runs:
+    """How many rollouts each run has, by status and mode; of one run where it is named. Runs without any are left out."""
+    of_run: dict[str, list[_Part]] = {}
+    for row in tx.rows("runs_parts", {"run": _asked(request)}):
+        part = _Part._make(row)
+        of_run.setdefault(part.run, []).append(part)
+    answer = pb.Runs()
+    for parts in of_run.values():
+        present = [part for part in parts if part.rollouts]
+        first_start = min(part.first_start for part in parts)
+        last_end = max((part.last_end for part in parts if part.last_end is not None), default=None)
+        last_step = max((part.last_step for part in parts if part.last_step is not None), default=None)
+        for part in present:
+            answer.parts.add(**part._replace(first_start=first_start, last_end=last_end, last_step=last_step)._asdict())
+    return answer
+
+
+def query_run_members(tx: Transaction, request: pb.QueryRunsRequest) -> pb.RunMembers:
+    """The rollouts of one run, as columns."""
+    rows = tx.rows("run_members", {"run": _asked(request)})
+    ids, steps, statuses, modes = zip(*rows, strict=True) if rows else ((), (), (), ())
+    return pb.RunMembers(rollout_ids=ids, steps=steps, statuses=statuses, modes=modes)
+
+
+class _Part(NamedTuple):
+    """A row of `runs_parts`, which is a RunPart on the wire."""
+
+    run: str
+    status: str
+    mode: str
+    rollouts: int
+    attempts: int
+    first_start: float
+    last_end: float | None
+    last_step: int | None
+
+
+def _asked(request: pb.QueryRunsRequest) -> str | None:
+    return request.run if request.HasField("run") else None
+
+
+# --- counters
+
+
+def statistics(tx: Transaction, now: float) -> pb.StatisticsResponse:
+    """What there is."""
+    tallies = all_tallies(tx)
+    by_status = rollouts_by_status(tallies)
+    oldest = tx.rows("claimable_oldest")[0][0]
+    return pb.StatisticsResponse(
+        rollouts_by_status=by_status,
+        total_rollouts=sum(by_status.values()),
+        total_attempts=tallies.get(ATTEMPTS, 0),
+        total_resources=tx.rows("resources_count")[0][0],
+        total_workers=tx.rows("workers_count")[0][0],
+        claimable=tallies.get(CLAIMABLE, 0),
+        oldest_claimable_age_seconds=None if oldest is None else max(0.0, now - oldest),
+    )
+
+
+def all_tallies(tx: Transaction) -> dict[str, int]:
+    """How many there are of everything; what there is none of may be missing."""
+    return {name: int(count) for name, count in tx.rows("tallies_all")}
+
+
+def rollouts_by_status(tallies: dict[str, int]) -> dict[str, int]:
+    """{status: rollouts}, without those that there are none of."""
+    counted: dict[str, int] = {}
+    for status, _, count in _split(tallies.items()):
+        counted[status] = counted.get(status, 0) + count
+    return {status: count for status, count in counted.items() if count}
+
+
+def matching(tallies: dict[str, int], statuses: Collection[str], modes: Collection[str]) -> int:
+    """How many rollouts have one of these statuses and one of these modes; empty means any."""
+    return sum(
+        count for status, mode, count in _split(tallies.items()) if (not statuses or status in statuses) and (not modes or mode in modes)
+    )
+
+
+def _split(tallies: Iterable[tuple[str, int]]) -> Iterable[tuple[str, str, int]]:
+    for name, count in tallies:
+        if name.startswith(ROLLOUTS):
+            _, status, mode = name.split("/")
+            yield status, mode, count

@@ -1,7 +1,7 @@
-"""Small calls of one kind that wait for the engine at the same moment become one operation, which costs little more than one of them.
+"""Batches small requests of one kind that wait for the engine into one operation, which costs little more than one of them.
 
-A call joins the operation that was handed to the engine last, until the engine begins it; so none waits longer than it would alone. Under
-load the engine is busy, and operations grow by themselves.
+A request joins the operation that was handed to the engine last, until the engine begins it; so none waits longer than it would alone.
+Under load the engine is busy, and batches grow by themselves.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from agl_otel.queue.engine import Engine, Transaction
 R = TypeVar("R")
 T = TypeVar("T")
 AT_MOST: Final = 256
-"""The weight of an operation that no further call may join."""
+"""The weight of an operation that no further request may join."""
 
 
-class _Joint(Generic[R, T]):
-    """Calls that are, or will be, one operation."""
+class _Batch(Generic[R, T]):
+    """Requests that are, or will be, one operation."""
 
     def __init__(self) -> None:
         self.requests: list[R] = []
@@ -40,8 +40,8 @@ class _Joint(Generic[R, T]):
         self.weight += weight
 
 
-class Together(Generic[R, T]):
-    """`operation` answers requests in their order: for each its result, or the error that it alone gets.
+class RequestBatcher(Generic[R, T]):
+    """Runs `operation`, which answers requests in their order: for each its result, or the error that it alone gets.
 
     Where it raises, each request runs again by itself, so that one that is refused does not fail its neighbours.
     """
@@ -50,7 +50,7 @@ class Together(Generic[R, T]):
         self._engine = engine
         self._operation = operation
         self._lock = threading.Lock()  # the engine begins operations in threads of its own
-        self._open: _Joint[R, T] | None = None
+        self._open: _Batch[R, T] | None = None
 
     def write(self, request: R, key: str, weight: int = 1) -> asyncio.Future[T]:
         """As Engine.write. Of two requests with one key the second runs after the first; AT_MOST is the weight of one that runs alone."""
@@ -59,35 +59,35 @@ class Together(Generic[R, T]):
             if self._open is not None and self._open.fits(key, weight):
                 self._open.add(request, key, weight, future)
                 return future
-            joint = self._open = _Joint[R, T]()
-            joint.add(request, key, weight, future)
-        self._engine.write(partial(self._run, joint)).add_done_callback(partial(self._deliver, joint))
+            batch = self._open = _Batch[R, T]()
+            batch.add(request, key, weight, future)
+        self._engine.write(partial(self._run, batch)).add_done_callback(partial(self._deliver, batch))
         return future
 
-    def _run(self, joint: _Joint[R, T], tx: Transaction) -> Sequence[T | Exception]:
+    def _run(self, batch: _Batch[R, T], tx: Transaction) -> Sequence[T | Exception]:
         with self._lock:
-            if self._open is joint:
+            if self._open is batch:
                 self._open = None
-        return self._operation(tx, joint.requests)
+        return self._operation(tx, batch.requests)
 
-    def _deliver(self, joint: _Joint[R, T], done: asyncio.Future[Sequence[T | Exception]]) -> None:
+    def _deliver(self, batch: _Batch[R, T], done: asyncio.Future[Sequence[T | Exception]]) -> None:
         with self._lock:
-            if self._open is joint:  # the engine refused it unseen
+            if self._open is batch:  # the engine refused it unseen
                 self._open = None
         error = done.exception()
         if error is None:
-            for future, outcome in zip(joint.futures, done.result(), strict=True):
+            for future, outcome in zip(batch.futures, done.result(), strict=True):
                 _settle(future, outcome)
-        elif len(joint.requests) == 1 or isinstance(error, UnavailableError):
-            for future in joint.futures:
+        elif len(batch.requests) == 1 or isinstance(error, UnavailableError):
+            for future in batch.futures:
                 _settle(future, error)
         else:
-            for request, future in zip(joint.requests, joint.futures, strict=True):
+            for request, future in zip(batch.requests, batch.futures, strict=True):
                 if not future.done():
-                    alone = self._engine.write(partial(self._alone, request))
+                    alone = self._engine.write(partial(self._run_alone, request))
                     alone.add_done_callback(partial(_pass_on, future))
 
-    def _alone(self, request: R, tx: Transaction) -> T | Exception:
+    def _run_alone(self, request: R, tx: Transaction) -> T | Exception:
         return self._operation(tx, [request])[0]
 
 

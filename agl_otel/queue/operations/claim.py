@@ -1,4 +1,4 @@
-"""Claiming rollouts, and giving back claims that nobody got."""
+"""Claims of rollouts, and taking back claims whose callers went away."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final, cast
 
+from agl_otel.queue.answers import claimed_again, recall, recall_all, remember, remember_all
+from agl_otel.queue.batcher import AT_MOST
 from agl_otel.queue.convert import rollout_fields, split
 from agl_otel.queue.engine import Transaction, first
-from agl_otel.queue.operations.answers import claimed_again, recall, recall_all, remember, remember_all
-from agl_otel.queue.operations.tallies import ATTEMPTS, CLAIMABLE, moved
-from agl_otel.queue.operations.transitions import begin_attempts, sync_workers, take_places
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import ROLLOUT_WIDTH, RolloutRow
-from agl_otel.queue.together import AT_MOST
+from agl_otel.queue.transitions import ATTEMPTS, CLAIMABLE, begin_attempts, moved, sync_workers, take_places
 from agl_otel.types import RolloutStatus
 
 MAX_CLAIM: Final = 1000

@@ -14,14 +14,14 @@ from pydantic import ValidationError
 
 from agl_otel.errors import AglError, FencedError, NotFoundError, UsageError, grpc_status
 from agl_otel.queue import lifecycle
+from agl_otel.queue.answers import recall_all, remember_all
+from agl_otel.queue.batcher import AT_MOST
 from agl_otel.queue.convert import attempt_fields, split
 from agl_otel.queue.engine import Transaction
-from agl_otel.queue.operations.answers import recall_all, remember_all
 from agl_otel.queue.operations.enqueue import ATTEMPT_STATUSES, checked_object
-from agl_otel.queue.operations.transitions import propagated, save_statuses, sync_workers
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.queue.rows import AttemptRow, RolloutRow
-from agl_otel.queue.together import AT_MOST
+from agl_otel.queue.transitions import propagated, save_statuses, sync_workers
 from agl_otel.types import AttemptLedger, AttemptStatus
 
 LATEST: Final = "latest"
@@ -117,7 +117,7 @@ class _Batch:
 
     def write(self, now: float) -> None:
         """Write what has changed."""
-        self._tx.run_many("attempt_save", [row._asdict() for row in self._attempts.values() if row.attempt_id in self._saved])
+        self._tx.run_many("attempt_save", [row for row in self._attempts.values() if row.attempt_id in self._saved])
         save_statuses(self._tx, [row for row in self._rollouts.values() if row.rollout_id in self._moved])
         sync_workers(self._tx, self._synced, now)
 

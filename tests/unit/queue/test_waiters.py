@@ -1,0 +1,107 @@
+"""Which waiters a signal wakes."""
+
+from __future__ import annotations
+
+from agl_otel.queue.engine import Signals
+from agl_otel.queue.proto import queue_pb2 as pb
+from agl_otel.queue.waiters import ClaimWaiter, Waiters
+
+
+def waiting_claims(waiters: Waiters, *limits: int, filtered: bool = False) -> list[ClaimWaiter]:
+    claims = [ClaimWaiter(pb.ClaimRequest(limit=limit, modes=["train"] if filtered else [])) for limit in limits]
+    for claim in claims:
+        waiters.add(claim)
+    return claims
+
+
+def woken(claims: list[ClaimWaiter]) -> list[bool]:
+    return [waiter.event.is_set() for waiter in claims]
+
+
+def test_one_rollout_wakes_only_the_longest_waiting_claim() -> None:
+    waiters = Waiters()
+    claims = waiting_claims(waiters, 1, 1, 1)
+    waiters.on_signals(Signals(claimable=1))
+    assert woken(claims) == [True, False, False]
+
+
+def test_as_many_claims_are_woken_as_there_is_work_for() -> None:
+    waiters = Waiters()
+    claims = waiting_claims(waiters, 2, 2, 2)
+    waiters.on_signals(Signals(claimable=3))
+    assert woken(claims) == [True, True, False]
+
+
+def test_a_claim_that_is_awake_already_does_not_use_up_a_second_rollout() -> None:
+    waiters = Waiters()
+    claims = waiting_claims(waiters, 1, 1)
+    waiters.on_signals(Signals(claimable=1))
+    waiters.on_signals(Signals(claimable=1))
+    assert woken(claims) == [True, True]
+
+
+def test_claims_with_a_filter_are_always_woken_and_use_up_nothing() -> None:
+    waiters = Waiters()
+    filtered = waiting_claims(waiters, 1, 1, filtered=True)
+    plain = waiting_claims(waiters, 1)
+    waiters.on_signals(Signals(claimable=1))
+    assert woken(filtered) == [True, True]
+    assert woken(plain) == [True]
+
+
+def test_a_wake_up_that_was_not_used_is_handed_on() -> None:
+    waiters = Waiters()
+    gone, stays = waiting_claims(waiters, 1, 1)
+    waiters.on_signals(Signals(claimable=1))
+    waiters.remove(gone)
+    assert stays.event.is_set()
+    assert waiters.claims_waiting == 1
+
+
+def test_a_claim_that_is_removed_asleep_wakes_no_other() -> None:
+    waiters = Waiters()
+    gone, stays = waiting_claims(waiters, 1, 1)
+    waiters.remove(gone)
+    assert not stays.event.is_set()
+
+
+async def test_a_hand_off_takes_as_many_idle_claims_as_there_is_work_for() -> None:
+    waiters = Waiters()
+    [trying], [filtered], [first, second, third] = (
+        waiting_claims(waiters, 1),
+        waiting_claims(waiters, 1, filtered=True),
+        waiting_claims(waiters, 2, 2, 2),
+    )
+    for waiter in (filtered, first, second, third):
+        waiter.idle = True
+    assert waiters.begin_hand_off(3, at_most=16) == [first, second]
+    assert waiters.begin_hand_off(1, at_most=16) == [third]  # the others expect theirs already
+    assert trying.handed is filtered.handed is None
+
+
+async def test_a_claim_that_expects_a_hand_off_is_not_woken_too() -> None:
+    waiters = Waiters()
+    served, other = waiting_claims(waiters, 1, 1)
+    served.idle = True
+    assert waiters.begin_hand_off(5, at_most=1) == [served]
+    waiters.on_signals(Signals(claimable=1))
+    assert woken([served, other]) == [False, True]
+
+
+def test_settled_rollouts_reach_their_listeners_until_these_stop() -> None:
+    waiters = Waiters()
+    ids = ["ro-1", "ro-2"]
+    queue = waiters.listen(ids)
+    waiters.on_signals(Signals(settled=["ro-2", "ro-3"]))
+    assert queue.get_nowait() == "ro-2"
+    assert queue.empty()
+    waiters.forget(ids, queue)
+    waiters.on_signals(Signals(settled=["ro-1"]))
+    assert queue.empty()
+
+
+async def test_every_wait_is_woken_when_signals_may_have_been_lost() -> None:
+    waiters = Waiters()
+    heard = waiters.listen(["a", "b"])
+    waiters.on_signals(Signals(missed=True))
+    assert sorted(heard.get_nowait() for _ in range(heard.qsize())) == ["a", "b"]
