@@ -32,14 +32,13 @@ import numpy as np
 from agl_otel.adapters import TrajectoryBatch, to_trajectories
 from agl_otel.adapters.trajectories import CALL_REFUSALS
 from agl_otel.queue.client import AttemptUpdate, QueueClient
-from agl_otel.settings import Settings
 from agl_otel.traces.reader import TraceReader
 from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest
 from agl_otel.types.columns import Traces
 from agl_otel_hook import conventions
+from bench import harness
 from bench.exact_agents import Agent
 from bench.exact_server import Sampled, Server, Truth
-from bench.harness import process
 from bench.otlp import request_of
 
 ACCEPTED_BAR: Final = 0.99
@@ -91,19 +90,13 @@ class Services(NamedTuple):
 @contextlib.asynccontextmanager
 async def services(directory: Path, upstream: str, start_seconds: float) -> AsyncGenerator[Services]:
     """Queue, collector and proxy."""
-    ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port"), 0)
-    settings = Settings.load(data_dir=directory, **ports).with_ports()
-    environment = {**os.environ, **settings.environment()}
-    listens = {"queue": settings.queue_port, "collector": settings.clickhouse_port, "proxy": settings.proxy_port}
-    async with contextlib.AsyncExitStack() as held:
-        for name, port in listens.items():
-            command = [sys.executable, "-m", f"agl_otel.{name}"]
-            await held.enter_async_context(process(command, environment, port, start_seconds=start_seconds))
-        queue = await held.enter_async_context(QueueClient(settings.queue_address))
-        collector = f"http://127.0.0.1:{settings.otlp_http_port}"
-        reader = await held.enter_async_context(TraceReader(f"http://127.0.0.1:{settings.clickhouse_port}", collectors=[collector]))
+    async with (
+        harness.services(directory, "queue", "collector", "proxy", start_seconds=start_seconds) as made,
+        QueueClient(made.queue) as queue,
+        TraceReader(made.clickhouse, collectors=[made.otlp]) as reader,
+    ):
         update = await queue.put_resources({"llm": LLM(endpoint=upstream, model="m")})
-        yield Services(queue, reader, f"http://127.0.0.1:{settings.proxy_port}", collector, update.resources_id)
+        yield Services(queue, reader, made.proxy, made.otlp, update.resources_id)
 
 
 async def one_attempt(stack: Services, session: aiohttp.ClientSession, chance: random.Random, truth: Truth, result: Result) -> str:

@@ -9,12 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
+import os
 import statistics
+import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import aiohttp
+
+from agl_otel.settings import Settings
+from agl_otel.settings import free_port as free_port
 
 Turn = Callable[[], Awaitable[float]]
 """One turn of a contender: does the work, answers the measured figure."""
@@ -71,11 +78,10 @@ def report_absent(bench: str, metric: str, unit: str, reason: str) -> None:
     print(json.dumps(line), flush=True)
 
 
-def free_port() -> int:
-    """A port of 127.0.0.1 that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that so large a share does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 @contextlib.asynccontextmanager
@@ -91,6 +97,56 @@ async def process(command: Sequence[str], environment: Mapping[str, str], port: 
         if child.returncode is None:
             child.terminate()
         await child.wait()
+
+
+@dataclass(frozen=True)
+class Services:
+    """Services of a fresh stack, real processes."""
+
+    settings: Settings
+    environment: Mapping[str, str]
+    """Of processes that belong to the stack."""
+    pids: Mapping[str, int]
+
+    @property
+    def queue(self) -> str:
+        """host:port."""
+        return f"127.0.0.1:{self.settings.queue_port}"
+
+    @property
+    def otlp(self) -> str:
+        """The collector's HTTP address."""
+        return f"http://127.0.0.1:{self.settings.otlp_http_port}"
+
+    @property
+    def clickhouse(self) -> str:
+        """The address of ClickHouse's HTTP protocol."""
+        return f"http://127.0.0.1:{self.settings.clickhouse_port}"
+
+    @property
+    def proxy(self) -> str:
+        """The proxy's address."""
+        return f"http://127.0.0.1:{self.settings.proxy_port}"
+
+    async def barrier(self) -> None:
+        """Wait until all that was acknowledged is stored."""
+        async with aiohttp.ClientSession() as session, session.post(f"{self.otlp}/barrier") as answer:
+            assert answer.status == 200, await answer.text()
+
+
+@contextlib.asynccontextmanager
+async def services(folder: Path, *names: str, start_seconds: float = 60.0) -> AsyncGenerator[Services]:
+    """These services ("queue", "collector", "proxy") on free ports, with their data in `folder`, until the block ends."""
+    ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port"), 0)
+    settings = Settings.load(data_dir=folder, **ports).with_ports()
+    environment = {**os.environ, **settings.environment(), "AGL_LOG_LEVEL": "ERROR"}
+    listens = {"queue": settings.queue_port, "collector": settings.clickhouse_port, "proxy": settings.proxy_port}
+    async with contextlib.AsyncExitStack() as held:
+        pids: dict[str, int] = {}
+        for name in names:
+            command = [sys.executable, "-m", f"agl_otel.{name}"]
+            pids[name] = await held.enter_async_context(process(command, environment, listens[name], start_seconds=start_seconds))
+        yield Services(settings, environment, pids)
 
 
 async def _listening(child: asyncio.subprocess.Process, port: int, timeout_seconds: float) -> None:

@@ -20,11 +20,10 @@ from typing import Final
 import aiohttp
 import pytest
 
-from agl_otel.settings import Settings
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.clickhouse_server import ServerEngine
 from agl_otel.traces.schema import create_schema
-from bench.harness import free_port, process
+from bench.harness import free_port, process, services
 from bench.load import Address
 from tests.clickhouse_server import ClickHouseServer
 from tests.environments import AbsentError, installed
@@ -57,22 +56,10 @@ class Peer:
 @contextlib.asynccontextmanager
 async def ours(folder: Path) -> AsyncGenerator[Peer]:
     """A queue and a collector with the embedded ClickHouse: an ack means fsynced."""
-    ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port"), 0)
-    settings = Settings.load(data_dir=folder / "ours", **ports).with_ports()
-    environment = {**os.environ, **settings.environment(), "AGL_LOG_LEVEL": "ERROR"}
-    url = f"http://127.0.0.1:{settings.otlp_http_port}"
-
-    async def visible(_: int) -> None:
-        async with aiohttp.ClientSession() as session, session.post(f"{url}/barrier") as response:
-            assert response.status == 200, await response.text()
-
-    async with (
-        process([sys.executable, "-m", "agl_otel.queue"], environment, settings.queue_port),
-        process([sys.executable, "-m", "agl_otel.collector"], environment, settings.clickhouse_port) as pid,
-    ):
-        sql = f"http://127.0.0.1:{settings.clickhouse_port}"
-        grpc = f"127.0.0.1:{settings.otlp_grpc_port}"
-        yield Peer("our collector, embedded ClickHouse", Address(f"{url}/v1/traces"), [pid], visible, grpc=grpc, clickhouse=sql)
+    async with services(folder / "ours", "queue", "collector") as made:
+        grpc, address = f"127.0.0.1:{made.settings.otlp_grpc_port}", Address(f"{made.otlp}/v1/traces")
+        pids = [made.pids["collector"]]
+        yield Peer("our collector, embedded ClickHouse", address, pids, lambda _: made.barrier(), grpc=grpc, clickhouse=made.clickhouse)
 
 
 @contextlib.asynccontextmanager

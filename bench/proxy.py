@@ -28,10 +28,9 @@ import aiohttp
 from aiohttp import web
 
 from agl_otel.queue.client import QueueClient
-from agl_otel.settings import Settings
 from agl_otel.traces.reader import TraceReader
 from agl_otel.types import LLM, EnqueueRolloutRequest
-from bench.harness import Turn, cpu_seconds, free_port, process, report, report_absent, report_against_bar, take_turns
+from bench.harness import Turn, cpu_seconds, free_port, process, report, report_absent, report_against_bar, services, take_turns
 from tests.environments import LITELLM, AbsentError, installed
 
 ADDED_MS, CHUNK_US, GROWTH = 0.6, 60.0, 1.3
@@ -201,31 +200,25 @@ class Servers:
 @contextlib.asynccontextmanager
 async def stack(directory: Path, upstream: str, plain: str, plain_pid: int) -> AsyncGenerator[Servers]:
     """Queue, collector and proxy."""
-    ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port"), 0)
-    settings = Settings.load(data_dir=directory, **ports).with_ports()
-    environment = {**os.environ, **settings.environment()}
-    async with contextlib.AsyncExitStack() as held:
-        await held.enter_async_context(process([sys.executable, "-m", "agl_otel.queue"], environment, settings.queue_port))
-        await held.enter_async_context(process([sys.executable, "-m", "agl_otel.collector"], environment, settings.clickhouse_port))
-        pid = await held.enter_async_context(process([sys.executable, "-m", "agl_otel.proxy"], environment, settings.proxy_port))
-        queue = await held.enter_async_context(QueueClient(f"127.0.0.1:{settings.queue_port}"))
-        reader = await held.enter_async_context(TraceReader(f"http://127.0.0.1:{settings.clickhouse_port}"))
+    async with (
+        services(directory, "queue", "collector", "proxy") as made,
+        QueueClient(made.queue) as queue,
+        TraceReader(made.clickhouse) as reader,
+    ):
         update = await queue.put_resources({"llm": LLM(endpoint=upstream, model="policy")})
-        proxy = f"http://127.0.0.1:{settings.proxy_port}"
 
         async def attempt() -> str:
             (started,) = await queue.start([EnqueueRolloutRequest(input=1, resources_id=update.resources_id)])
-            return f"{proxy}/rollout/{started.rollout_id}/attempt/{started.attempt.attempt_id}/v1"
+            return f"{made.proxy}/rollout/{started.rollout_id}/attempt/{started.attempt.attempt_id}/v1"
 
         async def stored(url: str) -> int:
-            async with aiohttp.ClientSession() as session:
-                for address in (f"{url.removesuffix('/v1')}/close", f"http://127.0.0.1:{settings.otlp_http_port}/barrier"):
-                    async with session.post(address) as response:
-                        assert response.status == 200, await response.text()
+            async with aiohttp.ClientSession() as session, session.post(f"{url.removesuffix('/v1')}/close") as response:
+                assert response.status == 200, await response.text()
+            await made.barrier()
             (row,) = await reader.query(STORED, params={"rollout": url.split("/")[4]})
             return int(row["bytes"])
 
-        yield Servers(upstream, plain, plain_pid, await attempt(), pid, attempt, stored)
+        yield Servers(upstream, plain, plain_pid, await attempt(), made.pids["proxy"], attempt, stored)
 
 
 @contextlib.asynccontextmanager

@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from agl_otel.queue.client import AttemptUpdate, QueueClient
-from agl_otel.settings import Settings
 from agl_otel.types import EnqueueRolloutRequest
-from bench.harness import free_port, process, report, report_against_bar, take_turns
+from bench.harness import percentile, report, report_against_bar, services, take_turns
 
 START_BAR_MS: Final = 25.0
 STATUS_BAR_MS: Final = 10.0
@@ -44,18 +43,7 @@ def agent(task):
 @contextlib.asynccontextmanager
 async def queue_at(folder: Path) -> AsyncGenerator[QueueClient]:
     """A queue on SQLite."""
-    port = free_port()
-    environment = {
-        **os.environ,
-        "AGL_QUEUE_PORT": str(port),
-        "AGL_QUEUE_URL": f"sqlite:///{folder}/queue.db",
-        "AGL_DATA_DIR": str(folder),
-        "AGL_LOG_LEVEL": "ERROR",
-    }
-    async with (
-        process([sys.executable, "-m", "agl_otel.queue"], environment, port),
-        QueueClient(f"127.0.0.1:{port}", timeout_seconds=120) as client,
-    ):
+    async with services(folder, "queue") as made, QueueClient(made.queue, timeout_seconds=120) as client:
         yield client
 
 
@@ -68,31 +56,17 @@ async def fill(client: QueueClient, count: int) -> str:
     return last
 
 
-def percentile(values: list[float], share: float) -> float:
-    """The value that so large a share does not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
-
-
 # --- start
 
 
 async def start(options: argparse.Namespace, folder: Path) -> None:
     """See the module."""
-    ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port"), 0)
-    settings = Settings.load(data_dir=folder / "stack", **ports).with_ports()
-    environment = {**os.environ, **settings.environment(), "AGL_LOG_LEVEL": "ERROR"}
     (folder / "agent.py").write_text(AGENT)
     answers = folder / "answers"
     answers.touch()
-    queue = f"127.0.0.1:{settings.queue_port}"
-    runner = [sys.executable, "-m", "agl_otel.runner", "--function", f"{folder / 'agent.py'}:agent", "--store", queue]
-    async with (
-        process([sys.executable, "-m", "agl_otel.queue"], environment, settings.queue_port),
-        process([sys.executable, "-m", "agl_otel.collector"], environment, settings.clickhouse_port),
-        QueueClient(queue) as client,
-    ):
-        child = await asyncio.create_subprocess_exec(*runner, env=environment, stdout=asyncio.subprocess.DEVNULL)
+    runner = [sys.executable, "-m", "agl_otel.runner", "--function", f"{folder / 'agent.py'}:agent", "--store"]
+    async with services(folder / "stack", "queue", "collector") as made, QueueClient(made.queue) as client:
+        child = await asyncio.create_subprocess_exec(*runner, made.queue, env=made.environment, stdout=asyncio.subprocess.DEVNULL)
         try:
             for _ in range(WARM_UP + options.rollouts):
                 task = {"sent": time.time(), "where": str(answers)}

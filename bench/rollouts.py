@@ -12,16 +12,14 @@ import argparse
 import asyncio
 import contextlib
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from agl_otel.settings import Settings
 from bench.claimers import ATTRIBUTES, SPANS, Job, claimers
-from bench.harness import Turn, free_port, process, report, report_absent, take_turns
+from bench.harness import Turn, free_port, process, report, report_absent, services, take_turns
 
 RUNNERS: Final = 32
 METRIC: Final = f"{RUNNERS} runners: claim, {SPANS} spans of {ATTRIBUTES} attributes, report"
@@ -46,16 +44,11 @@ async def compare(options: argparse.Namespace) -> None:
     theirs = [script, "store", "--port", str(other), "--host", "127.0.0.1", "--log-level", "ERROR"]
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agl-bench-"))
-        ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port"), 0)
-        settings = Settings.load(data_dir=Path(folder), **ports).with_ports()
-        environment = {**os.environ, **settings.environment(), "AGL_LOG_LEVEL": "ERROR"}
-        await stack.enter_async_context(process([sys.executable, "-m", "agl_otel.queue"], environment, settings.queue_port))
-        await stack.enter_async_context(process([sys.executable, "-m", "agl_otel.collector"], environment, settings.clickhouse_port))
+        made = await stack.enter_async_context(services(Path(folder), "queue", "collector"))
         await stack.enter_async_context(process(theirs, os.environ, other))
         have = await stack.enter_async_context(claimers())
-        collector = f"http://127.0.0.1:{settings.otlp_http_port}/v1/traces"
         contest = await take_turns(
-            turn_of(have, "ours", f"127.0.0.1:{settings.queue_port}", collector, options.rollouts),
+            turn_of(have, "ours", made.queue, f"{made.otlp}/v1/traces", options.rollouts),
             turn_of(have, "agentlightning", f"127.0.0.1:{other}", f"http://127.0.0.1:{other}/v1/traces", options.rollouts),
             rounds=options.rounds,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import platform
 import random
@@ -14,8 +13,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,12 +22,11 @@ import aiohttp
 import numpy as np
 
 from agl_otel.queue.client import QueueClient
-from agl_otel.settings import Settings
 from agl_otel.types import LLM, EnqueueRolloutRequest
 from agl_otel_hook import conventions
 from bench import proxy as proxy_bench
 from bench.claimers import Job, claimers
-from bench.harness import below, cpu_seconds, free_port, process, resident_bytes
+from bench.harness import Services, below, cpu_seconds, free_port, process, resident_bytes, services
 from bench.load import Address, drive
 from bench.otlp import request_of, requests
 from bench.scale import Costs
@@ -43,45 +41,8 @@ time.sleep(%s)
 FUNCTION: Final = "def agent(task):\n    return None\n"
 
 
-@dataclass(frozen=True)
-class Stack:
-    """A queue and a collector with the embedded ClickHouse, real processes, and a process of claimers."""
-
-    settings: Settings
-    folder: Path
-    queue: int
-    """Process ids."""
-    collector: int
-    have: Callable[[Job], Awaitable[int]]
-
-    @property
-    def queue_address(self) -> str:
-        """host:port."""
-        return f"127.0.0.1:{self.settings.queue_port}"
-
-    @property
-    def otlp(self) -> str:
-        """The collector's HTTP address."""
-        return f"http://127.0.0.1:{self.settings.otlp_http_port}"
-
-    async def barrier(self) -> None:
-        """Wait until all that was acked is stored."""
-        async with aiohttp.ClientSession() as session, session.post(f"{self.otlp}/barrier") as answer:
-            assert answer.status == 200, await answer.text()
-
-
-@contextlib.asynccontextmanager
-async def stack(folder: Path) -> AsyncGenerator[Stack]:
-    """A fresh one."""
-    ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port"), 0)
-    settings = Settings.load(data_dir=folder, **ports).with_ports()
-    environment = {**os.environ, **settings.environment(), "AGL_LOG_LEVEL": "ERROR"}
-    async with (
-        process([sys.executable, "-m", "agl_otel.queue"], environment, settings.queue_port) as queue,
-        process([sys.executable, "-m", "agl_otel.collector"], environment, settings.clickhouse_port) as collector,
-        claimers() as have,
-    ):
-        yield Stack(settings, folder, queue, collector, have)
+Have = Callable[[Job], Awaitable[int]]
+"""Has a process of claimers do a job."""
 
 
 async def cpu_of(work: Callable[[], Awaitable[Any]], pid: int) -> float:
@@ -91,24 +52,24 @@ async def cpu_of(work: Callable[[], Awaitable[Any]], pid: int) -> float:
     return cpu_seconds(pid) - before
 
 
-async def measure_queue(made: Stack, costs: dict[str, float]) -> None:
+async def measure_queue(made: Services, have: Have, costs: dict[str, float]) -> None:
     """Claims and reports, alone and in batches."""
 
     def job(task: str, rollouts: int, clients: int = 1, limit: int = 1) -> Callable[[], Awaitable[int]]:
-        return lambda: made.have(Job("ours", made.queue_address, task, rollouts, clients, limit))
+        return lambda: have(Job("ours", made.queue, task, rollouts, clients, limit))
 
     await job("fill", 500)()
     await job("complete", 500, 8)()  # warm
-    database = made.folder / "queue.db"
+    database = made.settings.data_dir / "queue.db"
     had = _rollout_bytes(database)
-    costs["enqueue_cpu"] = await cpu_of(job("fill", 20_000), made.queue) / 20_000
-    costs["claim_cpu"] = await cpu_of(job("complete", 1500, 8), made.queue) / 1500
-    costs["claim_batched_cpu"] = await cpu_of(job("complete", 15_000, 8, 100), made.queue) / 15_000
+    costs["enqueue_cpu"] = await cpu_of(job("fill", 20_000), made.pids["queue"]) / 20_000
+    costs["claim_cpu"] = await cpu_of(job("complete", 1500, 8), made.pids["queue"]) / 1500
+    costs["claim_batched_cpu"] = await cpu_of(job("complete", 15_000, 8, 100), made.pids["queue"]) / 15_000
     costs["rollout_bytes"] = (_rollout_bytes(database) - had) / 20_000
-    costs["queue_memory"] = resident_bytes(made.queue)
+    costs["queue_memory"] = resident_bytes(made.pids["queue"])
 
 
-async def measure_collector(made: Stack, costs: dict[str, float]) -> None:
+async def measure_collector(made: Services, costs: dict[str, float]) -> None:
     """Spans in large and small requests, with and without token ids."""
     address = Address(f"{made.otlp}/v1/traces")
 
@@ -121,7 +82,7 @@ async def measure_collector(made: Stack, costs: dict[str, float]) -> None:
             sent = (await asyncio.to_thread(drive, address, bodies, seconds=seconds, clients=clients)).requests
             await made.barrier()
 
-        cpu = await cpu_of(work, made.collector)
+        cpu = await cpu_of(work, made.pids["collector"])
         return sent, sent * spans, cpu
 
     await send(60, 4, seconds=2.0)  # warm
@@ -131,21 +92,20 @@ async def measure_collector(made: Stack, costs: dict[str, float]) -> None:
     costs["token_cpu"] = max(0.0, cpu - count * costs["request_cpu"] - spans * costs["span_cpu"]) / (count * tokens)
     costs["span_bytes"] = await _stored_bytes(made, 0) / 60
     costs["token_bytes"] = (await _stored_bytes(made, 1000) / 60 - costs["span_bytes"]) / 1000
-    costs["collector_memory"] = resident_bytes(made.collector)
+    costs["collector_memory"] = resident_bytes(made.pids["collector"])
 
 
-async def measure_proxy(made: Stack, costs: dict[str, float]) -> None:
+async def measure_proxy(made: Services, costs: dict[str, float]) -> None:
     """Model calls, whole and streamed; then the runner, whose agents call the same model."""
-    port, settings = free_port(), made.settings
-    environment = {**os.environ, **settings.environment(), "AGL_LOG_LEVEL": "ERROR"}
+    port = free_port()
     async with (
         process([sys.executable, "-m", "bench.proxy", "--model", str(port)], dict(os.environ), port),
-        process([sys.executable, "-m", "agl_otel.proxy"], environment, settings.proxy_port) as pid,
-        QueueClient(made.queue_address) as queue,
+        process([sys.executable, "-m", "agl_otel.proxy"], made.environment, made.settings.proxy_port) as pid,
+        QueueClient(made.queue) as queue,
     ):
         update = await queue.put_resources({"llm": LLM(endpoint=f"http://127.0.0.1:{port}/v1", model="policy")})
         (begun,) = await queue.start([EnqueueRolloutRequest(input=1, resources_id=update.resources_id)])
-        url = f"http://127.0.0.1:{settings.proxy_port}/rollout/{begun.rollout_id}/attempt/{begun.attempt.attempt_id}/v1"
+        url = f"{made.proxy}/rollout/{begun.rollout_id}/attempt/{begun.attempt.attempt_id}/v1"
         await proxy_bench.send(url, count=200, clients=4)  # warm
         costs["call_cpu"] = await cpu_of(lambda: proxy_bench.send(url, count=800, clients=2), pid) / 800
         streamed = await cpu_of(lambda: proxy_bench.send(url, count=60, clients=2, stream=True), pid) / 60
@@ -154,22 +114,21 @@ async def measure_proxy(made: Stack, costs: dict[str, float]) -> None:
         await measure_runners(made, costs, f"http://127.0.0.1:{port}/v1")
 
 
-async def measure_runners(made: Stack, costs: dict[str, float], model: str) -> None:
+async def measure_runners(made: Services, costs: dict[str, float], model: str) -> None:
     """Attempts of a warm command and of a function, one after the other; what agents that wait have for themselves."""
-    folder = made.folder / "agents"
+    folder = made.settings.data_dir / "agents"
     folder.mkdir()
     (folder / "agent.py").write_text(AGENT % 0)
     (folder / "waits.py").write_text(AGENT % 600)
     (folder / "function.py").write_text(FUNCTION)
-    environment = {**os.environ, **made.settings.environment(), "AGL_LOG_LEVEL": "ERROR"}
-    program = [sys.executable, "-m", "agl_otel.runner", "--store", made.queue_address]
+    program = [sys.executable, "-m", "agl_otel.runner", "--store", made.queue]
 
     async def play(arguments: Sequence[str], rollouts: int) -> float:
         """CPU seconds of a runner and of all that it started, for each rollout, its start left out."""
-        async with QueueClient(made.queue_address, timeout_seconds=120) as queue:
+        async with QueueClient(made.queue, timeout_seconds=120) as queue:
             update = await queue.put_resources({"llm": LLM(endpoint=model, model="policy")})
             child = await asyncio.create_subprocess_exec(
-                *program, *arguments, env=environment, cwd=folder, stdout=asyncio.subprocess.DEVNULL
+                *program, *arguments, env=made.environment, cwd=folder, stdout=asyncio.subprocess.DEVNULL
             )
             try:
                 for count in (4, rollouts):
@@ -191,20 +150,20 @@ async def measure_runners(made: Stack, costs: dict[str, float], model: str) -> N
     costs.pop("runner_memory")
     costs["start_cpu"] = await play(["--warm", "--concurrency", "1", "--", sys.executable, "agent.py"], 30)
     eight = [*program, "--warm", "--concurrency", "8", "--", sys.executable, "waits.py"]
-    costs["agent_memory"] = await _agent_memory(made, eight, environment, folder, model)
+    costs["agent_memory"] = await _agent_memory(made, eight, folder, model)
 
 
-async def _drained(made: Stack) -> None:
+async def _drained(made: Services) -> None:
     """The queue of the earlier measurements is empty."""
-    async with QueueClient(made.queue_address) as queue:
+    async with QueueClient(made.queue) as queue:
         while waiting := await queue.query_rollouts(status_in=["queuing"], limit=500):
             await queue.delete([each.rollout_id for each in waiting])
 
 
-async def _agent_memory(made: Stack, command: Sequence[str], environment: dict[str, str], folder: Path, model: str) -> float:
-    async with QueueClient(made.queue_address) as queue:
+async def _agent_memory(made: Services, command: Sequence[str], folder: Path, model: str) -> float:
+    async with QueueClient(made.queue) as queue:
         update = await queue.put_resources({"llm": LLM(endpoint=model, model="policy")})
-        child = await asyncio.create_subprocess_exec(*command, env=environment, cwd=folder, stdout=asyncio.subprocess.DEVNULL)
+        child = await asyncio.create_subprocess_exec(*command, env=made.environment, cwd=folder, stdout=asyncio.subprocess.DEVNULL)
         try:
             await queue.enqueue([EnqueueRolloutRequest(input={"n": n}, resources_id=update.resources_id) for n in range(8)])
             deadline = time.monotonic() + 120
@@ -256,7 +215,7 @@ def fitted(runs: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
     return float(request), float(span)
 
 
-async def _stored_bytes(made: Stack, tokens: int, count: int = 60) -> float:
+async def _stored_bytes(made: Services, tokens: int, count: int = 60) -> float:
     """On disk, of spans of 1.5 KB of words nobody has said before, with so many random token ids each, a fifth of them sampled."""
     chance = random.Random(tokens)
     vocabulary = ["".join(chance.choices(string.ascii_lowercase, k=chance.randint(2, 9))) for _ in range(5000)]
@@ -284,12 +243,12 @@ def _new_span(chance: random.Random, vocabulary: Sequence[str], tokens: int) -> 
     return {"name": conventions.SPAN_LLM, **ids, "attributes": attributes}
 
 
-def _traces_bytes(made: Stack) -> int:
+def _traces_bytes(made: Services) -> int:
     """Of active parts, as ClickHouse counts them."""
     return _asked(made, "SELECT sum(bytes_on_disk) FROM system.parts WHERE active AND database = 'otel'")
 
 
-def _asked(made: Stack, sql: str) -> int:
+def _asked(made: Services, sql: str) -> int:
     body = f"{sql} FORMAT TabSeparated".encode()
     with urllib.request.urlopen(f"http://127.0.0.1:{made.settings.clickhouse_port}/", data=body, timeout=60) as answer:
         return int(answer.read())
@@ -300,9 +259,10 @@ async def measure() -> dict[str, Any]:
     costs: dict[str, float] = {}
     before = round(os.getloadavg()[0], 1)
     with tempfile.TemporaryDirectory(prefix="agl-bench-") as folder:
-        async with stack(Path(folder)) as made:
-            for part in (measure_queue, measure_collector, measure_proxy):
-                await part(made, costs)
+        async with services(Path(folder), "queue", "collector") as made, claimers() as have:
+            await measure_queue(made, have, costs)
+            await measure_collector(made, costs)
+            await measure_proxy(made, costs)
     conditions = {
         "cores": os.cpu_count(),
         "python": platform.python_version(),
