@@ -135,9 +135,6 @@ class Settings(BaseSettings):
     max_span_attributes: int = Field(default=4096, ge=1)
     """A span with more attributes is refused, with its reason in the partial success (the Python collector only; the Go one has no such
     bound)."""
-    max_span_tokens: int = Field(default=1 << 21, ge=1024)
-    """A span with a longer list of token ids or log-probs is refused likewise. The default is twice the longest context (2**20 tokens) of
-    models that people serve themselves."""
     max_expanded_bytes: int = Field(default=256 << 20, ge=1 << 20)
     """How large the rows of one OTLP request may be, about, in bytes: each span, log record or data point is stored with its whole resource
     and scope, which a request holds once. A request beyond it is refused (HTTP 400, INVALID_ARGUMENT). The default has room for 8,192 spans
@@ -161,9 +158,6 @@ class Settings(BaseSettings):
     unless `proxy_client_certificates` says so: most model clients of agents cannot show one."""
     proxy_client_certificates: bool = False
     """Whether agents must show the proxy a certificate of `tls_client_ca`, beside their key: their model clients must be told to."""
-    max_answer_bytes: int = Field(default=256 << 20, ge=1024)
-    """The longest answer of a model server, unpacked, that the proxy takes (one that is not streamed is held in memory whole); a call with
-    a longer one fails and is recorded as `upstream_oversized`."""
     proxy_own_keys: bool = False
     """Whether, on a stack with a token, the proxy passes on calls of no attempt that bring a provider's key of their own instead: to the
     servers that `upstream_url` and `models` name, for anybody who reaches the port, with no key or password of the stack."""
@@ -179,8 +173,6 @@ class Settings(BaseSettings):
     Python collector only)."""
     forward_headers: SecretStr = SecretStr("")
     """Headers for `forward_otlp`, as name=value,name=value (values may be percent-encoded), like OTEL_EXPORTER_OTLP_HEADERS."""
-    forward_queue_bytes: int = Field(default=64 << 20, ge=1 << 20)
-    """Copies for `forward_otlp` that may wait together, in bytes; what finds no room is counted and dropped, never the original."""
     metrics_otlp: str = ""
     """Where every service but the Go collector pushes its own metrics by OTLP over gRPC: HOST:4317 or https://HOST:4317; empty: nowhere."""
     metrics_otlp_headers: SecretStr = SecretStr("")

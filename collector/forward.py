@@ -22,6 +22,7 @@ from agl_otel.settings import parse_headers
 
 WORKERS: Final = 4  # requests under way at a time
 BACKOFF: Final = Backoff(0.5, 30.0)
+QUEUE_BYTES: Final = 64 << 20  # of copies that wait; what finds no room is counted and dropped, never the original
 MAX_AGE_SECONDS: Final = 300.0  # a copy that is older helps nobody; the original is in our own store
 GRPC_SCHEMES: Final = {"grpc": False, "grpcs": True}
 _logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class _Copy(NamedTuple):
 class Forwarder:
     """Sends copies to `target`; start it with `run()` as a task."""
 
-    def __init__(self, target: Target, name: str, *, max_queue_bytes: int = 64 << 20) -> None:
+    def __init__(self, target: Target, name: str, *, max_queue_bytes: int = QUEUE_BYTES) -> None:
         self._target = target
         self._name = name
         self._max_bytes = max_queue_bytes

@@ -46,7 +46,8 @@ from agl_otel_hook import conventions
 METADATA: Final = frozenset({conventions.HEADER_ROLLOUT_ID, conventions.HEADER_ATTEMPT_ID, conventions.HEADER_ACK})
 """What transports hand on of a request's headers: of several of one name the first, as the Go collector has it."""
 TOO_MANY_ATTRIBUTES: Final = "more attributes than AGL_MAX_SPAN_ATTRIBUTES"
-TOO_MANY_TOKENS: Final = "more token ids or log-probs in a list than AGL_MAX_SPAN_TOKENS"
+MAX_SPAN_TOKENS: Final = 1 << 21  # twice the longest context of models that people serve themselves
+TOO_MANY_TOKENS: Final = f"more than {MAX_SPAN_TOKENS} token ids or log-probs in a list"
 _NOT_SPANS: Final = frozenset({conventions.SPAN_ATTEMPT, conventions.SPAN_SEAL})  # a heartbeat, but not what makes an attempt running
 
 
@@ -59,7 +60,6 @@ class Intake:
         disk: says when the log is full.
         in_flight: bounds what waits for the disk.
         max_span_attributes: a span with more is refused.
-        max_span_tokens: so is one with a longer list of token ids or log-probs.
         max_expanded_bytes: a request whose rows take more is refused (expansion.py).
         unidentified: what becomes of spans and records that nothing identifies (policy.py).
         accepted: is given every request that is on disk, once and without a wait (forward.py).
@@ -77,7 +77,6 @@ class Intake:
         disk: DiskBudget,
         in_flight: InFlight,
         max_span_attributes: int = 1 << 30,
-        max_span_tokens: int = 1 << 30,
         max_expanded_bytes: int = 1 << 40,
         unidentified: Policy = "keep",
         accepted: Callable[[Signal, bytes], None] | None = None,
@@ -90,7 +89,6 @@ class Intake:
         self._disk = disk
         self._in_flight = in_flight
         self._max_span_attributes = max_span_attributes
-        self._max_span_tokens = max_span_tokens
         self._max_expanded_bytes = max_expanded_bytes
         self._unidentified: Policy = unidentified
         self._accepted = accepted
@@ -226,9 +224,9 @@ class Intake:
             for index, span in enumerate(heads.spans):
                 if len(span.attributes) > self._max_span_attributes:
                     identities[index] = Identity(reason=TOO_MANY_ATTRIBUTES)
-        if len(raw) > 2 * self._max_span_tokens:
+        if len(raw) > 2 * MAX_SPAN_TOKENS:
             for index, span in enumerate(heads.spans):
-                if span.ByteSize() > 2 * self._max_span_tokens and _longest_list(span) > self._max_span_tokens:
+                if span.ByteSize() > 2 * MAX_SPAN_TOKENS and _longest_list(span) > MAX_SPAN_TOKENS:
                     identities[index] = Identity(reason=TOO_MANY_TOKENS)
         learn(request, identities, self.memory, now=time.monotonic(), heads=heads, by_key=sender.bound is not None)
         start = 0

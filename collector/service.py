@@ -123,7 +123,6 @@ class Collector:
             disk=self._disk,
             in_flight=in_flight,
             max_span_attributes=settings.max_span_attributes,
-            max_span_tokens=settings.max_span_tokens,
             max_expanded_bytes=settings.max_expanded_bytes,
             unidentified=settings.unidentified,
             accepted=forwarder.offer if forwarder is not None else None,
@@ -301,4 +300,4 @@ def _forwarder(settings: Settings) -> Forwarder | None:
     if parts.hostname in (settings.host, "localhost", "127.0.0.1") and parts.port in (settings.otlp_grpc_port, settings.otlp_http_port):
         raise SettingsError(f"AGL_FORWARD_OTLP {endpoint!r} is this collector itself: name another endpoint, or none")
     target = make_target(endpoint, settings.forward_headers.get_secret_value())
-    return Forwarder(target, endpoint, max_queue_bytes=settings.forward_queue_bytes)
+    return Forwarder(target, endpoint)

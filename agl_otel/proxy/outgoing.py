@@ -24,10 +24,10 @@ class RedirectedError(Exception):
 
 
 class OversizedError(aiohttp.ClientError):
-    """The server answered with more than is taken; the message says how much that is, and how to take more."""
+    """The server answered with more than the proxy takes; the message has the limit."""
 
     def __init__(self, most: int) -> None:
-        super().__init__(f"its answer is longer than {most >> 20} MiB, and AGL_MAX_ANSWER_BYTES takes no more")
+        super().__init__(f"its answer is longer than {most >> 20} MiB: the proxy takes no more")
 
 
 @contextlib.asynccontextmanager

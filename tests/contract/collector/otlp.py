@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import time
@@ -83,7 +84,8 @@ async def post_on(
         conventions.HEADER_ACK: ack,
         **{name.replace("_", "-"): value for name, value in headers.items()},
     }
-    async with session.post(f"{stack.http}/v1/traces", data=request.SerializeToString(), headers=sent) as response:
-        body = await response.read()
-        assert response.status == 200, body
-        return ExportTraceServiceResponse.FromString(body)
+    body = io.BytesIO(request.SerializeToString())  # of bytes aiohttp warns where they are many
+    async with session.post(f"{stack.http}/v1/traces", data=body, headers=sent) as response:
+        answer = await response.read()
+        assert response.status == 200, answer
+        return ExportTraceServiceResponse.FromString(answer)

@@ -1,4 +1,4 @@
-"""Limits are settings, and whoever meets one is told which."""
+"""A refusal by a limit names the limit, and its setting where it has one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from agl_otel.collector.grpc_port import METHODS
+from agl_otel.collector.intake import MAX_SPAN_TOKENS
 from agl_otel_hook import conventions
 
 from .otlp import post_spans, request_of, span, span_request
@@ -158,11 +159,13 @@ async def test_a_request_whose_rows_would_be_too_large_is_refused_and_others_are
 
 
 async def test_a_span_with_too_many_token_ids_is_refused_alone(own_stack: Stack) -> None:
-    own_stack.settings.max_span_tokens = 1024
     await own_stack.start_queue()
     await own_stack.start_collector()
-    longest, longer = (span("call", {conventions.LLM_PROMPT_TOKEN_IDS: [7] * count}) for count in (1024, 1025))
+    longest, longer = (span("call", {conventions.LLM_PROMPT_TOKEN_IDS: [7] * count}) for count in (MAX_SPAN_TOKENS, MAX_SPAN_TOKENS + 1))
     answer = await post_spans(own_stack, request_of([longest, longer], {conventions.ROLLOUT_ID: "ro-1"}), ack="stored")
-    assert (answer.partial_success.rejected_spans, "AGL_MAX_SPAN_TOKENS" in answer.partial_success.error_message) == (1, True)
+    assert (answer.partial_success.rejected_spans, f"more than {MAX_SPAN_TOKENS} token ids" in answer.partial_success.error_message) == (
+        1,
+        True,
+    )
     async with own_stack.reader() as reader:
         assert len(await reader.spans(["ro-1"])) == 1

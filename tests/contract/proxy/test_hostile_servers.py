@@ -92,7 +92,7 @@ async def test_an_answer_that_is_too_long_ends_and_the_call_says_so(kind: str, r
     async with before(server, receiver) as stand:
         status, body, _ = await asked(stand)
         assert status == 502
-        assert "AGL_MAX_ANSWER_BYTES" in json.loads(body)["error"]["message"]
+        assert "the proxy takes no more" in json.loads(body)["error"]["message"]
         (span,) = await stand.calls()
         assert span.error and span.attributes[conventions.LLM_INCOMPLETE] == "upstream_oversized"
         assert server.sent < 64 << 20, "it went on reading"
