@@ -11,6 +11,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
@@ -62,7 +63,7 @@ def _frames(engine: TraceStore) -> Any:
         for table in tables(engine):
             yield _line({"table": table})
             for chunk in snapshot(engine, table):
-                described = {"rows": chunk.rows, "digest": chunk.digest, "total": chunk.total, "bytes": len(chunk.blocks)}
+                described = {**asdict(chunk.content), "total": chunk.total, "bytes": len(chunk.blocks)}
                 yield _line(described) + chunk.blocks
         yield _line({"end": True})
 

@@ -42,8 +42,7 @@ COMMANDS: Final = {
     "export": "agl_otel.cli.export:export",
     "disk": "agl_otel.cli.disk:disk",
     "token": "agl_otel.cli.token:token",
-    "backup": "agl_otel.cli.data:backup",
-    "restore": "agl_otel.cli.data:restore",
+    "data": "agl_otel.cli.data:data",
 }
 """Loaded when they are used, so that `agl-otel --help` opens nothing."""
 GONE: Final = {

@@ -1,4 +1,4 @@
-"""`agl-otel backup`, `agl-otel restore`, `agl-otel traces move` and `agl-otel queue move`: the data of a stack, somewhere else."""
+"""`agl-otel data`: the data of a stack, somewhere else: backup, restore, and the move from embedded stores to servers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option, warn_of_passwords
 from agl_otel.cli.queue import open_queue
 from agl_otel.errors import SettingsError
 from agl_otel.service.lock import FileLock
@@ -16,7 +16,12 @@ from agl_otel.settings import Settings
 from agl_otel.stack.supervisor import claim_data_dir, read_stack_file
 
 
-@click.command()
+@click.group()
+def data() -> None:
+    """Back up, restore, or move the data of a stack."""
+
+
+@data.command()
 @click.argument("target", type=click.Path(path_type=Path))
 @data_dir_option
 @store_option
@@ -24,8 +29,8 @@ from agl_otel.stack.supervisor import claim_data_dir, read_stack_file
 def backup(target: Path, data_dir: Path | None, store: str | None, as_json: bool) -> None:
     """Copy queue and traces of a stack, running or stopped, to the folder TARGET.
 
-    TARGET must not exist yet. The traces are written in ClickHouse's Native format; everything is counted and hashed. A stack that runs
-    goes on: all that was acknowledged before is in the copy.
+    TARGET must not exist yet. Each store is copied by its own means (SQLite's backup, pg_dump, ClickHouse's Native format), counted and
+    hashed. A running stack goes on: all that was acknowledged before is in the copy.
     """
     from agl_otel.stack import backup as copies  # opens ClickHouse: not before it is needed
 
@@ -40,60 +45,59 @@ def backup(target: Path, data_dir: Path | None, store: str | None, as_json: bool
     else:
         with _claimed(settings):
             manifest = copies.backup(settings, target, _Show(as_json))
-    _say(as_json, {"backup": str(target.absolute()), **manifest}, f"backed up {settings.data_dir} to {target}")
+    _report(as_json, {"backup": str(target.absolute()), **manifest}, f"backed up {settings.data_dir} to {target}")
 
 
-@click.command()
+@data.command()
 @click.argument("source", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @data_dir_option
 @json_option
 def restore(source: Path, data_dir: Path | None, as_json: bool) -> None:
     """Make a data directory from the backup in SOURCE.
 
-    The data directory must not exist yet, and a ClickHouse server in AGL_CLICKHOUSE_URL must hold no traces: nothing is overwritten.
+    The data directory must not exist yet, and servers in AGL_CLICKHOUSE_URL and AGL_QUEUE_URL must hold nothing: nothing is overwritten.
+    A queue from PostgreSQL goes back to PostgreSQL, one from SQLite to either.
     """
     from agl_otel.stack import backup as copies
 
     settings = _settings(data_dir)
     manifest = copies.restore(source, settings, _Show(as_json))
-    _say(as_json, {"data_dir": str(settings.data_dir.absolute()), **manifest}, f"restored {source} to {settings.data_dir}")
+    _report(as_json, {"data_dir": str(settings.data_dir.absolute()), **manifest}, f"restored {source} to {settings.data_dir}")
 
 
-@click.command()
+@data.command()
+@click.option("--queue", "queue_url", metavar="URL", help="postgresql://user:password@host:5432/database  [default: AGL_QUEUE_URL]")
 @click.option(
-    "--to", "target", metavar="URL", help="clickhouse://user:password@host:9000/otel?http_port=8123  [default: AGL_CLICKHOUSE_URL]"
+    "--clickhouse",
+    "clickhouse_url",
+    metavar="URL",
+    help="clickhouse://user:password@host:9000/otel?http_port=8123  [default: AGL_CLICKHOUSE_URL]",
 )
 @data_dir_option
 @json_option
-def move(target: str | None, data_dir: Path | None, as_json: bool) -> None:
-    """Copy the traces of a stopped stack to a ClickHouse server.
+def move(queue_url: str | None, clickhouse_url: str | None, data_dir: Path | None, as_json: bool) -> None:
+    """Copy the queue and the traces of a stopped stack to a PostgreSQL and a ClickHouse server, or only one of them.
 
-    The server must hold no traces yet. The embedded ones stay where they are; set AGL_CLICKHOUSE_URL and start the stack to use the server.
+    What no URL is given for stays embedded. The servers must hold nothing yet (of PostgreSQL the schema that the URL names). The embedded
+    data stay where they are; set AGL_QUEUE_URL and AGL_CLICKHOUSE_URL and start the stack to use the servers.
     """
-    from agl_otel.traces.address import ServerAddress
-    from agl_otel.traces.opened import CHDB_SCHEME, open_store
-    from agl_otel.traces.transfer import move as move_traces
+    from agl_otel.stack.backup import move as move_stores
+    from agl_otel.traces.opened import CHDB_SCHEME
 
     settings = _settings(data_dir)
-    url = target or settings.clickhouse_url
-    if not url or url.startswith(CHDB_SCHEME):
-        raise SettingsError("name the ClickHouse server with --to or AGL_CLICKHOUSE_URL: clickhouse://user:password@host:9000/otel")
-    address = ServerAddress.parse(url)
-    embedded = settings.data_dir.absolute() / "traces"
-    if not embedded.exists():
-        raise SettingsError(f"there are no embedded traces in {settings.data_dir}")
+    warn_of_passwords({"queue_url": queue_url, "clickhouse_url": clickhouse_url})
+    queue, traces = queue_url or settings.queue_url, clickhouse_url or settings.clickhouse_url
+    queue = "" if queue.startswith("sqlite:") else queue
+    traces = "" if traces.startswith(CHDB_SCHEME) else traces
+    if not (queue or traces):
+        raise SettingsError(
+            "name a server: --queue postgresql://user:password@host/database (or AGL_QUEUE_URL), "
+            "--clickhouse clickhouse://user:password@host:9000/otel (or AGL_CLICKHOUSE_URL), or both"
+        )
     with _claimed(settings):
-        source = open_store(f"{CHDB_SCHEME}{embedded}")
-        try:
-            server = open_store(url)
-            try:
-                held = move_traces(source, server, _Show(as_json))
-            finally:
-                server.close()
-        finally:
-            source.close()
-    moved = {table: each.rows for table, each in held.items()}
-    _say(as_json, {"to": str(address), "rows": moved}, f"copied {sum(moved.values())} rows to {address}; {embedded} is as it was")
+        moved = move_stores(settings, queue_url=queue, clickhouse_url=traces, progress=_Show(as_json))
+    rows = " and ".join(f"{sum(counts.values())} rows of the {store}" for store, counts in moved.items())
+    _report(as_json, moved, f"copied {rows}; {settings.data_dir} is as it was")
 
 
 class _Show:
@@ -119,7 +123,7 @@ def _claimed(settings: Settings) -> FileLock:
     return claim_data_dir(settings.data_dir.absolute())
 
 
-def _say(as_json: bool, content: dict[str, Any], text: str) -> None:
+def _report(as_json: bool, content: dict[str, Any], text: str) -> None:
     if as_json:
         print_json(content)
     else:

@@ -164,5 +164,5 @@ def outlook(found: Forecast, retention_days: int, *, embedded: bool) -> str:
     days = found.full_in_seconds / DAY_SECONDS
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + min(found.full_in_seconds, 1e9)))
     remedies = ["lower retention_days" if retention_days else "set retention_days", "`agl-otel queue prune`"]
-    more = "or `agl-otel traces move` to a server" if embedded else "or a larger disk of the server"
+    more = "or `agl-otel data move` to a server" if embedded else "or a larger disk of the server"
     return f"{grows}: full in {days:,.1f} days ({when}). {', '.join([*remedies, more])}"

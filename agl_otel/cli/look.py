@@ -12,7 +12,6 @@ from rich.table import Table
 
 from agl_otel.adapters.history import in_full
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
-from agl_otel.cli.data import move
 from agl_otel.cli.render import attempt_tree, plain
 from agl_otel.cli.rollouts import one_rollout
 from agl_otel.cli.training_steps import steps
@@ -31,7 +30,6 @@ def traces() -> None:
     """Look at what agents emitted: one rollout as a tree, the steps of a training run, or SQL."""
 
 
-traces.add_command(move)
 traces.add_command(steps)
 
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option, warn_of_passwords
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.erase import CHUNK, eraser, finished_before, keep_spans_option, wipe_option
 from agl_otel.cli.render import plain
 from agl_otel.errors import NotFoundError, SettingsError, UsageError
@@ -218,33 +218,3 @@ def prune(
             click.echo(f"{found} rollouts would be removed" if dry_run else f"removed {removed} rollouts")
 
     run_async(main)
-
-
-@queue.command()
-@click.option("--to", "target", metavar="URL", help="postgresql://user:password@host:5432/database  [default: AGL_QUEUE_URL]")
-@data_dir_option
-@json_option
-def move(target: str | None, data_dir: Path | None, as_json: bool) -> None:
-    """Copy the queue of a stopped stack from SQLite to PostgreSQL.
-
-    The database (or the schema that its URL names) must hold no queue yet. The SQLite file stays where it is; set AGL_QUEUE_URL and start
-    the stack to use the server.
-    """
-    settings = Settings.load(data_dir=data_dir)
-    setup_logging()
-    url = target or settings.queue_url
-    if not url or not url.startswith("postgres"):
-        raise SettingsError("name the PostgreSQL database with --to or AGL_QUEUE_URL: postgresql://user:password@host/database")
-    source = settings.data_dir.absolute() / "queue.db"
-    if not source.exists():
-        raise SettingsError(f"there is no queue in {settings.data_dir}: name its data directory with --data-dir")
-    warn_of_passwords({"queue_url": target})
-    from agl_otel.queue.move import move as move_queue  # PostgreSQL's driver is an extra
-    from agl_otel.stack.supervisor import claim_data_dir
-
-    with claim_data_dir(settings.data_dir.absolute()):
-        moved = move_queue(source, url)
-    if as_json:
-        print_json({"rows": moved})
-    else:
-        click.echo(f"copied {moved['rollouts']} rollouts and {moved['attempts']} attempts; {source} is as it was")

@@ -48,15 +48,6 @@ def table_names(database: sqlite3.Connection) -> list[str]:
     return [name for name in names if not name.startswith("sqlite_")]
 
 
-def new_database(path: Path) -> sqlite3.Connection:
-    """A file with the tables of a queue and nothing in them, in one file without a log beside it. Raises SettingsError."""
-    connection = _open(path)
-    _create_tables(connection, path)
-    connection.execute("PRAGMA journal_mode = DELETE")
-    connection.isolation_level = "DEFERRED"
-    return connection
-
-
 class SqliteTransaction:
     """A connection inside a transaction."""
 

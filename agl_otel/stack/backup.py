@@ -1,21 +1,22 @@
-"""A data directory to a folder and back: the queue, the traces, the write-ahead log, and what was refused.
+"""Backup of a stack to a folder, restore of a data directory from it, and the move of embedded stores to servers.
 
-Everything is written beside its final name and renamed when it is whole, so that half a backup never looks like one. Of a stopped stack the
-log belongs to it: what was acked and not yet stored comes back with it, and recovery asks the restored ClickHouse what it has.
+Each store is copied by its own means: SQLite's backup API, pg_dump, and ClickHouse's Native format (traces/transfer.py); the write-ahead
+log and refused requests are plain files. Backup and restore write beside the final name and rename when all is there.
 
-Of a running stack the queue is copied first, then all that was acked is stored (a barrier), then the traces are copied: so everything that
-was acked before is there, and a rollout that had ended in the copied queue has all its spans. What came meanwhile may be there.
+A stopped stack is copied with its log: recovery compares what was acked and not yet stored with the restored ClickHouse. Of a running
+stack the queue is copied first, then all that was acked is stored (a barrier), then the traces are copied: so all that was acked before
+the backup is in it, and a rollout that had ended in the copied queue has all its spans. Later spans may be in it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import shutil
 import sqlite3
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,13 +30,14 @@ from agl_otel.queue.sqlite import sqlite_path, table_names
 from agl_otel.settings import Settings
 from agl_otel.traces.collector_client import COPY_SECONDS, barriers, open_session, posting
 from agl_otel.traces.opened import CHDB_SCHEME, TraceStore, open_store
-from agl_otel.traces.transfer import Chunk, Content, DumpFiles, Progress, check_dump, dump, load
+from agl_otel.traces.transfer import Chunk, Content, DumpFiles, Progress, check_dump, copy, dump, filling, load
 
 FORMAT: Final = 1
 MANIFEST: Final = "backup.json"
-QUEUE_FILE: Final = "queue.db"
+SQLITE_FILE: Final = "queue.db"
+POSTGRES_FILE: Final = "queue.pgdump"
 TRACES: Final = "traces"
-PLAIN: Final = ("wal", "refused", "VERSION")  # copied as they are
+PLAIN: Final = ("wal", "refused", "VERSION")  # copied as plain files
 _RAISE: Final = (
     "INSERT INTO sequences (rollout_id, last) VALUES (?, ?) ON CONFLICT (rollout_id) DO UPDATE SET last = max(last, excluded.last)"
 )
@@ -47,12 +49,12 @@ _LAST_NUMBERS: Final = (
 def backup(settings: Settings, target: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Write everything of a stopped stack to `target`, which must not exist or be empty. Returns the manifest.
 
-    A queue on PostgreSQL becomes a SQLite file, too, so that it can be restored to either. Raises UsageError where the target holds
-    something, InUseError where a collector runs, and as queue.move.fetch.
+    Raises UsageError where the target holds something, InUseError where a collector runs, and as queue.postgres.dump.dump.
     """
-    staging, rows = _begin(settings, target, PLAIN)
-    held = _with_store(settings.clickhouse_db, lambda store: dump(store, staging / TRACES, progress))
-    return _finish(staging, target, rows, held)
+    staging, queue = _begin(settings, target, PLAIN)
+    with _opened(settings.clickhouse_db) as store:
+        held = dump(store, staging / TRACES, progress)
+    return _finish(staging, target, queue, held)
 
 
 async def backup_running(settings: Settings, queue: QueueClient, target: Path, progress: Progress | None = None) -> dict[str, Any]:
@@ -60,19 +62,23 @@ async def backup_running(settings: Settings, queue: QueueClient, target: Path, p
 
     Raises as `backup`, and UnavailableError where a collector cannot be asked.
     """
-    staging, rows = await asyncio.to_thread(_begin, settings, target, ("refused", "VERSION"))
+    staging, copied = await asyncio.to_thread(_begin, settings, target, ("refused", "VERSION"))
     collectors = [address.rstrip("/") for address in (await queue.describe()).collectors]
     async with open_session(settings.token.get_secret_value(), read_bufsize=1 << 20) as session:
         if not collectors:
-            raise UnavailableError("no collector has said where it is: is the stack still starting?")
+            raise UnavailableError("no collector has registered: is the stack still starting?")
         await barriers(session, collectors)
         if settings.clickhouse_db.startswith(CHDB_SCHEME):
             async with posting(session, f"{collectors[0]}/copy", seconds=COPY_SECONDS) as answer:
                 held = await _receive(answer.content, DumpFiles(staging / TRACES, progress))
         else:
-            copy = partial(_with_store, settings.clickhouse_db, lambda store: dump(store, staging / TRACES, progress))
-            held = await asyncio.to_thread(copy)
-    return await asyncio.to_thread(_finish, staging, target, rows, held)
+            held = await asyncio.to_thread(_dump_server, settings.clickhouse_db, staging / TRACES, progress)
+    return await asyncio.to_thread(_finish, staging, target, copied, held)
+
+
+def _dump_server(url: str, directory: Path, progress: Progress | None) -> dict[str, Content]:
+    with _opened(url) as store:
+        return dump(store, directory, progress)
 
 
 async def _receive(stream: aiohttp.StreamReader, files: DumpFiles) -> dict[str, Content]:
@@ -88,28 +94,32 @@ async def _receive(stream: aiohttp.StreamReader, files: DumpFiles) -> dict[str, 
                 files.begin(table)
                 continue
             blocks = await stream.readexactly(frame["bytes"])
-            await asyncio.to_thread(files.add, Chunk(table, frame["rows"], frame["digest"], frame["total"], blocks))
+            held = Content(frame["rows"], frame["digest"])
+            await asyncio.to_thread(files.add, Chunk(table, held, frame["total"], blocks))
     except asyncio.IncompleteReadError:
         pass
     raise UnavailableError(f"the collector broke off its copy of the traces at {table}: see its log, and back up again")
 
 
-def _begin(settings: Settings, target: Path, plain: Sequence[str]) -> tuple[Path, dict[str, int]]:
-    """Where the backup is being written, with the queue and the files named `plain` in it; {table of the queue: rows}."""
-    source = sqlite_path(settings.queue_db)
+def _begin(settings: Settings, target: Path, plain: Sequence[str]) -> tuple[Path, dict[str, Any]]:
+    """Where the backup is being written, with the queue and the files named `plain` in it; and the manifest's part about the queue."""
     _refuse_unless_empty(target)
     staging = _staging(target)
-    rows = _fetch(settings.queue_db, staging / QUEUE_FILE) if source is None else copy_queue(source, staging / QUEUE_FILE)
+    source = sqlite_path(settings.queue_db)
+    if source is None:
+        copied = {"file": POSTGRES_FILE, **_postgres_transfer().dump(settings.queue_db, staging / POSTGRES_FILE)}
+    else:
+        copied = {"file": SQLITE_FILE, "rows": copy_queue(source, staging / SQLITE_FILE)}
     for name in plain:
         _copy_plain(settings.data_dir.absolute() / name, staging / name)
-    return staging, rows
+    return staging, copied
 
 
-def _finish(staging: Path, target: Path, rows: dict[str, int], held: dict[str, Content]) -> dict[str, Any]:
+def _finish(staging: Path, target: Path, queue: dict[str, Any], held: dict[str, Content]) -> dict[str, Any]:
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "agl_otel": __version__,
-        "queue": {"sha256": _sha256(staging / QUEUE_FILE), "rows": rows},
+        "queue": {**queue, "sha256": _sha256(staging / queue["file"])},
         "traces": {table: each.rows for table, each in held.items()},
         "log_files": {str(path.relative_to(staging)): _sha256(path) for path in sorted((staging / "wal").rglob("*")) if path.is_file()},
     }
@@ -119,49 +129,69 @@ def _finish(staging: Path, target: Path, rows: dict[str, int], held: dict[str, C
 
 
 def restore(source: Path, settings: Settings, progress: Progress | None = None) -> dict[str, Any]:
-    """Make the data directory of `settings` from a backup; neither it nor servers of theirs may hold anything.
+    """Make the data directory of `settings` from a backup; neither it nor the servers of `settings` may hold anything.
 
-    Raises UsageError, ConflictError or DataError; then nothing was put in place.
+    Raises UsageError, SettingsError, ConflictError, UnavailableError or DataError; then nothing was put in place.
     """
     manifest = _check(source)
     data_dir = settings.data_dir.absolute()
     _refuse_unless_empty(data_dir)
+    queue = source / manifest["queue"]["file"]
+    embedded = sqlite_path(settings.queue_db) is not None
+    if embedded and queue.name == POSTGRES_FILE:
+        raise SettingsError(f"the queue in {source} is of PostgreSQL: name an empty PostgreSQL database with AGL_QUEUE_URL")
     staging = _staging(data_dir)
-    copy_queue(source / QUEUE_FILE, staging / QUEUE_FILE)
     for name in PLAIN:
         _copy_plain(source / name, staging / name)
     url = settings.clickhouse_db
     own = url == f"{CHDB_SCHEME}{data_dir / TRACES}"
-
-    def fill(store: TraceStore) -> dict[str, Content]:
-        held = load(source / TRACES, store, progress)
-        _raise_sequences(store, staging / QUEUE_FILE)
-        return held
-
-    _with_store(f"{CHDB_SCHEME}{staging / TRACES}" if own else url, fill)
+    with _opened(f"{CHDB_SCHEME}{staging / TRACES}" if own else url) as store, filling(store) as target:
+        load(source / TRACES, target, progress)
+        if queue.name == POSTGRES_FILE:
+            _postgres_transfer().restore(queue, manifest["queue"], settings.queue_db, lambda going: _last_numbers(store, going))
+        else:
+            copy_queue(queue, staging / SQLITE_FILE)
+            _raise_sequences(store, staging / SQLITE_FILE)
+            if not embedded:
+                _postgres_transfer().move(staging / SQLITE_FILE, settings.queue_db)
+                (staging / SQLITE_FILE).unlink()
     (staging / f"{TRACES}.lock").unlink(missing_ok=True)
-    if sqlite_path(settings.queue_db) is None:
-        _move().move(staging / QUEUE_FILE, settings.queue_db)
-        (staging / QUEUE_FILE).unlink()
     _into_place(staging, data_dir)
     return manifest
 
 
-def _fetch(url: str, target: Path) -> dict[str, int]:
-    move = _move()
-    return move.fetch(url, target)
+def move(settings: Settings, *, queue_url: str = "", clickhouse_url: str = "", progress: Progress | None = None) -> dict[str, Any]:
+    """Copy the embedded queue, the embedded traces, or both, of a stopped stack to empty servers. Returns {"queue" or "traces": rows}.
+
+    The embedded stores stay as they are. Raises SettingsError, ConflictError, UnavailableError, DataError; then the servers are empty.
+    """
+    data_dir = settings.data_dir.absolute()
+    queue, traces = data_dir / SQLITE_FILE, data_dir / TRACES
+    for wanted, path in ((queue_url, queue), (clickhouse_url, traces)):
+        if wanted and not path.exists():
+            raise SettingsError(f"there is nothing to move in {settings.data_dir}, {path.name} is missing: name its data directory")
+    moved: dict[str, Any] = {}
+    with contextlib.ExitStack() as closers:
+        if clickhouse_url:
+            source = closers.enter_context(_opened(f"{CHDB_SCHEME}{traces}"))
+            target = closers.enter_context(filling(closers.enter_context(_opened(clickhouse_url))))
+            moved["traces"] = {table: each.rows for table, each in copy(source, target, progress).items()}
+        if queue_url:
+            moved["queue"] = _postgres_transfer().move(queue, queue_url)
+    return moved
 
 
-def _move() -> Any:
+def _postgres_transfer() -> Any:
+    """The module queue/postgres/transfer.py. Raises SettingsError where PostgreSQL's driver, an extra, is missing."""
     try:
-        from agl_otel.queue import move
+        from agl_otel.queue.postgres import transfer
     except ImportError as error:
-        raise SettingsError(f"the queue is on PostgreSQL but {error.name} is missing: pip install 'agl-otel[postgres]'") from None
-    return move
+        raise SettingsError(f"the queue is on PostgreSQL and {error.name} is missing: pip install 'agl-otel[postgres]'") from None
+    return transfer
 
 
 def copy_queue(source: Path, target: Path) -> dict[str, int]:
-    """Copy a SQLite database with its own backup API, whoever has it open. Returns {table: rows}, the same on both sides."""
+    """Copy a SQLite database, which others may have open, by SQLite's backup API. Returns {table: rows}, the same on both sides."""
     if not source.exists():
         raise UsageError(f"there is no queue at {source}: is that the data directory of a stack?")
     with sqlite3.connect(f"file:{source}?mode=ro", uri=True) as old, sqlite3.connect(target) as new:
@@ -179,24 +209,31 @@ def copy_queue(source: Path, target: Path) -> dict[str, int]:
 
 
 def _raise_sequences(store: TraceStore, queue: Path) -> None:
-    """Spans of unfinished rollouts may have been numbered after the queue was copied: no number is given twice."""
-    with sqlite3.connect(queue) as database:
+    """Raise the counters of unfinished rollouts above what was numbered after the queue was copied: no number is given twice."""
+    with contextlib.closing(sqlite3.connect(queue)) as database, database:
         marks = ", ".join("?" * len(FINISHED))
         going = [row[0] for row in database.execute(f"SELECT rollout_id FROM rollouts WHERE status NOT IN ({marks})", sorted(FINISHED))]
-        for start in range(0, len(going), 10_000):
-            rows = store.select(_LAST_NUMBERS, {"rollouts": going[start : start + 10_000]})
-            database.executemany(_RAISE, [(str(rollout), int(str(last))) for rollout, last in rows])
-    database.close()
+        database.executemany(_RAISE, _last_numbers(store, going))
+
+
+def _last_numbers(store: TraceStore, rollouts: Sequence[str]) -> list[tuple[str, int]]:
+    """The highest number of each of these rollouts that has spans."""
+    found: list[tuple[str, int]] = []
+    for start in range(0, len(rollouts), 10_000):
+        rows = store.select(_LAST_NUMBERS, {"rollouts": rollouts[start : start + 10_000]})
+        found += [(str(rollout), int(str(last))) for rollout, last in rows]
+    return found
 
 
 def _counts(database: sqlite3.Connection) -> dict[str, int]:
     return {name: int(database.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0]) for name in table_names(database)}
 
 
-def _with_store(url: str, work: Callable[[TraceStore], dict[str, Content]]) -> dict[str, Content]:
+@contextlib.contextmanager
+def _opened(url: str) -> Generator[TraceStore]:
     store = open_store(url)
     try:
-        return work(store)
+        yield store
     finally:
         store.close()
 
@@ -206,9 +243,9 @@ def _check(source: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((source / MANIFEST).read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{source} is not a finished backup: there is no {MANIFEST} in it") from None
-    if manifest["format"] > FORMAT:
-        raise ConflictError(f"{source} was written by a newer agl-otel ({manifest['agl_otel']}): upgrade agl-otel first")
-    for name, digest in {QUEUE_FILE: manifest["queue"]["sha256"], **manifest["log_files"]}.items():
+    if manifest["format"] != FORMAT:
+        raise ConflictError(f"{source} was written by agl-otel {manifest['agl_otel']} in another format: restore it with that release")
+    for name, digest in {manifest["queue"]["file"]: manifest["queue"]["sha256"], **manifest["log_files"]}.items():
         if not (source / name).exists() or _sha256(source / name) != digest:
             raise DataError(f"{source / name} is missing or damaged: it is not what was backed up")
     check_dump(source / TRACES)

@@ -1,7 +1,7 @@
-"""Traces from one ClickHouse to another, or to files and back: in the Native format, part by part, counted and hashed on both sides.
+"""Traces in ClickHouse's Native format: from one ClickHouse to another, to files and back, part by part, counted and hashed on both sides.
 
-Only what was inserted is carried; what materialized views derive from it, the target derives again. A target that holds anything is
-refused. `snapshot` reads a table as it is when it is begun, whoever writes meanwhile; `move` needs a source that nobody writes to.
+Only what was inserted is carried; the target derives anew what its materialized views hold. A target that holds anything is refused, and is
+emptied again where a transfer into it fails. `snapshot` reads a table as it is when it is begun, while others write to it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from agl_otel.errors import ConflictError, DataError, UsageError
-from agl_otel.traces.cluster import LOCAL
-from agl_otel.traces.engine import DATABASE
+from agl_otel.errors import AglError, ConflictError, DataError, UsageError
+from agl_otel.traces.cluster import LOCAL, on_cluster, stored_as
+from agl_otel.traces.engine import DATABASE, ClickHouseError
 from agl_otel.traces.opened import TraceStore
 from agl_otel.traces.schema import VERSION
 
 CHUNK_ROWS: Final = 20_000  # about 30 MB of ordinary spans in memory
-DERIVED: Final = frozenset({"otel_traces_trace_id_ts", "rollout_summary_states", "services", "agl_migrations"})
-"""Tables that are not carried: views fill them, or the schema does."""
+DERIVED: Final = ("otel_traces_trace_id_ts", "rollout_summary_states", "services")
+"""Tables that are not carried: views fill them."""
 MANIFEST: Final = "traces.json"
 Progress = Callable[[str, int, int], None]
 """(table, rows done, rows in all)"""
@@ -30,11 +30,27 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What one table holds."""
+    """The rows of one table."""
 
     rows: int
     digest: int
     """The sum of the hashes of all rows, modulo 2^64: independent of order, parts and time zones."""
+
+    def __add__(self, other: Content) -> Content:
+        return Content(self.rows + other.rows, (self.digest + other.digest) % (1 << 64))
+
+
+NOTHING: Final = Content(0, 0)
+
+
+class Chunk(NamedTuple):
+    """Some rows of a table, in the Native format."""
+
+    table: str
+    content: Content
+    total: int
+    """Rows of the table, deleted rows that are still on disk included."""
+    blocks: bytes
 
 
 def tables(store: TraceStore) -> list[str]:
@@ -42,33 +58,115 @@ def tables(store: TraceStore) -> list[str]:
     found = store.select(
         "SELECT name FROM system.tables WHERE database = {db:String} AND match(engine, 'MergeTree|Distributed') ORDER BY name", _DB
     )
-    return [name for name in (str(row[0]) for row in found) if name not in DERIVED and not name.endswith(LOCAL)]
+    names = [str(row[0]) for row in found]
+    return [name for name in names if name not in (*DERIVED, "agl_migrations") and not name.endswith(LOCAL)]
 
 
 def content(store: TraceStore, table: str) -> Content:
-    """What `table` holds now."""
+    """The rows of `table` now."""
     rows = store.select(f"SELECT count(), sum(cityHash64(*)) FROM {DATABASE}.{table}")
     return Content(int(str(rows[0][0])), int(str(rows[0][1])))
 
 
-def move(source: TraceStore, target: TraceStore, progress: Progress | None = None) -> dict[str, Content]:
-    """Copy all traces into an empty `target`; the source stays as it is. Returns what each table holds now.
+def snapshot(source: TraceStore, table: str) -> Iterator[Chunk]:
+    """The rows of `table` as they are now; parts that come later are left out. Merges of the table wait until the end.
 
-    Raises ConflictError where the target holds traces, DataError where what arrived is not what was sent.
+    Reads on the calling thread's own connection, always the same thread's: inserts do not wait for it.
     """
-    refuse_unless_empty(target)
-    held: dict[str, Content] = {}
+    name = f"{DATABASE}.{table}"
+    if source.select("SELECT 1 FROM system.tables WHERE database = {db:String} AND engine = 'Distributed' LIMIT 1", _DB):
+        raise UsageError("the traces are on a cluster: use ClickHouse's own BACKUP … ON CLUSTER")
+    source.command(f"SYSTEM STOP MERGES {name}")
+    try:
+        found = source.select(
+            "SELECT name, rows FROM system.parts WHERE database = {db:String} AND table = {table:String} AND active ORDER BY name",
+            {**_DB, "table": table},
+        )
+        parts = [(str(part), int(str(rows))) for part, rows in found]
+        total = sum(rows for _, rows in parts)
+        for part, rows in parts:
+            for start in range(0, rows, CHUNK_ROWS):
+                where = f"WHERE _part = '{part}' AND _part_offset >= {start} AND _part_offset < {start + CHUNK_ROWS}"
+                counted = source.read(f"SELECT count(), sum(cityHash64(*)) FROM {name} {where}", "TabSeparated").split()
+                if int(counted[0]):  # else all of them were deleted
+                    held = Content(int(counted[0]), int(counted[1]))
+                    yield Chunk(table, held, total, source.read(f"SELECT * FROM {name} {where}", "Native"))
+    finally:
+        source.command(f"SYSTEM START MERGES {name}")
+
+
+# --- into a ClickHouse
+
+
+class Filling:
+    """A target that is being filled; see `filling`."""
+
+    def __init__(self, target: TraceStore) -> None:
+        self._target = target
+        self.sent: dict[str, Content] = {}
+        """{table: rows inserted so far}."""
+
+    def begin(self, table: str) -> None:
+        """Chunks of this table follow, or none."""
+        self.sent[table] = NOTHING
+
+    def insert(self, table: str, rows: Content, blocks: bytes) -> None:
+        """Insert rows in the Native format."""
+        self.sent[table] += rows
+        self._target.insert_native(f"{DATABASE}.{table}", blocks)
+
+    def compare(self) -> None:
+        """Raise DataError where the target does not hold what was sent."""
+        for table, sent in self.sent.items():
+            if sent != (arrived := content(self._target, table)):
+                raise DataError(
+                    f"{table}: {sent.rows} rows were sent and {arrived.rows} arrived, or their contents differ (hash {sent.digest} and "
+                    f"{arrived.digest}). The source is untouched; try again while nothing writes to either"
+                )
+
+    def undo(self) -> None:
+        """Empty the target, unless it holds rows of somebody else."""
+        if all(content(self._target, table).rows <= self.sent.get(table, NOTHING).rows for table in tables(self._target)):
+            cluster = self._target.cluster
+            for table in (*self.sent, *DERIVED):
+                self._target.command(f"TRUNCATE TABLE {DATABASE}.{stored_as(table, cluster)}{on_cluster(cluster)}")
+
+
+@contextlib.contextmanager
+def filling(target: TraceStore) -> Generator[Filling]:
+    """Insert into an empty `target`; where the block fails, it is empty again. Raises ConflictError where it holds traces."""
+    for table in tables(target):
+        if rows := content(target, table).rows:
+            raise ConflictError(
+                f"the target already holds {rows} rows in {DATABASE}.{table}, and nothing is overwritten: "
+                f"take an empty one, or empty this one first (DROP DATABASE {DATABASE})"
+            )
+    made = Filling(target)
+    try:
+        yield made
+    except BaseException as failure:
+        try:
+            made.undo()
+        except (AglError, ClickHouseError) as error:
+            raise DataError(
+                f"{failure}; what had arrived is still there ({error}): DROP DATABASE {DATABASE} before you try again"
+            ) from failure
+        raise
+
+
+def copy(source: TraceStore, target: Filling, progress: Progress | None = None) -> dict[str, Content]:
+    """Copy all traces, to which nobody writes meanwhile, and compare. Returns {table: what it holds}. Raises DataError."""
     for table in tables(source):
-        held[table] = content(source, table)
-        name, done = f"{DATABASE}.{table}", 0
-        with _ranges(source, table) as ranges:
-            for some in ranges:
-                target.insert_native(name, source.read(f"SELECT * FROM {name} {some.where}", "Native"))
-                done += some.rows
-                if progress:
-                    progress(table, done, some.total)
-        _compare(table, held[table], content(target, table))
-    return held
+        target.begin(table)
+        for chunk in snapshot(source, table):
+            target.insert(table, chunk.content, chunk.blocks)
+            if progress:
+                progress(table, target.sent[table].rows, chunk.total)
+    target.compare()
+    return target.sent
+
+
+# --- into files, and back
 
 
 def dump(source: TraceStore, directory: Path, progress: Progress | None = None) -> dict[str, Content]:
@@ -93,32 +191,28 @@ class DumpFiles:
     def begin(self, table: str) -> None:
         """Chunks of this table follow, or none."""
         (self._directory / table).mkdir(parents=True)
-        self._held[table] = Content(0, 0)
+        self._held[table] = NOTHING
 
     def add(self, chunk: Chunk) -> None:
-        """One chunk of a table that was begun."""
+        """Write one chunk of a table that was begun."""
         path = self._directory / chunk.table / f"{len(self._files):06}.native"
         path.write_bytes(chunk.blocks)
         digest = hashlib.sha256(chunk.blocks).hexdigest()
-        self._files.append({"table": chunk.table, "file": str(path.relative_to(self._directory)), "sha256": digest})
-        held = self._held[chunk.table]
-        self._held[chunk.table] = Content(held.rows + chunk.rows, (held.digest + chunk.digest) % (1 << 64))
+        file = str(path.relative_to(self._directory))
+        self._files.append({"table": chunk.table, "file": file, "sha256": digest, "content": asdict(chunk.content)})
+        self._held[chunk.table] += chunk.content
         if self._progress:
             self._progress(chunk.table, self._held[chunk.table].rows, chunk.total)
 
     def finish(self) -> dict[str, Content]:
-        """Write the manifest. Returns what each table holds."""
-        manifest = {
-            "schema": VERSION,
-            "tables": {table: asdict(each) for table, each in self._held.items()},
-            "files": self._files,
-        }
+        """Write the manifest. Returns {table: what was written}."""
+        manifest = {"schema": VERSION, "tables": list(self._held), "files": self._files}
         (self._directory / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         return self._held
 
 
 def check_dump(directory: Path) -> dict[str, Any]:
-    """The manifest of a dump whose files are all there and whole. Raises UsageError or DataError."""
+    """The manifest of a dump whose files are all there and whole. Raises UsageError, ConflictError or DataError."""
     try:
         manifest: dict[str, Any] = json.loads((directory / MANIFEST).read_text())
     except FileNotFoundError:
@@ -135,96 +229,17 @@ def check_dump(directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def load(directory: Path, target: TraceStore, progress: Progress | None = None) -> dict[str, Content]:
-    """Insert a dump into an empty `target`. Raises as check_dump, and ConflictError where the target holds traces."""
+def load(directory: Path, target: Filling, progress: Progress | None = None) -> dict[str, Content]:
+    """Insert a dump, and compare. Returns {table: what it holds}. Raises as check_dump, and DataError."""
     manifest = check_dump(directory)
-    refuse_unless_empty(target)
-    held = {table: Content(**values) for table, values in manifest["tables"].items()}
+    for table in manifest["tables"]:
+        target.begin(table)
     for number, entry in enumerate(manifest["files"], start=1):
-        target.insert_native(f"{DATABASE}.{entry['table']}", (directory / entry["file"]).read_bytes())
+        target.insert(entry["table"], Content(**entry["content"]), (directory / entry["file"]).read_bytes())
         if progress:
             progress(entry["table"], number, len(manifest["files"]))
-    for table, expected in held.items():
-        _compare(table, expected, content(target, table))
-    return held
-
-
-def refuse_unless_empty(target: TraceStore) -> None:
-    """Raise ConflictError where `target` holds traces."""
-    for table in tables(target):
-        if rows := content(target, table).rows:
-            raise ConflictError(
-                f"the target already holds {rows} rows in {DATABASE}.{table}, and nothing is overwritten: "
-                f"take an empty one, or empty this one first (DROP DATABASE {DATABASE})"
-            )
-
-
-class Chunk(NamedTuple):
-    """Some rows of a table, in the Native format."""
-
-    table: str
-    rows: int
-    digest: int
-    """Of these rows, as Content has it of all."""
-    total: int
-    """Rows of the table, those that are deleted and not gone yet among them."""
-    blocks: bytes
-
-
-def snapshot(source: TraceStore, table: str) -> Iterator[Chunk]:
-    """The rows of `table` as they are now. It merges no parts meanwhile, so that those of now stand still; new ones are left alone.
-
-    Reads on the calling thread's own connection, always the same thread's: inserts do not wait for it.
-    """
-    name = f"{DATABASE}.{table}"
-    with _ranges(source, table) as ranges:
-        for some in ranges:
-            counted = source.read(f"SELECT count(), sum(cityHash64(*)) FROM {name} {some.where}", "TabSeparated").split()
-            if found := int(counted[0]):  # else all of them were deleted
-                yield Chunk(table, found, int(counted[1]), some.total, source.read(f"SELECT * FROM {name} {some.where}", "Native"))
-
-
-class _Range(NamedTuple):
-    where: str
-    """The condition that these rows alone fulfil."""
-    rows: int
-    """Those that are deleted and not gone yet among them, as in `total`."""
-    total: int
-
-
-@contextlib.contextmanager
-def _ranges(source: TraceStore, table: str) -> Generator[list[_Range]]:
-    """All rows of `table` as they are now, in pieces; no parts are merged until the end."""
-    name = f"{DATABASE}.{table}"
-    if source.select("SELECT 1 FROM system.tables WHERE database = {db:String} AND engine = 'Distributed' LIMIT 1", _DB):
-        raise UsageError("the traces are on a cluster: use ClickHouse's own BACKUP … ON CLUSTER")
-    source.command(f"SYSTEM STOP MERGES {name}")
-    try:
-        found = source.select(
-            "SELECT name, rows FROM system.parts WHERE database = {db:String} AND table = {table:String} AND active ORDER BY name",
-            {**_DB, "table": table},
-        )
-        parts = [(str(part), int(str(rows))) for part, rows in found]
-        total = sum(rows for _, rows in parts)
-        yield [
-            _Range(f"WHERE _part = '{part}' AND _part_offset >= {start} AND _part_offset < {end}", end - start, total)
-            for part, rows in parts
-            for start, end in _pieces(rows)
-        ]
-    finally:
-        source.command(f"SYSTEM START MERGES {name}")
-
-
-def _pieces(rows: int) -> Iterator[tuple[int, int]]:
-    return ((start, min(start + CHUNK_ROWS, rows)) for start in range(0, rows, CHUNK_ROWS))
-
-
-def _compare(table: str, sent: Content, arrived: Content) -> None:
-    if sent != arrived:
-        raise DataError(
-            f"{table}: {sent.rows} rows were sent and {arrived.rows} arrived, or their contents differ (hash {sent.digest} and "
-            f"{arrived.digest}). The source is untouched; empty the target (DROP DATABASE {DATABASE}) and try again while nothing writes"
-        )
+    target.compare()
+    return target.sent
 
 
 _DB: Final = {"db": DATABASE}

@@ -67,12 +67,12 @@ async def test_a_backup_comes_back_elsewhere_with_what_was_in_the_log_only(own_s
     """And the disk of a stack that rests is measured, with what was in its log."""
     await fill(own_stack)
     place = tmp_path / "backup"
-    made = agl(own_stack, "backup", str(place), "--json")
+    made = agl(own_stack, "data", "backup", str(place), "--json")
     assert made["traces"]["otel_traces"] == 5
     assert made["queue"]["rows"]["rollouts"] == 1
-    assert "not empty" in agl(own_stack, "backup", str(place), fails=True)
-    assert "not empty" in agl(own_stack, "restore", str(place), fails=True)
-    agl(elsewhere, "restore", str(place), "--json")
+    assert "not empty" in agl(own_stack, "data", "backup", str(place), fails=True)
+    assert "not empty" in agl(own_stack, "data", "restore", str(place), fails=True)
+    agl(elsewhere, "data", "restore", str(place), "--json")
     await check(elsewhere)
 
     (own_stack.settings.data_dir / "VERSION").write_text("1\n")  # what `up` marks a data directory with
@@ -107,13 +107,13 @@ async def test_a_running_stack_is_backed_up_under_load_and_loses_nothing_that_wa
         await asyncio.to_thread(agl, own_stack, "rollouts", "delete", gone, "--yes", "--store", own_stack.queue, "--json")
         before = ended[1:]
         place = tmp_path / "backup"
-        await asyncio.to_thread(agl, own_stack, "backup", str(place), "--store", own_stack.queue, "--json")
+        await asyncio.to_thread(agl, own_stack, "data", "backup", str(place), "--store", own_stack.queue, "--json")
         while_copied = len(ended) - len(before)
         for task in loads:
             task.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
     assert while_copied > 1, "nothing happened while the copy was made"
-    agl(elsewhere, "restore", str(place), "--json")
+    agl(elsewhere, "data", "restore", str(place), "--json")
     await elsewhere.start_queue()
     await elsewhere.start_collector()
     async with QueueClient(elsewhere.queue) as queue, elsewhere.reader() as reader:
@@ -133,28 +133,28 @@ async def test_a_running_stack_that_nobody_names_and_a_damaged_backup_are_refuse
 ) -> None:
     await own_stack.start_queue()
     await own_stack.start_collector()
-    assert "open in another process" in agl(own_stack, "backup", str(tmp_path / "backup"), fails=True)
+    assert "open in another process" in agl(own_stack, "data", "backup", str(tmp_path / "backup"), fails=True)
     assert not (tmp_path / "backup").exists()
     await own_stack.end("collector")
     await own_stack.end("queue")
-    agl(own_stack, "backup", str(tmp_path / "backup"), "--json")
+    agl(own_stack, "data", "backup", str(tmp_path / "backup"), "--json")
     (tmp_path / "backup" / "queue.db").write_bytes(b"no database")
-    assert "missing or damaged" in agl(elsewhere, "restore", str(tmp_path / "backup"), fails=True)
+    assert "missing or damaged" in agl(elsewhere, "data", "restore", str(tmp_path / "backup"), fails=True)
     assert not elsewhere.settings.data_dir.exists()
-    assert "not a finished backup" in agl(elsewhere, "restore", str(tmp_path), fails=True)
-    assert "no data directory" in agl(elsewhere, "backup", str(tmp_path / "other"), fails=True)
+    assert "not a finished backup" in agl(elsewhere, "data", "restore", str(tmp_path), fails=True)
+    assert "no data directory" in agl(elsewhere, "data", "backup", str(tmp_path / "other"), fails=True)
 
 
 async def test_embedded_traces_move_to_a_server(own_stack: Stack, tmp_path: Path) -> None:
     await fill(own_stack)
     with ClickHouseServer(tmp_path / "server") as server:
-        moved = agl(own_stack, "traces", "move", "--to", server.url(), "--json")
-        assert moved["rows"]["otel_traces"] == 5
-        assert "nothing is overwritten" in agl(own_stack, "traces", "move", "--to", server.url(), fails=True)
+        moved = agl(own_stack, "data", "move", "--clickhouse", server.url(), "--json")
+        assert moved["traces"]["otel_traces"] == 5
+        assert "nothing is overwritten" in agl(own_stack, "data", "move", "--clickhouse", server.url(), fails=True)
         own_stack.settings = own_stack.settings.model_copy(update={"clickhouse_url": server.url()})
         await check(own_stack)
         (own_stack.settings.data_dir / "VERSION").write_text("1\n")  # what `up` marks a data directory with
         disk = agl(own_stack, "disk", "--json", AGL_CLICKHOUSE_URL=server.url())
         assert disk["rows"]["Rows"] == 7 and disk["server"]["bytes"] > 0 and not disk["embedded"]
         assert disk["bytes_per_day"] > 0 and disk["full_in_seconds"] > 0
-    assert "does not answer" in agl(own_stack, "traces", "move", "--to", server.url(), fails=True)
+    assert "does not answer" in agl(own_stack, "data", "move", "--clickhouse", server.url(), fails=True)

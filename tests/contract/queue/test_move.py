@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 from agl_otel.queue.client import AttemptUpdate
-from agl_otel.queue.move import fetch
 from agl_otel.queue.sqlite import table_names
 from agl_otel.types import LLM, EnqueueRolloutRequest
 from tests.local_queue import LocalQueue
@@ -18,7 +17,7 @@ from tests.postgres_server import Postgres
 
 
 def agl(data_dir: Path, url: str, *command: str) -> subprocess.CompletedProcess[str]:
-    arguments = (*(command or ("queue", "move", "--to", url)), "--data-dir", str(data_dir), "--json")
+    arguments = ("data", *(command or ("move", "--queue", url)), "--data-dir", str(data_dir), "--json")
     return nursery().run(arguments, {**os.environ, "AGL_QUEUE_URL": url if command else ""}, cwd=ROOT, seconds=120)
 
 
@@ -41,7 +40,7 @@ async def test_rollouts_move_to_postgresql_with_all_that_belongs_to_them(postgre
     url = postgres.new_schema()
     moved = agl(tmp_path, url)
     assert moved.returncode == 0, moved.stderr
-    assert json.loads(moved.stdout)["rows"]["rollouts"] == 5
+    assert json.loads(moved.stdout)["queue"]["rollouts"] == 5
     async with LocalQueue(url) as new:
         assert await known(new) == before
         now = await new.client.statistics()
@@ -56,17 +55,6 @@ async def test_rollouts_move_to_postgresql_with_all_that_belongs_to_them(postgre
         assert await new.client.take_sequence([("ro-1", 1, 0)]) == [8]
     again = agl(tmp_path, url)
     assert again.returncode and "nothing is overwritten" in again.stderr and "Traceback" not in again.stderr
-    known_there, back = None, tmp_path / "back.db"
-    async with LocalQueue(url) as new:  # which serves while it is copied
-        known_there = await known(new)
-        assert fetch(url, back)["rollouts"] == 6
-    async with LocalQueue(f"sqlite:///{back}") as returned:
-        assert await known(returned) == known_there
-        assert await returned.client.take_sequence([("ro-1", 1, 0)]) == [9]
-        for name in ("ro-later", "ro-last"):
-            await returned.client.enqueue([EnqueueRolloutRequest(input=7, rollout_id=name)])
-        assert [each.rollout_id for each in await returned.client.claim(9)] == ["ro-later", "ro-last"]
-        assert [each.rollout_id for each in await returned.client.query_rollouts()][-2:] == ["ro-later", "ro-last"]
 
 
 async def test_both_engines_have_the_same_tables_columns_and_indexes(postgres: Postgres, tmp_path: Path) -> None:
@@ -86,16 +74,33 @@ async def test_both_engines_have_the_same_tables_columns_and_indexes(postgres: P
 
 
 async def test_a_stack_with_its_queue_on_postgresql_is_backed_up_and_restored(postgres: Postgres, tmp_path: Path) -> None:
-    url, other, data, copy = postgres.new_schema(), postgres.new_schema(), tmp_path / "data", tmp_path / "copy"
+    url, data, copy = postgres.new_schema(), tmp_path / "data", tmp_path / "copy"
+    schema = url.rpartition("%3D")[2]
     data.mkdir()
     async with LocalQueue(url) as queue:
         await queue.client.put_resources({"llm": LLM(endpoint="http://m", model="policy")}, resources_id="rs-1")
-        await queue.client.enqueue([EnqueueRolloutRequest(input=1, rollout_id="ro-1"), EnqueueRolloutRequest(input=2)])
+        await queue.client.enqueue([EnqueueRolloutRequest(input=n, rollout_id=f"ro-{n}") for n in range(3)])
+        await queue.client.claim(1, worker_id="w-1")
+        await queue.client.take_sequence([("ro-1", 7, 0)])
         before = await known(queue)
-    done = agl(data, url, "backup", str(copy))
-    assert done.returncode == 0 and json.loads(done.stdout)["queue"]["rows"]["rollouts"] == 2, done.stderr
+        done = agl(data, url, "backup", str(copy))  # of a queue that serves
+    assert done.returncode == 0 and json.loads(done.stdout)["queue"]["rows"]["rollouts"] == 3, done.stderr
+    for target, why in (
+        (url, "nothing is overwritten"),
+        (postgres.new_schema(), f"the backup is of the schema '{schema}'"),
+        ("", "name an empty PostgreSQL database"),
+    ):
+        refused = agl(tmp_path / "restored", target, "restore", str(copy))
+        assert refused.returncode and why in refused.stderr and "Traceback" not in refused.stderr
+        assert not (tmp_path / "restored").exists()
+    postgres.sql("CREATE DATABASE elsewhere")
+    postgres.sql(f"CREATE SCHEMA {schema}", database="elsewhere")
+    other = postgres.url(schema, database="elsewhere")
     done = agl(tmp_path / "restored", other, "restore", str(copy))
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "restored" / "queue.db").exists()
     async with LocalQueue(other) as queue:
         assert await known(queue) == before
+        assert await queue.client.take_sequence([("ro-1", 1, 0)]) == [8]
+        await queue.client.enqueue([EnqueueRolloutRequest(input=9, rollout_id="ro-later")])
+        assert [each.rollout_id for each in await queue.client.claim(9)] == ["ro-1", "ro-2", "ro-later"]

@@ -86,9 +86,19 @@ def dumped(source: TraceStore, tmp_path: Path) -> tuple[Path, dict[str, transfer
     return tmp_path / "dump", held
 
 
+def move(source: TraceStore, target: TraceStore, progress: transfer.Progress | None = None) -> dict[str, transfer.Content]:
+    with transfer.filling(target) as filled:
+        return transfer.copy(source, filled, progress)
+
+
+def load(directory: Path, target: TraceStore) -> dict[str, transfer.Content]:
+    with transfer.filling(target) as filled:
+        return transfer.load(directory, filled)
+
+
 def test_all_rows_arrive_at_a_server_and_the_views_follow(source: TraceStore, server_engine: TraceStore) -> None:
     steps: list[tuple[str, int, int]] = []
-    held = transfer.move(source, server_engine, lambda *step: steps.append(step))
+    held = move(source, server_engine, lambda *step: steps.append(step))
     assert {table: each.rows for table, each in held.items() if each.rows} == {"otel_traces": 2 * ROWS, "otel_logs": 1}
     assert {table: transfer.content(server_engine, table) for table in transfer.tables(server_engine)} == held
     assert [row[:6] for row in server_engine.select(SUMMARY)] == [row[:6] for row in source.select(SUMMARY)]
@@ -100,21 +110,21 @@ def test_what_was_deleted_is_not_carried(source: TraceStore, server_engine: Trac
     left = transfer.content(source, "otel_traces")
     assert 0 < left.rows < 2 * ROWS
     assert transfer.dump(source, tmp_path / "dump")["otel_traces"] == left
-    assert transfer.move(source, server_engine)["otel_traces"] == left == transfer.content(server_engine, "otel_traces")
+    assert move(source, server_engine)["otel_traces"] == left == transfer.content(server_engine, "otel_traces")
 
 
 def test_what_holds_traces_is_not_overwritten(source: TraceStore, server_engine: TraceStore) -> None:
     server_engine.insert("otel.otel_logs", ["Body"], b'{"Body":"mine"}')
     with pytest.raises(ConflictError, match=r"already holds 1 rows in otel\.otel_logs, and nothing is overwritten"):
-        transfer.move(source, server_engine)
+        move(source, server_engine)
     assert transfer.content(server_engine, "otel_traces").rows == 0
 
 
 def test_a_dump_comes_back_on_either_engine(dumped: tuple[Path, dict[str, transfer.Content]], engine: TraceStore, tmp_path: Path) -> None:
     directory, held = dumped
-    assert transfer.load(directory, engine) == held
+    assert load(directory, engine) == held
     with pytest.raises(ConflictError, match="nothing is overwritten"):
-        transfer.load(directory, engine)
+        load(directory, engine)
     assert transfer.dump(engine, tmp_path / "again") == held
 
 
@@ -126,11 +136,26 @@ def test_a_damaged_or_unfinished_dump_is_refused_before_anything_is_inserted(
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(DataError, match="missing or damaged"):
-        transfer.load(directory, engine)
+        load(directory, engine)
     file.unlink()
     with pytest.raises(DataError, match="missing or damaged"):
-        transfer.load(directory, engine)
+        load(directory, engine)
     (directory / transfer.MANIFEST).unlink()
     with pytest.raises(UsageError, match="no finished backup"):
-        transfer.load(directory, engine)
+        load(directory, engine)
     assert transfer.content(engine, "otel_traces").rows == 0
+
+
+def test_a_transfer_that_fails_leaves_the_target_empty(source: TraceStore, server_engine: TraceStore) -> None:
+    with pytest.raises(DataError, match="the queue's turn"), transfer.filling(server_engine) as filled:
+        transfer.copy(source, filled)
+        raise DataError("the queue's turn")
+    assert {transfer.content(server_engine, table).rows for table in (*transfer.tables(server_engine), *transfer.DERIVED)} == {0}
+    assert move(source, server_engine)["otel_traces"].rows == 2 * ROWS
+
+
+def test_rows_that_others_wrote_meanwhile_are_not_removed(source: TraceStore, server_engine: TraceStore) -> None:
+    with pytest.raises(DataError, match="their contents differ"), transfer.filling(server_engine) as filled:
+        server_engine.insert("otel.otel_logs", ["Body"], b'{"Body":"mine"}')
+        transfer.copy(source, filled)
+    assert server_engine.select("SELECT count() FROM otel.otel_logs WHERE Body = 'mine'") == [[1]]

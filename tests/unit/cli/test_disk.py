@@ -47,7 +47,7 @@ def test_where_nothing_comes_nothing_grows() -> None:
 
 def test_on_a_server_its_disk_counts() -> None:
     said = outlook(of(reserve=0), 0, embedded=False)
-    assert "full in 11.0 days" in said and "traces move" not in said
+    assert "full in 11.0 days" in said and "data move" not in said
 
 
 def test_a_data_directory_is_measured_by_its_parts(tmp_path: Path) -> None:
