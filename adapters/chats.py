@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from agl_otel.adapters.dialects import Message
 from agl_otel.adapters.texts import SHORTENED
+from agl_otel.spans.dialects.dialect import Message
 from agl_otel.spans.tolerant import json_of
 
 Row = dict[str, Any]
@@ -40,11 +40,11 @@ def conversations(calls: Iterable[Row], refused: Counter[str], *, by_call: bool 
             rows.append({**call, "messages": messages})
     if by_call:
         return [_weighted(row, {len(row["messages"])}) for row in rows]
-    said = [[_same(message) for message in row["messages"]] for row in rows]
-    ends: list[set[int]] = [{len(each)} for each in said]
+    keys = [[_same(message) for message in row["messages"]] for row in rows]
+    ends: list[set[int]] = [{len(each)} for each in keys]
     whole: list[Row] = []
     for place, row in enumerate(rows):
-        later = next((n for n in range(place + 1, len(said)) if said[n][: len(said[place])] == said[place]), None)
+        later = next((n for n in range(place + 1, len(keys)) if keys[n][: len(keys[place])] == keys[place]), None)
         if later is None:
             whole.append(_weighted(row, ends[place]))
         else:

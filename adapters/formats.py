@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from agl_otel.adapters.chats import split_pair
-from agl_otel.adapters.dialects import Message
 from agl_otel.adapters.records import IGNORED, SAMPLING, Row
+from agl_otel.spans.dialects.dialect import Message
 
 _HASHED: Final = re.compile(r"sha256:[0-9a-f]{64}")
 """What a masking rule leaves of a text (MaskRule.silence)."""

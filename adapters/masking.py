@@ -3,8 +3,8 @@
 A rule names messages by role, by a regular expression for their text, by the agent, and says what happens where one matches:
 `drop_text` and `hash_text` change the messages and keep the ids; `drop_ids` puts 0 in place of the ids and takes the loss off them, and off
 all that was sampled after them. Which token belongs to which message is not stored, so `drop_ids` takes all tokens of a kind: what the
-model wrote where an assistant's message matches, else everything it was given. Of a row whose messages are not known everything goes:
-nobody could tell.
+model wrote where an assistant's message matches, else everything it was given. Of a row whose messages are not known all ids
+go.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MaskRule:
     agent: str = ""
     """The same for the agent's name."""
     salt: str = ""
-    """Goes before the text that is hashed, so that nobody can try likely texts."""
+    """Goes before the text that is hashed, so that likely texts cannot be tried."""
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
@@ -54,12 +54,12 @@ class MaskRule:
         """Whether it is about this message."""
         return (not self.role or message.get("role") == self.role) and re.search(self.text, text_of(message)) is not None
 
-    def says(self, role: str, text: str) -> bool:
-        """Whether it is about these words; an empty role is anybody's."""
+    def covers(self, role: str, text: str) -> bool:
+        """Whether it is about this text; an empty role stands for any."""
         return (not self.role or role in ("", self.role)) and re.search(self.text, text) is not None
 
-    def silence(self, text: str) -> str:
-        """What stands in place of a text; of what stands for one already, it itself."""
+    def replacement(self, text: str) -> str:
+        """The text that takes the place of `text`; a replacement stays as it is."""
         if text == MASKED or _HASH.fullmatch(text):
             return text
         return MASKED if self.action == "drop_text" else "sha256:" + hashlib.sha256(f"{self.salt}{text}".encode()).hexdigest()
@@ -84,7 +84,9 @@ def masked(row: dict[str, Any], rules: Sequence[MaskRule]) -> dict[str, Any]:
             continue
         for name in _TEXTS:
             if isinstance(row.get(name), list):
-                out[name] = [_silenced(new, rule) if rule.matches(old) else new for old, new in zip(row[name], out[name], strict=True)]
+                out[name] = [
+                    _masked_message(new, rule) if rule.matches(old) else new for old, new in zip(row[name], out[name], strict=True)
+                ]
             elif isinstance(row.get(name), dict):  # a triplet: its text is not in one form
                 out[name] = {**out[name], "raw_content": None, **({"image_urls": []} if "image_urls" in out[name] else {})}
         if "images" in row and rule.role in ("", "user"):
@@ -93,14 +95,14 @@ def masked(row: dict[str, Any], rules: Sequence[MaskRule]) -> dict[str, Any]:
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """What a message says, with its parts and tool calls as JSON where it is not a text; the same for equal messages."""
+    """The text of a message, with its parts and tool calls as JSON where it is not a text; the same for equal messages."""
     content = message.get("content")
     return content if isinstance(content, str) else json.dumps([content, message.get("tool_calls")], ensure_ascii=False, sort_keys=True)
 
 
-def _silenced(message: dict[str, Any], rule: MaskRule) -> dict[str, Any]:
-    said = None if rule.action == "drop_text" else rule.silence(text_of(message))
-    return {**{key: message[key] for key in ("role", "tool_call_id", "weight") if key in message}, "content": said}
+def _masked_message(message: dict[str, Any], rule: MaskRule) -> dict[str, Any]:
+    content = None if rule.action == "drop_text" else rule.replacement(text_of(message))
+    return {**{key: message[key] for key in ("role", "tool_call_id", "weight") if key in message}, "content": content}
 
 
 def _without_ids(out: dict[str, Any], row: dict[str, Any], rule: MaskRule) -> dict[str, Any]:

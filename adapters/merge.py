@@ -5,7 +5,7 @@ token for token, with all that this trajectory holds so far (prompt, responses, 
 wins, of equal ones the earliest. What the prompt adds goes in with mask 0. Every other call starts a trajectory of its own, and the
 reason is one of BREAKS (breaks.py). So each token that the model wrote is trained on exactly once, and nothing is ever tokenised again.
 
-Prompts in prefix form are made full first (`full_prompts`); a reference that leads nowhere is reported, not guessed.
+Prompts in prefix form are expanded first (agl_otel/spans/history.py); a reference that leads nowhere is reported, not guessed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from agl_otel.adapters.beginnings import Beginnings, sums_of
 from agl_otel.adapters.breaks import BREAKS, Call, Seen, TokenIds, goes_on, reason
 
-__all__ = ["BREAKS", "Call", "Merged", "StoredCall", "TokenIds", "full_prompts", "lay_out", "merge"]
+__all__ = ["BREAKS", "Call", "Merged", "TokenIds", "lay_out", "merge"]
 
 
 @dataclass(frozen=True)
@@ -80,54 +80,3 @@ def lay_out(merged: Merged, logprobs: Sequence[NDArray[np.float32]]) -> tuple[To
         kept += [np.zeros(len(between), np.float32), captured]
         end = len(call.prompt) + len(call.response)
     return first.prompt, np.concatenate(tokens), np.concatenate(masks), np.concatenate(kept)
-
-
-@dataclass(frozen=True)
-class StoredCall:
-    """One (call, choice) as stored: where `prefix_call` is not 0, `prompt` holds only what follows that call and choice."""
-
-    call: int
-    choice: int
-    prefix_call: int
-    prefix_choice: int
-    prompt: TokenIds
-    response: TokenIds
-
-
-def full_prompts(calls: Sequence[StoredCall]) -> list[TokenIds | None]:
-    """The full prompt of each call of one attempt and process, sorted by (call, choice); None where a reference leads nowhere.
-
-    A reference must name an earlier call that is there, and whose own prompt and response are known.
-    """
-    referenced = {(stored.prefix_call, stored.prefix_choice) for stored in calls if stored.prefix_call}
-    known: dict[tuple[int, int], _Grown] = {}
-    prompts: list[TokenIds | None] = []
-    for stored in calls:
-        whole: _Grown | None = _Grown(stored.prompt)
-        if stored.prefix_call:
-            base = known.get((stored.prefix_call, stored.prefix_choice)) if stored.prefix_call < stored.call else None
-            whole = None if base is None else base.plus(stored.prompt)
-        prompts.append(whole.tokens if whole is not None else None)
-        if whole is not None and len(whole.tokens) and len(stored.response) and (stored.call, stored.choice) in referenced:
-            known[stored.call, stored.choice] = whole.plus(stored.response)
-    return prompts
-
-
-class _Grown:
-    """Tokens that others go on from. What goes on first shares the memory, so a conversation of n calls is there once and not n times."""
-
-    def __init__(self, tokens: TokenIds, room: TokenIds | None = None) -> None:
-        self.tokens = tokens
-        self._room = room
-        """Memory of ours that begins with the tokens; None where there is none left: what is stored is not written to."""
-
-    def plus(self, more: TokenIds) -> _Grown:
-        """These tokens and `more`."""
-        length = len(self.tokens)
-        end = length + len(more)
-        room, self._room = self._room, None
-        if room is None or end > len(room):
-            room = np.empty(2 * end, np.int32)
-            room[:length] = self.tokens
-        room[length:end] = more
-        return _Grown(room[:end], room)

@@ -1,7 +1,7 @@
 """Spans in, chat messages out: one OpenAI-style conversation for each model call. Pure; for prompts, for SFT files and for people.
 
-How a call stands on its span is the dialects' business. Token ids are not read here: what is to be trained on token for token goes
-through trajectories.py.
+How a call stands on its span is the business of agl_otel/spans/dialects. Token ids are not read here: trajectories.py reads those, for
+training token by token.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from agl_otel.adapters.base import TraceAdapter
-from agl_otel.adapters.dialects import Conversation, Message
-from agl_otel.adapters.dialects.readers import openai_call
-from agl_otel.adapters.history import in_full
-from agl_otel.adapters.joined import JoinedCall
 from agl_otel.adapters.tree import TraceTree
+from agl_otel.spans.calls import JoinedCall
+from agl_otel.spans.dialects.dialect import Conversation, Message
+from agl_otel.spans.dialects.shapes import openai_call
+from agl_otel.spans.history import expand_spans
 from agl_otel.spans.tolerant import MALFORMED
 from agl_otel.types import Span
 
@@ -49,30 +49,22 @@ def to_messages(spans: Sequence[Span], *, llm_call_match: str | None = None, age
     """
     if not spans:
         return []
-    spans = in_full(spans)
+    spans = expand_spans(spans)
     place = {id(span): number for number, span in enumerate(spans)}
     calls = TraceTree.from_spans(spans).find_llm_calls(
         llm_call_match=llm_call_match, agent_match=agent_match, exclude_llm_call_in_reward=False
     )
-    told = (_read(call) for call in sorted(calls, key=lambda call: place[id(call.span)]))
-    return [{"messages": [*said.prompt, *said.reply], "tools": said.tools} for said in told if said is not None]
+    read = (_read(call) for call in sorted(calls, key=lambda call: place[id(call.span)]))
+    return [{"messages": [*each.prompt, *each.reply], "tools": each.tools} for each in read if each is not None]
 
 
 def _read(call: JoinedCall) -> Conversation | None:
     try:
-        said = conversation_of(call)
-        return None if said is None else said._replace(reply=_with_calls(call, said.reply))
+        found = call.conversation
+        return None if found is None else found._replace(reply=_with_calls(call, found.reply))
     except MALFORMED as error:
         _log.warning("a model call is left out: %s", error)
         return None
-
-
-def conversation_of(call: JoinedCall) -> Conversation | None:
-    """What the call's spans say of it, the outermost that has messages first; None where none has.
-
-    Raises SpanShapeError (also a ValueError) that names a span which does not have its dialect's shape.
-    """
-    return next((said for each in call.calls if (said := each.conversation).prompt or said.reply), None)
 
 
 def _with_calls(call: JoinedCall, reply: list[Message]) -> list[Message]:

@@ -2,14 +2,14 @@
 
 What was masked already stays as it is.
 
-Spans, their events and log records are gone through; which attributes hold words stands in adapters/dialects/said.py. What cannot be
-told apart (a whole body, an unknown shape) is taken as anybody's words. `drop_text` and `hash_text` keep the token ids. `drop_ids` puts
-as many zeros in place of a call's ids, because later calls refer to them by position, and says on the span that no loss may be taken of
-the reply: it is gone, or what it was sampled after is. Which token belongs to which message is not stored: so all of a prompt goes, or
-all of a reply. Where the messages of a call do not say enough (none are there, too many were left out, or they begin at another call than
-the ids do), everything of it goes.
+Spans, their events and log records are gone through; agl_otel/spans/content.py lists the attributes that hold content. What cannot be
+split into messages (a whole body, an unknown shape) is matched as if any role had written it. `drop_text` and `hash_text` keep the token
+ids. `drop_ids` puts as many zeros in place of a call's ids, because later calls refer to them by position, and marks the span as masked:
+no loss may be taken of the reply, because it is gone, or what it was sampled after is. Which token belongs to which message is not stored,
+so all tokens of a prompt go, or all of a reply. Where the messages of a call do not decide it (none are there, too many were left out, or
+they begin at another call than the ids do), all of its ids go.
 
-The agent's name often stands on another span, which this cannot see: rules with one are for the export.
+The agent's name often stands on another span, which is not visible here: rules with one are for the export.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from agl_otel.adapters.dialects.readers import EVENTS, of_parts
-from agl_otel.adapters.dialects.said import KEPT, MARKS, Said, said_at
-from agl_otel.adapters.dialects.table import numbers
 from agl_otel.adapters.masking import MaskRule, parse_rules, text_of
 from agl_otel.adapters.texts import SHORTENED
 from agl_otel.errors import SettingsError
+from agl_otel.spans.content import MARKS, METADATA_FIELDS, content_at
+from agl_otel.spans.dialects.dialect import Content, numbers
+from agl_otel.spans.dialects.shapes import EVENTS, of_parts
 from agl_otel.spans.tolerant import json_of
 from agl_otel_hook import conventions
 
@@ -46,14 +46,14 @@ _ID_KEYS: Final = (conventions.LLM_PROMPT_TOKEN_IDS, conventions.LLM_RESPONSE_TO
 _OPENING: Final = 200  # characters in which SHORTENED would stand
 
 
-class Heard(NamedTuple):
-    """Something that was said, as rules see it."""
+class Text(NamedTuple):
+    """A message or another content attribute, as rules see it."""
 
     role: str
-    """Empty where nobody can tell."""
+    """Empty where it is not known."""
     text: str
     reply: bool | None
-    """Whether the model wrote it in this call; None where nobody can tell."""
+    """Whether the model wrote it in this call; None where it is not known."""
 
 
 def load_masker(path: str) -> Masker | None:
@@ -98,97 +98,97 @@ class Masker:
         return request.SerializeToString() if self.counts.total() > before else raw
 
     def _span(self, span: Span) -> None:
-        heard: list[Heard] = []
+        texts: list[Text] = []
         for event in span.events:
-            heard += self._words(event.name, event.attributes)
-        heard += self._words("", span.attributes)
+            texts += self._mask_content(event.name, event.attributes)
+        texts += self._mask_content("", span.attributes)
         if self._ids and any(_TOKENS.search(attribute.key) or _holds_tokens(attribute) for attribute in span.attributes):
-            self._take_ids(span.attributes, heard)
+            self._take_ids(span.attributes, texts)
 
     def _record(self, record: LogRecord) -> None:
         names = (attribute.value.string_value for attribute in record.attributes if attribute.key == _EVENT_NAME)
         name = record.event_name or next(names, "")
-        self._words(name if record.body.WhichOneof("value") is None else "", record.attributes)
+        self._mask_content(name if record.body.WhichOneof("value") is None else "", record.attributes)
         if record.body.WhichOneof("value") is None:
             return
         text = _text(record.body)
         if name in EVENTS or name == CHOICE:
             if (rule := _of(self._texts, EVENTS.get(name, "assistant"), text)) is not None:
-                said = AnyValue(string_value=self._silence(rule, text))
-                kept = [item for item in record.body.kvlist_value.values if item.key in KEPT]
-                record.body.CopyFrom(AnyValue(kvlist_value=KeyValueList(values=[*kept, KeyValue(key="content", value=said)])))
+                masked = AnyValue(string_value=self._replace(rule, text))
+                kept = [item for item in record.body.kvlist_value.values if item.key in METADATA_FIELDS]
+                record.body.CopyFrom(AnyValue(kvlist_value=KeyValueList(values=[*kept, KeyValue(key="content", value=masked)])))
         elif (rule := _of([rule for rule in self._texts if not rule.role], "", text)) is not None:  # what an agent printed or logged
-            record.body.CopyFrom(AnyValue(string_value=self._silence(rule, text)))
+            record.body.CopyFrom(AnyValue(string_value=self._replace(rule, text)))
 
-    def _words(self, event: str, attributes: MutableSequence[KeyValue]) -> list[Heard]:
-        """Mask what the attributes of a span, or of an event of that name, say; answers it as it was."""
+    def _mask_content(self, event: str, attributes: MutableSequence[KeyValue]) -> list[Text]:
+        """Mask the content attributes of a span, or of an event of that name; their texts as they were."""
         if event in EVENTS or event == CHOICE:
-            return self._numbered(attributes, {"": list(attributes)}, Said("", "numbered", EVENTS.get(event, "assistant")))
-        heard: list[Heard] = []
-        numbered: dict[Said, dict[str, list[KeyValue]]] = {}
+            return self._numbered(attributes, {"": list(attributes)}, Content("", "numbered", EVENTS.get(event, "assistant")))
+        texts: list[Text] = []
+        numbered: dict[Content, dict[str, list[KeyValue]]] = {}
         for attribute in attributes:
-            said = said_at(attribute.key)
-            if said is None or attribute.value.WhichOneof("value") in (None, "bool_value", "int_value", "double_value"):
+            content = content_at(attribute.key)
+            if content is None or attribute.value.WhichOneof("value") in (None, "bool_value", "int_value", "double_value"):
                 continue
-            if said.shape == "numbered":
-                group = said.key + attribute.key[len(said.key) :].partition(".")[0] + "."
-                numbered.setdefault(said, {}).setdefault(group, []).append(attribute)
-            elif said.shape == "messages":
-                heard += self._messages(attribute.value, said)
+            if content.shape == "numbered":
+                group = content.key + attribute.key[len(content.key) :].partition(".")[0] + "."
+                numbered.setdefault(content, {}).setdefault(group, []).append(attribute)
+            elif content.shape == "messages":
+                texts += self._messages(attribute.value, content)
             else:
-                heard += self._text_of(attribute.value, said)
-        for said, groups in numbered.items():
-            heard += self._numbered(attributes, groups, said)
-        return heard
+                texts += self._text_of(attribute.value, content)
+        for content, groups in numbered.items():
+            texts += self._numbered(attributes, groups, content)
+        return texts
 
-    def _text_of(self, value: AnyValue, said: Said) -> list[Heard]:
+    def _text_of(self, value: AnyValue, content: Content) -> list[Text]:
         text = _text(value)
-        if (rule := _of(self._texts, said.role, text)) is not None:
-            value.CopyFrom(AnyValue(string_value=_READABLE[said.shape](self._silence(rule, text), text)))
-        return [Heard(said.role, text, said.reply if said.role else None)]
+        if (rule := _of(self._texts, content.role, text)) is not None:
+            value.CopyFrom(AnyValue(string_value=_READABLE[content.shape](self._replace(rule, text), text)))
+        return [Text(content.role, text, content.reply if content.role else None)]
 
-    def _messages(self, value: AnyValue, said: Said) -> list[Heard]:
+    def _messages(self, value: AnyValue, content: Content) -> list[Text]:
         """A JSON list of messages; each is masked by itself."""
         try:
-            entries = [_spoken(entry, said.role) for entry in _list(_text(value))]
+            entries = [_read(entry, content.role) for entry in _list(_text(value))]
         except (ValueError, TypeError, KeyError, AttributeError):
-            return self._text_of(value, said)
-        heard = [Heard(role, text, said.reply) for _, role, text in entries]
-        rules = [_of(self._texts, one.role, one.text) for one in heard]
+            return self._text_of(value, content)
+        texts = [Text(role, text, content.reply) for _, role, text in entries]
+        rules = [_of(self._texts, one.role, one.text) for one in texts]
         if any(rules):
             kept = [
-                entry if rule is None else _silenced(entry, self._silence(rule, text))
+                entry if rule is None else _masked_message(entry, self._replace(rule, text))
                 for (entry, _, text), rule in zip(entries, rules, strict=True)
             ]
             value.CopyFrom(AnyValue(string_value=json.dumps(kept, ensure_ascii=False, separators=(",", ":"))))
-        return heard
+        return texts
 
-    def _numbered(self, attributes: MutableSequence[KeyValue], groups: dict[str, list[KeyValue]], said: Said) -> list[Heard]:
-        """Flat keys, a message for each group: of a masked one only KEPT keys remain, and a text."""
-        heard: list[Heard] = []
+    def _numbered(self, attributes: MutableSequence[KeyValue], groups: dict[str, list[KeyValue]], content: Content) -> list[Text]:
+        """Flat keys, a message for each group: of a masked one METADATA_FIELDS and a text remain."""
+        texts: list[Text] = []
         for group, own in groups.items():
             roles = (a.value.string_value for a in own if a.key.removeprefix(group) in ("role", "message.role"))
-            role = next(roles, said.role)
-            words = [a for a in own if a.key.removeprefix(group).removeprefix("message.") not in KEPT]
-            if not words:
+            role = next(roles, content.role)
+            held = [a for a in own if a.key.removeprefix(group).removeprefix("message.") not in METADATA_FIELDS]
+            if not held:
                 continue
-            text = _text(words[0].value) if len(words) == 1 else json.dumps({a.key.removeprefix(group): _text(a.value) for a in words})
-            heard.append(Heard(role, text, said.reply))
+            text = _text(held[0].value) if len(held) == 1 else json.dumps({a.key.removeprefix(group): _text(a.value) for a in held})
+            texts.append(Text(role, text, content.reply))
             if (rule := _of(self._texts, role, text)) is not None:
                 inner = "message." if any(a.key.startswith(f"{group}message.") for a in own) else ""
-                first, *others = words
+                first, *others = held
                 first.key = f"{group}{inner}content"
-                first.value.CopyFrom(AnyValue(string_value=self._silence(rule, text)))
+                first.value.CopyFrom(AnyValue(string_value=self._replace(rule, text)))
                 _remove(attributes, {a.key for a in others})
-        return heard
+        return texts
 
-    def _take_ids(self, attributes: MutableSequence[KeyValue], heard: Sequence[Heard]) -> None:
+    def _take_ids(self, attributes: MutableSequence[KeyValue], texts: Sequence[Text]) -> None:
         named = {a.key: a.value.int_value for a in attributes if a.key in (conventions.LLM_MESSAGES_CALL, conventions.LLM_PREFIX_CALL)}
         elsewhere = named.get(conventions.LLM_MESSAGES_CALL, 0) not in (0, named.get(conventions.LLM_PREFIX_CALL, 0))
-        elsewhere |= any(SHORTENED.match(one.text[:_OPENING]) is not None for one in heard)
-        hits = [one for one in heard if any(rule.says(one.role, one.text) for rule in self._ids)]
-        given = not heard or elsewhere or any(one.reply is not True for one in hits)
-        written = not heard or any(one.reply is not False for one in hits)
+        elsewhere |= any(SHORTENED.match(one.text[:_OPENING]) is not None for one in texts)
+        hits = [one for one in texts if any(rule.covers(one.role, one.text) for rule in self._ids)]
+        given = not texts or elsewhere or any(one.reply is not True for one in hits)
+        written = not texts or any(one.reply is not False for one in hits)
         if not given and not written:
             return
         self.counts["calls"] += 1
@@ -210,9 +210,9 @@ class Masker:
         _remove(attributes, {conventions.LLM_INCOMPLETE})
         attributes.append(KeyValue(key=conventions.LLM_INCOMPLETE, value=AnyValue(string_value=conventions.LLM_MASKED)))
 
-    def _silence(self, rule: MaskRule, text: str) -> str:
+    def _replace(self, rule: MaskRule, text: str) -> str:
         self.counts["texts"] += 1
-        return rule.silence(text)
+        return rule.replacement(text)
 
 
 def _numbers(_: str, text: str) -> str:
@@ -220,10 +220,10 @@ def _numbers(_: str, text: str) -> str:
 
 
 _READABLE: Final[dict[str, Callable[[str, str], str]]] = {
-    "text": lambda said, _: said,
-    "messages": lambda said, _: json.dumps([{"role": "system", "parts": [{"type": "text", "content": said}]}]),
-    "parts": lambda said, _: json.dumps([{"type": "text", "content": said}]),
-    "body": lambda said, _: json.dumps({"masked": said}),
+    "text": lambda masked, _: masked,
+    "messages": lambda masked, _: json.dumps([{"role": "system", "parts": [{"type": "text", "content": masked}]}]),
+    "parts": lambda masked, _: json.dumps([{"type": "text", "content": masked}]),
+    "body": lambda masked, _: json.dumps({"masked": masked}),
     "list": lambda *_: "[]",
     "logprobs": _numbers,
 }
@@ -232,12 +232,12 @@ _READABLE: Final[dict[str, Callable[[str, str], str]]] = {
 
 def _of(rules: Iterable[MaskRule], role: str, text: str) -> MaskRule | None:
     """The last rule that is about it, as at the export."""
-    return next((rule for rule in reversed(list(rules)) if rule.says(role, text)), None)
+    return next((rule for rule in reversed(list(rules)) if rule.covers(role, text)), None)
 
 
 def _holds_tokens(attribute: KeyValue) -> bool:
-    """Whether a body among the words holds token ids, or the tokens' own texts."""
-    return said_at(attribute.key) is not None and _TOKENS.search(_text(attribute.value)) is not None
+    """Whether a content attribute holds token ids, or the tokens' own texts."""
+    return content_at(attribute.key) is not None and _TOKENS.search(_text(attribute.value)) is not None
 
 
 def _text(value: AnyValue) -> str:
@@ -261,15 +261,15 @@ def _list(text: str) -> list[dict[str, Any]]:
     return [json_of(entry) if isinstance(entry, str) else entry for entry in cast("list[Any]", found)]
 
 
-def _spoken(entry: dict[str, Any], role: str) -> tuple[dict[str, Any], str, str]:
+def _read(entry: dict[str, Any], role: str) -> tuple[dict[str, Any], str, str]:
     """(message, its role, its text as the export has it)."""
-    said = of_parts(entry) if "parts" in entry else [entry]
-    return entry, str(entry.get("role") or role or entry["role"]), "\n".join(map(text_of, said))
+    messages = of_parts(entry) if "parts" in entry else [entry]
+    return entry, str(entry.get("role") or role or entry["role"]), "\n".join(map(text_of, messages))
 
 
-def _silenced(entry: dict[str, Any], text: str) -> dict[str, Any]:
+def _masked_message(entry: dict[str, Any], text: str) -> dict[str, Any]:
     """The message with `text` for all it says; which tool's answer it is, and how it ended, are kept."""
-    kept = {key: value for key, value in entry.items() if key in KEPT}
+    kept = {key: value for key, value in entry.items() if key in METADATA_FIELDS}
     if "parts" not in entry:
         return {**kept, "content": text}
     answers = [part for part in entry["parts"] if part.get("type") == "tool_call_response"]

@@ -1,37 +1,27 @@
-"""What was said in model calls, from the columns of texts: conversations, images, and the messages that explain a break. Pure."""
+"""Messages of model calls from the columns of texts: conversations, images, and the messages that explain a split. Pure."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from agl_otel.adapters.dialects.agl import DIALECT
-from agl_otel.adapters.dialects.table import Conversation, Message, checked
+from agl_otel.spans.conversations import NO_MESSAGES
+from agl_otel.spans.dialects.dialect import Conversation, Message, checked
+from agl_otel.spans.dialects.shapes import parts_of
 from agl_otel.spans.tolerant import MALFORMED, json_of
 from agl_otel.types.columns import CallTexts
 
-NOTHING: Final = Conversation([], [], None)
 SHORTENED: Final = re.compile(r"\d+ messages of \d+ characters are left out")
 """What our proxy writes in place of messages that are too long for an attribute."""
 MASKED: Final = "[masked]"
 """What the collector stores in place of a text that a rule drops."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """A call as the readers of dialects take it."""
-
-    name: str
-    attributes: Mapping[str, Any]
-
-
 def conversation_at(texts: CallTexts | None, row: int) -> Conversation:
     """What one call was asked and answered, in OpenAI's form; nothing where it was not read, not captured, or is no JSON of that shape."""
     if texts is None or not texts.asked[row]:
-        return NOTHING
+        return NO_MESSAGES
     attributes = {
         "gen_ai.system_instructions": texts.instructions[row],
         "gen_ai.input.messages": texts.asked[row],
@@ -39,19 +29,19 @@ def conversation_at(texts: CallTexts | None, row: int) -> Conversation:
         "gen_ai.tool.definitions": texts.tools[row],
     }
     try:
-        return checked(DIALECT.read(_Told("", attributes)))  # pyright: ignore[reportArgumentType] - the reader looks at the attributes alone
+        return checked(parts_of(attributes))
     except MALFORMED:
-        return NOTHING
+        return NO_MESSAGES
 
 
 def messages_at(texts: CallTexts | None, row: int) -> tuple[tuple[str, ...], str]:
     """(messages asked, the answer), each as "role: …", so that equal ones are equal texts; nothing where some were left out or masked."""
-    said = conversation_at(texts, row)
-    if said.prompt and SHORTENED.fullmatch(str(said.prompt[0].get("content"))):
+    found = conversation_at(texts, row)
+    if found.prompt and SHORTENED.fullmatch(str(found.prompt[0].get("content"))):
         return (), ""
-    if any(message.get("content") == MASKED for message in (*said.prompt, *said.reply)):  # equal now, whatever they were
+    if any(message.get("content") == MASKED for message in (*found.prompt, *found.reply)):  # equal now, whatever they were
         return (), ""
-    return tuple(map(_flat, said.prompt)), _flat(said.reply[0]) if said.reply else ""
+    return tuple(map(_flat, found.prompt)), _flat(found.reply[0]) if found.reply else ""
 
 
 def _flat(message: Message) -> str:

@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agl_otel.adapters.chains import chains, lay_out_chains
-from agl_otel.adapters.merge import Call, Merged, StoredCall, full_prompts, lay_out, merge
+from agl_otel.adapters.merge import Call, Merged, lay_out, merge
 from agl_otel.adapters.messages import image_urls
 from agl_otel.adapters.ragged import concatenate, count_per_row, take
 from agl_otel.adapters.texts import conversation_at, messages_at
+from agl_otel.spans.history import StoredCall, full_prompts
 from agl_otel.types import AttemptedRollout, Rollout, VerdictKind
 from agl_otel.types.columns import AttemptKey, CallColumns, Ragged, Reward, Traces
 from agl_otel_hook import conventions

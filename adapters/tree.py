@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agl_otel.adapters.dialects import agent_name, read_call
-from agl_otel.adapters.joined import JoinedCall, Joiner, repeated
 from agl_otel.errors import UsageError
+from agl_otel.spans.agents import agent_name
+from agl_otel.spans.calls import JoinedCall, Joiner, repeated
+from agl_otel.spans.conversations import read_call
 from agl_otel.spans.rewards import get_reward_value
 from agl_otel.types import Span
 from agl_otel_hook import conventions
@@ -86,7 +87,7 @@ class TraceTree:
 
     @property
     def agent_name(self) -> str | None:
-        """The agent whose work this is; None where the span says nothing of one."""
+        """The agent whose work this is; None where the span names none."""
         return agent_name(self.span)
 
     def traverse(self) -> list[TraceTree]:

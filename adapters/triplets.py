@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from agl_otel.adapters.base import TraceToTripletBase
-from agl_otel.adapters.dialects import Message, ModelCall, agent_lightning, agl, read_call
-from agl_otel.adapters.history import in_full
-from agl_otel.adapters.joined import JoinedCall, SpanKey, prompts_in_full, repeated
 from agl_otel.adapters.messages import image_urls
 from agl_otel.adapters.tree import RewardMatchPolicy, TraceTree
 from agl_otel.spans.attributes import filter_attributes, unflatten_attributes
+from agl_otel.spans.calls import JoinedCall, repeated
+from agl_otel.spans.conversations import ModelCall, read_call
+from agl_otel.spans.dialects import agl, litellm
+from agl_otel.spans.dialects.dialect import Message
+from agl_otel.spans.history import SpanKey, expand_prompts, expand_spans
 from agl_otel.spans.rewards import get_reward_value
 from agl_otel.types import Span, Triplet
 from agl_otel_hook import conventions
@@ -64,7 +66,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
 
     def tree(self, source: Sequence[Span | ReadableSpan]) -> TraceTree:
         """The trace, repaired where that is wanted. Raises UsageError (also a ValueError) without spans."""
-        tree = TraceTree.from_spans(in_full(source))
+        tree = TraceTree.from_spans(expand_spans(source))
         if self.repair_hierarchy:
             tree.repair_hierarchy()
         return tree
@@ -81,7 +83,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
             exclude_llm_call_in_reward=self.exclude_llm_call_in_reward,
         )
         rewards = tree.match_rewards(self.reward_match, calls)
-        prompts = prompts_in_full(node.span for node in tree.traverse())
+        prompts = expand_prompts(node.span for node in tree.traverse())
         kept = [call for call in calls if call.tokens is not None] if self._skip_empty_token_spans else calls
         triplets = [_triplet(call, rewards.get(call.node.id), prompts) for call in kept]
         if final_reward is not None and triplets:
@@ -98,8 +100,8 @@ class TracerTraceToTriplet(TraceToTripletBase):
 
 
 def _triplet(joined: JoinedCall, reward: float | None, prompts: Mapping[SpanKey, list[int]]) -> Triplet:
-    told = joined.calls[0]
-    conversation = told.readable
+    outer = joined.calls[0]
+    conversation = outer.readable
     if not conversation.prompt and not conversation.reply:  # content capture was off there: another span may say more
         conversation = next((c for call in joined.calls[1:] if (c := call.readable).prompt), conversation)
     attributes = joined.span.attributes
@@ -120,8 +122,8 @@ def _triplet(joined: JoinedCall, reward: float | None, prompts: Mapping[SpanKey,
         response=response,
         reward=reward,
         metadata={
-            "request": _settings(attributes, told.dialect.request),
-            "response": _settings(attributes, told.dialect.response),
+            "request": _settings(attributes, outer.dialect.request),
+            "response": _settings(attributes, outer.dialect.response),
             "response_id": next((call.response_id for call in joined.calls if call.response_id), None),
             "agent_name": joined.agent,
         },
@@ -156,12 +158,12 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
     Token ids only. Order and rewards go by sequence numbers, never by clocks.
     """
 
-    _DIALECTS: Final = (agl.DIALECT, agent_lightning.LITELLM)
+    _DIALECTS: Final = (agl.DIALECT, litellm.DIALECT)
 
     def adapt(self, source: Sequence[Span], /) -> list[Triplet]:
         """One triplet for each response that has token ids of prompt and response."""
         spans = sorted(source, key=lambda span: (span.sequence_id, span.start_time or 0.0))
-        prompts, unused = prompts_in_full(spans), repeated(spans)
+        prompts, unused = expand_prompts(spans), repeated(spans)
         calls: list[tuple[int, Triplet]] = []
         waiting: list[int] = []
         seen: set[str] = set()

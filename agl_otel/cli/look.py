@@ -10,13 +10,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from agl_otel.adapters.history import in_full
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.render import attempt_tree, plain
 from agl_otel.cli.rollouts import one_rollout
 from agl_otel.cli.training_steps import steps
 from agl_otel.runner.environment import first_llm
 from agl_otel.settings import Settings
+from agl_otel.spans.history import expand_spans
 from agl_otel.stack.supervisor import open_store
 from agl_otel.store import Store
 from agl_otel.types import Rollout
@@ -80,7 +80,7 @@ async def show_rollout(
             "verdicts": verdicts,
             "spans_total": page.total,
         }
-        print_json({**content, "spans": [span.model_dump(mode="json") for span in (in_full(spans) if messages else spans)]})
+        print_json({**content, "spans": [span.model_dump(mode="json") for span in (expand_spans(spans) if messages else spans)]})
         return
     sampling = await _asked_of(store, rollout)
     for attempt in attempts:

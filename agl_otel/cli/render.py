@@ -6,7 +6,7 @@ Whatever an agent wrote is data: control characters are shown, never sent to the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -14,10 +14,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from agl_otel.adapters.history import in_full
 from agl_otel.adapters.own_sampling import own_of
-from agl_otel.cli.conversation import PROMPT_TOKENS, said, with_prompt_tokens
-from agl_otel.spans.tolerant import json_of
+from agl_otel.spans.calls import Outline, pairs
+from agl_otel.spans.conversations import NO_MESSAGES, dialect_of, text_of, written
+from agl_otel.spans.history import SpanKey, expand_prompts, expand_spans
+from agl_otel.spans.tolerant import whole_of
 from agl_otel.text import printable
 from agl_otel.types import Attempt, Rollout, Span, Verdict
 from agl_otel_hook import conventions
@@ -26,7 +27,10 @@ WIDEST_VALUE: Final = 60  # characters of an attribute value on one line
 WIDEST_LINE: Final = 10_000  # characters of a line of a message
 HIDDEN_SPANS: Final = frozenset({conventions.SPAN_SEAL})
 RESPONSE_ID: Final = "gen_ai.response.id"
-DEEPEST_JOIN: Final = 4  # spans of HTTP clients and their transports between an agent's model call and the proxy's
+HTTP_METHODS: Final = frozenset({"GET", "POST", "HTTP"})
+"""First words of the names of HTTP clients' spans, by OpenTelemetry's conventions; a model is called by POST."""
+PROMPT_TOKENS: Final = "prompt tokens"
+"""View-only attribute of a call: how many tokens its whole prompt has."""
 NO_SAMPLING: Final[Mapping[str, Any]] = {}
 VERDICT_STYLES: Final = {"complete": "green", "incomplete": "red", "unproven": "yellow", "empty": "dim"}
 
@@ -48,7 +52,7 @@ def attempt_tree(
 ) -> RenderableType:
     """One attempt: a line about it, then its spans as a tree ordered by start time; seals are left out.
 
-    `messages` shows all that was said in every model call; `sampling` is what the agent was asked to sample with: what differs is its own.
+    `messages` shows all messages of every model call; `sampling` is what the agent was asked to sample with: what differs is its own.
     """
     head = Text.assemble(
         ("rollout ", "dim"),
@@ -77,7 +81,7 @@ def verdict_lines(verdict: Verdict) -> list[Text]:
 
 def span_trees(spans: Sequence[Span], *, messages: bool = False, sampling: Mapping[str, Any] = NO_SAMPLING) -> list[Tree]:
     """One tree for each span whose parent is not among `spans`; spans that are their own ancestors stand alone at the end."""
-    whole = joined(with_prompt_tokens(in_full(spans) if messages else spans))
+    whole = _joined(_with_prompt_tokens(expand_spans(spans) if messages else spans))
     shown = sorted((span for span in whole if span.name not in HIDDEN_SPANS), key=lambda span: (span.start_time or 0, span.sequence_id))
     label = partial(_with_messages if messages else span_label, sampling=sampling)
     children: dict[str, list[Span]] = {}
@@ -99,45 +103,62 @@ def span_trees(spans: Sequence[Span], *, messages: bool = False, sampling: Mappi
     return trees + [Tree(label(span)) for span in left.values()]
 
 
-def joined(spans: Sequence[Span]) -> list[Span]:
+def _with_prompt_tokens(spans: Sequence[Span]) -> list[Span]:
+    """The spans, those of calls with the length of their whole prompt; without it where the call that they extend is not there."""
+    prompts = expand_prompts(spans)
+    return [_with_length(span, prompts) for span in spans]
+
+
+def _with_length(span: Span, prompts: Mapping[SpanKey, Sequence[int]]) -> Span:
+    own = span.attributes.get(conventions.LLM_PROMPT_TOKEN_IDS)
+    prompt = prompts.get((span.trace_id, span.span_id), own)
+    if own is None or prompt is None or (span.attributes.get(conventions.LLM_PREFIX_CALL) and not prompt):
+        return span
+    return span.model_copy(update={"attributes": {**span.attributes, PROMPT_TOKENS: len(prompt)}})
+
+
+def _joined(spans: Sequence[Span]) -> list[Span]:
     """The spans with each model call as one: the agent's own span, if there is one, with what the proxy's span adds to it.
 
-    The proxy's span belongs to the model call of the agent that is nearest above it (HTTP client spans lie between), else to the one
-    that had the same response. An HTTP span left without children goes too. What one of them lacks is
-    taken from the other.
+    An HTTP span between them goes too, where it is left without children.
     """
-    by_id = {span.span_id: span for span in spans}
-    own = {span.span_id for span in spans if span.name != conventions.SPAN_LLM and is_model_call(span)}
-    by_response = {str(by_id[i].attributes.get(RESPONSE_ID)): i for i in own if by_id[i].attributes.get(RESPONSE_ID)}
-    hosts: dict[str, list[Span]] = {}
-    hidden: set[str] = set()
-    for span in spans:
-        if span.name != conventions.SPAN_LLM:
-            continue
-        between = _between(span, by_id, own)
-        host = between.pop() if between else by_response.get(str(span.attributes.get(RESPONSE_ID)), "")
-        if host:
-            hosts.setdefault(host, []).append(span)
-            hidden |= {span.span_id, *between}
-    hidden -= {span.parent_id for span in spans if span.span_id not in hidden and span.parent_id}
-    return [_with(span, hosts.get(span.span_id, ())) for span in spans if span.span_id not in hidden]
+    found = pairs(map(_outline, spans))
+    proxied = {pair.proxied for pair in found}
+    by_key = {_key(span): span for span in spans}
+    tries: dict[SpanKey, list[Span]] = {}
+    for pair in found:
+        tries.setdefault(pair.agents, []).append(by_key[pair.proxied])
+    hidden = proxied | {key for pair in found for key in pair.between}
+    hidden -= {(span.trace_id, span.parent_id) for span in spans if _key(span) not in hidden and span.parent_id}
+    return [_with(span, tries.get(_key(span), ())) for span in spans if _key(span) not in hidden]
 
 
-def is_model_call(span: Span) -> bool:
-    """Whether an instrumentation says that this span is a call of a model."""
-    return "gen_ai.request.model" in span.attributes or str(span.attributes.get("gen_ai.operation.name")) in ("chat", "text_completion")
+def _key(span: Span) -> SpanKey:
+    return span.trace_id, span.span_id
 
 
-def _between(span: Span, by_id: Mapping[str, Span], own: Set[str]) -> list[str]:
-    """The ids from the parent of a proxy's span up to the agent's model call, which is the last; none where there is none."""
-    trail: list[str] = []
-    above = span.parent_id
-    while above and above in by_id and len(trail) < DEEPEST_JOIN:
-        trail.append(above)
-        if above in own:
-            return trail
-        above = by_id[above].parent_id
-    return []
+def _outline(span: Span) -> Outline:
+    attributes = span.attributes
+    return Outline(
+        key=_key(span),
+        parent=(span.trace_id, span.parent_id or ""),
+        attempt_id=span.attempt_id,
+        name=span.name,
+        response_id=str(attributes.get(RESPONSE_ID, "")),
+        model=str(attributes.get("gen_ai.request.model") or "?") if _is_model_call(span) else "",
+        is_http=span.kind == "Client" or span.name.partition(" ")[0] in HTTP_METHODS,
+        is_proxied=_is_proxied(span),
+        choice=whole_of(attributes.get(conventions.LLM_CHOICE, 0)),
+    )
+
+
+def _is_proxied(span: Span) -> bool:
+    return span.name == conventions.SPAN_LLM or conventions.LLM_CALL in span.attributes
+
+
+def _is_model_call(span: Span) -> bool:
+    """Whether an instrumentation recorded a call of a model, as far as it can be known."""
+    return "gen_ai.request.model" in span.attributes or dialect_of(span) is not None
 
 
 def _with(span: Span, proxied: Sequence[Span]) -> Span:
@@ -153,7 +174,7 @@ def span_label(span: Span, sampling: Mapping[str, Any] = NO_SAMPLING) -> Text:
     text = Text(plain(span.name), "bold")
     if span.start_time is not None and span.end_time is not None and span.end_time > span.start_time:
         text.append(f"  {1000 * (span.end_time - span.start_time):.1f} ms", "dim")
-    for style, part in _highlights(span.attributes, sampling):
+    for style, part in _highlights(span, sampling):
         text.append("  ").append(part, style)
     if span.status.status_code == "ERROR":
         text.append(f"  ERROR {plain(span.status.description or '')}", "red")
@@ -161,25 +182,27 @@ def span_label(span: Span, sampling: Mapping[str, Any] = NO_SAMPLING) -> Text:
 
 
 def _with_messages(span: Span, sampling: Mapping[str, Any]) -> Text:
-    """The line for a span, and below it all that was said in a model call."""
+    """The line for a span, and below it all messages of a model call."""
     text = span_label(span, sampling)
-    for role, content in said(span.attributes) if is_model_call(span) or span.name == conventions.SPAN_LLM else ():
-        for number, line in enumerate(content.splitlines() or [""]):
-            text.append(f"\n{'' if number else plain(role):>11} ", "dim").append(plain(line, WIDEST_LINE))
+    prompt, reply, _ = written(span) if _is_model_call(span) or _is_proxied(span) else NO_MESSAGES
+    for message in (*prompt, *reply):
+        for number, line in enumerate(text_of(message).splitlines() or [""]):
+            text.append(f"\n{'' if number else plain(message.get('role') or '?'):>11} ", "dim").append(plain(line, WIDEST_LINE))
     return text
 
 
-def _highlights(attributes: Mapping[str, Any], sampling: Mapping[str, Any]) -> list[tuple[str, str]]:
-    parts: list[tuple[str, str]] = []
+def _highlights(span: Span, sampling: Mapping[str, Any]) -> list[tuple[str, str]]:
+    attributes, parts = span.attributes, list[tuple[str, str]]()
     if model := attributes.get("gen_ai.request.model"):
         parts.append(("cyan", plain(model)))
     if conventions.LLM_RESPONSE_TOKEN_IDS in attributes:
-        prompt, response = attributes.get(PROMPT_TOKENS, "?"), attributes[conventions.LLM_RESPONSE_TOKEN_IDS]
-        parts.append(("magenta", f"{prompt} + {len(response)} tokens, weights {attributes.get(conventions.LLM_MODEL_VERSION, '?')}"))
+        length, response = attributes.get(PROMPT_TOKENS, "?"), attributes[conventions.LLM_RESPONSE_TOKEN_IDS]
+        parts.append(("magenta", f"{length} + {len(response)} tokens, weights {attributes.get(conventions.LLM_MODEL_VERSION, '?')}"))
     if own := own_of(attributes, sampling):
         parts.append(("yellow", "own " + ", ".join(f"{name} {value:g}" for name, value in own.items())))
-    for key, arrow in (("gen_ai.input.messages", "←"), ("gen_ai.output.messages", "→")):
-        if content := last_content(attributes.get(key)):
+    prompt, reply, _ = written(span)
+    for messages, arrow in ((prompt, "←"), (reply, "→")):
+        if messages and (content := text_of(messages[-1])):
             parts.append(("", f"{arrow} {plain(content)!r}"))
     if why := attributes.get(conventions.LLM_INCOMPLETE) or attributes.get(conventions.LLM_DEFECT):
         parts.append(("yellow", plain(why)))
@@ -190,20 +213,6 @@ def _highlights(attributes: Mapping[str, Any], sampling: Mapping[str, Any]) -> l
         parts.append(("green", f"{plain(attributes.get(conventions.reward_name_key(index), 'reward'))} = {value}"))
         index += 1
     return parts
-
-
-def last_content(messages: object) -> str:
-    """The text of the last message in a `gen_ai.*.messages` JSON value; empty where there is none."""
-    if not isinstance(messages, str):
-        return ""
-    try:
-        last = json_of(messages)[-1]
-        content = last.get("content")
-        if content is None:
-            content = " ".join(str(part.get("content", part.get("name", ""))) for part in last.get("parts", []))
-    except (ValueError, LookupError, AttributeError, TypeError):
-        return ""
-    return str(content)
 
 
 def _status_style(status: str) -> str:

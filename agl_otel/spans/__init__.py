@@ -1,1 +1,1 @@
-"""Read what spans hold: attributes, rewards, emitted messages and objects. Pure."""
+"""Read what spans hold: model calls and their messages in every dialect, attributes, rewards, emitted objects. Pure."""

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
-from agl_otel.adapters.dialects.events import may_have_records, with_records
 from agl_otel.errors import NotFoundError
 from agl_otel.queue.client import Observation
+from agl_otel.spans.log_records import may_have_records, with_records
 from agl_otel.store.connections import Connected, Connection
 from agl_otel.store.otlp import request_of
 from agl_otel.traces.reader import MANY, FoundTrace

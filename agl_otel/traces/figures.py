@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from pydantic import Field
 
+from agl_otel.spans.calls import Outline, pairs
 from agl_otel.traces.facts import ReadFacts, attempt_facts
 from agl_otel.traces.rows import rewards_of
 from agl_otel.traces.tokens import Table, reward_rows
@@ -158,10 +160,6 @@ def _point(row: Mapping[str, Any]) -> CurvePoint:
     )
 
 
-HTTP_SPANS: Final = 3  # between a model span and the proxy, at most
-AGENT_SPANS: Final = ("invoke_agent", "create_agent")  # by the conventions: around calls, and no call
-
-
 class OutlineSpan(Model):
     """A span as a waterfall or a tree draws it. Times are Unix nanoseconds and nanoseconds, as text: JavaScript's numbers end before."""
 
@@ -229,29 +227,23 @@ def outline_span(row: Mapping[str, Any]) -> OutlineSpan:
 
 
 def joined(spans: Iterable[OutlineSpan]) -> list[OutlineSpan]:
-    """The spans, those of the proxy with the agent's own span of the same call in `within`.
-
-    That is the span around it by traceparent, or one that names the same response. Of several calls in one span (tries of an SDK, a
-    framework's loop) the one whose response the span names; further choices of a call are nodes of their own.
-    """
+    """The spans, those of the proxy with the agent's own span of the same call in `within`; in none where several calls are in it."""
     found = list(spans)
-    places = {(span.trace_id, span.span_id): span for span in found}
-    named = {(span.attempt_id, span.response_id): span for span in found if not span.is_call and span.model and span.response_id}
-    inside: dict[tuple[str, str], list[OutlineSpan]] = {}
-    for span in found:
-        if span.is_call and not span.choice:
-            around = named.get((span.attempt_id, span.response_id)) or _around(span, places)
-            if around is not None and around.response_id in ("", span.response_id):
-                inside.setdefault((around.trace_id, around.span_id), []).append(span)
-    alone = {(calls[0].trace_id, calls[0].span_id): outer[1] for outer, calls in inside.items() if len(calls) == 1}
-    return [span.model_copy(update={"within": alone[key]}) if (key := (span.trace_id, span.span_id)) in alone else span for span in found]
+    made = pairs(map(_outline, found))
+    calls = Counter(pair.agents for pair in made)
+    within = {pair.proxied: pair.agents[1] for pair in made if calls[pair.agents] == 1}
+    return [span.model_copy(update={"within": within[key]}) if (key := (span.trace_id, span.span_id)) in within else span for span in found]
 
 
-def _around(span: OutlineSpan, places: Mapping[tuple[str, str], OutlineSpan]) -> OutlineSpan | None:
-    """The agent's model span around a call; spans of its HTTP client may stand between."""
-    at = places.get((span.trace_id, span.parent_id))
-    for _ in range(HTTP_SPANS):
-        if at is None or at.model or at.kind != "Client":
-            break
-        at = places.get((at.trace_id, at.parent_id))
-    return at if at is not None and at.model and not at.is_call and not at.name.startswith(AGENT_SPANS) else None
+def _outline(span: OutlineSpan) -> Outline:
+    return Outline(
+        key=(span.trace_id, span.span_id),
+        parent=(span.trace_id, span.parent_id),
+        attempt_id=span.attempt_id,
+        name=span.name,
+        response_id=span.response_id,
+        model=span.model,
+        is_http=span.kind == "Client",
+        is_proxied=span.is_call,
+        choice=span.choice,
+    )

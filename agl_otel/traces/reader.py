@@ -181,7 +181,7 @@ class TraceReader:
         return (await self._spans(named_query("spans"), params))[0]
 
     async def events(self, rollout_ids: Sequence[str]) -> list[dict[str, Any]]:
-        """The gen_ai events of some rollouts that came as log records, in order of time: what adapters.dialects.with_records takes."""
+        """The gen_ai events of some rollouts that came as log records, in order of time: what spans.log_records.with_records takes."""
         if not rollout_ids:
             return []
         return [event_of(row) for row in await self.query(named_query("events"), params={"rollouts": list(rollout_ids)})]

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.traces.told import in_full
+from agl_otel.spans.history import expand_texts
 from agl_otel.types.columns import CallColumns, CallTexts, Ragged
 
 Table = Any
@@ -136,7 +136,7 @@ def call_texts(table: Table, calls: CallColumns) -> CallTexts:
     bases = [np.append(_numbers(table, name, np.int64), 0)[rows].tolist() for name in ("MessagesCall", "MessagesBefore")]
     if any(bases[0]):
         places = zip(calls.rollout_id, calls.attempt_id, calls.process, calls.call.tolist(), strict=True)
-        asked = in_full(list(places), asked, *bases)
+        asked = expand_texts(list(places), asked, *bases)
     return CallTexts(instructions, asked, answered, tools)
 
 

@@ -11,14 +11,12 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import Field
 
-from agl_otel.adapters.dialects import ModelCall
-from agl_otel.adapters.history import in_full
-from agl_otel.adapters.joined import JoinedCall, prompts_in_full
-from agl_otel.adapters.messages import conversation_of
 from agl_otel.adapters.tree import TraceTree
 from agl_otel.errors import NotFoundError, SpanShapeError, UsageError
 from agl_otel.queue.lifecycle import FINISHED
-from agl_otel.spans.tolerant import json_of
+from agl_otel.spans.calls import JoinedCall
+from agl_otel.spans.conversations import ModelCall, text_of_cut
+from agl_otel.spans.history import expand_prompts, expand_spans
 from agl_otel.store import Store
 from agl_otel.traces.figures import AttemptFigures, CurvePoint, OutlineSpan
 from agl_otel.types import Model, PaginatedResult, ResourcesUpdate, Run, Span
@@ -36,7 +34,6 @@ SQL_ROWS: Final = 1_000
 OUTPUT_CHARACTERS: Final = 300
 OUTPUT_BYTES: Final = 16 << 10
 """Of the messages that are read for it; longer ones are shown as their beginning."""
-_CONTENT: Final = re.compile(r'"content": ?"((?:[^"\\]|\\.)*)')
 _PROCESS: Final = re.compile(r"^process [^\s:]+")
 
 
@@ -70,7 +67,7 @@ class Outline(Model):
 
 
 class Call(Model):
-    """A model call as its spans tell of it, with what was said."""
+    """A model call with its messages, from all its spans."""
 
     span_id: str
     trace_id: str
@@ -204,20 +201,7 @@ async def _outputs(store: Store, request: web.Request) -> Any:
     ids = (await asked_of(request, _Figures)).rollout_ids
     attempts = await store.queue.query_attempts(ids, latest_only=True) if ids else []
     found = await store.reader.outputs(list(attempts), limit=OUTPUT_BYTES)
-    return [Output(rollout_id=rollout_id, text=_reply_text(said)) for (rollout_id, _), said in found.items()]
-
-
-def _reply_text(said: str) -> str:
-    """The texts of messages, whose JSON may be cut anywhere; what has none (a call of a tool) as it is."""
-    texts = [part for part in (_unquoted(found) for found in _CONTENT.findall(said)) if part]
-    return (" ".join(texts) or said)[:OUTPUT_CHARACTERS]
-
-
-def _unquoted(text: str) -> str:
-    try:
-        return str(json_of(f'"{text}"'))
-    except ValueError:  # cut within an escape
-        return text
+    return [Output(rollout_id=rollout_id, text=text_of_cut(reply)[:OUTPUT_CHARACTERS]) for (rollout_id, _), reply in found.items()]
 
 
 async def _attempt_figures(store: Store, request: web.Request) -> Any:
@@ -265,24 +249,26 @@ async def _read(store: Store, rollout_id: str, attempt_id: str | None) -> tuple[
 async def _conversation(store: Store, request: web.Request) -> Any:
     asked = await asked_of(request, _Calls)
     spans, left_out = await _read(store, request.match_info["rollout_id"], asked.attempt_id)
-    found = await asyncio.to_thread(_told, spans, asked.offset, asked.limit)
+    found = await asyncio.to_thread(_conversation_of, spans, asked.offset, asked.limit)
     found.spans_left_out = left_out
     return found
 
 
-def _told(spans: list[Span], offset: int, limit: int) -> Conversation:
+def _conversation_of(spans: list[Span], offset: int, limit: int) -> Conversation:
     if not spans:
         return Conversation(calls=[], total=0)
-    joined = TraceTree.from_spans(in_full(spans)).find_llm_calls(exclude_llm_call_in_reward=False)
+    joined = TraceTree.from_spans(expand_spans(spans)).find_llm_calls(exclude_llm_call_in_reward=False)
     joined.sort(key=lambda call: (call.span.attempt_id, call.span.start_time or 0.0, call.span.sequence_id))
-    prompts = prompts_in_full(spans)
+    prompts = expand_prompts(spans)
     calls: list[Call] = []
     before: list[str] = []
     for each in joined[: offset + limit]:
         call = _call(each, prompts)
-        said = [json.dumps(message, sort_keys=True, default=str) for message in call.messages]
-        call.repeated = next((place for place, (a, b) in enumerate(zip(said, before, strict=False)) if a != b), min(len(said), len(before)))
-        before = [*said, *(json.dumps(message, sort_keys=True, default=str) for message in call.reply)]
+        texts = [json.dumps(message, sort_keys=True, default=str) for message in call.messages]
+        call.repeated = next(
+            (place for place, (a, b) in enumerate(zip(texts, before, strict=False)) if a != b), min(len(texts), len(before))
+        )
+        before = [*texts, *(json.dumps(message, sort_keys=True, default=str) for message in call.reply)]
         calls.append(call)
     return Conversation(calls=calls[offset:], total=len(joined))
 
@@ -291,9 +277,9 @@ def _call(call: JoinedCall, prompts: dict[tuple[str, str], list[int]]) -> Call:
     span, tokens = call.span, call.tokens
     error = (span.status.description or "it failed") if span.status.status_code == "ERROR" else ""
     try:
-        said = conversation_of(call)
+        found = call.conversation
     except SpanShapeError as unreadable:
-        said, error = None, str(unreadable)
+        found, error = None, str(unreadable)
     prompt, response = _counts(call, tokens, prompts)
     return Call(
         span_id=span.span_id,
@@ -304,10 +290,10 @@ def _call(call: JoinedCall, prompts: dict[tuple[str, str], list[int]]) -> Call:
         model=next((each.model for each in call.calls if each.model), ""),
         start_time=span.start_time or 0.0,
         end_time=span.end_time or span.start_time or 0.0,
-        messages=list(said.prompt) if said else [],
+        messages=list(found.prompt) if found else [],
         repeated=0,
-        reply=list(said.reply) if said else [],
-        tools=list(said.tools or []) if said else [],
+        reply=list(found.reply) if found else [],
+        tools=list(found.tools or []) if found else [],
         prompt_tokens=prompt,
         response_tokens=response,
         token_span_id=str(getattr(tokens.span, "span_id", "")) if tokens else "",
@@ -332,7 +318,7 @@ async def _tokens(store: Store, request: web.Request) -> Any:
     among = f", among its first {len(spans)} spans: `agl-otel export` and SQL read the {left_out} others" if left_out else ""
     call: ModelCall = known(next(of_span, None), f"model call {asked.span_id!r} in rollout {rollout_id!r}{among}")
     key = (str(getattr(call.span, "trace_id", "")), asked.span_id)
-    prompt = prompts_in_full(spans).get(key, call.prompt_token_ids)
+    prompt = expand_prompts(spans).get(key, call.prompt_token_ids)
     return Tokens(prompt_token_ids=prompt, response_token_ids=call.response_token_ids, logprobs=call.logprobs)
 
 

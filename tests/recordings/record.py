@@ -1,4 +1,4 @@
-"""Record what real instrumentations write about one small agent, as JSON files in spans/: the tests of adapters/dialects.
+"""Record what real instrumentations write about one small agent, as JSON files in spans/: the tests of agl_otel/spans/dialects.
 
 python tests/recordings/record.py [NAME …]     # all of them, or some; needs uv, and npm for the Node ones
 

@@ -11,12 +11,12 @@ from rich.console import Console
 from agl_otel.adapters.masking import MaskRule
 from agl_otel.adapters.otlp_masking import Masker
 from agl_otel.algorithms.grpo.tools import for_template, read_calls
-from agl_otel.cli.conversation import said
-from agl_otel.cli.render import last_content, span_label
+from agl_otel.cli.render import span_label
 from agl_otel.collector.adopt import input_of
 from agl_otel.errors import AgentError
 from agl_otel.proxy.parts import tool_call_part
 from agl_otel.runner.agents.http import answer_of
+from agl_otel.spans.conversations import NO_MESSAGES, written
 from agl_otel.types import Span
 
 LEVELS = 10_000
@@ -26,11 +26,10 @@ OUTPUT = "gen_ai.output.messages"
 
 @pytest.mark.parametrize("deep", DEEP, ids=["list", "object", "cut"])
 def test_what_is_nested_too_deep_harms_no_reader(deep: str) -> None:
-    assert last_content(deep) == ""
-    assert said({OUTPUT: deep}) == []
     span = Span(
         rollout_id="ro", attempt_id="at", sequence_id=1, trace_id="1" * 32, span_id="2" * 16, name="chat", attributes={OUTPUT: deep}
     )
+    assert written(span) == NO_MESSAGES
     Console(file=io.StringIO()).print(span_label(span))
     assert input_of({"input.value": deep}) in (deep, None)
     assert tool_call_part("1", "f", deep)["arguments"] == deep

@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from agl_otel.adapters import to_messages
-from agl_otel.adapters.dialects import with_records
+from agl_otel.spans.log_records import with_records
 from agl_otel.store import Store
 from agl_otel.store.otlp import key_values
 from agl_otel.types import AttemptedRollout

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from agl_otel.adapters import LlmProxyTraceToTriplet, TracerTraceToTriplet, rows_of, to_messages
-from agl_otel.adapters.dialects import DIALECTS, read_call
 from agl_otel.adapters.messages import image_urls
 from agl_otel.adapters.records import FORMS, TOKEN_FORMS, Reading
 from agl_otel.adapters.texts import conversation_at, messages_at
 from agl_otel.adapters.tree import TraceTree
 from agl_otel.cli.training_files import WRITERS
+from agl_otel.spans.conversations import read_call
+from agl_otel.spans.dialects import DIALECTS
 from agl_otel.spans.emitted import find_final_reward
-from agl_otel.traces.told import in_full
+from agl_otel.spans.history import expand_texts
 from agl_otel.types import Span
 from agl_otel.types.columns import CallTexts, Traces
 from agl_otel_hook import conventions
@@ -193,4 +194,4 @@ def test_hostile_texts_in_columns_leave_other_calls_as_they_are(value: str) -> N
         image_urls(conversation_at(told, row).prompt)
         messages_at(told, row)
     places = [("ro", "at", "p", 1), ("ro", "at", "p", 2), ("ro-2", "at", "p", 1)]
-    assert in_full(places, [value, value, polite_texts[0]], [0, 1, 0], [0, 1, 0])[2] == polite_texts[0]
+    assert expand_texts(places, [value, value, polite_texts[0]], [0, 1, 0], [0, 1, 0])[2] == polite_texts[0]

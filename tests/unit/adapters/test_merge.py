@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agl_otel.adapters.merge import BREAKS, Call, StoredCall, full_prompts, lay_out, merge
+from agl_otel.adapters.merge import BREAKS, Call, lay_out, merge
+from agl_otel.spans.history import StoredCall, full_prompts
 
 
 def ids(*tokens: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

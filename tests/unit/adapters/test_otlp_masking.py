@@ -14,12 +14,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from agl_otel.adapters import TracerTraceToTriplet, to_messages
-from agl_otel.adapters.dialects import with_records
 from agl_otel.adapters.masking import MaskRule
 from agl_otel.adapters.otlp_masking import Masker, load_masker
 from agl_otel.adapters.texts import MASKED
 from agl_otel.errors import SettingsError
 from agl_otel.settings import Settings
+from agl_otel.spans.log_records import with_records
 from agl_otel.stack import otelcol
 from agl_otel.store.otlp import key_values, request_of
 from agl_otel.types import Event, Span

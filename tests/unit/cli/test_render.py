@@ -7,9 +7,11 @@ from typing import Any
 from rich.console import Console
 
 from agl_otel.cli.queue import table_of
-from agl_otel.cli.render import attempt_tree, last_content, plain, span_trees
+from agl_otel.cli.render import attempt_tree, plain, span_trees
+from agl_otel.spans.log_records import with_records
 from agl_otel.types import Attempt, Rollout, Span, Verdict
 from agl_otel_hook import conventions
+from tests.unit.adapters.spans import RECORDED, recorded
 
 
 def span(name: str, span_id: str, parent: str | None = None, start: float = 0.0, **attributes: object) -> Span:
@@ -86,11 +88,14 @@ def test_an_alarm_is_told_beside_the_verdict() -> None:
         assert ("ALARM" in console.file.getvalue()) is alarm  # type: ignore[attr-defined]  # it is the StringIO above
 
 
-def test_the_last_message_of_each_form_is_found() -> None:
-    assert last_content(json.dumps([{"role": "user", "content": "a"}])) == "a"
-    assert last_content(json.dumps([{"role": "user", "parts": [{"type": "text", "content": "b"}]}])) == "b"
-    for broken in (None, "", "{}", "[]", "not json", "[1]"):
-        assert last_content(broken) == ""
+def test_the_last_message_of_each_form_is_in_the_label() -> None:
+    def label(held: object) -> str:
+        return rendered([span("call", "a", None, 0, **{"gen_ai.input.messages": held})])
+
+    assert "← 'a'" in label(json.dumps([{"role": "user", "content": "x"}, {"role": "user", "content": "a"}]))
+    assert "← 'b'" in label(json.dumps([{"role": "user", "parts": [{"type": "text", "content": "b"}]}]))
+    for broken in (None, "", "{}", "[]", "not json"):
+        assert "←" not in label(broken)
 
 
 MODEL: dict[str, Any] = {"gen_ai.request.model": "m"}
@@ -172,6 +177,21 @@ def test_messages_of_any_form_are_shown_and_drive_nothing() -> None:
     assert "not json" not in rendered(
         [span("c", "a", None, 0, **{"gen_ai.request.model": "m", "gen_ai.input.messages": "not json"})], messages=True
     )
+
+
+def test_messages_of_every_dialect_are_shown() -> None:
+    for path in sorted(RECORDED.glob("*.json")):
+        if path.stem not in ("agent_lightning_weave", "litellm"):  # their first calls have no tool
+            text = rendered(with_records(*recorded(path.stem)), messages=True)
+            assert "user What is the weather in Rome?" in text, path.stem
+    assert 'get_weather({"city": "Rome"})' in rendered(recorded("openinference")[0], messages=True)
+
+
+def test_reasoning_and_parts_without_a_form_of_openais_are_shown() -> None:
+    parts = [{"type": "reasoning", "content": "hm"}, "a", "b", {"type": "sound", "data": "x"}]
+    output = {"gen_ai.operation.name": "chat", "gen_ai.output.messages": json.dumps([said("assistant", *parts)])}
+    lines = [line.strip() for line in rendered([span("c", "a", None, 0, **output)], messages=True).splitlines()]
+    assert lines[1:] == ["assistant hm", "a", "b", '{"type": "sound", "data": "x"}']
 
 
 def test_a_tables_title_headings_and_cells_cannot_drive_the_terminal() -> None:

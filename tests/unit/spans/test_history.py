@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_otel.adapters.history import INPUT, in_full
 from agl_otel.adapters.messages import to_messages
 from agl_otel.adapters.triplets import TracerTraceToTriplet
 from agl_otel.proxy.prefixes import MessagePrefixes
+from agl_otel.spans.history import INPUT, expand_spans
 from agl_otel.types import Span
 from agl_otel_hook import conventions
 from tests.unit.adapters.spans import call, proxy_call
@@ -36,7 +36,7 @@ def test_every_conversation_is_rebuilt_whatever_the_order_of_the_spans(calls: li
     spans = stored(calls)
     assert all(json.loads(span.attributes[INPUT])[-1:] == messages[-1:] for span, messages in zip(spans, calls, strict=True))
     shuffled = chance.sample(spans, len(spans))
-    found = {span.span_id: span.attributes[INPUT] for span in in_full(shuffled)}
+    found = {span.span_id: span.attributes[INPUT] for span in expand_spans(shuffled)}
     for span, messages in zip(spans, calls, strict=True):
         held = found[span.span_id]
         assert (json.loads(held) if isinstance(held, str) else held) == messages
@@ -64,13 +64,13 @@ def test_further_choices_and_adapters_see_the_whole() -> None:
 
 def test_a_call_whose_history_is_missing_has_no_messages() -> None:
     first, second = stored([[{"role": "user", "parts": []}], [{"role": "user", "parts": []}, {"role": "user", "parts": []}]])
-    (alone,) = in_full([second])
+    (alone,) = expand_spans([second])
     assert INPUT not in alone.attributes and "gen_ai.output.messages" not in alone.attributes and to_messages([second]) == []
     for wrong in ({INPUT: "{"}, {INPUT: "{}"}, {INPUT: "[]"}, {conventions.PROCESS: "another"}):
         broken = first.model_copy(update={"attributes": {**first.attributes, **wrong}})
-        assert INPUT not in in_full([broken, second])[1].attributes
+        assert INPUT not in expand_spans([broken, second])[1].attributes
 
 
 def test_spans_of_others_stay_as_they_are() -> None:
     spans = [call("a", 0, 1), proxy_call("b", 1, 2)]
-    assert in_full(spans) is spans
+    assert expand_spans(spans) is spans

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agl_otel.adapters.dialects.readers import from_parts
-from agl_otel.adapters.dialects.table import ANY, Dialect
+from agl_otel.spans.dialects.dialect import ANY, Dialect
+from agl_otel.spans.dialects.shapes import from_parts
 from agl_otel_hook import conventions
 
 DIALECT = Dialect(
@@ -11,7 +11,7 @@ DIALECT = Dialect(
     written_by="agl-otel's proxy",
     call=({conventions.LLM_CALL: ANY}, {"span.name": (conventions.SPAN_LLM,)}),
     read=from_parts,
-    prompt_token_ids=((conventions.LLM_PROMPT_TOKEN_IDS,),),  # in prefix form: joined.py makes it full
+    prompt_token_ids=((conventions.LLM_PROMPT_TOKEN_IDS,),),  # in prefix form: history.py expands it
     response_token_ids=((conventions.LLM_RESPONSE_TOKEN_IDS,),),
     logprobs=((conventions.LLM_RESPONSE_LOGPROBS,),),
 )

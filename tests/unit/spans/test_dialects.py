@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agl_otel.adapters import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceTree, to_messages
-from agl_otel.adapters.dialects import DIALECTS, dialect_of, read_call, with_records
 from agl_otel.errors import SpanShapeError
+from agl_otel.spans import conversations, dialects
+from agl_otel.spans.conversations import dialect_of, read_call
+from agl_otel.spans.dialects import DIALECTS
+from agl_otel.spans.log_records import with_records
 from agl_otel.types import Event, Span
 from tests.unit.adapters.spans import RECORDED, call, recorded, span
 
+DOCS = Path(__file__).parents[3] / "docs" / "dialects.md"
 CALL = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
 ASKED: list[dict[str, Any]] = [
     {"role": "system", "content": "Use the tool."},
@@ -77,6 +84,29 @@ def spans_of(name: str) -> list[Span]:
 def test_every_recording_is_expected_and_every_dialect_but_ours_is_recorded() -> None:
     assert {path.stem for path in RECORDED.glob("*.json")} == set(EXPECTED)
     assert {expected.dialect for expected in EXPECTED.values()} == {dialect.name for dialect in DIALECTS} - {"agl"}
+
+
+def test_every_file_of_a_dialect_is_registered_and_in_the_docs() -> None:
+    files = {module.name for module in pkgutil.iter_modules(dialects.__path__)} - {"dialect", "shapes"}
+    assert [importlib.import_module(f"agl_otel.spans.dialects.{name}").DIALECT in DIALECTS for name in files] == [True] * len(DIALECTS)
+    rows = [line.split(" | ")[:2] for line in DOCS.read_text().splitlines() if line.startswith("| `")]
+    assert rows == [[f"| `{dialect.name}`", dialect.written_by] for dialect in DIALECTS]
+
+
+def test_the_dialect_of_the_docs_reads_the_spans_of_the_docs(monkeypatch: pytest.MonkeyPatch) -> None:
+    span_text, code = re.findall(r"```(?:text|python)\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    monkeypatch.setattr(conversations, "DIALECTS", (namespace["DIALECT"], *DIALECTS))
+    told = span("a", 1, 2)
+    for key, value in (line.split(maxsplit=1) for line in span_text.splitlines()):
+        held = json.loads(value)
+        told.attributes[key] = value if isinstance(held, dict) else held
+    read = read_call(told)
+    assert read is not None and (read.dialect.name, read.model, read.response_id, read.usage) == ("acme", "m", "r1", (3, 4))
+    assert to_messages([told]) == [
+        {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}], "tools": None}
+    ]
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from agl_otel.adapters.dialects.readers import from_flat
-from agl_otel.adapters.dialects.table import ANY, Dialect
+from agl_otel.spans.dialects.dialect import ANY, Content, Dialect
+from agl_otel.spans.dialects.shapes import from_flat
 
 DIALECT = Dialect(
     name="openllmetry_flat",
@@ -19,4 +19,15 @@ DIALECT = Dialect(
         {"gen_ai.completion.": ANY},
     ),
     read=from_flat,
+    content=(
+        Content("gen_ai.prompt.", "numbered"),
+        Content("gen_ai.completion.", "numbered", "assistant", reply=True),
+        Content("gen_ai.task.input"),
+        Content("gen_ai.task.output"),
+        Content("traceloop.entity.input"),
+        Content("traceloop.entity.output"),
+        Content("tool.parameters", role="assistant"),
+        Content("tool.result", role="tool"),
+        Content("logprobs.content", "logprobs", "assistant", reply=True),
+    ),
 )

@@ -1,4 +1,7 @@
-"""Which agent a span stands for: a table of marks, one for each framework. Pure."""
+"""The name of the agent that a span stands for: a table of marks, one for each framework. Pure.
+
+It does not depend on the dialect of a call, because agents are spans of their own.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ own nodes; those inside of create_agent are the agent's (`langchain_create_agent
 
 
 def agent_name(span: SpanLike) -> str | None:
-    """The name of the agent whose work `span` is; None where it says nothing of one."""
+    """The name of the agent whose work `span` is; None where it names none."""
     attributes: Mapping[str, Any] = span.attributes or {}
     for mark in AGENTS:
         name = attributes.get(mark.key)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agl_otel.adapters.dialects.readers import nested_list, openai_call, openai_tool
-from agl_otel.adapters.dialects.table import Conversation, Dialect, Message
+from agl_otel.spans.dialects.dialect import Content, Conversation, Dialect, Message
+from agl_otel.spans.dialects.shapes import nested_list, openai_call, openai_tool
 from agl_otel.types import SpanLike
 
 
@@ -51,4 +51,11 @@ DIALECT = Dialect(
     logprobs=(("output.value", "choices", 0, "logprobs", "content"),),
     request=("llm.invocation_parameters",),
     response=(),
+    content=(
+        Content("llm.input_messages.", "numbered"),
+        Content("llm.output_messages.", "numbered", "assistant", reply=True),
+        Content("llm.prompts"),
+        Content("input.value"),
+        Content("output.value", reply=True),
+    ),
 )

@@ -1,7 +1,7 @@
-"""The shapes in which instrumentations write a conversation, each read into OpenAI's messages. Pure.
+"""The shapes in which instrumentations write a conversation, each read into OpenAI's messages: what dialects are made of. Pure.
 
-A reader takes a span and raises an error of tolerant.MALFORMED where the attributes have another shape than the dialect says; what is
-simply not there (content capture off, a streamed reply that was not kept) reads as no messages.
+A reader takes a span and raises an error of tolerant.MALFORMED where the attributes have another shape than the dialect describes; messages
+that are absent (content capture off, a streamed reply that was not kept) read as none.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
-from agl_otel.adapters.dialects.table import Attributes, Conversation, Message, as_text, loads, text_or_none
 from agl_otel.spans.attributes import filter_attributes, unflatten_attributes
+from agl_otel.spans.dialects.dialect import Attributes, Conversation, Message, as_text, loads, text_or_none
 from agl_otel.spans.tolerant import json_of
 from agl_otel.types import SpanLike
 
@@ -22,12 +22,16 @@ Json = Mapping[str, Any]
 
 def from_parts(span: SpanLike) -> Conversation:
     """`gen_ai.input.messages`, `.output.messages`, `.system_instructions`, `.tool.definitions`."""
-    attributes = span.attributes or {}
+    return parts_of(span.attributes or {})
+
+
+def parts_of(attributes: Attributes) -> Conversation:
+    """`from_parts` of the attributes alone."""
     instructions = _list(attributes, "gen_ai.system_instructions")
-    prompt = [message for entry in _list(attributes, "gen_ai.input.messages") for message in of_parts(entry)]
+    prompt = [message for entry in _list(attributes, "gen_ai.input.messages") for message in _of_entry(entry)]
     if instructions:
         prompt.insert(0, {"role": "system", "content": _content(instructions)})
-    reply = [message for entry in _list(attributes, "gen_ai.output.messages") for message in of_parts(entry)]
+    reply = [message for entry in _list(attributes, "gen_ai.output.messages") for message in _of_entry(entry)]
     return Conversation(prompt, reply, [openai_tool(tool) for tool in _list(attributes, "gen_ai.tool.definitions")] or None)
 
 
@@ -39,8 +43,21 @@ def _list(attributes: Attributes, key: str) -> list[Any]:
     return [json_of(entry) if isinstance(entry, str) else entry for entry in cast("Sequence[Any]", value)]
 
 
+def _of_entry(entry: Any) -> list[Message]:
+    """`of_parts`; an entry without a role, or that is no message, has the role None, which `checked` refuses and people are shown."""
+    if not isinstance(entry, Mapping):
+        return [{"role": None, "content": entry}]
+    return of_parts({"role": None, **cast("Json", entry)})
+
+
 def of_parts(entry: Json) -> list[Message]:
-    """One entry is one message, but each tool's answer in it is a message of its own."""
+    """One entry is one message, but each tool's answer in it is a message of its own.
+
+    The message keeps its other `parts` as they were written: `text_of` shows them, `checked` drops them. An entry without parts is read as
+    OpenAI's message.
+    """
+    if "parts" not in entry and not _OPENAI_FIELDS.isdisjoint(entry):
+        return [plain_message(entry)]
     parts: list[Json] = entry.get("parts") or []
     answers: list[Message] = [
         {"role": "tool", "tool_call_id": part.get("id"), "content": as_text(part.get("response", part.get("result")))}
@@ -49,9 +66,16 @@ def of_parts(entry: Json) -> list[Message]:
     ]
     calls = [openai_call(part.get("id"), part.get("name"), part.get("arguments")) for part in parts if part.get("type") == "tool_call"]
     rest = [part for part in parts if part.get("type") not in ("tool_call", "tool_call_response", "reasoning", "thinking")]
+    if answers and not rest and not calls:
+        return answers
+    message: Message = {"role": entry["role"], "content": _content(rest)}
     if calls:
-        return [{"role": entry["role"], "content": _content(rest) or None, "tool_calls": calls}, *answers]
-    return answers if answers and not rest else [{"role": entry["role"], "content": _content(rest)}, *answers]
+        message = {**message, "content": message["content"] or None, "tool_calls": calls}
+    message["parts"] = [part for part in parts if part.get("type") != "tool_call_response"] if answers else parts
+    return [message, *answers]
+
+
+_OPENAI_FIELDS: Final = frozenset({"content", "tool_calls"})
 
 
 def _content(parts: Sequence[Json]) -> Any:

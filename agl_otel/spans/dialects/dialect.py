@@ -1,7 +1,7 @@
-"""What a dialect is: a row of data that says how one instrumentation writes a model call onto a span. Pure.
+"""The types of the boundary: Message, Conversation, Content, and Dialect, which describes how one instrumentation writes a model call.
 
-A dialect names the attributes; how conversations are read from them stands in readers.py, once for each shape. A value is looked up
-by a path: an attribute key, and, where that attribute holds JSON, the steps into it.
+A dialect names attributes; how conversations are read from them stands in shapes.py, once for each shape. A value is looked up by a path:
+an attribute key, and, where that attribute holds JSON, the steps into it. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import base64
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from agl_otel.spans.tolerant import json_of
 from agl_otel.types import SpanLike
@@ -58,8 +58,9 @@ def _checked_message(message: Message) -> Message:
         content = [_checked_part(part) for part in cast("list[Message]", content)]
     else:
         content = text_or_none(content)
-    texts = {key: text_or_none(message[key]) for key in ("name", "tool_call_id") if key in message}
-    return {**message, "content": content, **texts}
+    made = {**message, "content": content, **{key: text_or_none(message[key]) for key in ("name", "tool_call_id") if key in message}}
+    made.pop("parts", None)
+    return made
 
 
 def _checked_part(part: Message) -> Message:
@@ -86,6 +87,23 @@ def _base64(value: Any) -> str:
     return base64.b64encode(value).decode()
 
 
+Shape = Literal["messages", "numbered", "parts", "list", "body", "logprobs", "text"]
+"""How an attribute holds content. `messages`: a JSON list of them; `numbered`: flat keys KEY{i}.field. The others cannot be split into
+messages: `parts` of one message, a `list` or a `body` in JSON, tokens with `logprobs`, any `text`."""
+
+
+class Content(NamedTuple):
+    """An attribute, or all that begin with its key, that holds content: the text of people, models and tools."""
+
+    key: str
+    """With a dot at its end: every key that begins so."""
+    shape: Shape = "text"
+    role: str = ""
+    """Of the author; empty where the messages name it themselves, or it cannot be known."""
+    reply: bool = False
+    """Whether the model wrote it in this call."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """How one instrumentation writes a model call. The first path of several that leads somewhere is taken."""
@@ -109,7 +127,9 @@ class Dialect:
     request: tuple[str, ...] = field(default=("gen_ai.request",))
     """Prefixes under which the settings of the request stand."""
     response: tuple[str, ...] = field(default=("gen_ai.response",))
-    """Prefixes under which stands what else the answer said."""
+    """Prefixes under which the other fields of the response stand."""
+    content: tuple[Content, ...] = ()
+    """The attributes that masking looks at, on any span of the library: wider than what `read` reads."""
 
     def matches(self, name: str, attributes: Attributes) -> bool:
         """Whether a span of that name and attributes is a model call in this dialect."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agl_otel.adapters.dialects.readers import PARTS, openai_call, openai_tool
-from agl_otel.adapters.dialects.table import Conversation, Dialect, Message, as_text, loads
+from agl_otel.spans.dialects.dialect import Content, Conversation, Dialect, Message, as_text, loads
+from agl_otel.spans.dialects.shapes import PARTS, openai_call, openai_tool
 from agl_otel.types import SpanLike
 
 OPERATIONS = tuple(
@@ -62,4 +62,12 @@ DIALECT = Dialect(
     output_tokens=(("ai.usage.outputTokens",), ("ai.usage.completionTokens",), ("gen_ai.usage.output_tokens",)),
     request=("ai.settings", "gen_ai.request"),
     response=("ai.response", "gen_ai.response"),
+    content=(
+        Content("ai.prompt"),
+        Content("ai.prompt.messages", "messages"),
+        *(Content(f"ai.response.{what}", role="assistant", reply=True) for what in ("text", "object", "reasoning")),
+        Content("ai.response.toolCalls", "list", "assistant", reply=True),
+        Content("ai.toolCall.args", role="assistant"),
+        Content("ai.toolCall.result", role="tool"),
+    ),
 )

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pyarrow as pa
 
+from agl_otel.spans.history import Place, expand_texts
 from agl_otel.traces.tokens import call_texts
-from agl_otel.traces.told import Place, in_full
 from agl_otel.types.columns import CallColumns, Ragged
 
 
@@ -20,18 +20,20 @@ def said(*texts: str) -> str:
 
 def test_calls_that_go_on_from_others_are_told_whole() -> None:
     places = [at(1), at(2), at(3), at(4)]
-    full = in_full(places, [said("a", "b"), said("c"), said("d"), said("x")], [0, 1, 2, 1], [0, 2, 3, 1])
+    full = expand_texts(places, [said("a", "b"), said("c"), said("d"), said("x")], [0, 1, 2, 1], [0, 2, 3, 1])
     assert full == [said("a", "b"), said("a", "b", "c"), said("a", "b", "c", "d"), said("a", "x")]
 
 
 def test_choices_of_a_call_share_what_came_before() -> None:
-    assert in_full([at(1), at(1)], [said("a", "b"), said("b")], [0, 1], [0, 1]) == [said("a", "b"), said("a", "b")]
+    assert expand_texts([at(1), at(1)], [said("a", "b"), said("b")], [0, 1], [0, 1]) == [said("a", "b"), said("a", "b")]
 
 
 def test_half_a_conversation_is_not_told() -> None:
-    lost = in_full([at(2), at(3), at(1, "at-2"), at(2, "at-2")], [said("b"), said("c"), "no JSON", said("d")], [1, 2, 0, 1], [1, 2, 0, 1])
+    lost = expand_texts(
+        [at(2), at(3), at(1, "at-2"), at(2, "at-2")], [said("b"), said("c"), "no JSON", said("d")], [1, 2, 0, 1], [1, 2, 0, 1]
+    )
     assert lost == ["", "", "no JSON", ""]
-    assert in_full([at(1), at(2)], [said("a"), said("c")], [0, 1], [0, 2])[1] == ""  # more than the first has
+    assert expand_texts([at(1), at(2)], [said("a"), said("c")], [0, 1], [0, 2])[1] == ""  # more than the first has
 
 
 def test_the_columns_of_texts_are_whole_whatever_order_they_were_stored_in() -> None:

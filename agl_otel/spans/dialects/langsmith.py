@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agl_otel.adapters.dialects.readers import from_bodies
-from agl_otel.adapters.dialects.table import Conversation, Dialect, Message, loads
+from agl_otel.spans.dialects.dialect import Content, Conversation, Dialect, Message, loads
+from agl_otel.spans.dialects.shapes import from_bodies
 from agl_otel.types import SpanLike
 
 _bodies = from_bodies("gen_ai.prompt", "gen_ai.completion")
@@ -37,4 +37,5 @@ DIALECT = Dialect(
     prompt_token_ids=(("gen_ai.completion", "prompt_token_ids"), ("gen_ai.completion", "choices", 0, "prompt_token_ids")),
     response_token_ids=(("gen_ai.completion", "choices", 0, "token_ids"),),
     logprobs=(("gen_ai.completion", "choices", 0, "logprobs", "content"),),
+    content=(Content("gen_ai.prompt", "body"), Content("gen_ai.completion", "body", reply=True)),
 )

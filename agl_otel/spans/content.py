@@ -1,0 +1,49 @@
+"""Which attributes of spans and log records hold content, in every dialect: what masking must know. Pure.
+
+It is wider than what adapters read: frameworks repeat whole conversations on the spans of their agents. A test masks every recording
+and looks for what is left. Definitions of tools are no content.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from agl_otel.spans.dialects import DIALECTS
+from agl_otel.spans.dialects.dialect import Content
+from agl_otel_hook import conventions
+
+OTHERS: Final = (
+    # pydantic-ai and logfire: spans of agents; their model calls are in the dialect gen_ai
+    Content("pydantic_ai.all_messages", "messages"),
+    Content("all_messages_events"),
+    Content("final_result", role="assistant"),
+    Content("tool_arguments", role="assistant"),
+    Content("tool_response", role="tool"),
+    Content("model_request_parameters", role="system"),
+    Content("request_data"),
+    Content("response_data", reply=True),
+    # what an agent emits
+    Content(conventions.MESSAGE_BODY),
+    Content(conventions.OBJECT_LITERAL),
+    Content(conventions.OBJECT_JSON),
+)
+"""Attributes of spans that are no model calls of a dialect."""
+CONTENT: Final = (*(content for dialect in DIALECTS for content in dialect.content), *OTHERS)
+METADATA_FIELDS: Final = frozenset(
+    {"role", "id", "tool_call_id", "finish_reason", "index", "type", "model", "name", "event.name", "gen_ai.system"}
+)
+"""Last parts of keys below a content attribute that hold no content: masking keeps them."""
+_EXACT: Final = {content.key: content for content in CONTENT if not content.key.endswith(".")}
+_PREFIXES: Final = tuple(content for content in CONTENT if content.key.endswith("."))
+MARKS: Final = tuple(sorted({content.key.split(".")[0].encode() for content in CONTENT}))
+"""A request without any of these bytes holds no content, and no token ids."""
+
+
+def content_at(key: str) -> Content | None:
+    """The table's entry for an attribute; None where it holds no content, or none to be masked."""
+    if (exact := _EXACT.get(key)) is not None:
+        return exact
+    found = next((content for content in _PREFIXES if key.startswith(content.key)), None)
+    if found is not None and found.shape == "text" and (key.rpartition(".")[2] in METADATA_FIELDS or "token_ids" in key):
+        return None
+    return found
