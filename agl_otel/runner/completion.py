@@ -1,7 +1,7 @@
-"""What happens when attempts end: close them at the proxies, seal and flush, store what was printed, complete them in the queue.
+"""Complete attempts that have ended: close them at the proxies, seal and flush, store what was printed, report to the queue.
 
-Endings go in batches, as in group commit: while one batch is under way the next gathers, and takes whatever waits; there is no fixed
-sleep. So a slow disk makes batches larger, not the queue of endings longer. A result is given up only when the runner is.
+Attempts go in batches, as in group commit: while one batch is under way the next gathers, and takes whatever waits; there is no fixed
+sleep. So a slow disk makes batches larger, not the queue of attempts longer. A result is given up only when the runner is.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Ended:
 
 
 @dataclass(slots=True)
-class Endings:
-    """The pipeline. `run` is one task for the runner's life; `put` never waits."""
+class Completion:
+    """The pipeline of attempts that have ended. `run` is one task for the runner's life; `put` never waits."""
 
     queue: QueueClient
     telemetry: Telemetry
@@ -103,7 +103,7 @@ class Endings:
         """Bring these to their end: together, where one spoils that each by itself, and that one as failed."""
         try:
             await self._end(session, batch)
-        except Exception as error:  # noqa: BLE001 - the boundary: one bad ending stops neither the others nor the runner
+        except Exception as error:  # noqa: BLE001 - the boundary: one bad attempt stops neither the others nor the runner
             if len(batch) > 1:
                 for ended in batch:
                     await self._end_all(session, [ended])
@@ -206,7 +206,7 @@ class Endings:
 
 
 def closing_session() -> aiohttp.ClientSession:
-    """For `Endings.close`."""
+    """For `Completion.close`."""
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CLOSE_TIMEOUT_SECONDS), connector=connector())
 
 

@@ -3,7 +3,7 @@
     claimed = queue.claim(free places)           # long poll
     roots.export(claimed)                        # one export, acked: every trace is known before its agent starts
     agent.run(job) for each, at once
-    endings: close, seal, complete               # ending.py, in batches
+    completion: close, seal, complete            # completion.py, in batches
 
 A bad rollout is data about that rollout; it never stops the runner. A place is free again as soon as its agent has ended.
 """
@@ -26,7 +26,7 @@ from agl_otel.errors import AgentError, AglError, UnavailableError, UsageError
 from agl_otel.net.tls import ambient
 from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.runner.certificates import Certificates, certificates
-from agl_otel.runner.completion import Ended, Endings, closing_session, persist
+from agl_otel.runner.completion import Completion, Ended, closing_session, persist
 from agl_otel.runner.environment import Addresses
 from agl_otel.runner.job import Agent, ClosingAgent, HookedAgent, Job, RecordedAgent
 from agl_otel.runner.ledgers import Ledgers, Left
@@ -126,7 +126,7 @@ class Runner:
         self._description: Describe | None = None
         self._certificates: Certificates | None = None
         self._addresses: Addresses | None = None
-        self._endings: Endings | None = None
+        self._completion: Completion | None = None
         self._ledgers: Ledgers | None = None
 
     async def run(self, stop: asyncio.Event) -> Counter[str]:
@@ -139,9 +139,9 @@ class Runner:
         ledgers = self._ledgers = self._own_ledgers()
         logs = self._logs = LogExporter(addresses.collector_grpc, token=self._token)
         roots = self._roots = RootSpans(addresses.collector_grpc, self._telemetry.resource, token=self._token)
-        endings = Endings(self._queue, self._telemetry, logs, self._proxies, self.counts, self._ended, token=self._token)
-        self._endings = endings
-        background = [asyncio.create_task(endings.run()), asyncio.create_task(self._hand_in_left(ledgers, endings))]
+        completion = Completion(self._queue, self._telemetry, logs, self._proxies, self.counts, self._ended, token=self._token)
+        self._completion = completion
+        background = [asyncio.create_task(completion.run()), asyncio.create_task(self._hand_in_left(ledgers, completion))]
         if self._heartbeat_seconds > 0:
             background.append(asyncio.create_task(self._heartbeats()))
         try:
@@ -184,13 +184,13 @@ class Runner:
             os.environ[conventions.ENV_LEDGER] = str(ledgers.root)  # of what the agent starts from this process
         return ledgers
 
-    async def _hand_in_left(self, ledgers: Ledgers, endings: Endings) -> None:
+    async def _hand_in_left(self, ledgers: Ledgers, completion: Completion) -> None:
         """Hand in the ledgers of runners that died, as soon as the processes of their attempts are gone."""
         for look in itertools.count(1):
             try:
                 left = await asyncio.to_thread(ledgers.left)
                 if left:
-                    await self._hand_in(left, endings)
+                    await self._hand_in(left, completion)
                 for each in left:
                     await asyncio.to_thread(ledgers.forget_left, each)
             except Exception:  # noqa: BLE001 - the boundary: what others left never stops a runner
@@ -198,7 +198,7 @@ class Runner:
                 _log.exception("what other runners left could not be handed in")
             await asyncio.sleep(LEFT_SECONDS if look < LEFT_LOOKS else LEFT_LONG_SECONDS)
 
-    async def _hand_in(self, left: Sequence[Left], endings: Endings) -> None:
+    async def _hand_in(self, left: Sequence[Left], completion: Completion) -> None:
         """Hand these in, and close their attempts at the proxies, as their runner would have done. What it has handed in itself stays."""
         attempts = await persist(lambda: self._queue.query_attempts(sorted({each.rollout_id for each in left})))
         known = {attempt.attempt_id for attempt in attempts if attempt.ledger is not None}
@@ -206,7 +206,7 @@ class Runner:
         if not ledgers:
             return
         async with closing_session() as session:
-            seals = await endings.close(session, [*ledgers])
+            seals = await completion.close(session, [*ledgers])
         updates = [
             AttemptUpdate(rollout_id=key[0], attempt_id=key[1], ledger=ledger, seals=seals.get(key, {})) for key, ledger in ledgers.items()
         ]
@@ -338,10 +338,10 @@ class Runner:
                 _log.warning("output is stored later: %s", error)
 
     def _end(self, ended: Ended) -> None:
-        assert self._endings is not None
+        assert self._completion is not None
         self._runs.pop(ended.job.attempt_id, None)
         self._changed.set()
-        self._endings.put(ended)
+        self._completion.put(ended)
 
     def _ended(self, ended: Ended) -> None:
         self.counts["cancelled" if not ended.report else ended.status] += 1
@@ -384,7 +384,7 @@ class Runner:
     async def _heartbeat(self) -> None:
         system = await asyncio.to_thread(self._snapshot.take) if self._snapshot_in_thread else self._snapshot.take()
         stats = {**system, **self.counts, "running": len(self._runs), "concurrency": self._concurrency}
-        pending = self._endings.pending if self._endings else {}
+        pending = self._completion.pending if self._completion else {}
         ended = await self._queue.heartbeat(self.worker_id, stats=stats, attempt_ids=[*self._runs, *pending])
         for attempt_id in ended:
             if attempt_id in self._runs:
@@ -419,7 +419,7 @@ class Runner:
 
     async def _finish(self) -> None:
         """Let what runs finish within the grace, end the rest, and bring all of it to its end."""
-        assert self._endings is not None
+        assert self._completion is not None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._grace_seconds):
                 await self._all_ended()
@@ -428,9 +428,9 @@ class Runner:
         try:
             async with asyncio.timeout(self._grace_seconds):
                 await self._all_ended()
-                await self._endings.drained()
+                await self._completion.drained()
         except TimeoutError:
-            _log.error("the runner stops with results that nobody took: attempts %s", [*self._runs, *self._endings.pending])
+            _log.error("the runner stops with results that nobody took: attempts %s", [*self._runs, *self._completion.pending])
 
     async def _all_ended(self) -> None:
         while self._runs:

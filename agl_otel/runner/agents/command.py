@@ -24,7 +24,7 @@ from agl_otel.runner.groups import end_group, end_leftovers, named_in_environmen
 from agl_otel.runner.job import Grader, Job, grade
 from agl_otel.runner.limits import Limits
 from agl_otel.runner.output import KEEP_BYTES, Capture
-from agl_otel.runner.spill import spilled
+from agl_otel.runner.oversized import by_file
 from agl_otel.runner.starting import AgentProcess, Anew, Starter, Warm, refused
 from agl_otel.types import LedgerReach
 from agl_otel_hook import conventions
@@ -97,7 +97,7 @@ class CommandAgent:
             env[conventions.ENV_LEDGER] = str(job.ledgers.root)
         stdout, stderr = Capture("stdout"), Capture("stderr")
         job.captures += [stdout, stderr]
-        with spilled(env) as given:
+        with by_file(env) as given:
             code = await self._execute(*self.launch(argv, given), stdout, stderr, job)
         if code != 0:
             raise AgentError(f"{self._named(code)}{_quoted(stderr.last_lines() or stdout.last_lines())}")

@@ -26,7 +26,7 @@ from agl_otel.runner.agents.kubernetes_api import Cluster, GoneError, Kubernetes
 from agl_otel.runner.environment import Addresses, process_environment
 from agl_otel.runner.job import Grader, Job, grade
 from agl_otel.runner.output import KEEP_BYTES, Capture
-from agl_otel.runner.spill import MAX_VARIABLE_BYTES
+from agl_otel.runner.oversized import MAX_VARIABLE_BYTES
 from agl_otel.types import LedgerReach
 from agl_otel_hook import conventions
 

@@ -18,7 +18,7 @@ from agl_otel.errors import UsageError
 from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.queue.server import QueueServer, open_engine
 from agl_otel.runner.agents import CommandAgent, FunctionAgent
-from agl_otel.runner.completion import Ended, Endings
+from agl_otel.runner.completion import Completion, Ended
 from agl_otel.runner.environment import Addresses
 from agl_otel.runner.job import Job
 from agl_otel.runner.output import LogExporter
@@ -308,10 +308,10 @@ async def test_an_attempt_that_a_proxy_cannot_close_yet_is_asked_for_again_by_it
     async def proxies() -> tuple[str, ...]:
         return (address,)
 
-    endings = Endings(stack.queue, stack.telemetry, logs, proxies, Counter(), lambda _: None)
+    completion = Completion(stack.queue, stack.telemetry, logs, proxies, Counter(), lambda _: None)
     for each in claimed:
-        endings.put(Ended(Job(each, {}, Addresses("", ""), ""), "succeeded"))
-    running = asyncio.create_task(endings.run())
+        completion.put(Ended(Job(each, {}, Addresses("", ""), ""), "succeeded"))
+    running = asyncio.create_task(completion.run())
     attempts = await stack.finished(*rollouts)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -331,12 +331,12 @@ async def test_of_results_that_are_reported_together_only_the_refused_one_is_dro
     counts: Counter[str] = Counter()
     ended: list[str] = []
     logs = LogExporter(stack.receiver.grpc_address)
-    endings = Endings(stack.queue, stack.telemetry, logs, no_proxies, counts, lambda one: ended.append(one.job.attempt_id))
+    completion = Completion(stack.queue, stack.telemetry, logs, no_proxies, counts, lambda one: ended.append(one.job.attempt_id))
     for claimed in (old, good):
-        endings.put(Ended(Job(claimed, {}, Addresses("", ""), ""), "succeeded"))
-    running = asyncio.create_task(endings.run())
+        completion.put(Ended(Job(claimed, {}, Addresses("", ""), ""), "succeeded"))
+    running = asyncio.create_task(completion.run())
     async with asyncio.timeout(300):
-        await endings.drained()
+        await completion.drained()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await logs.close()

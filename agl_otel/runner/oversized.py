@@ -1,4 +1,4 @@
-"""Variables too long for an environment go by file: AGL_TASK and AGL_RESOURCES as AGL_TASK_FILE and AGL_RESOURCES_FILE."""
+"""Pass variables that are too large for an environment by file: AGL_TASK and AGL_RESOURCES as AGL_TASK_FILE and AGL_RESOURCES_FILE."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _BY_FILE: Final = {conventions.ENV_TASK: conventions.ENV_TASK_FILE, conventions.
 
 
 @contextmanager
-def spilled(environment: dict[str, str]) -> Generator[dict[str, str]]:
-    """`environment` as a process can have it; the files are gone after the block."""
+def by_file(environment: dict[str, str]) -> Generator[dict[str, str]]:
+    """`environment` with its oversized variables in files, which are removed after the block."""
     large = {name: value for name, value in environment.items() if name in _BY_FILE and len(value.encode()) > MAX_VARIABLE_BYTES}
     if not large:
         yield environment
