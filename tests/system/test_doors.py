@@ -143,7 +143,7 @@ ATTEMPT: Final = f"/rollout/{OURS[0]}/attempt/{OURS[1]}"
 RESOURCES: Final = queue_pb2.QueryResourcesRequest().SerializeToString()
 DOORS: Final[dict[str, Door]] = {
     "queue: read": Door("queue", "gRPC", "/agl.queue.v1.Queue/Statistics"),
-    "queue: read a resource with a provider's key": Door("queue", "gRPC", "/agl.queue.v1.Queue/QueryResources", RESOURCES),
+    "queue: read a resource with a provider's key": Door("queue", "gRPC", "/agl.queue.v1.Queue/StreamResources", RESOURCES),
     "queue: no such call": Door("queue", "gRPC", "/agl.queue.v1.Queue/Nothing"),
     "OTLP gRPC: a span of an attempt": Door("otlp_grpc", "gRPC", TRACES, SPAN),
     "OTLP gRPC: a figure of training": Door("otlp_grpc", "gRPC", METRICS, training_figure()),
@@ -238,7 +238,7 @@ def _over_grpc(port: int, door: Door, headers: Headers) -> str:
     metadata = tuple((name.lower(), value) for name, value in headers)
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
-            body = channel.unary_unary(door.path, None, None)(door.body, metadata=metadata, timeout=CALL_SECONDS)
+            body = b"".join(channel.unary_stream(door.path, None, None)(door.body, metadata=metadata, timeout=CALL_SECONDS))
         except grpc.RpcError as error:
             assert isinstance(error, grpc.Call)
             return f"{error.code().name} {error.details()}"
@@ -293,7 +293,7 @@ def _told(door: Door, body: bytes) -> str:
         return ExportTraceServiceResponse.FromString(body).partial_success.error_message
     if door.path in (METRICS, "/v1/metrics"):
         return ExportMetricsServiceResponse.FromString(body).partial_success.error_message
-    if door.path.endswith("QueryResources"):
+    if door.path.endswith("StreamResources"):
         return "with the key" if b"sk-secret" in body else "without the key"
     if door.path.endswith("/health") and door.method == "GET" and door.port != "queue_metrics":
         return "all of it" if set(json.loads(body)) - {"status"} else "the status"
