@@ -11,11 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
-
-from agl_otel_hook import conventions
+from agl_otel_hook import conventions, wire
 
 SPANS_PER_ATTEMPT: Final = 6
 _TRACE_SALT: Final = b"\xa7\x15\x9e\x3c"  # in the trace ids of a template; replaced in every request
@@ -57,35 +53,30 @@ def requests(
 
 
 def _request(chance: random.Random, first: int, spans: int, token_ids: int, names: Iterator[tuple[str, str]]) -> bytes:
-    request = ExportTraceServiceRequest()
+    groups: list[bytes] = []
     for attempt in range(-(-spans // SPANS_PER_ATTEMPT)):
-        group = request.resource_spans.add()
         rollout_id, attempt_id = next(names)
         ids = {conventions.ROLLOUT_ID: rollout_id, conventions.ATTEMPT_ID: attempt_id, "service.name": "agent", "process.pid": 4242}
-        group.resource.attributes.extend(_attributes(ids))
         left = min(SPANS_PER_ATTEMPT, spans - attempt * SPANS_PER_ATTEMPT)
-        group.scope_spans.add().spans.extend(_span(chance, first + attempt, number, token_ids) for number in range(left))
-    return request.SerializeToString()
+        groups.append(_group(ids, [_span(chance, first + attempt, number, token_ids) for number in range(left)]))
+    return b"".join(groups)
+
+
+def _group(resource: Mapping[str, object], spans: Sequence[bytes]) -> bytes:
+    return wire.of_parts(wire.resource_head(resource), wire.scope_head(""), b"".join(map(wire.field_of, spans)))
 
 
 def request_of(spans: Sequence[Mapping[str, Any]], resource: Mapping[str, object]) -> bytes:
     """One request of spans given as {name, trace_id, span_id, attributes}, ids as hex; they start now and last a millisecond."""
-    request = ExportTraceServiceRequest()
-    group = request.resource_spans.add()
-    group.resource.attributes.extend(_attributes(resource))
     now = time.time_ns()
-    group.scope_spans.add().spans.extend(
-        Span(
-            trace_id=bytes.fromhex(span["trace_id"]),
-            span_id=bytes.fromhex(span["span_id"]),
-            name=span["name"],
-            start_time_unix_nano=now + place,
-            end_time_unix_nano=now + place + 1_000_000,
-            attributes=_attributes(span["attributes"]),
+    made = [
+        wire.message(
+            bytes.fromhex(span["trace_id"]), bytes.fromhex(span["span_id"]), b"", span["name"], 0, now + place, now + place + 1_000_000,
+            span["attributes"],
         )
         for place, span in enumerate(spans)
-    )
-    return request.SerializeToString()
+    ]  # fmt: skip
+    return _group(resource, made)
 
 
 def attempt_request(rollout_id: str, attempt_id: str, spans: int, attributes: int) -> bytes:
@@ -96,7 +87,7 @@ def attempt_request(rollout_id: str, attempt_id: str, spans: int, attributes: in
     return request_of(made, {conventions.ROLLOUT_ID: rollout_id, conventions.ATTEMPT_ID: attempt_id})
 
 
-def _span(chance: random.Random, attempt: int, number: int, token_ids: int) -> Span:
+def _span(chance: random.Random, attempt: int, number: int, token_ids: int) -> bytes:
     now = time.time_ns()
     call = number in (1, 3)
     values: dict[str, object] = {
@@ -112,28 +103,17 @@ def _span(chance: random.Random, attempt: int, number: int, token_ids: int) -> S
     if call and token_ids:
         values[conventions.LLM_PROMPT_TOKEN_IDS] = [chance.randrange(151_000) for _ in range(token_ids)]
         values[conventions.LLM_RESPONSE_TOKEN_IDS] = [chance.randrange(151_000) for _ in range(token_ids // 4)]
-    return Span(
-        trace_id=_TRACE_SALT + struct.pack(">IQ", 1, attempt),
-        span_id=_SPAN_SALT + struct.pack(">I", attempt * 8 + number),
-        parent_span_id=_SPAN_SALT + struct.pack(">I", attempt * 8) if number else b"",
-        name="chat" if call else "invoke_agent" if number == 0 else "execute_tool",
-        start_time_unix_nano=now,
-        end_time_unix_nano=now + 1_000_000,
-        attributes=_attributes(values),
+    return wire.message(
+        _TRACE_SALT + struct.pack(">IQ", 1, attempt),
+        _SPAN_SALT + struct.pack(">I", attempt * 8 + number),
+        _SPAN_SALT + struct.pack(">I", attempt * 8) if number else b"",
+        "chat" if call else "invoke_agent" if number == 0 else "execute_tool",
+        0,
+        now,
+        now + 1_000_000,
+        values,
     )
 
 
 def _text(chance: random.Random, size: int) -> str:
     return " ".join(chance.choice(_WORDS) for _ in range(size // 5))
-
-
-def _attributes(values: Mapping[str, object]) -> list[KeyValue]:
-    return [KeyValue(key=key, value=_value(value)) for key, value in values.items()]
-
-
-def _value(value: object) -> AnyValue:
-    if isinstance(value, list):
-        return AnyValue(array_value=ArrayValue(values=[_value(item) for item in value]))  # pyright: ignore[reportUnknownVariableType] items of any kind
-    if isinstance(value, int):
-        return AnyValue(int_value=value)
-    return AnyValue(double_value=value) if isinstance(value, float) else AnyValue(string_value=str(value))

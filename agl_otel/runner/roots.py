@@ -27,7 +27,8 @@ from agl_otel_hook import conventions
 from agl_otel_hook.context import Key, format_traceparent
 from agl_otel_hook.ids import new_root
 from agl_otel_hook.seal import TRACER_NAME
-from agl_otel_hook.whole import WholeSpan, request_of
+from agl_otel_hook.whole import WholeSpan
+from agl_otel_hook.wire import encode
 
 _SCOPE: Final = InstrumentationScope(TRACER_NAME)
 _log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class RootSpans:
         now = time.time_ns()
         contexts = [new_root() for _ in keys]
         spans = [self._span(key, context, hooked, now) for key, context in zip(keys, contexts, strict=True)]
-        await persist(partial(self._export, request_of(spans)), seconds=seconds)
+        await persist(partial(self._export, encode(spans)), seconds=seconds)
         return [*map(format_traceparent, contexts)]
 
     async def close(self) -> None:

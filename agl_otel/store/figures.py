@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from typing import Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from agl_otel.store.connections import Connected
-from agl_otel.store.otlp import key_values
 from agl_otel_hook import conventions
 
 PREFIX: Final = conventions.TRAINING_FIGURES
 """Of the metrics' names."""
 TRAINER: Final = {"service.name": "agl-otel-trainer"}
-"""The resource of what trainers tell."""
+"""The resource of figures and steps of trainers."""
 
 
 class Figures(Connected):
@@ -36,10 +36,14 @@ def figures_request(figures: Mapping[str, float], algorithm: str, now_nano: int)
     """The OTLP request that carries them."""
     request = ExportMetricsServiceRequest()
     group = request.resource_metrics.add()
-    group.resource.attributes.extend(key_values(TRAINER))
+    group.resource.attributes.extend(_texts(TRAINER))
     metrics = group.scope_metrics.add().metrics
     for name, value in figures.items():
         if math.isfinite(value):
             point = metrics.add(name=PREFIX + name).gauge.data_points.add(time_unix_nano=now_nano, as_double=float(value))
-            point.attributes.extend(key_values({"algorithm": algorithm}))
+            point.attributes.extend(_texts({"algorithm": algorithm}))
     return request
+
+
+def _texts(attributes: Mapping[str, str]) -> list[KeyValue]:
+    return [KeyValue(key=key, value=AnyValue(string_value=value)) for key, value in attributes.items()]

@@ -10,19 +10,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
-
 from agl_otel.store.connections import Connected
 from agl_otel.store.figures import TRAINER
-from agl_otel.store.otlp import key_values, unix_nano
+from agl_otel.store.otlp import encodable, unix_nano
 from agl_otel.traces.steps import METRIC, digest_of, span_id_of, trace_id_of
 from agl_otel.types import TrainingRun, TrainingStep, check_id
 from agl_otel.types.columns import AttemptKey
-from agl_otel_hook import conventions
+from agl_otel_hook import conventions, wire
 
 LINKS: Final = 128  # of one span: the limit that OpenTelemetry's specification has as default
 REQUEST_SPANS: Final = 1000  # in one request: some 20 MB of links, of 64 MiB
+INTERNAL: Final = 1  # OTLP's number of the kind
 Root = tuple[str, str]
 """(trace id, span id)."""
 
@@ -68,8 +66,8 @@ class Steps(Connected):
         return await connection.reader.runs(limit)
 
 
-def step_requests(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> list[ExportTraceServiceRequest]:
-    """The step as OTLP; its own span comes last, so that it is there only with all of its links."""
+def step_requests(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> list[bytes]:
+    """The step as serialised OTLP requests; its own span comes last, so that it is there only with all of its links."""
     linked, unlinked = _links(step, roots)
     chunks = [linked[start : start + LINKS] for start in range(0, len(linked), LINKS)] or [[]]
     ids: dict[str, Any] = {
@@ -86,9 +84,9 @@ def step_requests(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> list[
         conventions.TRAIN_REFUSED: step.refused,
         conventions.TRAIN_ATTEMPTS: len(linked) + unlinked,
     }
-    told = {METRIC + name: value for name, value in step.metrics.items() if not isinstance(value, float) or math.isfinite(value)}
+    metrics = {METRIC + name: value for name, value in step.metrics.items() if not isinstance(value, float) or math.isfinite(value)}
     spans = [_span(step, place, {**ids, conventions.TRAIN_EVIDENCE_PLACE: place}, chunk) for place, chunk in enumerate(chunks) if place]
-    spans.append(_span(step, 0, {**ids, **counts, **told}, chunks[0]))
+    spans.append(_span(step, 0, {**ids, **counts, **metrics}, chunks[0]))
     return [_request(spans[start : start + REQUEST_SPANS]) for start in range(0, len(spans), REQUEST_SPANS)]
 
 
@@ -105,27 +103,26 @@ def _links(step: TrainingStep, roots: Mapping[AttemptKey, Root]) -> tuple[list[t
     return linked, len(wanted) - len(linked)
 
 
-def _span(step: TrainingStep, place: int, attributes: Mapping[str, Any], links: Sequence[tuple[AttemptKey, Root]]) -> OtlpSpan:
+def _span(step: TrainingStep, place: int, attributes: Mapping[str, Any], links: Sequence[tuple[AttemptKey, Root]]) -> bytes:
     start = unix_nano(step.start_time)
-    span = OtlpSpan(
-        trace_id=bytes.fromhex(trace_id_of(step.run_id)),
-        span_id=bytes.fromhex(span_id_of(step.run_id, step.step, place)),
-        parent_span_id=bytes.fromhex(span_id_of(step.run_id, step.step)) if place else b"",
-        name=conventions.SPAN_TRAIN_EVIDENCE if place else conventions.SPAN_TRAIN_STEP,
-        kind=OtlpSpan.SPAN_KIND_INTERNAL,
-        start_time_unix_nano=start,
-        end_time_unix_nano=max(start, unix_nano(step.end_time)),
-        attributes=key_values(attributes),
+    message = wire.message(
+        bytes.fromhex(trace_id_of(step.run_id)),
+        bytes.fromhex(span_id_of(step.run_id, step.step, place)),
+        bytes.fromhex(span_id_of(step.run_id, step.step)) if place else b"",
+        conventions.SPAN_TRAIN_EVIDENCE if place else conventions.SPAN_TRAIN_STEP,
+        INTERNAL,
+        start,
+        max(start, unix_nano(step.end_time)),
+        encodable(attributes),
+        [_link(*each) for each in links],
     )
-    for (rollout_id, attempt_id), (trace_id, span_id) in links:
-        ids = key_values({conventions.ROLLOUT_ID: rollout_id, conventions.ATTEMPT_ID: attempt_id})
-        span.links.add(trace_id=bytes.fromhex(trace_id), span_id=bytes.fromhex(span_id), attributes=ids)
-    return span
+    return wire.field_of(message)
 
 
-def _request(spans: Sequence[OtlpSpan]) -> ExportTraceServiceRequest:
-    request = ExportTraceServiceRequest()
-    group = request.resource_spans.add()
-    group.resource.attributes.extend(key_values(TRAINER))
-    group.scope_spans.add(spans=spans)
-    return request
+def _link(key: AttemptKey, root: Root) -> bytes:
+    ids = {conventions.ROLLOUT_ID: key[0], conventions.ATTEMPT_ID: key[1]}
+    return wire.link_field(bytes.fromhex(root[0]), bytes.fromhex(root[1]), ids)
+
+
+def _request(spans: Sequence[bytes]) -> bytes:
+    return wire.of_parts(wire.resource_head(TRAINER), wire.scope_head(""), b"".join(spans))

@@ -40,8 +40,8 @@ class SpanWriter:
             await self._session.close()
             self._session = None
 
-    async def write(self, requests: Iterable[ExportTraceServiceRequest]) -> None:
-        """Send the requests; their spans can be read when this returns.
+    async def write(self, requests: Iterable[bytes]) -> None:
+        """Send serialised ExportTraceServiceRequests; their spans can be read when this returns.
 
         Raises DataError where the collector refuses spans (the others, of all requests, are stored), UnavailableError where no collector
         takes them.
@@ -49,9 +49,10 @@ class SpanWriter:
         refused, reasons = 0, list[str]()
         for request in requests:
             try:
-                answer = await self._sent(TRACES_PATH, request.SerializeToString())
+                answer = await self._sent(TRACES_PATH, request)
             except DataError as error:
-                refused += sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans)
+                sent = ExportTraceServiceRequest.FromString(request)
+                refused += sum(len(scope.spans) for resource in sent.resource_spans for scope in resource.scope_spans)
                 reasons.append(str(error))
                 continue
             partial = ExportTraceServiceResponse.FromString(answer).partial_success

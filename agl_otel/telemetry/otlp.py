@@ -1,4 +1,4 @@
-"""OTLP over gRPC for processes of ours: packed arrays (arrays.py), a bearer token, and patience while a collector restarts.
+"""OTLP over gRPC for processes of ours: by the hook's encoder, with a bearer token, and tried again while a collector restarts.
 
 Unlike the SDK's exporter it encodes a batch once whatever the number of tries, and its channel is built at the first export.
 
@@ -14,18 +14,14 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Final
 
 import grpc
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from agl_otel.net import tls
 from agl_otel.service.retry import Backoff, Tries
-from agl_otel_hook import conventions
-from agl_otel_hook.arrays import PACKED_KEYS
 from agl_otel_hook.guard import note_failure
-from agl_otel_hook.whole import WholeSpan, request_of
+from agl_otel_hook.wire import encode
 
 PATH: Final = "/v1/traces"
 METHOD: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
@@ -46,29 +42,6 @@ class _NotTakenError(Exception):
     def __init__(self, why: str, *, again: bool) -> None:
         super().__init__(why)
         self.again = again
-
-
-def encode(spans: Sequence[ReadableSpan]) -> bytes:
-    """An ExportTraceServiceRequest; packed attributes of model calls become the arrays that they stand for."""
-    whole: dict[InstrumentationScope | None, list[WholeSpan]] = {}
-    for span in spans:
-        if isinstance(span, WholeSpan):
-            whole.setdefault(span.instrumentation_scope, []).append(span)
-    others = [span for span in spans if not isinstance(span, WholeSpan)] if whole else spans
-    # Two serialised messages one after the other are their union.
-    return b"".join([*map(request_of, whole.values()), *([_encode(others)] if others else [])])
-
-
-def _encode(spans: Sequence[ReadableSpan]) -> bytes:
-    request = encode_spans(spans)
-    for resource_spans in request.resource_spans:
-        for scope_spans in resource_spans.scope_spans:
-            for span in scope_spans.spans:
-                if span.name == conventions.SPAN_LLM:
-                    for attribute in span.attributes:
-                        if attribute.key in PACKED_KEYS and attribute.value.HasField("bytes_value"):
-                            attribute.value.array_value.MergeFromString(attribute.value.bytes_value)
-    return request.SerializeToString()
 
 
 class OtlpExporter(SpanExporter):

@@ -6,7 +6,7 @@ that it records. Here a span begins as ids and a marker, counted in the ledger l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from opentelemetry.sdk.resources import Resource
@@ -18,7 +18,7 @@ from agl_otel_hook import conventions, ids
 from agl_otel_hook.context import Key
 from agl_otel_hook.guard import never_raises
 from agl_otel_hook.ledger import Ledger
-from agl_otel_hook.wire import field_of, head_of, of_parts, span_bytes
+from agl_otel_hook.wire import BareSpan, head_of
 
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _UNSET: Final = Status(StatusCode.UNSET)
@@ -34,23 +34,11 @@ class Begun(NamedTuple):
     """Empty for a span of no attempt."""
 
 
-class WholeSpan(ReadableSpan):
-    """An ended span of one of `WholeSpans`, which wire.py writes."""
+class WholeSpan(BareSpan):
+    """An ended span of one of `WholeSpans`."""
 
     place: Any = None
     """Where its maker has written it down."""
-    _wire: bytes | None = None
-
-    def wire_bytes(self) -> bytes:
-        """As it goes into a request; written once."""
-        if self._wire is None:
-            self._wire = field_of(span_bytes(self))
-        return self._wire
-
-
-def request_of(spans: Sequence[WholeSpan]) -> bytes:
-    """Spans of one resource and scope, without events and links, as an ExportTraceServiceRequest."""
-    return of_parts(*head_of(spans[0]), b"".join([span.wire_bytes() for span in spans]))
 
 
 class WholeSpans:

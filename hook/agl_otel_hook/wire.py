@@ -1,7 +1,8 @@
-"""Spans as OTLP's bytes, written directly. Pure.
+"""Spans as OTLP's bytes, written directly: the one encoder of spans of ours. Pure.
 
-The SDK makes a protobuf object of every value and serialises the tree of them; for the few kinds of values that our own spans hold
-(whole.py) that is most of what exporting costs. Equal to what the SDK writes, which a test compares.
+The SDK makes a protobuf object of every value and serialises the tree of them; for spans of ours that is most of what exporting costs. The
+bytes mean what the SDK's exporter writes, which a test compares; unlike it, this encoder writes texts with half a character as U+FFFD and
+whole numbers of more than 64 bits as text. For a span of the SDK: `encode` or `span_bytes`; for any other kind of span: `message`.
 """
 
 from __future__ import annotations
@@ -9,25 +10,88 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from agl_otel_hook.arrays import PACKED_KEYS
+from agl_otel_hook import conventions
+from agl_otel_hook.arrays import PACKED_KEYS, int_value
 from agl_otel_hook.varint import varint
 from agl_otel_hook.writable import mended
 
-_KINDS: Final = {kind: bytes([0x30, kind.value + 1]) for kind in SpanKind}
+_FIRST: Final = b"\x0a"
+"""The tag of field 1: of the entries of requests, resources and mappings."""
+_OF_SPAN, _OF_SCOPE, _OF_EVENT, _OF_LINK = b"\x4a", b"\x1a", b"\x1a", b"\x22"
+"""The tags of attributes."""
 _IS_REMOTE_KNOWN: Final = 0x100
 _IS_REMOTE: Final = 0x200
+_NO_STATUS: Final = b"\x7a\x00"
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+class BareSpan(ReadableSpan):
+    """An ended span without events, links and trace state, which is encoded once."""
+
+    _wire: bytes | None = None
+
+    def wire_bytes(self) -> bytes:
+        """As `of_parts` takes it."""
+        if self._wire is None:
+            self._wire = field_of(span_bytes(self, bare=True))
+        return self._wire
+
+
+def encode(spans: Iterable[ReadableSpan]) -> bytes:
+    """An ExportTraceServiceRequest, by resource and scope."""
+    groups: dict[int, tuple[Resource, dict[InstrumentationScope | None, list[bytes]]]] = {}
+    for span in spans:
+        _, scopes = groups.setdefault(id(span.resource), (span.resource, {}))  # by its id: its hash is that of its JSON
+        scopes.setdefault(span.instrumentation_scope, []).append(
+            span.wire_bytes() if isinstance(span, BareSpan) else field_of(span_bytes(span))
+        )
+    return b"".join([_resource_spans(*group) for group in groups.values()])
+
+
+def _resource_spans(resource: Resource, scopes: Mapping[InstrumentationScope | None, Sequence[bytes]]) -> bytes:
+    parts = [_field(b"\x12", _scope_head_of(scope) + b"".join(fields)) for scope, fields in scopes.items()]
+    return _field(_FIRST, resource_head(resource.attributes, resource.schema_url) + b"".join(parts))
 
 
 def of_parts(resource: bytes, scope: bytes, spans: bytes) -> bytes:
-    """An ExportTraceServiceRequest from the two parts of `head_of` and spans one after the other as `field_of` writes them."""
-    return b"\x0a" + _sized(resource + b"\x12" + _sized(scope + spans))
+    """An ExportTraceServiceRequest, or TracesData, of one resource and scope; several one after the other are their union.
+
+    Args:
+        resource: as `resource_head` writes it.
+        scope: as `scope_head` writes it.
+        spans: one after the other, as `field_of` writes them.
+    """
+    return _field(_FIRST, resource + _field(b"\x12", scope + spans))
+
+
+def head_of(span: ReadableSpan) -> tuple[bytes, bytes]:
+    """The first two parts of `of_parts` for a span of the SDK."""
+    return resource_head(span.resource.attributes, span.resource.schema_url), _scope_head_of(span.instrumentation_scope)
+
+
+def resource_head(attributes: Mapping[str, Any], schema_url: str = "") -> bytes:
+    """A ResourceSpans message without the spans in it."""
+    return _field(_FIRST, b"".join(_attributes(_FIRST, attributes))) + _optional(b"\x1a", schema_url)
+
+
+def scope_head(name: str, version: str = "", attributes: Mapping[str, Any] | None = None, schema_url: str = "") -> bytes:
+    """A ScopeSpans message without the spans in it."""
+    scope = [_optional(b"\x0a", name), _optional(b"\x12", version), *_attributes(_OF_SCOPE, attributes or {})]
+    return _field(b"\x0a", b"".join(scope)) + _optional(b"\x1a", schema_url)
+
+
+def _scope_head_of(scope: InstrumentationScope | None) -> bytes:
+    if scope is None:
+        return scope_head("")
+    return scope_head(scope.name, scope.version or "", scope.attributes, scope.schema_url or "")
 
 
 def field_of(span: bytes) -> bytes:
@@ -35,39 +99,115 @@ def field_of(span: bytes) -> bytes:
     return b"\x12" + _sized(span)
 
 
-def head_of(span: ReadableSpan) -> tuple[bytes, bytes]:
-    """ResourceSpans and ScopeSpans without what they hold."""
-    (whole,) = encode_spans([span]).resource_spans
-    scope = ScopeSpans(scope=whole.scope_spans[0].scope, schema_url=whole.scope_spans[0].schema_url)
-    whole.ClearField("scope_spans")
-    return whole.SerializeToString(), scope.SerializeToString()
+# --- spans --------------------------------------------------------------------------------------------------------
 
 
-def span_bytes(span: ReadableSpan) -> bytes:
-    """A Span message."""
+def span_bytes(span: ReadableSpan, *, bare: bool = False) -> bytes:
+    """A Span message; the packed arrays (arrays.py) of a model call become the arrays that they stand for.
+
+    `bare` leaves out events, links, trace state and counts of what was dropped, which spans of the proxy have not; it saves time.
+    """
     context, parent, status = span.get_span_context(), span.parent, span.status
     assert context is not None, "a span has ids"
-    parts = [b"\x0a\x10", context.trace_id.to_bytes(16, "big"), b"\x12\x08", context.span_id.to_bytes(8, "big")]
-    if parent is not None:
-        parts += (b"\x22\x08", parent.span_id.to_bytes(8, "big"))
-    parts += (b"\x2a", _sized(_text(span.name)), _KINDS[span.kind])
-    parts.append(struct.pack("<BQBQ", 0x39, span.start_time or 0, 0x41, span.end_time or 0))
-    parts += _attributes(span.attributes or {})
-    if status.status_code is not StatusCode.UNSET:
-        code = bytes([0x18, status.status_code.value])
-        parts += (b"\x7a", _sized((b"\x12" + _sized(_text(status.description)) if status.description else b"") + code))
-    else:
-        parts.append(b"\x7a\x00")
-    parts.append(struct.pack("<HI", 0x0185, _IS_REMOTE_KNOWN | (_IS_REMOTE if parent is not None and parent.is_remote else 0)))
+    return message(
+        context.trace_id.to_bytes(16, "big"),
+        context.span_id.to_bytes(8, "big"),
+        parent.span_id.to_bytes(8, "big") if parent is not None else b"",
+        span.name,
+        span.kind.value + 1,
+        span.start_time or 0,
+        span.end_time or 0,
+        span.attributes or {},
+        () if bare else (*_events(span), *_links(span), *_dropped(span)),
+        (status.status_code.value, status.description or ""),
+        "" if bare else state_text(context.trace_state),
+        _IS_REMOTE_KNOWN if parent is None or not parent.is_remote else _IS_REMOTE_KNOWN | _IS_REMOTE,
+    )
+
+
+def message(
+    trace_id: bytes,
+    span_id: bytes,
+    parent_id: bytes,
+    name: str,
+    kind: int,
+    start_time: int,
+    end_time: int,
+    attributes: Mapping[str, Any],
+    rest: Iterable[bytes] = (),
+    status: tuple[int, str] = (0, ""),
+    trace_state: str = "",
+    flags: int = 0,
+) -> bytes:
+    """A Span message.
+
+    Args:
+        parent_id: empty for a root span.
+        kind: OTLP's number; 0 is unspecified.
+        start_time: like `end_time` in Unix nanoseconds.
+        attributes: texts, numbers, booleans, bytes, None, lists and mappings of them; others are left out.
+        rest: events and links, as `event_field` and `link_field` write them.
+        status: OTLP's number and a description.
+    """
+    parts = [b"\x0a\x10", trace_id, b"\x12\x08", span_id]
+    if trace_state:
+        parts.append(_field(b"\x1a", _text(trace_state)))
+    if parent_id:
+        parts += (b"\x22\x08", parent_id)
+    parts += (b"\x2a", _sized(_text(name)), b"\x30" + varint(kind), struct.pack("<BQBQ", 0x39, start_time, 0x41, end_time))
+    parts += _attributes(_OF_SPAN, attributes, packed=name == conventions.SPAN_LLM)
+    parts += rest
+    code, description = status
+    parts.append(_field(b"\x7a", _optional(b"\x12", description) + b"\x18" + varint(code)) if code or description else _NO_STATUS)
+    if flags:
+        parts.append(struct.pack("<HI", 0x0185, flags))
     return b"".join(parts)
 
 
-def _attributes(attributes: Mapping[str, Any]) -> Iterable[bytes]:
+def event_field(name: str, time: int, attributes: Mapping[str, Any] | None, dropped: int = 0) -> bytes:
+    """An event of a span; `time` in Unix nanoseconds."""
+    parts = [struct.pack("<BQ", 0x09, time), _optional(b"\x12", name), *_attributes(_OF_EVENT, attributes or {}), _count(b"\x20", dropped)]
+    return _field(b"\x5a", b"".join(parts))
+
+
+def link_field(
+    trace_id: bytes, span_id: bytes, attributes: Mapping[str, Any] | None, *, trace_state: str = "", dropped: int = 0, flags: int = 0
+) -> bytes:
+    """A link of a span."""
+    parts = [b"\x0a\x10", trace_id, b"\x12\x08", span_id, _optional(b"\x1a", trace_state), *_attributes(_OF_LINK, attributes or {})]
+    parts += (_count(b"\x28", dropped), struct.pack("<BI", 0x35, flags) if flags else b"")
+    return _field(b"\x6a", b"".join(parts))
+
+
+def state_text(state: Mapping[str, str]) -> str:
+    """A trace state as OTLP has it."""
+    return ",".join(f"{key}={value}" for key, value in state.items())
+
+
+def _events(span: ReadableSpan) -> Iterable[bytes]:
+    return (event_field(event.name, event.timestamp, event.attributes, event.dropped_attributes) for event in span.events)
+
+
+def _links(span: ReadableSpan) -> Iterable[bytes]:
+    for link in span.links:
+        ids = link.context.trace_id.to_bytes(16, "big"), link.context.span_id.to_bytes(8, "big")
+        flags = _IS_REMOTE_KNOWN | (_IS_REMOTE if link.context.is_remote else 0)
+        yield link_field(*ids, link.attributes, dropped=link.dropped_attributes, flags=flags)
+
+
+def _dropped(span: ReadableSpan) -> tuple[bytes, bytes, bytes]:
+    return _count(b"\x50", span.dropped_attributes), _count(b"\x60", span.dropped_events), _count(b"\x70", span.dropped_links)
+
+
+# --- attributes ---------------------------------------------------------------------------------------------------
+
+
+def _attributes(tag: bytes, attributes: Mapping[str, Any], *, packed: bool = False) -> Iterable[bytes]:
     for key, value in attributes.items():
-        encoded = b"\x2a" + _sized(value) if key in PACKED_KEYS and isinstance(value, bytes) else _value(value)
+        encoded = b"\x2a" + _sized(value) if packed and key in PACKED_KEYS and isinstance(value, bytes) else _value(value)
         if encoded is not None:
             name = _name(key)
-            yield b"\x4a" + varint(len(name) + 1 + len(varint(len(encoded))) + len(encoded)) + name + b"\x12" + _sized(encoded)
+            yield tag + varint(len(name) + 1 + len(varint(len(encoded))) + len(encoded)) + name + b"\x12" + _sized(encoded)
 
 
 @lru_cache(maxsize=1024)
@@ -78,26 +218,39 @@ def _name(key: str) -> bytes:
 def _value(value: Any) -> bytes | None:
     """An AnyValue; None where OTLP has none for it."""
     encode = _VALUES.get(type(value))
-    return encode(value) if encode is not None else None
+    return encode(value) if encode is not None else _of_subclass(value)
 
 
-def _int(value: int) -> bytes:
-    return b"\x18" + varint(value & 0xFFFF_FFFF_FFFF_FFFF) if -(1 << 63) <= value < 1 << 63 else b"\x0a" + _sized(b"%d" % value)
+def _of_subclass(value: Any) -> bytes | None:
+    for kind in (str, int, float, bytes):
+        if isinstance(value, kind):
+            return _VALUES[kind](value)
+    if isinstance(value, Sequence):
+        return _list(cast("Sequence[Any]", value))
+    return _mapping(cast("Mapping[Any, Any]", value)) if isinstance(value, Mapping) else None
 
 
-def _list(values: Sequence[Any]) -> bytes | None:
+def _list(values: Sequence[Any]) -> bytes:
+    if set(map(type, values)) == {int} and (min(values) < -(1 << 63) or max(values) >= 1 << 63):
+        values = [*map(str, values)]  # of one type, as before
     encoded = [_value(value) for value in values]
     return b"\x2a" + _sized(b"".join([b"\x0a" + _sized(value) for value in encoded if value is not None]))
 
 
-_VALUES: Final[Mapping[type, Callable[[Any], bytes | None]]] = {
+def _mapping(values: Mapping[Any, Any]) -> bytes:
+    return b"\x32" + _sized(b"".join(_attributes(_FIRST, {str(key): value for key, value in values.items()})))
+
+
+_VALUES: Final[Mapping[type, Callable[[Any], bytes]]] = {
     str: lambda value: b"\x0a" + _sized(_text(value)),
     bool: lambda value: b"\x10\x01" if value else b"\x10\x00",
-    int: _int,
+    int: int_value,
     float: lambda value: b"\x21" + struct.pack("<d", value),
     bytes: lambda value: b"\x3a" + _sized(value),
     list: _list,
     tuple: _list,
+    dict: _mapping,
+    type(None): lambda _: b"",
 }
 
 
@@ -106,6 +259,18 @@ def _text(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         return mended(text).encode()
+
+
+def _optional(tag: bytes, text: str) -> bytes:
+    return _field(tag, _text(text)) if text else b""
+
+
+def _count(tag: bytes, number: int) -> bytes:
+    return tag + varint(number) if number else b""
+
+
+def _field(tag: bytes, data: bytes) -> bytes:
+    return tag + varint(len(data)) + data
 
 
 def _sized(data: bytes) -> bytes:

@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, TracesData
+from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from agl_otel.store import Store
-from agl_otel.store.otlp import add_scope, key_values, span_of
+from agl_otel.store.otlp import encodable, scope_head, span_field
 from agl_otel.types import Span
-from agl_otel_hook import conventions
+from agl_otel_hook import conventions, wire
 
 _COUNTED: Final = {
     conventions.LLM_PROMPT_TOKEN_IDS: conventions.SHOWN_PROMPT_TOKENS,
@@ -84,36 +84,46 @@ async def pages_of(store: Store, trace_ids: Sequence[str]) -> AsyncIterator[tupl
 
 def traces_data(spans: Sequence[Span], attempts: Attempts) -> Iterator[TracesData]:
     """The spans, sorted by trace, in messages of one trace each, none of them empty; a large trace takes several."""
-    told: set[tuple[str, str]] = set()
-    heads = {(span.rollout_id, span.attempt_id) for span in spans if span.name == conventions.SPAN_ATTEMPT}
+    seen: set[tuple[str, str]] = set()
+    roots = {(span.rollout_id, span.attempt_id) for span in spans if span.name == conventions.SPAN_ATTEMPT}
     for _, of_trace in groupby(spans, lambda span: span.trace_id):
-        chunk, size = TracesData(), 0
-        groups: dict[tuple[str, str], ScopeSpans] = {}
+        groups, size = dict[tuple[str, str], _Group](), 0
         for span in of_trace:
             key = (span.rollout_id, span.attempt_id)
-            is_head = span.name == conventions.SPAN_ATTEMPT if key in heads else key not in told
+            is_head = span.name == conventions.SPAN_ATTEMPT if key in roots else key not in seen
             tags = attempts.tags.get(key, {}) if is_head else {}
-            told.add(key)
-            made = span_of(span, {**_shown(span), **tags}, 0)
-            if groups and size + made.ByteSize() > CHUNK_BYTES:
-                yield chunk
-                chunk, size, groups = TracesData(), 0, {}
+            seen.add(key)
+            made = span_field(span, {**_shown(span), **tags}, 0)
+            if groups and size + len(made) > CHUNK_BYTES:
+                yield _message(groups)
+                groups, size = {}, 0
             place = (repr(sorted(span.resource.attributes.items(), key=str)), repr(span.scope))
             if place not in groups:
-                groups[place] = _group(chunk.resource_spans.add(), span)
-            groups[place].spans.append(made)
-            size += made.ByteSize()
+                groups[place] = _Group(_resource_head(span), scope_head(span), [])
+            groups[place].fields.append(made)
+            size += len(made)
         if groups:
-            yield chunk
+            yield _message(groups)
 
 
-def _group(resource_spans: ResourceSpans, span: Span) -> ScopeSpans:
+class _Group(NamedTuple):
+    """Spans of one resource and scope, as `wire.of_parts` takes them."""
+
+    resource: bytes
+    scope: bytes
+    fields: list[bytes]
+
+
+def _message(groups: Mapping[tuple[str, str], _Group]) -> TracesData:
+    return TracesData.FromString(b"".join(wire.of_parts(each.resource, each.scope, b"".join(each.fields)) for each in groups.values()))
+
+
+def _resource_head(span: Span) -> bytes:
     attributes = dict(span.resource.attributes)
     for key in (conventions.ROLLOUT_ID, conventions.ATTEMPT_ID, conventions.SEQUENCE_ID):
         attributes.pop(key, None)  # they are tags of the span
     attributes[SERVICE_NAME] = attributes.get(SERVICE_NAME) or NO_SERVICE
-    resource_spans.resource.attributes.extend(key_values(attributes))
-    return add_scope(resource_spans, span)
+    return wire.resource_head(encodable(attributes))
 
 
 def _shown(span: Span) -> dict[str, Any]:

@@ -11,10 +11,9 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from agl_otel.adapters import to_messages
 from agl_otel.spans.log_records import with_records
 from agl_otel.store import Store
-from agl_otel.store.otlp import key_values
 from agl_otel.types import AttemptedRollout
 from agl_otel_hook import conventions
-from tests.unit.adapters.spans import recorded
+from tests.unit.adapters.spans import key_values, recorded
 
 
 @pytest.mark.parametrize("name", ["gen_ai_events", "gen_ai_details"])

@@ -7,14 +7,15 @@ import uuid
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agl_otel.errors import InvalidIdError
 from agl_otel.store import Store
-from agl_otel.store.otlp import key_values
 from agl_otel.store.steps import LINKS, step_requests
 from agl_otel.traces.steps import span_id_of, trace_id_of
 from agl_otel.types import AttemptedRollout, Span, TrainingStep
 from agl_otel_hook import conventions
+from tests.unit.adapters.spans import key_values
 
 
 async def attempted(store: Store, *, root: bool = True) -> AttemptedRollout:
@@ -138,10 +139,10 @@ async def test_a_span_that_was_refused_or_is_an_agents_is_no_step(named: dict[st
     again = a_step([], true.run_id, step=2)
 
     async def forge(step: TrainingStep) -> None:
-        requests = step_requests(step, {})
+        requests = [ExportTraceServiceRequest.FromString(raw) for raw in step_requests(step, {})]
         for request in requests:
             request.resource_spans[0].scope_spans[0].spans[0].attributes.extend(key_values(named))
-        await (await store._open()).writer.write(requests)  # pyright: ignore[reportPrivateUsage]  # below what users call
+        await (await store._open()).writer.write([request.SerializeToString() for request in requests])  # pyright: ignore[reportPrivateUsage]  # below what users call
 
     await forge(again)  # before the step itself: it is not known by that
     assert await store.record_steps([true, again]) == 2

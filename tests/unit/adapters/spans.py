@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
+
 from agl_otel.types import Span
-from agl_otel_hook import conventions
+from agl_otel_hook import conventions, wire
 
 RECORDED = Path(__file__).parents[2] / "recordings" / "spans"
 
@@ -75,3 +79,8 @@ def recorded(name: str) -> tuple[list[Span], list[dict[str, Any]]]:
     """Spans and log records of one recording."""
     content = json.loads((RECORDED / f"{name}.json").read_text())
     return [Span.model_validate(each) for each in content["spans"]], content["logs"]
+
+
+def key_values(attributes: Mapping[str, Any]) -> list[KeyValue]:
+    """Attributes as OTLP."""
+    return list(ResourceSpans.FromString(wire.resource_head(attributes)).resource.attributes)

@@ -21,10 +21,10 @@ from agl_otel.errors import SettingsError
 from agl_otel.settings import Settings
 from agl_otel.spans.log_records import with_records
 from agl_otel.stack import otelcol
-from agl_otel.store.otlp import key_values, request_of
+from agl_otel.store.otlp import request_of
 from agl_otel.types import Event, Span
 from agl_otel_hook import conventions
-from tests.unit.adapters.spans import RECORDED, proxy_call, recorded
+from tests.unit.adapters.spans import RECORDED, key_values, proxy_call, recorded
 
 RECORDINGS = sorted(path.stem for path in RECORDED.glob("*.json"))
 SECRETS = (b"Rome", b"Sunny", b"sunny", b"Use the tool", b"What is", b"cat.png")
@@ -59,7 +59,7 @@ def masked(spans: list[Span], *rules: MaskRule) -> tuple[list[Span], bytes, Mask
         for span in spans
     ]
     masker = Masker(rules)
-    raw = masker.masked("traces", request_of(carried).SerializeToString())
+    raw = masker.masked("traces", request_of(carried))
     kept = [s for r in ExportTraceServiceRequest.FromString(raw).resource_spans for p in r.scope_spans for s in p.spans]
     return (
         [
@@ -179,7 +179,7 @@ def test_what_was_masked_before_stays_as_it_is(action: str) -> None:
 
 def test_a_request_that_holds_nothing_to_mask_is_kept_as_it_came() -> None:
     masker = Masker([MaskRule("drop_text", text="secret")])
-    for raw in (request_of([proxy_call("a" * 16, 1, 2).model_copy(update={"trace_id": "b" * 32})]).SerializeToString(), b"\xff\xff", b""):
+    for raw in (request_of([proxy_call("a" * 16, 1, 2).model_copy(update={"trace_id": "b" * 32})]), b"\xff\xff", b""):
         assert masker.masked("traces", raw) is raw
 
 

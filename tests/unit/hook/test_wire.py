@@ -1,27 +1,38 @@
 from __future__ import annotations
 
+import enum
+import math
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from agl_otel.telemetry import otlp
-from agl_otel_hook import conventions, whole, wire
+from agl_otel_hook import conventions, wire
 from agl_otel_hook.arrays import pack_ints
 from agl_otel_hook.context import Key
 from agl_otel_hook.ledger import Ledger
 from agl_otel_hook.whole import WholeSpan, WholeSpans
+from agl_otel_hook.writable import writable
 
 RESOURCE = Resource({"service.name": "proxy"}, "https://schema")
 SCALARS: Any = st.text() | st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats(allow_nan=False) | st.binary(max_size=300)
 LISTS = st.lists(st.text(max_size=3)) | st.lists(st.integers(-9, 9)).map(tuple)
 TIMES = st.integers(0, (1 << 64) - 1)
+
+
+class _Text(str):
+    __slots__ = ()
+
+
+class _Number(enum.IntEnum):
+    ONE = 1
 
 
 def context(trace_id: int, span_id: int, *, remote: bool = False) -> SpanContext:
@@ -53,15 +64,79 @@ SPANS = st.builds(
 )
 
 
+HALVES: Any = st.text(st.characters(codec=None))  # also halves of surrogate pairs
+BIG: Any = st.integers(-(1 << 70), 1 << 70)
+STATUSES = [Status(StatusCode.UNSET), Status(StatusCode.OK), Status(StatusCode.ERROR), Status(StatusCode.ERROR, "why")]
+RESOURCES = [RESOURCE, Resource({"list": [1, 2], "flag": True}), Resource({})]
+SCOPES = [None, InstrumentationScope(""), InstrumentationScope("s", "1", "https://s", {"k": 1.5})]
+
+
+def sdk_spans(texts: Any, others: Any, limit: int | None) -> Any:
+    """Spans of the SDK with these texts and other scalars, of whose attributes it keeps `limit`."""
+    values = st.recursive(
+        texts | others | st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats(allow_nan=False) | st.binary(max_size=300),
+        lambda inner: st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(st.text(), inner, max_size=3),
+        max_leaves=6,
+    )
+    attributes = st.dictionaries(st.text(min_size=1), values, max_size=4)
+    return st.builds(
+        lambda ids, state, parent, name, resource, scope, held, events, links, kind, status, times: ReadableSpan(
+            name,
+            SpanContext(ids[0], ids[1], False, TraceFlags(1), state),
+            parent,
+            resource,
+            BoundedAttributes(limit, held, immutable=False),
+            [Event(name, BoundedAttributes(limit, held), at) for name, held, at in events],
+            [Link(context(*ids, remote=remote), BoundedAttributes(limit, held)) for ids, remote, held in links],
+            kind,
+            status=status,
+            start_time=times[0],
+            end_time=times[1],
+            instrumentation_scope=scope,
+        ),
+        IDS,
+        st.sampled_from([None, TraceState([("a", "b"), ("c", "d")])]),
+        st.none() | st.builds(lambda ids, remote: context(*ids, remote=remote), IDS, st.booleans()),
+        texts,
+        st.sampled_from(RESOURCES),
+        st.sampled_from(SCOPES),
+        attributes,
+        st.lists(st.tuples(texts, attributes, TIMES), max_size=2),
+        st.lists(st.tuples(IDS, st.booleans(), attributes), max_size=2),
+        st.sampled_from(SpanKind),
+        st.sampled_from(STATUSES),
+        st.tuples(st.none() | TIMES, st.none() | TIMES),
+    )
+
+
 @given(st.lists(SPANS, min_size=1, max_size=3))
 def test_what_is_written_directly_is_what_the_sdk_writes(spans: list[WholeSpan]) -> None:
-    assert ExportTraceServiceRequest.FromString(whole.request_of(spans)) == encode_spans(spans)
+    assert ExportTraceServiceRequest.FromString(wire.encode(spans)) == encode_spans(spans)
+
+
+@given(st.lists(sdk_spans(st.text(), st.none(), 2), min_size=1, max_size=4))
+def test_spans_of_the_sdk_are_written_as_it_writes_them(spans: list[ReadableSpan]) -> None:
+    assert ExportTraceServiceRequest.FromString(wire.encode(spans)) == encode_spans(spans)
+
+
+@given(st.lists(sdk_spans(HALVES, BIG, None), min_size=1, max_size=4))
+def test_texts_and_numbers_that_otlp_cannot_write_are_written_mended(spans: list[ReadableSpan]) -> None:
+    assert ExportTraceServiceRequest.FromString(wire.encode(spans)) == encode_spans([*map(writable, spans)])
+
+
+def test_numbers_that_are_not_finite_and_subclasses_of_kinds_are_written() -> None:
+    values: dict[str, Any] = {"nan": math.nan, "inf": [math.inf, -math.inf], "text": _Text("t"), "number": _Number.ONE}
+    span = ReadableSpan("n", context(1, 2), None, RESOURCE, values)
+    (ours,) = ExportTraceServiceRequest.FromString(wire.encode([span])).resource_spans[0].scope_spans[0].spans
+    (sdks,) = encode_spans([span]).resource_spans[0].scope_spans[0].spans
+    assert ours.SerializeToString(deterministic=True) == sdks.SerializeToString(deterministic=True)
+    assert math.isnan(ours.attributes[0].value.double_value) and len(ours.attributes) == 4
 
 
 def test_what_otlp_has_no_value_for_is_left_out_and_half_characters_and_huge_numbers_are_text() -> None:
     attributes: dict[str, Any] = {"huge": 1 << 64, "object": object(), "half": "\ud83d", "kept": 1}
     span = WholeSpan("n", context(1, 2), resource=RESOURCE, attributes=attributes, instrumentation_scope=InstrumentationScope("s"))
-    (written,) = ExportTraceServiceRequest.FromString(whole.request_of([span])).resource_spans[0].scope_spans[0].spans
+    (written,) = ExportTraceServiceRequest.FromString(wire.encode([span])).resource_spans[0].scope_spans[0].spans
     assert {each.key: each.value.string_value or each.value.int_value for each in written.attributes} == {
         "huge": "18446744073709551616",
         "half": "\N{REPLACEMENT CHARACTER}",
@@ -86,7 +161,7 @@ def test_packed_ids_become_the_array_that_they_stand_for_beside_spans_of_the_sdk
     count = ledger.count(("ro", "at"))
     assert idle == [("ro", "at")] and count is not None and (count.spans, count.marker) == (1, begun.marker)
     theirs = ReadableSpan("sdk", context(1, 2), resource=RESOURCE, instrumentation_scope=InstrumentationScope("theirs"))
-    request = ExportTraceServiceRequest.FromString(otlp.encode([*exported, theirs]))
+    request = ExportTraceServiceRequest.FromString(wire.encode([*exported, theirs]))
     first, failed, sdk = (span for each in request.resource_spans for scope in each.scope_spans for span in scope.spans)
     held = {each.key: each.value for each in first.attributes}
     assert [value.int_value for value in held[conventions.LLM_PROMPT_TOKEN_IDS].array_value.values] == [1, 300]
