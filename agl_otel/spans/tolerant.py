@@ -1,7 +1,7 @@
-"""Values that the writer of a span chose, read so that none of them harms more than itself. Pure.
+"""Read values that agents wrote on spans, so that a bad one harms its own attempt alone. Pure.
 
-Attributes are written by agents: JSON may be nested a hundred thousand levels deep and a number may be a word. Whatever reads one uses
-these readers, whose only errors are ValueError, and counts what is in MALFORMED as a fault of that one attempt.
+JSON may be nested a hundred thousand levels deep and a number may be a word. Readers of attributes use these functions, whose only errors
+are ValueError, and count an error of MALFORMED as a fault of that one attempt.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import json
 import re
 from typing import Any, Final, cast
 
+from agl_otel.types.strict import SURROGATE
+
 MAX_DEPTH: Final = 100  # levels; schemas of tools, the deepest that libraries write, have some twenty
 MAX_BRACKETS: Final = 1_000_000  # lists and objects in one text: each takes some 60 bytes for the two or three of its text
 MALFORMED: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
-"""What code raises on values of another shape than it expects."""
+"""Errors that code raises on values of another shape than it expects."""
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
-_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def json_of(text: str) -> Any:
@@ -30,7 +31,7 @@ def json_of(text: str) -> Any:
         value = json.loads(text)
         if brackets > MAX_DEPTH:
             check_depth(value)
-        if _SURROGATE.search(text):
+        if SURROGATE.search(text):
             value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
     except RecursionError:
         raise ValueError(f"JSON of more than {MAX_DEPTH} levels is not read") from None

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 SHOWN: Final = 40  # characters of a number that is refused
 
-_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+"""The start of an escape of half a character in JSON."""
 
 
 def strict_json(text: str | bytes) -> Any:
@@ -22,7 +23,7 @@ def strict_json(text: str | bytes) -> Any:
         value = json.loads(text, parse_float=number_in_range, parse_constant=_no_json)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if _SURROGATE.search(text.decode(errors="replace") if isinstance(text, bytes) else text):
+    if SURROGATE.search(text.decode(errors="replace") if isinstance(text, bytes) else text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
