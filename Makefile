@@ -39,7 +39,7 @@ test: setup ## run the fast tests: units, contracts on SQLite and chdb, a few re
 test-all: setup ## run all tests (WORKERS=3 of them at once, ARGS="tests/system/test_up.py", …)
 	$(PYTEST) $(ARGS)
 
-compile: setup ## compile the Python that the tests import: else each worker of `make test` does, in a fresh checkout
+compile: setup ## compile the Python that the tests import: else each worker of `make test-all` does, in a fresh checkout
 	$(RUN) pytest --collect-only >/dev/null
 
 search: setup ## draw new examples for the property tests, where `make test` plays the same ones each time

