@@ -77,8 +77,7 @@ async def test_a_backup_comes_back_elsewhere_with_what_was_in_the_log_only(own_s
 
     (own_stack.settings.data_dir / "VERSION").write_text("1\n")  # what `up` marks a data directory with
     found = agl(own_stack, "disk", "--json")
-    assert found["rows"]["Rows"] == found["rows"]["Hour"] == 7 and found["bytes_per_day"] > 0 and found["full_in_seconds"] > 0
-    assert found["bytes"]["traces"] > 0 and found["bytes"]["queue.db"] > 0
+    assert found["bytes"]["traces"] > 0 and found["bytes"]["queue.db"] > 0 and found["embedded"]
     await check(own_stack)
 
 
@@ -155,6 +154,5 @@ async def test_embedded_traces_move_to_a_server(own_stack: Stack, tmp_path: Path
         await check(own_stack)
         (own_stack.settings.data_dir / "VERSION").write_text("1\n")  # what `up` marks a data directory with
         disk = agl(own_stack, "disk", "--json", AGL_CLICKHOUSE_URL=server.url())
-        assert disk["rows"]["Rows"] == 7 and disk["server"]["bytes"] > 0 and not disk["embedded"]
-        assert disk["bytes_per_day"] > 0 and disk["full_in_seconds"] > 0
+        assert disk["server"]["bytes"] > 0 and not disk["embedded"]
     assert "does not answer" in agl(own_stack, "data", "move", "--clickhouse", server.url(), fails=True)
