@@ -1,8 +1,7 @@
 """What a collector keeps aside for a person to look at: requests that ClickHouse refuses (refused/), damaged pieces of its log (*.damaged).
 
-Nothing reads them again, so a deletion that is to be gone from the disk must reach them here: a request that names a deleted rollout, or
-has a row of no known rollout, which may belong to it; and every damaged piece, of which nobody can say what it holds. Retention (expiry.py)
-takes them by their age.
+Nothing reads them again, so a deletion reaches them here: a request that names a deleted rollout, or has a row of no known rollout, which
+may belong to it; and every damaged piece, whose content is unknown. Retention (expiry.py) removes them by their age.
 """
 
 from __future__ import annotations
@@ -82,5 +81,5 @@ def _may_hold(path: Path, rollout_ids: set[str]) -> bool:
         about: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
     except (FileNotFoundError, ValueError):
         return True
-    of: list[str] | None = about.get("rollouts")  # not told by earlier releases
+    of: list[str] | None = about.get("rollouts")
     return not of or "" in of or not rollout_ids.isdisjoint(of)

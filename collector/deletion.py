@@ -1,12 +1,12 @@
-"""Removes rollouts from ClickHouse: spans, log records, metrics, sums (orphans.py). The queue forgets them first; this is the second half.
+"""Deletes rollouts from ClickHouse: spans, log records, metrics, sums (orphans.py). The queue forgets them first; this is the second half.
 
 Rows without ids that were copied to a rollout later (late_pass.py) go with it. They are found by its copies, so they go before these:
 a deletion that dies anywhere is finished by asking for the same rollouts again. What arrives for a rollout afterwards is stored
-(contracts.md §2.6). Rows are masked at once (ClickHouse's lightweight DELETE, which is answered when it is done) and leave the disk
-with the next merge of their part, or now where somebody asks for that (`wipe`).
+(contracts.md §2.6). Deleted rows are invisible to queries at once (ClickHouse's lightweight DELETE, which is answered when it is done);
+`purge` clears them from the files.
 
-Who has the engine open does it, as with maintenance.py: the collector for the embedded one (`POST /delete`, body {"rollouts": [ids]}; an
-empty list asks whether a deletion could be done; "wipe": true wipes), `agl-otel` itself for a server.
+The process that has the engine open does it, as with maintenance.py: the collector for the embedded one (`POST /delete`, body
+{"rollouts": [ids]}; an empty list asks whether a deletion is possible), `agl-otel` itself for a server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agl_otel.traces.cluster import on_cluster, on_every_node, stored_as
 from agl_otel.traces.engine import Engine
 from agl_otel.traces.sql import named_query
 
-WIPE_SECONDS: Final = 240.0  # woken, ClickHouse removes old files within seconds, unless somebody reads them
+PURGE_SECONDS: Final = 240.0  # woken, ClickHouse removes old files within seconds, unless somebody reads them
 SOURCES: Final = 1_000  # rows without ids that go in one statement
 TABLES: Final = (
     "otel_metrics_gauge",
@@ -39,8 +39,14 @@ TABLES: Final = (
 )
 """Every table that is keyed by rollout."""
 TRACE_TIMES: Final = "otel_traces_trace_id_ts"
-WIPED: Final = (*TABLES, orphans.SERVICES.table, TRACE_TIMES)
+PURGED: Final = (*TABLES, orphans.SERVICES.table, TRACE_TIMES)
 """Every table with rows that go when a rollout does."""
+_TO_PURGE: Final = (
+    "SELECT DISTINCT table FROM system.parts WHERE database = 'otel' AND table IN {tables:Array(String)} AND active "
+    "AND has_lightweight_delete UNION DISTINCT SELECT table FROM system.mutations WHERE database = 'otel' "
+    "AND table IN {tables:Array(String)} AND position(command, 'DELETED MASK') = 0"
+)
+"""Tables with deleted rows, or with texts of deletions."""
 _OLD_PARTS: Final = (
     "SELECT table, name FROM system.parts WHERE database = 'otel' AND table IN {tables:Array(String)} AND NOT active UNION ALL "
     "SELECT table, max(mutation_id) FROM system.mutations WHERE database = 'otel' AND table IN {tables:Array(String)} GROUP BY table "
@@ -58,8 +64,8 @@ _SAME_LOG: Final = (
 _OF_ROLLOUTS: Final = "RolloutId IN {rollouts:Array(String)}"
 _OF_TRACES: Final = "TraceId IN {traces:Array(String)}"
 _SOON: Final = {"old_parts_lifetime": 0, "finished_mutations_to_keep": 1}
-"""Settings of a table that is wiped: its old files go at once, and what deletions asked for (a file for each of the last hundred)."""
-_EVERYWHERE: Final = f"mutations_sync = 2, distributed_ddl_output_mode = 'none', distributed_ddl_task_timeout = {WIPE_SECONDS:.0f}"
+"""Settings of a table that is purged: its old files go at once, and the texts of deletions (a file for each of the last hundred)."""
+_EVERYWHERE: Final = f"mutations_sync = 2, distributed_ddl_output_mode = 'none', distributed_ddl_task_timeout = {PURGE_SECONDS:.0f}"
 """For a statement that is done when each replica and each node has done it; one that is away is an error."""
 
 
@@ -78,28 +84,31 @@ class Deletion:
         async with self._turn:
             return await asyncio.to_thread(self._run, sorted({name for name in rollout_ids if name}))
 
-    async def wipe(self) -> None:
-        """Take what was deleted off the disk: when this returns, no file of ClickHouse's holds it.
+    async def purge(self) -> None:
+        """Clear deleted rows from the disk: when this returns, no file of ClickHouse holds one.
 
-        Parts that hold deleted rows are written anew, all of them, and the old ones removed. Raises UnavailableError where that takes too
-        long (somebody reads them), ClickHouseError where it cannot be done; then it can be asked for again.
+        Parts that hold deleted rows are rewritten, all of them, and the old ones removed; without deletions nothing is done. Raises
+        UnavailableError where that takes too long (a query reads them), ClickHouseError where it cannot be done; then it can be asked for
+        again.
         """
         async with self._turn:
-            await asyncio.to_thread(self._wipe)
+            await asyncio.to_thread(self._purge)
 
-    def _wipe(self) -> None:
+    def _purge(self) -> None:
         cluster, run = self._engine.cluster, self._engine.command
-        on, tables = on_cluster(cluster), [stored_as(table, cluster) for table in WIPED]
+        stored = [stored_as(table, cluster) for table in PURGED]
+        on, rows = on_cluster(cluster), self._engine.select(on_every_node(_TO_PURGE, cluster), {"tables": stored})
+        tables = [table for table in stored if [table] in rows]
         soon = ", ".join(f"{name} = {value}" for name, value in _SOON.items())
         for table in tables:
             run(f"ALTER TABLE otel.{table}{on} MODIFY SETTING {soon}")
         try:
             for table in tables:
                 run(f"ALTER TABLE otel.{table}{on} APPLY DELETED MASK SETTINGS {_EVERYWHERE}")
-            deadline = time.monotonic() + WIPE_SECONDS
-            while old := self._engine.select(on_every_node(_OLD_PARTS, cluster), {"tables": tables}):
+            deadline = time.monotonic() + PURGE_SECONDS
+            while tables and (old := self._engine.select(on_every_node(_OLD_PARTS, cluster), {"tables": tables})):
                 if time.monotonic() > deadline:
-                    raise UnavailableError(f"ClickHouse still keeps old files ({old[0][0]}, {old[0][1]}): ask for the same deletion again")
+                    raise UnavailableError(f"ClickHouse still keeps old files ({old[0][0]}, {old[0][1]}): try again")
                 for table in tables:  # wake what removes them: it rests for up to five minutes
                     run(f"SYSTEM START CLEANUP{on} otel.{table}")
                 time.sleep(0.5)
@@ -155,12 +164,8 @@ class Deletion:
         try:
             body: Any = await request.json()
             ids: Any = body["rollouts"]
-            wipe = body.get("wipe", False)
         except (ValueError, TypeError, KeyError, json.JSONDecodeError):
-            ids, wipe = None, False
+            ids = None
         if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):  # pyright: ignore[reportUnknownVariableType] JSON
-            raise UsageError('POST /delete takes {"rollouts": [rollout ids], "wipe": true or false}')
-        removed = await self.run(ids)  # pyright: ignore[reportUnknownArgumentType] checked above
-        if wipe is True:
-            await self.wipe()
-        return web.json_response({"removed": removed})
+            raise UsageError('POST /delete takes {"rollouts": [rollout ids]}')
+        return web.json_response({"removed": await self.run(ids)})  # pyright: ignore[reportUnknownArgumentType] checked above

@@ -133,21 +133,18 @@ class HttpPort:
         return web.json_response(health if known else {"status": health["status"]})
 
     async def _post_barrier(self, request: web.Request) -> web.Response:
-        """With the body {"wipe": true}, no file of the log holds what was acked before, either.
-
-        With "rollouts": [ids] in it, nor does a request of theirs that was kept aside.
-        """
+        """With the body {"rollouts": [ids]}, dead letters of these rollouts are removed, too."""
         body: Any = None
         if request.can_read_body:
             with contextlib.suppress(ValueError, LookupError), body_in_time(request):
                 body = await request.json()
         asked = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
-        if asked.get("wipe") is not True:
-            return web.json_response({"position": await self._receiver.writer.barrier()})
+        position = await self._receiver.writer.barrier()
         try:
-            return web.json_response({"position": await self._receiver.writer.forget(_texts(asked.get("rollouts"))), "wiped": True})
+            await self._receiver.writer.forget(_texts(asked.get("rollouts")))
         except OSError as error:
-            raise UnavailableError(f"the write-ahead log keeps what is stored: {error.strerror or error}; ask again") from None
+            raise UnavailableError(f"dead letters cannot be removed: {error.strerror or error}; ask again") from None
+        return web.json_response({"position": position})
 
     def _errors(self) -> Any:
         @web.middleware

@@ -64,9 +64,7 @@ class Maintenance:
             return {**{name: count - before[name] for name, count in self.counts().items()}, "began": began}
 
     def _forget_orphans(self) -> None:
-        sums = (orphans.SERVICES, orphans.ROLLOUTS)
-        orphans.forget(self._traces, sums)
-        orphans.leave_disk(self._traces, sums)
+        orphans.forget(self._traces, (orphans.SERVICES, orphans.ROLLOUTS))
 
     async def handle(self, request: web.Request) -> web.Response:
         """POST /maintain."""

@@ -10,14 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from agl_otel.traces.cluster import on_cluster, stored_as
 from agl_otel.traces.engine import Engine
 from agl_otel.traces.sql import named_query
 
 TOGETHER: Final = 1_000  # orphans that go in one statement
-_MASKED: Final = (
-    "SELECT 1 FROM system.parts WHERE database = 'otel' AND table = {table:String} AND active AND has_lightweight_delete LIMIT 1"
-)
 ONE_BATCH: Final = "BatchId = {batch:UInt64}"
 
 
@@ -60,16 +56,6 @@ def forget(engine: Engine, sums: Sequence[Sum]) -> int:
             remove(engine, each, [row[0] for row in found])
             gone += len(found)
     return gone
-
-
-def leave_disk(engine: Engine, sums: Sequence[Sum]) -> None:
-    """Have the parts of these sums written anew without what was removed: they are small, and quiet ones are merged by nobody.
-
-    Their old files go when ClickHouse removes old files (some minutes). On a cluster each node looks for itself. Raises ClickHouseError.
-    """
-    for each in sums:
-        if engine.cluster or engine.select(_MASKED, {"table": each.table}):
-            engine.command(f"ALTER TABLE otel.{stored_as(each.table, engine.cluster)}{on_cluster(engine.cluster)} APPLY DELETED MASK")
 
 
 def remove(engine: Engine, each: Sum, hashes: Sequence[object]) -> None:

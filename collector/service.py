@@ -161,7 +161,8 @@ class Collector:
         pages = {"/status": lambda: web.json_response(self.status()), "/metrics": self._metrics_page}
         copying = Copying(self._engine)
         self._closers.callback(copying.close)
-        actions: dict[str, Handler] = {"/delete": Deletion(self._engine).handle, "/copy": copying.handle}
+        self._deletion = Deletion(self._engine)
+        actions: dict[str, Handler] = {"/delete": self._deletion.handle, "/purge": self._post_purge, "/copy": copying.handle}
         if self._maintenance:
             actions["/maintain"] = self._maintenance.handle
         names = own_names(settings)
@@ -180,6 +181,16 @@ class Collector:
         }
         self._registration = Registration(self._queue, "collector", self.addresses["collector_http"], self.addresses)
         self._registration.start()
+
+    async def _post_purge(self, _: web.Request) -> web.Response:
+        """POST /purge: return when no file of the log, and of the embedded ClickHouse, holds what was deleted before."""
+        try:
+            await self._writer.purge()
+        except OSError as error:
+            raise UnavailableError(f"the write-ahead log keeps what is stored: {error.strerror or error}; ask again") from None
+        if self._settings.clickhouse_db.startswith(CHDB_SCHEME):
+            await self._deletion.purge()
+        return web.json_response({})
 
     async def failed(self) -> None:
         """Return never, or raise what ended the writer: then nothing that is acked would become visible, and a restart is due."""

@@ -163,17 +163,17 @@ class Writer:
         await self.wait(position)
         return position
 
-    async def forget(self, rollout_ids: Collection[str] = ()) -> int:
-        """A barrier after which no file of the log holds what was acked before it; the log position at which the log begins then.
-
-        What was kept aside of these rollouts goes, too (aside.py).
-
-        Whatever dies in between, each request is in the log or stored: segments go only when all that they hold is stored, the oldest
-        first, as after any batch. Raises UnavailableError, OSError; then it can be asked for again.
-        """
-        position = await self._turn_over()
+    async def forget(self, rollout_ids: Collection[str]) -> None:
+        """Remove dead letters that hold, or may hold, something of these rollouts (aside.py). Raises OSError."""
         await asyncio.to_thread(self._store.forget_aside, self._commit.directory, rollout_ids)
-        return position
+
+    async def purge(self) -> None:
+        """A barrier after which no file of the log holds what was acked before it.
+
+        A crash in between loses nothing: segments go only when all that they hold is stored, the oldest first, as after any batch. Raises
+        UnavailableError, OSError; then it can be asked for again.
+        """
+        await self._turn_over()
 
     async def expire(self, before: float) -> int:
         """Take what is stored out of the log, and remove what was kept aside before a time (Unix seconds); how many files of that.
@@ -183,11 +183,10 @@ class Writer:
         await self._turn_over()
         return await asyncio.to_thread(self._store.expire_aside, self._commit.directory, before)
 
-    async def _turn_over(self) -> int:
+    async def _turn_over(self) -> None:
         position = await self._commit.turn_over()
         await self.barrier()  # all before `position` was added: the turn was delivered after it
         await self._commit.release(position)
-        return position
 
     async def run(self) -> None:
         """Write until `close`."""

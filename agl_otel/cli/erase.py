@@ -1,20 +1,25 @@
-"""Removes rollouts from both stores: what `rollouts delete`, `queue prune` and `maintain` share.
+"""Deletes rollouts: what `rollouts delete`, `queue prune` and `maintain` share.
 
-The queue forgets rollouts first, so that nobody sees one without its spans; then ClickHouse does, by collector/deletion.py. As with
-`maintain`, a ClickHouse server (AGL_CLICKHOUSE_URL) is reached from here, the embedded one through its collector. Before the first rollout
-is touched, both are asked whether they can. Should ClickHouse go away in between, the error names what is left and the command that
-finishes it: nothing else remembers rollouts that the queue has forgotten.
+The queue forgets rollouts first, so that no query finds one without its spans; then ClickHouse does (collector/deletion.py), and what
+names them goes at once: journals of proxies, dead letters of collectors, records of runs (`forget_in_runs`). Deleted rows remain in
+ClickHouse's parts and in the logs of collectors and queue, which `Stored.purge` clears without knowing ids: for `maintain` every few
+hours, for `--wait` at once.
+
+A ClickHouse server (AGL_CLICKHOUSE_URL) is reached from here, the embedded one through its collector. Before the first rollout is
+touched, both are asked whether they can delete. Should ClickHouse go away in between, the error names what is left and the command that
+finishes it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple
 
 import aiohttp
 import click
@@ -24,7 +29,7 @@ from agl_otel.errors import AglError, UnavailableError, UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.sqlite import sqlite_path
 from agl_otel.settings import Settings
-from agl_otel.traces.collector_client import barriers, open_session, posting
+from agl_otel.traces.collector_client import barriers, open_session, posting, purge
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
 from agl_otel.types import RolloutStatus
 
@@ -32,16 +37,9 @@ CHUNK: Final = 500  # rollouts in one call
 DELETE_SECONDS: Final = 600.0  # for some hundred rollouts; each table is gone through once
 RUNS: Final = "runs"
 LOGS: Final = "logs"
-TEXTS: Final = (".json", ".jsonl", ".toml", ".txt", ".md", ".csv", ".log")
+TEXTS: Final = (".jsonl", ".frames", ".damaged", ".txt", ".md", ".csv", ".log")
+KEPT: Final = "metrics.jsonl"  # figures of steps, without which a run cannot be resumed; it holds nothing of spans
 ALTERNATIVE: Final = "--keep-spans removes rollouts from the queue alone"
-
-
-class Erase(Protocol):
-    """Deletes what is stored of rollouts; `wipe` takes all that was ever deleted off the disk, and what was kept `aside` of some."""
-
-    async def __call__(self, ids: Sequence[str], *, wipe: bool = False, aside: Sequence[str] = ()) -> None:
-        """Raises UnavailableError, ClickHouseError."""
-        ...
 
 
 async def finished_before(opened: QueueClient, statuses: Sequence[RolloutStatus], before: float) -> AsyncIterator[list[str]]:
@@ -50,36 +48,39 @@ async def finished_before(opened: QueueClient, statuses: Sequence[RolloutStatus]
         yield [item.rollout_id for item in page]
 
 
-def _without_keep_spans(context: click.Context, _: click.Parameter, wipe: bool) -> bool:
-    if wipe and context.params["keep_spans"]:
-        raise UsageError("--wipe and --keep-spans do not go together")
-    return wipe
+def _without_keep_spans(context: click.Context, _: click.Parameter, wait: bool) -> bool:
+    if wait and context.params["keep_spans"]:
+        raise UsageError("--wait and --keep-spans do not go together")
+    return wait
 
 
-_WIPE_HELP: Final = "Off the disk, too, before it returns: a minute, and parts are written anew."
-wipe_option = click.option("--wipe", is_flag=True, callback=_without_keep_spans, help=_WIPE_HELP)
+_WAIT_HELP: Final = "Until they have left every file, too, which `agl-otel maintain` sees to within 24 hours."
+wait_option = click.option("--wait", is_flag=True, callback=_without_keep_spans, help=_WAIT_HELP)
 keep_spans_option = click.option("--keep-spans", is_flag=True, is_eager=True, help="From the queue only: their spans and logs stay.")
 
 
 @contextlib.asynccontextmanager
 async def eraser(
-    settings: Settings, queue: QueueClient, *, keep_spans: bool, wipe: bool = False
+    settings: Settings, queue: QueueClient, *, keep_spans: bool, wait: bool = False
 ) -> AsyncGenerator[Callable[[list[str]], Awaitable[int]]]:
-    """What deletes some rollouts and answers how many the queue knew; with `keep_spans` it asks the queue alone.
+    """What deletes some rollouts and answers how many the queue knew; with `keep_spans` only from the queue.
 
-    With `wipe`, when the block ends, no file of ClickHouse's, of the collectors' logs and what they keep aside, and of the embedded queue
-    holds what was deleted; run folders and logs of the data directory that name a rollout are told on stderr.
+    With `wait`, when the block ends, no file holds what was deleted. Files of the data directory that cannot be cleared are named on
+    stderr.
 
-    Raises UnavailableError where ClickHouse cannot be asked now; then nothing was deleted. What is yielded raises it where ClickHouse
-    went away since, and says what is left. Raises UsageError where a wipe was asked for elsewhere than at the queue's database.
+    Raises UsageError where `wait` is given elsewhere than at the queue's database, UnavailableError where ClickHouse cannot delete now;
+    then nothing was deleted. What is yielded raises it where ClickHouse went away since, and names what is left.
     """
-    database = _database(settings) if wipe else None
     if keep_spans:
         yield queue.delete
         return
-    async with _erasing(settings, queue) as erase:
+    async with stored_parts(settings, queue) as stored:
+        if wait and stored.database is not None and not stored.database.exists():
+            raise UsageError(
+                f"--wait works where the data are, and {stored.database} is not here: run it there, with --data-dir or AGL_QUEUE_URL"
+            )
         try:
-            await erase(())
+            await stored.delete(())
         except AglError as error:
             raise UnavailableError(f"nothing was deleted, because the spans cannot be: {error}. {ALTERNATIVE}") from None
 
@@ -89,7 +90,7 @@ async def eraser(
             gone.extend(ids)
             deleted = await queue.delete(ids)
             try:
-                await erase(ids)
+                await stored.delete(ids)
             except AglError as error:
                 raise UnavailableError(
                     f"{len(ids)} rollouts are gone from the queue, but not what is stored of them: {error}. "
@@ -98,50 +99,117 @@ async def eraser(
             return deleted
 
         yield delete
-        if wipe:
-            await erase((), wipe=True, aside=gone)
-            if database is not None:
-                await asyncio.to_thread(empty_log, database)
-            for kept in await asyncio.to_thread(_naming, settings.data_dir.absolute(), gone):
-                what = "what was trained on" if kept.is_dir() else "what a service was told of them"
-                click.echo(f"{kept} names them, and may hold {what}: look, and remove it yourself", err=True)
+        for text in await asyncio.to_thread(forget_in_runs, settings.data_dir.absolute(), gone):
+            click.echo(text, err=True)
+        if wait:
+            await stored.purge()
 
 
-def _database(settings: Settings) -> Path | None:
-    """The embedded queue's file; None where the queue is on PostgreSQL."""
-    database = sqlite_path(settings.queue_db)
-    if database is not None and not database.exists():
-        raise UsageError(f"--wipe works where the data are, and {database} is not here: run it there, with --data-dir or AGL_QUEUE_URL")
-    return database
+class Stored(NamedTuple):
+    """What is stored of rollouts outside the queue's tables."""
+
+    queue: QueueClient
+    session: aiohttp.ClientSession
+    deletion: Deletion | None
+    """Of a ClickHouse server; None where a collector has ClickHouse embedded."""
+    database: Path | None
+    """The file of an embedded queue, which may be on another machine."""
+
+    async def delete(self, ids: Sequence[str]) -> None:
+        """Delete what is stored of these rollouts; with none, ask whether that is possible. Raises UnavailableError, ClickHouseError."""
+        described = await self.queue.describe()
+        collectors = [address.rstrip("/") for address in described.collectors]
+        if not collectors and self.deletion is None:
+            raise UnavailableError("no collector has registered: start one with `agl-otel up`, or name a server with AGL_CLICKHOUSE_URL")
+        await barriers(self.session, collectors, rollout_ids=ids)
+        if ids:
+            await self._delete_from_proxies(described.proxies, ids)
+        if self.deletion is not None:
+            await self.deletion.run(ids)
+            return
+        url, body = f"{collectors[0]}/delete", {"rollouts": list(ids)}
+        async with posting(self.session, url, body=body, seconds=DELETE_SECONDS, unable="deletes nothing"):
+            pass
+
+    async def _delete_from_proxies(self, proxies: Sequence[str], ids: Sequence[str]) -> None:
+        for address in proxies:
+            try:
+                async with posting(self.session, f"{address.rstrip('/')}/delete", body={"rollouts": list(ids)}, seconds=DELETE_SECONDS):
+                    pass
+            except UnavailableError as error:  # its journal drops what the queue does not know when it starts again
+                click.echo(f"the proxy at {address} cannot be reached, and forgets them when it starts again: {error}", err=True)
+
+    async def purge(self) -> None:
+        """Clear deleted rows from every file: ClickHouse's parts, and the logs of collectors and of the embedded queue.
+
+        Raises UnavailableError, ClickHouseError; then it can be asked for again.
+        """
+        collectors = [address.rstrip("/") for address in (await self.queue.describe()).collectors]
+        await purge(self.session, collectors)
+        if self.deletion is not None:
+            await self.deletion.purge()
+        if self.database is not None and self.database.exists():
+            await asyncio.to_thread(empty_log, self.database)
+
+
+@contextlib.asynccontextmanager
+async def stored_parts(settings: Settings, queue: QueueClient) -> AsyncGenerator[Stored]:
+    """What is stored of the stack that the settings name."""
+    async with contextlib.AsyncExitStack() as closers:
+        session = await closers.enter_async_context(open_session(settings.token.get_secret_value()))
+        deletion = None
+        if not settings.clickhouse_db.startswith(CHDB_SCHEME):
+            engine = await asyncio.to_thread(open_store, settings.clickhouse_db)
+            closers.callback(engine.close)
+            deletion = Deletion(engine)
+        yield Stored(queue, session, deletion, sqlite_path(settings.queue_db))
 
 
 def empty_log(database: Path) -> None:
-    """Empty the log of the embedded queue: SQLite overwrites what is deleted (secure_delete), and its log holds what was written before.
+    """Empty the log of the embedded queue: SQLite overwrites what is deleted (secure_delete), and its log holds earlier rows.
 
-    Raises UnavailableError where somebody reads it.
+    Raises UnavailableError where a reader holds it.
     """
     with contextlib.closing(sqlite3.connect(database, timeout=60)) as opened:
         (busy, *_) = opened.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     if busy:
-        raise UnavailableError(f"{database}-wal is being read and still holds what was deleted: ask for the same deletion again")
+        raise UnavailableError(f"{database}-wal is being read and still holds what was deleted: try again")
 
 
-def _naming(data_dir: Path, rollout_ids: Sequence[str]) -> list[Path]:
-    """The folders of runs that made one of these rollouts or have a file that names it, and such logs of services; weights name none."""
+# --- run folders
+
+
+def forget_in_runs(data_dir: Path, rollout_ids: Sequence[str]) -> list[str]:
+    """Remove the records of runs that name one of these rollouts, or are of a run that made one; what stays, in words.
+
+    Records are rows, journals, tasks and logs; run.json, figures, weights and checkpoints stay. A run that a process works on keeps its
+    records, and logs of services are only named.
+    """
     wanted = [rollout_id.encode() for rollout_id in rollout_ids]
+    stays: list[str] = []
+    for run in sorted(path for path in (data_dir / RUNS).glob("*") if path.is_dir()):
+        made = _made(run, rollout_ids)
+        texts = [path for path in run.rglob("*") if path.suffix in TEXTS and path.name != KEPT and path.is_file()]
+        if records := [path for path in texts if made or _names(path, wanted)]:
+            with _unused(run) as unused:
+                for path in records if unused else ():
+                    path.unlink(missing_ok=True)
+            if not unused:
+                stays.append(f"{run} names them, and a process works on it: delete them again when it has ended")
+        if made:
+            stays.append(f"{run} made them: its weights and checkpoints stay")
+    logs = [path for path in sorted((data_dir / LOGS).glob("*")) if _names(path, wanted)]
+    return [*stays, *(f"{path} names them, and may hold what a function agent printed: look, and remove it yourself" for path in logs)]
 
-    def names(path: Path) -> bool:
-        data = path.read_bytes() if path.is_file() else b""
-        return any(rollout_id in data for rollout_id in wanted)
 
-    runs = sorted(path for path in (data_dir / RUNS).glob("*") if path.is_dir())
-    found = [run for run in runs if _made(run, rollout_ids) or any(names(path) for path in run.rglob("*") if path.suffix in TEXTS)]
-    return found + sorted(filter(names, (data_dir / LOGS).glob("*")))
+def _names(path: Path, wanted: Sequence[bytes]) -> bool:
+    data = path.read_bytes() if path.is_file() else b""
+    return any(rollout_id in data for rollout_id in wanted)
 
 
 def _made(run: Path, rollout_ids: Sequence[str]) -> bool:
-    """Whether a run made one of these, whose ids begin with its own: verl's run folder keeps tasks and weights, and names none."""
-    from agl_otel.algorithms.run_folder import RUN  # half a second, which a wipe alone has to spend
+    """Whether a run made one of these, whose ids begin with its own: most records name none."""
+    from agl_otel.algorithms.run_folder import RUN  # half a second, which other commands need not spend
 
     try:
         run_id = json.loads((run / RUN).read_text())["run_id"]
@@ -150,44 +218,17 @@ def _made(run: Path, rollout_ids: Sequence[str]) -> bool:
     return any(rollout_id.startswith(f"ro-{run_id}-") for rollout_id in rollout_ids)
 
 
-@contextlib.asynccontextmanager
-async def _erasing(settings: Settings, queue: QueueClient) -> AsyncGenerator[Erase]:
-    async with contextlib.AsyncExitStack() as closers:
-        session = await closers.enter_async_context(open_session(settings.token.get_secret_value()))
-        if settings.clickhouse_db.startswith(CHDB_SCHEME):
-            deletion = None
-        else:
-            engine = await asyncio.to_thread(open_store, settings.clickhouse_db)
-            closers.callback(engine.close)
-            deletion = Deletion(engine)
-
-        async def erase(ids: Sequence[str], *, wipe: bool = False, aside: Sequence[str] = ()) -> None:
-            described = await queue.describe()
-            collectors = [address.rstrip("/") for address in described.collectors]
-            if not collectors and deletion is None:
-                raise UnavailableError(
-                    "no collector has said where it is: start one with `agl-otel up`, or name a server with AGL_CLICKHOUSE_URL"
-                )
-            await barriers(session, collectors, wipe=wipe, rollout_ids=aside)
-            if ids:
-                await _tell_proxies(session, described.proxies, ids)
-            if deletion is not None:
-                await deletion.run(ids)
-                if wipe:
-                    await deletion.wipe()
-                return
-            url, body = f"{collectors[0]}/delete", {"rollouts": list(ids), "wipe": wipe}
-            async with posting(session, url, body=body, seconds=DELETE_SECONDS, unable="deletes nothing"):
-                pass
-
-        yield erase
-
-
-async def _tell_proxies(session: aiohttp.ClientSession, proxies: Sequence[str], ids: Sequence[str]) -> None:
-    """Have the journals of proxies keep nothing of these; one that is away sends nothing of a rollout that the queue has forgotten."""
-    for address in proxies:
+@contextlib.contextmanager
+def _unused(run: Path) -> Generator[bool]:
+    """Whether no process works on the run (algorithms/run_folder.py); none begins to in the block."""
+    lock = run / "lock"
+    if not lock.exists():
+        yield True
+        return
+    with lock.open("r+") as held:
         try:
-            async with posting(session, f"{address.rstrip('/')}/delete", body={"rollouts": list(ids)}, seconds=DELETE_SECONDS):
-                pass
-        except UnavailableError as error:
-            click.echo(f"the proxy at {address} was not told, and forgets them when it starts again: {error}", err=True)
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True

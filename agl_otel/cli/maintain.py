@@ -1,4 +1,4 @@
-"""`agl-otel maintain`: the late pass, adoption, the schema, retention, one at a time under a lease at the queue. `up` runs it as a service.
+"""`agl-otel maintain`: the late pass, adoption, the schema, purges, retention, under a lease at the queue. `up` runs it as a service.
 
 The work itself is collector/maintenance.py. With a ClickHouse server (AGL_CLICKHOUSE_URL) it runs here: this process opens the engine,
 which creates the schema, and writes. The embedded ClickHouse is opened by its collector alone, so the collector is asked to do it (and
@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -25,7 +26,7 @@ import aiohttp
 import click
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
-from agl_otel.cli.erase import empty_log, finished_before
+from agl_otel.cli.erase import empty_log, finished_before, stored_parts
 from agl_otel.collector.maintenance import Maintenance
 from agl_otel.errors import AglError, ConflictError, InUseError, UnavailableError
 from agl_otel.queue.client import QueueClient
@@ -33,7 +34,7 @@ from agl_otel.queue.sqlite import sqlite_path
 from agl_otel.service.main import Serving, run_service
 from agl_otel.settings import DAY_SECONDS, Settings
 from agl_otel.stack.supervisor import running_address
-from agl_otel.traces.collector_client import open_session, posting
+from agl_otel.traces.collector_client import posting
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
 from agl_otel.types.options import Finite
 
@@ -41,9 +42,12 @@ LEASE: Final = "maintain"
 LEASE_SECONDS: Final = 30.0
 INTERVAL_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 6 * 3600.0  # how often a pass goes over everything
+PURGE_SECONDS: Final = 6 * 3600.0  # how often deleted rows are cleared from files: within 24 hours, also where one purge fails
+PURGE_AGAIN_SECONDS: Final = 3600.0  # after one that failed
 PRUNE_SECONDS: Final = 3600.0  # how often the queue is asked for rollouts that are past the retention
 Report = dict[str, float]
 Work = Callable[[float], Awaitable[Report]]
+Purge = Callable[[], Awaitable[None]]
 _SUMMARY: Final = "copied %(spans)d spans and %(logs)d logs, adopted %(adopted)d traces, removed %(pruned)d old rollouts from the queue"
 _logger = logging.getLogger("agl_otel.maintain")
 
@@ -52,7 +56,8 @@ class Maintainer:
     """Runs `work(since)` under the lease, again and again. `holder` names this maintainer at the queue.
 
     With `retention_days` it also has the queue forget rollouts that finished longer ago than that by `clock` (Unix seconds); ClickHouse
-    drops their spans by itself. `database` is the embedded queue's file, of which nothing holds them after that.
+    drops their spans by itself. `database` is the embedded queue's file, of which nothing holds them after that. `purge` clears what was
+    deleted from all files; it is called with the first pass and every PURGE_SECONDS.
     """
 
     def __init__(
@@ -64,11 +69,14 @@ class Maintainer:
         lease_seconds: float = LEASE_SECONDS,
         retention_days: int = 0,
         database: Path | None = None,
+        purge: Purge | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._queue = queue
         self._retention_days = retention_days
         self._database = database
+        self._purge_files = purge
+        self._purge_at = 0.0
         self._clock = clock
         self._prune_at = 0.0
         self._work = work
@@ -99,7 +107,9 @@ class Maintainer:
 
     async def _pass(self) -> Report:
         report = await self._work(self._since)
-        return {**report, "pruned": await self._prune()}
+        pruned = await self._prune()
+        await self._purge()
+        return {**report, "pruned": pruned}
 
     async def _prune(self) -> int:
         now = self._clock()
@@ -112,6 +122,14 @@ class Maintainer:
             await asyncio.to_thread(empty_log, self._database)
         self._prune_at = now + PRUNE_SECONDS
         return pruned
+
+    async def _purge(self) -> None:
+        now = self._clock()
+        if self._purge_files is None or now < self._purge_at:
+            return
+        self._purge_at = now + PURGE_AGAIN_SECONDS
+        await self._purge_files()
+        self._purge_at = now + PURGE_SECONDS
 
     async def _keep(self) -> None:
         while True:
@@ -145,18 +163,18 @@ class Maintainer:
 async def maintainer(settings: Settings) -> AsyncGenerator[Maintainer]:
     """A maintainer of the stack that the settings name; gives the lease back at the end."""
     token = settings.token.get_secret_value()
-    database = sqlite_path(settings.queue_db)
     async with contextlib.AsyncExitStack() as closers:
         queue = await closers.enter_async_context(QueueClient(queue_address(settings), token=token))
+        stored = await closers.enter_async_context(stored_parts(settings, queue))
         if settings.clickhouse_db.startswith(CHDB_SCHEME):
-            session = await closers.enter_async_context(open_session(token))
-            made = Maintainer(queue, lambda since: ask(queue, session, since), retention_days=settings.retention_days, database=database)
+            work: Work = partial(ask, queue, stored.session)
         else:
             engine = await asyncio.to_thread(open_store, settings.clickhouse_db)
             closers.callback(engine.close)
             maintenance = Maintenance(engine, queue, adopt=settings.unidentified == "adopt")
             closers.push_async_callback(maintenance.close)
-            made = Maintainer(queue, maintenance.run, retention_days=settings.retention_days, database=database)
+            work = maintenance.run
+        made = Maintainer(queue, work, retention_days=settings.retention_days, database=sqlite_path(settings.queue_db), purge=stored.purge)
         closers.push_async_callback(made.release)
         yield made
 
@@ -186,8 +204,8 @@ def maintain(once: bool, interval: float, data_dir: Path | None, store: str | No
     """Keep a stack's stores in order; `up` runs this by itself.
 
     Identifies spans that came before what tells whose they are, makes rollouts of whole traces that belong to nobody
-    (AGL_UNIDENTIFIED=adopt), creates the schema of a ClickHouse server, and removes finished rollouts older than retention_days from
-    the queue. Several may run: one works, the others wait.
+    (AGL_UNIDENTIFIED=adopt), creates the schema of a ClickHouse server, clears deleted rows from files, and removes finished rollouts older
+    than retention_days from the queue. Several may run: one works, the others wait.
     """
     settings = Settings.load(data_dir=data_dir, store=store)
     setup_logging(settings.log_level)

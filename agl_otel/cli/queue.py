@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
-from agl_otel.cli.erase import CHUNK, eraser, finished_before, keep_spans_option, wipe_option
+from agl_otel.cli.erase import CHUNK, eraser, finished_before, keep_spans_option, wait_option
 from agl_otel.cli.render import plain
 from agl_otel.errors import NotFoundError, SettingsError, UsageError
 from agl_otel.queue.client import QueueClient
@@ -175,7 +175,7 @@ def dead(modes: tuple[RolloutMode, ...], limit: int, data_dir: Path | None, stor
 )
 @click.option("--dry-run", is_flag=True, help="Count only.")
 @keep_spans_option
-@wipe_option
+@wait_option
 @data_dir_option
 @store_option
 @json_option
@@ -184,15 +184,15 @@ def prune(
     statuses: tuple[RolloutStatus, ...],
     dry_run: bool,
     keep_spans: bool,
-    wipe: bool,
+    wait: bool,
     data_dir: Path | None,
     store: str | None,
     as_json: bool,
 ) -> None:
     """Remove finished rollouts that are old, with their attempts, spans and logs.
 
-    With --wipe they leave the disk, too, as with `agl-otel rollouts delete --wipe`. Where retention_days is set, the stack itself
-    removes: the queue by `agl-otel maintain`, ClickHouse by the day of receipt.
+    They leave every file within 24 hours, with --wait before this ends, as with `agl-otel rollouts delete`. Where retention_days is set,
+    the stack itself removes: the queue by `agl-otel maintain`, ClickHouse by the day of receipt.
     """
     settings = Settings.load(data_dir=data_dir, store=store)
     days = settings.retention_days
@@ -206,7 +206,7 @@ def prune(
             found = (await opened.query_rollouts(status_in=statuses or None, ended_before=before, limit=1)).total
             removed = 0
             if found and not dry_run:
-                async with eraser(settings, opened, keep_spans=keep_spans, wipe=wipe) as delete:
+                async with eraser(settings, opened, keep_spans=keep_spans, wait=wait) as delete:
                     with progress(silent=as_json) as bar:
                         task = bar.add_task("removing", total=found)
                         async for ids in finished_before(opened, statuses, before):

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
-from agl_otel.cli.erase import CHUNK, eraser, keep_spans_option, wipe_option
+from agl_otel.cli.erase import CHUNK, eraser, keep_spans_option, wait_option
 from agl_otel.cli.queue import BOTH_STORES, clock, must_exist, open_queue, progress, prune, rollout_ids_of, table_of
 from agl_otel.cli.render import VERDICT_STYLES, verdict_lines
 from agl_otel.errors import AglError, NotFoundError, UsageError
@@ -335,11 +335,11 @@ def retry(**selected: Any) -> None:
 @selection
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @keep_spans_option
-@wipe_option
+@wait_option
 def delete(
     yes: bool,
     keep_spans: bool,
-    wipe: bool,
+    wait: bool,
     data_dir: Path | None,
     store: str | None,
     as_json: bool,
@@ -350,8 +350,8 @@ def delete(
     """Remove rollouts, with their attempts, spans and logs.
 
     Ids that the queue does not know are taken, too: what is stored of them is removed. So a deletion that was cut short can be repeated.
-    Spans that arrive later are stored all the same. What is deleted is found by no query and leaves the disk when ClickHouse merges;
-    with --wipe no file of ClickHouse's, of the collectors' logs and refused requests, and of the embedded queue holds it any more.
+    Spans that arrive later are stored all the same. What is deleted is found by no query when this ends, and is in no file within
+    24 hours (`agl-otel maintain`, a part of `up`, clears them), with --wait when this ends.
     """
     _check_named(rollout_ids, statuses, modes)
     if not yes and not as_json:
@@ -361,7 +361,7 @@ def delete(
     async def main() -> None:
         async with open_queue(data_dir, store, only=("queue",) if keep_spans else BOTH_STORES) as queue:
             ids = [*dict.fromkeys(rollout_ids)] or await _selected(queue, (), statuses, modes)
-            async with eraser(settings, queue, keep_spans=keep_spans, wipe=wipe) as remove:
+            async with eraser(settings, queue, keep_spans=keep_spans, wait=wait) as remove:
                 await _in_chunks("deleted", ids, remove, as_json=as_json)
 
     run_async(main)

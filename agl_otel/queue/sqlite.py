@@ -295,7 +295,7 @@ def _open(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA secure_delete=ON")  # what is deleted is overwritten: `rollouts delete --wipe` promises it
+        connection.execute("PRAGMA secure_delete=ON")  # what is deleted is overwritten: `rollouts delete` promises it
         connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
         connection.execute("PRAGMA temp_store=MEMORY")
         connection.execute("PRAGMA cache_size=-65536")

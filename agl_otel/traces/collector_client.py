@@ -1,4 +1,4 @@
-"""What clients ask of collectors over HTTP, beside OTLP: a barrier, and the work that only a collector can do (copy, delete, maintain)."""
+"""What clients ask of collectors over HTTP, beside OTLP: a barrier, and what only a collector can do (copy, delete, maintain, purge)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from agl_otel.net.tls import connector
 
 CONNECT_SECONDS: Final = 5.0
 BARRIER_SECONDS: Final = 60.0  # until what was acked is stored; longer, and ClickHouse is away
+PURGE_SECONDS: Final = 600.0  # parts that hold deleted rows are rewritten
 COPY_SECONDS: Final = 3600.0  # merges wait as long, also for a client that hangs
+
+
+class NoSuchRouteError(UnavailableError):
+    """A collector that does not do this: the Go one."""
 
 
 def open_session(token: str, **options: Any) -> aiohttp.ClientSession:
@@ -34,7 +39,7 @@ async def posting(
     try:
         async with session.post(url, json=body, timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)) as answer:
             if answer.status == 404 and unable:
-                raise UnavailableError(f"the collector at {url} {unable}: name its ClickHouse with AGL_CLICKHOUSE_URL")
+                raise NoSuchRouteError(f"the collector at {url} {unable}: name its ClickHouse with AGL_CLICKHOUSE_URL")
             if answer.status != 200:
                 raise UnavailableError(f"the collector at {url} answers {answer.status}: {(await answer.text()).strip()[:500]}")
             yield answer
@@ -43,38 +48,39 @@ async def posting(
 
 
 async def barriers(
-    session: aiohttp.ClientSession,
-    collectors: Iterable[str],
-    *,
-    seconds: float = BARRIER_SECONDS,
-    wipe: bool = False,
-    rollout_ids: Sequence[str] = (),
+    session: aiohttp.ClientSession, collectors: Iterable[str], *, seconds: float = BARRIER_SECONDS, rollout_ids: Sequence[str] = ()
 ) -> None:
-    """Return when all that these collectors (base URLs) acked before now is visible; with `wipe`, and in no file of their logs.
+    """Return when all that these collectors (base URLs) acked before now is visible, and no dead letter of `rollout_ids` is left.
 
-    With `wipe` nothing of the rollouts `rollout_ids` is left in what they keep aside, either.
-
-    Raises UnavailableError where one does not answer, or cannot wipe.
+    Raises UnavailableError where one does not answer.
     """
-    await asyncio.gather(*(_barrier(session, address, seconds, wipe, rollout_ids) for address in collectors))
+    await asyncio.gather(*(_barrier(session, address, seconds, rollout_ids) for address in collectors))
+
+
+async def purge(session: aiohttp.ClientSession, collectors: Iterable[str]) -> None:
+    """Return when no file of these collectors (base URLs) holds what was deleted before now. Raises UnavailableError.
+
+    The Go collector has no such files: it acks what is stored.
+    """
+    await asyncio.gather(*(_purge(session, address) for address in collectors))
+
+
+async def _purge(session: aiohttp.ClientSession, address: str) -> None:
+    with contextlib.suppress(NoSuchRouteError):
+        async with posting(session, f"{address}/purge", seconds=PURGE_SECONDS, unable="purges nothing"):
+            pass
 
 
 async def unanswered(session: aiohttp.ClientSession, collectors: Sequence[str], *, seconds: float) -> dict[str, str]:
     """Those of these collectors (base URLs) that do not answer a barrier within `seconds`, and why."""
-    answers = await asyncio.gather(*(_barrier(session, address, seconds, False, ()) for address in collectors), return_exceptions=True)
+    answers = await asyncio.gather(*(_barrier(session, address, seconds, ()) for address in collectors), return_exceptions=True)
     failed = [error for error in answers if isinstance(error, BaseException) and not isinstance(error, UnavailableError)]
     if failed:
         raise failed[0]
     return {address: str(error) for address, error in zip(collectors, answers, strict=True) if error is not None}
 
 
-async def _barrier(session: aiohttp.ClientSession, address: str, seconds: float, wipe: bool, rollout_ids: Sequence[str]) -> None:
-    body = {"wipe": True, "rollouts": list(rollout_ids)} if wipe else None
-    async with posting(session, f"{address}/barrier", seconds=seconds, body=body) as answer:
-        if not wipe:
-            return
-        found: dict[str, Any] = await answer.json()
-        if "position" in found and not found.get("wiped"):  # a Go collector has no position: what it acks is stored
-            raise UnavailableError(
-                f"the collector at {address} is of an earlier release and keeps its log: start this release's in its place"
-            )
+async def _barrier(session: aiohttp.ClientSession, address: str, seconds: float, rollout_ids: Sequence[str]) -> None:
+    body = {"rollouts": list(rollout_ids)} if rollout_ids else None
+    async with posting(session, f"{address}/barrier", seconds=seconds, body=body):
+        pass

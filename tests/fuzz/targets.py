@@ -80,7 +80,7 @@ def _otlp_routes() -> list[Route]:
     return [
         *routes,
         Route("POST", "/v1/traces", ("resourceSpans", "scopeSpans")),
-        Route("POST", "/barrier"),
+        Route("POST", "/barrier", ("rollouts",)),
         Route("POST", "/delete", ("rollouts",)),
     ]
 

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 TOKEN = "s3cret"
 FREE_PORTS = ["--queue-port", "0", "--otlp-grpc-port", "0"]
 POSTS = {
-    "collector_http": ("/v1/traces", "/v1/logs", "/v1/metrics", "/barrier", "/delete", "/copy", "/maintain"),
+    "collector_http": ("/v1/traces", "/v1/logs", "/v1/metrics", "/barrier", "/delete", "/purge", "/copy", "/maintain"),
     "clickhouse": ("/",),
     "web": ("/v1/agl/queues/rollouts/enqueue", "/v1/agl/sql", "/v1/traces"),
     "queue_metrics": ("/health",),

@@ -181,7 +181,7 @@ def test_rollouts_are_cancelled_and_deleted_by_id_or_status(stack: Stack, tmp_pa
     assert stack.json("rollouts", "delete", ids[1], "--keep-spans") == {"deleted": 1}
     assert "deleted 2 rollouts" in stack.run("rollouts", "delete", "--status", "cancelled", "--yes", "--keep-spans")
     assert "say which rollouts" in stack.run("rollouts", "cancel", code=2)
-    for command in (("rollouts", "delete", ids[2], "--wipe", "--keep-spans"), ("queue", "prune", "--keep-spans", "--wipe")):
+    for command in (("rollouts", "delete", ids[2], "--wait", "--keep-spans"), ("queue", "prune", "--keep-spans", "--wait")):
         assert "do not go together" in stack.run(*command, code=2)
     assert f"there is no rollout {ids[1]!r}" in stack.run("rollouts", "retry", ids[1], code=2)
 

@@ -197,5 +197,5 @@ async def test_a_forged_key_and_any_other_door_stay_closed(closed: Stack) -> Non
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await send(closed, request_of([span()]), key, over="grpc")
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    for path in ("/barrier", "/delete", "/copy", "/maintain"):
+    for path in ("/barrier", "/delete", "/purge", "/copy", "/maintain"):
         assert (await post(closed, path, b"{}", MINE))[0] == 401, path

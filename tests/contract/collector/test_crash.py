@@ -90,22 +90,22 @@ async def test_acked_spans_survive_kill_9(point: str, nth: int, killed_stack: St
     await check_every_acked_span_is_there_once(killed_stack, acked)
 
 
-async def forget_until_it_dies(stack: Stack) -> None:
+async def purge_until_it_dies(stack: Stack) -> None:
     async with aiohttp.ClientSession() as session:
         with contextlib.suppress(aiohttp.ClientError, ConnectionError):
             while True:
-                async with session.post(f"{stack.http}/barrier", json={"wipe": True}) as response:
-                    assert (await response.json())["wiped"]
+                async with session.post(f"{stack.http}/purge") as response:
+                    assert response.status == 200
 
 
 @pytest.mark.parametrize("nth", [1, 3])
 @pytest.mark.parametrize("point", faults.ROTATION_POINTS)
-async def test_acked_spans_survive_kill_9_while_the_log_is_wiped(point: str, nth: int, killed_stack: Stack) -> None:
+async def test_acked_spans_survive_kill_9_while_the_log_is_purged(point: str, nth: int, killed_stack: Stack) -> None:
     first = point == "segment-opened"  # reached once more, at the start
     await killed_stack.start_collector("-c", KILLED_AT.format(point=point, nth=nth + first))
     acked = await sent_before(killed_stack)
     sending = [send_until_it_dies(killed_stack, acked, client) for client in range(CLIENTS)]
-    await asyncio.gather(*sending, forget_until_it_dies(killed_stack))
+    await asyncio.gather(*sending, purge_until_it_dies(killed_stack))
     assert await asyncio.to_thread(killed_stack.processes["collector"].wait, 30) == -signal.SIGKILL
     await killed_stack.start_collector()
     await check_every_acked_span_is_there_once(killed_stack, acked)

@@ -29,7 +29,6 @@ from tests.clickhouse_server import ClickHouseServer
 from tests.contract.queue.conftest import postgres  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a fixture
 from tests.nursery import ROOT, nursery
 from tests.postgres_server import Postgres
-from tests.system.stack_process import until
 
 from .otlp import post_spans, request_of, span
 from .stack import Stack, start
@@ -144,7 +143,7 @@ async def test_names_and_times_that_only_a_deleted_rollout_had_go_with_it(engine
 
 
 @pytest.mark.parametrize("together", [1, 1000])
-def test_sums_of_spans_that_are_gone_go_and_of_those_that_came_meanwhile_are_made_again(
+async def test_sums_of_spans_that_are_gone_go_and_of_those_that_came_meanwhile_are_made_again(
     engine: TraceStore, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orphans, "TOGETHER", together)
@@ -163,8 +162,8 @@ def test_sums_of_spans_that_are_gone_go_and_of_those_that_came_meanwhile_are_mad
     asked = f"SELECT 1 FROM system.parts WHERE database = 'otel' AND table = '{table}' AND active AND has_lightweight_delete"
     masked = on_every_node(asked, engine.cluster)
     assert engine.select(masked) != []
-    orphans.leave_disk(engine, both)
-    until(lambda: engine.select(masked) == [], "the parts are written anew")
+    await Deletion(engine).purge()
+    assert engine.select(masked) == [], "the parts are written anew"
     assert (names(engine), stored(engine)["summary"]) == ([["agent", "of ro-2"]], [["ro-2", 1]])
 
 

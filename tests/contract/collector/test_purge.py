@@ -1,4 +1,4 @@
-"""What is to be gone is gone: the files of the data directory are searched for its bytes, in what ClickHouse compressed, too."""
+"""What is deleted leaves the disk: the files of the data directory are searched for its bytes, in what ClickHouse compressed, too."""
 
 from __future__ import annotations
 
@@ -31,51 +31,76 @@ def holding(folder: Path, text: str) -> set[str]:
     return {name.partition("/")[0] for name in held(folder, text)}
 
 
-def wipe(stack: Stack, rollout_id: str) -> str:
+def delete(stack: Stack, rollout_id: str, *options: str) -> str:
     where = ("--store", stack.queue, "--data-dir", str(stack.settings.data_dir))
-    command = ("rollouts", "delete", rollout_id, "--yes", "--wipe", *where)
+    return agl("rollouts", "delete", rollout_id, "--yes", *options, *where)
+
+
+def agl(*command: str) -> str:
     done = nursery().run(command, os.environ, cwd=ROOT, seconds=400)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     return done.stderr
 
 
-async def test_what_is_wiped_is_in_no_file(own_stack: Stack) -> None:
-    data = own_stack.settings.data_dir
-    await start(own_stack)
+async def filled(stack: Stack) -> list[str]:
+    """Start a stack with a rollout of each of the two; SECRET, with its spans, is in files of every kind. Returns their ids."""
+    data = stack.settings.data_dir
+    await start(stack)
     (data / "VERSION").write_text("1\n")  # what `up` marks a data directory with
     rollouts: list[str] = []
-    async with QueueClient(own_stack.queue) as queue:
+    async with QueueClient(stack.queue) as queue:
         for text, name in ((SECRET, "of-jane"), (KEPT, "of-others")):
             with contextlib.closing(RunFolder(data / "runs" / name, algorithm="verl", options={})) as run:  # no file in it names a rollout
                 run_id = run.run_id
+            (data / "runs" / name / "train.jsonl").write_text(text)
             rollout_id, who = f"ro-{run_id}-{Wanted(None, 'train', 1, 0, 0).name}", {"who": text, "more": "x" * 5000}
             (begun,) = await queue.start([EnqueueRolloutRequest(input=who, metadata={"name": text}, rollout_id=rollout_id)])
             ids = {conventions.ROLLOUT_ID: begun.rollout_id, conventions.ATTEMPT_ID: begun.attempt.attempt_id}
-            await post_spans(own_stack, request_of([span(values={"who": text}) for _ in range(20)], ids), ack="stored")
+            await post_spans(stack, request_of([span(values={"who": text}) for _ in range(20)], ids), ack="stored")
             rollouts.append(begun.rollout_id)
     (data / "refused").mkdir()
     (data / "refused" / "1-1-traces.otlp").write_text(SECRET)
     (data / "refused" / "1-1-traces.json").write_text(f'{{"reason": "{SECRET}", "rollouts": ["{rollouts[0]}"]}}')
     (data / "wal" / "00000000000000000000.damaged").write_text(SECRET)
     (data / "runs" / "run-1").mkdir(parents=True)
-    (data / "runs" / "run-1" / "rows.jsonl").write_text(f'{{"rollout": "{rollouts[0]}"}}')
-    assert {"traces", "queue.db-wal", "refused", "wal"} <= holding(data, SECRET), "the search finds what is there"
-    told = await asyncio.to_thread(wipe, own_stack, rollouts[0])
-    assert all(f"{data / 'runs' / name} names them" in told for name in ("run-1", "of-jane")), told
-    assert "of-others" not in told and "logs" not in told
+    (data / "runs" / "run-1" / "rows.jsonl").write_text(f'{{"rollout": "{rollouts[0]}", "text": "{SECRET}"}}')
+    assert {"traces", "queue.db-wal", "refused", "wal", "runs"} <= holding(data, SECRET), "the search finds what is there"
+    return rollouts
+
+
+async def others_are_whole(stack: Stack, rollout_id: str) -> None:
+    assert {"traces", "queue.db", "runs"} <= holding(stack.settings.data_dir, KEPT)
+    async with stack.reader() as reader:
+        assert len(await reader.spans([rollout_id])) == 20
+
+
+async def test_what_is_deleted_and_waited_for_is_in_no_file(own_stack: Stack) -> None:
+    data = own_stack.settings.data_dir
+    rollouts = await filled(own_stack)
+    told = await asyncio.to_thread(delete, own_stack, rollouts[0], "--wait")
     assert holding(data, SECRET) == set()
-    assert holding(data, rollouts[0]) <= {"runs", "queue.db"}, (
-        "ClickHouse keeps the text of deletions, the queue its answers for 10 minutes"
-    )
-    assert {"traces", "queue.db"} <= holding(data, KEPT)
+    assert f"{data / 'runs' / 'of-jane'} made them: its weights and checkpoints stay" in told
+    assert "of-others" not in told and "logs" not in told
+    assert holding(data, rollouts[0]) <= {"queue.db"}, "the queue keeps its answers for 10 minutes"
+    await others_are_whole(own_stack, rollouts[1])
+
+
+async def test_maintenance_clears_what_is_deleted_from_every_file(own_stack: Stack) -> None:
+    data = own_stack.settings.data_dir
+    rollouts = await filled(own_stack)
+    await asyncio.to_thread(delete, own_stack, rollouts[0])
     async with own_stack.reader() as reader:
-        assert len(await reader.spans([rollouts[1]])) == 20
+        assert await reader.spans([rollouts[0]]) == []
+    assert {"traces", "wal"} <= holding(data, SECRET) <= {"traces", "wal", "queue.db-wal"}
+    await asyncio.to_thread(agl, "maintain", "--once", "--store", own_stack.queue, "--data-dir", str(data))
+    assert holding(data, SECRET) == set()
+    await others_are_whole(own_stack, rollouts[1])
 
 
 EACH = 12  # rollouts, so that both shards have some
 
 
-async def test_a_wipe_reaches_every_server_of_a_cluster(tmp_path: Path) -> None:
+async def test_a_purge_reaches_every_server_of_a_cluster(tmp_path: Path) -> None:
     with two_shards(tmp_path) as servers, contextlib.closing(EachShard(servers)) as engine:
 
         def stored(who: str) -> list[list[object]]:
@@ -97,7 +122,7 @@ async def test_a_wipe_reaches_every_server_of_a_cluster(tmp_path: Path) -> None:
         deletion = Deletion(engine)
         await deletion.run(ids[SECRET])
         assert (stored(SECRET), stored(KEPT)) == ([], before)
-        await deletion.wipe()
+        await deletion.purge()
         for server in servers:
             assert held(server.directory, SECRET) == {}, "nor do the ids stay, in which it stands, too"
             assert holding(server.directory, KEPT)

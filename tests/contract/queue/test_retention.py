@@ -1,8 +1,11 @@
-"""What is older than the setting retention_days leaves the queue by itself."""
+"""What is older than the setting retention_days leaves the queue by itself, and what is deleted leaves the files in time."""
 
 from __future__ import annotations
 
-from agl_otel.cli.maintain import PRUNE_SECONDS, Maintainer, Report
+import pytest
+
+from agl_otel.cli.maintain import PRUNE_SECONDS, PURGE_AGAIN_SECONDS, PURGE_SECONDS, Maintainer, Report
+from agl_otel.errors import UnavailableError
 from agl_otel.queue.client import RolloutUpdate
 from agl_otel.types import EnqueueRolloutRequest
 from tests.local_queue import LocalQueue
@@ -58,3 +61,24 @@ async def test_without_retention_days_everything_stays(queue: LocalQueue) -> Non
     queue.clock.advance(10_000 * DAY)
     assert await Maintainer(queue.client, no_work, clock=queue.clock).once() is not None
     assert await left(queue) == ["ro-1"]
+
+
+async def test_files_are_purged_every_few_hours_and_sooner_after_a_failure(queue: LocalQueue) -> None:
+    at: list[float] = []
+
+    async def purge() -> None:
+        at.append(queue.clock())
+        if len(at) == 2:
+            raise UnavailableError("somebody reads the log")
+
+    keeper = Maintainer(queue.client, no_work, purge=purge, clock=queue.clock)
+    await keeper.once()
+    for seconds, times in ((PURGE_SECONDS - 1, 1), (1, 2), (PURGE_AGAIN_SECONDS - 1, 2), (1, 3), (PURGE_SECONDS - 1, 3), (1, 4)):
+        queue.clock.advance(seconds)
+        if len(at) == 1 and times == 2:
+            with pytest.raises(UnavailableError):
+                await keeper.once()
+        else:
+            await keeper.once()
+        assert len(at) == times
+    assert PURGE_SECONDS + 3 * PURGE_AGAIN_SECONDS < DAY, "in time, also where it fails now and then"

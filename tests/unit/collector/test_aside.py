@@ -19,7 +19,7 @@ def test_what_may_hold_something_of_a_deleted_rollout_goes_and_nothing_else(tmp_
         (log / name).write_bytes(b"x")
     other, named, unknown = kept(refused, 1, "ro-1"), kept(refused, 2, "ro-2", "ro-1"), kept(refused, 3, "")
     untold = kept(refused, 4, "ro-1")
-    untold.with_suffix(".json").write_text('{"reason": "of an earlier release"}')
+    untold.with_suffix(".json").write_text('{"reason": "not told whose"}')
     assert aside.forget(refused, log, []) == 0 and len(list(refused.iterdir())) == 8
     assert aside.forget(refused, log, ["ro-2"]) == 7
     assert {path.name for path in refused.iterdir()} == {other.name, other.with_suffix(".json").name}
