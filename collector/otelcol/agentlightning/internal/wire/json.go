@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"regexp"
 	"unicode/utf8"
 
@@ -32,15 +33,24 @@ var (
 	}
 )
 
+var errTooLargeToClean = fmt.Errorf("it has ids that are none, or deep values, and more than %d bytes of JSON: send smaller batches", MaxCleanedJSON)
+
 type object = map[string]any
 
 // CleanJSON is Clean for OTLP/JSON. A text that is none (half a surrogate pair, bytes that are no UTF-8) gets or keeps bytes that are none:
 // parsers would make it U+FFFD, and nobody would refuse its item.
 func CleanJSON(body []byte) ([]byte, error) {
+	deepest, err := checkJSON(body)
+	if err != nil {
+		return nil, err
+	}
 	body = withoutHalfPairs(body)
-	deep := objectsInside(body) > MaxDepth
+	deep := deepest > MaxDepth
 	if !deep && idsAreWhole(body) {
 		return body, nil
+	}
+	if len(body) > MaxCleanedJSON {
+		return nil, errTooLargeToClean
 	}
 	given, noText := body, ""
 	if !utf8.Valid(body) {
@@ -178,39 +188,20 @@ func depth(value any) int {
 	return deepest
 }
 
-// objectsInside is at least the depth of a text that is not parsed yet: brackets count, too, as parsers go down there.
-func objectsInside(body []byte) int {
-	open, deepest := 0, 0
-	inText, escaped := false, false
-	for _, b := range body {
-		switch {
-		case escaped:
-			escaped = false
-		case b == '\\':
-			escaped = inText
-		case b == '"':
-			inText = !inText
-		case inText:
-		case b == '{' || b == '[':
-			open++
-			deepest = max(deepest, open)
-		case b == '}' || b == ']':
-			open--
-		}
-	}
-	return deepest
-}
-
 func idsAreWhole(body []byte) bool {
-	for _, found := range jsonID.FindAllSubmatch(body, -1) {
+	for { // one after the other: there may be millions
+		found := jsonID.FindSubmatchIndex(body)
+		if found == nil {
+			return true
+		}
 		digits := 16
-		if string(found[1]) == "trace" {
+		if string(body[found[2]:found[3]]) == "trace" {
 			digits = 32
 		}
-		_, err := hex.DecodeString(string(found[2]))
-		if err != nil || len(found[2]) != 0 && len(found[2]) != digits {
+		id := body[found[4]:found[5]]
+		if _, err := hex.DecodeString(string(id)); err != nil || len(id) != 0 && len(id) != digits {
 			return false
 		}
+		body = body[found[1]:]
 	}
-	return true
 }

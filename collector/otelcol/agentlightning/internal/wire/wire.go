@@ -1,6 +1,6 @@
 // Package wire looks at OTLP requests before the receiver parses them, because the receiver refuses a whole request for what is wrong
 // with one of its items: an id of another length. And it bounds how deeply a value is nested, because parsers, and all that walks a value
-// after them, go one call deeper for each level: a request of some megabytes would end the process.
+// after them, go one call deeper for each level: a request of some megabytes would end the process. And how many parts there are.
 //
 // Items that are wrong are rewritten so that they parse, with a mark that says what was wrong: the processor keeps them without ids.
 package wire
@@ -22,18 +22,27 @@ var ErrNested = errors.New(identify.ReasonNesting)
 
 type field = protowire.Number
 
-// message says which fields of a message are messages themselves.
+// message says which fields of a message are messages themselves. Lists of texts, and packed counts, are among them to be counted.
 type message map[field]message
+
+// Marks in a message, which are no fields.
+const (
+	lists  field = 0  // its messages are the values of a list
+	counts field = -1 // it holds packed numbers, a byte each at least
+)
 
 var (
 	anyValue   = message{}
 	keyValue   = message{2: anyValue}
 	holder     = func(attributes field) message { return message{attributes: keyValue} }
+	texts      = message{}
+	resource   = message{1: keyValue, 3: {3: texts, 4: texts}} // attributes, entities
+	buckets    = message{counts: nil}
 	numberData = message{7: keyValue, 5: holder(7)}                            // data points of gauges and sums
 	metric     = message{5: {1: numberData}, 7: {1: numberData}, 12: keyValue, // gauge, sum, metadata
-		9:  {1: {9: keyValue, 8: holder(7)}},  // histogram
-		10: {1: {1: keyValue, 11: holder(7)}}, // exponential histogram
-		11: {1: holder(7)},                    // summary
+		9:  {1: {9: keyValue, 8: holder(7)}},                          // histogram
+		10: {1: {1: keyValue, 11: holder(7), 8: buckets, 9: buckets}}, // exponential histogram
+		11: {1: {7: keyValue, 6: {}}},                                 // summary
 	}
 	span = message{9: keyValue, 11: holder(3), 13: holder(4)} // attributes, events, links
 	line = message{5: anyValue, 6: keyValue}                  // body, attributes
@@ -46,12 +55,12 @@ var (
 )
 
 func init() {
-	anyValue[5] = message{1: anyValue} // array
-	anyValue[6] = message{1: keyValue} // kvlist
+	anyValue[5] = message{1: anyValue, lists: nil} // array
+	anyValue[6] = message{1: keyValue}             // kvlist
 }
 
 // grouped is a request of items below scopes below resources.
-func grouped(item message) message { return message{1: {1: holder(1), 2: {1: holder(3), 2: item}}} }
+func grouped(item message) message { return message{1: {1: resource, 2: {1: holder(3), 2: item}}} }
 
 // kind of items: which of their fields are ids, and what is left of one whose values are nested too deeply.
 type kind struct {
@@ -78,14 +87,20 @@ var kinds = map[string]kind{
 }
 
 // Clean gives the bytes of a request of this type so that they parse: those given, where nothing is wrong. Fails where they are no protobuf,
-// and with ErrNested.
+// where its parts are too many, and with ErrNested.
 func Clean(request string, body []byte) ([]byte, error) {
 	schema, known := requests[request]
 	if !known {
 		return body, nil
 	}
+	if err := checkParts(body); err != nil {
+		return nil, err
+	}
+	deep, err := surveyed(body, schema)
+	if err != nil {
+		return nil, err
+	}
 	of, items := kinds[request]
-	deep := !shallow(body, schema, MaxDepth)
 	if deep && !items {
 		return nil, ErrNested
 	}
@@ -182,7 +197,10 @@ func (c *cleaner) item(raw []byte, reason string) []byte {
 // broken says which id of an item has another length than ids have: the first in the order of their checks.
 func (k kind) broken(item []byte) string {
 	found := map[string]bool{}
-	_ = each(item, func(f value) { found[k.wrong(f)] = true })
+	_ = each(item, func(f value) bool {
+		found[k.wrong(f)] = true
+		return true
+	})
 	for _, one := range k.ids {
 		if found[one.reason] {
 			return one.reason
@@ -210,18 +228,27 @@ func wrongLink(f value) bool {
 func (k kind) wellFormed(body []byte) bool {
 	good := true
 	inside := func(number field, raw []byte, look func([]byte)) {
-		_ = each(raw, func(f value) {
-			if good && f.number == number && f.kind == protowire.BytesType {
+		_ = each(raw, func(f value) bool {
+			if f.number == number && f.kind == protowire.BytesType {
 				look(f.content)
 			}
+			return good
 		})
 	}
 	inside(1, body, func(group []byte) {
 		inside(2, group, func(scope []byte) {
 			inside(2, scope, func(item []byte) {
-				_ = each(item, func(f value) { good = good && k.wrong(f) == "" })
-				if k.links != 0 {
-					inside(k.links, item, func(link []byte) { _ = each(link, func(f value) { good = good && !wrongLink(f) }) })
+				_ = each(item, func(f value) bool {
+					good = k.wrong(f) == ""
+					return good
+				})
+				if good && k.links != 0 {
+					inside(k.links, item, func(link []byte) {
+						_ = each(link, func(f value) bool {
+							good = !wrongLink(f)
+							return good
+						})
+					})
 				}
 			})
 		})
@@ -232,10 +259,11 @@ func (k kind) wellFormed(body []byte) bool {
 // shallow says whether no message of these bytes is more than `depth` levels down.
 func shallow(raw []byte, schema message, depth int) bool {
 	good := true
-	_ = each(raw, func(f value) {
-		if inner, is := schema[f.number]; good && is && f.kind == protowire.BytesType {
+	_ = each(raw, func(f value) bool {
+		if inner, is := schema[f.number]; is && f.kind == protowire.BytesType {
 			good = depth > 0 && shallow(f.content, inner, depth-1)
 		}
+		return good
 	})
 	return good
 }
@@ -259,7 +287,8 @@ func (f value) with(out, content []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(out, f.number, f.kind), content)
 }
 
-func each(raw []byte, visit func(value)) error {
+// each visits the fields of a message, until one says that it is enough.
+func each(raw []byte, visit func(value) bool) error {
 	for len(raw) > 0 {
 		number, kind, tag := protowire.ConsumeTag(raw)
 		if tag < 0 {
@@ -276,7 +305,9 @@ func each(raw []byte, visit func(value)) error {
 			return protowire.ParseError(size)
 		}
 		f.number, f.kind, f.raw = number, kind, raw[:tag+size]
-		visit(f)
+		if !visit(f) {
+			return nil
+		}
 		raw = raw[tag+size:]
 	}
 	return nil
@@ -284,7 +315,11 @@ func each(raw []byte, visit func(value)) error {
 
 func (c *cleaner) rebuild(raw []byte, change func(out []byte, f value) []byte) []byte {
 	built := make([]byte, 0, len(raw))
-	if err := each(raw, func(f value) { built = change(built, f) }); err != nil {
+	err := each(raw, func(f value) bool {
+		built = change(built, f)
+		return true
+	})
+	if err != nil {
 		c.err = err
 	}
 	return built
