@@ -35,6 +35,10 @@ func (f *factory) createTraces(
 	if err != nil {
 		return nil, err
 	}
+	next, err = behind{p.core, "traces"}.traces(next)
+	if err != nil {
+		return nil, err
+	}
 	return processorhelper.NewTraces(ctx, set, cfg, next, p.processTraces, p.options()...)
 }
 
@@ -45,6 +49,10 @@ func (f *factory) createLogs(
 	if err != nil {
 		return nil, err
 	}
+	next, err = behind{p.core, "logs"}.logs(next)
+	if err != nil {
+		return nil, err
+	}
 	return processorhelper.NewLogs(ctx, set, cfg, next, p.processLogs, p.options()...)
 }
 
@@ -52,6 +60,10 @@ func (f *factory) createMetrics(
 	ctx context.Context, set processor.Settings, cfg component.Config, next consumer.Metrics,
 ) (processor.Metrics, error) {
 	p, err := f.cores.user(cfg.(*Config), set)
+	if err != nil {
+		return nil, err
+	}
+	next, err = behind{p.core, "metrics"}.metrics(next)
 	if err != nil {
 		return nil, err
 	}

@@ -138,7 +138,7 @@ func (c *core) number(ctx context.Context, found []identify.Found) error {
 			return err
 		}
 		c.queueFailed("take_sequence", err)
-		return c.client.Unavailable(err)
+		return queue.Unavailable()
 	}
 	c.queueAnswered()
 	for i := range found {

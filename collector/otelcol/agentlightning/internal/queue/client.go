@@ -110,10 +110,10 @@ func (c *Client) call(ctx context.Context, attempt func(context.Context) error) 
 	}
 }
 
-// Unavailable is what a sender is told when the queue fails: send it again. Whatever the queue's own status is, nothing is dropped.
-func (c *Client) Unavailable(err error) error {
-	message := fmt.Sprintf("the queue at %s gives no sequence numbers; send this again: %s", c.Endpoint(), status.Convert(err).Message())
-	failure := status.New(codes.Unavailable, message)
+// Unavailable is what a sender is told when the queue fails: send it again. Whatever the queue's own status is, nothing is dropped. Where
+// the queue is, and what it said, is not for senders.
+func Unavailable() error {
+	failure := status.New(codes.Unavailable, "the queue gives no sequence numbers: send this again later")
 	if detailed, detailErr := failure.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(retryDelay)}); detailErr == nil {
 		failure = detailed
 	}
