@@ -141,7 +141,7 @@ class Settings(BaseSettings):
     (a batch of the OpenTelemetry Collector) with a resource of 20 KiB, or for 512 (an SDK's) with one of 400 KiB; most take some KiB."""
     max_in_flight_bytes: int = Field(default=256 << 20, ge=1024)
     """OTLP requests that may wait for the disk together, in bytes; beyond it clients are told to send again (UNAVAILABLE, HTTP 503).
-    The Python collector only; the Go one bounds its memory by its configuration."""
+    In the Go collector: that are being taken, until they are answered."""
     wal_budget_bytes: int = Field(default=4 << 30, ge=1 << 20)
     """How large the write-ahead log may grow while ClickHouse does not keep up; a warning comes at 70 %, UNAVAILABLE at 100 % (the Python
     collector only)."""

@@ -24,7 +24,6 @@ _TUNED: Final = ("AGL_OTELCOL_FLUSH", "AGL_OTELCOL_RETRY")  # its own, which no 
 _OTHERWISE: Final = {
     "metrics": "without metrics, take its pipeline out of deploy/otelcol",
     "max_span_attributes": "a span is cut down by its size (max_item_bytes)",
-    "max_in_flight_bytes": "its memory_limiter bounds what waits",
     "wal_budget_bytes": "it has no log on disk, its exporter's sending_queue bounds what waits for ClickHouse",
     "disk_reserve_bytes": "it keeps nothing on disk but the journal of resends",
     "log_format": "its own is service::telemetry::logs::encoding",

@@ -21,7 +21,7 @@ def program(tmp_path: Path) -> str:
 def test_settings_that_it_does_not_know_are_named(program: str, caplog: pytest.LogCaptureFixture) -> None:
     on_server = {"collector": program, "clickhouse_url": "clickhouse://127.0.0.1/otel"}
     with caplog.at_level(logging.WARNING):
-        otelcol.check(Settings.load(**on_server, max_message_bytes=1 << 20))
+        otelcol.check(Settings.load(**on_server, max_message_bytes=1 << 20, max_in_flight_bytes=1 << 20))
     assert caplog.messages == []
     with caplog.at_level(logging.WARNING):
         otelcol.check(Settings.load(**on_server, metrics=False, max_span_attributes=5, disk_reserve_bytes=0))

@@ -21,8 +21,8 @@ type Config struct {
 	CollectorGRPC string `mapstructure:"collector_grpc"`
 	CollectorHTTP string `mapstructure:"collector_http"`
 	ClickHouse    string `mapstructure:"clickhouse"`
-	// Token is what senders must show as `authorization: Bearer …` where a receiver names this extension as its authenticator; empty:
-	// everybody may send.
+	// Token is what senders must show as `authorization: Bearer …` where a receiver names this extension as its authenticator, and by
+	// gRPC also where it is only its middleware; empty: everybody may send.
 	Token configopaque.String `mapstructure:"token"`
 	// Host is what the receiver listens on. Where it is this machine's own and there is no token, HTTP requests must ask for an address,
 	// for localhost, or for one of the names: this, that of CollectorHTTP, and AllowedHosts (with commas; * for all).
@@ -32,6 +32,8 @@ type Config struct {
 	Barrier bool `mapstructure:"barrier"`
 	// MaxBodyBytes bounds the body of a request over HTTP, as it is unpacked, and a message over gRPC.
 	MaxBodyBytes int64 `mapstructure:"max_body_bytes"`
+	// MaxInFlightBytes bounds the requests that are being taken, all together, unpacked: one that finds no room is to be sent again.
+	MaxInFlightBytes int64 `mapstructure:"max_in_flight_bytes"`
 	// Resends is the folder of the journal by which resends are known after a restart; empty: restarts forget.
 	Resends string `mapstructure:"resends"`
 
@@ -51,6 +53,9 @@ func (c *Config) Validate() error {
 	}
 	if c.MaxBodyBytes <= 0 {
 		found = append(found, errors.New("`max_body_bytes` must be positive"))
+	}
+	if c.MaxInFlightBytes <= 0 {
+		found = append(found, errors.New("`max_in_flight_bytes` must be positive"))
 	}
 	return errors.Join(found...)
 }

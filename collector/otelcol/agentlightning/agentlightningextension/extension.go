@@ -27,16 +27,20 @@ const (
 	announceAgain   = queue.AnnouncementHolds / 3
 	farewellTimeout = 2 * time.Second
 	maxBodyBytes    = 64 << 20
+	maxInFlight     = 256 << 20
 )
 
 // NewFactory makes the extension's factory.
 func NewFactory() extension.Factory {
 	return extension.NewFactory(Type,
 		func() component.Config {
-			return &Config{Queue: queue.NewDefaultConfig(), Barrier: true, MaxBodyBytes: maxBodyBytes}
+			return &Config{Queue: queue.NewDefaultConfig(), Barrier: true, MaxBodyBytes: maxBodyBytes, MaxInFlightBytes: maxInFlight}
 		},
 		func(_ context.Context, set extension.Settings, config component.Config) (extension.Extension, error) {
-			return &presence{config: config.(*Config), settings: set.TelemetrySettings, started: time.Now()}, nil
+			given := config.(*Config)
+			return &presence{
+				config: given, settings: set.TelemetrySettings, started: time.Now(), room: &room{limit: given.MaxInFlightBytes},
+			}, nil
 		},
 		component.StabilityLevelAlpha)
 }
@@ -45,6 +49,7 @@ type presence struct {
 	config   *Config
 	settings component.TelemetrySettings
 	started  time.Time
+	room     *room
 
 	resends *resends
 	client  *queue.Client

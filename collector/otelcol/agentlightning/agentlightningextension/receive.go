@@ -7,10 +7,8 @@ import (
 	"errors"
 	"io"
 	"maps"
-	"math"
 	"mime"
 	"net/http"
-	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -18,11 +16,8 @@ import (
 	"go.opentelemetry.io/collector/client"
 	"go.opentelemetry.io/collector/extension/extensionmiddleware"
 	spb "google.golang.org/genproto/googleapis/rpc/status"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/encoding"
-	"google.golang.org/grpc/mem"
-	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -95,7 +90,9 @@ func (p *presence) GetHTTPHandler(context.Context) (extensionmiddleware.WrapHTTP
 
 // receive gives the receiver a body that it can read, where the request has not come before, and answers for it.
 func (p *presence) receive(w http.ResponseWriter, r *http.Request, of *signal, base http.Handler) {
-	body, err := readBody(r.Context(), strings.ToLower(strings.TrimSpace(r.Header.Get("Content-Encoding"))), r.Body, p.config.MaxBodyBytes)
+	mine := place{room: p.room}
+	defer mine.leave()
+	body, err := p.readBody(r, mine.grow)
 	media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if err != nil {
 		refuse(w, media, err)
@@ -136,6 +133,23 @@ func (p *presence) receive(w http.ResponseWriter, r *http.Request, of *signal, b
 		w.Header().Set("Content-Type", contentType)
 		_, _ = w.Write(raw) // a client that has gone gets none
 	}
+}
+
+// readBody waits for all that its client sends before it unpacks it: a client that sends a little and stalls holds nobody's room.
+func (p *presence) readBody(r *http.Request, grow func(int64) error) ([]byte, error) {
+	limit := p.config.MaxBodyBytes
+	sent, err := io.ReadAll(io.LimitReader(r.Body, limit+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(sent)) > limit {
+		return nil, &http.MaxBytesError{Limit: limit}
+	}
+	encoding := strings.ToLower(strings.TrimSpace(r.Header.Get("Content-Encoding")))
+	if encoding == "" || encoding == "identity" {
+		return sent, grow(int64(len(sent)))
+	}
+	return readBody(r.Context(), encoding, bytes.NewReader(sent), limit, grow)
 }
 
 // unsent is an answer of the receiver, which is an error where it is none that a request was taken.
@@ -188,15 +202,18 @@ func cleaned(name, media string, body []byte) ([]byte, error) {
 
 // refuse answers with a Status, as OTLP over HTTP wants it, in the sender's encoding.
 func refuse(w http.ResponseWriter, media string, err error) {
-	code := http.StatusBadRequest
+	code, body := http.StatusBadRequest, &spb.Status{Code: int32(codes.InvalidArgument), Message: err.Error()}
 	var tooLarge *http.MaxBytesError
+	var full noRoom
 	switch {
+	case errors.As(err, &full):
+		code, body = http.StatusServiceUnavailable, status.Convert(refusal(err)).Proto()
+		w.Header().Set("Retry-After", strconv.Itoa(int(retryDelay.Seconds())))
 	case errors.As(err, &tooLarge), errors.Is(err, errTooSlow):
 		code = http.StatusRequestEntityTooLarge
 	case errors.Is(err, errEncoding):
 		code = http.StatusUnsupportedMediaType
 	}
-	body := &spb.Status{Code: int32(codes.InvalidArgument), Message: err.Error()}
 	encode, contentType := protojson.Marshal, jsonType
 	if media == protobufType {
 		encode, contentType = proto.Marshal, protobufType
@@ -210,75 +227,4 @@ func refuse(w http.ResponseWriter, media string, err error) {
 func answer(w http.ResponseWriter, body map[string]any) {
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(body) // a client that has gone gets none
-}
-
-// GetGRPCServerOptions implements extensionmiddleware.GRPCServer. They come after those of the receiver's own settings: its interceptors
-// ask for the token first, and the largest message is the one of this extension.
-func (p *presence) GetGRPCServerOptions(context.Context) ([]grpc.ServerOption, error) {
-	return []grpc.ServerOption{
-		grpc.ForceServerCodecV2(cleaning{encoding.GetCodecV2("proto")}),
-		grpc.ChainUnaryInterceptor(p.intercept),
-		grpc.MaxRecvMsgSize(int(min(p.config.MaxBodyBytes, math.MaxInt32))),
-	}, nil
-}
-
-// intercept gives the receiver a request that has not come before, and answers for it.
-func (p *presence) intercept(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	of := methods[info.FullMethod]
-	message, is := request.(interface {
-		SizeProto() int
-		MarshalProto(into []byte) int
-	})
-	if of == nil || !is {
-		return handler(ctx, request)
-	}
-	body := make([]byte, message.SizeProto())
-	message.MarshalProto(body)
-	first := func(name string) string {
-		if values := metadata.ValueFromIncomingContext(ctx, name); len(values) > 0 {
-			return values[0]
-		}
-		return ""
-	}
-	headers := identify.Headers{RolloutID: first(identify.HeaderRolloutID), AttemptID: first(identify.HeaderAttemptID)}
-	this := keyOf("grpc", of.name, body, headers, key.BoundTo(client.FromContext(ctx)))
-	found, err := p.resends.once(ctx, this, func(ctx context.Context) (outcome, error) {
-		ctx, refused := refusals.Within(ctx)
-		if _, err := handler(ctx, request); err != nil {
-			return outcome{}, err
-		}
-		rejected, message := refused.Summary()
-		return outcome{rejected, message}, nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	return marshalled(found.protobuf()), nil
-}
-
-// marshalled is an answer as it goes over the wire.
-type marshalled []byte
-
-// cleaning is a codec that makes requests parse before it parses them, and sends what is marshalled as it is.
-type cleaning struct{ encoding.CodecV2 }
-
-func (c cleaning) Marshal(from any) (mem.BufferSlice, error) {
-	if raw, is := from.(marshalled); is {
-		return mem.BufferSlice{mem.SliceBuffer(raw)}, nil
-	}
-	return c.CodecV2.Marshal(from)
-}
-
-func (c cleaning) Unmarshal(data mem.BufferSlice, into any) error {
-	parsed, is := into.(interface{ UnmarshalProto([]byte) error })
-	if !is {
-		return c.CodecV2.Unmarshal(data, into)
-	}
-	buffer := data.MaterializeToBuffer(mem.DefaultBufferPool())
-	defer buffer.Free()
-	body, err := wire.Clean(reflect.TypeOf(into).Elem().Name(), buffer.ReadOnlyData())
-	if err != nil {
-		return err
-	}
-	return parsed.UnmarshalProto(body)
 }

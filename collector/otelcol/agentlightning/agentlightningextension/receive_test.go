@@ -29,6 +29,8 @@ import (
 
 const limit = 1 << 20
 
+func unbounded(int64) error { return nil }
+
 func gzipped(raw []byte) []byte {
 	var out bytes.Buffer
 	w := gzip.NewWriter(&out)
@@ -58,13 +60,13 @@ var several = map[string]func([]byte) []byte{"gzip": gzipped, "deflate": zlibbed
 func TestWhatIsPackedIsUnpacked(t *testing.T) {
 	raw := bytes.Repeat([]byte("spans "), 10_000)
 	for name, pack := range packers {
-		got, err := readBody(t.Context(), name, bytes.NewReader(pack(raw)), limit)
+		got, err := readBody(t.Context(), name, bytes.NewReader(pack(raw)), limit, unbounded)
 		require.NoError(t, err, name)
 		require.Equal(t, raw, got, name)
 	}
 	for name, pack := range several {
 		packed := append(pack(raw), bytes.Repeat(pack([]byte("more")), maxMembers-1)...)
-		got, err := readBody(t.Context(), name, iotest.OneByteReader(bytes.NewReader(packed)), limit)
+		got, err := readBody(t.Context(), name, iotest.OneByteReader(bytes.NewReader(packed)), limit, unbounded)
 		require.NoError(t, err, name)
 		require.Len(t, got, len(raw)+4*(maxMembers-1), name)
 		require.True(t, bytes.HasSuffix(got, []byte("moremore")), name)
@@ -73,11 +75,11 @@ func TestWhatIsPackedIsUnpacked(t *testing.T) {
 
 func TestManyMembersAreRefused(t *testing.T) {
 	for name, pack := range several {
-		_, err := readBody(t.Context(), name, bytes.NewReader(bytes.Repeat(pack(nil), maxMembers+1)), limit)
+		_, err := readBody(t.Context(), name, bytes.NewReader(bytes.Repeat(pack(nil), maxMembers+1)), limit, unbounded)
 		require.ErrorIs(t, err, errMembers, name)
 	}
 	skipped := bytes.Repeat([]byte{0x50, 0x2a, 0x4d, 0x18, 0, 0, 0, 0}, maxMembers+1)
-	_, err := readBody(t.Context(), "zstd", bytes.NewReader(skipped), limit)
+	_, err := readBody(t.Context(), "zstd", bytes.NewReader(skipped), limit, unbounded)
 	require.ErrorIs(t, err, errMembers)
 	for name, pack := range map[string]func([]byte) []byte{"gzip": gzipped, "zstd": zstded} { // over gRPC
 		reader, err := encoding.GetCompressor(name).Decompress(bytes.NewReader(bytes.Repeat(pack(nil), maxMembers+1)))
@@ -104,7 +106,7 @@ func TestAWindowThatNoEncoderMayAskForIsRefusedOverGRPCToo(t *testing.T) {
 
 func TestWhatUnfoldsBeyondTheLimitIsRefused(t *testing.T) {
 	for name, pack := range packers {
-		_, err := readBody(t.Context(), name, bytes.NewReader(pack(make([]byte, limit+1))), limit)
+		_, err := readBody(t.Context(), name, bytes.NewReader(pack(make([]byte, limit+1))), limit, unbounded)
 		var tooLarge *http.MaxBytesError
 		require.ErrorAs(t, err, &tooLarge, name)
 	}
@@ -113,11 +115,11 @@ func TestWhatUnfoldsBeyondTheLimitIsRefused(t *testing.T) {
 func TestDamagedBodiesAndUnknownEncodingsAreRefused(t *testing.T) {
 	for name, pack := range packers {
 		packed := pack([]byte("something of some length"))
-		if _, err := readBody(t.Context(), name, bytes.NewReader(packed[:len(packed)-6]), limit); name != "" {
+		if _, err := readBody(t.Context(), name, bytes.NewReader(packed[:len(packed)-6]), limit, unbounded); name != "" {
 			require.Error(t, err, name)
 		}
 	}
-	_, err := readBody(t.Context(), "br", strings.NewReader("x"), limit)
+	_, err := readBody(t.Context(), "br", strings.NewReader("x"), limit, unbounded)
 	require.ErrorIs(t, err, errEncoding)
 }
 
@@ -133,7 +135,7 @@ func TestTheWorkEndsWithItsRequest(t *testing.T) {
 		}
 	}()
 	defer func() { _ = endless.CloseWithError(errors.New("done")) }()
-	_, err := readBody(ctx, "gzip", io.MultiReader(bytes.NewReader(gzipped([]byte("x"))), endless), limit)
+	_, err := readBody(ctx, "gzip", io.MultiReader(bytes.NewReader(gzipped([]byte("x"))), endless), limit, unbounded)
 	require.ErrorIs(t, err, context.Canceled)
 }
 
@@ -156,7 +158,7 @@ func TestUnpackingEndsWithItsTimeAlsoWhereNothingComesOut(t *testing.T) {
 		return now
 	}
 	for name := range emptyBlocks {
-		_, err := readWatched(watch(t.Context(), packedNothing(name), clock), name, limit)
+		_, err := readWatched(watch(t.Context(), packedNothing(name), clock), name, limit, unbounded)
 		require.ErrorIs(t, err, errTooSlow, name)
 	}
 	for name, over := range map[string]encoding.Compressor{"gzip": boundedGzip{now: clock}, "zstd": boundedZstd{now: clock}} { // gRPC
@@ -178,7 +180,7 @@ func TestUnpackingEndsWithItsClientAlsoWhereNothingComesOut(t *testing.T) {
 			cancel()
 			return body.Read(into)
 		})
-		_, err = readBody(ctx, name, io.MultiReader(bytes.NewReader(head), gone), limit)
+		_, err = readBody(ctx, name, io.MultiReader(bytes.NewReader(head), gone), limit, unbounded)
 		require.ErrorIs(t, err, context.Canceled, name)
 	}
 }
@@ -244,11 +246,9 @@ func TestOneBadSpanDoesNotRefuseItsRequest(t *testing.T) {
 	require.Equal(t, http.StatusTeapot, answered.Code)
 	good(seen)
 
-	options, err := start(t, nil).GetGRPCServerOptions(t.Context())
-	require.NoError(t, err)
-	require.Len(t, options, 3)
 	request := &recorded{}
-	require.NoError(t, cleaning{encoding.GetCodecV2("proto")}.Unmarshal(mem.BufferSlice{mem.SliceBuffer(raw)}, (*ExportTraceServiceRequest)(request)))
+	codec := &cleaning{CodecV2: encoding.GetCodecV2("proto"), room: &room{limit: limit}}
+	require.NoError(t, codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(raw)}, (*ExportTraceServiceRequest)(request)))
 	good(request.raw)
 }
 
@@ -279,7 +279,12 @@ func TestARefusalIsAStatusInTheSendersEncoding(t *testing.T) {
 		require.NoError(t, proto.Unmarshal(answered.Body.Bytes(), &body))
 		require.NotEmpty(t, body.GetMessage())
 	}
-	answered, _ := served(t, nil, post(t, "/v1/traces", []byte("["), "Content-Type", jsonType, "Content-Encoding", "br"))
+	crowded := gzipped(bytes.Repeat([]byte("\n\x00"), limit))
+	answered, seen := served(t, nil, post(t, "/v1/metrics", crowded, "Content-Type", protobufType, "Content-Encoding", "gzip"))
+	require.Equal(t, http.StatusBadRequest, answered.Code)
+	require.Contains(t, answered.Body.String(), "it has more than 65536 resources, scopes and items in 2097152 bytes: send smaller batches")
+	require.Empty(t, seen)
+	answered, _ = served(t, nil, post(t, "/v1/traces", []byte("["), "Content-Type", jsonType, "Content-Encoding", "br"))
 	require.JSONEq(t, `{"code":3,"message":"`+errEncoding.Error()+`"}`, answered.Body.String())
 }
 

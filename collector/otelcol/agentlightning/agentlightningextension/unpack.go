@@ -137,12 +137,12 @@ func (f *frames) Read(into []byte) (int, error) {
 }
 
 // readBody reads all of a body and what is in it, at most `limit` bytes, as long as its client waits and unpacking it takes no longer than
-// it may.
-func readBody(ctx context.Context, encoding string, body io.Reader, limit int64) ([]byte, error) {
-	return readWatched(watch(ctx, body, time.Now), encoding, limit)
+// it may, and there is room for what comes out.
+func readBody(ctx context.Context, encoding string, body io.Reader, limit int64, grow func(int64) error) ([]byte, error) {
+	return readWatched(watch(ctx, body, time.Now), encoding, limit, grow)
 }
 
-func readWatched(body *watched, encoding string, limit int64) ([]byte, error) {
+func readWatched(body *watched, encoding string, limit int64, grow func(int64) error) ([]byte, error) {
 	inside, err := unpacked(encoding, body)
 	if err != nil {
 		return nil, err
@@ -154,10 +154,14 @@ func readWatched(body *watched, encoding string, limit int64) ([]byte, error) {
 	piece := make([]byte, 256<<10)
 	for {
 		n, err := inside.Read(piece)
+		if int64(len(all)+n) > limit {
+			return nil, &http.MaxBytesError{Limit: limit}
+		}
+		if full := grow(int64(n)); full != nil {
+			return nil, full
+		}
 		all = append(all, piece[:n]...)
 		switch {
-		case int64(len(all)) > limit:
-			return nil, &http.MaxBytesError{Limit: limit}
 		case errors.Is(err, io.EOF):
 			return all, nil
 		case err != nil:
@@ -201,7 +205,9 @@ type boundedGzip struct {
 }
 
 func (b boundedGzip) Decompress(r io.Reader) (io.Reader, error) {
-	return newGzip(watch(context.Background(), r, b.now))
+	source := watch(context.Background(), r, b.now)
+	inside, err := newGzip(source)
+	return inTurn(inside, source), err
 }
 
 // boundedZstd is the collector's zstd of gRPC with bounds on frames, on time, and on the window, which every decoder sets memory aside for.
@@ -211,7 +217,53 @@ type boundedZstd struct {
 }
 
 func (b boundedZstd) Decompress(r io.Reader) (io.Reader, error) {
-	return newFrames(watch(context.Background(), r, b.now))
+	source := watch(context.Background(), r, b.now)
+	inside, err := newFrames(source)
+	return inTurn(inside, source), err
+}
+
+// Of the messages of gRPC that unfold to more than a little, so many are unpacked at one time. How large one becomes is known at its end
+// only, where the codec asks for room.
+const (
+	littleBytes = 1 << 20
+	maxTurns    = 4
+)
+
+var turns = make(chan struct{}, maxTurns)
+
+// turn reads what a message unfolds to; gRPC closes it.
+type turn struct {
+	inside io.Reader
+	source *watched
+	read   int
+	mine   bool
+}
+
+func inTurn(inside io.Reader, source *watched) io.Reader {
+	return &turn{inside: inside, source: source}
+}
+
+func (t *turn) Read(into []byte) (int, error) {
+	if t.read > littleBytes && !t.mine {
+		asked := t.source.now()
+		turns <- struct{}{}
+		t.mine = true
+		t.source.waited += t.source.now().Sub(asked)
+	}
+	n, err := t.inside.Read(into)
+	t.read += n
+	return n, err
+}
+
+func (t *turn) Close() error {
+	if t.mine {
+		<-turns
+		t.mine = false
+	}
+	if closer, is := t.inside.(io.Closer); is {
+		return closer.Close()
+	}
+	return nil
 }
 
 func init() {
