@@ -134,7 +134,7 @@ func (c *cleaning) Unmarshal(data mem.BufferSlice, into any) error {
 	defer buffer.Free()
 	body := buffer.ReadOnlyData()
 	found.hash = sha256.Sum256(body)
-	if body, found.err = wire.Clean(reflect.TypeOf(into).Elem().Name(), body); found.err == nil {
+	if body, found.err = wire.Clean(reflect.TypeOf(into).Elem().Name(), body, found.place.grow); found.err == nil {
 		found.err = parsed.UnmarshalProto(body)
 	}
 	return nil

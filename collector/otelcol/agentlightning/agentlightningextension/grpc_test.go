@@ -113,17 +113,17 @@ func (s *waits) Export(context.Context, ptraceotlp.ExportRequest) (ptraceotlp.Ex
 }
 
 func TestRequestsThatFindNoRoomAreToBeSentAgain(t *testing.T) {
-	made := start(t, map[string]any{"max_in_flight_bytes": 100})
+	made := start(t, map[string]any{"max_in_flight_bytes": 500})
 	service := &waits{begun: make(chan struct{}), end: make(chan struct{})}
 	connection := listening(t, made, service)
-	large, small := append(rawSpan(t), append([]byte("\x12\x64"), make([]byte, 100)...)...), rawSpan(t)
+	large, small := append(rawSpan(t), append([]byte("\x12\xf4\x03"), make([]byte, 500)...)...), rawSpan(t)
 	first := make(chan error)
 	go func() { first <- sent(t.Context(), connection, large) }() // alone, it is always let in
 	<-service.begun
 
 	refused := status.Convert(sent(t.Context(), connection, small))
 	require.Equal(t, codes.Unavailable, refused.Code())
-	require.Contains(t, refused.Message(), "AGL_MAX_IN_FLIGHT_BYTES 100")
+	require.Contains(t, refused.Message(), "AGL_MAX_IN_FLIGHT_BYTES 500")
 	require.Len(t, refused.Details(), 1, "when to send it again")
 	wrap, err := made.GetHTTPHandler(t.Context())
 	require.NoError(t, err)
@@ -147,7 +147,7 @@ func TestRequestsThatFindNoRoomAreToBeSentAgain(t *testing.T) {
 }
 
 func TestAClientThatStallsHoldsNoRoom(t *testing.T) {
-	made := start(t, map[string]any{"max_in_flight_bytes": 100})
+	made := start(t, map[string]any{"max_in_flight_bytes": 500})
 	wrap, err := made.GetHTTPHandler(t.Context())
 	require.NoError(t, err)
 	handler, err := wrap(t.Context(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }))

@@ -102,7 +102,7 @@ func (p *presence) receive(w http.ResponseWriter, r *http.Request, of *signal, b
 	headers := identify.Headers{RolloutID: r.Header.Get(identify.HeaderRolloutID), AttemptID: r.Header.Get(identify.HeaderAttemptID)}
 	this := keyOf("http "+media, of.name, body, headers, key.BoundTo(info))
 	found, err := p.resends.once(r.Context(), this, func(ctx context.Context) (outcome, error) {
-		clean, err := cleaned(of.request, media, body)
+		clean, err := cleaned(of.request, media, body, mine.grow)
 		if err != nil {
 			return outcome{}, err
 		}
@@ -189,12 +189,12 @@ func (o outcome) json(of *signal) []byte {
 	return raw
 }
 
-func cleaned(name, media string, body []byte) ([]byte, error) {
+func cleaned(name, media string, body []byte, grow func(int64) error) ([]byte, error) {
 	switch media {
 	case protobufType:
-		return wire.Clean(name, body)
+		return wire.Clean(name, body, grow)
 	case jsonType:
-		return wire.CleanJSON(body)
+		return wire.CleanJSON(body, grow)
 	default: // the receiver says what it takes
 		return body, nil
 	}

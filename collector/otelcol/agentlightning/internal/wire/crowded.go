@@ -16,9 +16,13 @@ const (
 	leastBytes     = 16 // of a part, on average, where there are more than a few
 	leastJSONBytes = 8  // of a JSON object, likewise
 
-	maxMessages       = 1 << 22 // of all kinds (an attribute is two), or objects in JSON; parsed, each takes about a hundred bytes
+	maxMessages       = 1 << 21 // of all kinds; an attribute is two
+	maxObjects        = 1 << 22 // in JSON, where each value of a list is one
 	leastMessageBytes = 4       // likewise: an attribute with a name of one letter has nine
 	maxValues         = 1 << 23 // of lists (token ids, log-probs), and counts of exponential histograms: what they take is small, and real
+
+	messageBytes = 64 // that a message takes beside its own bytes when it is parsed, about
+	valueBytes   = 16
 
 	// MaxCleanedJSON is how large a body in JSON may be of which one item does not parse: to mend it, all of it becomes a tree.
 	MaxCleanedJSON = 8 << 20
@@ -94,20 +98,23 @@ type survey struct {
 }
 
 // surveyed fails where the messages of a request are too many or next to empty.
-func surveyed(body []byte, schema message) (deep bool, err error) {
-	s := survey{most: maxMessages}
+func surveyed(body []byte, schema message) (s survey, err error) {
+	s.most = maxMessages
 	if len(body) > fewParts*leastBytes {
 		s.most = min(s.most, len(body)/leastMessageBytes)
 	}
 	s.walk(body, schema, MaxDepth)
 	switch {
 	case s.messages > s.most:
-		return false, fmt.Errorf("it has more than %d attributes, events, points and the like in %d bytes: send smaller batches", s.most, len(body))
+		return s, fmt.Errorf("it has more than %d attributes, events, points and the like in %d bytes: send smaller batches", s.most, len(body))
 	case s.values > maxValues:
-		return false, fmt.Errorf("it has more than %d values in lists: send smaller batches", maxValues)
+		return s, fmt.Errorf("it has more than %d values in lists: send smaller batches", maxValues)
 	}
-	return s.deep, nil
+	return s, nil
 }
+
+// size is what the messages take when they are parsed, beside their bytes.
+func (s *survey) size() int64 { return int64(s.messages)*messageBytes + int64(s.values)*valueBytes }
 
 func (s *survey) walk(raw []byte, schema message, depth int) {
 	_, inList := schema[lists]
@@ -136,10 +143,10 @@ func (s *survey) walk(raw []byte, schema message, depth int) {
 
 // checkJSON is checkParts and surveyed for OTLP/JSON. It gives at least the depth of a text that is not parsed yet: brackets count, too,
 // as parsers go down there.
-func checkJSON(body []byte) (deepest int, err error) {
-	objects := bytes.Count(body, []byte("{"))
-	if objects > maxMessages || objects > fewParts && objects*leastJSONBytes > len(body) {
-		return 0, fmt.Errorf("it has %d objects in %d bytes: send smaller batches", objects, len(body))
+func checkJSON(body []byte) (deepest, objects int, err error) {
+	objects = bytes.Count(body, []byte("{"))
+	if objects > maxObjects || objects > fewParts && objects*leastJSONBytes > len(body) {
+		return 0, 0, fmt.Errorf("it has %d objects in %d bytes: send smaller batches", objects, len(body))
 	}
 	open, parts := 0, 0
 	path := 0 // how many of the open brackets, from the outermost on, are {[{[{…: the way to items
@@ -168,7 +175,7 @@ func checkJSON(body []byte) (deepest int, err error) {
 		}
 	}
 	if parts > maxParts {
-		return 0, crowdedParts(parts, len(body))
+		return 0, 0, crowdedParts(parts, len(body))
 	}
-	return deepest, nil
+	return deepest, objects, nil
 }

@@ -2,11 +2,14 @@ package wire
 
 import (
 	"bytes"
+	"errors"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
+
+func unbounded(int64) error { return nil }
 
 const mib = 1 << 20
 
@@ -44,18 +47,33 @@ func TestACrowdedRequestIsRefused(t *testing.T) {
 		"pairs":            {traces, spans(1, of(9, of(1, "k", 2, of(6, bytes.Repeat([]byte("\x0a\x00"), mib)))))},
 		"values":           {traces, list(bytes.Repeat([]byte("\x0a\x00"), maxValues+1))},
 	} {
-		_, err := Clean(crowded.signal, crowded.body)
+		_, err := Clean(crowded.signal, crowded.body, unbounded)
 		require.ErrorContains(t, err, "send smaller batches", name)
 	}
 }
 
+func TestRoomIsAskedForWhatParsedMessagesTake(t *testing.T) {
+	full := errors.New("no room")
+	var asked int64
+	ask := func(more int64) error {
+		asked = more
+		return full
+	}
+	_, err := Clean(traces, spans(1000, goodSpan), ask)
+	require.ErrorIs(t, err, full)
+	require.Equal(t, int64(1002*messageBytes), asked)
+	_, err = CleanJSON([]byte(`{"resourceSpans":[{},{}]}`), ask)
+	require.ErrorIs(t, err, full)
+	require.Equal(t, int64(3*messageBytes), asked)
+}
+
 // The words are those of the Python collector.
 func TestTheRefusalOfACrowdedRequestCountsItsParts(t *testing.T) {
-	_, err := Clean(traces, spans(10*fewParts, nil))
+	_, err := Clean(traces, spans(10*fewParts, nil), unbounded)
 	require.EqualError(t, err, "it has 10242 resources, scopes and items in 20488 bytes: send smaller batches")
-	_, err = Clean(traces, spans(mib, nil))
+	_, err = Clean(traces, spans(mib, nil), unbounded)
 	require.EqualError(t, err, "it has more than 65536 resources, scopes and items in 2097162 bytes: send smaller batches")
-	_, err = CleanJSON([]byte(`{"resourceSpans":[` + strings.Repeat("{},", 10*fewParts) + `{}]}`))
+	_, err = CleanJSON([]byte(`{"resourceSpans":[`+strings.Repeat("{},", 10*fewParts)+`{}]}`), unbounded)
 	require.EqualError(t, err, "it has 10242 objects in 30742 bytes: send smaller batches")
 }
 
@@ -70,7 +88,7 @@ func TestRealRequestsAreNotCrowded(t *testing.T) {
 		"attributes":      spans(512, append(bytes.Clone(goodSpan), bytes.Repeat(attribute, 1000)...)),
 		"another message": bytes.Repeat([]byte("\x12\x00"), mib),
 	} {
-		_, err := Clean(traces, body)
+		_, err := Clean(traces, body, unbounded)
 		require.NoError(t, err, name)
 	}
 }
@@ -83,9 +101,9 @@ func TestCrowdedJSONIsRefusedAndDenseRealJSONIsNot(t *testing.T) {
 	for name, crowded := range map[string][]byte{
 		"groups":  []byte(`{"resourceSpans":[` + strings.Repeat("{},", mib) + `{}]}`),
 		"spans":   group(strings.Repeat(span, maxParts) + `{}`),
-		"objects": []byte(`{"resourceSpans":[],"x":[` + strings.Repeat(`{"a":1},`, maxMessages) + `{}]}`),
+		"objects": []byte(`{"resourceSpans":[],"x":[` + strings.Repeat(`{"a":1},`, maxObjects) + `{}]}`),
 	} {
-		_, err := CleanJSON(crowded)
+		_, err := CleanJSON(crowded, unbounded)
 		require.ErrorContains(t, err, "send smaller batches", name)
 	}
 	values := strings.Repeat(`{"intValue":"1"},`, 100_000) + `{"intValue":"1"}`
@@ -93,7 +111,7 @@ func TestCrowdedJSONIsRefusedAndDenseRealJSONIsNot(t *testing.T) {
 		"spans":  group(strings.Repeat(span, maxParts-3) + `{}`),
 		"values": group(`{"attributes":[{"key":"k","value":{"arrayValue":{"values":[` + values + `]}}}]}`),
 	} {
-		cleaned, err := CleanJSON(body)
+		cleaned, err := CleanJSON(body, unbounded)
 		require.NoError(t, err, name)
 		require.Equal(t, body, cleaned, name)
 	}
@@ -101,6 +119,6 @@ func TestCrowdedJSONIsRefusedAndDenseRealJSONIsNot(t *testing.T) {
 
 func TestALargeRequestInJSONIsNotMended(t *testing.T) {
 	body := []byte(`{"resourceSpans":[{"scopeSpans":[{"spans":[{"spanId":"zz"}]}],"x":"` + strings.Repeat("x", MaxCleanedJSON) + `"}]}`)
-	_, err := CleanJSON(body)
+	_, err := CleanJSON(body, unbounded)
 	require.ErrorIs(t, err, errTooLargeToClean)
 }

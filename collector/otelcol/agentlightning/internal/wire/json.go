@@ -39,9 +39,12 @@ type object = map[string]any
 
 // CleanJSON is Clean for OTLP/JSON. A text that is none (half a surrogate pair, bytes that are no UTF-8) gets or keeps bytes that are none:
 // parsers would make it U+FFFD, and nobody would refuse its item.
-func CleanJSON(body []byte) ([]byte, error) {
-	deepest, err := checkJSON(body)
+func CleanJSON(body []byte, grow func(int64) error) ([]byte, error) {
+	deepest, count, err := checkJSON(body)
 	if err != nil {
+		return nil, err
+	}
+	if err := grow(int64(count) * messageBytes); err != nil {
 		return nil, err
 	}
 	body = withoutHalfPairs(body)

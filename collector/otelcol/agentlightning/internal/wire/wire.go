@@ -87,8 +87,8 @@ var kinds = map[string]kind{
 }
 
 // Clean gives the bytes of a request of this type so that they parse: those given, where nothing is wrong. Fails where they are no protobuf,
-// where its parts are too many, and with ErrNested.
-func Clean(request string, body []byte) ([]byte, error) {
+// where its parts are too many, and with ErrNested; and as `grow` does, which is asked for what parsed messages take beside their bytes.
+func Clean(request string, body []byte, grow func(int64) error) ([]byte, error) {
 	schema, known := requests[request]
 	if !known {
 		return body, nil
@@ -96,10 +96,14 @@ func Clean(request string, body []byte) ([]byte, error) {
 	if err := checkParts(body); err != nil {
 		return nil, err
 	}
-	deep, err := surveyed(body, schema)
+	found, err := surveyed(body, schema)
 	if err != nil {
 		return nil, err
 	}
+	if err := grow(found.size()); err != nil {
+		return nil, err
+	}
+	deep := found.deep
 	of, items := kinds[request]
 	if deep && !items {
 		return nil, ErrNested

@@ -58,7 +58,7 @@ func request(resource []byte, scope []byte, items ...[]byte) []byte {
 
 func parsed(t *testing.T, raw []byte) []ptrace.Span {
 	t.Helper()
-	cleaned, err := Clean(traces, raw)
+	cleaned, err := Clean(traces, raw, unbounded)
 	require.NoError(t, err)
 	request := ptraceotlp.NewExportRequest()
 	require.NoError(t, request.UnmarshalProto(cleaned))
@@ -92,7 +92,7 @@ func reasons(spans []ptrace.Span) []string {
 
 func TestARequestInWhichNothingIsWrongIsNotCopied(t *testing.T) {
 	raw := request(of(1, nested(20)), nil, goodSpan, of(1, trace, 2, spanID, 9, nested(20)))
-	cleaned, err := Clean(traces, raw)
+	cleaned, err := Clean(traces, raw, unbounded)
 	require.NoError(t, err)
 	require.Same(t, &raw[0], &cleaned[0])
 }
@@ -143,7 +143,7 @@ func TestTheDeepestThatIsTakenIsWhatPythonsProtobufReads(t *testing.T) {
 
 func TestLogRecords(t *testing.T) {
 	body := func(key []byte) []byte { return of(6, of(1, key)) }
-	cleaned, err := Clean(logs, request(nil, nil, of(5, body(nested(90)), 9, trace), of(9, []byte{1}), of(10, []byte{1}, 5, of(1, "x")), of(5, of(1, "good"), 9, trace)))
+	cleaned, err := Clean(logs, request(nil, nil, of(5, body(nested(90)), 9, trace), of(9, []byte{1}), of(10, []byte{1}, 5, of(1, "x")), of(5, of(1, "good"), 9, trace)), unbounded)
 	require.NoError(t, err)
 	request := plogotlp.NewExportRequest()
 	require.NoError(t, request.UnmarshalProto(cleaned))
@@ -163,11 +163,11 @@ func TestDeepMetricsAreRefusedBeforeAnybodyWalksThem(t *testing.T) {
 		request(of(1, nested(90)), nil), request(nil, of(3, nested(90))), request(nil, nil, of(12, nested(90))),
 		request(nil, nil, of(5, of(1, of(7, nested(90))))), request(nil, nil, of(9, of(1, of(8, of(7, nested(90)))))),
 	} {
-		_, err := Clean(metrics, raw)
+		_, err := Clean(metrics, raw, unbounded)
 		require.ErrorIs(t, err, ErrNested)
 	}
 	raw := request(nil, nil, of(5, of(1, of(7, nested(10)))))
-	cleaned, err := Clean(metrics, raw)
+	cleaned, err := Clean(metrics, raw, unbounded)
 	require.NoError(t, err)
 	require.NoError(t, pmetricotlp.NewExportRequest().UnmarshalProto(cleaned))
 }
@@ -188,14 +188,14 @@ func TestMegabytesOfNestingDoNotEndTheProcess(t *testing.T) {
 
 func TestWhatIsNoProtobufIsNotTakenForSome(t *testing.T) {
 	for _, raw := range [][]byte{{0xff}, {0x0a, 0x05, 1}, []byte("hello world")} {
-		cleaned, err := Clean(traces, raw)
+		cleaned, err := Clean(traces, raw, unbounded)
 		if err == nil {
 			require.Error(t, ptraceotlp.NewExportRequest().UnmarshalProto(cleaned))
 		}
 	}
-	_, err := Clean(traces, request(nil, nil, append(of(1, []byte{1}), 0xff)))
+	_, err := Clean(traces, request(nil, nil, append(of(1, []byte{1}), 0xff)), unbounded)
 	require.Error(t, err)
-	same, err := Clean("ExportProfilesServiceRequest", []byte{0xff})
+	same, err := Clean("ExportProfilesServiceRequest", []byte{0xff}, unbounded)
 	require.NoError(t, err)
 	require.Equal(t, []byte{0xff}, same)
 }
@@ -204,11 +204,11 @@ func FuzzClean(f *testing.F) {
 	f.Add(request(of(1, nested(40)), nil, of(1, []byte{1}, 9, nested(40), 13, of(1, []byte{3}))))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		for _, name := range []string{traces, logs, metrics} {
-			cleaned, err := Clean(name, raw)
+			cleaned, err := Clean(name, raw, unbounded)
 			if err != nil {
 				continue
 			}
-			again, err := Clean(name, cleaned)
+			again, err := Clean(name, cleaned, unbounded)
 			require.NoError(t, err)
 			require.Equal(t, cleaned, again)
 		}
@@ -228,7 +228,7 @@ func TestJSON(t *testing.T) {
 		`{"resource":{"attributes":[{"key":"k","value":` + deep + `}]},"scopeSpans":[{"spans":[` + good + `]}]}]}`
 	_, err := (&ptrace.JSONUnmarshaler{}).UnmarshalTraces([]byte(raw))
 	require.Error(t, err)
-	cleaned, err := CleanJSON([]byte(raw))
+	cleaned, err := CleanJSON([]byte(raw), unbounded)
 	require.NoError(t, err)
 	request, err := (&ptrace.JSONUnmarshaler{}).UnmarshalTraces(cleaned)
 	require.NoError(t, err)
@@ -244,11 +244,11 @@ func TestJSON(t *testing.T) {
 	require.Equal(t, int64(9007199254740993), number.Int())
 
 	whole := []byte(`{"resourceSpans":[{"scopeSpans":[{"spans":[` + good + `]}]}]}`)
-	same, err := CleanJSON(whole)
+	same, err := CleanJSON(whole, unbounded)
 	require.NoError(t, err)
 	require.Same(t, &whole[0], &same[0])
 	for _, refused := range []string{`{"resourceMetrics":[{"resource":{"attributes":[{"key":"k","value":` + deep + `}]}}]}`, string(bytes.Repeat([]byte("["), 100_000))} {
-		_, err := CleanJSON([]byte(refused))
+		_, err := CleanJSON([]byte(refused), unbounded)
 		require.ErrorIs(t, err, ErrNested)
 	}
 }
@@ -261,7 +261,7 @@ func TestATextInJSONThatIsNoneStaysOne(t *testing.T) {
 	for _, spoiled := range []string{`a\ud800b`, `a\uDC00b`, `a\ud83d\ud83d\ude00`, `\\\udead`, "a\xffb", "a\xed\xa0\x80b"} {
 		for _, id := range []string{good, "zz"} { // with an id that is none, the request is rewritten
 			raw := `{"resourceSpans":[{"scopeSpans":[{"spans":[` + span(good, `\ud83d\ude00 \\ud800`) + "," + span(good, spoiled) + "," + span(id, "x") + `]}]}]}`
-			cleaned, err := CleanJSON([]byte(raw))
+			cleaned, err := CleanJSON([]byte(raw), unbounded)
 			require.NoError(t, err)
 			request, err := (&ptrace.JSONUnmarshaler{}).UnmarshalTraces(cleaned)
 			require.NoError(t, err)
