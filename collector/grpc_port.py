@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NoReturn
+from functools import partial
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -13,6 +14,7 @@ from agl_otel.collector.receive import METRICS_OFF, Receiver, status_of
 from agl_otel.collector.signals import PROTOCOLS, Protocol
 from agl_otel.errors import AglError, grpc_status
 from agl_otel.net.auth import Admission, admission, authorization_of
+from agl_otel.net.grpc_server import Aborted, refusing
 
 BARRIER_METHOD: Final = "/agl.collector.v1.Collector/Barrier"
 METHODS: Final = (*(protocol.method for protocol in PROTOCOLS), BARRIER_METHOD)
@@ -60,14 +62,17 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingType
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
         handlers = {protocol.method: self._export(protocol) for protocol in PROTOCOLS} | {BARRIER_METHOD: self._barrier}
-        guarded = {method: self._guarded(method, handler) for method, handler in handlers.items()}
-        self._handlers = {method: grpc.unary_unary_rpc_method_handler(call) for method, call in guarded.items()}
+        self._calls = {method: _answering(handler) for method, handler in handlers.items()}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """The handler of a method."""
+        """The handler of a call; of one that may not come in nothing is read."""
         method = handler_call_details.method
-        if method in self._handlers:
-            return self._handlers[method]
+        if (call := self._calls.get(method)) is not None:
+            authorization = authorization_of(handler_call_details.invocation_metadata)
+            found = admission(self._receiver.token, authorization, sending=method != BARRIER_METHOD)
+            if found.refusal is not None:
+                return refusing(found.refusal)
+            return grpc.unary_unary_rpc_method_handler(partial(call, admitted=found))
 
         async def unknown(_: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"this port has no method {method}; it has {', '.join(METHODS)}")
@@ -89,28 +94,21 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingType
         await self._receiver.writer.barrier()
         return b""
 
-    def _guarded(self, method: str, handler: _Handle) -> Any:
-        async def call(raw: bytes, context: _Context) -> bytes:
-            authorization = authorization_of(context.invocation_metadata())
-            found = admission(self._receiver.token, authorization, sending=method != BARRIER_METHOD)
-            if found.refusal is not None:
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, found.refusal)
+
+def _answering(handler: _Handle) -> Any:
+    async def call(raw: bytes, context: _Context, admitted: Admission) -> bytes:
+        with Aborted():
             try:
-                return await handler(raw, context, found)
+                return await handler(raw, context, admitted)
             except _UnimplementedError as error:
                 await context.abort(grpc.StatusCode.UNIMPLEMENTED, str(error))
-                _unreachable(error)
             except AglError as error:
                 trailing = (("grpc-status-details-bin", status_of(error).SerializeToString()),)
                 await context.abort(grpc.StatusCode[grpc_status(error)], str(error), trailing)
-                _unreachable(error)
+        return b""  # which an aborted call does not send
 
-        return call
+    return call
 
 
 class _UnimplementedError(Exception):
     pass
-
-
-def _unreachable(error: Exception) -> NoReturn:
-    raise AssertionError("abort raises") from error

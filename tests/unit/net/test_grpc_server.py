@@ -1,10 +1,13 @@
-"""A gRPC port that a request has ended listens again."""
+"""A gRPC port that a request has ended listens again, and refusals keep nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
+import tracemalloc
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -12,7 +15,9 @@ import grpc.aio
 import pytest
 
 from agl_otel.errors import InUseError
-from agl_otel.net.grpc_server import GrpcPort
+from agl_otel.net.auth import QUEUE
+from agl_otel.net.grpc_server import AskingForToken, GrpcPort, tolerant
+from agl_otel.queue.proto import queue_pb2 as pb
 from tests.chaos.clients import HTTP2, frame, grpc_head
 
 
@@ -92,3 +97,67 @@ async def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
         number = other.getsockname()[1]
         with pytest.raises(InUseError, match=rf"127.0.0.1:{number} \(Address already in use\): .* AGL_SOME_PORT"):
             await listener(asyncio.Event()).start("127.0.0.1", number)
+
+
+BODY = 4 << 20
+CALLS = 8
+
+
+class Refusing(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument] - generic in the stubs only
+    """Takes any bytes as a request, and then aborts; `/refusing/many` in a stream."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        async def one(request: bytes, context: Any) -> None:
+            try:
+                raise InUseError(f"{len(request)} bytes")
+            except InUseError as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+        async def many(request: bytes, context: Any) -> AsyncIterator[bytes]:
+            yield b""
+            await one(request, context)
+
+        if handler_call_details.method == "/refusing/bytes":
+            return tolerant(grpc.unary_unary_rpc_method_handler(one, pb.EnqueueRequest.FromString))
+        if handler_call_details.method == "/refusing/many":
+            return tolerant(grpc.unary_stream_rpc_method_handler(many, bytes))
+        return tolerant(grpc.unary_unary_rpc_method_handler(one, bytes))
+
+
+@pytest.mark.parametrize(
+    ("method", "token", "status"),
+    [
+        ("/refusing/one", "", "INVALID_ARGUMENT"),
+        ("/refusing/many", "", "INVALID_ARGUMENT"),
+        ("/refusing/bytes", "", "INVALID_ARGUMENT"),
+        ("/refusing/one", "the-token", "UNAUTHENTICATED"),
+    ],
+)
+async def test_a_refused_call_leaves_no_request_to_the_garbage_collector(method: str, token: str, status: str) -> None:
+    def make() -> grpc.aio.Server:
+        options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 2 * BODY)]
+        server = grpc.aio.server(interceptors=AskingForToken.at(QUEUE, token), options=options)
+        server.add_generic_rpc_handlers((Refusing(),))
+        return server
+
+    port = GrpcPort(make, "AGL_SOME_PORT")
+    number = await port.start("127.0.0.1", 0)
+    body = b"\0" * BODY
+    gc.disable()
+    tracemalloc.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{number}") as channel:
+            call = channel.unary_stream(method, None, None)
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(CALLS):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    async for _ in call(body, timeout=300):
+                        pass
+                assert refused.value.code().name == status
+                refused.value.__traceback__ = None
+            held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+        await port.stop(0)
+    assert held < 2 * BODY, f"{held >> 20} MiB of {CALLS} refused calls are held"
