@@ -26,15 +26,16 @@ MAX_QUERY_BYTES: Final = 256 << 10
 SAFE_TABLE_FUNCTIONS: Final = frozenset(
     {"numbers", "numbers_mt", "zeros", "zeros_mt", "generateseries", "generate_series", "values", "format", "view", "null", "primes"}
 )
-# Scalar functions that reach outside, show what clients send, or burn time: no limit interrupts a function within a block of rows, and
-# those whose time grows with the square of what they are given can keep a thread for days.
-# Refused as a name, too: a function can be handed to another (arrayMap(file, …)).
+# Scalar functions that reach outside, write (counters in Keeper, the server's log), show what clients send, or burn time: no limit
+# interrupts a function within a block of rows, and those whose time grows with the square of what they are given can keep a thread for
+# days. Refused as a name, too: a function can be handed to another (arrayMap(file, …)).
 REFUSED_FUNCTIONS: Final = re.compile(
     r"(?i:file|sleep|sleepeachrow|dict\w+|dictionary|joinget\w*|catboost\w*|eval|addressto\w+|showcertificate"
-    r"|hascolumnintable|getclienthttpheader|currentrequesturl|editdistance\w*|\w*levenshtein\w*|jaro\w*|seriesdecomposestl)"
+    r"|generateserialid|logtrace|hascolumnintable|getclienthttpheader|currentrequesturl|editdistance\w*|\w*levenshtein\w*|jaro\w*|seriesdecomposestl)"
     r"|(?:ai|AI)[A-Z]\w*"
 )
-# Tables of ClickHouse's own that describe it. All others show what others ask, who they are, or stop every thread.
+# Tables of ClickHouse's own that describe it, of which readers see what is ours (`READERS_SEE` in traces/engine.py). All others show what
+# others ask, who they are, or stop every thread.
 DESCRIBING_TABLES: Final = frozenset(
     {"one", "numbers", "numbers_mt", "zeros", "zeros_mt", "primes", "databases", "tables", "columns", "parts", "functions",
      "table_functions", "settings", "formats", "data_type_families", "table_engines", "build_options", "time_zones", "keywords",
@@ -91,6 +92,7 @@ _SETTINGS: Final = re.compile(
 )
 _IDENTIFIER_NODE: Final = re.compile(r"^ *(?:Table)?Identifier (\S+)", re.M)
 _SYSTEM_TABLE: Final = re.compile(r"`?system`?\.`?(\w+)`?.*", re.I)
+_SYSTEM_ALIAS: Final = re.compile(r"\(alias `?system`?\.", re.I)  # the filter of another table would count
 _FUNCTION_NODE: Final = re.compile(r"^ *Function (\S+)", re.M)
 _APPLY_NODE: Final = re.compile(r"^ *ColumnsApplyTransformer", re.M)  # EXPLAIN AST does not show what it applies
 _SETTINGS_NODE: Final = re.compile(r"^ *Set\b", re.M)
@@ -194,6 +196,8 @@ def check_tree(tree: str, table_functions: frozenset[str]) -> None:
         raise QueryError("SETTINGS is allowed at the end of the query only, and only for how the answer looks")
     if _APPLY_NODE.search(tree):
         raise QueryError("APPLY is not allowed here: write the function around each column")
+    if _SYSTEM_ALIAS.search(tree):
+        raise QueryError("an alias may not be called as a system table")
     for name in _IDENTIFIER_NODE.findall(tree):
         system = _SYSTEM_TABLE.fullmatch(name)
         if system and system[1] not in DESCRIBING_TABLES | REPORTING_TABLES:

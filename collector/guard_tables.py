@@ -17,7 +17,9 @@ from agl_otel.traces.engine import DATABASE
 TREE: Final = "EXPLAIN QUERY TREE passes = 1 "
 _TABLE_NODE: Final = re.compile(r"^ *TABLE id: .*table_name: ([^,\n]+)", re.M)  # greedy: an alias before it may say anything
 _QUALIFIED: Final = re.compile(r"[`\"]?(\w+)[`\"]?\.[`\"]?\w")
-_SHOW_OF: Final = re.compile(r"SHOW\s+(?:FULL\s+)?TABLES\s+(?:FROM|IN)\s+[`\"]?(\w+)|SHOW\s+CREATE\s+DATABASE\s+[`\"]?(\w+)", re.I)
+_OF_DATABASE: Final = re.compile(
+    r"(?:TABLES|(?:COLUMNS|FIELDS)\s+(?:FROM|IN)\s+\S+)\s+(?:FROM|IN)\s+[`\"]?(\w+)|DATABASE\s+[`\"]?(\w+)", re.I
+)
 
 
 def check_query_tree(tree: str) -> None:
@@ -31,6 +33,6 @@ def check_query_tree(tree: str) -> None:
 def check_fixed(text: str) -> None:
     """A SHOW, DESCRIBE or EXISTS. Raises QueryError."""
     bare = re.sub(r"'[^']*'", "", text)
-    named = _QUALIFIED.findall(bare) + [first or second for first, second in _SHOW_OF.findall(bare)]
+    named = _QUALIFIED.findall(bare) + [first or second for first, second in _OF_DATABASE.findall(bare)]
     if any(name not in (DATABASE, "system") for name in named):
         raise QueryError(f"only {DATABASE}.* is shown here")

@@ -42,6 +42,7 @@ PASSED_TEXTS: Final = 500  # queries of dashboards and readers: their texts stay
 PASSED_CHARS: Final = 16 << 10
 _Passed = tuple[str, dict[str, str], str]  # what guard.inner answers
 _QUERY_ID: Final = re.compile(r"[!-~]{1,200}")  # it stands in a header of the answer
+_HINT: Final = re.compile(r"\s*Maybe you meant (?!:|(?:otel|system)\.)[^?]*\?\.?", re.I)  # a table of another database
 _NOT_FOUND: Final = frozenset({46, 47, 60, 81})  # unknown function, identifier, table, database
 
 
@@ -141,7 +142,9 @@ class SqlEndpoint:
             return _error(503, 210, str(error), "NETWORK_ERROR")
         except ClickHouseError as error:
             self.counts["failed"] += 1
-            return _error(404 if error.code in _NOT_FOUND else 400 if error.code in {62, 36} else 500, error.code, _bare(str(error)), "")
+            return _error(
+                404 if error.code in _NOT_FOUND else 400 if error.code in {62, 36} else 500, error.code, public_text(str(error)), ""
+            )
         self.counts["queries"] += 1
         elapsed = time.perf_counter_ns() - started
         headers = {
@@ -230,9 +233,10 @@ async def _form(request: web.Request) -> dict[str, str]:
     return values
 
 
-def _bare(message: str) -> str:
-    text = re.sub(r"^Code: \d+\. (DB::Exception: )?", "", message)
-    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} …"  # ClickHouse quotes the query, however long it is
+def public_text(message: str) -> str:
+    """What a reader gets of ClickHouse's error: without names of other databases, and not with all of a long query, which it quotes."""
+    text = _HINT.sub("", re.sub(r"^Code: \d+\. (DB::Exception: )?", "", message))
+    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} …"
 
 
 def _error(status: int, code: int, message: str, name: str) -> web.Response:

@@ -21,7 +21,7 @@ import chdb
 from agl_otel.errors import SettingsError
 from agl_otel.service.lock import FileLock
 from agl_otel.service.private import make_folder
-from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, ClickHouseError, parameter
+from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READERS_SEE, ClickHouseError, map_literal, parameter
 
 # What one read may cost. They are set before readonly, so no query can change them.
 READ_LIMITS: Final = {
@@ -32,6 +32,7 @@ READ_LIMITS: Final = {
     "max_threads": 2,
     "merge_tree_min_rows_for_concurrent_read": 16_384,  # a granule for each of some hundred rollouts is work for both threads
     "output_format_json_quote_64bit_integers": 0,
+    "additional_table_filters": map_literal(READERS_SEE),
 }
 
 

@@ -25,7 +25,7 @@ from clickhouse_driver import errors as driver_errors
 from agl_otel.errors import AglError, SettingsError, UnavailableError
 from agl_otel.traces.address import ServerAddress
 from agl_otel.traces.cluster import LOCAL, on_cluster, stored_as
-from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, ClickHouseError, protobuf_settings
+from agl_otel.traces.engine import DATABASE, INSERT_SETTINGS, READERS_SEE, ClickHouseError, map_literal, protobuf_settings
 
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 90.0  # over HTTP: an insert, or a read and its limit of 60 s
@@ -47,6 +47,7 @@ READ_LIMITS: Final = {
     "max_result_bytes": 1 << 30,
     "merge_tree_min_rows_for_concurrent_read": 16_384,  # a granule for each of some hundred rollouts is work for several threads
     "output_format_json_quote_64bit_integers": 0,
+    "additional_table_filters": map_literal(READERS_SEE),
     "readonly": 2,
 }
 # A table of a cluster within a query on another of its tables: asked once, for all nodes.

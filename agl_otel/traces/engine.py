@@ -56,6 +56,23 @@ class ClickHouseError(AglError):
         return self.code in DATA_CODES
 
 
+# What readers see of the tables that describe a ClickHouse: DDL, defaults and partitions of other databases hold what is theirs. The first
+# entry that fits a table's name or its alias counts; the guard refuses aliases that are names of these. A setting holds in every subquery.
+READERS_SEE: Final = {
+    **{f"system.{table}": f"database = '{DATABASE}'" for table in ("tables", "columns", "parts", "databases")},
+    "system.functions": "origin = 'System'",
+}
+
+
+def map_literal(values: Mapping[str, str]) -> str:
+    """A map as SQL and settings have it."""
+    return "{" + ", ".join(f"'{_quoted(name)}': '{_quoted(value)}'" for name, value in values.items()) + "}"
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")
+
+
 # What every insert of ours says, whatever the profile says: a token also counts for what views write.
 INSERT_SETTINGS: Final[dict[str, str | int]] = {
     "async_insert": 0,  # an insert is on disk when it is answered

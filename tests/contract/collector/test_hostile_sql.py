@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from agl_otel.collector import guard
-from agl_otel.collector.sqlhttp import SqlEndpoint
-from agl_otel.errors import AglError
+from agl_otel.collector import guard, guard_tables
+from agl_otel.collector.sqlhttp import SqlEndpoint, public_text
+from agl_otel.errors import AglError, QueryError
 from agl_otel.traces import chdb
 from agl_otel.traces import clickhouse_server as server_engine
 from agl_otel.traces.address import ServerAddress
@@ -92,6 +92,12 @@ def engine(request: pytest.FixtureRequest, limits: None, tmp_path_factory: pytes
 def fill(engine: TraceStore) -> None:
     create_schema(engine, where="the test")
     engine.insert("otel.otel_traces", ["SpanName"], b'{"SpanName":"kept"}\n')
+    engine.command("CREATE DATABASE zz_theirs")
+    engine.command(
+        f"CREATE TABLE zz_theirs.wages (name String DEFAULT '{SECRET}') ENGINE = MergeTree PARTITION BY name ORDER BY () COMMENT '{SECRET}'"
+    )
+    engine.command("INSERT INTO zz_theirs.wages VALUES (DEFAULT)")
+    engine.command(f"CREATE FUNCTION canary AS (x) -> concat(x, '{SECRET}')")
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +176,63 @@ def test_every_table_function_but_the_harmless_ones_is_refused(engine: TraceStor
 def test_the_tables_of_others_are_out_of_reach(sql: str, endpoint: SqlEndpoint) -> None:
     with pytest.raises(AglError):  # of the embedded ClickHouse because there are none
         endpoint.run(sql, {}, {}, "TSV")
+
+
+DESCRIBING = [
+    "SELECT create_table_query FROM system.tables",
+    "SELECT comment FROM system.tables AS x",
+    "SELECT comment FROM system.tables AS `system.functions`",
+    "SELECT default_expression FROM system.columns",
+    "SELECT * FROM system.columns ORDER BY ALL SETTINGS enable_analyzer = 0",
+    "SELECT partition FROM system.parts",
+    "SELECT name FROM system.databases",
+    "SELECT database FROM system.databases AS `system.tables`",
+    "SELECT create_query FROM system.functions",
+    "SELECT create_query FROM system.functions AS `system.tables`",
+    "SELECT (SELECT groupArray(partition) FROM system.parts)",
+    "WITH x AS (SELECT * FROM system.tables) SELECT * FROM x",
+    "SELECT b.comment FROM system.one AS a CROSS JOIN system.tables AS b",
+    "SELECT comment FROM system.{t:Identifier}",
+    f"SELECT 1 FROM system.one WHERE '{SECRET}' IN (SELECT partition FROM system.parts)",
+    "SELECT comment FROM system.tables SETTINGS additional_table_filters = {}",
+    "SELECT comment FROM (SELECT * FROM system.tables SETTINGS additional_table_filters = {})",
+    "SHOW DATABASES",
+    "SHOW FUNCTIONS",
+    "SHOW TABLES FROM zz_theirs",
+    "SHOW TABLES IN `zz_theirs`",
+    "SHOW FULL TABLES FROM zz_theirs LIKE 'w%'",
+    "SHOW COLUMNS FROM wages FROM zz_theirs",
+    "SHOW FULL COLUMNS IN wages IN `zz_theirs`",
+    "SELECT * FROM wage",
+    "SELECT * FROM zz_their.wages",
+]
+
+
+@pytest.mark.parametrize("sql", DESCRIBING)
+def test_what_describes_is_of_our_own_database(sql: str, endpoint: SqlEndpoint) -> None:
+    try:
+        answer = endpoint.run(sql, {"t": "tables"}, {}, "TSV")[0].decode()
+    except AglError as refused:
+        answer = public_text(str(refused)).replace(sql, "")
+    assert not [word for word in (SECRET, "zz_theirs", "wages", "canary") if word in answer]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SHOW COLUMNS FROM wages FROM zz_theirs",
+        "SHOW FULL COLUMNS IN wages IN `zz_theirs`",
+        "SHOW TABLES IN zz_theirs",
+        "SHOW CREATE TABLE zz_theirs.wages",
+        "SHOW CREATE DATABASE zz_theirs",
+        "EXISTS DATABASE zz_theirs",
+        "DESCRIBE zz_theirs.wages",
+    ],
+)
+def test_a_statement_about_another_database_is_refused(sql: str) -> None:
+    with pytest.raises(QueryError, match="only otel"):
+        guard_tables.check_fixed(sql)
+    guard_tables.check_fixed(sql.replace("zz_theirs", "otel"))
 
 
 def test_readers_are_limited(endpoint: SqlEndpoint) -> None:
