@@ -54,6 +54,7 @@ SCOPES: Final = {
 """{name: what it opens}, of tokens for some services."""
 NO_TOKEN: Final = "no token was made, because the stack has none: set AGL_TOKEN to it"
 NO_CERTIFICATE: Final = "this port wants a client certificate of the authority in AGL_TLS_CLIENT_CA"
+OWN_NEEDED: Final = "this call is for the stack's own services: it wants the stack's token itself (AGL_TOKEN), and not one made from it"
 NEEDED: Final = "a bearer token is needed: set AGL_TOKEN to the stack's token"
 SCOPED_PREFIX: Final = "aglt"
 KEY_PREFIX: Final = "agl-"

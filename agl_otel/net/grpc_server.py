@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from time import perf_counter
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from agl_otel.errors import InUseError
-from agl_otel.net.auth import Door, authorization_of
+from agl_otel.net.auth import OWN_NEEDED, Door, authorization_of, shows
 from agl_otel.net.tls import Tls
 from agl_otel.service.logs import WithoutErrors
 from agl_otel.service.ports import check_free
@@ -96,16 +96,17 @@ class GrpcPort:
 
 
 class AskingForToken(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingTypeArgument] - generic in the stubs only
-    """Refuses calls that may not come in by `door` of a stack with this token."""
+    """Refuses calls that may not come in by `door` of a stack with this token; `own` are the methods that want that token itself."""
 
-    def __init__(self, door: Door, token: str) -> None:
+    def __init__(self, door: Door, token: str, own: Collection[str] = ()) -> None:
         self._door = door
         self._token = token
+        self._own = own
 
     @classmethod
-    def at(cls, door: Door, token: str) -> list[AskingForToken]:
+    def at(cls, door: Door, token: str, own: Collection[str] = ()) -> list[AskingForToken]:
         """The interceptors of a server: none where there is no token."""
-        return [cls(door, token)] if token else []
+        return [cls(door, token, own)] if token else []
 
     async def intercept_service(
         self,
@@ -113,7 +114,10 @@ class AskingForToken(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissi
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
         """See grpc.aio.ServerInterceptor."""
-        why = self._door.refusal(self._token, {"Authorization": authorization_of(handler_call_details.invocation_metadata)})
+        authorization = authorization_of(handler_call_details.invocation_metadata)
+        why = self._door.refusal(self._token, {"Authorization": authorization})
+        if why is None and handler_call_details.method in self._own and not shows(authorization, self._token):
+            why = OWN_NEEDED
         return await continuation(handler_call_details) if why is None else refusing(why)
 
 

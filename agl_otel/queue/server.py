@@ -33,6 +33,8 @@ OPTIONS: Final = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
+_OF_SERVICES: Final = frozenset({"/agl.queue.v1.Queue/Announce", "/agl.queue.v1.Queue/Witness"})
+"""Methods that name addresses; others send the stack's token to such."""
 _log = logging.getLogger(__name__)
 
 
@@ -87,7 +89,7 @@ class QueueServer:
         return self.service.address
 
     def _make(self) -> grpc.aio.Server:
-        server = grpc.aio.server(interceptors=AskingForToken.at(auth.QUEUE, self._token), options=OPTIONS)
+        server = grpc.aio.server(interceptors=AskingForToken.at(auth.QUEUE, self._token, _OF_SERVICES), options=OPTIONS)
         queue_pb2_grpc.add_QueueServicer_to_server(
             cast("queue_pb2_grpc.QueueServicer", self.service), cast("grpc.aio.Server", Registrar(server, self._measured.called))
         )

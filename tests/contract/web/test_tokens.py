@@ -13,8 +13,8 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from agl_otel.errors import AglError
-from agl_otel.net.auth import scoped_token
-from agl_otel.queue.client import QueueClient
+from agl_otel.net.auth import SCOPES, scoped_token
+from agl_otel.queue.client import QueueClient, Witness
 from agl_otel.store import Store
 from agl_otel.text import LEFT_OUT
 from agl_otel.types import LLM
@@ -43,6 +43,27 @@ async def test_the_queue_takes_tokens_for_it_and_says_what_is_wrong_with_others(
             async with QueueClient(address, token=token) as client:
                 with pytest.raises(AglError, match=says):
                     await client.statistics()
+
+
+async def test_only_the_stacks_own_token_announces_addresses(tmp_path: Path) -> None:
+    """Readers, runners and the CLI send the stack's token to the addresses that are announced."""
+    async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
+        address = queue.server.service.address
+        async with QueueClient(address, token=of(*SCOPES)) as client:
+            for call in (
+                client.announce("collector", "mine", {"collector_http": "http://127.0.0.1:1", "clickhouse": "http://127.0.0.1:1"}),
+                client.announce("collector", "theirs", {}, gone=True),
+                client.witness([Witness("ro-1", "at-1", "0123456789abcdef", "http://127.0.0.1:1")]),
+            ):
+                with pytest.raises(AglError, match="stack's token itself"):
+                    await call
+            described = await client.describe()
+            assert (described.collectors, described.clickhouses) == ([], [])
+        async with QueueClient(address, token=TOKEN) as client:
+            await client.witness([Witness("ro-1", "at-1", "0123456789abcdef", "http://127.0.0.1:1")])
+            assert (await client.announce("collector", "ours", {"collector_http": "http://127.0.0.1:2"})).collectors == [
+                "http://127.0.0.1:2"
+            ]
 
 
 async def test_the_web_service_takes_tokens_for_it_and_prometheus_its_own(tmp_path: Path) -> None:
