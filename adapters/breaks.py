@@ -4,7 +4,7 @@ Tokens alone say that a prompt differs, not why. Messages do: where those of an 
 other tokens, the template or the tokeniser drifted; where they are not, somebody edited the history. They are read only for attempts
 that have a break (traces/reader.py), so an intact conversation pays nothing for them.
 
-Whether a call asks again or goes on from an earlier one is looked up among all calls before it (beginnings.py); what was edited or left
+Whether a call asks again or goes on from an earlier one is looked up among all calls before it (prefix_index.py); what was edited or left
 out, which means to compare them, among the LOOKED_AT latest of its agent: an attempt may have ten thousand calls.
 """
 
@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.adapters.beginnings import Beginnings, Sums
+from agl_otel.adapters.prefix_index import Hashes, PrefixIndex
 
 TokenIds = NDArray[np.int32]
 T = TypeVar("T")
@@ -64,14 +64,14 @@ class Seen:
 
     def __init__(self, capacity: int) -> None:
         self.calls: list[Call] = []
-        self._prompts = Beginnings(capacity)
-        self._ends = Beginnings(capacity)
+        self._prompts = PrefixIndex(capacity)
+        self._ends = PrefixIndex(capacity)
         self._by_agent: dict[str, list[Call]] = {}
 
-    def add(self, call: Call, sums: Sums) -> None:
-        """Add a call; `sums` are those of its prompt and response."""
-        self._prompts.set(len(self.calls), sums[: len(call.prompt) + 1])
-        self._ends.set(len(self.calls), sums)
+    def add(self, call: Call, hashes: Hashes) -> None:
+        """Add a call; `hashes` are those of its prompt and response."""
+        self._prompts.set(len(self.calls), hashes[: len(call.prompt) + 1])
+        self._ends.set(len(self.calls), hashes)
         self.calls.append(call)
         self._by_agent.setdefault(call.agent, []).append(call)
 
@@ -79,14 +79,14 @@ class Seen:
         """The latest calls of the same agent."""
         return self._by_agent.get(call.agent, [])[-LOOKED_AT:]
 
-    def bases(self, call: Call, sums: Sums) -> list[Call]:
-        """Those that it goes on from; `sums` are those of its prompt."""
-        return [other for place in self._ends.of(sums) if goes_on(call, other := self.calls[place])]
+    def bases(self, call: Call, hashes: Hashes) -> list[Call]:
+        """Those that it goes on from; `hashes` are those of its prompt."""
+        return [other for place in self._ends.of(hashes) if goes_on(call, other := self.calls[place])]
 
-    def begun(self, call: Call, sums: Sums) -> Iterator[Call]:
+    def begun(self, call: Call, hashes: Hashes) -> Iterator[Call]:
         """Those of the same agent whose prompt its prompt begins with, the latest first."""
         nothing = call.prompt[:0]
-        found = (self.calls[place] for place in reversed(self._prompts.of(sums)))
+        found = (self.calls[place] for place in reversed(self._prompts.of(hashes)))
         return (other for other in found if other.agent == call.agent and starts_with(call.prompt, other.prompt, nothing))
 
 
@@ -106,12 +106,12 @@ def starts_with(tokens: TokenIds, first: TokenIds, second: TokenIds) -> bool:
     )
 
 
-def reason(call: Call, sums: Sums, tips: Sequence[Call], seen: Seen) -> str:
+def reason(call: Call, hashes: Hashes, tips: Sequence[Call], seen: Seen) -> str:
     """The key of BREAKS.
 
     Args:
         call: with the number of the latest one before it, or a higher one.
-        sums: of its prompt.
+        hashes: of its prompt.
         tips: the last calls of trajectories whose tokens it goes on from.
         seen: all calls before it; at least one.
     """
@@ -122,16 +122,16 @@ def reason(call: Call, sums: Sums, tips: Sequence[Call], seen: Seen) -> str:
         return "model_version" if any(tip.agent == call.agent for tip in tips) else "sub_agent"
     if not mates:
         return "sub_agent"
-    if any(len(other.prompt) == len(call.prompt) for other in seen.begun(call, sums)):
+    if any(len(other.prompt) == len(call.prompt) for other in seen.begun(call, hashes)):
         return "branch"
-    bases = seen.bases(call, sums)
+    bases = seen.bases(call, hashes)
     if call.asked and (known := [other for other in mates if other.asked]):
         return _by_messages(call, known, bases)
     if bases:
         return "branch"
     if any(_left_out(call, other) for other in mates):
         return "truncated"
-    return "response_changed" if any(True for _ in seen.begun(call, sums)) else "prompt_changed"
+    return "response_changed" if any(True for _ in seen.begun(call, hashes)) else "prompt_changed"
 
 
 def _by_messages(call: Call, known: Sequence[Call], bases: Sequence[Call]) -> str:

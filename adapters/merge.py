@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agl_otel.adapters.beginnings import Beginnings, sums_of
 from agl_otel.adapters.breaks import BREAKS, Call, Seen, TokenIds, goes_on, reason
+from agl_otel.adapters.prefix_index import PrefixIndex, rolling_hashes
 
 __all__ = ["BREAKS", "Call", "Merged", "TokenIds", "lay_out", "merge"]
 
@@ -40,10 +40,10 @@ class Merged:
 def merge(calls: Sequence[Call]) -> list[Merged]:
     """The trajectories of one attempt and process; `calls` sorted by (call, choice), all of them fit to train on."""
     merged: list[Merged] = []
-    ends, seen = Beginnings(len(calls)), Seen(len(calls))
+    ends, seen = PrefixIndex(len(calls)), Seen(len(calls))
     for call in calls:
-        sums = sums_of(call.prompt, call.response)
-        asked = sums[: len(call.prompt) + 1]
+        hashes = rolling_hashes(call.prompt, call.response)
+        asked = hashes[: len(call.prompt) + 1]
         tips = [place for place in ends.of(asked) if goes_on(call, merged[place].calls[-1])]
         own = [place for place in tips if _alike(merged[place].calls[-1], call)]
         if own:
@@ -53,8 +53,8 @@ def merge(calls: Sequence[Call]) -> list[Merged]:
             place = len(merged)
             why = reason(call, asked, [merged[each].calls[-1] for each in tips], seen) if seen.calls else ""
             merged.append(Merged([call], why))
-        ends.set(place, sums)
-        seen.add(call, sums)
+        ends.set(place, hashes)
+        seen.add(call, hashes)
     return merged
 
 
