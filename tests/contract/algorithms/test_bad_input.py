@@ -114,7 +114,7 @@ class Kind:
 
 
 KINDS = (
-    Kind("grpo", GRPO, GRPO.train, {"updates_per_step": 1}),
+    Kind("grpo", GRPO.from_options, GRPO.train, {"updates_per_step": 1}),
     Kind("sft", SFT, SFT.train, {"top_fraction": 0.5, "epochs": 1}),
 )
 
@@ -224,7 +224,7 @@ async def test_what_is_wrong_with_some_is_counted_and_the_others_are_trained_on(
     assert counted == {"no_reward": 1, "not_succeeded": 1, "beyond_context": 1}
     assert (report.rollouts, report.next_version) == (8, "2")
     assert report.tokens > 0 and math.isfinite(report.loss)
-    if kind.make is GRPO:
+    if kind.name == "grpo":
         assert (report.trajectories, report.zero_variance_groups, report.singleton_groups) == (5, 3, 3), (
             "a group of one says nothing about what is better"
         )
