@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from agl_otel.queue.convert import config_to_pb, to_json
 from agl_otel.queue.proto import queue_pb2 as pb
 from agl_otel.types import AttemptLedger, AttemptStatus, RolloutConfig, RolloutMode, RolloutStatus
+from agl_otel_hook.well_formed import mended
 
 
 class _Keep:
@@ -85,7 +86,7 @@ class AttemptUpdate:
             seals=None if self.seals is None else dict(self.seals),
             has_seals=self.seals is not None,
             ledger_json=None if self.ledger is None else self.ledger.model_dump_json(exclude_defaults=True),
-            error=self.error,
+            error=None if self.error is None else mended(self.error),  # it quotes agents and servers
             token=self.token,
             clear=self.clear,
         )

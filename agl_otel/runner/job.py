@@ -126,12 +126,20 @@ async def reward(job: Job, value: Any) -> None:
     """Emit `value` as the attempt's reward. Raises AgentError where it is none: a reward is never invented or repaired."""
     if not is_reward(value):
         raise AgentError(f"{value!r:.200} is no reward: give a number, a dict of numbers, or None")
-    dimensions = dict(value) if isinstance(value, Mapping) else {PRIMARY: value}
-    if bad := [f"{name}={number}" for name, number in dimensions.items() if not math.isfinite(number)]:
+    dimensions = value if isinstance(value, Mapping) else {PRIMARY: value}
+    rewards = {name: _float(number) for name, number in dimensions.items()}
+    if bad := [f"{name}={number}" for name, number in rewards.items() if not math.isfinite(number)]:
         raise AgentError(f"a reward must be finite, got {', '.join(bad)}")
     with attempt_scope(job.rollout_id, job.attempt_id, traceparent=job.traceparent):
-        rewards = {name: float(number) for name, number in dimensions.items()}
-        emit_reward(rewards, primary_key=next(iter(dimensions)), attributes={conventions.REWARD_GIVEN: True})
+        emit_reward(rewards, primary_key=next(iter(rewards)), attributes={conventions.REWARD_GIVEN: True})
+
+
+def _float(number: float) -> float:
+    """Infinite where an int is beyond what a float holds."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 async def grade(job: Job, grader: Grader, answer: Any) -> None:

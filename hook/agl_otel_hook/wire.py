@@ -19,7 +19,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from agl_otel_hook import conventions
 from agl_otel_hook.arrays import PACKED_KEYS, int_value
 from agl_otel_hook.varint import varint
-from agl_otel_hook.writable import mended
+from agl_otel_hook.well_formed import mended
 
 _FIRST: Final = b"\x0a"
 """The tag of field 1: of the entries of requests, resources and mappings."""

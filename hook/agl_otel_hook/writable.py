@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import Link, Status
 
 from agl_otel_hook.guard import failures, logger
+from agl_otel_hook.well_formed import is_well_formed, mended
 
 _LEAST: Final = -(1 << 63)
 _MOST: Final = (1 << 63) - 1
@@ -40,28 +41,23 @@ def writable(span: ReadableSpan) -> ReadableSpan:
     )
 
 
-def mended(text: str) -> str:
-    """The text with U+FFFD for each half of a character; two halves that belong together are one."""
-    return text if _encodes(text) else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
 def _is_writable(span: ReadableSpan) -> bool:
     return (
-        _encodes(span.name)
+        is_well_formed(span.name)
         and _fit(span.attributes)
-        and (not span.status.description or _encodes(span.status.description))
-        and all(_encodes(event.name) and _fit(event.attributes) for event in span.events)
+        and (not span.status.description or is_well_formed(span.status.description))
+        and all(is_well_formed(event.name) and _fit(event.attributes) for event in span.events)
         and all(_fit(link.attributes) for link in span.links)
     )
 
 
 def _fit(attributes: Mapping[str, Any] | None) -> bool:
-    return not attributes or all(_encodes(key) and _fits(value) for key, value in attributes.items())
+    return not attributes or all(is_well_formed(key) and _fits(value) for key, value in attributes.items())
 
 
 def _fits(value: Any) -> bool:
     if isinstance(value, str):
-        return _encodes(value)
+        return is_well_formed(value)
     if isinstance(value, int):
         return _LEAST <= value <= _MOST
     if isinstance(value, Sequence) and value and not isinstance(value, bytes):
@@ -72,15 +68,6 @@ def _fits(value: Any) -> bool:
 def _all_fit(values: Sequence[Any]) -> bool:
     kinds = set(map(type, values))  # ids of tokens and log-probs are many
     return kinds == {float} or (min(values) >= _LEAST and max(values) <= _MOST if kinds == {int} else all(map(_fits, values)))
-
-
-def _encodes(text: str) -> bool:
-    if not text.isascii():  # known without a look at it
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            return False
-    return True
 
 
 def _mended_attributes(attributes: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -98,6 +98,27 @@ async def test_a_request_carries_the_task_the_trace_and_the_ids_and_a_number_is_
     assert stack.logs.printed[attempt.attempt_id] == {"stdout": "0.5"}
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (b"500 a\xff", b"x", "answers 500 a\ufffd: x"),
+        (b"200 OK", b"9" * 400, "finite"),
+        (b"200 OK", b'{"\\ud800":1.0,"b":-' + b"9" * 400 + b"}", "finite, got b=-inf"),
+        (b"200 OK", b'{"\\ud800":1e999}', "finite, got \ufffd=inf"),
+    ],
+)
+async def test_a_malformed_answer_fails_its_attempt_with_the_reason(stack: Stack, status: bytes, body: bytes, says: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        _, attempt = await ask(stack, HttpAgent(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"))
+    assert attempt.status == "failed" and attempt.error is not None
+    assert says in attempt.error and "could not complete" not in attempt.error and "Traceback" not in attempt.error
+
+
 async def test_the_keys_of_the_attempt_go_with_its_request_and_to_no_other_origin(stack: Stack, service: Service) -> None:
     agent = HttpAgent(service.url)
     sampling = {"extra_headers": {"X-Api-Key": "sk-theirs"}}

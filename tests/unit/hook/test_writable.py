@@ -13,7 +13,8 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode
 
-from agl_otel_hook.writable import mended, writable
+from agl_otel_hook.well_formed import mended
+from agl_otel_hook.writable import writable
 
 CONTEXT = SpanContext(1, 2, is_remote=False)
 HUGE = 1 << 64
