@@ -53,14 +53,13 @@ def propagate(attempt: AttemptStatus, *, sequence_id: int, policy: Policy) -> Ro
 def observed(attempt: AttemptStatus, rollout: RolloutStatus, *, latest: bool) -> tuple[AttemptStatus, RolloutStatus]:
     """What an attempt and its rollout become when a span of the attempt was stored.
 
-    A span revives an unresponsive attempt, never one that ended, timed out or was replaced; a finished rollout stays finished, and a
-    queuing one is not started by a span.
+    A span starts an attempt or revives an unresponsive one, never one that ended, timed out or was replaced. Its rollout runs with it and
+    never without it: a rollout that waits for its next attempt stays in the queue. A finished rollout stays finished, and a queuing one
+    is not started by a span.
     """
-    if latest and attempt in ("preparing", "unresponsive"):
-        attempt = "running"
-    if latest and rollout in ("preparing", "requeuing"):
-        rollout = "running"
-    return attempt, rollout
+    if not latest or attempt not in ("preparing", "unresponsive"):
+        return attempt, rollout
+    return "running", "running" if rollout in ("preparing", "requeuing") else rollout
 
 
 def replaced(attempt: AttemptStatus) -> AttemptStatus:

@@ -17,6 +17,7 @@ from agl_otel.types import (
     ProcessRecord,
     Rollout,
     RolloutConfig,
+    RolloutStatus,
 )
 from tests.local_queue import LocalQueue
 
@@ -251,6 +252,27 @@ async def test_a_silent_attempt_is_requeued_and_a_span_revives_it(queue: LocalQu
     rollout = await now(queue, claim.rollout_id)
     assert (rollout.status, rollout.attempt.status) == ("running", "running")
     assert await queue.client.claim() == []
+
+
+@pytest.mark.parametrize("status", ["failed", "timeout"])
+async def test_a_late_span_of_an_ended_attempt_leaves_its_requeued_rollout_in_the_queue(queue: LocalQueue, status: AttemptStatus) -> None:
+    claim = await claimed(queue, RolloutConfig(max_attempts=2, retry_condition=["failed", "timeout"]))
+    await report(queue, claim, status)
+    await span(queue, claim)
+    rollout = await now(queue, claim.rollout_id)
+    assert (rollout.status, rollout.attempt.status) == ("requeuing", status)
+    assert [again.attempt.sequence_id for again in await queue.client.claim()] == [2]
+
+
+async def test_a_late_span_of_a_cancelled_attempt_leaves_a_rollout_that_was_requeued_by_hand_in_the_queue(queue: LocalQueue) -> None:
+    claim = await claimed(queue)
+    await span(queue, claim)
+    statuses: list[RolloutStatus] = ["cancelled", "requeuing"]
+    for status in statuses:
+        await queue.client.update_rollouts([RolloutUpdate(rollout_id=claim.rollout_id, status=status)])
+    await span(queue, claim)
+    assert (await now(queue, claim.rollout_id)).status == "requeuing"
+    assert [again.attempt.sequence_id for again in await queue.client.claim()] == [2]
 
 
 async def test_a_replaced_attempt_whose_frozen_runner_comes_back_stays_ended(queue: LocalQueue) -> None:

@@ -116,10 +116,10 @@ class Model:
 
     def hear(self, job: Job, attempt: Try, spans: int, now: float) -> None:
         attempt.heard = now
-        if spans and attempt.status in ("preparing", "unresponsive"):
+        if spans and attempt is job.tries[-1] and attempt.status in ("preparing", "unresponsive"):
             attempt.status = "running"
-        if spans and attempt is job.tries[-1] and job.status in ("preparing", "requeuing"):
-            self.set_status(job, "running", now)
+            if job.status in ("preparing", "requeuing"):
+                self.set_status(job, "running", now)
 
     def watch(self, now: float) -> None:
         for job in self.jobs.values():
@@ -220,7 +220,9 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: cast("Histories", self).has_jobs())
     @rule(data=st.data())
     def attempt_by_hand(self, data: st.DataObject) -> None:
-        job = self.some_job(data)
+        self.start(self.some_job(data))
+
+    def start(self, job: Job) -> None:
         [claim] = self.runner.run(self.queue.client.start_attempt([job.id]))
         self.began(job, claim)
 
@@ -240,9 +242,27 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: cast("Histories", self).has_tries())
     @rule(data=st.data(), spans=st.integers(0, 2))
     def observe(self, data: st.DataObject, spans: int) -> None:
-        job, attempt = self.some_try(data)
+        self.hear(*self.some_try(data), spans)
+
+    def hear(self, job: Job, attempt: Try, spans: int) -> None:
         self.runner.run(self.queue.client.observe([Observation(job.id, attempt.id, spans, self.time)]))
         self.model.hear(job, attempt, spans, self.time)
+
+    @precondition(lambda self: cast("Histories", self).has_tries())
+    @rule(data=st.data(), end=st.sampled_from(["failed", "timeout", "unresponsive"]), by_hand=st.booleans(), replaced=st.booleans())
+    def span_of_an_ended_attempt(self, data: st.DataObject, end: Any, by_hand: bool, replaced: bool) -> None:
+        """An attempt ends, its rollout perhaps waits again, another attempt of it perhaps begins, and a span of the first arrives late."""
+        job = data.draw(st.sampled_from([job for job in self.model.jobs.values() if job.tries]))
+        attempt = job.tries[-1]
+        if by_hand:
+            for status in ("cancelled", "requeuing"):
+                self.set(job, status)
+        else:
+            self.runner.run(self.queue.client.update_attempts([AttemptUpdate(rollout_id=job.id, attempt_id=attempt.id, status=end)]))
+            self.model.set_try(job, attempt, end, self.time)
+        if replaced:
+            self.start(job)
+        self.hear(job, attempt, 1)
 
     @precondition(lambda self: cast("Histories", self).has_jobs())
     @rule(data=st.data())
@@ -254,7 +274,9 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: cast("Histories", self).has_jobs())
     @rule(data=st.data(), status=st.sampled_from(["cancelled", "queuing", "requeuing", "failed"]))
     def change(self, data: st.DataObject, status: Any) -> None:
-        job = self.some_job(data)
+        self.set(self.some_job(data), status)
+
+    def set(self, job: Job, status: Any) -> None:
         self.runner.run(self.queue.client.update_rollouts([RolloutUpdate(rollout_id=job.id, status=status)]))
         self.model.set_status(job, status, self.time)
 
@@ -278,6 +300,14 @@ class Histories(RuleBasedStateMachine):
         self.runner.run(self.queue.stop())
         self.queue.url = f"sqlite:///{after / 'queue.db'}"
         self.runner.run(self.queue.start())
+
+    @invariant()
+    def what_is_not_finished_waits_or_has_an_open_attempt(self) -> None:
+        """Else nothing moves it any more: it is not claimed, and its attempt has ended. Asked of the queue, not of the model."""
+        for rollout in self.runner.run(self.queue.client.query_rollouts()):
+            if rollout.status in ("preparing", "running"):
+                attempt = cast("AttemptedRollout", rollout).attempt
+                assert attempt.status in ("preparing", "running"), (rollout.status, attempt.status)
 
     @invariant()
     def the_queue_is_what_the_model_says(self) -> None:

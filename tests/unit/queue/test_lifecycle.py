@@ -70,6 +70,12 @@ def test_a_span_of_the_latest_attempt_moves_only_preparing_and_requeuing_rollout
     assert observed("preparing", rollout, latest=True) == ("running", expected)
 
 
+@pytest.mark.parametrize("rollout", sorted(QUEUED))
+@pytest.mark.parametrize("attempt", ["failed", "succeeded", "timeout", "running"])
+def test_a_span_that_starts_no_attempt_takes_no_rollout_out_of_the_queue(attempt: AttemptStatus, rollout: RolloutStatus) -> None:
+    assert observed(attempt, rollout, latest=True) == (attempt, rollout)
+
+
 @pytest.mark.parametrize("rollout", ROLLOUT)
 def test_a_span_of_an_older_attempt_never_moves_the_rollout(rollout: RolloutStatus) -> None:
     for attempt in ATTEMPT:
