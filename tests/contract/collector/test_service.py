@@ -56,7 +56,7 @@ async def test_a_data_directory_that_cannot_be_written_is_a_wrong_setting(own_st
     assert "AGL_DATA_DIR" in message
 
 
-async def test_data_of_a_newer_version_is_refused(own_stack: Stack) -> None:
+async def test_data_of_another_version_are_refused(own_stack: Stack) -> None:
     def write_the_future() -> None:
         engine = ChdbEngine(own_stack.settings.data_dir / "traces")
         create_schema(engine, where="the test")
@@ -65,8 +65,8 @@ async def test_data_of_a_newer_version_is_refused(own_stack: Stack) -> None:
 
     await asyncio.to_thread(write_the_future)
     message = await start_and_fail(own_stack)
-    assert "written by a newer agl-otel (schema 999" in message
-    assert "upgrade" in message
+    assert "have schema 999, and this release of agl-otel has schema 1" in message
+    assert "use the release that wrote them" in message
 
 
 async def test_sigterm_drains_and_leaves_an_empty_log(own_stack: Stack) -> None:
