@@ -184,14 +184,19 @@ class Door:
 
     def refusal(self, token: str, headers: Mapping[str, str], *more: str) -> str | None:
         """Why a request with these headers may not come in; None where it may. `more`: scopes that open this path, too."""
-        return self.opens(token, [bearer(headers)], *more)
+        return self.opens(token, (bearer(headers),), *more)
 
     def opens(self, token: str, candidates: Sequence[str], *more: str) -> str | None:
         """As `refusal`, of tokens each of which may be the right one."""
         if not token:
             return None
-        found = [refusal(token, given, *self.scopes, *more) for given in candidates]
-        return None if None in found else next(filter(None, found), self.wanted)
+        words = ""
+        for given in candidates:
+            why = refusal(token, given, *self.scopes, *more)
+            if why is None:
+                return None
+            words = words or why
+        return words or self.wanted
 
 
 QUEUE: Final = Door(("queue",), "this queue wants a token: set AGL_TOKEN to the one the stack was started with")
@@ -231,7 +236,7 @@ def admission(token: str, authorization: str, *scopes: str, sending: bool = Fals
         sender = sender_of(token, authorization.removeprefix(_BEARER))
         if sender.is_agent:
             return Admission(sender=sender)
-    return Admission(COLLECTOR.refusal(token, {"Authorization": authorization}, *scopes))
+    return Admission(COLLECTOR.opens(token, (authorization.removeprefix(_BEARER),), *scopes))
 
 
 def sender_of(token: str, key: str) -> Sender:
