@@ -12,9 +12,8 @@ from typing import Any, Final, TypeVar
 
 from agl_otel.adapters import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from agl_otel.errors import UsageError
-from agl_otel.types import AttemptedRollout, Dataset, Rollout, RolloutConfig
+from agl_otel.types import UNRESPONSIVE_SECONDS, AttemptedRollout, Dataset, Rollout, RolloutConfig
 
-UNRESPONSIVE_SECONDS: Final = 60.0  # twelve heartbeats of a runner
 MAX_ATTEMPTS: Final = 3
 _TAKEN: Final = ("agent_match", "_skip_empty_token_spans")
 """Options of TracerTraceToTriplet that trajectories have, too; calls without token ids are refused, and counted, in any case."""

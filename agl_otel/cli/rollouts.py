@@ -27,6 +27,7 @@ from agl_otel.text import printable
 from agl_otel.types import (
     ADOPTED,
     NOT_RUN,
+    UNRESPONSIVE_SECONDS,
     Attempt,
     AttemptedRollout,
     EnqueueRolloutRequest,
@@ -373,6 +374,15 @@ def delete(
 @click.option("--resources-id", help="For lines that name none.  [default: the latest]")
 @click.option("--max-attempts", type=Whole(1), default=1, show_default=True, help="For lines without a config.")
 @click.option("--timeout", "timeout_seconds", type=Finite(min=0, min_open=True), help="Seconds an attempt may take.")
+@click.option(
+    "--unresponsive",
+    "unresponsive_seconds",
+    type=Finite(min=0),
+    default=UNRESPONSIVE_SECONDS,
+    show_default=True,
+    help="Seconds of silence after which an attempt's runner is taken for dead (0: never); heartbeats come every 5 s. "
+    "For lines without a config.",
+)
 @click.option("--priority", type=Whole(), default=0, show_default=True, help="Higher ones are claimed first; for lines that name none.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="For runners that serve only some (repeatable).")
 @click.option("--key", help="With the same key the same file is enqueued once, however often this runs.")
@@ -385,6 +395,7 @@ def enqueue(
     resources_id: str | None,
     max_attempts: int,
     timeout_seconds: float | None,
+    unresponsive_seconds: float,
     priority: int,
     labels: tuple[str, ...],
     key: str | None,
@@ -397,8 +408,11 @@ def enqueue(
     A line is the task itself (any JSON value), or an object with `input` and nothing but fields of a rollout: mode, resources_id,
     config, metadata, rollout_id, priority, not_before, labels. A wrong line is named, and nothing is enqueued. JSON is strict: neither
     NaN nor numbers beyond a double's range.
+
+    An attempt whose runner is silent for --unresponsive seconds has ended: its rollout is run again while --max-attempts allows it,
+    else it has failed. A line's own config replaces these options whole; one without `unresponsive_seconds` waits without an end.
     """
-    config = RolloutConfig(max_attempts=max_attempts, timeout_seconds=timeout_seconds)
+    config = RolloutConfig(max_attempts=max_attempts, timeout_seconds=timeout_seconds, unresponsive_seconds=unresponsive_seconds or None)
     if max_attempts > 1:
         config.retry_condition = ["failed", "timeout", "unresponsive"]
     defaults: dict[str, Any] = {"mode": mode, "resources_id": resources_id, "config": config, "priority": priority}

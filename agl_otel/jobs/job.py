@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from agl_otel.algorithms.utils import survives_its_runner
 from agl_otel.errors import SettingsError
 from agl_otel.runner.agents import load_function
-from agl_otel.types import NamedResources, PromptTemplate, RolloutConfig
+from agl_otel.types import UNRESPONSIVE_SECONDS, NamedResources, PromptTemplate, RolloutConfig
 from agl_otel.types.strict import strict_lines
 
 OPTIONS_OF: Final = {
@@ -51,7 +51,7 @@ class AgentSpec(_Strict):
     """Rollouts at a time in each."""
     timeout_seconds: float = Field(default=120.0, gt=0)
     """Of one attempt."""
-    unresponsive_seconds: float = Field(default=60.0, gt=0)
+    unresponsive_seconds: float = Field(default=UNRESPONSIVE_SECONDS, gt=0)
     """After so long without a sign of life a runner is taken for dead, and its rollout is run again; heartbeats come every 5 s."""
 
     @property

@@ -13,6 +13,9 @@ from pydantic import Field, model_validator
 from agl_otel.errors import UsageError
 from agl_otel.types.model import Model
 
+UNRESPONSIVE_SECONDS: Final = 60.0  # twelve heartbeats of a runner
+"""Silence after which jobs and `rollouts enqueue` take a runner for dead. RolloutConfig itself sets no bound, as in Agent Lightning 0.3."""
+
 TaskInput = Any
 """What an agent is given to do: anything that is JSON."""
 RolloutStatus = Literal["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"]

@@ -119,6 +119,19 @@ def test_tasks_of_a_file_are_enqueued_once_under_a_key(stack: Stack, tmp_path: P
 
 
 @pytest.mark.parametrize(
+    ("options", "seconds"), [((), 60.0), (("--max-attempts", "2"), 60.0), (("--unresponsive", "9"), 9.0), (("--unresponsive", "0"), None)]
+)
+def test_enqueued_tasks_survive_the_death_of_their_runner(
+    stack: Stack, tmp_path: Path, options: tuple[str, ...], seconds: float | None
+) -> None:
+    given = {"input": 2, "config": {"max_attempts": 2}}
+    [first, second] = stack.json("rollouts", "enqueue", "--file", tasks(tmp_path, 1, given), *options)["rollout_ids"]
+    configs = {item["rollout_id"]: item["config"] for item in stack.json("rollouts", "ls")["items"]}
+    assert (configs[first]["unresponsive_seconds"], configs[second]["unresponsive_seconds"]) == (seconds, None)
+    assert ("unresponsive" in configs[first]["retry_condition"]) == ("--max-attempts" in options)
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("{not json", "tasks.jsonl:2 is not JSON"),
