@@ -26,6 +26,7 @@ from agl_otel import __version__
 from agl_otel.errors import ConflictError, DataError, SettingsError, UnavailableError, UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.lifecycle import FINISHED
+from agl_otel.queue.schema import VERSION, check_version
 from agl_otel.queue.sqlite import sqlite_path, table_names
 from agl_otel.settings import Settings
 from agl_otel.traces.collector_client import COPY_SECONDS, barriers, open_session, posting
@@ -119,7 +120,7 @@ def _finish(staging: Path, target: Path, queue: dict[str, Any], held: dict[str, 
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "agl_otel": __version__,
-        "queue": {**queue, "sha256": _sha256(staging / queue["file"])},
+        "queue": {**queue, "version": VERSION, "sha256": _sha256(staging / queue["file"])},
         "traces": {table: each.rows for table, each in held.items()},
         "log_files": {str(path.relative_to(staging)): _sha256(path) for path in sorted((staging / "wal").rglob("*")) if path.is_file()},
     }
@@ -201,10 +202,12 @@ def copy_queue(source: Path, target: Path) -> dict[str, int]:
         new.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
         (verdict,) = new.execute("PRAGMA integrity_check").fetchone()
         after = _counts(new)
+        (version,) = new.execute("SELECT max(version) FROM schema_migrations").fetchone()
     old.close()
     new.close()
     if verdict != "ok" or before != after:
         raise DataError(f"the copy of {source} is not what it should be (integrity: {verdict}): it is damaged, or the disk is full")
+    check_version(version, str(source))
     return after
 
 
@@ -248,6 +251,7 @@ def _check(source: Path) -> dict[str, Any]:
     for name, digest in {manifest["queue"]["file"]: manifest["queue"]["sha256"], **manifest["log_files"]}.items():
         if not (source / name).exists() or _sha256(source / name) != digest:
             raise DataError(f"{source / name} is missing or damaged: it is not what was backed up")
+    check_version(manifest["queue"]["version"], str(source))
     check_dump(source / TRACES)
     return manifest
 

@@ -137,6 +137,11 @@ async def test_a_running_stack_that_nobody_names_and_a_damaged_backup_are_refuse
     await own_stack.end("collector")
     await own_stack.end("queue")
     agl(own_stack, "data", "backup", str(tmp_path / "backup"), "--json")
+    manifest = tmp_path / "backup" / "backup.json"
+    written = manifest.read_text()
+    manifest.write_text(json.dumps({**(parsed := json.loads(written)), "queue": {**parsed["queue"], "version": 99}}))
+    assert "has schema version 99" in agl(elsewhere, "data", "restore", str(tmp_path / "backup"), fails=True)
+    manifest.write_text(written)
     (tmp_path / "backup" / "queue.db").write_bytes(b"no database")
     assert "missing or damaged" in agl(elsewhere, "data", "restore", str(tmp_path / "backup"), fails=True)
     assert not elsewhere.settings.data_dir.exists()
