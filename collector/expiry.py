@@ -1,6 +1,6 @@
 """What is past the setting retention_days leaves the collector's files, too; ClickHouse drops rows by itself.
 
-A quiet collector's log keeps what is stored until its segment is full; what is kept aside (aside.py) stays for a person to look at. With
+A quiet collector's log keeps what is stored until its segment is full; dead letters (dead_letters.py) stay for a person to look at. With
 a retention both end with it: once an hour the log goes on in a new segment, and what was received before the retention is removed.
 """
 
@@ -36,7 +36,7 @@ class Expiry:
         self._clock = clock
 
     async def once(self) -> int:
-        """Remove it now; how many files that were kept aside. Raises UnavailableError, OSError."""
+        """Remove it now; how many dead letters. Raises UnavailableError, OSError."""
         return await self._files.expire(self._clock() - self._days * DAY_SECONDS)
 
     async def run(self) -> NoReturn:
@@ -44,7 +44,7 @@ class Expiry:
         while True:
             try:
                 if gone := await self.once():
-                    _logger.info("removed %d files that were kept aside for longer than %d days", gone, self._days)
+                    _logger.info("removed %d dead letters that were older than %d days", gone, self._days)
             except (AglError, OSError) as error:
                 _logger.warning("files that are past the retention cannot be removed now; trying again: %s", error)
             await asyncio.sleep(INTERVAL_SECONDS)

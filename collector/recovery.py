@@ -2,7 +2,8 @@
 
 Before a try the file trying.json in the log's folder names it; after it, whatever came of it, the file is mended. So a start that finds
 one was ended in the middle of a try, kill -9 and lack of memory alike. A batch on which a start has died is tried apart: each of its
-requests alone, a piece of its rows at a time. A request on which DEATHS starts have died alone is kept aside (aside.py) with its reason.
+requests alone, a piece of its rows at a time. A request on which DEATHS starts have died alone becomes a dead
+letter (dead_letters.py) with its reason.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _Try:
     deaths: dict[str, int] = field(default_factory=dict[str, int])
     """{log position: starts that died on it}."""
     aside: list[int] = field(default_factory=list[int])
-    """Log positions of the requests that are kept aside."""
+    """Log positions of the requests that became dead letters."""
 
 
 class Recovery:
@@ -66,7 +67,7 @@ class Recovery:
             if position in now.aside:
                 continue
             if (deaths := now.deaths.get(str(position), 0)) >= DEATHS:
-                self._store.keep_aside(member, f"{deaths} starts of the collector died while they stored it alone")
+                self._store.refuse(member, f"{deaths} starts of the collector died while they stored it alone")
                 now.aside.append(position)
                 self._save(now)
                 continue

@@ -235,14 +235,14 @@ class Collector:
         }
 
     def status(self) -> dict[str, Any]:
-        """What GET /status answers: every metric, how the disk is, and what is kept aside."""
+        """What GET /status answers: every metric, how the disk is, and the dead letters."""
         level, message = self._look_at_disk()
         return {
             "service": "collector",
             "version": __version__,
             "uptime_seconds": round(time.time() - self._started_at, 3),
             "disk": {"level": level, "message": message},
-            "kept_aside": self._store.kept_aside()._asdict(),
+            "kept_aside": self._store.dead_letters()._asdict(),
             "metrics": self._telemetry.snapshot(),
         }
 

@@ -1,7 +1,7 @@
 """One batch into ClickHouse, exactly once: ask what is stored under its id, insert what is missing. Runs in the writer's thread.
 
 A batch is rebuilt from its requests alone, so that its rows are the same before and after a crash. Only errors about the data halve
-it, until the guilty request stands alone and is kept aside with its reason; any other error is the caller's to try again.
+it, until the guilty request stands alone and becomes a dead letter with its reason; any other error is the caller's to try again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from agl_otel.collector import aside, faults
+from agl_otel.collector import dead_letters, faults
 from agl_otel.collector.decode import LOG_COLUMNS, TRACE_COLUMNS, log_rows, span_rows
 from agl_otel.collector.expansion import size_of
 from agl_otel.collector.journal import Batch, Member, Request, assign
@@ -127,9 +127,9 @@ class BatchStore:
         self._tries = Tries()
         self._received: dict[str, object] = {}  # of the batch at work
         self.counts: Counter[str] = Counter()
-        """rows, fast (those of them that ClickHouse built), fast_refused (batches that it would not build), refused (requests kept
-        aside), recovered (rows that a batch in doubt still missed), repeated_keys (keys of attributes
-        that were given again, and dropped)."""
+        """rows, fast (those of them that ClickHouse built), fast_refused (batches that it would not build), refused (dead
+        letters), recovered (rows that a batch in doubt still missed), repeated_keys (keys of attributes that were given again, and
+        dropped)."""
 
     def store(self, batch: Batch, members: Sequence[Member], *, in_doubt: bool) -> None:
         """Insert the batch; `in_doubt` where an earlier try may have stored some of it. Raises ClickHouseError to be tried again."""
@@ -235,7 +235,7 @@ class BatchStore:
             if not error.about_the_data:
                 raise
             if len(parts) == 1:
-                self.keep_aside(parts[0].member, str(error))
+                self.refuse(parts[0].member, str(error))
                 return
             half = len(parts) // 2
             self._insert(batch, kind, parts[:half], in_doubt=True)
@@ -275,27 +275,27 @@ class BatchStore:
                 found = metric_rows(request.raw, request.identities, **where, first=first)
             return {kind: _Rows(member, range(start := first.get(kind, 0), start + len(rows)), rows) for kind, rows in found.items()}
         except Exception as error:  # noqa: BLE001 - the boundary: one request that cannot be decoded must not stop all others
-            self.keep_aside(member, str(error))
+            self.refuse(member, str(error))
             return {}
 
-    def forget_aside(self, log: Path, rollout_ids: Collection[str]) -> int:
-        """Remove what was kept aside and may hold something of these rollouts, damaged pieces of the log in the folder `log`, too."""
-        return aside.forget(self._refused_dir, log, rollout_ids)
+    def forget_dead_letters(self, log: Path, rollout_ids: Collection[str]) -> int:
+        """Remove dead letters that may hold something of these rollouts, damaged pieces of the log in the folder `log`, too."""
+        return dead_letters.forget(self._refused_dir, log, rollout_ids)
 
-    def expire_aside(self, log: Path, before: float) -> int:
-        """Remove what was kept aside before a time (Unix seconds); how many files."""
-        return aside.expire(self._refused_dir, log, before)
+    def expire_dead_letters(self, log: Path, before: float) -> int:
+        """Remove dead letters of before a time (Unix seconds); how many files."""
+        return dead_letters.expire(self._refused_dir, log, before)
 
-    def keep_aside(self, member: Member, reason: str) -> None:
+    def refuse(self, member: Member, reason: str) -> None:
         """Keep a request for a person to look at, instead of its rows that are not stored."""
         position, request = member
-        kept = aside.keep(self._refused_dir, position, request, reason)
+        kept = dead_letters.write(self._refused_dir, position, request, reason)
         self.counts["refused"] += 1
-        _logger.error("a request of %d rows cannot be stored; it is kept aside as %s: %s", request.rows, kept, reason)
+        _logger.error("a request of %d rows cannot be stored; it is a dead letter now, %s: %s", request.rows, kept, reason)
 
-    def kept_aside(self) -> aside.Kept:
-        """What is kept aside by now."""
-        return aside.kept(self._refused_dir)
+    def dead_letters(self) -> dead_letters.DeadLetters:
+        """The requests that were refused so far."""
+        return dead_letters.listed(self._refused_dir)
 
 
 class _NotKeptError(ClickHouseError):

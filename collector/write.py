@@ -164,8 +164,8 @@ class Writer:
         return position
 
     async def forget(self, rollout_ids: Collection[str]) -> None:
-        """Remove dead letters that hold, or may hold, something of these rollouts (aside.py). Raises OSError."""
-        await asyncio.to_thread(self._store.forget_aside, self._commit.directory, rollout_ids)
+        """Remove dead letters that hold, or may hold, something of these rollouts (dead_letters.py). Raises OSError."""
+        await asyncio.to_thread(self._store.forget_dead_letters, self._commit.directory, rollout_ids)
 
     async def purge(self) -> None:
         """A barrier after which no file of the log holds what was acked before it.
@@ -176,12 +176,12 @@ class Writer:
         await self._turn_over()
 
     async def expire(self, before: float) -> int:
-        """Take what is stored out of the log, and remove what was kept aside before a time (Unix seconds); how many files of that.
+        """Take what is stored out of the log, and remove dead letters of before a time (Unix seconds); how many files.
 
         Raises UnavailableError, OSError; then it can be asked for again.
         """
         await self._turn_over()
-        return await asyncio.to_thread(self._store.expire_aside, self._commit.directory, before)
+        return await asyncio.to_thread(self._store.expire_dead_letters, self._commit.directory, before)
 
     async def _turn_over(self) -> None:
         position = await self._commit.turn_over()

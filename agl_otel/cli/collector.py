@@ -109,7 +109,7 @@ def _print(console: Console, found: Mapping[str, Any]) -> None:
         console.print(disk["message"], style="yellow", markup=False)
     kept = found.get("kept_aside", {"requests": 0, "latest": []})
     if kept["requests"]:
-        console.print(f"{kept['requests']} requests are kept aside, because they cannot be stored; the latest:", style="yellow")
+        console.print(f"{kept['requests']} requests are dead letters, because they cannot be stored; the latest:", style="yellow")
     for each in kept["latest"]:
         of = ", ".join(each.get("rollouts", [])[:3]) or "no rollout"
         console.print(printable_lines(f"  {each['file']} ({of}): {each['reason']}"), style="yellow", markup=False)

@@ -1,4 +1,4 @@
-"""A request that ends the collector each time it is inserted: it is tried alone, then kept aside; nothing else waits for ever."""
+"""A request that ends the collector each time it is inserted: it is tried alone, then a dead letter; nothing else waits for ever."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def request_in(file: str) -> ExportTraceServiceRequest:
     return ExportTraceServiceRequest.FromString(Path(file).read_bytes())
 
 
-async def test_a_request_that_kills_the_collector_is_kept_aside_after_some_starts(own_stack: Stack) -> None:
+async def test_a_request_that_kills_the_collector_is_a_dead_letter_after_some_starts(own_stack: Stack) -> None:
     await own_stack.start_queue()
     await own_stack.start_collector("-c", KILLED_BY_POISON)
     bad = request_of([span("poison")], {"agentlightning.rollout_id": "ro-bad", "agentlightning.attempt_id": "at-1"})

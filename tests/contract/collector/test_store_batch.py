@@ -1,4 +1,4 @@
-"""One batch into a real chdb: what is stored is asked, what is refused is kept aside."""
+"""One batch into a real chdb: what is stored is asked, what is refused is a dead letter."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_an_insert_that_says_yes_and_keeps_nothing_is_tried_again(engine: ChdbEn
     assert [name for name, _, _ in stored(engine)] == ["a", "b"]
 
 
-def test_only_the_guilty_request_is_kept_aside(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
+def test_only_the_guilty_request_becomes_a_dead_letter(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
     store = BatchStore(Grumpy(engine, poison=b"poison"), tmp_path / "refused", fast_from_spans=fast_from_spans)
     members = (
         [member(n, f"good-{n}") for n in range(5)] + [member(5, "poison", "its neighbour")] + [member(n, f"good-{n}") for n in range(6, 9)]

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agl_otel.collector import aside
+from agl_otel.collector import dead_letters
 from agl_otel.collector.identify import Identity
 from agl_otel.collector.journal import Request
 
 
 def kept(folder: Path, position: int, *rollout_ids: str) -> Path:
     request = Request("traces", position, [Identity(rollout_id) for rollout_id in rollout_ids], b"bytes")
-    return aside.keep(folder, position, request, "ClickHouse says no")
+    return dead_letters.write(folder, position, request, "ClickHouse says no")
 
 
 def test_what_may_hold_something_of_a_deleted_rollout_goes_and_nothing_else(tmp_path: Path) -> None:
@@ -20,9 +20,9 @@ def test_what_may_hold_something_of_a_deleted_rollout_goes_and_nothing_else(tmp_
     other, named, unknown = kept(refused, 1, "ro-1"), kept(refused, 2, "ro-2", "ro-1"), kept(refused, 3, "")
     untold = kept(refused, 4, "ro-1")
     untold.with_suffix(".json").write_text('{"reason": "not told whose"}')
-    assert aside.forget(refused, log, []) == 0 and len(list(refused.iterdir())) == 8
-    assert aside.forget(refused, log, ["ro-2"]) == 7
+    assert dead_letters.forget(refused, log, []) == 0 and len(list(refused.iterdir())) == 8
+    assert dead_letters.forget(refused, log, ["ro-2"]) == 7
     assert {path.name for path in refused.iterdir()} == {other.name, other.with_suffix(".json").name}
     assert [path.name for path in log.iterdir()] == ["1.wal"]
     assert not named.exists() and not unknown.exists() and not untold.exists()
-    assert aside.forget(tmp_path / "none", tmp_path / "none", ["ro-2"]) == 0
+    assert dead_letters.forget(tmp_path / "none", tmp_path / "none", ["ro-2"]) == 0

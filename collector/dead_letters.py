@@ -1,7 +1,8 @@
-"""What a collector keeps aside for a person to look at: requests that ClickHouse refuses (refused/), damaged pieces of its log (*.damaged).
+"""The dead letters of a collector: requests that ClickHouse refuses (refused/), and damaged pieces of its log (*.damaged).
 
-Nothing reads them again, so a deletion reaches them here: a request that names a deleted rollout, or has a row of no known rollout, which
-may belong to it; and every damaged piece, whose content is unknown. Retention (expiry.py) removes them by their age.
+They are for a person to look at; nothing reads them again. So a deletion reaches them here: a request that names a deleted rollout, or
+has a row of no known rollout, which may belong to it; and every damaged piece, whose content is unknown. Retention (expiry.py) removes
+them by age.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from agl_otel.service.framed import DAMAGED, sync_folder, write_private
 NAMED: Final = 5
 
 
-def keep(folder: Path, position: int, request: Request, reason: str) -> Path:
+def write(folder: Path, position: int, request: Request, reason: str) -> Path:
     """Write a request and why it is refused; the file with its bytes."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     stem = folder / f"{request.received_ms}-{position}-{request.signal}"
@@ -29,18 +30,18 @@ def keep(folder: Path, position: int, request: Request, reason: str) -> Path:
     return stem.with_suffix(".otlp")
 
 
-class Kept(NamedTuple):
-    """Requests that are kept aside."""
+class DeadLetters(NamedTuple):
+    """Requests that were refused."""
 
     requests: int
     latest: list[dict[str, Any]]
     """Of the last NAMED of them, the latest first: file, reason, signal, received_ms, rollouts."""
 
 
-def kept(folder: Path) -> Kept:
-    """What `keep` has written and nothing has removed since."""
+def listed(folder: Path) -> DeadLetters:
+    """What `write` has written and nothing has removed since."""
     found = sorted(folder.glob("*.otlp"), key=_received_ms, reverse=True)
-    return Kept(len(found), [{"file": str(path), **_about(path)} for path in found[:NAMED]])
+    return DeadLetters(len(found), [{"file": str(path), **_about(path)} for path in found[:NAMED]])
 
 
 def _about(path: Path) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def expire(refused: Path, log: Path, before: float) -> int:
 
 
 def _received_ms(path: Path) -> float:
-    """As its name says, else when it was written."""
+    """By its name, else when it was written."""
     told = path.name.partition("-")[0]
     return int(told) if told.isdecimal() else path.stat().st_mtime * 1000
 
