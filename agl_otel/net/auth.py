@@ -327,7 +327,7 @@ def _of_another_page(method: str, headers: Mapping[str, str], origin: str) -> bo
         return True
     if method in _READING or not origin or site == "same-origin":
         return False
-    return urlsplit(origin).netloc != headers.get("Host")
+    return origin.partition("://")[2] != headers.get("Host")  # an origin is a scheme and a host, and nothing more
 
 
 def _follows_a_link(headers: Mapping[str, str]) -> bool:

@@ -11,6 +11,7 @@ from agl_otel.cli import cli
 from agl_otel.errors import UsageError
 from agl_otel.net.auth import (
     SCOPES,
+    Visitors,
     attempt_key,
     ingest_key,
     is_loopback,
@@ -112,3 +113,9 @@ def test_a_name_of_this_machine_that_leads_to_loopback_is_no_other_machines() ->
     if not all(str(address).startswith(("127.", "::1")) for address in found):
         pytest.skip(f"this machine's name leads to {found}, not to its loopback")
     assert own_names(Settings(host=name.upper())) == {name.lower()}
+
+
+@pytest.mark.parametrize("origin", ["http://[", "null", "http://evil.example", "http://127.0.0.1:80@evil.example", "127.0.0.1:80"])
+def test_a_page_whose_origin_is_not_the_port_itself_may_not_post(origin: str) -> None:
+    assert Visitors().refusal("POST", {"Host": "127.0.0.1:80", "Origin": origin})
+    assert Visitors().refusal("POST", {"Host": "127.0.0.1:80", "Origin": "http://127.0.0.1:80"}) is None
