@@ -32,3 +32,11 @@ def own_of(attributes: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str,
     """{parameter: value} of a call's span that are not those of the resource that its agent was given (`asked`: sampling_parameters)."""
     said = {name: attributes.get(key) for name, key in REQUESTED.items()}
     return {name: value for name, value in said.items() if isinstance(value, int | float) and value != asked.get(name)}
+
+
+def several_choices_words(several: int, calls: int) -> str:
+    """The warning where so many of the model calls read for training are choices beside others of the same call."""
+    return (
+        f"{several} of {calls} sampled replies ({100 * several / calls:.0f} %) are choices beside others of the same request (n > 1): "
+        "which of them the agent used is not known, so each has the attempt's reward. Let the agent ask for one choice while it is trained"
+    )

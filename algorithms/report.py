@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from agl_otel.adapters.own_sampling import sampled_otherwise
+from agl_otel.adapters.own_sampling import sampled_otherwise, several_choices_words
 from agl_otel.adapters.trajectories import TrajectoryBatch
 from agl_otel.types.columns import Traces
 
@@ -35,7 +35,7 @@ class TrainingReport:
     """Over the rollouts that could be used, before any shuffling."""
     rollouts: int
     model_calls: int
-    """(call, choice) rows read."""
+    """Read, each counted once however many choices it has."""
     spans: int
     verdicts: dict[str, int]
     alarms: int
@@ -55,7 +55,9 @@ class TrainingReport:
     tokens: int
     """Model-written tokens trained on, each counted once."""
     calls_trained: int = 0
-    """Model calls of the trajectories trained on."""
+    """(call, choice) rows of the trajectories trained on."""
+    several_choices: int = 0
+    """Of these: those of calls with several choices (n > 1). Which one the agent used is not known, and all have the attempt's reward."""
     own_sampling: int = 0
     """Of the model calls trained on: those that their agent had sampled at a temperature or top_p of its own."""
     off_policy: int
@@ -98,13 +100,16 @@ class TrainingReport:
         other = int(sampled_otherwise(traces.calls, temperature=temperature)[rows].sum()) if temperature is not None else 0
         if other:
             _log.warning("%s", own_sampling_words(step, other, len(rows)))
+        several = int(traces.calls.several_choices[rows].sum())
+        if several:
+            _log.warning("step %d: %s", step, several_choices_words(several, len(rows)))
         return cls(
             step=step,
             weights_version=versions[0],
             next_version=versions[1],
             reward_mean=mean_reward(batch),
             rollouts=len(rollout_ids),
-            model_calls=len(traces.calls),
+            model_calls=traces.calls.count,
             spans=traces.spans,
             verdicts=dict(Counter(verdict.kind for verdict in traces.verdicts.values())),
             alarms=len(traces.alarms),
@@ -115,6 +120,7 @@ class TrainingReport:
             rollouts_without_sample=len(rollout_ids) - len(set(batch.rollout_id)),
             cut=batch.cut,
             calls_trained=len(rows),
+            several_choices=several,
             own_sampling=other,
             off_policy=sum(sampled_by != versions[0] for sampled_by in trained_on.model_version),
             rollout_seconds=clock.seconds["rollout"],

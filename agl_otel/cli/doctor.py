@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Final
 
 import click
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.text import Text
 
-from agl_otel.adapters.own_sampling import own_of
+from agl_otel.adapters.own_sampling import own_of, several_choices_words
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.once import Once, run_once
 from agl_otel.cli.render import plain
@@ -23,6 +25,7 @@ from agl_otel.cli.surroundings import Finding, judge, look
 from agl_otel.errors import AglError, UsageError
 from agl_otel.settings import Settings
 from agl_otel.text import printable
+from agl_otel.types.columns import CallColumns
 from agl_otel.types.options import Finite
 from agl_otel_hook import conventions
 
@@ -32,7 +35,7 @@ FOUND_SOMETHING_MISSING: Final = 3
 def examine(once: Once) -> list[Finding]:
     """What one attempt shows. Pure: from the attempt and its spans to findings, in the order in which things can go wrong."""
     found = [check(once) for check in _CHECKS]
-    return [*(replace(finding, remedy="") if finding.good else finding for finding in found), *_own_sampling(once)]
+    return [*(replace(finding, remedy="") if finding.good else finding for finding in found), *_own_sampling(once), *_choices(once)]
 
 
 def _ended_well(once: Once) -> Finding:
@@ -54,31 +57,41 @@ def _own_spans(once: Once) -> Finding:
 
 
 def _model_calls(once: Once) -> Finding:
-    calls = [span for span in once.spans if span.name == conventions.SPAN_LLM]
+    calls = {
+        (span.attributes.get(conventions.PROCESS), span.attributes.get(conventions.LLM_CALL, span.span_id))
+        for span in once.spans
+        if span.name == conventions.SPAN_LLM
+    }
     remedy = "the agent must take its model's address from OPENAI_BASE_URL (or OPENAI_API_BASE, ANTHROPIC_BASE_URL)"
     return Finding("its model calls pass through the proxy", bool(calls), f"{len(calls)} calls" if calls else "none", remedy)
 
 
 def _token_ids(once: Once) -> Finding:
     calls = once.traces.calls
-    with_ids = int((calls.response.lengths > 0).sum())
+    with_ids = _calls_with(calls, calls.response.lengths > 0)
     failed = [
         span.status.description or "" for span in once.spans if span.name == conventions.SPAN_LLM and span.status.status_code == "ERROR"
     ]
-    detail = f"{with_ids} of {len(calls)} calls" + (f"; {plain(failed[0], 120)}" if failed else "")
+    detail = f"{with_ids} of {calls.count} calls" + (f"; {plain(failed[0], 120)}" if failed else "")
     remedy = (
         "the model server must answer return_token_ids: vLLM 0.10.2 or newer, SGLang, or ours. Hosted models do not give token ids. "
         "Messages and Responses, which mostly come without, are asked by chat/completions where litellm is set up (AGL_LITELLM)"
     )
-    return Finding("token ids come with them", with_ids > 0 and with_ids == len(calls), detail, remedy)
+    return Finding("token ids come with them", with_ids > 0 and with_ids == calls.count, detail, remedy)
 
 
 def _logprobs(once: Once) -> Finding:
     calls = once.traces.calls
-    good = int(((calls.logprobs.lengths == calls.response.lengths) & (calls.response.lengths > 0)).sum())
+    good = _calls_with(calls, (calls.logprobs.lengths == calls.response.lengths) & (calls.response.lengths > 0))
     return Finding(
-        "and log-probs", good > 0 and good == len(calls), f"{good} of {len(calls)} calls", "start the model server with log-probs enabled"
+        "and log-probs", good > 0 and good == calls.count, f"{good} of {calls.count} calls", "start the model server with log-probs enabled"
     )
+
+
+def _calls_with(calls: CallColumns, good: NDArray[np.bool_]) -> int:
+    """How many calls there are all of whose choices are good."""
+    call = np.cumsum(~calls.further_choice) - 1
+    return int((np.bincount(call[~good], minlength=calls.count) == 0).sum())
 
 
 def _verdict(once: Once) -> Finding:
@@ -94,7 +107,8 @@ def _verdict(once: Once) -> Finding:
 
 def _own_sampling(once: Once) -> list[Finding]:
     """Advice, because only training minds it. The attempt's own resources ask for nothing, so whatever a call says is its agent's."""
-    calls = [own for span in once.spans if span.name == conventions.SPAN_LLM and (own := own_of(span.attributes, {}))]
+    asked = [span for span in once.spans if span.name == conventions.SPAN_LLM and not span.attributes.get(conventions.LLM_CHOICE)]
+    calls = [own for span in asked if (own := own_of(span.attributes, {}))]
     if not calls:
         return [Finding("it leaves temperature and top_p to training", True, "no model call sets them")] if len(once.traces.calls) else []
     said = ", ".join(dict.fromkeys(f"{name} {value:g}" for own in calls for name, value in own.items()))
@@ -103,8 +117,15 @@ def _own_sampling(once: Once) -> list[Finding]:
         "requests while it is trained, or train with the same"
     )
     return [
-        Finding("it leaves temperature and top_p to training", True, f"{len(calls)} of {len(once.traces.calls)} calls set {said}", remedy)
+        Finding("it leaves temperature and top_p to training", True, f"{len(calls)} of {once.traces.calls.count} calls set {said}", remedy)
     ]
+
+
+def _choices(once: Once) -> list[Finding]:
+    """Advice where calls have several choices: only training minds them."""
+    calls = once.traces.calls
+    several = int(calls.several_choices.sum())
+    return [Finding("each call asks for one choice", True, "not all", several_choices_words(several, len(calls)))] if several else []
 
 
 _CHECKS: Sequence[Callable[[Once], Finding]] = (_ended_well, _own_spans, _model_calls, _token_ids, _logprobs, _verdict)

@@ -12,6 +12,7 @@ import click
 from agl_otel.adapters.bias import bias_of_attempts
 from agl_otel.adapters.formats import as_written
 from agl_otel.adapters.masking import MaskRule, masked, parse_rules
+from agl_otel.adapters.own_sampling import several_choices_words
 from agl_otel.adapters.pins import Pin, differences, line_of
 from agl_otel.adapters.records import FORMS, Functions, Reading, Rows, needs_spans, rows_of
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
@@ -164,7 +165,15 @@ async def _write(
     report = {"file": str(target), "pin": str(pin_file), "form": reading.form, "rows": len(found.rows), "rollouts": len(traces.rollouts)}
     take: Any = reading.take
     bias = bias_of_attempts(traces, take=take, fill_reward=reading.fill_reward, reward_name=reading.reward)
-    told = {"refused": dict(found.refused), "refused_share": bias.shares(), "breaks": dict(found.breaks), "sha256": made.content}
+    several = int(traces.calls.several_choices.sum())
+    told = {
+        "model_calls": len(traces.calls),
+        "several_choices": several,
+        "refused": dict(found.refused),
+        "refused_share": bias.shares(),
+        "breaks": dict(found.breaks),
+        "sha256": made.content,
+    }
     return {**report, **told}
 
 
@@ -189,6 +198,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         return [
             f"wrote {report['rows']} rows of {report['rollouts']} rollouts to {report['file']}",
             f"refused: {refused}",
+            *([several_choices_words(report["several_choices"], report["model_calls"])] if report["several_choices"] else []),
             *(f"refused of reward {name}: {_percent(shares)}" for name, shares in sorted(report["refused_share"]["reward"].items())),
             *(f"refused of task {name}: {_percent(shares)}" for name, shares in _most_refused(report["refused_share"]["task"])),
         ]

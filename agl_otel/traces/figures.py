@@ -39,6 +39,7 @@ class AttemptFigures(Model):
     spans: int = 0
     errors: int = 0
     calls: int = 0
+    """Requests: choices of one (n > 1) count once."""
     prompt_tokens: int = 0
     """Those that were new in each call: what a call repeats of an earlier one is not counted."""
     response_tokens: int = 0
@@ -76,7 +77,7 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
     facts = ReadFacts.of(table)
     rewards = rewards_of(reward_rows(table))
     sums = table.group_by(["RolloutId", "AttemptId"]).aggregate(
-        [("IsSpan", "sum"), ("IsError", "sum"), ("IsCall", "sum"), ("PromptTokens", "sum"), ("ResponseTokens", "sum")]
+        [("IsSpan", "sum"), ("IsError", "sum"), ("IsFirstChoice", "sum"), ("NewPromptTokens", "sum"), ("ResponseTokens", "sum")]
     )
     counts: dict[AttemptKey, Mapping[str, Any]] = {(row["RolloutId"], row["AttemptId"]): row for row in sums.to_pylist()}
     found: list[AttemptFigures] = []
@@ -94,8 +95,8 @@ def attempt_figures(table: Table, attempts: Sequence[Attempt], now: float) -> li
             rewards={reward.name or str(reward.index): reward.value for reward in own if math.isfinite(reward.value)},
             spans=row.get("IsSpan_sum", 0),
             errors=row.get("IsError_sum", 0),
-            calls=row.get("IsCall_sum", 0),
-            prompt_tokens=row.get("PromptTokens_sum", 0),
+            calls=row.get("IsFirstChoice_sum", 0),
+            prompt_tokens=row.get("NewPromptTokens_sum", 0),
             response_tokens=row.get("ResponseTokens_sum", 0),
         )
         found.append(figures)

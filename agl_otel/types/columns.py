@@ -91,6 +91,28 @@ class CallColumns:
     def __len__(self) -> int:
         return len(self.rollout_id)
 
+    @property
+    def further_choice(self) -> NDArray[np.bool_]:
+        """Of each row: whether it is another choice of the same call as the row before it (n > 1)."""
+        further = np.zeros(len(self), np.bool_)
+        if len(self) > 1:  # by numbers first, which leaves hardly any: text is compared in Python
+            further[1:] = (self.call[1:] == self.call[:-1]) & (self.call[1:] > 0) & (self.choice[1:] > self.choice[:-1])
+        places = (self.process, self.attempt_id, self.rollout_id)
+        for row in np.flatnonzero(further).tolist():
+            further[row] = all(column[row] == column[row - 1] for column in places)
+        return further
+
+    @property
+    def count(self) -> int:
+        """How many calls there are: choices of one count once."""
+        return len(self) - int(self.further_choice.sum())
+
+    @property
+    def several_choices(self) -> NDArray[np.bool_]:
+        """Of each row: whether its call has more than one choice."""
+        further = self.further_choice
+        return further | np.append(further[1:], np.zeros(min(1, len(self)), np.bool_))
+
 
 @dataclass(frozen=True)
 class CallTexts:

@@ -77,6 +77,8 @@ class Counts:
     """Model calls read."""
     sampled_calls: int = 0
     """Of these: those that samples were made of, validation left aside."""
+    several_choices: int = 0
+    """Of those: choices beside others of the same call (n > 1)."""
     own_sampling: int = 0
     """Of those: sampled at a temperature or top_p of the agent's own."""
     cut: int = 0
@@ -103,6 +105,7 @@ class Counts:
             "samples",
             "calls",
             "sampled_calls",
+            "several_choices",
             "own_sampling",
             "cut",
             "alarms",
@@ -180,8 +183,9 @@ def to_samples(traces: Traces, rules: Rules) -> tuple[dict[str, list[Sample]], C
         rollouts=len(found),
         sampled=len(sampled),
         samples=sum(map(len, sampled)),
-        calls=len(traces.calls),
+        calls=traces.calls.count,
         sampled_calls=len(rows),
+        several_choices=int(traces.calls.several_choices[rows].sum()),
         own_sampling=int(sampled_otherwise(traces.calls, temperature=rules.temperature, top_p=rules.top_p)[rows].sum()),
         cut=batch.cut,
         alarms=len(traces.alarms),

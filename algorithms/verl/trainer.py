@@ -15,6 +15,7 @@ import transfer_queue as tq  # pyright: ignore[reportMissingImports]
 from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer  # pyright: ignore[reportMissingImports]
 
+from agl_otel.adapters.own_sampling import several_choices_words
 from agl_otel.algorithms.grpo.objective import max_ratio_error
 from agl_otel.algorithms.report import own_sampling_words, singleton_words
 from agl_otel.algorithms.run_log import RunLog
@@ -100,6 +101,8 @@ class Watching(_Trainer):
             _log.warning("step %d teaches nothing: the rewards are all %s", self.global_steps, counts.reward_least)
         if counts.own_sampling:
             _log.warning("%s", own_sampling_words(self.global_steps, counts.own_sampling, counts.sampled_calls))
+        if counts.several_choices:
+            _log.warning("step %d: %s", self.global_steps, several_choices_words(counts.several_choices, counts.sampled_calls))
         counts.attempts = [attempt for attempt in counts.attempts if attempt[0] not in self._lone]
         rows = [tag for tag in batch.tags if not tag.get("is_padding", False)]
         stale = sum(tag["min_global_steps"] != self.global_steps - 1 for tag in rows)

@@ -11,9 +11,10 @@ SELECT RolloutId, AttemptId, SpanId, ParentSpanId, SequenceId, sipHash64(Rollout
   SpanName = {attempt:String} AND Facts[{hooked:String}] = 'true' AS Hooked,
   mapContains(Facts, {call:String}) OR (SpanName = {llm:String} AND ResponseTokens > 0) AS IsCall,
   toInt64OrZero(Facts[{call:String}]) AS Call,
+  IsCall AND toInt64OrZero(Facts[{choice:String}]) > 0 AS IsFurtherChoice, IsCall AND NOT IsFurtherChoice AS IsFirstChoice,
   mapFilter((key, value) -> startsWith(key, {prefix:String}), Facts) AS Rewards,
   notEmpty(Rewards) AS IsReward,
-  StatusCode = 'Error' AS IsError, PromptTokens, ResponseTokens
+  StatusCode = 'Error' AS IsError, if(IsFurtherChoice, 0, PromptTokens) AS NewPromptTokens, ResponseTokens
 FROM (
   SELECT RolloutId, AttemptId, TraceId, SpanId, ParentSpanId, SpanName, SequenceId, Timestamp, Facts, StatusCode,
     length(PromptTokenIds) AS PromptTokens, length(ResponseTokenIds) AS ResponseTokens

@@ -118,6 +118,20 @@ async def test_calls_of_adopted_traces_are_calls_everywhere_though_nobody_number
     assert [span.is_call for span in outline] == [True, True, False, False]
 
 
+async def test_choices_of_a_call_count_as_one_call_with_one_prompt(engine: TraceStore, reader: TraceReader) -> None:
+    tokens: dict[str, Any] = {"PromptTokenIds": [1, 2, 3], "ResponseTokenIds": [4]}
+    choices = [call(number + 1, 1, attributes={conventions.LLM_CHOICE: str(number)}, **tokens) for number in range(3)]
+    insert(engine, *choices, call(4, 2, **tokens), call(5, 1, process="y", **tokens))
+    [figures] = await reader.figures([attempt()])
+    assert (figures.calls, figures.spans, figures.prompt_tokens, figures.response_tokens) == (3, 5, 9, 5)
+    run = await reader.run_figures(["ro-1"])
+    assert [(row["PromptTokens"], row["ResponseTokens"]) for row in run.to_pylist()] == [(9, 5)]
+    calls = (await reader.traces([rollout()], [attempt()])).calls
+    assert calls.count == 3
+    assert calls.further_choice.tolist() == [False, True, True, False, False]
+    assert calls.several_choices.tolist() == [True, True, True, False, False]
+
+
 async def test_a_call_is_named_after_the_nearest_agent_above_it(engine: TraceStore, reader: TraceReader) -> None:
     insert(
         engine,

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from agl_otel.adapters.own_sampling import several_choices_words
 from agl_otel.algorithms.report import own_sampling_words
 from agl_otel.algorithms.verl.samples import NO_VERSION, Counts, Rules, figures_of, nothing_left, to_samples
-from tests.unit.adapters.conftest import CallRow, TracesBuilder, reward
+from tests.unit.adapters.conftest import CallRow, TracesBuilder, call_columns, reward
 
 LEFT, RIGHT = CallRow(call=1, prompt=[1, 2], response=[3]), CallRow(call=2, prompt=[9], response=[4, 5])
 
@@ -97,6 +98,21 @@ def test_figures_tell_of_what_was_left_out_by_the_names_of_all_trainers() -> Non
         "reward_mean": 1.0,
     }
     assert set(figures_of(Counts(), trained=0, stale=0).values()) == {0}
+
+
+def test_choices_of_one_call_count_as_one_call_and_are_named_where_they_are_trained_on() -> None:
+    rows = [CallRow(call=1, prompt=[1], choice=choice, response=[choice + 2]) for choice in range(3)] + [CallRow(call=2, prompt=[9])]
+    counts = to_samples(TracesBuilder().build(*rows), Rules())[1]
+    assert (counts.calls, counts.sampled_calls, counts.several_choices, counts.breaks["choice"]) == (2, 4, 3, 2)
+    assert several_choices_words(3, 4).startswith("3 of 4 sampled replies (75 %) are choices beside others of the same request (n > 1)")
+
+
+def test_calls_of_other_processes_attempts_and_rollouts_are_no_choices_of_each_other() -> None:
+    others = [CallRow(choice=1), CallRow(choice=2, process="m2"), CallRow(choice=3, attempt="at-2"), CallRow(choice=4, rollout="ro-2")]
+    unnumbered = [CallRow(rollout="ro-3", call=0), CallRow(rollout="ro-3", call=0, choice=1)]
+    calls = call_columns([*others, *unnumbered])
+    assert (calls.count, calls.several_choices.any()) == (6, False)
+    assert (call_columns([]).count, call_columns([]).several_choices.tolist()) == (0, [])
 
 
 def test_calls_that_their_agent_sampled_by_itself_are_counted_but_not_those_of_a_validation() -> None:
