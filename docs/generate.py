@@ -55,6 +55,7 @@ def settings_page() -> str:
         "# Settings",
         "",
         f"Flags win over environment variables, those over `{CONFIG_FILE}` in the current folder, those over the defaults.",
+        "`--data-dir` without `--store` leaves `AGL_STORE` aside in commands that look into a store or work on it, `train` excepted.",
         "",
         "A private stack (`InMemoryLightningStore()`, `Store.embedded(folder)`, the store that a `Trainer` makes, `agl-otel demo`,",
         "`agl-otel store --backend memory`, and what `run` and `doctor` start where no stack runs) keeps to its own folder and free",

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.errors import UnavailableError
 from agl_otel.settings import Settings
 from agl_otel.stack.supervisor import running_address
@@ -38,7 +38,7 @@ def status(data_dir: Path | None, store: str | None, as_json: bool) -> int:
 
     Exits with 1 where one of them does not answer or takes nothing more.
     """
-    settings = Settings.load(data_dir=data_dir, store=store)
+    settings = settings_for(data_dir, store)
     setup_logging()
     token = settings.token.get_secret_value()
 

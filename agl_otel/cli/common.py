@@ -37,6 +37,14 @@ collector_option: Decorator = click.option(
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
 
+def settings_for(data_dir: Path | None, store: str | None) -> Settings:
+    """Settings of a command that looks into a store or works on it: those of the data directory that a flag names, else AGL_STORE's.
+
+    A flag wins over the environment, so --data-dir without --store leaves AGL_STORE aside.
+    """
+    return Settings.load(data_dir=data_dir, store="" if data_dir is not None and store is None else store)
+
+
 def port_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --host, --log-level and one option for each port."""
     for port in reversed(PORTS):

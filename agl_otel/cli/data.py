@@ -8,7 +8,16 @@ from typing import Any
 import click
 from rich.console import Console
 
-from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option, warn_of_passwords
+from agl_otel.cli.common import (
+    data_dir_option,
+    json_option,
+    print_json,
+    run_async,
+    settings_for,
+    setup_logging,
+    store_option,
+    warn_of_passwords,
+)
 from agl_otel.cli.queue import open_queue
 from agl_otel.errors import SettingsError
 from agl_otel.service.lock import FileLock
@@ -111,7 +120,7 @@ class _Show:
 
 
 def _settings(data_dir: Path | None, store: str | None = None) -> Settings:
-    settings = Settings.load(data_dir=data_dir, store=store)
+    settings = settings_for(data_dir, store)
     setup_logging(settings.log_level if settings.log_level == "DEBUG" else "WARNING")
     return settings
 

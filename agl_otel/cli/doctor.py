@@ -17,13 +17,12 @@ from rich.console import Console
 from rich.text import Text
 
 from agl_otel.adapters.own_sampling import own_of, several_choices_words
-from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.once import Once, run_once
 from agl_otel.cli.render import plain
 from agl_otel.cli.run import parse_task
 from agl_otel.cli.surroundings import Finding, judge, look
 from agl_otel.errors import AglError, UsageError
-from agl_otel.settings import Settings
 from agl_otel.text import printable
 from agl_otel.types.columns import CallColumns
 from agl_otel.types.options import Finite
@@ -157,7 +156,7 @@ def doctor(command: tuple[str, ...], task: str, timeout_seconds: float, data_dir
     Exits with 3 where something is missing.
     """
     setup_logging()
-    settings = Settings.load(data_dir=data_dir, store=store)
+    settings = settings_for(data_dir, store)
 
     async def main() -> list[Finding]:
         around = judge(await asyncio.to_thread(look, command, os.environ, settings))

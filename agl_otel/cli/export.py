@@ -15,12 +15,11 @@ from agl_otel.adapters.masking import MaskRule, masked, parse_rules
 from agl_otel.adapters.own_sampling import several_choices_words
 from agl_otel.adapters.pins import Pin, differences, line_of
 from agl_otel.adapters.records import FORMS, Functions, Reading, Rows, needs_spans, rows_of
-from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.queue import must_exist, rollout_ids_of
 from agl_otel.cli.training_files import WRITERS
 from agl_otel.errors import ConflictError, UsageError, unwritable
 from agl_otel.runner.loading import load_function
-from agl_otel.settings import Settings
 from agl_otel.stack.supervisor import open_store
 from agl_otel.store import Store
 from agl_otel.types import RolloutMode, Span, VerdictKind
@@ -106,7 +105,7 @@ def export(
     if rebuild_pin is not None and (changes or rollout_ids or modes):
         raise UsageError("--rebuild makes what the pin says: use --diff to read the batch otherwise")
     rules = parse_rules(mask_file.read_bytes(), str(mask_file)) if mask_file is not None else []
-    settings = Settings.load(data_dir=data_dir, store=store)
+    settings = settings_for(data_dir, store)
 
     async def main() -> dict[str, Any]:
         async with open_store(settings) as opened:

@@ -10,12 +10,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.render import attempt_tree, plain
 from agl_otel.cli.rollouts import one_rollout
 from agl_otel.cli.training_steps import steps
 from agl_otel.runner.environment import first_llm
-from agl_otel.settings import Settings
 from agl_otel.spans.history import expand_spans
 from agl_otel.stack.supervisor import open_store
 from agl_otel.store import Store
@@ -45,7 +44,7 @@ def show(rollout_id: str, data_dir: Path | None, store: str | None, messages: bo
 
     ROLLOUT_ID may be shortened to any part that only one rollout has.
     """
-    settings = Settings.load(data_dir=data_dir, store=store)
+    settings = settings_for(data_dir, store)
     setup_logging()
 
     async def main() -> None:
@@ -107,7 +106,7 @@ async def _asked_of(store: Store, rollout: Rollout) -> Mapping[str, Any]:
 @json_option
 def sql(query: str, data_dir: Path | None, store: str | None, as_json: bool) -> None:
     """Run a read-only ClickHouse QUERY, e.g. "SELECT SpanName, count() FROM otel_traces GROUP BY 1"."""
-    settings = Settings.load(data_dir=data_dir, store=store)
+    settings = settings_for(data_dir, store)
     setup_logging()
 
     async def main() -> None:

@@ -16,13 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.erase import CHUNK, eraser, finished_before, keep_spans_option, wait_option
 from agl_otel.cli.render import plain
 from agl_otel.errors import NotFoundError, SettingsError, UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.lifecycle import FINISHED
-from agl_otel.settings import DAY_SECONDS, Settings
+from agl_otel.settings import DAY_SECONDS
 from agl_otel.stack.supervisor import stack_for
 from agl_otel.text import printable
 from agl_otel.types import AttemptedRollout, RolloutMode, RolloutStatus
@@ -39,7 +39,7 @@ async def open_queue(data_dir: Path | None, store: str | None, *, only: Sequence
 
     Raises SettingsError where there is neither a stack nor data.
     """
-    settings = Settings.load(data_dir=data_dir, store=store)
+    settings = settings_for(data_dir, store)
     setup_logging(settings.log_level if settings.log_level == "DEBUG" else "WARNING")
     if not settings.store and not (settings.data_dir / "VERSION").exists():
         raise SettingsError(
@@ -194,7 +194,7 @@ def prune(
     They leave every file within 24 hours, with --wait before this ends, as with `agl-otel rollouts delete`. Where retention_days is set,
     the stack itself removes: the queue by `agl-otel maintain`, ClickHouse by the day of receipt.
     """
-    settings = Settings.load(data_dir=data_dir, store=store)
+    settings = settings_for(data_dir, store)
     days = settings.retention_days
     if older_than is None and not days:
         raise UsageError("say how old, as in --older-than 30d: retention_days is 0, which keeps everything")

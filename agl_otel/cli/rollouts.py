@@ -13,14 +13,13 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
-from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.erase import CHUNK, eraser, keep_spans_option, wait_option
 from agl_otel.cli.queue import BOTH_STORES, clock, must_exist, open_queue, progress, prune, rollout_ids_of, table_of
 from agl_otel.cli.render import VERDICT_STYLES, verdict_lines
 from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient, RolloutUpdate
 from agl_otel.queue.lifecycle import FINISHED, OPEN
-from agl_otel.settings import Settings
 from agl_otel.stack.supervisor import open_store
 from agl_otel.store import Store
 from agl_otel.text import printable
@@ -103,7 +102,7 @@ def list_(data_dir: Path | None, store: str | None, as_json: bool, limit: int, a
 
     async def main() -> None:
         if replied:
-            async with open_store(Settings.load(data_dir=data_dir, store=store)) as opened:
+            async with open_store(settings_for(data_dir, store)) as opened:
                 page = await opened.rollouts(RolloutQuery(output_contains=replied, **asked))
         else:
             async with open_queue(data_dir, store) as queue:
@@ -139,7 +138,7 @@ def show(rollout_id: str, data_dir: Path | None, store: str | None, as_json: boo
 
     `agl-otel traces show` shows its spans. ROLLOUT_ID may be shortened to any part that only one rollout has.
     """
-    settings = Settings.load(data_dir=data_dir, store=store)
+    settings = settings_for(data_dir, store)
     setup_logging(settings.log_level if settings.log_level == "DEBUG" else "WARNING")
 
     async def main() -> None:
@@ -357,7 +356,7 @@ def delete(
     _check_named(rollout_ids, statuses, modes)
     if not yes and not as_json:
         click.confirm("This removes them for good. Go on?", abort=True)
-    settings = Settings.load(data_dir=data_dir, store=store)
+    settings = settings_for(data_dir, store)
 
     async def main() -> None:
         async with open_queue(data_dir, store, only=("queue",) if keep_spans else BOTH_STORES) as queue:

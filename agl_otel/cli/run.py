@@ -7,11 +7,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from agl_otel.cli.common import data_dir_option, json_option, run_async, setup_logging, store_option
+from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.look import show_rollout
 from agl_otel.cli.once import run_once
 from agl_otel.errors import AgentError, UsageError
-from agl_otel.settings import Settings
 from agl_otel.types.options import Finite
 from agl_otel.types.strict import strict_json, why_no_json
 
@@ -36,7 +35,7 @@ def run(
     its model. Everything is kept in --data-dir. Exits with 1 where the command failed.
     """
     setup_logging()
-    settings = Settings.load(data_dir=data_dir, store=store)
+    settings = settings_for(data_dir, store)
 
     async def main() -> None:
         async with run_once(settings, command, task=parse_task(task), timeout_seconds=timeout_seconds) as (opened, once):

@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.queue import clock, table_of
 from agl_otel.cli.render import plain
 from agl_otel.cli.run_figures import Look, chosen_metrics, cost_of, differences, sparkline, thinned
@@ -164,7 +164,7 @@ async def look_at(store: Store, run: str) -> Look:
 
 def _begin(data_dir: Path | None, store: str | None) -> Settings:
     setup_logging()
-    return Settings.load(data_dir=data_dir, store=store)
+    return settings_for(data_dir, store)
 
 
 _LISTED: Final = ("run", "algorithm", "steps", "version", "rollouts", "finished", "failed", "began", "last end")

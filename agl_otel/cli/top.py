@@ -15,12 +15,11 @@ from rich.live import Live
 from rich.text import Text
 
 from agl_otel.cli.collector import PREFIX, ask, asking, running_stack
-from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.queue import clock, table_of
 from agl_otel.cli.render import plain
 from agl_otel.errors import UnavailableError
 from agl_otel.queue.lifecycle import FINISHED
-from agl_otel.settings import Settings
 from agl_otel.store import Store
 from agl_otel.types import Rollout, Worker
 from agl_otel.types.options import Finite
@@ -77,7 +76,7 @@ def top(every: float, once: bool, data_dir: Path | None, store: str | None, as_j
 
     Without a terminal, or with --json, it looks twice, prints once and ends.
     """
-    settings = Settings.load(data_dir=data_dir, store=store)
+    settings = settings_for(data_dir, store)
     setup_logging()
     console = Console(highlight=False)
     token = settings.token.get_secret_value()

@@ -10,10 +10,9 @@ import click
 from rich.console import Console
 
 from agl_otel.algorithms.run_folder import RUN, read_run
-from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
+from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.queue import clock, table_of
 from agl_otel.errors import NotFoundError
-from agl_otel.settings import Settings
 from agl_otel.stack.supervisor import open_store
 from agl_otel.store import Store
 from agl_otel.types import TrainingRun, TrainingStep
@@ -30,7 +29,7 @@ def steps(run: str | None, version: str | None, data_dir: Path | None, store: st
 
     RUN is a run's id, which is also the id of the resources that it publishes, or its folder.
     """
-    settings = Settings.load(data_dir=data_dir, store=store)
+    settings = settings_for(data_dir, store)
     setup_logging()
 
     async def main() -> None:

@@ -1,0 +1,33 @@
+"""Which store a command works on: flags win over the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agl_otel.cli.common import settings_for
+from agl_otel.cli.queue import queue
+from agl_otel.errors import SettingsError
+
+FOLDER = Path("elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("data_dir", "store", "expected"),
+    [(None, None, "env:1"), (FOLDER, None, ""), (None, "flag:2", "flag:2"), (FOLDER, "flag:2", "flag:2")],
+)
+def test_a_data_directory_of_a_flag_wins_over_the_store_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, data_dir: Path | None, store: str | None, expected: str
+) -> None:
+    monkeypatch.setenv("AGL_STORE", "env:1")
+    settings = settings_for(data_dir, store)
+    assert settings.store == expected
+    assert settings.data_dir == (data_dir or Path(".agl"))
+
+
+def test_a_command_on_a_data_directory_does_not_ask_the_store_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AGL_STORE", "127.0.0.1:1")
+    result = CliRunner().invoke(queue, ["stats", "--data-dir", str(tmp_path)])
+    assert isinstance(result.exception, SettingsError) and str(tmp_path) in str(result.exception)
