@@ -34,6 +34,8 @@ for done, new in ((0, 3), (2, 4)):
     for number in range(done + 1, new + 1):
         sink.step(step(number))
     sink.close()
+import wandb
+wandb.teardown()  # its own process writes the last rows, and this waits for its end
 def records(content):
     """Of LevelDB's log format: blocks of 32 KiB; checksum, length, kind (whole, first, middle, last), data."""
     place, data = 7, b""
