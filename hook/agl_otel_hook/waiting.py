@@ -8,11 +8,14 @@ find them half imported or wait for a thread that waits for this one, so each is
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 from wrapt import FunctionWrapper, register_post_import_hook, resolve_path, wrap_function_wrapper
@@ -72,6 +75,15 @@ _unfinished: Final[set[str]] = set()
 """Modules whose import wrapt reports when it has ended."""
 _patches: Final[defaultdict[str, deque[_Patch]]] = defaultdict(deque)
 """{a module of these: what patches it then}. A queue, so that of two threads each patch is made by one."""
+
+
+def _renew_lock() -> None:
+    """In a fork: another thread may have held wrapt's lock, and would never let it go here."""
+    importer: Any = import_module("wrapt.importer")
+    importer._post_import_hooks_lock = threading.RLock()  # nothing public renews it
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def wait(instrumentation: str, switch_on: Callable[[], None]) -> bool:
