@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel
 
 from agl_otel.algorithms.grpo.algorithm import GRPO, OPTION_GROUPS
 from agl_otel.algorithms.grpo.lora import require_lora
@@ -14,22 +14,16 @@ from agl_otel.algorithms.grpo.report import StepReport
 from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.jobs.job import Job
-from agl_otel.jobs.options import Need, without
+from agl_otel.jobs.options import Need, options_of, without
 from agl_otel.jobs.run import unless
 from agl_otel.jobs.served import ServedRun, needs_of_policy
 
+_SET_BY_JOB: Final = frozenset({"model_dir", "model_server_url", "weights_dir", "run_dir", "on_step", "rollout_config", *OPTION_GROUPS})
+
 
 def options_model(name: str) -> type[BaseModel]:
-    """[algorithm] of a job that trains weights: its name, and the options of GRPO's groups, flat."""
-    options: dict[str, Any] = {"metrics": (get_type_hints(GRPO)["metrics"], None)}
-    for kind in OPTION_GROUPS.values():
-        hints = get_type_hints(kind)
-        options |= {each.name: (hints[each.name], each.default) for each in fields(kind) if each.name != "rollout_config"}
-    return create_model("AlgorithmOptions", __config__=ConfigDict(extra="forbid"), name=(Literal["grpo"], name), **options)
-
-
-AlgorithmSpec: Final = options_model("grpo")
-"""[algorithm]: its name and its options."""
+    """[algorithm] of a job that trains weights: its name, and the options of GRPO and its groups, flat."""
+    return options_of(name, GRPO, *OPTION_GROUPS.values(), hidden=_SET_BY_JOB)
 
 
 def needs(job: Job) -> list[Need]:

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
-from typing import Any, Final, Literal, get_type_hints
+from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel
 
 from agl_otel.algorithms.metric_sinks import check_metrics
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.sft.algorithm import SFT
 from agl_otel.algorithms.sft.report import RoundReport
 from agl_otel.jobs.job import Job
-from agl_otel.jobs.options import Need, without
+from agl_otel.jobs.options import Need, options_of, without
 from agl_otel.jobs.run import unless
 from agl_otel.jobs.served import ServedRun, needs_of_policy
 
-_SET_BY_JOB: Final = frozenset({"model_dir", "model_server_url", "on_step", "reports", "run_dir", "rollout_config"})
+_SET_BY_JOB: Final = frozenset({"model_dir", "model_server_url", "on_step", "run_dir", "rollout_config"})
 
 
 def options_model(name: str) -> type[BaseModel]:
     """[algorithm] of a job that tunes: its name and its options, which are the algorithm's own keyword arguments."""
-    hints = get_type_hints(SFT)
-    options: dict[str, Any] = {f.name: (hints[f.name], f.default) for f in fields(SFT) if f.name not in _SET_BY_JOB}
-    return create_model("AlgorithmOptions", __config__=ConfigDict(extra="forbid"), name=(Literal["sft"], name), **options)
+    return options_of(name, SFT, hidden=_SET_BY_JOB)
 
 
 def needs(job: Job) -> list[Need]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, get_type_hints
+from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel
 
 from agl_otel.algorithms.run_folder import RunFolder
 from agl_otel.algorithms.utils import survives_its_runner
@@ -14,24 +13,18 @@ from agl_otel.algorithms.verl.algorithm import VERL, require_extra
 from agl_otel.algorithms.verl.keys import has, translate
 from agl_otel.errors import UsageError
 from agl_otel.jobs.job import Job
-from agl_otel.jobs.options import Need
+from agl_otel.jobs.options import Need, options_of
 from agl_otel.jobs.run import unless
 from agl_otel.jobs.served import ServedRun, policy_of
 
 MODEL: Final = "actor_rollout_ref.model.path"
-_SET_BY_JOB: Final = frozenset({"self", "trainer_cls", "daemon_cls", "model_dir", "run_dir", "rollout_config", "on_step"})
+_SET_BY_JOB: Final = frozenset({"trainer_cls", "daemon_cls", "model_dir", "run_dir", "rollout_config", "on_step"})
 _AGENT: Final = {"function", "command", "grader"}
 
 
 def options_model(name: str) -> type[BaseModel]:
     """[algorithm] of a job on verl: its name, its options, and [algorithm.config], verl's own config."""
-    hints = get_type_hints(VERL.__init__)
-    options: dict[str, Any] = {
-        each.name: (hints[each.name], ... if each.default is inspect.Parameter.empty else each.default)
-        for each in inspect.signature(VERL.__init__).parameters.values()
-        if each.name not in _SET_BY_JOB
-    }
-    return create_model("AlgorithmOptions", __config__=ConfigDict(extra="forbid"), name=(Literal["verl"], name), **options)
+    return options_of(name, VERL, hidden=_SET_BY_JOB)
 
 
 def needs(job: Job) -> list[Need]:
