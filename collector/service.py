@@ -129,17 +129,8 @@ class Collector:
             masker=self._masker,
         )
         resends.known.clear()  # the intake holds them now, in less memory
-        self._writer_task = asyncio.create_task(writer.run(), name="writer")
-        self._writer_task.add_done_callback(self._writer_ended)
-        self._tasks.append(asyncio.create_task(heartbeats.run(), name="heartbeats"))
-        if forwarder is not None:
-            self._closers.push_async_callback(forwarder.close)
-            self._tasks.append(asyncio.create_task(forwarder.run(), name="forwarder"))
-        if settings.retention_days:
-            self._tasks.append(asyncio.create_task(Expiry(writer, settings.retention_days).run(), name="expiry"))
         server = ServerAddress.parse(settings.clickhouse_db) if not settings.clickhouse_db.startswith(CHDB_SCHEME) else None
-        if server is not None:
-            self._tasks.append(asyncio.create_task(self._probe_clickhouse(server), name="probe"))
+        self._begin_tasks(writer, heartbeats, forwarder, server)
         ping = server.ping if server is not None else ""
         self._sql = SqlEndpoint(engine, token=self._token, shared=server is not None, ping=ping)
         self._closers.callback(self._sql.close)
@@ -149,6 +140,19 @@ class Collector:
         await self._listen(receiver)
         if settings.metrics_otlp:
             await self._pushing.enter_async_context(pushing(self._own_metrics, settings))
+
+    def _begin_tasks(self, writer: Writer, heartbeats: Heartbeats, forwarder: Forwarder | None, server: ServerAddress | None) -> None:
+        """Begin what runs beside the ports until `stop`."""
+        self._writer_task = asyncio.create_task(writer.run(), name="writer")
+        self._writer_task.add_done_callback(self._writer_ended)
+        self._tasks.append(asyncio.create_task(heartbeats.run(), name="heartbeats"))
+        if forwarder is not None:
+            self._closers.push_async_callback(forwarder.close)
+            self._tasks.append(asyncio.create_task(forwarder.run(), name="forwarder"))
+        if days := self._settings.retention_days:
+            self._tasks.append(asyncio.create_task(Expiry(writer, days).run(), name="expiry"))
+        if server is not None:
+            self._tasks.append(asyncio.create_task(self._probe_clickhouse(server), name="probe"))
 
     async def _own_metrics(self) -> MetricsData:
         return self._telemetry.data()

@@ -50,7 +50,7 @@ _LAST_NUMBERS: Final = (
 def backup(settings: Settings, target: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Write everything of a stopped stack to `target`, which must not exist or be empty. Returns the manifest.
 
-    Raises UsageError where the target holds something, InUseError where a collector runs, and as queue.postgres.dump.dump.
+    Raises UsageError where the target holds something, InUseError where a collector runs, and as queue.postgres.transfer.dump.
     """
     staging, queue = _begin(settings, target, PLAIN)
     with _opened(settings.clickhouse_db) as store:

@@ -5,6 +5,7 @@ A ground-floor module: it knows numpy and our types, and does no I/O.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -91,7 +92,7 @@ class CallColumns:
     def __len__(self) -> int:
         return len(self.rollout_id)
 
-    @property
+    @functools.cached_property
     def further_choice(self) -> NDArray[np.bool_]:
         """Of each row: whether it is another choice of the same call as the row before it (n > 1)."""
         further = np.zeros(len(self), np.bool_)

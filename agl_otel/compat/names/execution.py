@@ -2,26 +2,8 @@
 
 from __future__ import annotations
 
-from agl_otel.compat.execution import (
-    AlgorithmBundle,
-    ClientServerExecutionStrategy,
-    ExecutionEvent,
-    ExecutionStrategy,
-    MultiprocessingEvent,
-    RunnerBundle,
-    SharedMemoryExecutionStrategy,
-    ThreadingEvent,
-    resolve_managed_store_flag,
-)
+from agl_otel.compat import execution
+from agl_otel.compat.execution import *  # noqa: F403 - the same names
 
-__all__ = [
-    "AlgorithmBundle",
-    "ClientServerExecutionStrategy",
-    "ExecutionEvent",
-    "ExecutionStrategy",
-    "MultiprocessingEvent",
-    "RunnerBundle",
-    "SharedMemoryExecutionStrategy",
-    "ThreadingEvent",
-    "resolve_managed_store_flag",
-]
+__all__: list[str] = []
+__all__ += execution.__all__

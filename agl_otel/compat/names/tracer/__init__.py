@@ -2,30 +2,8 @@
 
 from __future__ import annotations
 
-from agl_otel.compat.tracer import (
-    AgentOpsTracer,
-    DummyTracer,
-    OtelTracer,
-    ProcessTelemetry,
-    Route,
-    Tracer,
-    WeaveTracer,
-    clear_active_tracer,
-    get_active_tracer,
-    process_telemetry,
-    set_active_tracer,
-)
+from agl_otel.compat import tracer
+from agl_otel.compat.tracer import *  # noqa: F403 - the same names
 
-__all__ = [
-    "AgentOpsTracer",
-    "DummyTracer",
-    "OtelTracer",
-    "ProcessTelemetry",
-    "Route",
-    "Tracer",
-    "WeaveTracer",
-    "clear_active_tracer",
-    "get_active_tracer",
-    "process_telemetry",
-    "set_active_tracer",
-]
+__all__: list[str] = []
+__all__ += tracer.__all__
