@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import shutil
@@ -29,10 +30,22 @@ def on_small_disk(place: Path, size: str) -> list[str]:
 def fill(pid: int, place: Path, *, leave: int = 0) -> Path:
     """Fill the disk of that process but for `leave` bytes; the file that does it. Unlink it to have room again."""
     ballast = Path(f"/proc/{pid}/root{place}/ballast")
-    disk = os.statvfs(ballast.parent)
     with ballast.open("wb", buffering=0) as file:
-        os.posix_fallocate(file.fileno(), 0, max(disk.f_bavail * disk.f_frsize - leave, 1))
+        size = 0
+        while (free := _free(ballast.parent) - leave) > 0:
+            try:
+                os.posix_fallocate(file.fileno(), size, free)
+            except OSError as error:  # the process wrote in between, and took some of it
+                if error.errno != errno.ENOSPC:
+                    raise
+            else:
+                size += free
     return ballast
+
+
+def _free(place: Path) -> int:
+    disk = os.statvfs(place)
+    return disk.f_bavail * disk.f_frsize
 
 
 @contextlib.contextmanager

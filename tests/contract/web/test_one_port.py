@@ -7,6 +7,7 @@ import gzip
 import os
 import re
 import time
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -23,6 +24,7 @@ from agl_otel.stack.supervisor import Stack
 from agl_otel_hook import conventions
 from tests.contract.web.conftest import ORIGIN, Web
 from tests.environments import ROOT
+from tests.system.stack_process import until
 
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 
@@ -52,7 +54,8 @@ def test_otlp_posted_there_is_read_there(web: Web, compressed: bool) -> None:
     assert ExportTraceServiceResponse.FromString(told).partial_success.rejected_spans == 0
     spans = web.rest("GET", "/spans", {"rollout_id": begun["rollout_id"]}).json
     assert [(span["name"], span["sequence_id"]) for span in spans["items"]] == [("one", 1), ("two", 2)]
-    assert web.rest("GET", f"/rollouts/{begun['rollout_id']}").json["status"] == "running", "a span is a heartbeat"
+    rollout = partial(web.rest, "GET", f"/rollouts/{begun['rollout_id']}")
+    until(lambda: rollout().json["status"] == "running", "the queue hears of a span, and the rollout is running")
 
 
 def test_what_is_no_otlp_is_refused_by_the_collector(web: Web) -> None:
