@@ -17,7 +17,8 @@ from rich.tree import Tree
 from agl_otel.adapters.own_sampling import own_of
 from agl_otel.spans.calls import Outline, pairs
 from agl_otel.spans.conversations import NO_MESSAGES, dialect_of, text_of, written
-from agl_otel.spans.history import SpanKey, expand_prompts, expand_spans
+from agl_otel.spans.dialects.dialect import numbers
+from agl_otel.spans.history import Place, SpanKey, expand_prompts, expand_spans, place_of
 from agl_otel.spans.tolerant import whole_of
 from agl_otel.text import printable
 from agl_otel.types import Attempt, Rollout, Span, Verdict
@@ -31,6 +32,8 @@ HTTP_METHODS: Final = frozenset({"GET", "POST", "HTTP"})
 """First words of the names of HTTP clients' spans, by OpenTelemetry's conventions; a model is called by POST."""
 PROMPT_TOKENS: Final = "prompt tokens"
 """View-only attribute of a call: how many tokens its whole prompt has."""
+CHOICES: Final = "choices"
+"""View-only attribute of a call that has several (n > 1): the token counts of their responses. It stands on the span of the first."""
 NO_SAMPLING: Final[Mapping[str, Any]] = {}
 VERDICT_STYLES: Final = {"complete": "green", "incomplete": "red", "unproven": "yellow", "empty": "dim"}
 
@@ -81,7 +84,7 @@ def verdict_lines(verdict: Verdict) -> list[Text]:
 
 def span_trees(spans: Sequence[Span], *, messages: bool = False, sampling: Mapping[str, Any] = NO_SAMPLING) -> list[Tree]:
     """One tree for each span whose parent is not among `spans`; spans that are their own ancestors stand alone at the end."""
-    whole = _joined(_with_prompt_tokens(expand_spans(spans) if messages else spans))
+    whole = _joined(_with_choices(_with_prompt_tokens(expand_spans(spans) if messages else spans)))
     shown = sorted((span for span in whole if span.name not in HIDDEN_SPANS), key=lambda span: (span.start_time or 0, span.sequence_id))
     label = partial(_with_messages if messages else span_label, sampling=sampling)
     children: dict[str, list[Span]] = {}
@@ -115,6 +118,22 @@ def _with_length(span: Span, prompts: Mapping[SpanKey, Sequence[int]]) -> Span:
     if own is None or prompt is None or (span.attributes.get(conventions.LLM_PREFIX_CALL) and not prompt):
         return span
     return span.model_copy(update={"attributes": {**span.attributes, PROMPT_TOKENS: len(prompt)}})
+
+
+def _with_choices(spans: Sequence[Span]) -> list[Span]:
+    """The spans, the first choice of each call that has several with the lengths of all their responses."""
+    lengths: dict[Place, list[int]] = {}
+    for span in spans:
+        if conventions.LLM_CALL in span.attributes:
+            response = numbers(span.attributes.get(conventions.LLM_RESPONSE_TOKEN_IDS))
+            lengths.setdefault(place_of(span, conventions.LLM_CALL), []).append(len(response))
+    return [_with_lengths(span, lengths.get(place_of(span, conventions.LLM_CALL), ())) for span in spans]
+
+
+def _with_lengths(span: Span, lengths: Sequence[int]) -> Span:
+    if len(lengths) < 2 or span.attributes.get(conventions.LLM_CHOICE) or conventions.LLM_CALL not in span.attributes:
+        return span
+    return span.model_copy(update={"attributes": {**span.attributes, CHOICES: lengths}})
 
 
 def _joined(spans: Sequence[Span]) -> list[Span]:
@@ -196,8 +215,10 @@ def _highlights(span: Span, sampling: Mapping[str, Any]) -> list[tuple[str, str]
     if model := attributes.get("gen_ai.request.model"):
         parts.append(("cyan", plain(model)))
     if conventions.LLM_RESPONSE_TOKEN_IDS in attributes:
-        length, response = attributes.get(PROMPT_TOKENS, "?"), attributes[conventions.LLM_RESPONSE_TOKEN_IDS]
-        parts.append(("magenta", f"{length} + {len(response)} tokens, weights {attributes.get(conventions.LLM_MODEL_VERSION, '?')}"))
+        responses: Sequence[int] = attributes.get(CHOICES) or [len(attributes[conventions.LLM_RESPONSE_TOKEN_IDS])]
+        several = f" in {len(responses)} choices" if len(responses) > 1 else ""
+        length, weights = attributes.get(PROMPT_TOKENS, "?"), attributes.get(conventions.LLM_MODEL_VERSION, "?")
+        parts.append(("magenta", f"{length} + {sum(responses)} tokens{several}, weights {weights}"))
     if own := own_of(attributes, sampling):
         parts.append(("yellow", "own " + ", ".join(f"{name} {value:g}" for name, value in own.items())))
     prompt, reply, _ = written(span)

@@ -128,6 +128,29 @@ def test_tries_of_one_call_are_one_node_and_calls_without_a_span_of_the_agent_st
     assert "2 tries" in text and len(text.splitlines()) == 4 and text.count("tokens") == 2
 
 
+def choices(parent: str | None) -> list[Span]:
+    """One call as the proxy stores it, of three choices with 1, 2 and 3 tokens."""
+    return [
+        span(conventions.SPAN_LLM, f"p{n}", parent, n, **{
+            **LLM_SPAN, conventions.LLM_CALL: 1, conventions.LLM_CHOICE: n, conventions.LLM_RESPONSE_TOKEN_IDS: [3] * (n + 1),
+        })
+        for n in range(3)
+    ]  # fmt: skip
+
+
+def test_a_call_of_several_choices_has_the_tokens_of_all_and_their_number() -> None:
+    shown = rendered([span("openai.chat", "a", **MODEL), *choices("a")]).splitlines()
+    assert "openai.chat" in shown[0] and "2 + 6 tokens in 3 choices" in shown[0]
+    assert ["2 + 2 tokens," in shown[1], "2 + 3 tokens," in shown[2], len(shown)] == [True, True, 3]
+    alone = rendered(choices(None)).splitlines()
+    assert ["in 3 choices" in line for line in alone] == [True, False, False] and "2 + 6 tokens" in alone[0]
+
+
+def test_choices_of_several_calls_are_not_added_up() -> None:
+    other = [each.model_copy(update={"attempt_id": "at-2", "span_id": f"o{n}"}) for n, each in enumerate(choices(None)[:1])]
+    assert rendered([*choices(None)[:1], *other]).count("2 + 1 tokens, weights") == 2
+
+
 def said(role: str, *parts: Any) -> dict[str, Any]:
     return {"role": role, "parts": [{"type": "text", "content": part} if isinstance(part, str) else part for part in parts]}
 
