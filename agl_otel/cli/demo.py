@@ -147,7 +147,7 @@ class _Demo:
     async def _commands(self) -> None:
         tasks = self.tasks[:SHOWN_TASKS]
         async with self.training.runners(command=True, mode="test"):
-            done = await self.training.evaluate(tasks, mode="test")
+            done = await self.training.evaluate(tasks, mode="test", run_id=self.training.run.run_id)
         self._count(done)
         for task, reward in zip(tasks, done.rewards, strict=True):
             mark = "[green]✓[/]" if reward == 1 else "[red]✗[/]"

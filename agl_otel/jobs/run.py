@@ -120,23 +120,29 @@ class JobRun:
         """Runner processes for the job's function agent, or its command; they live as long as the `async with` block."""
         return Runners(self, command=command, mode=mode)
 
-    async def evaluate(self, tasks: Sequence[Any], *, mode: RolloutMode = "val", key: str | None = None, seed: int = 0) -> Evaluation:
+    async def evaluate(
+        self, tasks: Sequence[Any], *, mode: RolloutMode = "val", run_id: str | None = None, name: str | None = None, seed: int = 0
+    ) -> Evaluation:
         """Run the agent once on each task and read the rewards back from the traces.
 
-        With a `key` (RUN/NAME), what was run under it before is read again, rollouts sample by seeds made of `key` and `seed`, and their
-        ids are those of the run. Raises ConflictError where other tasks were run under it.
+        With a `run_id` the rollouts are listed under that run. With a `name` besides, what the run evaluated under it before is read again,
+        rollouts sample by seeds made of `name` and `seed`, and their ids are those of the run. Raises ConflictError where other tasks were
+        run under it.
         """
         clock = asyncio.get_running_loop().time
         started = clock()
         config = self.job.agent.rollout_config
-        name = key.rpartition("/")[2] if key is not None else ""
+        run = {"run": run_id} if run_id is not None else {}
+        key = f"{run_id}/{name}" if name is not None else None
         requests = [
             EnqueueRolloutRequest(
                 input=task,
                 mode=mode,
                 config=config,
-                rollout_id=f"ro-{key.replace('/', '-')}-{place:04d}" if key is not None else None,
-                metadata={"evaluation": name, "sampling_seed": sampling_seed(seed, name, place)} if key is not None else None,
+                rollout_id=f"ro-{run_id}-{name}-{place:04d}" if name is not None else None,
+                metadata={**run, "evaluation": name, "sampling_seed": sampling_seed(seed, name, place)}
+                if name is not None
+                else run or None,
             )
             for place, task in enumerate(tasks)
         ]

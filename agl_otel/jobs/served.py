@@ -124,7 +124,7 @@ class ServedRun(JobRun):
 
     async def evaluate_once(self, tasks: Sequence[Any], *, name: str) -> Evaluation:
         """`evaluate`, and what the run has evaluated under this name before is read again."""
-        return await self.evaluate(tasks, key=f"{self.run.run_id}/{name}", seed=self.run.seed)
+        return await self.evaluate(tasks, run_id=self.run.run_id, name=name, seed=self.run.seed)
 
     async def _make_policy(self) -> None:
         """Find the job's policy, or make the tiny one. Raises SettingsError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from agl_otel.cli import main
+from agl_otel.jobs.job import AgentSpec, DataSpec, Job
+from agl_otel.jobs.run import JobRun
 from agl_otel.store import Store
 from agl_otel.types import TrainingStep
 from tests.contract.store.test_export import call_of, reward_of
@@ -87,3 +90,30 @@ def test_runs_are_held_against_each_other(cli: Cli, two: tuple[str, str], tmp_pa
     assert "configured otherwise" in text and "group_size" in text and "-0.75" in text and "update.lr" not in text
     assert f"no configuration is at hand of {two[0]}, {two[1]}" in cli.run("compare", *two).replace("\n", " ")
     assert "no run has a metric 'x'" in cli.run("compare", *two, "--metric", "x", code=2)
+
+
+async def scored(store: Store, tasks: int, **named: Any) -> list[str]:
+    """Evaluate a job's agent on so many tasks, with rewards; the ids of the rollouts."""
+    job = Job(agent=AgentSpec(function="agent.py:agent"), data=DataSpec(train="tasks.jsonl"))
+    evaluation = asyncio.create_task(JobRun(job, store, Path()).evaluate(range(tasks), **named))
+    claimed: list[str] = []
+    while len(claimed) < tasks and not evaluation.done():
+        if (begun := await store.dequeue_rollout()) is None:
+            await asyncio.sleep(0)
+            continue
+        ids = (begun.rollout_id, begun.attempt.attempt_id)
+        await store.add_many_spans([call_of(*ids, 1), reward_of(*ids, 2, 1.0)])
+        await store.update_attempt(*ids, status="succeeded")
+        claimed.append(begun.rollout_id)
+    assert sorted((await evaluation).rollout_ids) == sorted(claimed)
+    return claimed
+
+
+async def test_scores_before_the_first_step_are_listed_under_their_run(cli: Cli, store: Store) -> None:
+    run_id = f"grpo-{uuid.uuid4().hex[:8]}"
+    found = await scored(store, 2, run_id=run_id, name="before")
+    assert found == [f"ro-{run_id}-before-0000", f"ro-{run_id}-before-0001"]
+    found += await scored(store, 1, run_id=run_id, mode="test")
+    assert sorted(rollout.rollout_id for rollout in await store.queue.query_rollouts(run=run_id)) == sorted(found)
+    (known,) = await store.queue.query_runs(run_id)
+    assert known.by_mode == {"val": 2, "test": 1}
