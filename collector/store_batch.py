@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -44,6 +45,20 @@ STORED: Final = (
 )
 """Rows of a batch. When they were received is what ClickHouse knows of each part by heart: of the others it opens nothing."""
 PIECE_BYTES: Final = 8 << 20  # of rows, where a start has died on a batch
+CUT_OFF_CODES: Final = {
+    3: "UNEXPECTED_END_OF_FILE",
+    32: "ATTEMPT_TO_READ_AFTER_EOF",
+    33: "CANNOT_READ_ALL_DATA",
+    40: "CHECKSUM_DOESNT_MATCH",
+    107: "FILE_DOESNT_EXIST",
+    246: "CORRUPTED_DATA",
+}
+"""How ClickHouse reads a part of which a full disk cut a file off."""
+UNMERGED_PARTS: Final = (
+    f"SELECT table, name FROM system.parts WHERE database = '{DATABASE}' AND active AND level = 0 AND min_block_number = max_block_number "
+    "AND data_version = min_block_number AND modification_time >= toDateTime({since:UInt32})"
+)
+"""Parts as one insert wrote them, neither merged nor mutated, since a time (Unix seconds)."""
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
@@ -133,6 +148,10 @@ class BatchStore:
 
     def store(self, batch: Batch, members: Sequence[Member], *, in_doubt: bool) -> None:
         """Insert the batch; `in_doubt` where an earlier try may have stored some of it. Raises ClickHouseError to be tried again."""
+        with self._without_broken_parts(batch):
+            self._store(batch, members, in_doubt=in_doubt)
+
+    def _store(self, batch: Batch, members: Sequence[Member], *, in_doubt: bool) -> None:
         self._tries.begin(batch.batch_id)
         self._received = _received(members)
         spans = _place(batch, members)
@@ -177,6 +196,25 @@ class BatchStore:
                 break
             first.update(_rows_by_kind(member[1]))
         self.counts.update(counts)
+
+    @contextmanager
+    def _without_broken_parts(self, batch: Batch) -> Generator[None]:
+        """After an error that a cut-off part causes, drop the parts of this batch that cannot be read: the next try inserts their rows again.
+
+        chdb answers an insert with success, and keeps the part, where a full disk cut one of its files off; every later read would fail.
+        Only parts with rows of this batch alone are looked at: as one insert wrote them, since the batch was made. (A server answers an
+        error, and replicas mend each other.)
+        """
+        try:
+            yield
+        except ClickHouseError as error:
+            if error.code in CUT_OFF_CODES and not self._engine.cluster:
+                for table, part in self._engine.select(UNMERGED_PARTS, {"since": (batch.batch_id >> 22) // 1000}):
+                    ((_, passed, _),) = self._engine.select(f"CHECK TABLE {DATABASE}.{table} PART '{part}'")
+                    if not passed:
+                        self._engine.command(f"ALTER TABLE {DATABASE}.{table} DROP PART '{part}'")
+                        _logger.warning("part %s of %s is cut off; its rows are inserted again: %s", part, table, error)
+            raise
 
     def _insert_again(self, batch: Batch, kind: str, rows: _Rows) -> None:
         part = f"{kind}-{rows.member[0]}-from-{rows.positions[0]}"

@@ -177,3 +177,20 @@ def test_what_is_not_plain_shares_its_batch_with_what_is(engine: ChdbEngine, tmp
     store.store(batch, members, in_doubt=True)
     assert stored(engine) == expected
     assert store.counts["recovered"] == 2
+
+
+def test_a_part_that_a_full_disk_cut_off_is_inserted_again(engine: ChdbEngine, tmp_path: Path, fast_from_spans: int) -> None:
+    store = BatchStore(engine, tmp_path / "refused", fast_from_spans=fast_from_spans)
+    batch, members = Batch(time.time_ns() // 1_000_000 << 22, 0, 0, {"ro-1": 1}), [member(0, "a", "b")]
+    store.store(batch, members, in_doubt=False)
+    for table in ("otel_traces", "otel_traces_trace_id_ts"):
+        ((path,),) = engine.select(f"SELECT path FROM system.parts WHERE database = 'otel' AND table = '{table}' AND active")
+        next(Path(str(path)).glob("data.cmrk*")).write_bytes(b"")
+    engine.command("SYSTEM DROP MARK CACHE")
+    with pytest.raises(ClickHouseError):
+        stored(engine)
+    with pytest.raises(ClickHouseError):
+        store.store(batch, members, in_doubt=True)
+    store.store(batch, members, in_doubt=True)
+    assert [name for name, _, _ in stored(engine)] == ["a", "b"]
+    assert engine.select("SELECT uniq(TraceId) FROM otel.otel_traces_trace_id_ts") == [[2]]
