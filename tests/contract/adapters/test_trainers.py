@@ -22,6 +22,8 @@ from tests.unit.adapters.conftest import CallRow, TracesBuilder, reward
 from tests.unit.adapters.spans import proxy_call
 from tests.unit.adapters.test_texts import text, texts
 
+pytestmark = pytest.mark.full
+
 ASKED = text("user", "hello")
 
 

@@ -19,6 +19,8 @@ from tests.nursery import nursery
 from .otlp import post_spans, span_request
 from .stack import Stack, new_stack
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[Stack]:

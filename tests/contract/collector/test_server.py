@@ -27,6 +27,8 @@ from .otlp import post_on, post_spans, span_request
 from .stack import Stack, new_stack, until
 from .test_crash import KILLED_AT, check_every_acked_span_is_there_once, send_until_it_dies
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ClickHouseServer]:

@@ -18,6 +18,8 @@ from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.http import OWN_HEADER, ClickHouseHttp
 from agl_otel.traces.reader import TraceReader
 
+pytestmark = pytest.mark.full
+
 TOKEN = "s3cret"
 SLOW = "SELECT sum(sipHash64(number)) FROM numbers(100000000000)"
 SLOW_SECONDS = 20.0  # until their limit ends them
