@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
+from agl_otel.cli.output import open_console
 from agl_otel.errors import UnavailableError
 from agl_otel.settings import Settings
 from agl_otel.stack.supervisor import running_address
@@ -54,7 +55,7 @@ def status(data_dir: Path | None, store: str | None, as_json: bool) -> int:
     if as_json:
         print_json(found)
     else:
-        console = Console(highlight=False)
+        console = open_console(highlight=False)
         for each in found:
             _print(console, each)
     return int(any("error" in each or each["disk"]["level"] == "full" for each in found))

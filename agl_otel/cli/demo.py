@@ -27,6 +27,7 @@ from agl_otel.cli.common import (
     warn_of_passwords,
 )
 from agl_otel.cli.look import show_rollout
+from agl_otel.cli.output import open_console
 from agl_otel.errors import AglError, SettingsError
 from agl_otel.settings import Settings
 from agl_otel.types.options import Whole
@@ -55,7 +56,7 @@ def demo(target: int, seed: int, shuffle_rewards: bool, max_steps: int | None, d
     """
     setup_logging()
     warn_of_passwords(flags)
-    console = Console(stderr=as_json, highlight=False)
+    console = open_console(stderr=as_json, highlight=False)
     folder = data_dir or Path(".agl") / time.strftime("demo-%Y%m%d-%H%M%S")
     algorithm: dict[str, Any] = {"shuffle_rewards": shuffle_rewards} | ({"max_steps": max_steps} if max_steps else {})
     overrides = {"data": {"options": {"target": target}}, "policy": {"seed": seed}, "algorithm": algorithm}

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.console import Console
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, setup_logging
-from agl_otel.cli.queue import table_of
+from agl_otel.cli.output import open_console, table_of
 from agl_otel.errors import SettingsError
 from agl_otel.settings import Settings
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
@@ -54,7 +53,7 @@ def disk(data_dir: Path | None, as_json: bool) -> None:
         print_json({**found, **({"server": server} if server is not None else {}), "embedded": server is None})
         return
     lines = [(name, f"{size / (1 << 20):,.1f}", PARTS.get(name, "")) for name, size in sorted(sizes.items(), key=lambda item: -item[1])]
-    console = Console(highlight=False)
+    console = open_console(highlight=False)
     console.print(table_of(str(folder), ("part", "MiB", "what"), lines))
     console.print(f"{free / (1 << 30):,.1f} GiB are free; below {settings.disk_reserve_bytes / (1 << 20):,.0f} MiB nothing more is taken")
     if server is not None:

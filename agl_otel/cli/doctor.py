@@ -13,13 +13,12 @@ from typing import Final
 import click
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.text import Text
 
 from agl_otel.adapters.own_sampling import own_of, several_choices_words
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.once import Once, run_once
-from agl_otel.cli.render import plain
+from agl_otel.cli.output import open_console, plain
 from agl_otel.cli.run import parse_task
 from agl_otel.cli.surroundings import Finding, judge, look
 from agl_otel.errors import AglError, UsageError
@@ -180,7 +179,7 @@ def doctor(command: tuple[str, ...], task: str, timeout_seconds: float, data_dir
 
 
 def _print(findings: Sequence[Finding], command: Sequence[str]) -> None:
-    console = Console(highlight=False)
+    console = open_console(highlight=False)
     for finding in findings:
         mark = ("[yellow]![/]" if finding.remedy else "[green]✓[/]") if finding.good else "[red]✗[/]"
         console.print(f"{mark} {finding.what}: ", end="")

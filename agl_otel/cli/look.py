@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.render import attempt_tree, plain
+from agl_otel.cli.output import open_console, table_of
+from agl_otel.cli.render import attempt_tree
 from agl_otel.cli.rollouts import one_rollout
 from agl_otel.cli.training_steps import steps
 from agl_otel.runner.environment import first_llm
@@ -85,7 +85,7 @@ async def show_rollout(
     for attempt in attempts:
         own = [span for span in spans if span.attempt_id == attempt.attempt_id]
         verdict = found.verdicts.get((rollout.rollout_id, attempt.attempt_id))
-        (console or Console()).print(attempt_tree(rollout, attempt, own, verdict, messages=messages, sampling=sampling))
+        (console or open_console()).print(attempt_tree(rollout, attempt, own, verdict, messages=messages, sampling=sampling))
     if page.total > len(spans):
         click.echo(
             f"these are the first {len(spans)} of {page.total} spans: --limit -1 shows all, `agl-otel traces sql` counts and searches"
@@ -116,11 +116,6 @@ def sql(query: str, data_dir: Path | None, store: str | None, as_json: bool) -> 
         if as_json:
             print_json(rows)
             return
-        table = Table()
-        for column in rows[0] if rows else ():
-            table.add_column(plain(column))
-        for row in rows:
-            table.add_row(*(plain(value) for value in row.values()))
-        Console().print(table if rows else "no rows")
+        open_console().print(table_of(None, [*rows[0]], [[*map(str, row.values())] for row in rows]) if rows else "no rows")
 
     run_async(main)

@@ -5,26 +5,22 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.erase import CHUNK, eraser, finished_before, keep_spans_option, wait_option
-from agl_otel.cli.render import plain
+from agl_otel.cli.output import open_console, table_of
 from agl_otel.errors import NotFoundError, SettingsError, UsageError
 from agl_otel.queue.client import QueueClient
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.settings import DAY_SECONDS
 from agl_otel.stack.supervisor import stack_for
-from agl_otel.text import printable
 from agl_otel.types import AttemptedRollout, RolloutMode, RolloutStatus
 from agl_otel.types.options import Whole
 
@@ -53,16 +49,6 @@ def progress(*, silent: bool) -> Progress:
     """A progress bar on stderr, for work that may be long."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), disable=silent, transient=True)
-
-
-def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A table whose first column is never cut."""
-    table = Table(title=escape(printable(title)), title_justify="left")
-    for number, column in enumerate(columns):
-        table.add_column(Text(plain(column)), no_wrap=number == 0)
-    for row in rows:
-        table.add_row(*(Text("" if value is None else plain(value)) for value in row))  # not markup: agents and workers wrote it
-    return table
 
 
 def clock(at: float | None) -> str:
@@ -132,7 +118,7 @@ def stats(data_dir: Path | None, store: str | None, as_json: bool) -> None:
             ("sets of resources", found["total_resources"]),
             ("up for", f"{found['uptime']:.0f} s"),
         ]
-        Console().print(table_of(f"queue on {found['name']}", ("what", "how many"), rows))
+        open_console().print(table_of(f"queue on {found['name']}", ("what", "how many"), rows))
 
     run_async(main)
 
@@ -163,7 +149,7 @@ def dead(modes: tuple[RolloutMode, ...], limit: int, data_dir: Path | None, stor
             tries = f"{attempt.sequence_id if attempt else 0} of {item.config.max_attempts}"
             why = item.reason or (attempt.error if attempt else None) or "set to failed"
             rows.append((item.rollout_id, item.mode, tries, attempt.status if attempt else None, why, clock(item.end_time)))
-        Console().print(table_of(f"{len(page)} of {page.total} dead", ("rollout", "mode", "attempts", "last", "why", "ended"), rows))
+        open_console().print(table_of(f"{len(page)} of {page.total} dead", ("rollout", "mode", "attempts", "last", "why", "ended"), rows))
 
     run_async(main)
 

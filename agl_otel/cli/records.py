@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import get_args
 
 import click
-from rich.console import Console
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, store_option
-from agl_otel.cli.queue import clock, open_queue, table_of
+from agl_otel.cli.output import open_console, table_of
+from agl_otel.cli.queue import clock, open_queue
 from agl_otel.errors import NotFoundError
 from agl_otel.text import json_text
 from agl_otel.types import WorkerStatus
@@ -41,7 +41,7 @@ def list_resources(all_versions: bool, limit: int, data_dir: Path | None, store:
             (r.resources_id, r.version, ", ".join(f"{n} ({v.resource_type})" for n, v in r.resources.items()), clock(r.update_time))
             for r in page
         ]
-        Console().print(table_of(f"{len(page)} of {page.total} sets", ("resources", "version", "what", "written"), rows))
+        open_console().print(table_of(f"{len(page)} of {page.total} sets", ("resources", "version", "what", "written"), rows))
 
     run_async(main)
 
@@ -107,7 +107,7 @@ def list_workers(statuses: tuple[WorkerStatus, ...], limit: int, data_dir: Path 
             for w in page
         ]
         columns = ("worker", "status", "rollout", "attempt", "last heartbeat", "last claim")
-        Console().print(table_of(f"{len(page)} of {page.total} workers", columns, rows))
+        open_console().print(table_of(f"{len(page)} of {page.total} workers", columns, rows))
 
     run_async(main)
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from agl_otel.adapters.own_sampling import own_of
+from agl_otel.cli.output import WIDEST_LINE, plain
 from agl_otel.spans.calls import Outline, pairs
 from agl_otel.spans.conversations import NO_MESSAGES, dialect_of, text_of, written
 from agl_otel.spans.dialects.dialect import numbers
@@ -24,8 +25,6 @@ from agl_otel.text import printable
 from agl_otel.types import Attempt, Rollout, Span, Verdict
 from agl_otel_hook import conventions
 
-WIDEST_VALUE: Final = 60  # characters of an attribute value on one line
-WIDEST_LINE: Final = 10_000  # characters of a line of a message
 HIDDEN_SPANS: Final = frozenset({conventions.SPAN_SEAL})
 RESPONSE_ID: Final = "gen_ai.response.id"
 HTTP_METHODS: Final = frozenset({"GET", "POST", "HTTP"})
@@ -36,12 +35,6 @@ CHOICES: Final = "choices"
 """View-only attribute of a call that has several (n > 1): the token counts of their responses. It stands on the span of the first."""
 NO_SAMPLING: Final[Mapping[str, Any]] = {}
 VERDICT_STYLES: Final = {"complete": "green", "incomplete": "red", "unproven": "yellow", "empty": "dim"}
-
-
-def plain(value: object, width: int = WIDEST_VALUE) -> str:
-    """`value` as one short line without control characters."""
-    text = printable(str(value))
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def attempt_tree(

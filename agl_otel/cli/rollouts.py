@@ -15,7 +15,8 @@ from rich.text import Text
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.erase import CHUNK, eraser, keep_spans_option, wait_option
-from agl_otel.cli.queue import BOTH_STORES, clock, must_exist, open_queue, progress, prune, rollout_ids_of, table_of
+from agl_otel.cli.output import open_console, table_of
+from agl_otel.cli.queue import BOTH_STORES, clock, must_exist, open_queue, progress, prune, rollout_ids_of
 from agl_otel.cli.render import VERDICT_STYLES, verdict_lines
 from agl_otel.errors import AglError, NotFoundError, UsageError
 from agl_otel.queue.client import QueueClient, RolloutUpdate
@@ -113,7 +114,7 @@ def list_(data_dir: Path | None, store: str | None, as_json: bool, limit: int, a
             return
         columns = ("rollout", "mode", "status", "attempt", "input", "started", "seconds")
         among = "" if page.searched is None else f", found among the latest {page.searched}"
-        Console().print(table_of(f"{len(page)} of {page.total} rollouts{among}", columns, [_row(item) for item in page]))
+        open_console().print(table_of(f"{len(page)} of {page.total} rollouts{among}", columns, [_row(item) for item in page]))
 
     run_async(main)
 
@@ -152,7 +153,7 @@ def show(rollout_id: str, data_dir: Path | None, store: str | None, as_json: boo
             shown = {"rollout": _dumped(item), "attempts": [attempt.model_dump(mode="json") for attempt in attempts]}
             print_json({**shown, "verdicts": verdicts, "output": output} | ({"unseen": seen.problem} if seen.problem else {}))
             return
-        console = Console(highlight=False)
+        console = open_console(highlight=False)
         given = {name: value for name, value in _dumped(item).items() if value is not None and name != "attempt"}
         console.print(table_of(item.rollout_id, ("field", "value"), [(name, _text(value)) for name, value in given.items()]))
         if seen.problem:

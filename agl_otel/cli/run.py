@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.look import show_rollout
 from agl_otel.cli.once import run_once
+from agl_otel.cli.output import open_console
 from agl_otel.errors import AgentError, UsageError
 from agl_otel.types.options import Finite
 from agl_otel.types.strict import strict_json, why_no_json
@@ -39,7 +39,7 @@ def run(
 
     async def main() -> None:
         async with run_once(settings, command, task=parse_task(task), timeout_seconds=timeout_seconds) as (opened, once):
-            await show_rollout(opened, once.rollout.rollout_id, as_json=as_json, console=Console(highlight=False))
+            await show_rollout(opened, once.rollout.rollout_id, as_json=as_json, console=open_console(highlight=False))
             if once.rollout.status != "succeeded":
                 raise AgentError(f"rollout {once.rollout.rollout_id} {once.rollout.status}: {once.rollout.attempt.error}")
 

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.console import Console
 from rich.text import Text
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.queue import clock, table_of
-from agl_otel.cli.render import plain
+from agl_otel.cli.output import open_console, plain, table_of
+from agl_otel.cli.queue import clock
 from agl_otel.cli.run_figures import Look, chosen_metrics, cost_of, differences, sparkline, thinned
 from agl_otel.cli.training_steps import configuration_of, run_id_of
 from agl_otel.errors import NotFoundError
@@ -64,7 +63,7 @@ def ls(limit: int, data_dir: Path | None, store: str | None, as_json: bool) -> N
         if as_json:
             print_json({"total": len(order), "items": [_told(*row) for row in rows]})
         else:
-            Console().print(table_of(f"{len(rows)} of {len(order)} runs", _LISTED, [_line(*row) for row in rows]))
+            open_console().print(table_of(f"{len(rows)} of {len(order)} runs", _LISTED, [_line(*row) for row in rows]))
 
     run_async(main)
 
@@ -86,7 +85,7 @@ def show(run: str, price: tuple[float, float] | None, points: int, data_dir: Pat
         if as_json:
             print_json({**look.told(), "cost": cost_of(look, price)})
             return
-        console = Console()
+        console = open_console()
         console.print(table_of(look.run_id, ("what", "how much"), _summary(look, price)))
         for name, series in look.series().items():
             if name in ("reward", "val_reward"):
@@ -126,7 +125,7 @@ def compare(
             told = [{**look.told(), "cost": cost_of(look, price)} for look in looks]
             print_json({"runs": told, "differences": differences(looks), "metrics": names})
             return
-        console, heads = Console(), [look.run_id for look in looks]
+        console, heads = open_console(), [look.run_id for look in looks]
         unknown = [look.run_id for look in looks if look.configuration is None]
         changed = [(name, *values) for name, values in differences(looks).items()]
         if changed:

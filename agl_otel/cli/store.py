@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.console import Console
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging
+from agl_otel.cli.output import open_console
 from agl_otel.errors import SettingsError
 from agl_otel.service.ports import port_beside
 from agl_otel.settings import Settings
@@ -73,6 +73,6 @@ def _show(stack: Stack, as_json: bool) -> None:
     if as_json:
         print_json({"url": url, "data_dir": str(stack.data_dir), "addresses": addresses})
         return
-    console = Console(highlight=False)
+    console = open_console(highlight=False)
     console.print(f"the store is at {url}  (queue {stack.address}, data in {stack.data_dir})", soft_wrap=True)
     console.print(f"clients:  LightningStoreClient({url!r})   or  export AGL_STORE={url}\nCtrl+C stops it.", soft_wrap=True)

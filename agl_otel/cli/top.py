@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from agl_otel.cli.collector import PREFIX, ask, asking, running_stack
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.queue import clock, table_of
-from agl_otel.cli.render import plain
+from agl_otel.cli.output import open_console, plain, table_of
+from agl_otel.cli.queue import clock
 from agl_otel.errors import UnavailableError
 from agl_otel.queue.lifecycle import FINISHED
 from agl_otel.store import Store
@@ -78,7 +78,7 @@ def top(every: float, once: bool, data_dir: Path | None, store: str | None, as_j
     """
     settings = settings_for(data_dir, store)
     setup_logging()
-    console = Console(highlight=False)
+    console = open_console(highlight=False)
     token = settings.token.get_secret_value()
 
     async def main() -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, setup_logging, store_option
 from agl_otel.cli.live import LiveSteps
+from agl_otel.cli.output import open_console
 from agl_otel.settings import Settings
 from agl_otel.text import printable_lines
 
@@ -45,7 +46,7 @@ def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Pat
     """
     setup_logging()
     settings = Settings.load(data_dir=data_dir, store=store)
-    console = Console(stderr=as_json, highlight=False)
+    console = open_console(stderr=as_json, highlight=False)
     if check:
         _check(job_file, settings, console, as_json=as_json)
         return

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from agl_otel.algorithms.run_folder import RUN, read_run
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.queue import clock, table_of
+from agl_otel.cli.output import open_console, table_of
+from agl_otel.cli.queue import clock
 from agl_otel.errors import NotFoundError
 from agl_otel.stack.supervisor import open_store
 from agl_otel.store import Store
@@ -86,7 +86,7 @@ def _run_json(run: str) -> dict[str, Any] | None:
 
 def _show_runs(runs: Sequence[TrainingRun]) -> None:
     rows = [(each.run_id, each.algorithm, each.steps, each.last_version, clock(each.start_time), clock(each.end_time)) for each in runs]
-    Console().print(table_of(f"{len(runs)} runs", ("run", "algorithm", "steps", "version", "began", "last step"), rows))
+    open_console().print(table_of(f"{len(runs)} runs", ("run", "algorithm", "steps", "version", "began", "last step"), rows))
 
 
 def _show_steps(steps: Sequence[TrainingStep], *, attempts: bool) -> None:
@@ -104,7 +104,7 @@ def _show_steps(steps: Sequence[TrainingStep], *, attempts: bool) -> None:
         )
         for each in steps
     ]
-    Console().print(table_of(steps[0].run_id, columns, rows))
+    open_console().print(table_of(steps[0].run_id, columns, rows))
     if attempts:
         found = [(each.step, *key) for each in steps for key in each.attempts]
-        Console().print(table_of("attempts", ("step", "rollout", "attempt"), found))
+        open_console().print(table_of("attempts", ("step", "rollout", "attempt"), found))

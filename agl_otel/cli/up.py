@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from agl_otel.cli.common import (
@@ -20,6 +19,7 @@ from agl_otel.cli.common import (
     setup_logging,
     warn_of_passwords,
 )
+from agl_otel.cli.output import open_console
 from agl_otel.settings import Settings
 from agl_otel.stack.supervisor import Stack
 
@@ -58,6 +58,6 @@ def _show(stack: Stack, as_json: bool) -> None:
     for name, address in stack.addresses().items():
         table.add_row(name.replace("_", " "), address)
     table.add_row("data", str(stack.data_dir))
-    console = Console()
+    console = open_console()
     console.print(table)
     console.print(f"\nPoint clients at it:  export AGL_STORE={stack.address}\nCtrl+C stops it.", highlight=False)

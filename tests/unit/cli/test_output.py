@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import pty
+import re
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -72,3 +75,43 @@ def test_a_reader_that_goes_while_a_table_is_shown_is_none_either() -> None:
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+TABLE = """
+from agl_otel.cli.output import open_console, table_of
+
+rows = [(f"ro-{'0' * 40}", "input " * 40, "status", None)]
+open_console().print(table_of("one of one rollouts", ("rollout", "input", "status", "error"), rows))
+open_console().print("word " * 40)
+"""
+
+
+@pytest.mark.parametrize("to", ["pipe", "file"])
+def test_nothing_is_cut_where_no_terminal_has_a_width(tmp_path: Path, to: str) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    with (tmp_path / "out").open("w+") as file:
+        done = subprocess.run(
+            [sys.executable, "-c", TABLE], env=env, stdout=subprocess.PIPE if to == "pipe" else file, timeout=END_SECONDS, check=True
+        )
+        file.seek(0)
+        lines = (done.stdout.decode() if to == "pipe" else file.read()).splitlines()
+    assert any("0" * 40 in line and ("input " * 40).strip() in line and "status" in line for line in lines) and "…" not in str(lines)
+    assert lines[-1].strip() == ("word " * 40).strip()
+
+
+@pytest.mark.parametrize("where", ["terminal", "COLUMNS"])
+def test_a_terminal_and_columns_give_the_width(where: str) -> None:
+    width = 70
+    env = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | ({"COLUMNS": f"{width}"} if where == "COLUMNS" else {})
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, width))
+    program = [sys.executable, "-c", TABLE]
+    if where == "COLUMNS":
+        out = subprocess.run(program, env=env, stdout=subprocess.PIPE, timeout=END_SECONDS, check=True).stdout
+        os.close(theirs)
+    else:
+        subprocess.run(program, env=env, stdin=theirs, stdout=theirs, stderr=theirs, timeout=END_SECONDS, check=True)
+        out = os.read(ours, 65536)
+        os.close(theirs)
+    os.close(ours)
+    assert max(len(line.rstrip()) for line in re.sub(r"\x1b\[[0-9;]*m", "", out.decode()).splitlines()) <= width

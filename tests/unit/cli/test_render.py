@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
-from agl_otel.cli.queue import table_of
-from agl_otel.cli.render import attempt_tree, plain, span_trees
+from agl_otel.cli.output import plain, table_of
+from agl_otel.cli.render import attempt_tree, span_trees
 from agl_otel.spans.log_records import with_records
 from agl_otel.types import Attempt, Rollout, Span, Verdict
 from agl_otel_hook import conventions

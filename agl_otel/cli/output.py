@@ -1,0 +1,51 @@
+"""How commands print: as wide as a terminal, uncut where there is none; tables; text of others on one line.
+
+Control characters in that text are shown, never sent to the terminal, and rich markup in it is not interpreted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import IO, Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from agl_otel.text import printable
+
+WIDEST_VALUE: Final = 60  # characters of a value on one line
+WIDEST_LINE: Final = 10_000  # characters of a line of a message, and of a cell where no terminal cuts it
+WIDEST_OUTPUT: Final = 1 << 30
+
+
+def open_console(*, stderr: bool = False, highlight: bool = True) -> Console:
+    """Where a command prints: as wide as the terminal or COLUMNS; as wide as its lines where neither is, as in a pipe or a file."""
+    made = Console(stderr=stderr, highlight=highlight)
+    if not _has_width(made.file):
+        made.width = WIDEST_OUTPUT
+    return made
+
+
+def table_of(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """A table whose first column is never cut; in a pipe or a file no cell is. Nothing in it is markup: agents and workers wrote it."""
+    table = Table(title=None if title is None else escape(printable(title)), title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(Text(plain(column)), no_wrap=number == 0)
+    width = WIDEST_VALUE if _has_width(sys.stdout) else WIDEST_LINE
+    for row in rows:
+        table.add_row(*(Text("" if value is None else plain(value, width)) for value in row))
+    return table
+
+
+def _has_width(stream: IO[str]) -> bool:
+    return stream.isatty() or os.environ.get("COLUMNS", "").isdigit()
+
+
+def plain(value: object, width: int = WIDEST_VALUE) -> str:
+    """`value` as one short line without control characters."""
+    text = printable(str(value))
+    return text if len(text) <= width else text[: width - 1] + "…"
