@@ -223,13 +223,16 @@ async def test_forks_of_a_warm_parent_make_complete_traces_and_the_watcher_reads
     assert "10 rollouts done: succeeded 10" in said
 
 
-async def test_an_agent_killed_in_the_middle_makes_an_incomplete_attempt_and_the_retry_is_the_one_that_counts(world: World) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT], ids=lambda number: number.name)  # nobody handles them
+async def test_an_agent_killed_in_the_middle_makes_an_incomplete_attempt_and_the_retry_is_the_one_that_counts(
+    world: World, number: signal.Signals
+) -> None:
     mark = world.directory / "mark"
     code = (
-        "import os, signal, sys\nfrom opentelemetry import trace\n"
+        "import os, sys\nfrom opentelemetry import trace\n"
         "trace.get_tracer('a').start_span('work').end(); trace.get_tracer_provider().force_flush()\n"
         "with trace.get_tracer('a').start_as_current_span('more'):\n"
-        "    if not os.path.exists(sys.argv[1]): open(sys.argv[1], 'w').close(); os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"    if not os.path.exists(sys.argv[1]): open(sys.argv[1], 'w').close(); os.kill(os.getpid(), {int(number)})\n"
     )
     [rollout] = await world.enqueue("x", max_attempts=2, retry_condition=["failed"])
     await world.runner("--max-rollouts", "2", "--concurrency", "1", "--", sys.executable, "-c", code, str(mark))
