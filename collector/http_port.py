@@ -47,6 +47,7 @@ class HttpPort:
         actions: more POST paths, {path: handler}; they ask for the token as all paths but /health do.
         client_certificate: whether clients must show one.
         names: see `auth.Visitors`.
+        body_seconds: how long a body may take to come.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class HttpPort:
         *,
         client_certificate: bool = False,
         names: Collection[str] | None = None,
+        body_seconds: float = BODY_SECONDS,
     ) -> None:
         self._receiver = receiver
+        self._body_seconds = body_seconds
         self._in_flight = in_flight
         self._health = health
         self._pages = pages or {}
@@ -113,7 +116,7 @@ class HttpPort:
         encoding = request.headers.get("Content-Encoding", "")
         is_json = request.content_type == JSON
         with self._in_flight.growing() as hold:
-            body = await _body(request, limit, hold)
+            body = await _body(request, limit, hold, self._body_seconds)
 
             def unpack() -> bytes:
                 plain = decompress(encoding, body, limit, gone=lambda: request.transport is None)
@@ -185,11 +188,11 @@ class HttpPort:
         return ", ".join(sorted(name for name in found if not name.startswith("HEAD ")))
 
 
-async def _body(request: web.Request, limit: int, hold: Callable[[int], None]) -> bytes:
+async def _body(request: web.Request, limit: int, hold: Callable[[int], None], seconds: float) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(seconds):
             async for part in request.content.iter_any():
                 size += len(part)
                 if size > limit:
@@ -197,7 +200,7 @@ async def _body(request: web.Request, limit: int, hold: Callable[[int], None]) -
                 hold(len(part))
                 parts.append(part)
     except TimeoutError:
-        raise UnavailableError(f"the body did not come within {BODY_SECONDS:.0f} s ({size} bytes did): send smaller batches") from None
+        raise UnavailableError(f"the body did not come within {seconds:.0f} s ({size} bytes did): send smaller batches") from None
     return b"".join(parts)
 
 

@@ -1,8 +1,9 @@
-"""What the OTLP port does with a compressed body stands in its own threads, and ends with its client."""
+"""The OTLP port's bodies: they come in time, and a compressed one is unpacked in threads of its own until its client goes."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import threading
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from agl_otel.errors import UnavailableError
 from agl_otel.net.http_server import listen, make_runner
 
 PATIENCE_SECONDS = 60.0
+SHORT_SECONDS = 0.2
 BODY = gzip.compress(b"hello")
 
 
@@ -48,5 +50,37 @@ async def test_unpacking_learns_that_its_client_has_gone(monkeypatch: pytest.Mon
         async with asyncio.timeout(PATIENCE_SECONDS):
             while in_flight.bytes:  # noqa: ASYNC110 - the handler is still on its way out
                 await asyncio.sleep(0)
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("drip", [b"", b"x"], ids=["stalled", "a byte now and then"])
+async def test_a_body_that_does_not_come_is_given_up_and_holds_no_room(drip: bytes) -> None:
+    receiver = cast("Any", SimpleNamespace(max_message_bytes=1 << 30, takes=lambda _: True, token=""))
+    in_flight = InFlight(1 << 30)
+    app = HttpPort(receiver, in_flight, dict, body_seconds=SHORT_SECONDS).app()
+    runner = make_runner(app, auto_decompress=False, lingering_time=SHORT_SECONDS)
+    await runner.setup()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", await listen(runner, "127.0.0.1", 0, None))
+        head = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\nContent-Length: {1 << 30}\r\n\r\n"
+        writer.write(head.encode() + b"begin")
+
+        async def drips() -> None:
+            with contextlib.suppress(OSError):
+                while drip:
+                    writer.write(drip)
+                    await writer.drain()
+                    await asyncio.sleep(SHORT_SECONDS / 10)
+
+        dripping = asyncio.create_task(drips())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            answer = await reader.readuntil(b"\r\n\r\n")
+            said = await reader.readuntil(b"smaller batches")
+        assert answer.startswith(b"HTTP/1.1 503") and b"Retry-After" in answer and b"the body did not come within" in said
+        assert in_flight.bytes == 0
+        dripping.cancel()
+        await asyncio.gather(dripping, return_exceptions=True)
+        writer.close()
     finally:
         await runner.cleanup()

@@ -40,6 +40,7 @@ func NewFactory() extension.Factory {
 			given := config.(*Config)
 			return &presence{
 				config: given, settings: set.TelemetrySettings, started: time.Now(), room: &room{limit: given.MaxInFlightBytes},
+				bodyTime: bodyTime,
 			}, nil
 		},
 		component.StabilityLevelAlpha)
@@ -50,6 +51,7 @@ type presence struct {
 	settings component.TelemetrySettings
 	started  time.Time
 	room     *room
+	bodyTime time.Duration
 
 	resends *resends
 	client  *queue.Client

@@ -83,7 +83,8 @@ func (p *presence) intercept(ctx context.Context, request any, info *grpc.UnaryS
 // refusal is the status of a request that was not given to the receiver.
 func refusal(err error) error {
 	var full noRoom
-	if !errors.As(err, &full) {
+	var late errLate
+	if !errors.As(err, &full) && !errors.As(err, &late) {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
 	failure := status.New(codes.Unavailable, err.Error())

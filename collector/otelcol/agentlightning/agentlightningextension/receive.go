@@ -83,6 +83,7 @@ func (p *presence) GetHTTPHandler(context.Context) (extensionmiddleware.WrapHTTP
 				http.Error(w, why, http.StatusForbidden)
 				return
 			}
+			inTime(w, r, p.bodyTime)
 			mux.ServeHTTP(w, r)
 		}), nil
 	}, nil
@@ -205,8 +206,9 @@ func refuse(w http.ResponseWriter, media string, err error) {
 	code, body := http.StatusBadRequest, &spb.Status{Code: int32(codes.InvalidArgument), Message: err.Error()}
 	var tooLarge *http.MaxBytesError
 	var full noRoom
+	var late errLate
 	switch {
-	case errors.As(err, &full):
+	case errors.As(err, &full), errors.As(err, &late):
 		code, body = http.StatusServiceUnavailable, status.Convert(refusal(err)).Proto()
 		w.Header().Set("Retry-After", strconv.Itoa(int(retryDelay.Seconds())))
 	case errors.As(err, &tooLarge), errors.Is(err, errTooSlow):
