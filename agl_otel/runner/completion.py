@@ -27,6 +27,7 @@ from agl_otel.types import AttemptLedger, AttemptStatus
 
 CLOSE_TIMEOUT_SECONDS: Final = 10.0  # a proxy flushes to the collector before it answers
 CLOSE_TRIES: Final = 3
+CREDIBLE_SPANS: Final = 100_000_000  # of one process in one attempt; agents write their own counts, and one beyond is not shown
 SEAL_RETRY_SECONDS: Final = 30.0  # how long a collector may be away before attempts fail because their rewards cannot be stored
 _BACKOFF: Final = Backoff(0.1, 5.0)
 _log = logging.getLogger(__name__)
@@ -211,13 +212,14 @@ def closing_session() -> aiohttp.ClientSession:
 
 
 def _spans_of(ledger: AttemptLedger | None, seals: dict[str, int]) -> int | None:
-    """How many spans were made for an attempt; None where those of its processes are not known."""
+    """How many spans were made for an attempt; None where those of its processes are not known, or one claims what cannot be."""
     processes = [record for record in ledger.processes if not record.runner] if ledger else []
     counts = {marker: each.begun for marker, each in ledger.answered.items()} if ledger else {}
     counts |= {record.marker: record.ended - record.dropped for record in processes}
     if ledger is not None and (ledger.problem is not None or not counts):
         return None
-    return sum((counts | seals).values())
+    counts |= seals
+    return sum(counts.values()) if all(0 <= count <= CREDIBLE_SPANS for count in counts.values()) else None
 
 
 def _update(ended: Ended, seals: dict[str, int]) -> AttemptUpdate:

@@ -20,6 +20,7 @@ from aiohttp.test_utils import TestServer
 from agl_otel.errors import UsageError
 from agl_otel.net.auth import attempt_ingest_key, attempt_key
 from agl_otel.queue.client import RolloutUpdate
+from agl_otel.runner.__main__ import line_of
 from agl_otel.runner.agents import ContainerAgent, HttpAgent, Limits
 from agl_otel.types import LLM, Answered, Attempt, Rollout
 from agl_otel_hook import conventions
@@ -33,6 +34,7 @@ class Service:
         self.asked: list[tuple[dict[str, str], Any]] = []
         self.answer: Any = 0.5
         self.status = 200
+        self.process = ""
         self.events: list[str] = []
         self.moved = ""
         self.hang = asyncio.Event()
@@ -55,7 +57,8 @@ class Service:
             finally:
                 self.gone.set()
         if not self.events:
-            return web.json_response(self.answer, status=self.status)
+            counts = {conventions.HEADER_PROCESS: self.process} if self.process else None
+            return web.json_response(self.answer, status=self.status, headers=counts)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         for event in self.events:
@@ -96,6 +99,21 @@ async def test_a_request_carries_the_task_the_trace_and_the_ids_and_a_number_is_
     assert headers["authorization"] == "Bearer x"
     assert (attempt.status, rewards(stack, rollout)) == ("succeeded", [0.5])
     assert stack.logs.printed[attempt.attempt_id] == {"stdout": "0.5"}
+
+
+@pytest.mark.parametrize(
+    ("counts", "collected"),
+    [("4;3", 4), ("999999999999999999;1", None), ("-4;-4", None), ("x;x", None), ("4", None)],
+    ids=["credible", "beyond belief", "negative", "no number", "half"],
+)
+async def test_a_count_that_an_answer_claims_is_shown_where_it_can_be(
+    stack: Stack, service: Service, counts: str, collected: int | None
+) -> None:
+    service.process = f"0123456789abcdef;{counts}"
+    rollout, _ = await ask(stack, HttpAgent(service.url))
+    ended = stack.events[-1]
+    made = None if collected is None else collected + len(rewards(stack, rollout)) + stack.proxy.spans
+    assert (ended.spans, "Collected" in line_of(ended)) == (made, made is not None)
 
 
 @pytest.mark.parametrize(
