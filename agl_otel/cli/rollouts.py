@@ -372,8 +372,10 @@ def delete(
 @click.option("--file", "file", type=click.File("rb"), required=True, help="Tasks, one JSON value a line; - reads stdin.")
 @click.option("--mode", type=RunMode(), help="For lines that name none.")
 @click.option("--resources-id", help="For lines that name none.  [default: the latest]")
-@click.option("--max-attempts", type=Whole(1), default=1, show_default=True, help="For lines without a config.")
-@click.option("--timeout", "timeout_seconds", type=Finite(min=0, min_open=True), help="Seconds an attempt may take.")
+@click.option("--max-attempts", type=Whole(1), default=1, show_default=True, help="For lines that name none.")
+@click.option(
+    "--timeout", "timeout_seconds", type=Finite(min=0, min_open=True), help="Seconds an attempt may take; for lines that name none."
+)
 @click.option(
     "--unresponsive",
     "unresponsive_seconds",
@@ -381,7 +383,7 @@ def delete(
     default=UNRESPONSIVE_SECONDS,
     show_default=True,
     help="Seconds of silence after which an attempt's runner is taken for dead (0: never); heartbeats come every 5 s. "
-    "For lines without a config.",
+    "For lines that name none.",
 )
 @click.option("--priority", type=Whole(), default=0, show_default=True, help="Higher ones are claimed first; for lines that name none.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="For runners that serve only some (repeatable).")
@@ -410,12 +412,13 @@ def enqueue(
     NaN nor numbers beyond a double's range.
 
     An attempt whose runner is silent for --unresponsive seconds has ended: its rollout is run again while --max-attempts allows it,
-    else it has failed. A line's own config replaces these options whole; one without `unresponsive_seconds` waits without an end.
+    else it has failed. These options hold for what a line's own config does not name: `"unresponsive_seconds": null` in it waits
+    without an end.
     """
     config = RolloutConfig(max_attempts=max_attempts, timeout_seconds=timeout_seconds, unresponsive_seconds=unresponsive_seconds or None)
     if max_attempts > 1:
         config.retry_condition = ["failed", "timeout", "unresponsive"]
-    defaults: dict[str, Any] = {"mode": mode, "resources_id": resources_id, "config": config, "priority": priority}
+    defaults: dict[str, Any] = {"mode": mode, "resources_id": resources_id, "config": config.model_dump(), "priority": priority}
     defaults["labels"] = parse_labels(labels) or None
     requests = [request_of(line, f"{file.name}:{number}", defaults) for number, line in enumerate(file, 1) if line.strip()]
 
@@ -441,7 +444,10 @@ def request_of(line: bytes, where: str, defaults: dict[str, Any]) -> EnqueueRoll
     try:
         value = strict_json(line.decode())
         is_request = isinstance(value, dict) and "input" in value and FIELDS.issuperset(value)
-        request = EnqueueRolloutRequest.model_validate({**defaults, **(value if is_request else {"input": value})})
+        asked: dict[str, Any] = {**defaults, **(value if is_request else {"input": value})}
+        if isinstance(asked["config"], dict):
+            asked["config"] = {**defaults["config"], **asked["config"]}
+        request = EnqueueRolloutRequest.model_validate(asked)
         if request.rollout_id is not None:
             check_id(request.rollout_id, "rollout id")
         if request.mode == ADOPTED:

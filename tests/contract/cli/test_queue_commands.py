@@ -124,11 +124,15 @@ def test_tasks_of_a_file_are_enqueued_once_under_a_key(stack: Stack, tmp_path: P
 def test_enqueued_tasks_survive_the_death_of_their_runner(
     stack: Stack, tmp_path: Path, options: tuple[str, ...], seconds: float | None
 ) -> None:
-    given = {"input": 2, "config": {"max_attempts": 2}}
-    [first, second] = stack.json("rollouts", "enqueue", "--file", tasks(tmp_path, 1, given), *options)["rollout_ids"]
-    configs = {item["rollout_id"]: item["config"] for item in stack.json("rollouts", "ls")["items"]}
-    assert (configs[first]["unresponsive_seconds"], configs[second]["unresponsive_seconds"]) == (seconds, None)
-    assert ("unresponsive" in configs[first]["retry_condition"]) == ("--max-attempts" in options)
+    own: list[dict[str, Any]] = [{"max_attempts": 4}, {"unresponsive_seconds": 7}, {"unresponsive_seconds": None}]
+    file = tasks(tmp_path, 1, *({"input": 2, "config": config} for config in own))
+    ids = stack.json("rollouts", "enqueue", "--file", file, *options)["rollout_ids"]
+    found = {item["rollout_id"]: item["config"] for item in stack.json("rollouts", "ls")["items"]}
+    configs = [found[rollout_id] for rollout_id in ids]
+    assert [config["unresponsive_seconds"] for config in configs] == [seconds, seconds, 7.0, None]
+    attempts = 2 if "--max-attempts" in options else 1
+    assert [config["max_attempts"] for config in configs] == [attempts, 4, attempts, attempts]
+    assert all(("unresponsive" in config["retry_condition"]) == ("--max-attempts" in options) for config in configs)
 
 
 @pytest.mark.parametrize(
