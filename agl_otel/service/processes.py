@@ -195,3 +195,11 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:  # no Linux, or it ended just now
         return not Path("/proc/self").exists()
+
+
+def environment_of(pid: int) -> frozenset[str]:
+    """The variables that a process of this user was started with, as NAME=value; none where it has ended, and elsewhere than on Linux."""
+    try:
+        return frozenset(Path(f"/proc/{pid}/environ").read_text(errors="surrogateescape").split("\0"))
+    except OSError:
+        return frozenset()

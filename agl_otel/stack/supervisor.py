@@ -30,7 +30,7 @@ from agl_otel.queue.client import DOWN, QueueClient
 from agl_otel.service.lock import FileLock
 from agl_otel.service.ports import check_free
 from agl_otel.service.private import open_file, open_to_others
-from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, is_alive
+from agl_otel.service.processes import HEALTH_POLL_SECONDS, Process, environment_of, is_alive
 from agl_otel.service.retry import Backoff
 from agl_otel.settings import Settings
 from agl_otel.stack.services import ANNOUNCED, SERVICES, Service, services_of
@@ -44,6 +44,7 @@ LAYOUT_VERSION: Final = 1
 """Of the data directory; a directory that says a higher one was written by a newer release."""
 START_TIMEOUT_SECONDS: Final = 60.0
 STOP_GRACE_SECONDS: Final = 30.0  # the collector may have to flush its log
+ORPHAN_SECONDS: Final = 10.0  # that services of a stack that was killed may take to end; at rest it is two
 STEADY_SECONDS: Final = 60.0  # a service that was up for so long and then ends is started again at once
 LONGEST_PAUSE_SECONDS: Final = 60.0
 RESTART: Final = Backoff(1.0, LONGEST_PAUSE_SECONDS, jitter=0.0)
@@ -118,6 +119,7 @@ class Stack:
         if tls is not None:
             tls.check(self._trust, reachable_host(self.settings.host))
         self._lock = claim_data_dir(self.data_dir)
+        await self._orphans_ended()
         for service in self.services:
             for port in service.ports:
                 setting = f"--{port.replace('_', '-')} or AGL_{port.upper()} (0 takes a free one)"
@@ -142,6 +144,22 @@ class Stack:
         self._watchers = [asyncio.create_task(self._watch(running)) for running in self._running.values()]
         for watcher in self._watchers:
             watcher.add_done_callback(self._supervision_ended)
+
+    async def _orphans_ended(self) -> None:
+        """Wait, for ORPHAN_SECONDS at most, until the services of a stack on this data directory that was killed are gone.
+
+        The kernel tells them to stop (die_with_parent), and until they have, they hold ports and files. What holds a port longer is named
+        by the check of the ports.
+        """
+        given = f"AGL_DATA_DIR={self.data_dir}"
+        left = {name: service["pid"] for name, service in read_stack_file(self.data_dir).items() if given in environment_of(service["pid"])}
+        if left:
+            named = ", ".join(f"{name} (process {pid})" for name, pid in left.items())
+            LOG.warning("waiting up to %.0f s for services of a stack that was killed: %s", ORPHAN_SECONDS, named)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ORPHAN_SECONDS):
+                while any(map(is_alive, left.values())):  # noqa: ASYNC110  # they are no children of this process
+                    await asyncio.sleep(HEALTH_POLL_SECONDS)
 
     async def _launch(self, service: Service) -> None:
         log = self.data_dir / "logs" / f"{service.name}.log"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agl_otel.settings import PORTS
+from agl_otel.settings import PORTS, free_ports
 from tests.contract.queue.conftest import postgres  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a fixture
 from tests.postgres_server import Postgres
 from tests.system.stack_process import Command, alive, listening, naming, run, until
@@ -87,6 +87,23 @@ def test_kill_9_of_the_supervisor_leaves_nothing_behind(tmp_path: Path) -> None:
         command.process.kill()
         command.wait(300)
     until(lambda: naming(data) == [], "the services have ended")
+
+
+def test_up_waits_until_the_services_of_one_that_was_killed_have_ended(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    ports = [f"{given}" for name, port in zip(FREE_PORTS[::2], free_ports(len(PORTS)), strict=True) for given in (name, port)]
+    with up(tmp_path, data, *ports) as first:
+        until((data / "stack.json").exists, "stack.json is written")
+        before = stack_file(data)
+        os.kill(before["collector"]["pid"], signal.SIGSTOP)  # it keeps its port
+        first.process.kill()
+        first.wait(300)
+    (tmp_path / "second").mkdir()
+    with up(tmp_path / "second", data, *ports) as second:
+        until(lambda: f"collector (process {before['collector']['pid']})" in second.output, "it says what it waits for")
+        os.kill(before["collector"]["pid"], signal.SIGCONT)
+        until(lambda: stack_file(data)["collector"]["pid"] != before["collector"]["pid"], "the second stack is up")
+        assert stack_file(data)["collector"]["address"] == before["collector"]["address"]
 
 
 def test_a_crashed_service_is_restarted_on_its_port(tmp_path: Path) -> None:
