@@ -1,4 +1,4 @@
-"""Commands of ours as real processes, and what must be true of the machine after them."""
+"""Commands of ours as real processes, which end with this one however it ends, and what must be true of the machine after them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import IO
 import pytest
 
 from agl_otel.cli import main
+from agl_otel.service.processes import die_with_parent
 from tests.nursery import nursery
 
 START_SECONDS = 300.0
@@ -36,7 +37,7 @@ class Command:
         self._out: IO[bytes] = log.open("wb")
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         self.process = subprocess.Popen(
-            [*within, sys.executable, "-m", "agl_otel", *arguments],
+            [*within, *die_with_parent([sys.executable, "-m", "agl_otel", *arguments])],
             stdout=self._out,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

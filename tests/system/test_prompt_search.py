@@ -15,6 +15,7 @@ import pytest
 
 from agl_otel.algorithms.prompts.journal import JOURNAL
 from agl_otel.service.framed import read
+from agl_otel.service.processes import die_with_parent
 from agl_otel.settings import free_port
 from agl_otel.store import Store
 from agl_otel.store.embedded import EmbeddedStack
@@ -30,8 +31,9 @@ def started(folder: Path, log: Path, port: int = 0) -> subprocess.Popen[bytes]:
     arguments = ["optimise.py", "flip", *folders, "--port", str(port), "--lost-after", "15"]
     with log.open("wb") as out:
         return subprocess.Popen(
-            [sys.executable, "-u", *arguments], cwd=EXAMPLE, stdout=out, stderr=subprocess.STDOUT, env=ENVIRONMENT, start_new_session=True
-        )
+            die_with_parent([sys.executable, "-u", *arguments]),
+            cwd=EXAMPLE, stdout=out, stderr=subprocess.STDOUT, env=ENVIRONMENT, start_new_session=True,
+        )  # fmt: skip
 
 
 def ended(process: subprocess.Popen[bytes], log: Path) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from agl_otel.service.processes import die_with_parent
 from tests.system.stack_process import ENVIRONMENT, Command, alive, naming, until
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
@@ -27,7 +28,7 @@ def script(name: str, *arguments: str, log: Path, **env: str) -> Generator[subpr
     """A script of the tutorial, as `python script.py`; interrupted at the end of the block."""
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-u", str(TUTORIAL / name), *arguments],
+            die_with_parent([sys.executable, "-u", str(TUTORIAL / name), *arguments]),
             stdout=out, stderr=subprocess.STDOUT, env={**ENVIRONMENT, "TMPDIR": str(log.parent), **env}, start_new_session=True,
         )  # fmt: skip
         try:

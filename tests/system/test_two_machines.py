@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from agl_otel.service.processes import die_with_parent
 from tests.authority import Authority
 from tests.system.stack_process import ENVIRONMENT, naming, until
 from tests.system.two_machines import Machine, two_machines
@@ -53,7 +54,7 @@ def started(machine: Machine, folder: Path, name: str, env: dict[str, str]) -> G
     log = folder / f"{name}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*machine.enter, sys.executable, "-u", str(script)],
+            [*machine.enter, *die_with_parent([sys.executable, "-u", str(script)])],
             stdout=out, stderr=subprocess.STDOUT, env={**ENVIRONMENT, "TMPDIR": str(folder), **env}, start_new_session=True,
         )  # fmt: skip
         try:

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -87,6 +89,34 @@ def test_kill_9_of_the_supervisor_leaves_nothing_behind(tmp_path: Path) -> None:
         command.process.kill()
         command.wait(300)
     until(lambda: naming(data) == [], "the services have ended")
+
+
+STARTER = """
+import sys
+from pathlib import Path
+from tests.system.stack_process import Command
+
+command = Command("up", "--data-dir", *sys.argv[1:], log=Path(sys.argv[1]).with_name("up.log"))
+print(command.process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_stack_of_a_test_ends_with_a_pytest_that_is_killed(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    program = [sys.executable, "-c", STARTER, str(data), *FREE_PORTS]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as tests:
+        assert tests.stdout is not None
+        stack = int(tests.stdout.readline())
+        try:
+            until((data / "stack.json").exists, "stack.json is written")
+            tests.kill()
+            tests.wait()
+            until(lambda: naming(data) == [], "nothing is left", seconds=60.0)
+        finally:
+            if alive([stack]):
+                os.kill(stack, signal.SIGTERM)
+                until(lambda: naming(data) == [], "nothing is left")
 
 
 def test_up_waits_until_the_services_of_one_that_was_killed_have_ended(tmp_path: Path) -> None:
