@@ -130,8 +130,10 @@ def test_up_waits_until_the_services_of_one_that_was_killed_have_ended(tmp_path:
         first.wait(300)
     (tmp_path / "second").mkdir()
     with up(tmp_path / "second", data, *ports) as second:
-        until(lambda: f"collector (process {before['collector']['pid']})" in second.output, "it says what it waits for")
-        os.kill(before["collector"]["pid"], signal.SIGCONT)
+        try:
+            until(lambda: f"collector (process {before['collector']['pid']})" in second.output, "it says what it waits for")
+        finally:
+            os.kill(before["collector"]["pid"], signal.SIGCONT)
         until(lambda: stack_file(data)["collector"]["pid"] != before["collector"]["pid"], "the second stack is up")
         assert stack_file(data)["collector"]["address"] == before["collector"]["address"]
 
