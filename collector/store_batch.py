@@ -199,7 +199,7 @@ class BatchStore:
 
     @contextmanager
     def _without_broken_parts(self, batch: Batch) -> Generator[None]:
-        """After an error that a cut-off part causes, drop the parts of this batch that cannot be read: the next try inserts their rows again.
+        """After an error of a cut-off part, drop the parts of this batch that cannot be read: the next try inserts their rows again.
 
         chdb answers an insert with success, and keeps the part, where a full disk cut one of its files off; every later read would fail.
         Only parts with rows of this batch alone are looked at: as one insert wrote them, since the batch was made. (A server answers an
