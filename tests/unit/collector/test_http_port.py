@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip
 import threading
 from collections.abc import Callable
@@ -17,9 +16,9 @@ from agl_otel.collector.http_port import PROTOBUF, HttpPort
 from agl_otel.collector.limits import InFlight
 from agl_otel.errors import UnavailableError
 from agl_otel.net.http_server import listen, make_runner
+from tests.unit.net.test_http_server import SHORT_SECONDS, connection, until_closed
 
 PATIENCE_SECONDS = 60.0
-SHORT_SECONDS = 0.2
 BODY = gzip.compress(b"hello")
 
 
@@ -62,25 +61,13 @@ async def test_a_body_that_does_not_come_is_given_up_and_holds_no_room(drip: byt
     runner = make_runner(app, auto_decompress=False, lingering_time=SHORT_SECONDS)
     await runner.setup()
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", await listen(runner, "127.0.0.1", 0, None))
-        head = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\nContent-Length: {1 << 30}\r\n\r\n"
-        writer.write(head.encode() + b"begin")
-
-        async def drips() -> None:
-            with contextlib.suppress(OSError):
-                while drip:
-                    writer.write(drip)
-                    await writer.drain()
-                    await asyncio.sleep(SHORT_SECONDS / 10)
-
-        dripping = asyncio.create_task(drips())
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            answer = await reader.readuntil(b"\r\n\r\n")
-            said = await reader.readuntil(b"smaller batches")
-        assert answer.startswith(b"HTTP/1.1 503") and b"Retry-After" in answer and b"the body did not come within" in said
+        async with connection(await listen(runner, "127.0.0.1", 0, None)) as (reader, writer):
+            request = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\nContent-Length: {1 << 30}\r\n\r\n"
+            writer.write(request.encode() + b"begin")
+            answer = await until_closed(reader, writer, drip)
+        head, _, said = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503") and b"Retry-After" in head
+        assert b"the body did not come within" in said and b"smaller batches" in said
         assert in_flight.bytes == 0
-        dripping.cancel()
-        await asyncio.gather(dripping, return_exceptions=True)
-        writer.close()
     finally:
         await runner.cleanup()
