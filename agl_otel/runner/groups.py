@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, Protocol
 
-from agl_otel.service.processes import signal_group
+from agl_otel.service.processes import environment_of, signal_group
 from agl_otel.service.retry import Backoff
 from agl_otel_hook import conventions
 
@@ -70,12 +70,8 @@ async def end_leftovers(leftovers: Callable[[], Collection[int]], grace_seconds:
 def named_in_environments(attempt_id: str) -> set[int]:
     """Processes that name the attempt in their environment and have not ended."""
     wanted = f"{conventions.ENV_ATTEMPT_ID}={attempt_id}".encode()
-    found: set[int] = set()
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError, ValueError):
-            if wanted in path.read_bytes().split(b"\0") and (pid := int(path.parent.name)) != os.getpid():
-                found.add(pid)
-    return found
+    pids = {int(path.name) for path in Path("/proc").glob("[0-9]*")} - {os.getpid()}
+    return {pid for pid in pids if wanted in environment_of(pid)}
 
 
 def kill_all() -> None:

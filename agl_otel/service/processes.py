@@ -197,9 +197,9 @@ def is_alive(pid: int) -> bool:
         return not Path("/proc/self").exists()
 
 
-def environment_of(pid: int) -> frozenset[str]:
+def environment_of(pid: int) -> frozenset[bytes]:
     """The variables that a process of this user was started with, as NAME=value; none where it has ended, and elsewhere than on Linux."""
     try:
-        return frozenset(Path(f"/proc/{pid}/environ").read_text(errors="surrogateescape").split("\0"))
+        return frozenset(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
     except OSError:
         return frozenset()

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -151,7 +152,7 @@ class Stack:
         The kernel tells them to stop (die_with_parent), and until they have, they hold ports and files. What holds a port longer is named
         by the check of the ports.
         """
-        given = f"AGL_DATA_DIR={self.data_dir}"
+        given = os.fsencode(f"AGL_DATA_DIR={self.data_dir}")
         left = {name: service["pid"] for name, service in read_stack_file(self.data_dir).items() if given in environment_of(service["pid"])}
         if left:
             named = ", ".join(f"{name} (process {pid})" for name, pid in left.items())
