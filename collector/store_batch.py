@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -148,8 +147,12 @@ class BatchStore:
 
     def store(self, batch: Batch, members: Sequence[Member], *, in_doubt: bool) -> None:
         """Insert the batch; `in_doubt` where an earlier try may have stored some of it. Raises ClickHouseError to be tried again."""
-        with self._without_broken_parts(batch):
+        try:
             self._store(batch, members, in_doubt=in_doubt)
+        except ClickHouseError as error:
+            if error.code in CUT_OFF_CODES and self._engine.embedded:
+                self._drop_cut_off_parts(batch, error)
+            raise
 
     def _store(self, batch: Batch, members: Sequence[Member], *, in_doubt: bool) -> None:
         self._tries.begin(batch.batch_id)
@@ -197,24 +200,18 @@ class BatchStore:
             first.update(_rows_by_kind(member[1]))
         self.counts.update(counts)
 
-    @contextmanager
-    def _without_broken_parts(self, batch: Batch) -> Generator[None]:
-        """After an error of a cut-off part, drop the parts of this batch that cannot be read: the next try inserts their rows again.
+    def _drop_cut_off_parts(self, batch: Batch, error: ClickHouseError) -> None:
+        """Drop the parts of this batch that cannot be read: the next try inserts their rows again. Raises ClickHouseError.
 
         chdb answers an insert with success, and keeps the part, where a full disk cut one of its files off; every later read would fail.
-        Only parts with rows of this batch alone are looked at: as one insert wrote them, since the batch was made. (A server answers an
-        error, and replicas mend each other.)
+        Only parts with rows of this batch alone are looked at: as one insert wrote them, since the batch was made. A server answers an
+        error, and other collectors' batches are in its parts: nothing of it is dropped.
         """
-        try:
-            yield
-        except ClickHouseError as error:
-            if error.code in CUT_OFF_CODES and not self._engine.cluster:
-                for table, part in self._engine.select(UNMERGED_PARTS, {"since": (batch.batch_id >> 22) // 1000}):
-                    ((_, passed, _),) = self._engine.select(f"CHECK TABLE {DATABASE}.{table} PART '{part}'")
-                    if not passed:
-                        self._engine.command(f"ALTER TABLE {DATABASE}.{table} DROP PART '{part}'")
-                        _logger.warning("part %s of %s is cut off; its rows are inserted again: %s", part, table, error)
-            raise
+        for table, part in self._engine.select(UNMERGED_PARTS, {"since": (batch.batch_id >> 22) // 1000}):
+            ((_, passed, _),) = self._engine.select(f"CHECK TABLE {DATABASE}.{table} PART '{part}'")
+            if not passed:
+                self._engine.command(f"ALTER TABLE {DATABASE}.{table} DROP PART '{part}'")
+                _logger.warning("part %s of %s is cut off; its rows are inserted again: %s", part, table, error)
 
     def _insert_again(self, batch: Batch, kind: str, rows: _Rows) -> None:
         part = f"{kind}-{rows.member[0]}-from-{rows.positions[0]}"

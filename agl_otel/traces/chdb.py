@@ -50,6 +50,7 @@ class ChdbEngine:
     """One data directory. Raises InUseError where another process has it open."""
 
     cluster = ""
+    embedded = True
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -65,6 +65,8 @@ logging.getLogger("clickhouse_driver.connection").setLevel(logging.CRITICAL)  # 
 class ServerEngine:
     """One server, or a cluster through one of its nodes. Safe to use from several threads."""
 
+    embedded = False
+
     def __init__(self, address: ServerAddress) -> None:
         self.address = address
         self.cluster = address.cluster

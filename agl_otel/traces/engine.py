@@ -99,6 +99,11 @@ class Engine(Protocol):
         """The cluster whose node it is; empty for one on its own. cluster.py says how statements reach all nodes."""
         ...
 
+    @property
+    def embedded(self) -> bool:
+        """Whether it runs in this process, which nobody but this process writes to."""
+        ...
+
     def command(self, sql: str, params: Mapping[str, object] | None = None) -> None:
         """Run a statement that returns nothing. Raises ClickHouseError."""
         ...

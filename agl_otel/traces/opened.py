@@ -93,6 +93,7 @@ class AwaitedEngine:
 
     def __init__(self, engine: TraceStore, bring_up: Callable[[], None]) -> None:
         self.cluster = engine.cluster
+        self.embedded = engine.embedded
         self._engine = engine
         self._bring_up = bring_up
         self._ready = False

@@ -58,7 +58,7 @@ class Lossy:
     """A real engine that refuses once to build rows, for want of memory; of the next insert, which it carries out, no answer comes."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self.cluster = engine, engine.cluster
+        self._engine, self.cluster, self.embedded = engine, engine.cluster, engine.embedded
         self._events: list[AglError] = [UnavailableError("no answer within 90 s"), ClickHouseError("Code: 241. Memory limit exceeded")]
         self.command, self.select, self.delete, self.close = engine.command, engine.select, engine.delete, engine.close
 

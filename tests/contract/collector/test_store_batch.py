@@ -26,6 +26,7 @@ class Grumpy:
         self._poison = poison
         self._fails = fails_after_insert
         self.cluster = engine.cluster
+        self.embedded = engine.embedded
         self.command = engine.command
         self.select = engine.select
         self.delete = engine.delete
