@@ -13,7 +13,6 @@ from pathlib import Path
 
 from tests.chaos.check import Tally
 from tests.chaos.scenarios import SCENARIOS, Result, play
-from tests.nursery import Nursery
 
 COLUMNS = ("scenario", "kills", "acked", "readable", "lost", "doubled", "wrong id", "disorder", "MiB", "seconds", "")
 WIDTHS = (26, 6, 9, 9, 6, 8, 9, 9, 6, 8, 0)
@@ -41,9 +40,8 @@ async def main(arguments: argparse.Namespace) -> int:
     print(f"seed {arguments.seed} (--seed), {'small' if arguments.quick else 'full'} run", flush=True)
     print(line(*COLUMNS), flush=True)
     results: list[Result] = []
-    nursery = Nursery()
     for name in names:
-        found = await play(name, place / name, nursery, seed=arguments.seed, full=not arguments.quick, share=arguments.share)
+        found = await play(name, place / name, seed=arguments.seed, full=not arguments.quick, share=arguments.share)
         results.append(found)
         verdict = f"skipped: {found.skipped}" if found.skipped else "ok" if found.good else "BROKEN"
         print(row(name, found.kills, found.tally, found.peak_bytes, found.seconds, verdict), flush=True)
@@ -51,7 +49,6 @@ async def main(arguments: argparse.Namespace) -> int:
             print(f"    {problem}", flush=True)
         if found.good and not arguments.keep:
             shutil.rmtree(place / name, ignore_errors=True)
-    nursery.close()
     peak = max(found.peak_bytes for found in results)
     bad = [found.name for found in results if not found.good]
     total = sum((found.tally for found in results), Tally())

@@ -119,7 +119,6 @@ async def clock_jumps(world: World) -> None:
     """The collector's clock jumps back and forth, also while it is away."""
     shift = world.directory / "shift"
     shift.write_text("0")
-    world.stack.nursery = None  # what is imported has bound the right clock already
     await world.stack.start_queue()
     command = ("-c", WRONG_CLOCK.format(path=str(shift)))
     await world.stack.start_collector(*command)

@@ -15,7 +15,6 @@ import pytest
 from tests.chaos import clickhouse, clients, fuzz, kills, neighbours
 from tests.chaos.check import Tally
 from tests.chaos.world import World, new_world
-from tests.nursery import Nursery
 
 SMALL_SEGMENTS: Final = {"wal_budget_bytes": 16 << 20}  # and segments of an eighth: they change and go while the load runs
 
@@ -72,13 +71,13 @@ SCENARIOS: Final = {
 }
 
 
-async def play(name: str, directory: Path, nursery: Nursery, *, seed: int, full: bool, share: float = 1.0) -> Result:
+async def play(name: str, directory: Path, *, seed: int, full: bool, share: float = 1.0) -> Result:
     """Play a scenario in `directory`; what goes wrong is in the result."""
     scenario = SCENARIOS[name]
     began = time.monotonic()
     tally, skipped = Tally(), ""
     try:
-        world = new_world(directory, nursery, seed=seed, full=full, share=share, on_server=scenario.on_server, **scenario.settings)
+        world = new_world(directory, seed=seed, full=full, share=share, on_server=scenario.on_server, **scenario.settings)
     except pytest.skip.Exception as reason:
         return Result(name, 0, tally, 0, 0.0, [], str(reason))
     try:

@@ -27,7 +27,6 @@ from tests.clickhouse_server import ClickHouseServer
 from tests.contract.collector import stack as stacks
 from tests.contract.collector.otlp import post_spans, request_of, span
 from tests.contract.collector.test_crash import KILLED_AT
-from tests.nursery import Nursery
 
 ROOT: Final = Path(__file__).parents[2]
 MEMORY_BYTES: Final = 3 << 30  # what a collector may ever hold, ClickHouse inside it
@@ -211,11 +210,11 @@ class World:
             self.server.kill()
 
 
-def new_world(directory: Path, nursery: Nursery, *, seed: int, full: bool, share: float, on_server: bool, **settings: Any) -> World:
+def new_world(directory: Path, *, seed: int, full: bool, share: float, on_server: bool, **settings: Any) -> World:
     """A world, not started."""
     directory.mkdir(parents=True, exist_ok=True)
     made = stacks.new_stack(directory)
-    stack = stacks.Stack(made.settings, made.log, nursery=nursery)
+    stack = stacks.Stack(made.settings, made.log)
     server = ClickHouseServer(directory / "server") if on_server else None
     if server is not None:
         settings["clickhouse_url"] = server.url()

@@ -25,7 +25,6 @@ from agl_otel.errors import AglError
 from agl_otel.store import Store
 from agl_otel.types import LLM
 from tests.contract.collector.stack import Stack, new_stack
-from tests.nursery import nursery
 from tests.proof.judge import Kill
 from tests.proof.model import Witness
 from tests.proof.plans import KILL, Fault, Start
@@ -365,7 +364,7 @@ async def ground(directory: Path, seed: int, python: str = sys.executable) -> As
     (directory / "notes").mkdir(parents=True)
     made = new_stack(directory)
     made.settings = made.settings.model_copy(update={"store": f"127.0.0.1:{made.settings.queue_port}"})
-    stack = Stack(made.settings, made.log, nursery=nursery())
+    stack = Stack(made.settings, made.log)
     on: Ground | None = None
     model = Witness(lambda: on.proxy_has_answered() if on is not None else None)
     loop = asyncio.get_running_loop()

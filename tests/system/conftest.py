@@ -9,14 +9,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.model_server import ModelServer
-from tests.nursery import policies_by_forks
-
-
-@pytest.fixture(scope="package", autouse=True)
-def light_policies() -> Iterator[None]:
-    """Model servers and trainings of runs in the tests' own process need not import torch."""
-    with policies_by_forks():
-        yield
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import pytest
 
 from agl_otel.cli import main
 from agl_otel.service.processes import die_with_parent
-from tests.nursery import nursery
+from tests.command import run_command
 
 START_SECONDS = 300.0
 DEMO = Path("examples/first_light")
@@ -73,9 +73,9 @@ class Command:
 
 
 def run(*arguments: str, cwd: Path, env: dict[str, str] | None = None, seconds: float = 900.0) -> subprocess.CompletedProcess[str]:
-    """Run `agl-otel …` to its end, in a fork of a process that has imported what commands need."""
+    """Run `agl-otel …` to its end."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return nursery().run(arguments, {**ENVIRONMENT, "PATH": path, **(env or {})}, cwd=cwd, seconds=seconds)
+    return run_command(arguments, {**ENVIRONMENT, "PATH": path, **(env or {})}, cwd=cwd, seconds=seconds)
 
 
 def run_here(

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.scenarios import SCENARIOS, play
-from tests.nursery import nursery
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 SMALL = ("killed-at-points", "killed-on-a-server", "vanished-part", "queue-away", "disk-full", "slow-clients")
@@ -16,7 +15,7 @@ SMALL = ("killed-at-points", "killed-on-a-server", "vanished-part", "queue-away"
 @pytest.mark.parametrize("name", SMALL)
 async def test_every_acked_span_is_readable_once(name: str, tmp_path: Path) -> None:
     assert name in SCENARIOS
-    result = await play(name, tmp_path, nursery(), seed=1, full=False)
+    result = await play(name, tmp_path, seed=1, full=False)
     if result.skipped:
         pytest.skip(result.skipped)
     assert not result.problems, "\n".join(result.problems)

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +41,6 @@ from agl_otel.types import (
 from agl_otel.types.columns import CallColumns, Ragged, Reward, Traces
 from agl_otel.types.sampling import NEUTRAL
 from agl_otel_hook.conventions import HEADER_MODEL_VERSION
-from tests.nursery import born
 
 pytestmark = pytest.mark.full
 QUESTION: list[Any] = [{"role": "user", "content": tiny.question(437)}]
@@ -66,7 +66,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> Itera
     torch.set_num_threads(1)
     base = tmp_path_factory.mktemp("server")
     folder = Path(shutil.copytree(tiny_policy, base / "policy"))
-    command = born(MODEL, "--model", str(folder), "--port", "0", "--record", str(base / "record.jsonl"))
+    command = [sys.executable, "-m", MODEL, "--model", str(folder), "--port", "0", "--record", str(base / "record.jsonl")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1]

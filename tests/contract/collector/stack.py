@@ -1,4 +1,4 @@
-"""A queue and a collector of our own as real processes on free ports, forked from one that has imported what they need."""
+"""A queue and a collector of our own as real processes on free ports."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import aiohttp
 
+from agl_otel.service.processes import die_with_parent
 from agl_otel.settings import Settings
 from agl_otel.traces.reader import TraceReader
-from tests.nursery import SERVICES, Nursery, nursery
 
 START_SECONDS = 300.0
 T = TypeVar("T")
@@ -30,8 +30,6 @@ class Stack:
     log: Path
     environment: dict[str, str] = field(default_factory=dict[str, str])
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict[str, "subprocess.Popen[bytes]"])
-    nursery: Nursery | None = field(default_factory=nursery)
-    """Forks the services; None: each imports by itself, as it does where there is an `environment`, which what is imported may read."""
     before: Sequence[str] = ()
     """Goes before the collector's command line, and becomes it."""
 
@@ -58,14 +56,9 @@ class Stack:
         """Start a service; `args` may be ("-c", code)."""
         environment = {**os.environ, **self.settings.environment(), **self.environment}
         before = self.before if service == "collector" else ()
-        if self.nursery is not None and service in SERVICES and not self.environment and not before:
-            forks = self.nursery
-            child = forks.spawn(args[1], environment, self.log) if args else forks.service(service, environment, self.log)
-            self.processes[service] = process = cast("subprocess.Popen[bytes]", child)  # as far as anybody here uses it
-            return process
         with self.log.open("ab") as out:
             command = [*before, sys.executable, *(args or ("-m", f"agl_otel.{service}"))]
-            process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
+            process = subprocess.Popen(die_with_parent(command), env=environment, stdout=out, stderr=out)
         self.processes[service] = process
         return process
 

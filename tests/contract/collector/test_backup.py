@@ -14,7 +14,7 @@ import pytest
 from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.types import EnqueueRolloutRequest
 from tests.clickhouse_server import PASSWORD, ClickHouseServer
-from tests.nursery import nursery
+from tests.command import run_command
 
 from .otlp import post_spans, span_request
 from .stack import Stack, new_stack
@@ -33,7 +33,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Stack]:
 
 def agl(stack: Stack, *args: str, fails: bool = False, **environment: str) -> Any:
     command = (*args, "--data-dir", str(stack.settings.data_dir))
-    done = nursery().run(command, {**os.environ, **environment}, cwd=stack.log.parent, seconds=300)
+    done = run_command(command, {**os.environ, **environment}, cwd=stack.log.parent)
     assert bool(done.returncode) == fails, done.stderr
     assert "Traceback" not in done.stderr
     assert PASSWORD not in done.stdout + done.stderr

@@ -26,8 +26,8 @@ from agl_otel.types import EnqueueRolloutRequest
 from agl_otel_hook import conventions
 from tests.clickhouse_cluster import EachShard
 from tests.clickhouse_server import ClickHouseServer
+from tests.command import run_command
 from tests.contract.queue.conftest import postgres  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a fixture
-from tests.nursery import ROOT, nursery
 from tests.postgres_server import Postgres
 
 from .otlp import post_spans, request_of, span
@@ -186,7 +186,7 @@ def test_every_table_of_rollouts_is_gone_through(engine: TraceStore) -> None:
 async def agl(stack: Stack, *arguments: str) -> tuple[int, str]:
     """Run a command; its exit code, and what it printed on both outputs."""
     environment = {**os.environ, **stack.settings.environment(), "AGL_STORE": stack.queue}
-    done = await asyncio.to_thread(nursery().run, arguments, environment, cwd=ROOT, seconds=300)
+    done = await asyncio.to_thread(run_command, arguments, environment)
     return done.returncode, (done.stdout + done.stderr).strip()
 
 

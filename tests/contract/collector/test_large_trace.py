@@ -9,7 +9,7 @@ import os
 from agl_otel.queue.client import QueueClient
 from agl_otel.types import EnqueueRolloutRequest
 from agl_otel_hook import conventions
-from tests.nursery import ROOT, nursery
+from tests.command import run_command
 
 from .otlp import post_spans, request_of, span
 from .stack import Stack, start
@@ -19,7 +19,7 @@ AT_ONCE = 10_000
 
 
 def agl(*args: str) -> str:
-    done = nursery().run(args, os.environ, cwd=ROOT, seconds=300)
+    done = run_command(args, os.environ)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     return done.stdout
 

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from agl_otel_hook import conventions
-from tests.nursery import ROOT, nursery
+from tests.command import run_command
 
 from .otlp import post_spans, request_of, span
 from .stack import Stack
@@ -80,7 +80,7 @@ async def test_prometheus_reads_the_same_numbers(stack: Stack) -> None:
 
 
 async def status_command(stack: Stack, *args: str) -> subprocess.CompletedProcess[str]:
-    return await asyncio.to_thread(nursery().run, ("collector", "status", *args), os.environ, cwd=ROOT, seconds=300)
+    return await asyncio.to_thread(run_command, ("collector", "status", *args), os.environ)
 
 
 async def test_the_command_prints_what_every_collector_says(stack: Stack) -> None:

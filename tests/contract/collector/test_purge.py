@@ -17,7 +17,7 @@ from agl_otel.types import EnqueueRolloutRequest
 from agl_otel_hook import conventions
 from tests.clickhouse_cluster import EachShard, two_shards
 from tests.clickhouse_files import held
-from tests.nursery import ROOT, nursery
+from tests.command import run_command
 
 from .otlp import post_spans, request_of, span
 from .stack import Stack, start
@@ -37,7 +37,7 @@ def delete(stack: Stack, rollout_id: str, *options: str) -> str:
 
 
 def agl(*command: str) -> str:
-    done = nursery().run(command, os.environ, cwd=ROOT, seconds=400)
+    done = run_command(command, os.environ, seconds=400)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     return done.stderr
 

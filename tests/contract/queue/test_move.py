@@ -11,14 +11,14 @@ from pathlib import Path
 from agl_otel.queue.client import AttemptUpdate
 from agl_otel.queue.sqlite import table_names
 from agl_otel.types import LLM, EnqueueRolloutRequest
+from tests.command import run_command
 from tests.local_queue import LocalQueue
-from tests.nursery import ROOT, nursery
 from tests.postgres_server import Postgres
 
 
 def agl(data_dir: Path, url: str, *command: str) -> subprocess.CompletedProcess[str]:
     arguments = ("data", *(command or ("move", "--queue", url)), "--data-dir", str(data_dir), "--json")
-    return nursery().run(arguments, {**os.environ, "AGL_QUEUE_URL": url if command else ""}, cwd=ROOT, seconds=120)
+    return run_command(arguments, {**os.environ, "AGL_QUEUE_URL": url if command else ""})
 
 
 async def known(queue: LocalQueue) -> list[object]:
