@@ -31,6 +31,8 @@ class ModelServer:
         self.redirect = ""
         """Where chat/completions point instead of answering."""
         self.plain = False
+        self.refused = ""
+        """A chat whose text has it is answered with 400 and the whole request, as servers do that validate."""
         self.hold: asyncio.Event | None = None
         self.break_off_after: int | None = None
         self.cut_answers = False
@@ -133,6 +135,8 @@ class ModelServer:
             raise
         if self.plain and "return_token_ids" in body:
             return web.json_response({"error": {"message": "Unrecognized request argument supplied: return_token_ids"}}, status=400)
+        if self.refused and self.refused in json.dumps(body):
+            return web.json_response({"error": {"message": f"cannot be read: {json.dumps(body)}"}}, status=400)
         if self.redirect:
             return web.Response(status=307, headers={"Location": self.redirect})
         if self.status != 200:

@@ -7,6 +7,7 @@ server that is away or silent is a 502 or 504 that names it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,14 +25,14 @@ from agl_otel.errors import RefusedError, UsageError
 from agl_otel.net.auth import is_ours
 from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, OVERSIZED, error_response, pass_on, passed
 from agl_otel.proxy.attempts import Attempts
-from agl_otel.proxy.dialects import CHAT, Dialect, as_sampled, prepare
+from agl_otel.proxy.dialects import Dialect, as_sampled, prepare
 from agl_otel.proxy.gate import Gate
 from agl_otel.proxy.litellm import HOW, KEY_FIELD, Litellm
-from agl_otel.proxy.native import Native, Translate
+from agl_otel.proxy.native import NO_ROUTE, REFUSED, Native, Place, Translate, names_any
 from agl_otel.proxy.outgoing import REDIRECT, OversizedError, RedirectedError, ask, whole
 from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
-from agl_otel.proxy.reply import Json, parse_object, with_fields
+from agl_otel.proxy.reply import Json, encoded, parse_object, with_fields
 from agl_otel.proxy.translation import AGENT, Translation
 from agl_otel.proxy.upstream import SEED, Budget, Route, Upstream, Upstreams, call_seed
 from agl_otel.proxy.witness import Witnesses
@@ -40,6 +41,7 @@ from agl_otel_hook import conventions
 from agl_otel_hook.context import Key, format_traceparent
 
 CONNECT_SECONDS: Final = 10.0
+QUESTION_SECONDS: Final = 30.0  # for an answer to a question of the proxy's own
 SILENCE_SECONDS: Final = 600.0  # the longest that a model server may say nothing: a long prompt behind a full batch
 KEEP_ALIVE_SECONDS: Final = 3.0  # shorter than the 5 s after which uvicorn, and so vLLM, closes
 LARGE_BYTES: Final = 1 << 20
@@ -47,9 +49,7 @@ SETTLE_SECONDS: Final = 0.02  # after a call, where no other one comes
 MAX_TRIES: Final = 3
 PAUSE_SECONDS: Final = (0.05, 0.3)  # between tries, a random time: agents started together must not come back together
 _CANNOT_SERVE: Final = frozenset({502, 503, 504})
-_NO_ROUTE: Final = frozenset({404, 405, 501})
-_REFUSED: Final = frozenset({400, 422})
-_LOOKED_AT: Final = _NO_ROUTE | _REFUSED
+_LOOKED_AT: Final = NO_ROUTE | REFUSED
 """Answers that may say that the server does not know what it was asked."""
 _SET_HERE: Final = NOT_PASSED | {"content-type", "traceparent", "tracestate", "baggage"}
 _RETRY_HEADERS: Final = ("x-stainless-retry-count", "x-retry-count")
@@ -60,10 +60,6 @@ _KEY_HEADERS: Final = ("authorization", "x-api-key")
 
 class _NoRouteError(Exception):
     """The server has no such route."""
-
-    def __init__(self, base_url: str) -> None:
-        super().__init__(base_url)
-        self.base_url = base_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +100,6 @@ class Forwarder:
         self._limits = limits
         self._token = token
         self._settling: asyncio.TimerHandle | None = None
-        self._plain: set[tuple[str, str]] = set()
         self._native = Native(limits.translate, can_translate=litellm is not None)
         self._litellm = litellm
         self._translation = (
@@ -249,11 +244,9 @@ class Forwarder:
             if self._witnesses is not None and key is not None:
                 await self._witnesses.announce(key, call.span.marker)
             ordered = self.health.order(pool, key[0] if key is not None else None)
-            if not self._native.is_asked_by_chat(dialect, ordered[0]):
-                try:
+            if not (dialect.via_chat and self._goes_by_chat(request, ordered[0], asked, dialect)):
+                with contextlib.suppress(_NoRouteError):
                     return await self._tried(request, ordered, raw, asked, call)
-                except _NoRouteError as error:
-                    self._native.has_no_route(dialect, error.base_url)
             return await self._translated(request, ordered, raw, asked, call)
         except (asyncio.CancelledError, ConnectionResetError):
             if not call.handed:
@@ -312,10 +305,8 @@ class Forwarder:
         headers["content-type"] = "application/json"
         headers["traceparent"] = format_traceparent(call.span.context)
         url = f"{upstream.base_url}/{dialect.path}"
-        plain = (upstream.base_url, dialect.path)
-        for capture in (True, False):
-            if capture and plain in self._plain:
-                continue
+        place, question = _place(upstream, dialect, asked, headers), partial(self._question, request, upstream)
+        for capture in (False,) if self._native.is_plain(place) else (True, False):
             prepared = prepare(dialect, asked, model=upstream.model, sampling=upstream.fields, capture=capture)
             if self._recorder.unsettled:  # while the model server works there is time for it
                 asyncio.get_running_loop().call_soon(self.settle)
@@ -327,10 +318,10 @@ class Forwarder:
                     return None
                 self.health.answered(upstream.base_url)
                 body = await whole(response, self._limits.answer_bytes) if response.status in _LOOKED_AT else None
-                if body is not None and response.status in _NO_ROUTE and dialect.via_chat and not _names(body, asked, upstream):
-                    raise _NoRouteError(upstream.base_url)
-                if body is not None and response.status in _REFUSED and prepared.added and _names_any(body, prepared.added):
-                    self._plain.add(plain)
+                if response.status in NO_ROUTE and dialect.via_chat and await self._native.lacks_route(place, dialect, question):
+                    raise _NoRouteError
+                if body is not None and response.status in REFUSED and names_any(body, prepared.added):
+                    self._native.refused(place, dialect, question)
                     continue
                 answer = await pass_on(
                     request,
@@ -342,20 +333,27 @@ class Forwarder:
                     body=body,
                     write_down=self._recorder.write_down,
                 )
-            if dialect.via_chat:
-                self._native.answered(call, upstream, partial(self._chat, request, upstream))
+            self._native.answered(place, call, upstream, question)
             return answer
         raise AssertionError("without extras nothing is refused because of them")
 
-    async def _chat(self, request: web.Request, upstream: Upstream, body: bytes) -> bytes | None:
-        """What chat/completions answers to a question of the proxy's own, with the key of the agent's request; None where it does not."""
-        headers = self._headers(request, upstream, CHAT.key_headers)
+    async def _question(self, request: web.Request, upstream: Upstream, dialect: Dialect, body: Json) -> tuple[int, bytes]:
+        """Ask a question of the proxy's own (native.Ask)."""
+        headers = CIMultiDict(_own(self._headers(request, upstream, dialect.key_headers), upstream))
         headers["content-type"] = "application/json"
+        data = encoded(_keyed(body, upstream))
         try:
-            async with ask(self._session, "POST", f"{upstream.base_url}/{CHAT.path}", data=body, headers=headers) as response:
-                return await whole(response, self._limits.answer_bytes) if response.status == 200 else None
+            async with (
+                asyncio.timeout(QUESTION_SECONDS),
+                ask(self._session, "POST", f"{upstream.base_url}/{dialect.path}", data=data, headers=headers) as response,
+            ):
+                return response.status, await whole(response, self._limits.answer_bytes)
         except (aiohttp.ClientError, OSError, RedirectedError):
-            return None
+            return 0, b""
+
+    def _goes_by_chat(self, request: web.Request, upstream: Upstream, asked: Json, dialect: Dialect) -> bool:
+        headers = self._headers(request, upstream, dialect.key_headers)
+        return self._native.is_asked_by_chat(dialect, upstream, _place(upstream, dialect, asked, headers))
 
     def _headers(self, request: web.Request, upstream: Upstream, key_headers: Sequence[str]) -> CIMultiDict[str]:
         agent = request.get(AGENT, request)
@@ -405,17 +403,21 @@ def _sent(body: bytes) -> bytes | io.BytesIO:
     return body if len(body) < LARGE_BYTES else io.BytesIO(body)
 
 
+def _place(upstream: Upstream, dialect: Dialect, asked: Json, headers: CIMultiDict[str]) -> Place:
+    """Where a call with these headers goes, as far as something may be learnt of it."""
+    model = upstream.model or asked.get("model")
+    shown = repr((upstream.provider_key, _own(headers, upstream))).encode(errors="surrogateescape")
+    return Place(upstream.base_url, dialect.path, model if isinstance(model, str) else "", blake2b(shown, digest_size=16).digest())
+
+
+def _own(headers: CIMultiDict[str], upstream: Upstream) -> list[tuple[str, str]]:
+    """Those headers of a call that let it in: keys, and what its resource adds."""
+    names = {*_KEY_HEADERS, *(name.lower() for name in upstream.headers)}
+    return [(name.lower(), value) for name, value in headers.items() if name.lower() in names]
+
+
 def _is_gone(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
-
-
-def _names(body: bytes, asked: Json, upstream: Upstream) -> bool:
-    """Whether an answer speaks of the model: then that is what is not found, and not the route."""
-    return any(isinstance(name, str) and name and name.encode() in body for name in (upstream.model, asked.get("model")))
-
-
-def _names_any(body: bytes, fields: frozenset[str]) -> bool:
-    return any(name.encode() in body for name in fields)
 
 
 def _incomplete(error: Exception, failure: web.Response) -> str:

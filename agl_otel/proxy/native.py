@@ -1,31 +1,63 @@
-"""Which calls are asked by chat/completions, though the agent speaks another protocol: learnt from what model servers answer.
+"""What model servers take, learnt from answers to questions of the proxy's own; one to an agent is only the occasion to ask.
 
-A server may have no route for Messages or Responses, or answer them without token ids where its chat/completions has them. Then the
-calls that follow are translated, and can be trained on. The answer that told is refused as a sample, and counted.
+What is learnt decides what is recorded of all calls that follow, and an agent has a say in every answer to it: a server's error repeats
+its words, and may be of a parameter, header or model that it chose. So a question holds nothing of an agent's but what makes a Place (a
+model that the resource leaves to agents, and a key of their own), and what is learnt holds for calls of that place alone.
+
+A server may refuse the fields that bring token ids; then calls go without them. It may have no route for Messages or Responses, or answer
+them without token ids where its chat/completions has them; then calls are translated, and can be trained on. The answers that were the
+occasion are refused as samples, and counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Final, Literal
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
 
 from agl_otel.proxy.dialects import CHAT, Dialect, prepare
 from agl_otel.proxy.litellm import HOW
 from agl_otel.proxy.recorder import Call
-from agl_otel.proxy.reply import Json, Reply, encoded, parse_object
+from agl_otel.proxy.reply import Json, Reply, parse_object
 from agl_otel.proxy.upstream import Upstream
 
+AGAIN_SECONDS: Final = 60.0  # after an answer from which nothing could be learnt
+MAX_PLACES: Final = 10_000  # that are remembered: those that were called last
+MAX_MODEL: Final = 256  # characters of a name that an agent gives
+NO_ROUTE: Final = frozenset({404, 405, 501})
+REFUSED: Final = frozenset({400, 422})
 logger = logging.getLogger("agl_otel.proxy")
 Translate = Literal["auto", "missing", "always"]
-Ask = Callable[[bytes], Awaitable[bytes | None]]
-"""Posts a body to a server's chat/completions; the answer's, None where it gave none."""
-_TRY: Final[Json] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+Ask = Callable[[Dialect, Json], Awaitable[tuple[int, bytes]]]
+"""Posts a body of the proxy's own to a route of a server: status and body of the answer; status 0 where there was none."""
+
+
+class Place(NamedTuple):
+    """A model behind a route of a server, as it is reached with one key."""
+
+    base_url: str
+    path: str
+    model: str
+    key: bytes
+    """A digest of what is shown to the server."""
+
+
+@dataclass(slots=True)
+class _Learnt:
+    again: float = 0.0
+    """When a question may be asked (again)."""
+    plain: bool = False
+    """Whether the fields that bring token ids are refused."""
+    by_chat: bool = False
+    """Whether calls go to chat/completions."""
 
 
 class Native:
-    """What each model server speaks by itself.
+    """What each model server speaks by itself. Use it in one event loop; `close` it.
 
     Args:
         translate: `missing`: calls are translated where the server has no route; `auto`: also where only its chat/completions gives
@@ -33,61 +65,131 @@ class Native:
         can_translate: whether litellm is set up.
     """
 
-    def __init__(self, translate: Translate, *, can_translate: bool) -> None:
+    def __init__(self, translate: Translate, *, can_translate: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._translate = translate
         self._can_translate = can_translate
-        self._by_chat: set[tuple[str, str]] = set()
-        self._seen_without: set[tuple[str, str]] = set()
-        self._trying: set[asyncio.Task[None]] = set()
+        self._clock = clock
+        self._learnt: OrderedDict[Place, _Learnt] = OrderedDict()
+        """The one called longest ago first."""
+        self._asking: set[asyncio.Task[None]] = set()
 
-    def is_asked_by_chat(self, dialect: Dialect, upstream: Upstream) -> bool:
+    def is_asked_by_chat(self, dialect: Dialect, upstream: Upstream, place: Place) -> bool:
         """Whether a call goes to chat/completions."""
         if not dialect.via_chat or upstream.provider != "openai":
             return False
-        return (self._translate == "always" and self._can_translate) or (upstream.base_url, dialect.path) in self._by_chat
+        return (self._translate == "always" and self._can_translate) or self._known(place).by_chat
 
-    def has_no_route(self, dialect: Dialect, base_url: str) -> None:
-        """The server said that it does not know the route."""
-        self._by_chat.add((base_url, dialect.path))
+    def is_plain(self, place: Place) -> bool:
+        """Whether a call goes without the fields that bring token ids."""
+        return self._known(place).plain
 
-    def answered(self, call: Call, upstream: Upstream, ask: Ask) -> None:
-        """Look at a native answer. The first one without token ids asks the server's chat/completions, once, for one token."""
-        place = (upstream.base_url, call.dialect.path)
-        if not call.dialect.via_chat or upstream.provider != "openai" or place in self._seen_without or not _lacks_ids(call):
+    async def lacks_route(self, place: Place, dialect: Dialect, ask: Ask) -> bool:
+        """Whether a server that answered "not found" knows chat/completions and not this route: both are asked with an empty object."""
+        learnt = self._known(place)
+        if not learnt.by_chat:
+            own, _ = await ask(dialect, {})
+            learnt.by_chat = own in NO_ROUTE and (await ask(CHAT, {}))[0] not in {0, *NO_ROUTE}
+            if learnt.by_chat:
+                self._keep(place, learnt)
+        return learnt.by_chat
+
+    def refused(self, place: Place, dialect: Dialect, ask: Ask) -> None:
+        """A call was refused that may go without the fields."""
+        self._look(place, dialect, ask)
+
+    def answered(self, place: Place, call: Call, upstream: Upstream, ask: Ask) -> None:
+        """A call was answered."""
+        useful = self._translate == "auto" or not self._can_translate
+        if useful and call.dialect.via_chat and upstream.provider == "openai" and call.failed is None and _lacks_ids(call.reply):
+            self._look(place, call.dialect, ask)
+
+    async def close(self) -> None:
+        """End what is under way."""
+        for task in self._asking:
+            task.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
+
+    def _known(self, place: Place) -> _Learnt:
+        learnt = self._learnt.get(place)
+        if learnt is None:
+            return _Learnt()
+        self._learnt.move_to_end(place)
+        return learnt
+
+    def _keep(self, place: Place, learnt: _Learnt) -> None:
+        if len(place.model) <= MAX_MODEL:
+            self._learnt[place] = learnt
+            if len(self._learnt) > MAX_PLACES:
+                self._learnt.popitem(last=False)
+
+    def _look(self, place: Place, dialect: Dialect, ask: Ask) -> None:
+        """Ask the server, unless that was done or is under way."""
+        learnt, now = self._known(place), self._clock()
+        if now >= learnt.again and len(place.model) <= MAX_MODEL:
+            learnt.again = now + AGAIN_SECONDS
+            self._keep(place, learnt)
+            task = asyncio.create_task(self._learn(learnt, place, dialect, ask))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+
+    async def _learn(self, learnt: _Learnt, place: Place, dialect: Dialect, ask: Ask) -> None:
+        status, answer = await _answer(dialect, place, ask)
+        refused = status in REFUSED and names_any(answer, frozenset(dialect.extras))
+        if refused:
+            status, answer = await _answer(dialect, place, ask, capture=False)
+        reply = _reply(dialect, answer) if status == 200 else Reply()
+        if not reply.choices:
+            return  # nothing is known yet
+        learnt.again, learnt.plain = float("inf"), refused
+        if learnt.plain:
+            logger.warning("%s refuses in /%s what brings token ids: such calls cannot be trained on", place.base_url, place.path)
+        if not dialect.via_chat or not _lacks_ids(reply):
             return
-        self._seen_without.add(place)
         if not self._can_translate:
             logger.warning(
                 "%s answers /%s without token ids: such calls cannot be trained on. Set up litellm, so that they are asked by "
                 "chat/completions, which may have them: %s",
-                *(*place, HOW),
+                *(place.base_url, place.path, HOW),
             )
         elif self._translate == "auto":
-            task = asyncio.create_task(self._learn(place, upstream.model or str(call.body.get("model")), ask))
-            self._trying.add(task)
-            task.add_done_callback(self._trying.discard)
+            await self._learn_chat(learnt, place, ask)
 
-    async def _learn(self, place: tuple[str, str], model: str, ask: Ask) -> None:
-        body = prepare(CHAT, _TRY, model=model, sampling={}, capture=True).fields | _TRY
-        answer = await ask(encoded(body))
-        reply = Reply()
-        if (payload := parse_object(answer) if answer is not None else None) is not None:
-            CHAT.take(reply, payload)
-        if reply.prompt_token_ids and any(choice.token_ids for choice in reply.choices.values()):
-            self._by_chat.add(place)
-            logger.warning("%s gives token ids in chat/completions and not in /%s: that is asked by chat/completions from now on", *place)
-        else:
-            logger.warning("%s answers neither /%s nor chat/completions with token ids: such calls cannot be trained on", *place)
-
-    async def close(self) -> None:
-        """End what is under way."""
-        for task in self._trying:
-            task.cancel()
-        await asyncio.gather(*self._trying, return_exceptions=True)
+    async def _learn_chat(self, learnt: _Learnt, place: Place, ask: Ask) -> None:
+        status, answer = await _answer(CHAT, place, ask)
+        reply = _reply(CHAT, answer) if status == 200 else Reply()
+        learnt.by_chat = bool(reply.prompt_token_ids) and any(choice.token_ids for choice in reply.choices.values())
+        told = (
+            "%s gives token ids in chat/completions and not in /%s: that is asked by chat/completions from now on"
+            if learnt.by_chat
+            else "%s answers neither /%s nor chat/completions with token ids: such calls cannot be trained on"
+        )
+        logger.warning(told, place.base_url, place.path)
+        if status != 200 and status not in REFUSED:  # a server that is away or busy has not said no
+            learnt.again = self._clock() + AGAIN_SECONDS
 
 
-def _lacks_ids(call: Call) -> bool:
+def names_any(body: bytes, fields: frozenset[str]) -> bool:
+    """Whether an answer names one of these fields."""
+    return any(name.encode() in body for name in fields)
+
+
+async def _answer(dialect: Dialect, place: Place, ask: Ask, *, capture: bool = True) -> tuple[int, bytes]:
+    """What the smallest request is answered, with the fields that bring token ids or without."""
+    body = dialect.least | prepare(dialect, dialect.least, model=place.model, sampling={}, capture=capture).fields
+    status, answer = await ask(dialect, body)
+    if status in REFUSED and b"max_completion_tokens" in answer:  # newer models of OpenAI's know no other limit, and think before one word
+        status, answer = await ask(dialect, {name: value for name, value in body.items() if name != "max_tokens"})
+    return status, answer
+
+
+def _reply(dialect: Dialect, answer: bytes) -> Reply:
+    reply = Reply()
+    if (payload := parse_object(answer)) is not None:
+        dialect.take(reply, payload)
+    return reply
+
+
+def _lacks_ids(reply: Reply) -> bool:
     """Whether something was sampled as a whole, and no token id was given."""
-    reply = call.reply
     sampled = any(choice.finish_reason for choice in reply.choices.values())
-    return sampled and call.failed is None and not reply.bad_ids and not any(choice.token_ids for choice in reply.choices.values())
+    return sampled and not reply.bad_ids and not any(choice.token_ids for choice in reply.choices.values())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from agl_otel.proxy.dialects.dialect import Dialect
-from agl_otel.proxy.dialects.openai import TOKEN_IDS
+from agl_otel.proxy.dialects.openai import HELLO, TOKEN_IDS
 from agl_otel.proxy.parts import content_parts, tool_call_part, tool_response_part
 from agl_otel.proxy.reply import Choice, Json, Reply, dicts, integer, logprobs_of, string
 
@@ -105,6 +105,7 @@ MESSAGES: Final = Dialect(
     take,
     _said,
     _shown,
+    {"messages": HELLO, "max_tokens": 1},
     provider="anthropic",
     sampling=_SAMPLING,
     via_chat=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agl_otel.proxy.reply import Json, Reply
@@ -24,6 +24,8 @@ class Dialect:
     """The messages of a request, oldest first, as the agent sent them."""
     shown: Callable[[Any], Json]
     """One of them as the OpenTelemetry conventions write it."""
+    least: Json = field(default_factory=dict[str, Any])
+    """The smallest request that samples something, without a model."""
     provider: str = "openai"
     several_prompts: Callable[[Mapping[str, Any]], bool] = lambda _: False
     """Whether a request asks for replies to more than one prompt."""

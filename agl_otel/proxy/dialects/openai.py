@@ -73,8 +73,24 @@ def _usage(reply: Reply, payload: Json) -> None:
     reply.head(payload, _USAGE)
 
 
-CHAT: Final = Dialect("chat/completions", "chat", {TOKEN_IDS: True, "logprobs": True}, take, _messages, chat_message)
+HELLO: Final[list[Json]] = [{"role": "user", "content": "Hi"}]
+CHAT: Final = Dialect(
+    "chat/completions",
+    "chat",
+    {TOKEN_IDS: True, "logprobs": True},
+    take,
+    _messages,
+    chat_message,
+    {"messages": HELLO, "max_tokens": 1},
+)
 COMPLETIONS: Final = Dialect(
-    "completions", "text_completion", {TOKEN_IDS: True, "logprobs": 0}, take, _prompt, _text, several_prompts=_several_prompts
+    "completions",
+    "text_completion",
+    {TOKEN_IDS: True, "logprobs": 0},
+    take,
+    _prompt,
+    _text,
+    {"prompt": "Hi", "max_tokens": 1},
+    several_prompts=_several_prompts,
 )
 EMBEDDINGS: Final = Dialect("embeddings", "embeddings", {}, _usage, _input, _text, sampling={}, samples=False)

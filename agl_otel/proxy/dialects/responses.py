@@ -98,6 +98,7 @@ RESPONSES: Final = Dialect(
     take,
     _said,
     _message,
+    {"input": "Hi", "max_output_tokens": 16},  # OpenAI takes no fewer
     sampling={
         "temperature": "temperature",
         "top_p": "top_p",

@@ -200,12 +200,17 @@ async def test_a_client_that_closes_at_the_last_event_had_the_whole_answer(stand
     assert (span.error, span.attributes.get(conventions.LLM_INCOMPLETE), model.cancelled) == (False, None, 1)
 
 
-async def test_a_server_that_refuses_the_extras_is_asked_without_them(stand: Stand, model: ModelServer) -> None:
+async def test_a_server_that_refuses_the_extras_is_asked_without_them(
+    stand: Stand, model: ModelServer, caplog: pytest.LogCaptureFixture
+) -> None:
     model.plain = True
     assert (await ask(stand.client())).choices[0].message.content == "olleh:0"
+    await stand.until(lambda _: "refuses" in caplog.text)  # what was learnt is logged
+    assert len(model.requests) == 4, "the agent's call and the proxy's question, each with and without them"
     assert (await ask(stand.client())).choices[0].message.content == "olleh:0"
-    assert ["return_token_ids" in request for request in model.requests] == [True, False, False]
+    assert len(model.requests) == 5 and "return_token_ids" not in model.requests[4]
     assert all(conventions.LLM_RESPONSE_TOKEN_IDS not in span.attributes and not span.error for span in await stand.calls())
+    assert (await stand.health())["counts"]["without_token_ids"] == 2
 
 
 async def test_logprobs_that_are_not_finite_are_left_out(stand: Stand, model: ModelServer) -> None:

@@ -1,0 +1,129 @@
+"""What is learnt of a model server, from its answers to questions that hold nothing of an agent's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+
+from agl_otel.proxy.dialects import CHAT, DIALECTS, Dialect
+from agl_otel.proxy.native import AGAIN_SECONDS, MAX_PLACES, Native, Place
+from agl_otel.proxy.reply import Json
+from agl_otel.proxy.upstream import Upstream
+
+MESSAGES = DIALECTS["messages"]
+SERVER = Upstream("http://server/v1", "m", "key")
+Answer = tuple[int, Any]
+CHAT_ANSWER = {"choices": [{"index": 0, "finish_reason": "stop", "message": {"content": "a"}}]}
+CHAT_IDS = {"prompt_token_ids": [1], "choices": [{**CHAT_ANSWER["choices"][0], "token_ids": [2]}]}
+MESSAGE = {"type": "message", "content": [], "stop_reason": "end_turn"}
+MESSAGE_IDS = {**MESSAGE, "prompt_token_ids": [1], "token_ids": [2]}
+UNKNOWN = {"error": "Extra inputs are not permitted: return_token_ids"}
+
+
+class Server:
+    """Answers by a rule, and keeps what it was asked."""
+
+    def __init__(self, rule: Callable[[Dialect, Json], Answer]) -> None:
+        self.rule = rule
+        self.asked: list[tuple[str, Json]] = []
+
+    async def __call__(self, dialect: Dialect, body: Json) -> tuple[int, bytes]:
+        self.asked.append((dialect.path, body))
+        status, answer = self.rule(dialect, body)
+        return status, json.dumps(answer).encode()
+
+
+def place(dialect: Dialect = MESSAGES, *, model: str = "m", key: bytes = b"") -> Place:
+    return Place(SERVER.base_url, dialect.path, model, key)
+
+
+async def settled() -> None:
+    """Return when nothing is under way but this."""
+    while under_way := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(under_way)
+
+
+@pytest.mark.parametrize(
+    ("native", "chat", "plain", "by_chat"),
+    [
+        ((200, MESSAGE), (200, CHAT_IDS), False, True),
+        ((200, MESSAGE_IDS), (200, CHAT_IDS), False, False),  # the agent's call had none because of what it asked for
+        ((200, MESSAGE), (200, CHAT_ANSWER), False, False),
+        ((400, UNKNOWN), (200, CHAT_IDS), False, False),  # with the fields or without: it does not answer at all
+        ((503, {}), (200, CHAT_IDS), False, False),
+    ],
+)
+async def test_only_the_servers_own_answers_to_the_proxy_decide(native: Answer, chat: Answer, plain: bool, by_chat: bool) -> None:
+    server = Server(lambda dialect, _: chat if dialect is CHAT else native)
+    learner = Native("auto", can_translate=True)
+    learner.refused(place(), MESSAGES, server)
+    await settled()
+    assert (learner.is_plain(place()), learner.is_asked_by_chat(MESSAGES, SERVER, place())) == (plain, by_chat)
+    for other in (place(model="of-another"), place(key=b"of-another"), place(DIALECTS["responses"])):
+        assert not learner.is_plain(other) and not learner.is_asked_by_chat(MESSAGES, SERVER, other)
+
+
+@pytest.mark.parametrize("refused", [UNKNOWN, {"error": "Unsupported parameter: use 'max_completion_tokens'. return_token_ids"}])
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "messages", "responses"])
+async def test_a_server_that_answers_only_without_the_fields_is_asked_without_them(path: str, refused: Json) -> None:
+    dialect = DIALECTS[path]
+    answer = {"messages": MESSAGE, "responses": {"output": [], "status": "completed"}}.get(path, CHAT_ANSWER)
+    server = Server(lambda _, body: (400, refused) if "return_token_ids" in body else (200, answer))
+    learner = Native("auto", can_translate=False)
+    for _ in range(3):
+        learner.refused(place(dialect), dialect, server)
+        await settled()
+    assert learner.is_plain(place(dialect))
+    assert all("return_token_ids" in body for _, body in server.asked[:-1]) and "return_token_ids" not in server.asked[-1][1]
+
+
+async def test_a_model_that_knows_no_max_tokens_is_asked_without_them() -> None:
+    def rule(_: Dialect, body: Json) -> Answer:
+        if "return_token_ids" in body:
+            return 400, UNKNOWN
+        return (400, {"error": "max_tokens: use max_completion_tokens"}) if "max_tokens" in body else (200, CHAT_ANSWER)
+
+    learner, server = Native("auto", can_translate=True), Server(rule)
+    learner.refused(place(CHAT), CHAT, server)
+    await settled()
+    assert learner.is_plain(place(CHAT)) and [sorted(body) for _, body in server.asked][-1] == ["messages", "model"]
+
+
+async def test_an_answer_that_tells_nothing_is_asked_for_again_after_a_minute_and_no_earlier() -> None:
+    now, server = [0.0], Server(lambda *_: (503, {}))
+    learner = Native("auto", can_translate=True, clock=lambda: now[0])
+    for moment, asked in ((0.0, 1), (AGAIN_SECONDS - 1, 1), (AGAIN_SECONDS, 2)):
+        now[0] = moment
+        learner.refused(place(), MESSAGES, server)
+        await settled()
+        assert len(server.asked) == asked
+
+
+@pytest.mark.parametrize(
+    ("own", "chat", "lacks"), [(404, 400, True), (405, 500, True), (404, 404, False), (404, 0, False), (400, 400, False), (0, 400, False)]
+)
+async def test_a_route_is_missing_where_chat_is_there_and_an_empty_object_does_not_find_it(own: int, chat: int, lacks: bool) -> None:
+    learner, server = Native("auto", can_translate=True), Server(lambda dialect, _: (chat if dialect is CHAT else own, {}))
+    assert await learner.lacks_route(place(), MESSAGES, server) is lacks
+    assert all(body == {} for _, body in server.asked) and learner.is_asked_by_chat(MESSAGES, SERVER, place()) is lacks
+
+
+@pytest.mark.parametrize("translate", ["missing", "always"])
+async def test_what_may_not_be_translated_stays(translate: Literal["missing", "always"]) -> None:
+    learner = Native(translate, can_translate=True)
+    learner.refused(place(), MESSAGES, Server(lambda dialect, _: (200, CHAT_IDS if dialect is CHAT else MESSAGE)))
+    await settled()
+    assert learner.is_asked_by_chat(MESSAGES, SERVER, place()) is (translate == "always")
+
+
+async def test_very_many_models_that_agents_name_take_no_more_room_and_leave_what_is_in_use() -> None:
+    learner, server = Native("auto", can_translate=True), Server(lambda dialect, _: (400 if dialect is CHAT else 404, {}))
+    for number in range(2 * MAX_PLACES):
+        assert await learner.lacks_route(place(model=str(number)), MESSAGES, server)
+        assert number % 1000 or await learner.lacks_route(place(), MESSAGES, server)
+    assert len(server.asked) == 2 * (2 * MAX_PLACES + 1), "each place is asked about once"
+    assert len(learner._learnt) == MAX_PLACES  # pyright: ignore[reportPrivateUsage]
