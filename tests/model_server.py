@@ -44,7 +44,7 @@ class ModelServer:
         self.version: str | None = "7"
         self.tool_call: Json | None = None
         """{"name", "arguments"}: every reply of chat/completions calls that tool, after what it says."""
-        self.vocabulary: int | None = None
+        self.vocabulary: int | str | None = None
         self.prompt_tokens: list[Any] | None = None
         self.gap: asyncio.Event | None = None
         """Without it set, a stream stops after its first chunk."""

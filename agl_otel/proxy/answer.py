@@ -19,6 +19,7 @@ from agl_otel.proxy.dialects import take_out
 from agl_otel.proxy.outgoing import whole
 from agl_otel.proxy.recorder import Call
 from agl_otel.proxy.reply import Events, encoded, parse_object, payload_of, with_payload
+from agl_otel.spans.tolerant import whole_of
 from agl_otel_hook import conventions
 
 CLIENT_SECONDS: Final = 120.0  # how long a client may read nothing of what is waiting for it
@@ -61,8 +62,8 @@ async def pass_on(
     call.status = response.status
     call.first_byte = time.time_ns()
     call.model_version = response.headers.get(conventions.HEADER_MODEL_VERSION, call.model_version)
-    vocabulary = response.headers.get(conventions.HEADER_VOCABULARY, "")
-    call.vocabulary = int(vocabulary) if vocabulary.isdecimal() else None
+    vocabulary = whole_of(response.headers.get(conventions.HEADER_VOCABULARY, ""))
+    call.vocabulary = vocabulary if vocabulary > 0 else None
     if response.content_type == "text/event-stream":
         return await _stream(request, response, added, call, client_seconds, most, write_down, translated)
     body = await whole(response, most) if body is None else body

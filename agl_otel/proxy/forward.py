@@ -36,6 +36,7 @@ from agl_otel.proxy.reply import Json, encoded, parse_object, with_fields
 from agl_otel.proxy.translation import AGENT, Translation
 from agl_otel.proxy.upstream import SEED, Budget, Route, Upstream, Upstreams, call_seed
 from agl_otel.proxy.witness import Witnesses
+from agl_otel.spans.tolerant import whole_of
 from agl_otel.text import without_secrets
 from agl_otel_hook import conventions
 from agl_otel_hook.context import Key, format_traceparent
@@ -390,7 +391,7 @@ def _retry(headers: Mapping[str, str], raw: bytes) -> tuple[int, bytes]:
     number = next((headers[name] for name in _RETRY_HEADERS if name in headers), "0")
     idempotency = headers.get("idempotency-key")
     digest = blake2b(idempotency.encode() if idempotency else raw, digest_size=16).digest()
-    return int(number) if number.isdecimal() else 0, digest
+    return max(0, whole_of(number)), digest
 
 
 def _keyed(fields: Json, upstream: Upstream) -> Json:

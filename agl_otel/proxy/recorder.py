@@ -19,7 +19,7 @@ from agl_otel.proxy.dialects import Dialect
 from agl_otel.proxy.journal import Journal
 from agl_otel.proxy.parts import clean, dump, dump_told, output_message
 from agl_otel.proxy.prefixes import Prefix
-from agl_otel.proxy.reply import Choice, Reply
+from agl_otel.proxy.reply import Choice, Reply, integer
 from agl_otel_hook import conventions
 from agl_otel_hook.arrays import pack_doubles, pack_ints
 from agl_otel_hook.context import Key, parse_traceparent
@@ -312,7 +312,7 @@ def _asked(call: Call) -> dict[str, Any]:
     }
     for name, (attribute, kind) in _REQUEST.items():
         value = call.body.get(name)
-        if isinstance(value, kind):
+        if isinstance(value, kind) and (not isinstance(value, int) or integer(value) is not None):
             held[attribute] = clean(value) if isinstance(value, str) else value
     if call.caller is not None:
         held[conventions.LLM_CALLER] = call.caller

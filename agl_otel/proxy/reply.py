@@ -18,6 +18,7 @@ MAX_EVENT_BYTES: Final = 64 << 20
 MAX_CHOICES: Final = 1024  # OpenAI's servers make 128 at most
 MAX_BRACKETS: Final = 4_000_000  # of one JSON text: each object and list takes up to 200 bytes for the two or three of its text
 _spelled: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_BLANK_LINE: Final = re.compile(rb"\n\r?\n")
 _BLANK: Final = b" \t\r\n"  # what JSON calls white space
 
 
@@ -104,46 +105,28 @@ class Events:
     """Cuts a stream of server-sent events into events, as they arrive in pieces. Works on bytes: a piece may end inside a character."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The events that are whole by now, with the blank lines that end them."""
-        rest = self._rest
-        if b"\r" in piece or b"\r" in rest:
-            return self._feed_any(piece)
-        held = rest + piece if rest else piece
-        if not rest and held.endswith(b"\n\n") and held.find(b"\n\n") == len(held) - 2:
-            return [held]  # nearly always: a server writes an event at a time
-        if b"\n\n" not in piece and not (rest.endswith(b"\n") and piece.startswith(b"\n")):
-            self._rest = held
-            return self._too_long()
-        events = [event + b"\n\n" for event in held.split(b"\n\n")]
-        self._rest = events.pop()[:-2]
-        return events
-
-    def _feed_any(self, piece: bytes) -> list[bytes]:
-        """The same where lines end with CR LF."""
-        held = self._rest + piece
+        """The events that are whole by now, with the blank lines that end them. Each byte is looked at once."""
+        if not self._rest and piece.endswith(b"\n\n") and piece.find(b"\n\n") == len(piece) - 2 and b"\r" not in piece:
+            return [piece]  # nearly always: a server writes an event at a time
+        looked_at = max(0, len(self._rest) - 2)  # a blank line may have begun there
+        self._rest.extend(piece)
         events: list[bytes] = []
         at = 0
-        while True:
-            ends = [(end + len(blank)) for blank in (b"\n\n", b"\n\r\n") if (end := held.find(blank, at)) >= 0]
-            if not ends:
-                break
-            events.append(held[at : min(ends)])
-            at = min(ends)
-        self._rest = held[at:]
-        return events + self._too_long()
-
-    def _too_long(self) -> list[bytes]:
-        if len(self._rest) <= MAX_EVENT_BYTES:
-            return []
-        passed, self._rest = self._rest, b""
-        return [passed]
+        for blank in _BLANK_LINE.finditer(self._rest, looked_at):
+            events.append(bytes(self._rest[at : blank.end()]))
+            at = blank.end()
+        del self._rest[:at]
+        if len(self._rest) > MAX_EVENT_BYTES:
+            events.append(bytes(self._rest))
+            self._rest.clear()
+        return events
 
     def rest(self) -> bytes:
         """What has come after the last whole event."""
-        return self._rest
+        return bytes(self._rest)
 
 
 def payload_of(event: bytes) -> Json | None:
@@ -240,7 +223,7 @@ def logprobs_of(value: Any) -> list[float]:
     try:
         numbers: list[Any] = [item["logprob"] for item in content] if content else held.get("token_logprobs") or []
         return [number if type(number) is float else float(number) if type(number) is int else math.nan for number in numbers]
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, OverflowError):
         return [math.nan]
 
 

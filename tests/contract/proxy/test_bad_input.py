@@ -34,6 +34,25 @@ async def test_fields_of_wrong_types_are_the_model_servers_to_refuse(stand: Stan
     assert span.error and span.attributes["http.response.status_code"] == 500
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "9" * 4000, "9" * 20, "٣", "-1", "x"])
+async def test_a_number_in_a_header_that_is_none_is_taken_for_nothing(stand: Stand, model: ModelServer, number: str) -> None:
+    model.vocabulary = number
+    headers = {"x-stainless-retry-count": number}
+    url = f"{stand.url}{SCOPE}/v1/chat/completions"
+    async with aiohttp.ClientSession() as session, session.post(url, json={"model": "m", "messages": HELLO}, headers=headers) as answer:
+        assert answer.status == 200, await answer.text()
+    (span,) = await stand.calls()
+    assert conventions.LLM_RETRY not in span.attributes and span.attributes[conventions.LLM_RESPONSE_TOKEN_IDS]
+
+
+async def test_numbers_beyond_64_bits_lose_no_span_of_this_call_nor_of_another(stand: Stand) -> None:
+    for body in ({"seed": 10**30, "max_tokens": -(10**30), "top_p": 10**400}, {"seed": 7, "max_tokens": 1 << 62}):
+        assert (await _raw(stand, {"model": "m", "messages": HELLO, **body}))[0] == 200
+    first, second = await stand.calls()
+    assert "gen_ai.request.seed" not in first.attributes and (second.attributes["gen_ai.request.seed"]) == 7
+    assert (await stand.close())["spans"] == 2
+
+
 async def test_a_stream_cut_inside_characters_is_recorded_and_passed_on_exactly(stand: Stand, model: ModelServer) -> None:
     model.cut_bytes = 1
     async with stand.client() as client:

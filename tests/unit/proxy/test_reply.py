@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agl_otel.proxy.dialects import DIALECTS, prepare, take_out
 from agl_otel.proxy.parts import dump, output_message
-from agl_otel.proxy.reply import Events, Reply, parse_object, payload_of, with_fields
+from agl_otel.proxy.reply import MAX_EVENT_BYTES, Events, Reply, parse_object, payload_of, with_fields
 
 CHAT = DIALECTS["chat/completions"]
 
@@ -22,6 +22,29 @@ def test_events_survive_any_cut_of_the_stream_byte_for_byte(events: list[bytes],
         seen += splitter.feed(stream[at:cut])
         at = max(at, cut)
     assert b"".join(seen) + splitter.rest() == stream
+
+
+class Piece(bytes):
+    """One that counts the bytes of what is copied in front of it."""
+
+    copied = 0
+
+    def __radd__(self, before: bytes) -> bytes:
+        Piece.copied += len(before)
+        return bytes.__add__(before, self)
+
+
+@pytest.mark.parametrize("line", [b"data: x\n", b"data: x\r\n"])
+def test_a_stream_without_a_blank_line_is_not_copied_again_for_each_of_its_pieces(line: bytes) -> None:
+    splitter, Piece.copied = Events(), 0
+    assert not any(splitter.feed(Piece(line)) for _ in range(1000))
+    assert splitter.rest() == line * 1000 and Piece.copied == 0
+
+
+def test_an_event_that_is_too_long_is_passed_on_unread() -> None:
+    splitter, piece = Events(), b"x" * (MAX_EVENT_BYTES // 4)
+    seen = [splitter.feed(piece) for _ in range(4)]
+    assert seen == [[], [], [], []] and splitter.feed(b"y") == [piece * 4 + b"y"] and splitter.rest() == b""
 
 
 def test_tool_calls_in_pieces_are_put_together() -> None:
@@ -53,6 +76,7 @@ def test_completions_carry_prompt_ids_in_their_choices_and_logprobs_as_a_list() 
         {"choices": [None, 1, {"message": 3, "token_ids": ["a"], "logprobs": [1]}]},
         {"choices": [{"logprobs": {"content": [{}]}, "delta": {"tool_calls": [{"function": None}, 4]}}], "usage": 3, "error": "x"},
         {"choices": [{"token_ids": [1, True]}], "prompt_token_ids": "abc"},
+        {"choices": [{"logprobs": {"token_logprobs": [10**400]}}]},
     ],
 )
 def test_what_is_malformed_is_left_out(payload: dict[str, Any]) -> None:
