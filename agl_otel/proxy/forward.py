@@ -21,8 +21,9 @@ import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
-from agl_otel.errors import RefusedError, UsageError
+from agl_otel.errors import RefusedError
 from agl_otel.net.auth import is_ours
+from agl_otel.proxy import crowded
 from agl_otel.proxy.answer import ANSWER_BYTES, CLIENT_SECONDS, NOT_PASSED, OVERSIZED, error_response, pass_on, passed
 from agl_otel.proxy.attempts import Attempts
 from agl_otel.proxy.dialects import Dialect, as_sampled, prepare
@@ -32,7 +33,7 @@ from agl_otel.proxy.native import NO_ROUTE, REFUSED, Native, Place, Translate, n
 from agl_otel.proxy.outgoing import REDIRECT, OversizedError, RedirectedError, ask, whole
 from agl_otel.proxy.pool import Health
 from agl_otel.proxy.recorder import Call, Recorder
-from agl_otel.proxy.reply import Json, encoded, parse_object, with_fields
+from agl_otel.proxy.reply import Json, encoded, with_fields
 from agl_otel.proxy.translation import AGENT, Translation
 from agl_otel.proxy.upstream import SEED, Budget, Route, Upstream, Upstreams, call_seed
 from agl_otel.proxy.witness import Witnesses
@@ -150,9 +151,7 @@ class Forwarder:
         Raises UsageError, NotFoundError, UnavailableError, RefusedError before anything was forwarded.
         """
         raw = await request.read()
-        asked = parse_object(raw)
-        if asked is None:
-            raise UsageError(f"the body of {request.path} must be a JSON object")
+        asked = crowded.read(raw, request.path)
         await self._gate.enter()
         try:
             model = asked.get("model")
@@ -168,7 +167,7 @@ class Forwarder:
     async def pass_through(self, request: web.Request, key: Key | None, path: str) -> web.StreamResponse:
         """Forward a request as it is; nothing is recorded."""
         raw = await request.read()
-        asked = parse_object(raw) if raw else None
+        asked = crowded.read(raw, request.path) if raw else None
         model = asked.get("model") if asked is not None else None
         pool = (await self._route(request, key, model)).pool
         upstream = await self._located(self.health.order(pool, key[0] if key is not None else None)[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 from typing import Any
@@ -25,6 +26,27 @@ async def test_a_body_that_is_no_json_object_is_refused_and_takes_no_call_number
     async with aiohttp.ClientSession() as session, session.post(f"{stand.url}{SCOPE}/v1/chat/completions", data=body) as answer:
         assert answer.status == 400 and "JSON object" in (await answer.json())["error"]["message"]
     assert await stand.calls() == []
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "messages", "responses", "embeddings", "messages/count_tokens"])
+@pytest.mark.parametrize("value", ["{}", "[]", "1", '""', '{"a":1}', '"\\\\","\\""'])
+async def test_a_small_body_of_very_many_values_is_refused_before_it_is_read(
+    stand: Stand, model: ModelServer, path: str, value: str
+) -> None:
+    body = gzip.compress(f'{{"model": "m", "messages": [{",".join([value] * 600_000)}]}}'.encode(), 1)
+    headers = {"content-encoding": "gzip"}
+    async with aiohttp.ClientSession() as session, session.post(f"{stand.url}{SCOPE}/v1/{path}", data=body, headers=headers) as answer:
+        said = (await answer.json())["error"]
+        assert answer.status == 413 and "100000 JSON objects or 500000 JSON values" in said["message"], said
+    assert model.requests == [] and await stand.calls() == []
+
+
+async def test_a_text_may_hold_any_number_of_commas_and_brackets(stand: Stand, model: ModelServer) -> None:
+    model.prompt_tokens = [5]
+    text = '{"a": ["\\", "\\\\"", 1]},' * 200_000
+    said = [{"role": "user", "content": text}, *HELLO]
+    status, _, _ = await stand.post(f"{SCOPE}/v1/chat/completions", {"model": "m", "messages": said})
+    assert status == 200 and model.requests[0]["messages"][0]["content"] == text
 
 
 async def test_fields_of_wrong_types_are_the_model_servers_to_refuse(stand: Stand, model: ModelServer) -> None:

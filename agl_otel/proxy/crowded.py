@@ -1,0 +1,46 @@
+"""Reads an agent's request, and refuses one of very many next to empty values: each costs what it costs, however few bytes it takes. Pure.
+
+Ten kilobytes of gzip can unfold to millions of empty messages, which would hold up everybody else's calls for seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from agl_otel.errors import RefusedError, UsageError
+from agl_otel.proxy.reply import Json, parse_object
+
+MAX_OBJECTS: Final = 100_000  # a message takes a few, a tool some fifty
+MAX_VALUES: Final = 500_000  # objects, lists, texts and numbers: a prompt may be token ids
+
+
+def read(raw: bytes, path: str) -> Json:
+    """The JSON object that a body is. Raises UsageError where it is none, RefusedError (413) where it holds too many values."""
+    if len(raw) > MAX_OBJECTS:
+        objects, values = _count(raw)
+        if (objects > MAX_OBJECTS or values > MAX_VALUES) and b"\0" not in raw[:4]:  # else in UTF-16 or 32
+            objects, values = _count(_without_texts(raw))
+        if objects > MAX_OBJECTS or values > MAX_VALUES:
+            raise RefusedError(
+                f"the body of {path} holds more than {MAX_OBJECTS} JSON objects or {MAX_VALUES} JSON values: the proxy takes no more",
+                status=413,
+                code="too_many_values",
+            )
+    asked = parse_object(raw)
+    if asked is None:
+        raise UsageError(f"the body of {path} must be a JSON object")
+    return asked
+
+
+def _count(raw: bytes) -> tuple[int, int]:
+    """At most how many objects and values there are; so many, where no string has such characters."""
+    objects = raw.count(b"{")
+    return objects, objects + raw.count(b"[") + raw.count(b",")
+
+
+def _without_texts(raw: bytes) -> bytes:
+    """What of a JSON text stands between its strings; all of it where these alone are too many."""
+    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if bare.count(b'"') > 4 * MAX_VALUES:  # a key and a text for each value
+        return raw
+    return b"".join(bare.split(b'"')[::2])
