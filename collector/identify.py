@@ -268,8 +268,8 @@ def _inherited(
 ) -> Ids:
     trail: list[int] = []
     index: int | None = start
-    ids: Ids = ("", "")
-    while index is not None and index not in trail:
+    ids = _NO_IDS
+    while index is not None:
         identity = found[index]
         if identity is not None:  # an ancestor that names its rollout, or one that is refused
             ids = (identity.rollout_id, identity.attempt_id)
@@ -277,6 +277,7 @@ def _inherited(
         if index in resolved:
             ids = resolved[index]
             break
+        resolved[index] = _NO_IDS  # what a circle of parents comes to
         trail.append(index)
         span = spans[index]
         by_trace = opened[span.trace_id] if span.trace_id in opened else known.opened_by(span.trace_id)
@@ -286,7 +287,7 @@ def _inherited(
         parent = (span.trace_id, span.parent_span_id)
         index = here.get(parent)
         if index is None:
-            ids = known.span(*parent) or ("", "")
+            ids = known.span(*parent) or _NO_IDS
     for passed in trail:
         resolved[passed] = ids
     return ids

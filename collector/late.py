@@ -73,8 +73,7 @@ def _ids(span: Pending, here: Mapping[tuple[str, str], Pending], told: dict[tupl
         if key in told:
             ids = told[key]
             break
-        if key in trail:  # spans that name each other as parents
-            break
+        told[key] = ("", "")  # what spans that name each other as parents come to
         trail.append(key)
         if step.invalid:  # children of a refused span inherit nothing from it
             break

@@ -60,7 +60,8 @@ def _agents(table: Table, calls: Table) -> list[str]:
 def _nearest(key: SpanKey, parents: Mapping[SpanKey, SpanKey], known: dict[SpanKey, str]) -> str:
     trail: list[SpanKey] = []
     at: SpanKey | None = key
-    while at is not None and at not in known and at not in trail:
+    while at is not None and at not in known:
+        known[at] = ""  # what spans that name each other as parents come to
         trail.append(at)
         at = parents.get(at)
     name = known.get(at, "") if at is not None else ""

@@ -15,14 +15,23 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agl_otel.collector import identify
-from agl_otel.collector.identify import Identity, bind, identify_logs, identify_spans, learn
+from agl_otel.collector.identify import (
+    Identity,
+    _inherited,  # pyright: ignore[reportPrivateUsage] - its steps are counted
+    bind,
+    identify_logs,
+    identify_spans,
+    learn,
+)
 from agl_otel.collector.memory import TraceMemory
 from agl_otel.collector.metrics import hold_points, identify_points, metric_rows
 from agl_otel.collector.policy import DROPPED, apply_policy
 from agl_otel.net.auth import Sender, attempt_ingest_key, attempt_of, ingest_key, sender_of
 from agl_otel_hook import conventions
+from tests.compared import COMPARED, Number
 
 VECTORS = Path(__file__).parents[3] / "collector" / "conformance"
 REASONS = {
@@ -160,6 +169,21 @@ def test_the_bytes_of_a_request_spare_a_look_but_change_nothing(now: int, vector
             assert identify_spans(request, metadata, memory, now_unix_nano=now, levels=spared, raw=raw) == found
             assert seen == spared
             learn(request, found, memory, now=0.0)
+
+
+@pytest.mark.parametrize("circle", [False, True])
+def test_a_chain_of_parents_is_walked_in_linear_time(circle: bool) -> None:
+    count = 3000
+    ids = [number.to_bytes(8) for number in range(count)]
+    spans = [Span(trace_id=b"t" * 16, span_id=own, parent_span_id=above) for own, above in zip(ids, [*ids[1:], ids[0]], strict=True)]
+    if not circle:
+        spans[-1].parent_span_id = b"unknown!"
+    places = {(span.trace_id, span.span_id): Number(number) for number, span in enumerate(spans)}
+    resolved: dict[int, tuple[str, str]] = {}
+    COMPARED.clear()
+    _inherited(Number(0), spans, [None] * count, places, {}, TraceMemory(), resolved)
+    assert resolved == dict.fromkeys(range(count), ("", ""))
+    assert COMPARED.total() < 20 * count
 
 
 def test_memory_forgets_the_oldest_trace_first() -> None:

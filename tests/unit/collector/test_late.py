@@ -12,6 +12,7 @@ from agl_otel.collector.adopt import input_of
 from agl_otel.collector.identify import Identity
 from agl_otel.collector.late import Pending, belongs, numbered, numbers_wanted
 from agl_otel.collector.policy import DROPPED, apply_policy
+from tests.compared import COMPARED, Text
 
 ONE = ("ro-1", "at-1")
 TWO = ("ro-2", "at-2")
@@ -35,6 +36,15 @@ def test_a_chain_is_followed_whatever_the_order() -> None:
 
 def test_what_nothing_identifies_is_left_out() -> None:
     assert told(pending("a"), pending("b", "a"), pending("c", "d"), pending("d", "c"), pending("e", "e")) == {}
+
+
+@pytest.mark.parametrize("end", ["span 0", "unknown"], ids=["circle", "chain"])
+def test_a_chain_of_parents_is_walked_in_linear_time(end: str) -> None:
+    ids = [Text(f"span {number}") for number in range(3000)]
+    spans = [pending(own, above) for own, above in zip(ids, [*ids[1:], Text(end)], strict=True)]
+    COMPARED.clear()
+    assert belongs(spans) == []
+    assert COMPARED.total() < 20 * len(ids)
 
 
 def test_a_refused_span_is_not_copied_and_tells_its_children_nothing() -> None:
