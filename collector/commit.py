@@ -17,6 +17,7 @@ from agl_otel.collector.wal import Log, Place
 from agl_otel.errors import UnavailableError
 
 MAX_WAITING_BYTES: Final = 256 << 20  # received, not yet on disk
+TRY_SECONDS: Final = 1.0  # between two tries of a disk that refused: nothing but a write tells whether a quota has room again
 
 T = TypeVar("T")
 _Item = tuple[int, bytes, "asyncio.Future[Place]"]
@@ -37,7 +38,9 @@ class GroupCommit:
         self.bytes_held = log.bytes_held
         """Size of the log, as of the last group or release."""
         self.trouble = ""
-        """Why the disk did not take the last group; empty where it did."""
+        """Why the disk did not take the last group; empty where it did, or would by now."""
+        self._refused_bytes = 0
+        self._next_try: asyncio.TimerHandle | None = None
         self._thread = threading.Thread(target=self._run, name="wal", daemon=True)
         self._thread.start()
 
@@ -76,6 +79,8 @@ class GroupCommit:
     async def close(self) -> None:
         """Write what waits, and end the thread."""
         self._closed = True
+        if self._next_try is not None:
+            self._next_try.cancel()
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
         await asyncio.sleep(0)
@@ -141,8 +146,25 @@ class GroupCommit:
                 future.set_result(place)
 
     def _failed(self, group: list[_Item], error: UnavailableError) -> None:
-        self.trouble = str(error)
+        self._refused_bytes = sum(len(payload) for _, payload, _ in group)
+        self._in_trouble(error)
         for _, payload, future in group:
             self.waiting_bytes -= len(payload)
             if not future.cancelled():
                 future.set_exception(UnavailableError(str(error)))
+
+    def _in_trouble(self, error: BaseException) -> None:
+        self.trouble = str(error)
+        if self._next_try is None and not self._closed:
+            self._next_try = self._loop.call_later(TRY_SECONDS, self._try)
+
+    def _try(self) -> None:
+        self._next_try = None
+        if self.trouble:
+            self._do(functools.partial(self._log.try_disk, self._refused_bytes)).add_done_callback(self._tried)
+
+    def _tried(self, future: asyncio.Future[None]) -> None:
+        if (error := future.exception()) is None:
+            self.trouble = ""
+        else:
+            self._in_trouble(error)

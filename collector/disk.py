@@ -84,7 +84,7 @@ class DiskBudget:
             raise UnavailableError(message)
 
     def look(self, held: int) -> tuple[Level, str]:
-        """The level now: full also where the disk has refused to take what nothing here forbids, which is tried anew with each request."""
+        """The level now: full also where the disk has refused to take what nothing here forbids, until a try (commit.py) succeeds."""
         found, message = self._measure(held)
         refusal = self._refusal()
         return ("full", refusal) if refusal and found != "full" else (found, message)

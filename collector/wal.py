@@ -7,6 +7,8 @@ belong here.
 from __future__ import annotations
 
 import logging
+import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from agl_otel.service.framed import Describe, FramedFile, Lost
 from agl_otel.service.lock import FileLock
 
 SEGMENT_BYTES: Final = 64 << 20
+TRIED_BYTES: Final = 1 << 20  # at one time, of a disk that refused
 SEGMENT: Final = ".wal"
 LOCK: Final = "lock"
 _logger = logging.getLogger(__name__)
@@ -139,6 +142,17 @@ class Log:
             except OSError as error:
                 raise self._refused(error) from None
         return self._next
+
+    def try_disk(self, size: int) -> None:
+        """Write and sync `size` bytes of nothing beside the log. Raises UnavailableError where the disk refuses them."""
+        try:
+            with tempfile.TemporaryFile(dir=self.directory) as file:
+                for start in range(0, size, TRIED_BYTES):
+                    file.write(bytes(min(TRIED_BYTES, size - start)))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._refused(error) from None
 
     def release(self, position: int) -> None:
         """Delete the segments all of whose records lie before `position`; the open one stays. Raises OSError; then it can be repeated."""

@@ -25,6 +25,7 @@ from agl_otel.service.framed import HEADER_BYTES, Frame, read
 from agl_otel.traces.chdb import ChdbEngine
 from agl_otel.traces.schema import create_schema
 from agl_otel_hook import conventions
+from tests.small_disk import no_file_over
 
 NOW = 1_750_000_000.0
 
@@ -137,6 +138,21 @@ async def test_a_full_disk_refuses_and_loses_nothing_that_was_acked(parts: Parts
     await parts.intake.take("traces", body(2), IDS)
     await parts.writer.barrier()
     assert parts.engine.select("SELECT SequenceId FROM otel.otel_traces ORDER BY SequenceId") == [[1], [2]]
+
+
+async def test_the_trouble_of_a_full_disk_ends_without_a_request(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agl_otel.collector.commit.TRY_SECONDS", 0.0)
+    with no_file_over(100), pytest.raises(UnavailableError, match="File too large"):
+        await parts.intake.take("traces", body(1), IDS)
+    assert "File too large" in parts.commit.trouble
+    with no_file_over(100):
+        for _ in range(10):
+            await parts.commit.turn_over()  # behind each try of the log's thread
+    assert parts.commit.trouble
+    async with asyncio.timeout(60):
+        while parts.commit.trouble:
+            await parts.commit.turn_over()
+    await parts.intake.take("traces", body(1), IDS)
 
 
 async def test_a_client_that_hangs_up_does_not_undo_what_is_on_its_way(parts: Parts) -> None:
