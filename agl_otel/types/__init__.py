@@ -17,6 +17,7 @@ from agl_otel.types.resources import (
     Resource,
     ResourcesUpdate,
     ResourceUnion,
+    placeholders,
     routed_base_url,
 )
 from agl_otel.types.rollouts import (
@@ -130,5 +131,6 @@ __all__ = [
     "convert_timestamp",
     "new_id",
     "parse_labels",
+    "placeholders",
     "routed_base_url",
 ]

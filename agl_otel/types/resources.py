@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
+import string
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
@@ -13,6 +15,8 @@ from agl_otel.types.model import Model
 from agl_otel.types.rollouts import AttemptedRollout
 
 _INSIDE: Final = ("agl_otel.", "pydantic")
+_UNBOUNDED: Final = re.compile(r"\d{3}|[{]")
+"""In what follows the colon of a placeholder: a number above 99, or one that a value gives."""
 _log = logging.getLogger(__name__)
 
 
@@ -85,10 +89,34 @@ class PromptTemplate(Resource):
     engine: Literal["jinja", "f-string", "poml"]
 
     def format(self, **values: Any) -> str:
-        """The template with `values` put in. Raises NotImplementedError for engines other than f-string."""
+        """The template with `values` put in.
+
+        Raises NotImplementedError for engines other than f-string, KeyError for a value that is missing, and what `placeholders` raises.
+        """
         if self.engine != "f-string":
             raise NotImplementedError(f"format() knows f-string templates only, not {self.engine}")
+        placeholders(self.template)
         return self.template.format(**values)
+
+
+def placeholders(template: str) -> set[str]:
+    """The names in braces of an f-string template.
+
+    Raises ValueError for braces that str.format cannot read, and for what it could do with a template that a model has written: read any
+    secret of the process through an attribute or an item of a value, and fill the memory by a width.
+    """
+    try:
+        parts = string.Formatter().parse(template)
+        fields = [(name, spec or "", conversion or "") for _, name, spec, conversion in parts if name is not None]
+    except ValueError as error:
+        raise ValueError(f"{error}: braces that are meant are written twice") from None
+    for name, spec, conversion in fields:
+        shown = f"{{{name}{'!' if conversion else ''}{conversion}{':' if spec else ''}{spec}}}"
+        if "." in name or "[" in name:
+            raise ValueError(f"{shown} reaches into a value: name plain values only, and pass what is in them by names of their own")
+        if _UNBOUNDED.search(spec):
+            raise ValueError(f"{shown} asks for a width above 99, or one that a value gives; braces that are meant are written twice")
+    return {name for name, *_ in fields}
 
 
 ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="resource_type")]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agl_otel.types import NamedResources, PromptTemplate
+from agl_otel.types import NamedResources, PromptTemplate, placeholders
 
 FENCE: Final = "```"
 
@@ -33,11 +32,6 @@ def prompts_in(resources: NamedResources | None) -> dict[str, PromptTemplate]:
     return {name: resource for name, resource in (resources or {}).items() if isinstance(resource, PromptTemplate)}
 
 
-def placeholders(template: str) -> set[str]:
-    """The names in braces of an f-string template. Raises ValueError where it cannot be formatted at all."""
-    return {name.partition(".")[0].partition("[")[0] for _, name, _, _ in string.Formatter().parse(template) if name is not None}
-
-
 def why_unfit(text: str, before: str, engine: str) -> str:
     """Why an edited template cannot take the place of the one before; empty where it can.
 
@@ -49,7 +43,7 @@ def why_unfit(text: str, before: str, engine: str) -> str:
     try:
         wanted, found = placeholders(before), placeholders(text)
     except ValueError as error:
-        return f"it is no f-string template ({error}); braces that are meant are written twice"
+        return f"it is no f-string template: {error}"
     lost, new = sorted(wanted - found), sorted(found - wanted)
     return "; ".join(
         f"{words} {', '.join('{' + name + '}' for name in names)}" for words, names in (("it lacks", lost), ("it invents", new)) if names

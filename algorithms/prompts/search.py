@@ -110,6 +110,11 @@ class PromptSearch(Algorithm):
             raise ValueError(f"{type(self).__name__} needs train_dataset: tasks by whose rollouts prompts are improved")
         if not val:
             raise ValueError(f"{type(self).__name__} needs val_dataset: tasks by whose rollouts prompts are chosen")
+        for name, prompt in prompts_in(self.get_initial_resources()).items():
+            if why := why_unfit(prompt.template, prompt.template, prompt.engine):
+                raise ValueError(
+                    f"{type(self).__name__} cannot edit prompt {name}: {why} (one that format() does not fill in may be engine='jinja')"
+                )
 
     # --- what a user calls
 

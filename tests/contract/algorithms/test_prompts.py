@@ -329,6 +329,8 @@ def test_what_a_search_cannot_work_with_is_named(models: Models, store: Store, t
         run(apo, [1])
     with pytest.raises(ValueError, match="needs a prompt to begin with"):
         run(apo, [1], [1])
+    with pytest.raises(ValueError, match=r"APO cannot edit prompt p: it is no f-string template: \{task\.text\} reaches"):
+        fit(apo, models, store, "back", p="Say {task.text}")
     with pytest.raises(UsageError, match="choices for q: the initial resources' prompts are p"):
         fit(agl.RandomSearch({"q": ["x"]}), models, store, "back")
     with pytest.raises(ValueError, match="RandomSearch needs tasks"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agl_otel.algorithms.prompts.candidates import cleaned, placeholders, why_unfit
+from agl_otel.algorithms.prompts.candidates import cleaned, why_unfit
 from agl_otel.algorithms.prompts.poml import WORDING, render
 from agl_otel.errors import SettingsError
 
@@ -52,17 +52,17 @@ def test_what_only_the_package_renders_asks_for_it(tmp_path: Path, content: str)
         ('{question} as {"a": 1}', "{question}", 'it invents {"a"}'),
         ("{question} as {{1}}", "{question}", ""),
         ("{question} {", "{question}", "it is no f-string template"),
-        ("{task.text} and {task[1]}", "{task}", ""),
+        ("{question:>12}, {question!r}", "{question}", ""),
+        ("{question:>1000000000}", "{question}", "it is no f-string template: {question:>1000000000} asks for"),
+        ("{question:{question}}", "{question}", "it is no f-string template: {question:{question}} asks for"),
+        ("{question.text}", "{question}", "it is no f-string template: {question.text} reaches into"),
+        ("{question[1]}", "{question}", "it is no f-string template: {question[1]} reaches into"),
     ],
 )
 def test_an_edit_keeps_its_placeholders(text: str, before: str, words: str) -> None:
     why = why_unfit(text, before, "f-string")
     assert why.startswith(words) and bool(why) == bool(words)
     assert why_unfit(text, before, "jinja") == ""
-
-
-def test_placeholders_are_names() -> None:
-    assert placeholders("{a} {b.c!r:>{width}} {{d}}") == {"a", "b"}
 
 
 @pytest.mark.parametrize(

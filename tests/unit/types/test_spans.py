@@ -111,6 +111,32 @@ def test_resources_are_of_one_family() -> None:
         PromptTemplate(template="{{a}}", engine="jinja").format(a=1)
 
 
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [("{a} {b!r:>5} {{d}}", "1   'x' {d}"), ("{a:.2f}{a:,}", "1.001"), ("{any name}", "y"), ("plain", "plain")],
+)
+def test_a_prompt_takes_values_by_their_names(template: str, text: str) -> None:
+    assert PromptTemplate(template=template, engine="f-string").format(a=1, b="x", **{"any name": "y"}) == text
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{llm.api_key}", r"\{llm\.api_key\} reaches into a value: name plain values only, and pass what is in them by names of their own"),
+        ("{task.__init__.__globals__[os].environ[AGL_TOKEN]}", r"__globals__\[os\].* reaches into a value"),
+        ("{task[0]!r}", r"\{task\[0\]!r\} reaches into a value"),
+        ("{a:>1000000000}", r"\{a:>1000000000\} asks for a width"),
+        ("{a:.\N{ARABIC-INDIC DIGIT NINE}99f}", "asks for a width"),
+        ("{a:>{b}}", r"\{a:>\{b\}\} asks for a width .* that a value gives"),
+        ('{"a": {"b": 1}}', "braces that are meant are written twice"),
+        ("{a", "braces that are meant are written twice"),
+    ],
+)
+def test_a_prompt_that_a_model_wrote_reaches_into_no_value_and_fills_no_memory(template: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        PromptTemplate(template=template, engine="f-string").format(a=1, b=2, task="x", llm=LLM(endpoint="", model="", api_key="secret"))
+
+
 def test_bytes_are_base64_in_json_wherever_they_stand() -> None:
     raw = b"\xff\xfe>"
     held = {"bytes": raw, "list": [raw, "text", 1], "map": {"deep": [{"in": raw}]}, "plain": [1, 2], "none": None}
