@@ -179,7 +179,10 @@ class Hook:
         self.ledger.close(self.processor.ending())
         unproven = self.ledger.unproven()
         if unproven and self._sealer is not None:
-            self._sealer.seal(unproven, timeout_seconds=FINISH_SECONDS, closing=True)
+            counts, acked = self._sealer.seal(unproven, timeout_seconds=FINISH_SECONDS, closing=True)
+            meanwhile = [key for key, count in counts.items() if self.ledger.count(key) != count]  # what ended then was exported, too
+            if acked and meanwhile:
+                self._sealer.seal(meanwhile, timeout_seconds=FINISH_SECONDS, closing=True)
 
     def _ends_with(self, execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
         """A call that replaces this process by another, and returns where it cannot."""

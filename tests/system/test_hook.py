@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,11 +75,9 @@ def agent(receiver: OtlpReceiver, tmp_path: Path) -> Agent:
 
 
 def sealed_completely(receiver: OtlpReceiver) -> bool:
-    """Whether every marker's largest seal counts just the spans that arrived."""
-    counts: dict[str, int] = {}
-    for span in receiver.ours():
-        counts[span.marker] = counts.get(span.marker, 0) + 1
-    return bool(counts) and receiver.seals() == {marker: (count, 0) for marker, count in counts.items()}
+    """Whether every marker's largest seal counts just the spans that arrived: none, of a process that was terminated in its first span."""
+    counts, seals = Counter(span.marker for span in receiver.ours()), receiver.seals()
+    return bool(counts) and seals == {marker: (counts[marker], 0) for marker in {*counts, *seals}}
 
 
 def test_a_second_sigterm_does_not_cut_the_sealing_off(receiver: OtlpReceiver, agent: Agent) -> None:
@@ -244,6 +243,41 @@ for _ in range(999 if {begins} else 1): tracer.start_span('work').end()
     counted = slot.begun, slot.ended, slot.abandoned, slot.dropped, slot.closed
     assert counted == ((1001, 999, 1, 0, False) if begins else (2, 1, 1, 0, True))
     assert len(receiver.ours()) == slot.ended
+
+
+@pytest.mark.parametrize("refuse", [False, True])
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_an_export_imports_nothing(receiver: OtlpReceiver, tmp_path: Path, protocol: str, refuse: bool) -> None:
+    """A fork meanwhile would wait for ever for the module's lock, which a thread of its parent held, and lose its spans."""
+    receiver.refuse = refuse
+    code = """
+        from opentelemetry import _logs
+        before = set(sys.modules)
+        tracer.start_span('work').end()
+        _logs.get_logger('agent').emit(_logs.LogRecord(body='said'))
+        trace.get_tracer_provider().force_flush()
+        _logs.get_logger_provider().force_flush()
+        print(sorted(set(sys.modules) - before))
+    """
+    status, out, _ = Agent(receiver, tmp_path, protocol).run(code, {**IDS, "OTEL_EXPORTER_OTLP_TIMEOUT": "1"})
+    assert (status, out) == (0, "[]\n")
+
+
+def test_a_span_that_ends_while_the_last_seal_is_sent_is_counted(receiver: OtlpReceiver, agent: Agent) -> None:
+    """As in a worker of a pool that is terminated while it imports the program: there is no record of its spans."""
+    code = """
+    from agl_otel_hook.seal import Sealer
+    span, seal = tracer.start_span('work'), Sealer.seal
+    def slow(sealer, *keys, **how):
+        if how.get('closing'):
+            flush = sealer._flush
+            sealer._flush = lambda seconds: ((span.end() if span.is_recording() else None), flush(seconds))[1]
+        return seal(sealer, *keys, **how)
+    Sealer.seal = slow
+    """
+    status, _, err = agent.run(code)
+    assert (status, err) == (0, "")
+    assert receiver.spans("work") and sealed_completely(receiver)
 
 
 @pytest.mark.parametrize("end", ENDS)
