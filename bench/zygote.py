@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agl_otel.runner.starting import Anew, Starter, Warm
+from agl_otel.runner.starting import FreshStarter, Starter, WarmStarter
 from agl_otel_hook import conventions
 from bench.harness import Turn, report, take_turns
 from tests.model_server import ModelServer
@@ -84,8 +84,8 @@ async def compare(runs: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "agent.py").write_text(AGENT)
-        anew = Anew([str(Path(sys.executable).with_name("opentelemetry-instrument"))])
-        warm = Warm(anew)
+        anew = FreshStarter([str(Path(sys.executable).with_name("opentelemetry-instrument"))])
+        warm = WarmStarter(anew)
         try:
             async with environment_of(receiver) as environment:
                 contest = await take_turns(

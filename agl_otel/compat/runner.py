@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from agl_otel.compat.litagent import LitAgent, as_agent
 from agl_otel.compat.tracer import Route, Tracer, process_telemetry
 from agl_otel.errors import AgentError, UnavailableError
-from agl_otel.runner.completion import persist
+from agl_otel.runner.completion import retry_unavailable
 from agl_otel.runner.environment import Addresses, agent_resources, first_llm, without_keys
 from agl_otel.runner.job import Job
 from agl_otel.runner.runner import CLAIM_WAIT_SECONDS, FIND_STACK_SECONDS
@@ -221,7 +221,7 @@ class LitAgentRunner(Runner[T]):
         claim: Callable[[int], Awaitable[list[AttemptedRollout]]] | None = None,
     ) -> None:
         store = await self.get_store().open()
-        attempts.prepare(await persist(lambda: _find_stack(store), seconds=FIND_STACK_SECONDS))
+        attempts.prepare(await retry_unavailable(lambda: _find_stack(store), seconds=FIND_STACK_SECONDS))
         telemetry = process_telemetry()
         heartbeat_seconds = self._heartbeat_seconds
         if self.worker_id is None and heartbeat_seconds > 0:

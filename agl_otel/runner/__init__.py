@@ -16,7 +16,7 @@ __all__ = ["LitAgentRunner", "Runner"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load 0.3's names, which stand above this room."""
+    """Load the names of Agent Lightning 0.3, which live in the compat layer."""
     if name in __all__:
         from agl_otel.compat import runner
 

@@ -1,6 +1,6 @@
 """`python -m agl_otel.runner --function path:fn` or `… -- COMMAND`: run agents until SIGTERM.
 
-Exit codes: 0 stopped in order or `--max-rollouts` done; 1 no stack answers; 2 used wrongly.
+Exit codes: 0 stopped in order or `--max-rollouts` done; 1 no stack answers; 2 usage error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 
 from agl_otel.errors import AglError, UsageError
-from agl_otel.runner import forks_without_grpc  # noqa: F401  # pyright: ignore[reportUnusedImport]  # first: loads gRPC
+from agl_otel.runner import forks_without_grpc  # noqa: F401  # pyright: ignore[reportUnusedImport]  # imported first, to load gRPC
 from agl_otel.runner.agents import CommandAgent, ContainerAgent, FunctionAgent, HttpAgent, KubernetesAgent, Limits, load_function
 from agl_otel.runner.agents.kubernetes import check_pod
 from agl_otel.runner.agents.kubernetes_api import Cluster
@@ -35,7 +35,7 @@ PROGRESS_EVERY: Final = 10  # attempts
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """What the command line says about the agent."""
+    """The command-line options that describe the agent."""
 
     command: tuple[str, ...] = ()
     function: str | None = None
@@ -54,9 +54,9 @@ class AgentOptions:
     output_limit: str | None = None
 
     def build(self) -> Agent | Callable[[], Agent]:
-        """The agent; a function's code is loaded later, in the environment that names the stack (run_runner).
+        """Make the agent, or a factory for a function agent, whose code run_runner loads once the environment names the stack.
 
-        Raises UsageError where the options name none or two, or one that cannot be run.
+        Raises UsageError where the options name no agent, more than one, or one that cannot be run.
         """
         kinds = [bool(self.command) and not self.image, bool(self.function), bool(self.url), bool(self.image)]
         if sum(kinds) != 1:
@@ -78,11 +78,11 @@ class AgentOptions:
 
     def _kubernetes_agent(self, grader: Grader | None) -> Agent:
         if not self.image:
-            raise UsageError("--kubernetes runs a container: name it with --image")
+            raise UsageError("--kubernetes runs a container: name its image with --image")
         try:
             pod = check_pod(json.loads(self.pod))
         except ValueError as error:
-            raise UsageError(f"--pod is no JSON: {error}") from None
+            raise UsageError(f"--pod is not JSON: {error}") from None
         cluster = Cluster.found(self.kubernetes_api, self.namespace)
         return KubernetesAgent(self.image, self.command, cluster=cluster, grader=grader, pod=pod, hooked=self.hooked or None)
 
@@ -91,7 +91,7 @@ class AgentOptions:
 
 
 class Progress:
-    """Tells who watches a runner how its attempts end: a line for each, and a sum for every ten."""
+    """Print a line for each attempt that ends, and totals after every PROGRESS_EVERY attempts."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -100,13 +100,13 @@ class Progress:
         """Print the lines for one event."""
         if event.kind == "ended":
             self.outcomes[event.outcome] += 1
-            click.echo(line_of(event))
+            click.echo(event_line(event))
             if (done := self.outcomes.total()) % PROGRESS_EVERY == 0:
                 click.echo(f"{done} rollouts done: {', '.join(f'{name} {count}' for name, count in sorted(self.outcomes.items()))}")
 
 
-def line_of(event: RunnerEvent) -> str:
-    """How one attempt ended, in a line."""
+def event_line(event: RunnerEvent) -> str:
+    """Describe in one line how an attempt ended."""
     who = f"{event.outcome:<10} {event.rollout_id} {event.attempt_id}"
     if event.error:
         return f"{who} Ended after {event.seconds:.2f}s: {printable(event.error.strip().splitlines()[-1])}"
@@ -120,39 +120,46 @@ def line_of(event: RunnerEvent) -> str:
 @click.option("--function", "--agent", "function", help="Agent: path/to/file.py:function or package.module:function.")
 @click.option("--url", help="Agent: an HTTP endpoint that gets each task by POST.")
 @click.option("--image", help="Agent: a container image, run by docker or podman with COMMAND as its arguments.")
-@click.option("--kubernetes", is_flag=True, help="Run --image as a Kubernetes Job for each attempt, in the cluster that this runs in.")
-@click.option("--kubernetes-api", default="", metavar="URL", help="API server to use instead (`kubectl proxy` serves one).")
+@click.option("--kubernetes", is_flag=True, help="Run --image as a Kubernetes Job for each attempt, in this pod's cluster.")
+@click.option("--kubernetes-api", default="", metavar="URL", help="API server of another cluster (e.g. from `kubectl proxy`).")
 @click.option("--namespace", default="", help="Namespace of the Jobs; default that of this pod.")
-@click.option("--pod", default="{}", metavar="JSON", help="Fields of the Jobs' pods: nodeSelector, tolerations, containers[0].resources ….")
+@click.option(
+    "--pod", default="{}", metavar="JSON", help="Pod spec fields of the Jobs: nodeSelector, tolerations, containers[0].resources …."
+)
 @click.option("--grader", help="Grader of the answers: path/to/file.py:function, called with (task, answer).")
 @click.option("--concurrency", default=8, show_default=True, type=Whole(min=1), help="How many attempts run at once.")
-@click.option("--max-rollouts", type=Whole(min=1), help="Stop after so many.")
+@click.option("--max-rollouts", type=Whole(min=1), help="Stop after this many rollouts.")
 @click.option("--mode", "modes", multiple=True, type=RunMode(), help="Only rollouts of this mode; may be repeated.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only rollouts with this label; may be repeated.")
 @click.option("--store", default="", help="Address of the stack (host:port); default AGL_STORE, else the local queue.")
-@click.option("--worker-id", help="Name of this runner; default made of host and process.")
+@click.option("--worker-id", help="Name of this runner; default: host name, process id and a random suffix.")
 @click.option(
     "--instrument/--no-instrument", default=None, help="Run a Python command under opentelemetry-instrument (default: where installed)."
 )
 @click.option(
-    "--warm/--fresh", default=False, show_default=True, help="Run a Python command as a fork of a warm parent, or start it anew each time."
+    "--warm/--fresh",
+    default=False,
+    show_default=True,
+    help="Fork Python commands from a warm parent process, or start each attempt afresh.",
 )
-@click.option("--preload", multiple=True, metavar="MODULE", help="Module that the warm parent loads ahead; may be repeated.")
+@click.option("--preload", multiple=True, metavar="MODULE", help="Module that the warm parent imports before forking; may be repeated.")
 @click.option(
-    "--hooked", is_flag=True, help="Its processes run under agl-otel's hook (known of Python commands): uncounted spans are an alarm."
+    "--hooked",
+    is_flag=True,
+    help="The agent's processes run under agl-otel's hook (detected for Python commands): missing span counts raise an alarm.",
 )
 @click.option("--memory-limit", metavar="SIZE", help="Resident memory of one attempt's processes, e.g. 2GiB.")
-@click.option("--output-limit", metavar="SIZE", help="What one attempt may print, e.g. 10MiB.")
-@click.option("--timeout", "timeout_seconds", type=Finite(min=0, min_open=True), help="Seconds that one attempt may take.")
+@click.option("--output-limit", metavar="SIZE", help="Output of one attempt, e.g. 10MiB.")
+@click.option("--timeout", "timeout_seconds", type=Finite(min=0, min_open=True), help="Time limit of one attempt in seconds.")
 def runner(modes: tuple[RolloutMode, ...], labels: tuple[str, ...], **options: Any) -> None:
     """Claim rollouts and run an agent for each: a Python function, an HTTP endpoint, a container, or a COMMAND after `--`.
 
-    In COMMAND `{question}` is filled from the task; what it prints is the answer that the grader gets.
+    In COMMAND `{question}` is replaced by that value of the task. The grader gets the command's standard output as the answer.
     """
     settings = Settings.load()
     logformat.configure(settings.log_level, settings.log_format)
-    about_agent = {field.name: options.pop(field.name) for field in fields(AgentOptions)}
-    agent = AgentOptions(**about_agent).build()
+    agent_options = {field.name: options.pop(field.name) for field in fields(AgentOptions)}
+    agent = AgentOptions(**agent_options).build()
     counts = asyncio.run(run_runner(agent, modes=modes, labels=parse_labels(labels), on_event=Progress().show, **options))
     click.echo(", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "nothing was claimed")
 

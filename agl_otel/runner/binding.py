@@ -1,11 +1,11 @@
-"""Which arguments a user's function gets: by the names of its parameters. Pure.
+"""Bind a user's function to an attempt by the names of its parameters. Pure.
 
     def agent(task): …                      the task
     def agent(question, llm): …             task["question"], the LLM behind the attempt's own address
     def agent(task, prompt_template): …     the first prompt template among the resources
     async def agent(task, resources, rollout): …
 
-Reserved names first (RESERVED), then the keys of a dict task, then defaults; one parameter that nothing names gets the task.
+Reserved names (RESERVED) come first, then the keys of a dict task, then defaults. A single remaining parameter gets the task.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYW
 
 
 class Binding:
-    """The parameters of `function`, looked at once."""
+    """The parameters of `function`, inspected once."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.name = getattr(function, "__qualname__", repr(function))
         try:
             parameters = list(inspect.signature(function).parameters.values())
-        except ValueError:  # a builtin that does not say
+        except ValueError:  # a builtin without a signature
             parameters = [inspect.Parameter("task", inspect.Parameter.POSITIONAL_ONLY)]
         self._parameters = [p for p in parameters if p.kind not in _VARIADIC]
         self._variadic = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
 
     def arguments(self, reserved: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and keyword arguments for one call.
+        """Build the positional and keyword arguments of one call.
 
-        `reserved` holds a value for each name of RESERVED. Raises UsageError that names the parameters nothing fills.
+        `reserved` holds a value for each name of RESERVED. Raises UsageError, naming the parameters that nothing fills.
         """
         task = reserved["task"]
         offered = {**({str(k): v for k, v in task.items()} if isinstance(task, Mapping) else {}), **reserved}

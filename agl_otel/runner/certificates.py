@@ -1,7 +1,7 @@
-"""What agents need in order to speak TLS to a stack: files that OpenTelemetry's and other SDKs are pointed at.
+"""Certificate files that agents' SDKs use for TLS connections to the stack.
 
-OTLP exporters take an authority and a client certificate of their own. Model SDKs know only one list for all the world, so they get a
-file with whatever this machine trusts and the stack's authority.
+OTLP exporters have their own settings for an authority and a client certificate. Model SDKs take one file of authorities for all
+connections, so they get a bundle of the machine's authorities and the stack's.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from agl_otel.net.tls import Trust
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Names of PEM files; empty: none."""
+    """Paths of PEM files; empty: none."""
 
     authority: str = ""
     certificate: str = ""
     key: str = ""
     bundle: str = ""
-    """The machine's authorities and ours."""
+    """The machine's authorities and the stack's."""
 
 
 @cache
 def certificates(trust: Trust) -> Certificates:
-    """Those of `trust`; the bundle is written once, and removed when this process ends."""
+    """Return the files of `trust`; the bundle is written once and removed when this process exits."""
     paths = [str(Path(path).absolute()) if path else "" for path in (trust.authority, trust.certificate, trust.key)]
     return Certificates(*paths, bundle=_bundle(paths[0]) if trust.authority else "")
 

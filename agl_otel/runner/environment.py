@@ -1,8 +1,8 @@
-"""The environment of an agent's process: contracts.md §1, row by row. Pure: plain data in, plain data out.
+"""Build the environment of an agent's process. Pure: plain data in, plain data out.
 
-An unmodified agent finds its model, its task and the place its telemetry goes to in variables that SDKs read anyway.
-What the user set is kept where both can live together; where only one can (endpoint, headers, sampler) ours wins, because
-spans that go elsewhere cannot be trained on. The key of a real provider never gets here: the proxy adds it.
+An unmodified agent finds its model, its task and its OTLP endpoint in the variables that SDKs read. The user's values are kept
+where both can coexist; endpoint, headers and sampler are replaced, because spans sent elsewhere cannot be trained on. A model
+provider's key never appears here: the proxy adds it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SECRETS: Final = (
     "AGL_QUEUE_URL",
     "AGL_CLICKHOUSE_URL",
 )
-"""Settings of the stack that hold one."""
+"""Settings of the stack that hold a secret."""
 _CLEARED: Final = (
     "OTEL_SDK_DISABLED",
     "OTEL_EXPERIMENTAL_CONFIG_FILE",
@@ -50,20 +50,20 @@ _CLEARED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where an agent finds the stack."""
+    """The stack's addresses as an agent uses them."""
 
     collector_grpc: str
     """host:port, or https://host:port."""
     collector_http: str
     """http://host:port or https://host:port, without a path."""
     proxy: str | None = None
-    """http(s)://host:port, without a path; None: model calls go straight to the resource's endpoint."""
+    """http(s)://host:port, without a path; None: model calls go directly to the resource's endpoint."""
     certificates: Certificates = field(default_factory=Certificates)
-    """For those of them that are https://."""
+    """For the https:// addresses."""
 
     @classmethod
     def of(cls, describe: Describe, certificates: Certificates | None = None) -> Addresses | None:
-        """The addresses in what `describe` answers; None while no collector is up."""
+        """Extract the addresses from the queue's description; None while no collector is up."""
         if describe.collector_grpc is None or describe.collector_http is None:
             return None
         proxy = describe.proxy.rstrip("/") if describe.proxy else None
@@ -71,14 +71,14 @@ class Addresses:
 
 
 def first_llm(resources: NamedResources) -> LLM | ProxyLLM | None:
-    """The first LLM among the resources, which is the one that the proxy forwards to."""
+    """Return the first LLM among the resources: the one that the proxy forwards to."""
     return next((r for r in resources.values() if isinstance(r, (LLM, ProxyLLM))), None)
 
 
 def routed_llm(llm: LLM | ProxyLLM, rollout_id: str, attempt_id: str, proxy: str | None, *, token: str = "") -> LLM:
-    """`llm` as the agent sees it: through the proxy under the attempt's own path, with the attempt's own key and not the provider's.
+    """Return `llm` with the proxy's URL and key for this attempt instead of the provider's.
 
-    Without a proxy the resource's own endpoint and key (a ProxyLLM's endpoint is routed).
+    Without a proxy, the resource's endpoint and key are kept (a ProxyLLM's endpoint is routed).
     """
     if proxy is None:
         endpoint, key = llm.get_base_url(rollout_id, attempt_id), llm.api_key or DUMMY_API_KEY
@@ -89,7 +89,7 @@ def routed_llm(llm: LLM | ProxyLLM, rollout_id: str, attempt_id: str, proxy: str
 
 
 def attempt_llm(resources: NamedResources, rollout_id: str, attempt_id: str, proxy: str | None, *, token: str = "") -> LLM | None:
-    """The model as the agent sees it: the first LLM routed, else the proxy's own under the name that the agent gives it; None: neither."""
+    """Return the attempt's model: the first LLM, routed; else the proxy, with the model name left to the agent; else None."""
     llm = first_llm(resources)
     if llm is None and proxy is None:
         return None
@@ -97,23 +97,23 @@ def attempt_llm(resources: NamedResources, rollout_id: str, attempt_id: str, pro
 
 
 def agent_resources(resources: NamedResources, rollout_id: str, attempt_id: str, proxy: str | None, *, token: str = "") -> NamedResources:
-    """The resources as the agent sees them: the first LLM routed, of the others no secret where there is a proxy."""
+    """Return the resources for the agent: the first LLM routed; with a proxy, the other LLMs without their secrets."""
     first = first_llm(resources)
-    seen: NamedResources = {}
+    visible: NamedResources = {}
     for name, resource in resources.items():
         if isinstance(resource, PromptTemplate):
-            seen[name] = resource
+            visible[name] = resource
         elif resource is first:
-            seen[name] = routed_llm(resource, rollout_id, attempt_id, proxy, token=token)
+            visible[name] = routed_llm(resource, rollout_id, attempt_id, proxy, token=token)
         else:
-            seen[name] = without_keys(resource) if proxy is not None else resource
-    return seen
+            visible[name] = without_keys(resource) if proxy is not None else resource
+    return visible
 
 
 def without_keys(llm: LLM | ProxyLLM) -> LLM | ProxyLLM:
-    """`llm` as an agent behind a proxy sees it, which has the secrets and uses them."""
-    shown = {"endpoint": without_secrets(llm.endpoint), "api_key": None, "sampling_parameters": for_agents(llm.sampling_parameters)}
-    return llm.model_copy(update=shown)
+    """Return `llm` without its secrets, which only the proxy uses."""
+    public = {"endpoint": without_secrets(llm.endpoint), "api_key": None, "sampling_parameters": for_agents(llm.sampling_parameters)}
+    return llm.model_copy(update=public)
 
 
 def process_environment(
@@ -125,20 +125,25 @@ def process_environment(
     traceparent: str,
     token: str = "",
 ) -> dict[str, str]:
-    """The environment of the process of one attempt.
+    """Build the environment of one attempt's process.
 
-    `base` is what the user runs with; `resources` are the rollout's own, as the queue has them; `traceparent` names the attempt's
-    root span; `token` is the stack's (empty: none); the agent gets keys made from it, which send its telemetry and call its model.
+    Args:
+        base: the user's environment.
+        rollout: the claimed rollout with its attempt.
+        resources: the rollout's resources, as the queue stores them.
+        addresses: of the stack.
+        traceparent: W3C trace context of the attempt's root span.
+        token: the stack's bearer token (empty: none). The agent gets keys derived from it, for telemetry and for model calls.
     """
     rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
     ids = {conventions.ROLLOUT_ID: rollout_id, conventions.ATTEMPT_ID: attempt_id}
-    seen = agent_resources(resources, rollout_id, attempt_id, addresses.proxy, token=token)
+    visible = agent_resources(resources, rollout_id, attempt_id, addresses.proxy, token=token)
     env = telemetry_environment(base, addresses, token=attempt_ingest_key(token, rollout_id, attempt_id))
     env |= {
         conventions.ENV_ROLLOUT_ID: rollout_id,
         conventions.ENV_ATTEMPT_ID: attempt_id,
         conventions.ENV_TASK: json.dumps(rollout.input),
-        conventions.ENV_RESOURCES: json.dumps({name: resource.model_dump(exclude_none=True) for name, resource in seen.items()}),
+        conventions.ENV_RESOURCES: json.dumps({name: resource.model_dump(exclude_none=True) for name, resource in visible.items()}),
         "OTEL_RESOURCE_ATTRIBUTES": merged_members(base.get("OTEL_RESOURCE_ATTRIBUTES", ""), ids),
         "BAGGAGE": merged_members(base.get("BAGGAGE", ""), ids),
         "TRACEPARENT": traceparent,
@@ -151,13 +156,13 @@ def process_environment(
 
 
 def llm_environment(llm: LLM, *, anthropic: str | None = None) -> dict[str, str]:
-    """Where SDKs find the model. `anthropic` is the base URL of the Anthropic protocol, where somebody speaks it."""
+    """Build the variables that point model SDKs at `llm`. `anthropic` is the base URL of the Anthropic protocol, if it is served."""
     env = {
         "OPENAI_BASE_URL": llm.endpoint,
         "OPENAI_API_BASE": llm.endpoint,
         "OPENAI_API_KEY": llm.api_key or DUMMY_API_KEY,
     }
-    if llm.model:  # empty: whatever the agent asks for
+    if llm.model:  # empty: the agent chooses
         env["OPENAI_MODEL"] = llm.model
     if anthropic:
         env |= {"ANTHROPIC_BASE_URL": anthropic, "ANTHROPIC_API_KEY": llm.api_key or DUMMY_API_KEY}
@@ -165,7 +170,7 @@ def llm_environment(llm: LLM, *, anthropic: str | None = None) -> dict[str, str]
 
 
 def model_certificates(addresses: Addresses) -> dict[str, str]:
-    """What makes model SDKs trust a proxy whose authority only this stack knows."""
+    """Build the variables that make model SDKs trust the proxy's private certificate authority."""
     bundle = addresses.certificates.bundle
     if not bundle or not (addresses.proxy or "").startswith("https://"):
         return {}
@@ -173,10 +178,10 @@ def model_certificates(addresses: Addresses) -> dict[str, str]:
 
 
 def shared_environment(base: Mapping[str, str], addresses: Addresses, *, token: str = "") -> dict[str, str]:
-    """What a process that runs many attempts at once (function agents) sets, once: the proxy without ids, which baggage carries.
+    """Build the variables for a process that runs many attempts at once (function agents): the proxy's URL without attempt ids.
 
-    Returns only the variables to set; a key that the user has stays, for it may be meant for somebody else, unless the stack has a
-    token: then the proxy asks for a key of ours.
+    Baggage carries the ids. Only variables to set are returned. The user's API keys are kept unless the stack has a token, because
+    the proxy then requires its own key.
     """
     if addresses.proxy is None:
         return {}
@@ -188,15 +193,15 @@ def shared_environment(base: Mapping[str, str], addresses: Addresses, *, token: 
 
 
 def telemetry_environment(base: Mapping[str, str], addresses: Addresses, *, token: str = "") -> dict[str, str]:
-    """`base` with all that decides where traces and logs go: to the collector, every span, whatever the user's own set-up is.
+    """Return `base` with OpenTelemetry's variables set so that all traces and logs go to the collector, unsampled.
 
-    The user's OTLP metrics keep going where they went: the collector takes none.
+    The user's OTLP metrics keep their endpoint: the collector takes none.
     """
-    own = without_settings(base) if RESOLVED in base else base  # the settings of a runner that a process of ours started are no agent's
-    env = {name: value for name, value in own.items() if name not in _CLEARED and not name.startswith(_CLEARED_PREFIXES)}
+    users = without_settings(base) if RESOLVED in base else base  # RESOLVED: a supervisor put the runner's settings there
+    env = {name: value for name, value in users.items() if name not in _CLEARED and not name.startswith(_CLEARED_PREFIXES)}
     env |= _users_metrics(base)
     protocol = base.get(f"{_OTLP}PROTOCOL", "")
-    protocol = protocol if protocol in PROTOCOLS else PROTOCOLS[0]  # the user's, because its exporter is installed there
+    protocol = protocol if protocol in PROTOCOLS else PROTOCOLS[0]  # the user's choice: its exporter is installed
     env |= {
         f"{_OTLP}ENDPOINT": _with_scheme(addresses.collector_grpc) if protocol == "grpc" else addresses.collector_http,
         f"{_OTLP}PROTOCOL": protocol,
@@ -207,9 +212,9 @@ def telemetry_environment(base: Mapping[str, str], addresses: Addresses, *, toke
     env.setdefault("OTEL_METRICS_EXPORTER", "none")
     if env.get(declared.VARIABLE):
         env.setdefault(declared.CONFIGURATOR, "agl_otel")
-    shown = addresses.certificates if addresses.collector_http.startswith("https://") else Certificates()
-    for name, path in zip(_OTLP_FILES, (shown.authority, shown.certificate, shown.key), strict=True):
-        env.pop(name, None)  # the user's is for the user's endpoint
+    files = addresses.certificates if addresses.collector_http.startswith("https://") else Certificates()
+    for name, path in zip(_OTLP_FILES, (files.authority, files.certificate, files.key), strict=True):
+        env.pop(name, None)  # the user's file belongs to the user's endpoint
         env |= {name: path} if path else {}
     env.pop(f"{_OTLP}HEADERS", None)
     if token:
@@ -218,13 +223,13 @@ def telemetry_environment(base: Mapping[str, str], addresses: Addresses, *, toke
 
 
 def with_otlp(exporters: str) -> str:
-    """The comma-separated exporters with `otlp` among them; `none` cannot stay beside it."""
+    """Add `otlp` to a comma-separated list of exporters, and remove `none`."""
     names = [name for name in (part.strip() for part in exporters.split(",")) if name and name != "none"]
     return ",".join(names if any(name.startswith("otlp") for name in names) else [*names, "otlp"])
 
 
 def merged_members(text: str, ours: Mapping[str, str]) -> str:
-    """A `key=value,…` list (resource attributes, W3C baggage) with ours in it, percent-encoded; the user's others stay as they are."""
+    """Merge `ours`, percent-encoded, into a `key=value,…` list (resource attributes, W3C baggage); other members are unchanged."""
     return ",".join([*_without(text, ours), *(f"{key}={quote(value, safe=':')}" for key, value in ours.items())])
 
 
@@ -237,7 +242,7 @@ def _without(text: str, keys: Iterable[str]) -> list[str]:
 
 
 def _users_metrics(base: Mapping[str, str]) -> dict[str, str]:
-    """The metrics-specific variables that keep the user's OTLP metrics, and no token of ours, going to the user's endpoint."""
+    """Build the metrics-specific variables that keep the user's OTLP metrics at the user's endpoint, without the stack's token."""
     if "otlp" not in base.get("OTEL_METRICS_EXPORTER", ""):
         return {}
     endpoint, protocol = base.get(f"{_OTLP}ENDPOINT"), base.get(f"{_OTLP}PROTOCOL")
@@ -247,7 +252,7 @@ def _users_metrics(base: Mapping[str, str]) -> dict[str, str]:
     if protocol is not None and f"{_OTLP}METRICS_PROTOCOL" not in base:
         env[f"{_OTLP}METRICS_PROTOCOL"] = protocol
     for name in _OTLP_FILES:
-        own = name.replace(_OTLP, f"{_OTLP}METRICS_")
-        if name in base and own not in base:
-            env[own] = base[name]
+        for_metrics = name.replace(_OTLP, f"{_OTLP}METRICS_")
+        if name in base and for_metrics not in base:
+            env[for_metrics] = base[name]
     return env

@@ -1,8 +1,8 @@
-"""Loads gRPC so that it does nothing when this process forks, as a function agent may: import this before anything that loads it.
+"""Load gRPC with its fork handlers disabled. Import this before anything else that loads gRPC.
 
-What it does at a fork it skips where other threads call into it, as those of a runner nearly always do. Where it does not skip that, the
-child may die of a SIGSEGV before its first line. Such a child does not use it (telemetry/otlp.py). What the user has set stays, and
-what is started from here inherits nothing of it.
+Function agents may fork. gRPC skips its fork handlers while other threads call into it, which is nearly always the case in a runner;
+when it does run them, the child may die of SIGSEGV before its first line. Forked children do not use gRPC (telemetry/otlp.py).
+A value that the user has set is kept, and child processes do not inherit the variable.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Final
 
-_SETTING: Final = "GRPC_ENABLE_FORK_SUPPORT"  # read when gRPC is loaded
+_SETTING: Final = "GRPC_ENABLE_FORK_SUPPORT"  # gRPC reads it when it is loaded
 
 if "grpc" not in sys.modules and _SETTING not in os.environ:
     os.environ[_SETTING] = "0"

@@ -1,4 +1,4 @@
-"""Process groups of agents: ending one for sure, and all of them at once when the runner itself is told to go."""
+"""End the process groups of agents: one of them reliably, or all at once when the runner is told to exit immediately."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from agl_otel.service.processes import environment_of, signal_group
 from agl_otel.service.retry import Backoff
 from agl_otel_hook import conventions
 
-_POLL: Final = Backoff(0.005, 0.2, jitter=0.0)  # the kernel does not notify of a group that is empty
+_POLL: Final = Backoff(0.005, 0.2, jitter=0.0)  # the kernel sends no notification when a group becomes empty
 _KILL_SECONDS: Final = 1.0
 _live: set[int] = set()
 
 
 def register(group: int) -> None:
-    """Have `kill_all` know the group."""
+    """Add the group to those that `kill_all` ends."""
     _live.add(group)
 
 
@@ -30,58 +30,61 @@ class Leader(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its id, which is the group's."""
+        """The process id, which is also the group's id."""
         ...
 
     async def wait(self) -> int:
-        """Wait for its end."""
+        """Wait until it has exited and return the exit status."""
         ...
 
 
 async def end_group(process: Leader, grace_seconds: float) -> None:
-    """End what is left of the process group that `process` leads: SIGTERM, after `grace_seconds` SIGKILL. Returns when all are gone."""
+    """End the process group that `process` leads: SIGTERM, after `grace_seconds` SIGKILL. Returns when all its processes are gone."""
     try:
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if not signal_group(process.pid, number) or await _gone(process.pid, grace_seconds):
+            if not signal_group(process.pid, number) or await _wait_until_gone(process.pid, grace_seconds):
                 break
         await process.wait()
     finally:
         _live.discard(process.pid)
 
 
-async def end_leftovers(leftovers: Callable[[], Collection[int]], grace_seconds: float) -> None:
-    """End processes that left their group: SIGTERM, after `grace_seconds` SIGKILL. They are looked for again, for they may fork."""
+async def end_detached(find: Callable[[], Collection[int]], grace_seconds: float) -> None:
+    """End the processes that `find` returns: SIGTERM, after `grace_seconds` SIGKILL.
+
+    They have left their process group. `find` is called until it returns none, because they may fork.
+    """
     for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, _KILL_SECONDS)):
-        deadline, looks = time.monotonic() + seconds, 0
-        told: set[int] = set()
-        while pids := await asyncio.to_thread(leftovers):
-            for pid in pids if number == signal.SIGKILL else {*pids} - told:
+        deadline, polls = time.monotonic() + seconds, 0
+        signalled: set[int] = set()
+        while pids := await asyncio.to_thread(find):
+            for pid in pids if number == signal.SIGKILL else {*pids} - signalled:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
-            told.update(pids)
+            signalled.update(pids)
             if time.monotonic() > deadline:
                 break
-            looks += 1
-            await asyncio.sleep(_POLL.seconds(looks))
+            polls += 1
+            await asyncio.sleep(_POLL.seconds(polls))
         if not pids:
             return
 
 
-def named_in_environments(attempt_id: str) -> set[int]:
-    """Processes that name the attempt in their environment and have not ended."""
-    wanted = f"{conventions.ENV_ATTEMPT_ID}={attempt_id}".encode()
+def pids_with_attempt(attempt_id: str) -> set[int]:
+    """Find the running processes, other than this one, whose environment names the attempt."""
+    variable = f"{conventions.ENV_ATTEMPT_ID}={attempt_id}".encode()
     pids = {int(path.name) for path in Path("/proc").glob("[0-9]*")} - {os.getpid()}
-    return {pid for pid in pids if wanted in environment_of(pid)}
+    return {pid for pid in pids if variable in environment_of(pid)}
 
 
 def kill_all() -> None:
-    """End every registered group at once."""
+    """Send SIGKILL to every registered group."""
     for group in list(_live):
         signal_group(group, signal.SIGKILL)
 
 
 def is_alive(group: int) -> bool:
-    """Whether a process of the group still runs. Zombies do not count: where nobody reaps orphans they stay for ever."""
+    """Return whether a process of the group runs. Zombies do not count: without a reaper for orphans they never disappear."""
     if not signal_group(group, 0):
         return False
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -92,11 +95,11 @@ def is_alive(group: int) -> bool:
     return False
 
 
-async def _gone(group: int, seconds: float) -> bool:
-    deadline, looks = time.monotonic() + seconds, 0
+async def _wait_until_gone(group: int, seconds: float) -> bool:
+    deadline, polls = time.monotonic() + seconds, 0
     while is_alive(group):
         if time.monotonic() > deadline:
             return False
-        looks += 1
-        await asyncio.sleep(_POLL.seconds(looks))
+        polls += 1
+        await asyncio.sleep(_POLL.seconds(polls))
     return True

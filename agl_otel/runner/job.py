@@ -1,7 +1,7 @@
-"""What a runner gives to an agent and gets back: one attempt, whichever kind of agent runs it.
+"""The interface between the runner and its agents: one Job for each attempt, and the Agent protocols.
 
-An agent raises AgentError (or anything else) where the attempt failed; returning means that it succeeded. It is ended by cancelling
-its task, and has then ended when the task has. Rewards are emitted here, in the runner's process, before the attempt is sealed.
+An agent raises AgentError (or any other exception) when the attempt failed; returning means success. The runner ends an agent by
+cancelling its task; the agent has ended when the task is done. Rewards are emitted in the runner's process, before the attempt is sealed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agl_otel_hook.emit import emit_reward
 
 Reward = float | Mapping[str, float]
 Grader = Callable[[Any, Any], Reward | Awaitable[Reward | None] | None]
-"""(task, answer) → reward; a dict is several dimensions, of which the first is the primary one. None: no reward."""
+"""(task, answer) → reward. A dict holds several dimensions, the first of them primary. None: no reward."""
 PRIMARY: Final = "primary"
 
 
@@ -32,20 +32,20 @@ class Job:
 
     rollout: AttemptedRollout
     resources: NamedResources
-    """The rollout's own version, as the queue has it."""
+    """In the version that the rollout names."""
     addresses: Addresses
     traceparent: str
     """Of the attempt's root span."""
     token: str = field(default="", repr=False)
-    """What the collector asks for; empty: nothing."""
+    """The stack's bearer token; empty: none."""
     ledgers: Ledgers | None = field(default=None, repr=False)
-    """Where the processes of the attempt count; None: nowhere."""
+    """Where the attempt's processes record their span counts; None: nowhere."""
     answered: dict[str, Answered] = field(default_factory=dict[str, Answered])
-    """{process marker: what it said} of processes that answered by HTTP."""
+    """{process marker: span counts from its HTTP response}."""
     over: float | None = None
-    """When its agent had ended or answered (Unix seconds); None before."""
+    """When the agent had ended or answered (Unix seconds); None before."""
     captures: list[Capture] = field(default_factory=list[Capture])
-    """What its process prints; filled while it runs, so that it is there however the attempt ends."""
+    """Output of the attempt, filled while it runs and therefore available however it ends."""
 
     @property
     def rollout_id(self) -> str:
@@ -65,17 +65,17 @@ class Job:
 
 @runtime_checkable
 class Agent(Protocol):
-    """Something that can run attempts, many at once."""
+    """Runs attempts, many at once."""
 
     instrument: tuple[str, ...]
-    """Instrumentors that the runner's own process needs for it (empty where the agent has a process of its own)."""
+    """Names of instrumentors to load in the runner's process; empty for agents with processes of their own."""
 
     def prepare(self, addresses: Addresses) -> None:
-        """Called before the first attempt, and again when the stack has moved."""
+        """Prepare for attempts; called before the first one and whenever the stack's addresses change."""
         ...
 
     def check(self, task: Any) -> None:
-        """Raise UsageError where `task` cannot be run, whatever the model answers."""
+        """Raise UsageError for a task that this agent can never run, for example for lack of a key."""
         ...
 
     async def run(self, job: Job) -> None:
@@ -85,47 +85,47 @@ class Agent(Protocol):
 
 @runtime_checkable
 class HookedAgent(Protocol):
-    """An agent that knows whether its processes run under our hook; of any other it is not known."""
+    """An agent that declares whether its processes run under agl-otel's hook."""
 
     hooked: bool
-    """Told to the reader: spans that nobody counted are an alarm then."""
+    """True: the attempt's processes count their spans, so the verdict treats missing counts as an error."""
 
 
 @runtime_checkable
 class RecordedAgent(Protocol):
-    """An agent whose attempts are processes that the runner starts; those of any other keep no ledger on this machine."""
+    """An agent whose attempts are processes that the runner starts. Processes of other agents keep no ledger on this machine."""
 
     @property
     def reach(self) -> LedgerReach:
-        """Whether they run under our hook."""
+        """Whether the processes run under the hook, or on other machines."""
         ...
 
     @property
-    def shown(self) -> str:
-        """What is started, for a person."""
+    def description(self) -> str:
+        """The command, for display."""
         ...
 
 
 @runtime_checkable
 class ClosingAgent(Protocol):
-    """An agent that keeps something for its runs, which is ended with the runner."""
+    """An agent that holds resources beyond single attempts."""
 
     async def close(self) -> None:
-        """End it."""
+        """Release the resources; called when the runner ends."""
         ...
 
 
 def is_reward(value: Any) -> TypeGuard[Reward]:
-    """Whether `value` has the form of a reward: a number, or a dict of numbers that is not empty."""
+    """Return whether `value` has the form of a reward: a number, or a non-empty dict of numbers."""
     if isinstance(value, Mapping):
         return bool(value) and all(isinstance(key, str) and isinstance(v, (int, float)) for key, v in value.items())
     return isinstance(value, (int, float))
 
 
 async def reward(job: Job, value: Any) -> None:
-    """Emit `value` as the attempt's reward. Raises AgentError where it is none: a reward is never invented or repaired."""
+    """Emit `value` as the attempt's reward. Raises AgentError for anything but finite numbers; rewards are never repaired."""
     if not is_reward(value):
-        raise AgentError(f"{value!r:.200} is no reward: give a number, a dict of numbers, or None")
+        raise AgentError(f"{value!r:.200} is not a reward: give a number, a dict of numbers, or None")
     dimensions = value if isinstance(value, Mapping) else {PRIMARY: value}
     rewards = {name: _float(number) for name, number in dimensions.items()}
     if bad := [f"{name}={number}" for name, number in rewards.items() if not math.isfinite(number)]:
@@ -135,7 +135,7 @@ async def reward(job: Job, value: Any) -> None:
 
 
 def _float(number: float) -> float:
-    """Infinite where an int is beyond what a float holds."""
+    """Convert to a float; an int beyond the range of floats becomes infinite."""
     try:
         return float(number)
     except OverflowError:
@@ -143,11 +143,11 @@ def _float(number: float) -> float:
 
 
 async def grade(job: Job, grader: Grader, answer: Any) -> None:
-    """Have the user's grader grade `answer` and emit what it says. Raises AgentError that says what went wrong in it."""
+    """Call the user's grader with `answer` and emit its reward. Raises AgentError where the grader raises or returns no reward."""
     name = getattr(grader, "__qualname__", repr(grader))
     try:
         value = await call(grader, job.rollout.input, answer)
-    except Exception as error:  # the user's code: whatever it raises is data about this attempt
+    except Exception as error:  # user code: any exception fails this attempt only
         raise AgentError(f"grader {name} raised {type(error).__name__}: {error}") from error
     if value is None:
         return

@@ -1,7 +1,7 @@
-"""The ledgers of a runner's attempts: folders in which agents' processes count, read when the agent has ended (the hook's records.py).
+"""Ledgers: folders in which an attempt's processes record their span counts (the hook's records.py), read when the agent has ended.
 
-They lie below one folder of this user on this machine, so that a runner hands in what a dead one left. The process of a runner has a
-folder of its own there, which it holds locked; in it one for each attempt that it runs, and beside that a note of whose attempt it is.
+All ledgers of a user lie below one folder of the machine, so that a runner finds those of a dead one and reports them. In it every
+runner process has a folder that it holds locked, which contains a folder for each attempt and, beside that, a note that names the attempt.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from agl_otel.text import printable
 from agl_otel.types import AttemptLedger, LedgerReach, ProcessRecord
 from agl_otel_hook import records
 
-MAX_SHOWN: Final = 120
-"""Characters of a command that are handed in."""
-MAX_SHOWN_IN_ALL: Final = 128 << 10
-"""Characters of all commands of an attempt, so that of records.MAX_FILES processes less than 2 MiB are handed in, whatever they wrote."""
+MAX_COMMAND_CHARACTERS: Final = 120
+"""Longest command in a report, in characters; longer ones are cut."""
+MAX_ATTEMPT_COMMAND_CHARACTERS: Final = 128 << 10
+"""Limit for all commands of an attempt together, which keeps the report on records.MAX_FILES processes below 2 MiB."""
 _LOCK: Final = "lock"
 _NOTE: Final = ".json"
 MAX_NOTE_BYTES: Final = 64 << 10
-KEPT_SECONDS: Final = 7 * 86400.0  # what runners of another store left: theirs may start again
-HIDDEN_SECONDS: Final = 3600.0
+RETENTION_SECONDS: Final = 7 * 86400.0  # for ledgers of dead runners of another store, which may start a runner again
+UNLOCKED_SECONDS: Final = 3600.0  # age at which a folder that never got its lock is removed: its process died while making it
 _log = logging.getLogger(__name__)
 Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """A ledger that a runner which is gone has left."""
+class OrphanedLedger:
+    """The ledger of an attempt whose runner has died."""
 
     rollout_id: str
     attempt_id: str
@@ -55,74 +55,77 @@ class Left:
 class Ledgers:
     """The folders of one runner.
 
-    `store` names the queue that its attempts belong to: what others left of it is found by that. `reach` and `command` are those of its
-    agent.
+    Args:
+        store: names the queue of the attempts; orphaned ledgers are matched by it.
+        reach: of the runner's agent.
+        command: of the runner's agent, for display.
+        base: the folder above those of all runners; default `user_folder()`.
     """
 
     store: str
     reach: LedgerReach = "elsewhere"
     command: str = ""
-    base: Path = field(default_factory=lambda: own_folder())
+    base: Path = field(default_factory=lambda: user_folder())
     root: Path = field(init=False)
-    """What agents' environments name: one for all runners of this process."""
+    """The folder that agents' environments name; shared by all runners of this process."""
     _process: tuple[int, int] = field(init=False)
-    """This one: its id, and when it began in clock ticks."""
+    """(process id, start time in clock ticks) of this process."""
 
     def __post_init__(self) -> None:
-        self.command = self.command[:MAX_SHOWN]
+        self.command = self.command[:MAX_COMMAND_CHARACTERS]
         self._process = os.getpid(), records.start_ticks(os.getpid())
         self.root = _root_of_process(self.base)
 
-    def begin(self, keys: Sequence[Key]) -> None:
-        """Make the folders of attempts that are about to run. Raises OSError."""
+    def create(self, keys: Sequence[Key]) -> None:
+        """Create the ledgers of attempts that are about to run. Raises OSError."""
         for rollout_id, attempt_id in keys:
             folder = records.folder_of(self.root, rollout_id, attempt_id)
             if folder.is_symlink():
                 folder.unlink()
-            folder.mkdir(mode=0o777, exist_ok=True, parents=True)  # parents: where somebody cleared the folder for temporary files
-            _set_mode(folder, 0o777)  # a container's user may be another one; nobody else gets through the folder above
+            folder.mkdir(mode=0o777, exist_ok=True, parents=True)  # parents: the temporary folder may have been cleared
+            _set_mode(folder, 0o777)  # for containers that run as another user; the folder above is closed to other users
             note = {"store": self.store, "rollout": rollout_id, "attempt": attempt_id, "reach": self.reach, "command": self.command}
-            _write_note(folder, json.dumps(note).encode())  # beside it: a container's agent writes into the folder
+            _write_note(folder, json.dumps(note).encode())  # beside the folder, which is writable by the agent
 
     def read(self, key: Key) -> AttemptLedger:
-        """What the processes of an attempt have done; what they begin from now on is late."""
+        """Read the span counts of an attempt's processes; spans that they start from now on are late."""
         return _read(records.folder_of(self.root, *key), key, self.reach, self.command, self._process)
 
     def running(self, key: Key) -> set[int]:
-        """The processes that the attempt's ledger names and that have not ended; never this one, which an agent may name as well."""
+        """Return the ids of running processes in the attempt's ledger, without this process, which an agent may list as well."""
         with contextlib.suppress(records.UnreadableError):
             found = records.read(records.folder_of(self.root, *key), records.key_of(*key))
             return {process.pid for process in found if is_running(process.pid, process.start_ticks)} - {os.getpid()}
         return set()
 
-    def forget(self, key: Key) -> None:
-        """The ledger is handed in: remove it."""
+    def remove(self, key: Key) -> None:
+        """Remove a ledger that was reported."""
         _remove(records.folder_of(self.root, *key))
 
-    def forget_left(self, left: Left) -> None:
-        """That one is handed in: remove it."""
-        _remove(left.folder)
+    def remove_orphaned(self, orphan: OrphanedLedger) -> None:
+        """Remove an orphaned ledger that was reported."""
+        _remove(orphan.folder)
 
-    def left(self) -> list[Left]:
-        """What runners of this store that are gone have left, where the processes of the attempt are gone, too.
+    def orphaned(self) -> list[OrphanedLedger]:
+        """Claim and read the ledgers of this store's dead runners whose attempts have no running process.
 
-        It is this runner's to hand in, and nobody else's, until `close`. Empty folders go, and so does what nobody handed in for a week.
+        No other runner gets them until `close`. Empty folders are removed, as are ledgers that were not reported for RETENTION_SECONDS.
         """
-        found: list[Left] = []
+        found: list[OrphanedLedger] = []
         for root in sorted(self.base.iterdir()):
-            if root.name.startswith("."):  # made by a process that died before it was locked, unless it is new
-                _remove_old(root, HIDDEN_SECONDS)
+            if root.name.startswith("."):  # not locked yet
+                _remove_old(root, UNLOCKED_SECONDS)
             elif root not in _own_roots.values() and not root.is_symlink() and self._claimed(root):
                 folders = [path.with_suffix("") for path in sorted(root.glob(f"*{_NOTE}"))]
-                ours = [(folder, note) for folder in folders if (note := _note(folder)) is not None and note.store == self.store]
-                found += [left for folder, note in ours if (left := _left(folder, note)) is not None]
+                ours = [(folder, note) for folder in folders if (note := _read_note(folder)) is not None and note.store == self.store]
+                found += [orphan for folder, note in ours if (orphan := _orphaned(folder, note)) is not None]
                 if not ours:
                     _release(root)
-                    _remove_old(root, KEPT_SECONDS if folders else 0.0)
+                    _remove_old(root, RETENTION_SECONDS if folders else 0.0)
         return found
 
     def close(self) -> None:
-        """Leave what is not handed in yet to others."""
+        """Release the claims on orphaned ledgers, so that other runners can report them."""
         for root in [root for root, (_, owner) in _claims.items() if owner is self]:
             _release(root)
 
@@ -133,7 +136,7 @@ class Ledgers:
 
 
 class _Note(NamedTuple):
-    """Whose attempt a folder is of."""
+    """Names the attempt of a ledger."""
 
     store: str
     rollout: str
@@ -142,24 +145,24 @@ class _Note(NamedTuple):
     command: str
 
 
-def _note(folder: Path) -> _Note | None:
-    """What its runner wrote; None where it cannot be read now. With another text in its place the folder is removed."""
+def _read_note(folder: Path) -> _Note | None:
+    """Read a ledger's note; None where that fails. A ledger whose note is malformed is removed."""
     try:
-        return _Note(**json_of(_noted(folder).decode()))
+        return _Note(**json_of(_read_note_bytes(folder).decode()))
     except (ValueError, TypeError) as error:
-        _log.warning("the ledger %s cannot be handed in: %s", folder, error)
+        _log.warning("the ledger %s cannot be reported and is removed: %s", folder, error)
         _remove(folder)
-    except OSError as error:  # too many open files, say: it is looked at again
+    except OSError as error:  # e.g. too many open files: retried at the next poll
         _log.warning("the ledger %s cannot be read: %s", folder, error.strerror)
     return None
 
 
-def _noted(folder: Path) -> bytes:
-    """What stands beside the folder. Raises OSError, and ValueError where it is no file of a runner's."""
+def _read_note_bytes(folder: Path) -> bytes:
+    """Read the note beside the folder. Raises OSError, and ValueError where it is not a regular file."""
     fd = os.open(folder.with_suffix(_NOTE), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ValueError("its note is no file")
+            raise ValueError("its note is not a regular file")
         return os.read(fd, MAX_NOTE_BYTES)
     finally:
         os.close(fd)
@@ -175,17 +178,17 @@ def _write_note(folder: Path, text: bytes) -> None:
         os.close(fd)
 
 
-def _left(folder: Path, note: _Note) -> Left | None:
-    """The ledger in the folder; None as long as a process that it names runs."""
+def _orphaned(folder: Path, note: _Note) -> OrphanedLedger | None:
+    """Read the ledger in the folder; None while one of its processes runs."""
     key = note.rollout, note.attempt
     with contextlib.suppress(records.UnreadableError):
         if any(is_running(process.pid, process.start_ticks) for process in records.read(folder, records.key_of(*key))):
             return None
-    return Left(*key, _read(folder, key, note.reach, note.command, _owner(_claims[folder.parent][0])), folder)
+    return OrphanedLedger(*key, _read(folder, key, note.reach, note.command, _owner(_claims[folder.parent][0])), folder)
 
 
 def _remove(folder: Path) -> None:
-    """Whatever the agent has made of it: what a link names stays as it is."""
+    """Remove a ledger and its note, whatever the agent put in their place; the targets of links are left alone."""
     with contextlib.suppress(OSError):
         _set_mode(folder, 0o700)
     shutil.rmtree(folder, ignore_errors=True)
@@ -195,8 +198,8 @@ def _remove(folder: Path) -> None:
 
 
 def _set_mode(folder: Path, mode: int) -> None:
-    """Change the mode of a folder, and of nothing that a link names. Raises OSError where it is no folder."""
-    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)  # opens what may not be read, too
+    """Change the mode of a folder without following links. Raises OSError where it is not a folder."""
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)  # O_PATH needs no read permission
     try:
         Path(f"/proc/self/fd/{fd}").chmod(mode)
     finally:
@@ -204,16 +207,16 @@ def _set_mode(folder: Path, mode: int) -> None:
 
 
 def _remove_old(root: Path, seconds: float) -> None:
-    """Remove it where nothing was put into it for so long."""
+    """Remove the folder if nothing in it changed for `seconds`."""
     with contextlib.suppress(OSError):
         if max(path.lstat().st_mtime for path in (root, *root.iterdir())) <= time.time() - seconds:
             shutil.rmtree(root, ignore_errors=True)
 
 
 _claims: Final[dict[Path, tuple[int, Ledgers]]] = {}
-"""{folder of a dead runner: (its lock, who in this process hands it in)}."""
+"""{folder of a dead runner: (descriptor of its lock, claiming runner of this process)}."""
 _own_roots: Final[dict[tuple[int, Path], Path]] = {}
-"""{(this process, base): its folder}. (A lock would be lost when this process opened and closed its file again.)"""
+"""{(process id, base): folder of this process}. Its lock file must not be opened again: closing it would release the lock (POSIX)."""
 
 
 def _root_of_process(base: Path) -> Path:
@@ -222,23 +225,23 @@ def _root_of_process(base: Path) -> Path:
         name = secrets.token_hex(8)
         hidden, root = base / f".{name}", base / name
         hidden.mkdir(mode=0o700)
-        lock = os.open(hidden / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # until the end of the process
+        lock = os.open(hidden / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # open until the process exits
         fcntl.lockf(lock, fcntl.LOCK_EX)
         os.write(lock, f"{os.getpid()} {records.start_ticks(os.getpid())}".encode())
-        hidden.rename(root)  # nobody looks at it before it is locked
+        hidden.rename(root)  # visible to other runners only with its lock held
         atexit.register(_remove_empty, os.getpid(), root)
         _own_roots[key] = root
     return _own_roots[key]
 
 
 def _remove_empty(pid: int, root: Path) -> None:
-    """Remove the folder where all of it was handed in."""
+    """Remove the folder of this process if no ledger is left in it."""
     if os.getpid() == pid and [path.name for path in root.iterdir() if path.suffix != records.FILE_SUFFIX] == [_LOCK]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def own_folder() -> Path:
-    """This user's folder for ledgers, for this user alone. Raises OSError where something else is in its place."""
+def user_folder() -> Path:
+    """Make the folder for all ledgers of this user, accessible to no other. Raises OSError where its path is taken."""
     folder = Path(tempfile.gettempdir()) / records.own_folder_name()
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -251,9 +254,9 @@ def own_folder() -> Path:
 
 
 def _claim(root: Path) -> int | None:
-    """Take the lock of a process that is gone: it is free (forks do not inherit it), and no process here is the one that it names.
+    """Take the lock of a dead process: one that is free, and whose owner is not running. Forks do not inherit locks.
 
-    Either alone could be wrong: a process may lose its lock by closing all files, and may be in another namespace of process ids.
+    Both conditions are needed: a live process may lose its lock by closing all files, and may be in another PID namespace.
     """
     try:
         lock = os.open(root / _LOCK, os.O_RDWR | os.O_CLOEXEC)
@@ -271,7 +274,7 @@ def _claim(root: Path) -> int | None:
 
 
 def _owner(lock: int) -> tuple[int, int] | None:
-    """The process that a lock names: its id, and when it began in clock ticks. (Its file is not opened for that: see `_own_roots`.)"""
+    """Read (process id, start time in clock ticks) of a lock's owner, from its open descriptor (see `_own_roots`)."""
     try:
         pid, ticks = map(int, os.pread(lock, 100, 0).split())
     except (OSError, ValueError):
@@ -285,21 +288,21 @@ def _release(root: Path) -> None:
 
 
 def is_running(pid: int, start_ticks: int) -> bool:
-    """Whether the process that began then still runs, and not another one that has its number now."""
+    """Return whether the process with this id and start time runs; a later process with the same id does not count."""
     return records.start_ticks(pid) == start_ticks != 0 and is_alive(pid)
 
 
 def _read(folder: Path, key: Key, reach: LedgerReach, command: str, runner: tuple[int, int] | None) -> AttemptLedger:
-    ledger = AttemptLedger(reach=reach, command=printable(command)[:MAX_SHOWN])
+    ledger = AttemptLedger(reach=reach, command=printable(command)[:MAX_COMMAND_CHARACTERS])
     try:
         found = records.read(folder, records.key_of(*key), last=True)
     except records.UnreadableError as error:
         ledger.problem = str(error)
         return ledger
-    shown = min(MAX_SHOWN, MAX_SHOWN_IN_ALL // max(1, len(found)))
+    limit = min(MAX_COMMAND_CHARACTERS, MAX_ATTEMPT_COMMAND_CHARACTERS // max(1, len(found)))
     for process in found:
         is_runner = (process.pid, process.start_ticks) == runner
-        record = ProcessRecord(pid=process.pid, command=printable(" ".join(process.command.split()))[:shown], runner=is_runner)
+        record = ProcessRecord(pid=process.pid, command=printable(" ".join(process.command.split()))[:limit], runner=is_runner)
         if (slot := process.slot) is not None:
             record.marker, record.closed = slot.marker, slot.closed
             record.begun, record.ended, record.abandoned, record.dropped = slot.begun, slot.ended, slot.abandoned, slot.dropped

@@ -1,7 +1,7 @@
-"""What one attempt may use: resident memory of its process group, and output. (Its time is the rollout's, or the runner's.)
+"""Limits of one attempt on resident memory of its process group and on output. (Time limits are in running.py.)
 
-Memory is looked at, not fenced in: an address-space limit would break runtimes that reserve far more than they use (Node, CUDA), and
-control groups need rights that a runner may lack. So a fast leak may pass the limit for POLL_SECONDS.
+Memory is polled: an address-space limit would break runtimes that reserve far more than they use (Node, CUDA), and control groups need
+privileges that a runner may lack. A fast leak may therefore exceed the limit for POLL_SECONDS.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ _ENDLESS: Final = 1 << 63  # bytes
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-class Counted(Protocol):
-    """A stream of which somebody counts the bytes."""
+class CountedStream(Protocol):
+    """A stream that counts its bytes."""
 
     total_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one attempt; None: none."""
+    """Limits of one attempt; None: unlimited."""
 
     memory_bytes: int | None = None
-    """Resident memory of its process group; a page that several processes share counts once."""
+    """Resident memory of its process group; pages shared by several processes count once."""
     output_bytes: int | None = None
     """Of stdout and stderr together."""
 
-    async def within(self, process: Leader, streams: Sequence[Counted]) -> int:
-        """Wait for the end of the process; its status. Raises AgentError as soon as a limit is passed: the caller ends the group."""
+    async def enforce(self, process: Leader, streams: Sequence[CountedStream]) -> int:
+        """Wait for the process and return its exit status. Raises AgentError when a limit is exceeded; the caller ends the group."""
         if self.memory_bytes is None and self.output_bytes is None:
             return await process.wait()
         ending = asyncio.ensure_future(process.wait())
         try:
             while not ending.done():
                 await asyncio.wait({ending}, timeout=POLL_SECONDS)
-                if why := await asyncio.to_thread(self._passed, process.pid, sum(stream.total_bytes for stream in streams)):
-                    raise AgentError(why)
+                if violation := await asyncio.to_thread(self._violation, process.pid, sum(stream.total_bytes for stream in streams)):
+                    raise AgentError(violation)
             return ending.result()
         finally:
             ending.cancel()
 
-    def _passed(self, group: int, output_bytes: int) -> str | None:
+    def _violation(self, group: int, output_bytes: int) -> str | None:
         if self.output_bytes is not None and output_bytes > self.output_bytes:
             return f"the agent printed {output_bytes} bytes: its limit is {self.output_bytes}"
         if self.memory_bytes is not None:
@@ -65,19 +65,19 @@ class Limits:
 
 
 def parse_size(text: str) -> int:
-    """Bytes in "512M", "2GiB", "1000". Raises UsageError."""
+    """Parse "512M", "2GiB" or "1000" into bytes. Raises UsageError."""
     found = _SIZE.fullmatch(text.strip())
     size = float(found[1]) * _UNITS[found[2].lower()] if found is not None else 0.0
     if not 1 <= size < _ENDLESS:
-        raise UsageError(f"{text[:40]!r} is no size: write for example 512M or 2GiB")
+        raise UsageError(f"{text[:40]!r} is not a size: write for example 512M or 2GiB")
     return int(size)
 
 
-def group_memory(group: int, interesting: int) -> int:
-    """Resident bytes of a process group. Shared pages are told apart only where the simple sum passes `interesting`: that costs more."""
+def group_memory(group: int, threshold: int) -> int:
+    """Measure the resident bytes of a process group: the sum of RSS, or above `threshold` the costlier sum of PSS (shared pages once)."""
     members = list(_members(group))
-    simple = sum(_resident(pid) for pid in members)
-    return simple if simple <= interesting else sum(_proportional(pid) for pid in members)
+    total = sum(_resident(pid) for pid in members)
+    return total if total <= threshold else sum(_proportional(pid) for pid in members)
 
 
 def _members(group: int) -> Iterable[int]:

@@ -1,4 +1,4 @@
-"""`pkg.mod:name` or `path/to/file.py:name` → the function, with errors that say what is wrong and what there is."""
+"""Load a function by reference: `pkg.mod:name` or `path/to/file.py:name`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from agl_otel.errors import UsageError
 
 
 def load_function(reference: str) -> Callable[..., Any]:
-    """The function that `reference` names.
+    """Load the function that `reference` names.
 
-    A file's folder (or, for a module, the working directory) goes onto sys.path, as Python does for a script, so that the file's own
-    imports work. Raises UsageError where the reference is malformed, the file or module is not there or fails, or the name is not in it.
+    The file's folder (for a module, the working directory) is added to sys.path, as Python does for a script, so that the file's own
+    imports work. Raises UsageError where the reference is malformed, the file or module is missing or fails, or it lacks the name.
     """
     where, colon, name = reference.rpartition(":")
     if not colon or not where or not name:
@@ -42,18 +42,18 @@ def _from_file(path: Path) -> ModuleType:
     _add_to_path(path.parent)
     known = sys.modules.get(path.stem)
     if known is not None and getattr(known, "__file__", None) == str(path):
-        return known  # agent and grader in one file share its globals
+        return known  # an agent and a grader from one file share its globals
     name = path.stem if known is None and path.stem.isidentifier() else f"agl_user_{abs(hash(path)):x}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is no Python file")
+        raise UsageError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # user code: whatever it raises becomes a message that names the file
+    except Exception as error:  # user code: any exception becomes an error that names the file
         del sys.modules[name]
         raise UsageError(f"{path} could not be loaded: {type(error).__name__}: {error}") from error
     return module
@@ -63,7 +63,7 @@ def _from_name(name: str) -> ModuleType:
     _add_to_path(Path.cwd())
     try:
         return importlib.import_module(name)
-    except Exception as error:  # user code: whatever it raises becomes a message that names the module
+    except Exception as error:  # user code: any exception becomes an error that names the module
         raise UsageError(f"module {name} could not be loaded: {type(error).__name__}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""A runner's own metrics: the attempts that it runs and how they end."""
+"""The runner's metrics: running attempts, and ended ones by outcome."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agl_otel.telemetry.meters import Meters
 
 
 class RunnerMeters:
-    """What a runner counts; `hear` is its `on_event`, and passes each event on."""
+    """Updates the runner's metrics. Pass `record` to the runner as `on_event`; it calls the given `on_event` in turn."""
 
     def __init__(self, on_event: Callable[[RunnerEvent], None] | None = None) -> None:
         self._on_event = on_event
@@ -19,8 +19,8 @@ class RunnerMeters:
         self._ended = self.meters.counter("agl.runner.attempts.total", "Attempts that ended.", "outcome")
         self._took = self.meters.durations("agl.runner.attempts.duration", "Seconds that their agents ran.", "outcome")
 
-    def hear(self, event: RunnerEvent) -> None:
-        """An attempt has started or ended."""
+    def record(self, event: RunnerEvent) -> None:
+        """Record that an attempt started or ended."""
         if event.kind == "started":
             self._running += 1
         else:

@@ -1,7 +1,7 @@
-"""What an agent's process printed: kept within a bound, and handed to the collector as OTLP logs with the attempt's ids.
+"""Capture the output of agents' processes, bounded in size, and export it to the collector as OTLP logs with the attempt's ids.
 
-The first half of the bound and the last half are kept, because the start says what ran and the end says why it failed; a note says
-how much was cut between them. Terminal escapes are data: they are stored as they are and interpreted by nobody here.
+Output beyond the bound is cut in the middle, with a note of how much: its start shows what ran, its end why it failed. Terminal
+escapes are stored unchanged and not interpreted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REQUEST_BYTES: Final = 2 * 1024 * 1024  # one export; gRPC's default bound on me
 
 
 class Capture:
-    """The bytes of one stream, the first and the last half of `keep_bytes`, and when the first of them came."""
+    """Keeps the first and the last `keep_bytes / 2` bytes of one stream."""
 
     def __init__(self, stream: Stream, keep_bytes: int = KEEP_BYTES) -> None:
         self.stream: Stream = stream
@@ -45,7 +45,7 @@ class Capture:
         self._tail_bytes = 0
 
     def feed(self, data: bytes) -> None:
-        """Take what was just printed."""
+        """Append data that was just read."""
         now = time.time_ns()
         if not self.total_bytes:
             self.started_unix_nano = now
@@ -61,64 +61,64 @@ class Capture:
 
     @property
     def cut_bytes(self) -> int:
-        """How many bytes were left out between the head and the tail."""
+        """Number of bytes cut between the head and the tail."""
         return self.total_bytes - len(self._head) - min(self._tail_bytes, self._half)
 
     def pending(self, *, final: bool) -> Pending:
-        """What is not stored yet: whole lines of the head; where `final`, all the rest."""
+        """Return the text that is not stored yet: whole lines of the head, or with `final` everything."""
         end = len(self._head) if final else max(self._stored, self._head.rfind(b"\n") + 1)
         text = self._head[self._stored : end].decode(errors="replace")
         if final and self._tail:
-            text += self._note() + b"".join(self._tail)[-self._half :].decode(errors="replace")
+            text += self._cut_note() + b"".join(self._tail)[-self._half :].decode(errors="replace")
         return Pending(self, self._since or self.started_unix_nano, text, end)
 
     def stored(self, upto: int) -> None:
-        """The head is stored up to here."""
+        """Record that the head is stored up to this offset."""
         self._stored, self._since = upto, time.time_ns() if upto < len(self._head) else 0
 
-    def _note(self) -> str:
+    def _cut_note(self) -> str:
         return f"\n[… {self.cut_bytes} of {self.total_bytes} bytes cut …]\n" if self.cut_bytes else ""
 
     def text(self) -> str:
-        """What was kept, with a note where something was cut; bytes that are no UTF-8 become U+FFFD."""
+        """Return the kept output, with a note where it was cut. Invalid UTF-8 becomes U+FFFD."""
         tail = b"".join(self._tail)[-self._half :] if self._tail else b""
         if not self.cut_bytes:
             return (bytes(self._head) + tail).decode(errors="replace")
-        return self._head.decode(errors="replace") + self._note() + tail.decode(errors="replace")
+        return self._head.decode(errors="replace") + self._cut_note() + tail.decode(errors="replace")
 
     def last_lines(self, count: int = 10, characters: int = 2000) -> str:
-        """The last `count` lines that are not empty, at most `characters` of them."""
+        """Return the last `count` lines that are not empty, at most `characters` characters."""
         lines = [line.rstrip() for line in self.text().splitlines() if line.strip()]
         return "\n".join(lines[-count:])[-characters:]
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Text of a stream that is to be stored."""
+    """Text of a stream that is not stored yet."""
 
     capture: Capture
     since_unix_nano: int
-    """When the first of it was printed."""
+    """When its first byte was read."""
     text: str
     upto: int
-    """How far into the head it goes."""
+    """Its end, as an offset into the head."""
 
 
 @dataclass(frozen=True, slots=True)
-class Printed:
-    """What one attempt printed."""
+class AttemptOutput:
+    """The output of one attempt."""
 
     rollout_id: str
     attempt_id: str
     traceparent: str
-    """Of the attempt's root span: the records are shown with its trace."""
+    """Of the attempt's root span, which links the log records to its trace."""
     captures: Sequence[Capture]
     final: bool = True
-    """Whether the attempt has ended; before, only whole lines are sent, as far as the first half of what is kept."""
+    """Whether the attempt has ended; before, only whole lines of the head are sent."""
 
 
 class LogExporter:
-    """Sends what agents printed to the collector, many attempts in one export."""
+    """Sends the output of agents to the collector, many attempts in one export."""
 
     def __init__(self, collector_grpc: str, *, token: str = "", service_name: str = "agl-runner") -> None:
         self._channel = aio_channel(collector_grpc)
@@ -126,10 +126,13 @@ class LogExporter:
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._resource = Resource(attributes=[_text("service.name", service_name)])
 
-    async def export(self, printed: Iterable[Printed], *, timeout_seconds: float = 10.0) -> int:
-        """Export what is not stored yet; how many records the collector acked. Raises UnavailableError where it is away or full."""
-        found = [(one, pending) for one in printed for pending in to_store(one)]
-        records = [record for one, pending in found for record in to_records(one, pending)]
+    async def export(self, outputs: Iterable[AttemptOutput], *, timeout_seconds: float = 10.0) -> int:
+        """Export output that is not stored yet; return the number of acknowledged records.
+
+        Raises UnavailableError where the collector is unreachable or full.
+        """
+        found = [(output, pending) for output in outputs for pending in pending_output(output)]
+        records = [record for output, pending in found for record in to_records(output, pending)]
         for request in self._requests(records):
             try:
                 await self._stub.Export(request, timeout=timeout_seconds, metadata=self._metadata)
@@ -161,15 +164,15 @@ class LogExporter:
         return ExportLogsServiceRequest(resource_logs=[ResourceLogs(resource=self._resource, scope_logs=[scope])])
 
 
-def to_store(printed: Printed) -> list[Pending]:
-    """What is to be stored of each stream of an attempt."""
-    return [pending for capture in printed.captures if (pending := capture.pending(final=printed.final)).text]
+def pending_output(output: AttemptOutput) -> list[Pending]:
+    """Return the text of each stream of an attempt that is not stored yet."""
+    return [pending for capture in output.captures if (pending := capture.pending(final=output.final)).text]
 
 
-def to_records(printed: Printed, pending: Pending) -> list[LogRecord]:
-    """Log records of one stream, in order: pieces of at most RECORD_BYTES, cut at line ends where there are any."""
-    _, trace_id, span_id, flags = printed.traceparent.split("-")
-    ids = [_text(conventions.ROLLOUT_ID, printed.rollout_id), _text(conventions.ATTEMPT_ID, printed.attempt_id)]
+def to_records(output: AttemptOutput, pending: Pending) -> list[LogRecord]:
+    """Convert pending text to log records, in order: pieces of at most RECORD_BYTES, split at line ends where possible."""
+    _, trace_id, span_id, flags = output.traceparent.split("-")
+    ids = [_text(conventions.ROLLOUT_ID, output.rollout_id), _text(conventions.ATTEMPT_ID, output.attempt_id)]
     stream = pending.capture.stream
     now = time.time_ns()
     return [
@@ -189,7 +192,7 @@ def to_records(printed: Printed, pending: Pending) -> list[LogRecord]:
 
 
 def pieces(text: str, limit: int) -> list[str]:
-    """`text` in pieces of at most `limit` characters, each ending after a line end where it holds one."""
+    """Split `text` into pieces of at most `limit` characters, after line ends where possible."""
     cut: list[str] = []
     while len(text) > limit:
         end = text.rfind("\n", 0, limit) + 1 or limit

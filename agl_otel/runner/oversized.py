@@ -16,7 +16,7 @@ _BY_FILE: Final = {conventions.ENV_TASK: conventions.ENV_TASK_FILE, conventions.
 
 @contextmanager
 def by_file(environment: dict[str, str]) -> Generator[dict[str, str]]:
-    """`environment` with its oversized variables in files, which are removed after the block."""
+    """Yield `environment` with its oversized variables moved to files, which are removed after the block."""
     large = {name: value for name, value in environment.items() if name in _BY_FILE and len(value.encode()) > MAX_VARIABLE_BYTES}
     if not large:
         yield environment

@@ -1,4 +1,4 @@
-"""A runner as a process: connect to a stack, run, stop in order on SIGTERM or Ctrl+C. What `python -m` and `agl-otel runner` call."""
+"""Run a runner as a process: connect to a stack, run, stop in order on SIGTERM or Ctrl+C. `agl-otel runner` calls this."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agl_otel.net.tls import ambient
 from agl_otel.queue.client import QueueClient
 from agl_otel.runner import groups
 from agl_otel.runner.certificates import certificates
-from agl_otel.runner.completion import persist
+from agl_otel.runner.completion import retry_unavailable
 from agl_otel.runner.environment import Addresses, shared_environment
 from agl_otel.runner.job import Agent
 from agl_otel.runner.metrics import RunnerMeters
@@ -29,8 +29,8 @@ from agl_otel.telemetry.setup import Telemetry
 from agl_otel.types import RolloutMode
 
 SERVICE_NAME: Final = "agl-runner"
-PROXY_SECONDS: Final = 5.0
-_CHECKED_TASKS: Final = 100
+PROXY_SECONDS: Final = 5.0  # how long to wait for a proxy that may be starting
+_CHECKED_TASKS: Final = 100  # waiting rollouts that are checked at most
 _log = logging.getLogger(__name__)
 
 
@@ -52,15 +52,18 @@ async def run_runner(
     claim: Claim | None = None,
     settings: Settings | None = None,
 ) -> Counter[str]:
-    """Run `agent` against the stack at `store` (empty: AGL_STORE, else the queue of the settings) until told to stop.
+    """Run `agent` until told to stop. Returns Runner.counts.
 
-    `settings` None means as this process loads them.
+    Args:
+        agent: an agent, or a factory that is called once this process's environment names the stack, so that user code which builds
+            its clients at import time finds the proxy.
+        store: address of the stack; empty: AGL_STORE, else the queue of the settings.
+        stop: ends the run when set; None: SIGTERM and SIGINT stop it in order, a second one immediately.
+        claim: see Runner; with it the queue's waiting rollouts are not checked either.
+        settings: None: as this process loads them.
+        The others: see Runner.
 
-    An agent that is given as a function that makes it is made when this process's environment names the stack: user code that builds
-    its clients at import time finds the proxy, too.
-    Where `stop` is None, SIGTERM and SIGINT stop it in order, and a second one at once. Returns Runner.counts.
-    With a `claim` (see Runner) it runs what that gives, for `worker_id`, and asks the queue for nothing.
-    Raises UsageError where no waiting rollout can be run by this agent, UnavailableError where no stack answers.
+    Raises UsageError where rollouts wait and this agent can run none of them, UnavailableError where no stack answers.
     """
     settings = settings or Settings.load()
     token = token or settings.token.get_secret_value()
@@ -68,8 +71,7 @@ async def run_runner(
     if stop is None:
         stop = asyncio.Event()
         stop_on_signals(stop)
-    connected = await persist(lambda: Store.connect(address, token=token), seconds=FIND_STACK_SECONDS)
-    async with connected:
+    async with await retry_unavailable(lambda: Store.connect(address, token=token), seconds=FIND_STACK_SECONDS) as connected:
         addresses = await find_stack(connected.queue)
         if not isinstance(agent, Agent):
             os.environ.update(shared_environment(os.environ, addresses, token=token))
@@ -77,19 +79,16 @@ async def run_runner(
         if claim is None:
             await check_waiting_tasks(agent, connected.queue, modes, labels)
         telemetry = Telemetry.start(
-            otlp_endpoint=addresses.collector_grpc,
-            otlp_http=addresses.collector_http,
-            token=token,
-            service_name=SERVICE_NAME,
-            instrument=agent.instrument,
-        )
+            otlp_endpoint=addresses.collector_grpc, otlp_http=addresses.collector_http, token=token,
+            service_name=SERVICE_NAME, instrument=agent.instrument,
+        )  # fmt: skip
         meters = RunnerMeters(on_event)
         runner = Runner(
             connected.queue, telemetry, agent, concurrency=concurrency, worker_id=worker_id, heartbeat_seconds=heartbeat_seconds,
-            modes=modes, labels=labels, max_rollouts=max_rollouts, on_event=meters.hear, token=token, grace_seconds=grace_seconds,
+            modes=modes, labels=labels, max_rollouts=max_rollouts, on_event=meters.record, token=token, grace_seconds=grace_seconds,
             timeout_seconds=timeout_seconds, claim=claim,
         )  # fmt: skip
-        _log.info("runner %s: %d places, store %s", runner.worker_id, concurrency, address)
+        _log.info("runner %s: concurrency %d, store %s", runner.worker_id, concurrency, address)
         try:
             async with served(meters.meters, settings, "runner", settings.runner_metrics_port, "AGL_RUNNER_METRICS_PORT"):
                 return await runner.run(stop)
@@ -100,11 +99,11 @@ async def run_runner(
 async def check_waiting_tasks(
     agent: Agent, queue: QueueClient, modes: Sequence[RolloutMode], labels: Mapping[str, str] | None = None
 ) -> None:
-    """Before anything is claimed: raise UsageError where rollouts wait and this agent can run none of them."""
+    """Raise UsageError where rollouts wait and this agent can run none of them."""
     waiting = await queue.query_rollouts(status_in=["queuing", "requeuing"], mode_in=list(modes) or None, limit=_CHECKED_TASKS)
     problem: UsageError | None = None
-    wanted = (labels or {}).items()
-    for rollout in (rollout for rollout in waiting if wanted <= (rollout.labels or {}).items()):
+    required = (labels or {}).items()
+    for rollout in (rollout for rollout in waiting if required <= (rollout.labels or {}).items()):
         try:
             return agent.check(rollout.input)
         except UsageError as error:
@@ -115,10 +114,10 @@ async def check_waiting_tasks(
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
-    """Set `stop` on the first SIGTERM or SIGINT; on the second end all agents and this process at once."""
+    """Set `stop` on the first SIGTERM or SIGINT; on the second, kill all agents and exit."""
 
     def first(number: signal.Signals) -> None:
-        _log.info("%s: finishing what runs; once more ends it at once", number.name)
+        _log.info("%s: finishing running attempts; a second signal kills them", number.name)
         stop.set()
 
     def again(number: signal.Signals) -> NoReturn:
@@ -129,9 +128,9 @@ def stop_on_signals(stop: asyncio.Event) -> None:
 
 
 async def find_stack(queue: QueueClient) -> Addresses:
-    """Where the stack is. A proxy that is starting is waited for, for some seconds: it may also be that there is none.
+    """Ask the queue for the stack's addresses; wait up to PROXY_SECONDS for a proxy, which is optional.
 
-    Raises UnavailableError where there is no collector.
+    Raises UnavailableError where there is no collector within FIND_STACK_SECONDS.
     """
 
     async def found() -> Addresses:
@@ -147,6 +146,6 @@ async def find_stack(queue: QueueClient) -> Addresses:
         return addresses
 
     try:
-        return await persist(with_proxy, seconds=PROXY_SECONDS)
+        return await retry_unavailable(with_proxy, seconds=PROXY_SECONDS)
     except UnavailableError:
-        return await persist(found, seconds=FIND_STACK_SECONDS)
+        return await retry_unavailable(found, seconds=FIND_STACK_SECONDS)

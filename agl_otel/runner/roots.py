@@ -1,7 +1,7 @@
-"""The root spans of attempts, exported and acked before their agents start: an agent waits for this one call, so it is a short one.
+"""Export the root spans of attempts; the collector acknowledges them before the agents start.
 
-From the event loop itself: over the SDK's processors three threads would pass each other the span and its ack, and every hand-over costs
-an idle machine some tenths of a millisecond. A root span carries its ids and no marker and is counted nowhere, so nothing is passed by.
+Every agent waits for this call, so it runs on the event loop: the SDK's processors would hand span and ack over between three threads, at
+some tenths of a millisecond each. The exporter may skip the processors because root spans carry no process marker and are not counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from opentelemetry.trace import SpanContext, SpanKind
 
 from agl_otel.errors import UnavailableError, from_grpc
 from agl_otel.net.tls import aio_channel
-from agl_otel.runner.completion import persist
+from agl_otel.runner.completion import retry_unavailable
 from agl_otel.telemetry.otlp import CALL_SECONDS, METHOD, RETRYABLE
 from agl_otel_hook import conventions
 from agl_otel_hook.context import Key, format_traceparent
@@ -45,14 +45,15 @@ class RootSpans:
         self._endpoint = collector_grpc
 
     async def export(self, keys: Sequence[Key], *, hooked: bool, seconds: float) -> list[str]:
-        """One span for each (rollout, attempt), acked; their traceparents. `hooked` says that their agents run under our hook.
+        """Export one root span for each (rollout id, attempt id); return their traceparents in that order.
 
-        A collector that is away is asked again for `seconds`, with the same spans. Raises UnavailableError, AglError where it refuses.
+        `hooked` says that the agents run under the hook. Retries with the same spans for `seconds` while the collector is unavailable.
+        Raises UnavailableError after that, and AglError where the collector refuses the spans.
         """
         now = time.time_ns()
         contexts = [new_root() for _ in keys]
         spans = [self._span(key, context, hooked, now) for key, context in zip(keys, contexts, strict=True)]
-        await persist(partial(self._export, encode(spans)), seconds=seconds)
+        await retry_unavailable(partial(self._export, encode(spans)), seconds=seconds)
         return [*map(format_traceparent, contexts)]
 
     async def close(self) -> None:
@@ -74,8 +75,8 @@ class RootSpans:
         try:
             reply: bytes = await self._call(request, timeout=CALL_SECONDS, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            text = f"the collector at {self._endpoint} did not take the spans of attempts that start: {error.details()}"
+            text = f"the collector at {self._endpoint} did not take root spans: {error.details()}"
             raise (UnavailableError(text) if error.code() in RETRYABLE else from_grpc(error.code().name, text)) from error
         rejected = ExportTraceServiceResponse.FromString(reply).partial_success if reply else None
         if rejected is not None and rejected.rejected_spans:
-            _log.warning("the collector rejected the spans of %d attempts: %s", rejected.rejected_spans, rejected.error_message)
+            _log.warning("the collector rejected %d root spans: %s", rejected.rejected_spans, rejected.error_message)

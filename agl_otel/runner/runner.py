@@ -1,11 +1,11 @@
-"""The runner: claims rollouts, has an agent run each, brings them to their end.
+"""The runner: claims rollouts, runs an agent for each, completes their attempts.
 
-    claimed = queue.claim(free places)           # long poll
-    roots.export(claimed)                        # one export, acked: every trace is known before its agent starts
-    agent.run(job) for each, at once
-    completion: close, seal, complete            # completion.py, in batches
+    claimed = queue.claim(free slots)            # long poll
+    roots.export(claimed)                        # one acknowledged export, before the agents start
+    agent.run(job) for each, concurrently
+    completion: close, seal, report              # completion.py, in batches
 
-A bad rollout is data about that rollout; it never stops the runner. A place is free again as soon as its agent has ended.
+A failing rollout is a result, and never stops the runner. A slot is free again as soon as its agent has ended.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from agl_otel.errors import AgentError, AglError, UnavailableError, UsageError
 from agl_otel.net.tls import ambient
 from agl_otel.queue.client import AttemptUpdate, QueueClient
 from agl_otel.runner.certificates import Certificates, certificates
-from agl_otel.runner.completion import Completion, Ended, closing_session, persist
+from agl_otel.runner.completion import Completion, Ended, proxy_session, retry_unavailable
 from agl_otel.runner.environment import Addresses
 from agl_otel.runner.job import Agent, ClosingAgent, HookedAgent, Job, RecordedAgent
-from agl_otel.runner.ledgers import Ledgers, Left
-from agl_otel.runner.output import LogExporter, Printed
+from agl_otel.runner.ledgers import Ledgers, OrphanedLedger
+from agl_otel.runner.output import AttemptOutput, LogExporter
 from agl_otel.runner.roots import RootSpans
 from agl_otel.runner.running import Run, RunnerEvent, outcome_of
 from agl_otel.runner.snapshot import SystemSnapshot, pause_seconds
@@ -38,24 +38,24 @@ from agl_otel.telemetry.setup import Telemetry
 from agl_otel.types import AttemptedRollout, Describe, NamedResources, RolloutMode
 from agl_otel_hook import conventions
 
-HEARTBEAT_SECONDS: Final = 5.0  # a cancellation reaches the agent about this late
-HEARTBEAT_JITTER_SECONDS: Final = 0.5  # runners that were started together do not beat together
-CLAIM_WAIT_SECONDS: Final = 20.0  # one long poll
+HEARTBEAT_SECONDS: Final = 5.0  # also the delay until a cancellation reaches the agent
+HEARTBEAT_JITTER_SECONDS: Final = 0.5  # spreads the heartbeats of runners that were started together
+CLAIM_WAIT_SECONDS: Final = 20.0  # of one long poll
 CLAIM_RETRY_SECONDS: Final = 1.0
 OUTPUT_SECONDS: Final = 2.0
-GRACE_SECONDS: Final = 30.0  # for what runs, when the runner is told to stop
-START_RETRY_SECONDS: Final = 60.0  # how long the collector or queue may be away before claimed attempts fail
+GRACE_SECONDS: Final = 30.0  # for running attempts, after a stop
+START_RETRY_SECONDS: Final = 60.0  # collector or queue outage after which claimed attempts fail
 FIND_STACK_SECONDS: Final = 60.0
-LEFT_SECONDS: Final = 5.0  # between two looks for ledgers of runners that died
-LEFT_LOOKS: Final = 12  # so often; and from then on
-LEFT_LONG_SECONDS: Final = 60.0
-_RESOURCES_KEPT: Final = 256
+ORPHAN_POLL_SECONDS: Final = 5.0  # between polls for ledgers of dead runners, after the start
+ORPHAN_FAST_POLLS: Final = 12  # number of those polls
+ORPHAN_SLOW_POLL_SECONDS: Final = 60.0  # between later polls
+_RESOURCES_CACHE_SIZE: Final = 256
 Claim = Callable[[int], Awaitable[list[AttemptedRollout]]]
 _log = logging.getLogger(__name__)
 
 
 def new_worker_id() -> str:
-    """Host, process and chance."""
+    """Make a worker id of host name, process id and a random suffix."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
 
 
@@ -65,21 +65,22 @@ class Runner:
     Args:
         queue: client of the stack's queue; stays open.
         telemetry: of this process; stays open.
-        agent: what to run (agents.py).
-        worker_id: who claims; None makes one of host, process and chance.
-        heartbeat_seconds: how often the queue hears from us, and we of cancellations; 0 or below: never.
-        heartbeat_jitter_seconds: by how much the time between two heartbeats varies; half of it at most.
-        snapshot: of the machine, told with each heartbeat; None makes one.
-        snapshot_in_thread: whether the snapshot is taken beside the event loop.
-        modes: only rollouts of these modes; empty: all.
-        labels: only rollouts that carry all of these.
-        max_rollouts: stop after so many were claimed; None: never.
-        on_event: called in the event loop when an attempt starts and when it is done with.
-        token: what collector and proxy ask for.
-        grace_seconds: how long what runs may go on after `stop`.
-        claim: instead of the queue's own claim: (limit) → rollouts.
-        output_seconds: how often what a running agent has printed is stored; 0 or below: only at its end.
-        timeout_seconds: how long an attempt may run, where its rollout does not ask for less; None: as long as the rollout says.
+        agent: runs the attempts (job.py).
+        concurrency: attempts that run at once.
+        worker_id: of the claims; None: `new_worker_id()`.
+        heartbeat_seconds: interval of heartbeats, which also carry cancellations to the runner; 0 or below: none are sent.
+        heartbeat_jitter_seconds: maximal deviation from that interval, capped at half of it.
+        snapshot: takes the system statistics of each heartbeat; None: a new SystemSnapshot.
+        snapshot_in_thread: whether it runs in a thread instead of the event loop.
+        modes: claim only rollouts of these modes; empty: all.
+        labels: claim only rollouts with all of these labels.
+        max_rollouts: stop after claiming this many; None: unlimited.
+        on_event: called in the event loop when an attempt starts and when it is completed.
+        token: bearer token of the stack.
+        grace_seconds: how long running attempts may go on after `stop`.
+        claim: replaces the queue's claim: (limit) → rollouts.
+        output_seconds: interval at which the output of running agents is stored; 0 or below: only when they end.
+        timeout_seconds: time limit of an attempt, where its rollout has no shorter one; None: the rollout's alone.
     """
 
     def __init__(
@@ -105,10 +106,10 @@ class Runner:
         timeout_seconds: float | None = None,
     ) -> None:
         if concurrency < 1:
-            raise UsageError(f"concurrency is {concurrency}: a runner needs at least one place")
+            raise UsageError(f"concurrency is {concurrency}: a runner needs at least 1")
         self.worker_id = worker_id or new_worker_id()
         self.counts: Counter[str] = Counter()
-        """claimed; succeeded, failed, timeout, cancelled; fenced, abandoned, and the errors of each step."""
+        """By claimed; succeeded, failed, timeout, cancelled; fenced, abandoned, refused; and errors by step."""
         self._queue, self._telemetry, self._agent = queue, telemetry, agent
         self._concurrency, self._max_rollouts = concurrency, max_rollouts
         self._modes, self._labels = list(modes), dict(labels or {})
@@ -119,7 +120,7 @@ class Runner:
         self._output_seconds, self._timeout_seconds = output_seconds, timeout_seconds
         self._logs: LogExporter | None = None
         self._roots: RootSpans | None = None
-        self._runs: dict[str, Run] = {}  # by attempt id, from the claim to the end of the agent
+        self._runs: dict[str, Run] = {}  # by attempt id, from claim until the agent has ended
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._resources: dict[tuple[str, int | None], NamedResources] = {}
@@ -130,23 +131,23 @@ class Runner:
         self._ledgers: Ledgers | None = None
 
     async def run(self, stop: asyncio.Event) -> Counter[str]:
-        """Run until `max_rollouts` are done or `stop` is set; what runs then is finished within the grace. Returns the counts.
+        """Run until `max_rollouts` are done, or until `stop` is set and running attempts finished or used up the grace period.
 
-        Cancelling this ends every agent at once. Raises UnavailableError where no stack is found.
+        Returns the counts. Cancelling this ends every agent immediately. Raises UnavailableError where no stack is found.
         """
-        addresses = await persist(self._find_stack, seconds=FIND_STACK_SECONDS)
+        addresses = await retry_unavailable(self._find_stack, seconds=FIND_STACK_SECONDS)
         self._prepare(addresses)
-        ledgers = self._ledgers = self._own_ledgers()
+        ledgers = self._ledgers = self._open_ledgers()
         logs = self._logs = LogExporter(addresses.collector_grpc, token=self._token)
         roots = self._roots = RootSpans(addresses.collector_grpc, self._telemetry.resource, token=self._token)
         completion = Completion(self._queue, self._telemetry, logs, self._proxies, self.counts, self._ended, token=self._token)
         self._completion = completion
-        background = [asyncio.create_task(completion.run()), asyncio.create_task(self._hand_in_left(ledgers, completion))]
+        background = [asyncio.create_task(completion.run()), asyncio.create_task(self._report_orphaned(ledgers, completion))]
         if self._heartbeat_seconds > 0:
             background.append(asyncio.create_task(self._heartbeats()))
         try:
             await self._claim_until(stop)
-            await self._until_ended(stop)
+            await self._wait_for_runs(stop)
             await self._finish()
         finally:
             for run in self._runs.values():
@@ -161,68 +162,70 @@ class Runner:
             await roots.close()
         return self.counts
 
-    async def _begun(self, ledgers: Ledgers, keys: Sequence[tuple[str, str]]) -> Ledgers | None:
-        """The ledgers with folders for these attempts; None where there can be none, which leaves the attempts without a proof."""
+    async def _create_ledgers(self, ledgers: Ledgers, keys: Sequence[tuple[str, str]]) -> Ledgers | None:
+        """Create the ledgers of these attempts; None where that fails, which leaves the attempts without span counts."""
         try:
-            await asyncio.to_thread(ledgers.begin, keys)
+            await asyncio.to_thread(ledgers.create, keys)
         except OSError as error:
             self.counts["ledger_errors"] += 1
-            _log.error("what %d attempts do is not counted, so they cannot be complete: %s", len(keys), error)
+            _log.error("the spans of %d attempts are not counted, so their verdicts cannot be complete: %s", len(keys), error)
             return None
         return ledgers
 
-    def _own_ledgers(self) -> Ledgers:
-        assert self._description is not None, "the stack was found"
+    def _open_ledgers(self) -> Ledgers:
+        assert self._description is not None, "run() has found the stack"
         store = self._description.queue or ""
         recorded = isinstance(self._agent, RecordedAgent)
         try:
-            ledgers = Ledgers(store, self._agent.reach, self._agent.shown) if isinstance(self._agent, RecordedAgent) else Ledgers(store)
+            ledgers = (
+                Ledgers(store, self._agent.reach, self._agent.description) if isinstance(self._agent, RecordedAgent) else Ledgers(store)
+            )
         except OSError as error:
-            raise UsageError(f"a runner needs a folder in which its agents' processes count their spans: {error}") from None
+            raise UsageError(f"the folder in which agents' processes count their spans cannot be used: {error}") from None
         self._telemetry.keep_records(ledgers.root)
         if not recorded:
-            os.environ[conventions.ENV_LEDGER] = str(ledgers.root)  # of what the agent starts from this process
+            os.environ[conventions.ENV_LEDGER] = str(ledgers.root)  # for processes that the agent starts from this one
         return ledgers
 
-    async def _hand_in_left(self, ledgers: Ledgers, completion: Completion) -> None:
-        """Hand in the ledgers of runners that died, as soon as the processes of their attempts are gone."""
-        for look in itertools.count(1):
+    async def _report_orphaned(self, ledgers: Ledgers, completion: Completion) -> None:
+        """Report the ledgers of dead runners, once the processes of their attempts are gone."""
+        for poll in itertools.count(1):
             try:
-                left = await asyncio.to_thread(ledgers.left)
-                if left:
-                    await self._hand_in(left, completion)
-                for each in left:
-                    await asyncio.to_thread(ledgers.forget_left, each)
-            except Exception:  # noqa: BLE001 - the boundary: what others left never stops a runner
+                orphans = await asyncio.to_thread(ledgers.orphaned)
+                if orphans:
+                    await self._report_ledgers(orphans, completion)
+                for orphan in orphans:
+                    await asyncio.to_thread(ledgers.remove_orphaned, orphan)
+            except Exception:  # noqa: BLE001 - boundary: ledgers of other runners must never stop this one
                 self.counts["ledger_errors"] += 1
-                _log.exception("what other runners left could not be handed in")
-            await asyncio.sleep(LEFT_SECONDS if look < LEFT_LOOKS else LEFT_LONG_SECONDS)
+                _log.exception("ledgers of dead runners could not be reported")
+            await asyncio.sleep(ORPHAN_POLL_SECONDS if poll < ORPHAN_FAST_POLLS else ORPHAN_SLOW_POLL_SECONDS)
 
-    async def _hand_in(self, left: Sequence[Left], completion: Completion) -> None:
-        """Hand these in, and close their attempts at the proxies, as their runner would have done. What it has handed in itself stays."""
-        attempts = await persist(lambda: self._queue.query_attempts(sorted({each.rollout_id for each in left})))
-        known = {attempt.attempt_id for attempt in attempts if attempt.ledger is not None}
-        ledgers = {(each.rollout_id, each.attempt_id): each.ledger for each in left if each.attempt_id not in known}
+    async def _report_ledgers(self, orphans: Sequence[OrphanedLedger], completion: Completion) -> None:
+        """Close the attempts at the proxies and report their ledgers to the queue, except where their runner has reported one."""
+        attempts = await retry_unavailable(lambda: self._queue.query_attempts(sorted({each.rollout_id for each in orphans})))
+        reported = {attempt.attempt_id for attempt in attempts if attempt.ledger is not None}
+        ledgers = {(each.rollout_id, each.attempt_id): each.ledger for each in orphans if each.attempt_id not in reported}
         if not ledgers:
             return
-        async with closing_session() as session:
+        async with proxy_session() as session:
             seals = await completion.close(session, [*ledgers])
         updates = [
             AttemptUpdate(rollout_id=key[0], attempt_id=key[1], ledger=ledger, seals=seals.get(key, {})) for key, ledger in ledgers.items()
         ]
-        for update, error in zip(updates, await persist(lambda: self._queue.report(updates)), strict=True):
+        for update, error in zip(updates, await retry_unavailable(lambda: self._queue.report(updates)), strict=True):
             if error is not None:
-                _log.warning("the ledger of attempt %s was not taken: %s", update.attempt_id, error)
+                _log.warning("the queue refused the ledger of attempt %s: %s", update.attempt_id, error)
 
     # --- claiming
 
     async def _claim_until(self, stop: asyncio.Event) -> None:
         stopping = asyncio.create_task(stop.wait())
         try:
-            while not stop.is_set() and (limit := await self._places(stopping)) > 0:
+            while not stop.is_set() and (limit := await self._free_slots(stopping)) > 0:
                 claimed = await self._claim(limit, stopping)
                 if stop.is_set():
-                    with contextlib.suppress(AglError):  # or the watchdog finds them
+                    with contextlib.suppress(AglError):  # otherwise the queue's watchdog times them out
                         await self._queue.release(claimed)
                 elif claimed:
                     self.counts["claimed"] += len(claimed)
@@ -232,8 +235,8 @@ class Runner:
         finally:
             stopping.cancel()
 
-    async def _places(self, stopping: asyncio.Task[bool]) -> int:
-        """Wait for free places; how many may be claimed now. 0: no more, or time to stop."""
+    async def _free_slots(self, stopping: asyncio.Task[bool]) -> int:
+        """Wait for free slots; return how many rollouts to claim. 0: `max_rollouts` reached, or stopping."""
         while not stopping.done():
             left = self._concurrency if self._max_rollouts is None else self._max_rollouts - self.counts["claimed"]
             if left <= 0:
@@ -262,28 +265,28 @@ class Runner:
             await asyncio.wait({stopping}, timeout=CLAIM_RETRY_SECONDS)
             return []
         finally:
-            claim.cancel()  # the client gives back what the queue had given already
+            claim.cancel()  # the client releases rollouts that the queue has already handed out
 
     # --- running
 
     async def _start(self, claimed: Sequence[AttemptedRollout]) -> None:
-        """Give each claimed attempt its resources and its root span, then its agent. What fails here fails the attempts."""
+        """Fetch the resources and export the root span of each claimed attempt, then start its agent. Errors fail the attempts."""
         assert self._roots is not None
         keys = [(r.rollout_id, r.attempt.attempt_id) for r in claimed]
         ledgers = self._ledgers
         hooked = isinstance(self._agent, HookedAgent) and self._agent.hooked
         try:
-            addresses = await persist(self._find_stack, seconds=START_RETRY_SECONDS)
+            addresses = await retry_unavailable(self._find_stack, seconds=START_RETRY_SECONDS)
             self._prepare(addresses)
             resources = await self._resources_of_all(claimed)
             if ledgers is not None:
-                ledgers = await self._begun(ledgers, keys)
+                ledgers = await self._create_ledgers(ledgers, keys)
             parents = await self._roots.export(keys, hooked=hooked, seconds=START_RETRY_SECONDS)
         except AglError as error:
             for rollout in claimed:
                 self._not_started(Job(rollout, {}, Addresses("", ""), ""), error)
             return
-        except Exception as error:  # noqa: BLE001 - the boundary: a claim that cannot be started never stops the runner
+        except Exception as error:  # noqa: BLE001 - boundary: a failed start must never stop the runner
             self.counts["start_errors"] += 1
             _log.exception("claimed attempts could not be started")
             for rollout in claimed:
@@ -298,7 +301,7 @@ class Runner:
                 self._spawn(self._run(job))
 
     def _prepare(self, addresses: Addresses) -> None:
-        if addresses != self._addresses:  # at first, and when the stack has moved
+        if addresses != self._addresses:  # before the first attempt, and after the stack moved
             self._addresses = addresses
             self._agent.prepare(addresses)
 
@@ -306,7 +309,7 @@ class Runner:
         self._end(Ended(job, "failed", f"the attempt could not be started: {error}"))
 
     async def _run(self, job: Job) -> None:
-        """Run one attempt to its end, whatever that is."""
+        """Run one attempt and pass the result to completion."""
         run = self._runs[job.attempt_id]
         self._event(RunnerEvent("started", *job.key))
         over = asyncio.Event()
@@ -323,7 +326,7 @@ class Runner:
         self._end(ended)
 
     async def _store_output(self, job: Job, over: asyncio.Event) -> None:
-        """Store what the agent prints while it runs; the rest is stored with its end."""
+        """Store the agent's output while it runs; completion stores the rest."""
         assert self._logs is not None
         while self._output_seconds > 0:
             with contextlib.suppress(TimeoutError):
@@ -332,10 +335,10 @@ class Runner:
             if over.is_set():
                 return
             try:
-                await self._logs.export([Printed(*job.key, job.traceparent, job.captures, final=False)])
+                await self._logs.export([AttemptOutput(*job.key, job.traceparent, job.captures, final=False)])
             except AglError as error:
                 self.counts["output_errors"] += 1
-                _log.warning("output is stored later: %s", error)
+                _log.warning("the output of attempt %s is stored later: %s", job.attempt_id, error)
 
     def _end(self, ended: Ended) -> None:
         assert self._completion is not None
@@ -349,7 +352,7 @@ class Runner:
         self._event(RunnerEvent("ended", *ended.job.key, outcome_of(ended), ended.error, ended.seconds, ended.spans, ended.reward))
 
     async def _resources_of_all(self, claimed: Sequence[AttemptedRollout]) -> list[NamedResources | BaseException]:
-        """The resources of each, or why there are none. Where all are at hand this neither waits nor makes a task."""
+        """Return the resources of each, or the exception. If all are cached, no task is created."""
         if all(r.resources_id is None or (r.resources_id, r.resources_version) in self._resources for r in claimed):
             return [await self._resources_of(rollout) for rollout in claimed]
         return await asyncio.gather(*map(self._resources_of, claimed), return_exceptions=True)
@@ -359,15 +362,15 @@ class Runner:
             return {}
         key = (rollout.resources_id, rollout.resources_version)
         if key not in self._resources:
-            update = await persist(lambda: self._queue.get_resources(key[0], version=key[1]), seconds=START_RETRY_SECONDS)
+            update = await retry_unavailable(lambda: self._queue.get_resources(key[0], version=key[1]), seconds=START_RETRY_SECONDS)
             if update is None:
                 raise AgentError(f"the queue has no resources {key[0]} version {key[1]}, which rollout {rollout.rollout_id} asks for")
-            while len(self._resources) >= _RESOURCES_KEPT:
+            while len(self._resources) >= _RESOURCES_CACHE_SIZE:
                 self._resources.pop(next(iter(self._resources)))
             self._resources[key] = update.resources
         return self._resources[key]
 
-    # --- beside it
+    # --- heartbeats, discovery and stopping
 
     async def _heartbeats(self) -> None:
         while True:
@@ -375,10 +378,10 @@ class Runner:
                 await self._heartbeat()
             except AglError as error:
                 self.counts["heartbeat_errors"] += 1
-                _log.warning("no heartbeat: %s", error)
-            except Exception:  # noqa: BLE001 - the boundary: a runner without heartbeats would lose its attempts
+                _log.warning("heartbeat failed: %s", error)
+            except Exception:  # noqa: BLE001 - boundary: without heartbeats the runner would lose its attempts
                 self.counts["heartbeat_errors"] += 1
-                _log.exception("no heartbeat")
+                _log.exception("heartbeat failed")
             await asyncio.sleep(pause_seconds(self._heartbeat_seconds, self._heartbeat_jitter_seconds))
 
     async def _heartbeat(self) -> None:
@@ -392,10 +395,10 @@ class Runner:
         self._description = await self._queue.describe()
 
     async def _find_stack(self) -> Addresses:
-        """Where the stack is. Raises UnavailableError while there is no collector."""
+        """Return the stack's addresses. Raises UnavailableError while there is no collector."""
         if self._description is None or self._description.collector_grpc is None:
             self._description = await self._queue.describe()
-        if self._certificates is None:  # once: the settings are read from the environment and a file, which every start would wait for
+        if self._certificates is None:  # cached: loading them reads settings files, which would delay every start
             self._certificates = certificates(ambient())
         addresses = Addresses.of(self._description, self._certificates)
         if addresses is None:
@@ -403,13 +406,13 @@ class Runner:
         return addresses
 
     async def _proxies(self) -> Sequence[str]:
-        """Those of now: one that is newer than the last heartbeat may have served an attempt. The known ones, where the queue is away."""
+        """Ask the queue for the proxies, since a new one may have served an attempt; where it is unavailable, the last known ones."""
         with contextlib.suppress(AglError):
             self._description = await self._queue.describe()
         return self._description.proxies if self._description else ()
 
-    async def _until_ended(self, stop: asyncio.Event) -> None:
-        """Enough was claimed: what runs may take its time, unless somebody says stop."""
+    async def _wait_for_runs(self, stop: asyncio.Event) -> None:
+        """Wait until all running attempts have ended, without a time limit, or until `stop` is set."""
         waits = {asyncio.create_task(self._all_ended()), asyncio.create_task(stop.wait())}
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -418,7 +421,7 @@ class Runner:
                 wait.cancel()
 
     async def _finish(self) -> None:
-        """Let what runs finish within the grace, end the rest, and bring all of it to its end."""
+        """Give running attempts the grace period, end the rest, and wait until all are completed."""
         assert self._completion is not None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._grace_seconds):
@@ -430,7 +433,7 @@ class Runner:
                 await self._all_ended()
                 await self._completion.drained()
         except TimeoutError:
-            _log.error("the runner stops with results that nobody took: attempts %s", [*self._runs, *self._completion.pending])
+            _log.error("the runner stops before these attempts were reported: %s", [*self._runs, *self._completion.pending])
 
     async def _all_ended(self) -> None:
         while self._runs:
@@ -447,6 +450,6 @@ class Runner:
             return
         try:
             self._on_event(event)
-        except Exception:  # noqa: BLE001 - the boundary: who watches never stops what is watched
+        except Exception:  # noqa: BLE001 - boundary: an observer's error must never stop the runner
             self.counts["event_errors"] += 1
             _log.exception("on_event failed")

@@ -1,7 +1,6 @@
-"""How the machine of a runner is doing: what its heartbeats tell the queue beside its counts, under the keys of Agent Lightning 0.3.
+"""System statistics of a runner's machine, sent with each heartbeat under the keys of Agent Lightning 0.3.
 
-Read from /proc; where a system has none, what cannot be read is left out. A snapshot never raises for that: a heartbeat matters more.
-In keys gb is 2^30 bytes and mb 2^20.
+They are read from /proc; values that cannot be read are left out without an error. In keys, gb means 2^30 bytes and mb 2^20 bytes.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-GPU_SECONDS: Final = 5.0  # how long nvidia-smi may take
+GPU_SECONDS: Final = 5.0  # time limit of nvidia-smi
 _GPU_QUERY: Final = ("--query-gpu=name,utilization.gpu,memory.used,memory.total,temperature.gpu", "--format=csv,noheader,nounits")
 _GPU_KEYS: Final = ("util_pct", "mem_used_mb", "mem_total_mb", "temp_c")
 _IDLE: Final = (3, 4)  # idle and iowait in the first line of /proc/stat
-_TICKS: Final = 8  # user nice system idle iowait irq softirq steal; guests are in user already
+_TICKS: Final = 8  # user nice system idle iowait irq softirq steal; guest time is part of user
 
 
 class SystemSnapshot:
-    """Takes snapshots of this machine; the use of its processors is since the one before, or since this was made."""
+    """Takes snapshots of this machine. CPU usage is measured since the previous snapshot (the first: since construction)."""
 
     def __init__(self, *, gpu: bool = False, proc: Path = Path("/proc")) -> None:
         self._gpu = gpu
@@ -32,9 +31,9 @@ class SystemSnapshot:
         self._fixed: dict[str, Any] = {"host": platform.node(), "os": platform.platform(), "cpu_threads": os.cpu_count(), **self._cores()}
 
     def take(self) -> dict[str, Any]:
-        """The machine now: timestamp (Unix seconds), host, os, cpu_*, load_1m, load_5m, load_15m, mem_*, disk_* (of the root), bytes_*.
+        """Return timestamp (Unix seconds), host, os, cpu_*, load_1m, load_5m, load_15m, mem_*, disk_* (of the root) and bytes_*.
 
-        With `gpu` also gpus: a dict each, where nvidia-smi finds some.
+        With `gpu` also gpus, a list of dicts, if nvidia-smi finds any.
         """
         taken = {"timestamp": time.time(), **self._fixed, **self._cpu(), **_load(), **self._memory(), **_disk(), **self._network()}
         if self._gpu and (gpus := _gpus()):
@@ -87,13 +86,13 @@ class SystemSnapshot:
 
 
 def pause_seconds(interval_seconds: float, jitter_seconds: float) -> float:
-    """How long until the next heartbeat: the interval, give or take up to the jitter, but never by more than half the interval."""
+    """Draw the pause until the next heartbeat: the interval ± the jitter, which is capped at half the interval."""
     jitter = min(abs(jitter_seconds), interval_seconds / 2)
     return interval_seconds + random.uniform(-jitter, jitter)
 
 
 def gpus_of(listing: str) -> list[dict[str, Any]]:
-    """What nvidia-smi lists, a line for each GPU: gpu (its name), util_pct, mem_used_mb, mem_total_mb, temp_c; None where it knows none."""
+    """Parse nvidia-smi's CSV into a dict per GPU: gpu (name), util_pct, mem_used_mb, mem_total_mb, temp_c; None for unknown values."""
     found: list[dict[str, Any]] = []
     for line in listing.splitlines():
         name, *numbers = (part.strip() for part in line.rsplit(",", len(_GPU_KEYS)))

@@ -1,7 +1,7 @@
-"""How the process of an attempt is started: anew, or as a fork of a warm parent (zygote/).
+"""Start the process of an attempt, either afresh or as a fork of a warm parent (zygote/).
 
-A program that cannot be forked is started anew, and the log says once why. Nothing of ours runs between fork and exec here: this
-process has threads (gRPC, OpenTelemetry).
+Programs that cannot be forked are started afresh, and the reason is logged once. No Python code runs between fork and exec here,
+because the runner has threads (gRPC, OpenTelemetry).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from agl_otel.errors import AgentError
 from agl_otel.net.auth import is_ours
 from agl_otel.runner.environment import DUMMY_API_KEY
 from agl_otel.runner.zygote import program as programs
-from agl_otel.runner.zygote.client import Forked, UnfitError, Zygote
+from agl_otel.runner.zygote.client import ForkedProcess, UnfitError, Zygote
 from agl_otel.service.private import given_umask
 from agl_otel.service.processes import spawn
 from agl_otel_hook import conventions
 
-_FEW_STARTS: Final = 3  # so many warm parents may die before every attempt is started anew
-_ATTEMPTS_OWN: Final = (
+_MAX_PARENT_STARTS: Final = 3  # after that many, warm parents are given up
+_ATTEMPT_VARIABLES: Final = (
     *(conventions.ENV_ROLLOUT_ID, conventions.ENV_ATTEMPT_ID, "TRACEPARENT", "BAGGAGE", "OTEL_RESOURCE_ATTRIBUTES"),
     *(
         conventions.ENV_TASK,
@@ -33,7 +33,7 @@ _ATTEMPTS_OWN: Final = (
     ),
 )
 _MODEL_KEYS: Final = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
-"""A warm parent has some: clients that are built where a module is imported ask for one."""
+"""Set to dummies in a warm parent: clients that are built at import time require a key."""
 _log = logging.getLogger(__name__)
 
 
@@ -42,11 +42,11 @@ class AgentProcess(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its id, and that of its group."""
+        """The process id, which is also the group's id."""
         ...
 
     async def wait(self) -> int:
-        """Wait until it has ended; its exit status, negative for a signal."""
+        """Wait until it has ended; return the exit status, negative for a signal."""
         ...
 
 
@@ -54,70 +54,70 @@ class Starter(Protocol):
     """Starts agents' processes."""
 
     async def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, stdout: int, stderr: int) -> AgentProcess:
-        """Start one. Raises OSError or ValueError where the system refuses."""
+        """Start a process. Raises OSError or ValueError where the system refuses."""
         ...
 
     def release(self, process: AgentProcess) -> None:
-        """Its group is ended."""
+        """Release a process whose group has ended."""
         ...
 
     async def close(self) -> None:
-        """End what it keeps."""
+        """End helper processes."""
         ...
 
 
-class Anew:
-    """A fresh process for each attempt, which gets SIGTERM from the kernel when this one dies."""
+class FreshStarter:
+    """Starts a new process for each attempt. The kernel sends it SIGTERM when this process dies."""
 
     def __init__(self, wrapper: Sequence[str] = ()) -> None:
         self._wrapper = list(wrapper)
 
     async def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, stdout: int, stderr: int) -> AgentProcess:
-        """Start it."""
+        """Start a process, in a process group of its own."""
         return await spawn([*self._wrapper, *argv], stdout=stdout, stderr=stderr, env=env, cwd=cwd, umask=given_umask())
 
     def release(self, process: AgentProcess) -> None:
-        """Nothing: asyncio has reaped it."""
+        """Do nothing: asyncio has reaped the process."""
 
     async def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: there are no helper processes."""
 
 
-class Warm:
-    """Forks of one warm parent, which is started with the first attempt; `anew` for what cannot be forked.
+class WarmStarter:
+    """Forks each process from a warm parent, which is started with the first attempt; `fresh` starts programs that cannot be forked.
 
-    `preload` names modules to load ahead, beside those that the program imports at its top.
+    `preload` names modules that the warm parent imports in addition to the program's top-level imports.
     """
 
-    def __init__(self, anew: Anew, preload: Sequence[str] = ()) -> None:
-        self._anew, self._preload = anew, list(preload)
+    def __init__(self, fresh: FreshStarter, preload: Sequence[str] = ()) -> None:
+        self._fresh, self._preload = fresh, list(preload)
         self._zygote: Zygote | None = None
         self._starting = asyncio.Lock()
         self._starts = 0
         self._unfit: str | None = None
         self.forks = 0
-        """How many attempts were forks."""
+        """Number of attempts that were forked."""
 
     async def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, stdout: int, stderr: int) -> AgentProcess:
-        """Fork it, or start it anew."""
+        """Fork a process from the warm parent, or start it afresh."""
         folder = (cwd or Path()).absolute()
-        found = programs.parse(argv[1:])
-        if isinstance(found, str):
-            self._give_up(found)
+        program = programs.parse(argv[1:])
+        if isinstance(program, str):
+            self._give_up(program)
         elif self._unfit is None:
             try:
-                zygote = await self._warm_parent(argv[0], env, folder, found)
-                forked = await zygote.fork(found, env, folder, stdout, stderr)
+                zygote = await self._warm_parent(argv[0], env, folder, program)
+                forked = await zygote.fork(program, env, folder, stdout, stderr)
             except UnfitError as error:
                 self._give_up(str(error), again=self._zygote is not None and not self._zygote.alive)
             else:
                 self.forks += 1
                 return forked
-        return await self._anew.start(argv, env, cwd, stdout, stderr)
+        return await self._fresh.start(argv, env, cwd, stdout, stderr)
 
     def release(self, process: AgentProcess) -> None:
         """Let the warm parent reap it."""
-        if isinstance(process, Forked):
+        if isinstance(process, ForkedProcess):
             process.release()
 
     async def close(self) -> None:
@@ -135,24 +135,24 @@ class Warm:
                 self._starts += 1
                 source = programs.source_of(program, folder)
                 learn_all = not programs.touches_environment(source)
-                general = {name: value for name, value in env.items() if name not in _ATTEMPTS_OWN}
-                general |= {name: DUMMY_API_KEY for name in _MODEL_KEYS if is_ours(general.get(name, ""))}
+                shared = {name: value for name, value in env.items() if name not in _ATTEMPT_VARIABLES}
+                shared |= {name: DUMMY_API_KEY for name in _MODEL_KEYS if is_ours(shared.get(name, ""))}
                 self._zygote = await Zygote.start(
-                    python, general, imports=programs.imports_at_the_top(source), preload=self._preload, learn_all=learn_all, cwd=folder
+                    python, shared, imports=programs.imports_at_the_top(source), preload=self._preload, learn_all=learn_all, cwd=folder
                 )
-                _log.info("agents are forks of a warm parent, process %d", self._zygote.pid)
+                _log.info("agents are forked from a warm parent, process %d", self._zygote.pid)
             return self._zygote
 
-    def _give_up(self, why: str, *, again: bool = False) -> None:
-        if again and self._starts < _FEW_STARTS:
-            _log.warning("%s; this attempt is started anew, the next gets another warm parent", why)
+    def _give_up(self, reason: str, *, again: bool = False) -> None:
+        if again and self._starts < _MAX_PARENT_STARTS:
+            _log.warning("%s; this attempt is started afresh, the next one gets a new warm parent", reason)
         elif self._unfit is None:
-            self._unfit = why
-            _log.warning("agents are started anew each time, which is slower: %s", why)
+            self._unfit = reason
+            _log.warning("agents are started afresh each time, which is slower: %s", reason)
 
 
-def refused(error: Exception, env: Mapping[str, str]) -> AgentError:
-    """Why the system did not start a process, in words."""
+def start_error(error: Exception, env: Mapping[str, str]) -> AgentError:
+    """Make the error for a process that the system did not start."""
     name, value = max(env.items(), key=lambda item: len(item[1]))
     hint = f" (The longest variable is {name} with {len(value)} characters; Linux takes about 131,000.)" if len(value) > 100_000 else ""
     return AgentError(f"the command could not be started: {error}.{hint}")

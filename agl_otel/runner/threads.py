@@ -1,7 +1,7 @@
-"""A user's function, sync or async, awaited; a sync one runs in a thread of its own.
+"""Await a user's function, sync or async; a sync one runs in its own daemon thread.
 
-Not a pool: a function that never returns would hold a place in it for ever, and the interpreter waits for a pool's threads at exit.
-These are daemons: one that is abandoned (a sync function cannot be killed) costs a thread until it returns, and nothing else.
+A thread pool would not do: a function that never returns would occupy a worker forever, and the interpreter waits for a pool's
+threads at exit. A daemon thread that is abandoned (it cannot be killed) costs only itself until the function returns.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _log = logging.getLogger(__name__)
 
 
 async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `function` with the caller's context: awaited where it is async, else in a thread; `asyncio.run` works in it.
+    """Call `function` in the caller's context and return its result; sync functions run in a thread and may use `asyncio.run`.
 
-    Cancelling this abandons a thread: what it still does and returns is discarded. `sys.exit` in it is an AgentError.
+    Cancelling this abandons the thread and discards its result. Raises what the function raises; SystemExit becomes AgentError.
     """
     if not is_async(function):
         result = await in_thread(lambda: function(*args, **kwargs))
@@ -35,13 +35,13 @@ async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling `function` gives a coroutine."""
+    """Return whether calling `function` gives a coroutine."""
     method: Any = vars(type(function)).get("__call__")  # an object with `async def __call__`
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
 
 
 async def in_thread(function: Callable[[], Any]) -> Any:
-    """Run `function` in a daemon thread with the caller's context and wait for it."""
+    """Run `function` in a daemon thread in the caller's context and await its result."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
@@ -58,20 +58,20 @@ async def in_thread(function: Callable[[], Any]) -> Any:
         result, error = None, None
         try:
             result = context.run(function)
-        except StopIteration as raised:  # a future takes none
+        except StopIteration as raised:  # futures refuse StopIteration
             error = RuntimeError(f"the function raised StopIteration({raised.value!r})")
-        except Exception as raised:  # noqa: BLE001 - user code: carried over to the awaiting task
+        except Exception as raised:  # noqa: BLE001 - user code: raised in the awaiting task
             error = raised
         except BaseException as raised:  # noqa: BLE001 - user code: SystemExit in a task would end the runner
             error = _ended(raised)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=work, name="agl-agent", daemon=True).start()
     try:
         return await future
     except asyncio.CancelledError:
-        _log.warning("a sync function was told to end and cannot be: its thread goes on, and what it returns is dropped")
+        _log.warning("a cancelled sync function cannot be stopped: its thread goes on, and its result is discarded")
         raise
 
 

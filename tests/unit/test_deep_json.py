@@ -15,7 +15,7 @@ from agl_otel.cli.render import span_label
 from agl_otel.collector.adopt import input_of
 from agl_otel.errors import AgentError
 from agl_otel.proxy.parts import tool_call_part
-from agl_otel.runner.agents.http import answer_of
+from agl_otel.runner.agents.http import parse_answer
 from agl_otel.spans.conversations import NO_MESSAGES, written
 from agl_otel.types import Span
 
@@ -33,9 +33,9 @@ def test_what_is_nested_too_deep_harms_no_reader(deep: str) -> None:
     Console(file=io.StringIO()).print(span_label(span))
     assert input_of({"input.value": deep}) in (deep, None)
     assert tool_call_part("1", "f", deep)["arguments"] == deep
-    assert answer_of("text/event-stream", f"data: {deep}\n\n") == deep
-    with pytest.raises(AgentError, match="cannot be read"):
-        answer_of("application/json", deep)
+    assert parse_answer("text/event-stream", f"data: {deep}\n\n") == deep
+    with pytest.raises(AgentError, match="cannot be parsed"):
+        parse_answer("application/json", deep)
     assert read_calls(f"<tool_call>{deep}</tool_call>", "x")[1] == []
     call = {"function": {"name": "f", "arguments": deep}}
     assert for_template({"tool_calls": [call, {"function": {"arguments": {}}}]})["tool_calls"][0] == call

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from agl_otel.runner.__main__ import line_of
+from agl_otel.runner.__main__ import event_line
 from agl_otel.runner.running import RunnerEvent
 from agl_otel.service.logs import JsonFormatter, TextFormatter
 from agl_otel.text import json_text, printable, printable_lines
@@ -31,7 +31,7 @@ def test_what_is_shown_is_not_obeyed(text: str) -> None:
     assert not obeyed(printable_lines(f"first\n{text}"))
     assert not obeyed(json_text({"a": [text]})) and json.loads(json_text({"a": [text]})) == {"a": [text]}
     event = RunnerEvent("ended", "ro-1", "at-1", outcome="failed", error=f"it broke\n{text}x", seconds=1.0)
-    assert not obeyed(line_of(event)) and "\n" not in line_of(event)
+    assert not obeyed(event_line(event)) and "\n" not in event_line(event)
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -1,4 +1,4 @@
-"""The agents a runner can run, by the names that users import."""
+"""The kinds of agents that a runner can run."""
 
 from __future__ import annotations
 

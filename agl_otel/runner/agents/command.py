@@ -1,7 +1,7 @@
-"""An agent that is a command: any program in any language, started once for each attempt.
+"""Command agents: any program in any language, started once for each attempt.
 
-It has a process group of its own, so that ending it ends what it started, and a kernel's promise (PDEATHSIG, by util-linux's setpriv)
-that it gets SIGTERM when the runner is killed. A Python program may be a fork of a warm parent instead (starting.py).
+Each process leads its own process group, so that its children end with it, and the kernel sends it SIGTERM when the runner is killed
+(PDEATHSIG, set by util-linux's setpriv). A Python program may be forked from a warm parent instead (starting.py).
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from typing import Any, Final, Literal
 from agl_otel.errors import AgentError, UsageError
 from agl_otel.runner import placeholders
 from agl_otel.runner.environment import Addresses, process_environment
-from agl_otel.runner.groups import end_group, end_leftovers, named_in_environments, register
+from agl_otel.runner.groups import end_detached, end_group, pids_with_attempt, register
 from agl_otel.runner.job import Grader, Job, grade
 from agl_otel.runner.limits import Limits
 from agl_otel.runner.output import KEEP_BYTES, Capture
 from agl_otel.runner.oversized import by_file
-from agl_otel.runner.starting import AgentProcess, Anew, Starter, Warm, refused
+from agl_otel.runner.starting import AgentProcess, FreshStarter, Starter, WarmStarter, start_error
 from agl_otel.types import LedgerReach
 from agl_otel_hook import conventions
 
-GRACE_SECONDS: Final = 5.0  # from SIGTERM to SIGKILL: time for an agent's hook to flush
-DRAIN_SECONDS: Final = 1.0  # how long output may still come from what outlives the agent's first process
+GRACE_SECONDS: Final = 5.0  # from SIGTERM to SIGKILL: lets the hook flush
+DRAIN_SECONDS: Final = 1.0  # for reading the rest of the output, in case another process holds the pipe open
 _INSTRUMENT: Final = "opentelemetry-instrument"
 _log = logging.getLogger(__name__)
 
 
 class CommandAgent:
-    """Runs `command` for each attempt; what it prints to stdout, stripped, is its answer.
+    """Runs `command` for each attempt; its stdout, stripped, is the answer.
 
     Args:
         command: program and arguments; `{name}` in an argument is filled from the task (placeholders.py).
-        grader: (task, answer) → reward. Without one only the agent's own spans carry a reward.
-        cwd: working directory; None means the runner's.
-        env: variables on top of the runner's own. What identifies the attempt cannot be overridden.
-        instrument: whether a Python program runs under opentelemetry-instrument. "auto": where that is installed beside its interpreter.
-        warm: whether an instrumented Python program is run as a fork of a warm parent, which has instrumentation and libraries loaded;
-            one that cannot be is started anew, and the log says why.
-        preload: installed modules that the warm parent loads beside those that the program imports at its top.
-        hooked: whether its processes run under our hook; None: where they are instrumented here, or the command itself says so.
-        limits: of memory and output; an attempt that passes one is ended and fails.
-        grace_seconds: from SIGTERM to SIGKILL when it has to end.
+        grader: (task, answer) → reward. Without one, only the agent's spans carry a reward.
+        cwd: working directory; None: the runner's.
+        env: variables added to the runner's. Those that identify the attempt cannot be overridden.
+        instrument: whether a Python program runs under opentelemetry-instrument. "auto": if it is installed beside the interpreter.
+        warm: whether an instrumented Python program is forked from a warm parent, which has instrumentation and libraries loaded;
+            a program that cannot be forked is started afresh, and the reason is logged.
+        preload: installed modules that the warm parent imports in addition to the program's top-level imports.
+        hooked: whether its processes run under the hook; None: if they are instrumented here or by the command itself.
+        limits: on memory and output; an attempt that exceeds one is ended and fails.
+        grace_seconds: from SIGTERM to SIGKILL when the process has to end.
 
-    Raises UsageError where the command is empty, is not there, or cannot be instrumented as asked.
+    Raises UsageError where the command is empty, not found, or cannot be instrumented as requested.
     """
 
     instrument: tuple[str, ...] = ()
@@ -76,90 +76,90 @@ class CommandAgent:
         self._cwd = Path(cwd) if cwd is not None else None
         self._command = _resolved(list(command), self._base, self._cwd)
         wrapper = wrapper_of(self._command, required=instrument is True) if instrument is not False else []
-        self._starter: Starter = Warm(Anew(wrapper), preload) if warm and wrapper else Anew(wrapper)
+        self._starter: Starter = WarmStarter(FreshStarter(wrapper), preload) if warm and wrapper else FreshStarter(wrapper)
         self.hooked = hooked if hooked is not None else bool(wrapper) or is_instrumented(self._command)
         self._grader = grader
         self._limits = limits or Limits()
         self._grace_seconds = grace_seconds
 
     def prepare(self, addresses: Addresses) -> None:
-        """Nothing: each process gets an environment of its own."""
+        """Do nothing: each process gets its own environment."""
 
     def check(self, task: Any) -> None:
-        """Raise UsageError where the task lacks what the command asks for."""
+        """Raise UsageError where the task cannot fill the command's placeholders."""
         placeholders.check(self._command, task)
 
     async def run(self, job: Job) -> None:
-        """Run the command; grade its answer. Raises AgentError with the exit code and the last lines of stderr where it failed."""
+        """Run the command and grade its answer. Raises AgentError with the exit code and the last lines of output where it failed."""
         argv = placeholders.fill(self._command, job.rollout.input)
         env = process_environment(self._base, job.rollout, job.resources, job.addresses, traceparent=job.traceparent, token=job.token)
         if job.ledgers is not None:
             env[conventions.ENV_LEDGER] = str(job.ledgers.root)
         stdout, stderr = Capture("stdout"), Capture("stderr")
         job.captures += [stdout, stderr]
-        with by_file(env) as given:
-            code = await self._execute(*self.launch(argv, given), stdout, stderr, job)
+        with by_file(env) as env:
+            code = await self._execute(*self.launch(argv, env), stdout, stderr, job)
         if code != 0:
-            raise AgentError(f"{self._named(code)}{_quoted(stderr.last_lines() or stdout.last_lines())}")
+            raise AgentError(f"{self._ending(code)}{_quoted(stderr.last_lines() or stdout.last_lines())}")
         if self._grader is None:
             return
         if stdout.cut_bytes:
-            raise AgentError(f"the agent printed {stdout.total_bytes} bytes: more than {KEEP_BYTES} are no answer to be graded")
+            raise AgentError(f"the agent printed {stdout.total_bytes} bytes: answers over {KEEP_BYTES} bytes are not graded")
         await grade(job, self._grader, stdout.text().strip())
 
     def launch(self, argv: list[str], env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
-        """What is started for an attempt, given its filled command and its environment."""
+        """Return the command line and environment to start, given the attempt's filled command and environment."""
         return argv, env
 
     async def _execute(self, argv: list[str], env: dict[str, str], stdout: Capture, stderr: Capture, job: Job) -> int:
-        """Run it to its end and give its exit status; when this is cancelled, end its group first."""
+        """Run the process and return its exit status; end its group in every case, also on cancellation."""
         async with contextlib.AsyncExitStack() as stack:
             pipes = [await _Pipe.open(capture, stack) for capture in (stdout, stderr)]
             try:
                 process = await self._starter.start(argv, env, self._cwd, pipes[0].write_end, pipes[1].write_end)
-            except (OSError, ValueError) as error:  # too long an environment, a NUL in an argument, no such folder
-                raise refused(error, env) from error
+            except (OSError, ValueError) as error:  # e.g. the environment is too long, an argument holds a NUL, the folder is missing
+                raise start_error(error, env) from error
             finally:
                 for pipe in pipes:
                     pipe.close_write_end()
             register(process.pid)
             try:
-                code = await self._limits.within(process, (stdout, stderr))
+                code = await self._limits.enforce(process, (stdout, stderr))
             finally:
                 await asyncio.shield(self._end(process, job))
-                with contextlib.suppress(TimeoutError):  # somebody who left the group holds the pipe
+                with contextlib.suppress(TimeoutError):  # a process that left the group may hold the pipe open
                     async with asyncio.timeout(DRAIN_SECONDS):
                         await asyncio.gather(*(pipe.closed.wait() for pipe in pipes))
             return code
 
     async def _end(self, process: AgentProcess, job: Job) -> None:
-        """End the group, and what has left it and is named in the attempt's ledger, or names the attempt in its environment."""
+        """End the group, and detached processes found by the attempt's ledger or by its id in their environment."""
 
-        def leftovers() -> set[int]:
-            named = job.ledgers.running(job.key) if job.ledgers is not None else set[int]()
-            return named | named_in_environments(job.attempt_id)
+        def detached() -> set[int]:
+            in_ledger = job.ledgers.running(job.key) if job.ledgers is not None else set[int]()
+            return in_ledger | pids_with_attempt(job.attempt_id)
 
         try:
             await end_group(process, self._grace_seconds)
         finally:
-            await end_leftovers(leftovers, self._grace_seconds)
+            await end_detached(detached, self._grace_seconds)
             self._starter.release(process)
 
     @property
     def reach(self) -> LedgerReach:
-        """Whether its processes run under our hook."""
+        """Whether its processes run under the hook."""
         return "hooked" if self.hooked else "unhooked"
 
     @property
-    def shown(self) -> str:
-        """The command, before anything is filled in."""
+    def description(self) -> str:
+        """The command, with its placeholders."""
         return " ".join(self._command)
 
     async def close(self) -> None:
-        """End the warm parent, where there is one."""
+        """End the warm parent, if there is one."""
         await self._starter.close()
 
-    def _named(self, code: int) -> str:
+    def _ending(self, code: int) -> str:
         program = Path(self._command[0]).name
         if code < 0:
             with contextlib.suppress(ValueError):
@@ -168,22 +168,22 @@ class CommandAgent:
 
 
 def is_instrumented(command: Sequence[str]) -> bool:
-    """Whether the command itself starts its program under our hook."""
+    """Return whether the command starts its program under opentelemetry-instrument."""
     return bool(command) and Path(command[0]).name == _INSTRUMENT
 
 
 def wrapper_of(command: list[str], *, required: bool = False) -> list[str]:
-    """What goes before `command` so that it is instrumented: nothing, or the opentelemetry-instrument of its interpreter.
+    """Return the words to put before `command` so that it is instrumented: its interpreter's opentelemetry-instrument, or none.
 
-    The one beside its interpreter is taken: another would bring the packages of another environment. Where there is none, or the
-    command is no Python program, nothing (with a warning, or UsageError where `required`).
+    Only the one beside the interpreter will do: another would bring the packages of another environment. For a command that is not a
+    Python program, or has none beside it, the list is empty (the latter with a warning); with `required`, UsageError is raised.
     """
     program = Path(command[0])
     if is_instrumented(command):
         return []
     if not program.name.startswith("python"):
         if required:
-            raise UsageError(f"{command[0]} is no Python program: start it under {_INSTRUMENT} in the command itself")
+            raise UsageError(f"{command[0]} is not a Python program: start it under {_INSTRUMENT} in the command itself")
         return []
     wrapper = program.parent / _INSTRUMENT
     if wrapper.exists():
@@ -196,7 +196,7 @@ def wrapper_of(command: list[str], *, required: bool = False) -> list[str]:
 
 
 class _Pipe:
-    """The read end of a pipe that feeds a capture. Not asyncio's own: there the end of a process waits for the end of its pipes."""
+    """A pipe whose read end feeds a capture. asyncio's own pipes would delay `Process.wait` until they are closed."""
 
     def __init__(self, write_end: int) -> None:
         self.write_end = write_end
@@ -230,7 +230,7 @@ class _Reader(asyncio.Protocol):
 
 
 def _resolved(command: list[str], env: Mapping[str, str], cwd: Path | None) -> list[str]:
-    """`command` with the path of its program. A bare `python` that PATH does not know is the interpreter we run on."""
+    """Resolve the path of the command's program. A bare `python` that is not on the PATH means the runner's interpreter."""
     program = command[0]
     if "/" in program:
         path = (cwd or Path()).absolute() / program
@@ -240,7 +240,7 @@ def _resolved(command: list[str], env: Mapping[str, str], cwd: Path | None) -> l
     if found is None and program in ("python", "python3"):
         found = sys.executable
     if found is None:
-        raise UsageError(f"there is no program {program!r} that can be run{'' if '/' in program else ' on the PATH'}")
+        raise UsageError(f"there is no program {program!r}{'' if '/' in program else ' on the PATH'} that can be executed")
     return [found, *command[1:]]
 
 

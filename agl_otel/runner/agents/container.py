@@ -1,7 +1,7 @@
-"""An agent in a container image: a command line for docker or podman, and otherwise a command like any other.
+"""Container agents: command agents whose command line is docker's or podman's.
 
-The container gets only what identifies the attempt, not the runner's own environment; values travel by the engine's environment, so
-that no token stands in a command line. It shares the host's network, where the stack's addresses mean the same.
+The container gets the attempt's variables, not the runner's environment. Their values are passed in the environment of the engine's
+client, so that no token appears on a command line. By default it shares the host's network, where the stack's addresses are valid.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from agl_otel_hook import conventions
 from agl_otel_hook.records import CONTAINER_ROOT, folder_of
 
 ENGINES: Final = ("docker", "podman")
-"""Where a container finds the folder in which its processes count."""
 _FILES: Final = (conventions.ENV_TASK_FILE, conventions.ENV_RESOURCES_FILE)
 
 
 class ContainerAgent(CommandAgent):
-    """Runs `image` for each attempt with `command` as its arguments; what it prints is its answer.
+    """Runs `image` for each attempt with `command` as its arguments; its stdout is the answer.
 
     Args:
-        image: what the engine runs.
+        image: the container image.
         command: arguments; `{name}` is filled from the task.
-        engine: docker or podman; None takes the first that is installed.
-        mounts: {folder here: folder in the container}, read-only.
-        network: the engine's network; another than "host" must reach the stack's addresses.
-        **options: those of CommandAgent but for `instrument`, `warm` and `preload`; `env` is what the container gets besides; `hooked`
-            is true by itself where `command` begins with opentelemetry-instrument.
+        engine: docker or podman; None: the first that is installed.
+        mounts: {host folder: folder in the container}, read-only.
+        network: the engine's network; one other than "host" must reach the stack's addresses.
+        **options: those of CommandAgent except `instrument`, `warm` and `preload`. `env` is added to the attempt's variables; `hooked`
+            defaults to whether `command` begins with opentelemetry-instrument.
 
     Raises UsageError where no engine is installed.
     """
@@ -61,21 +60,21 @@ class ContainerAgent(CommandAgent):
         self._base = dict(options.get("env") or {})
 
     def launch(self, argv: list[str], env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
-        """The engine's command line and environment."""
+        """Return the engine's command line and environment."""
         engine, *arguments = argv
         mounts = {**self._mounts, **{env[name]: env[name] for name in _FILES if name in env}}
         memory = self._limits.memory_bytes
-        written: dict[str, str] = {}
-        if root := env.get(conventions.ENV_LEDGER):  # the container gets its attempt's own folder only
+        writable: dict[str, str] = {}
+        if root := env.get(conventions.ENV_LEDGER):  # the container sees the ledger of its attempt only
             folder = folder_of(root, env[conventions.ENV_ROLLOUT_ID], env[conventions.ENV_ATTEMPT_ID])
-            written[str(folder)] = f"{CONTAINER_ROOT}/{folder.name}"
+            writable[str(folder)] = f"{CONTAINER_ROOT}/{folder.name}"
             env = {**env, conventions.ENV_LEDGER: CONTAINER_ROOT}
         return [
             *(engine, "run", "--rm", "--init", "--name", container_name(env[conventions.ENV_ATTEMPT_ID]), "--network", self._network),
             *(["--memory", str(memory)] if memory is not None else []),
             *(part for name in sorted(env) for part in ("--env", name)),
             *(part for source, target in sorted(mounts.items()) for part in ("--volume", f"{source}:{target}:ro")),
-            *(part for source, target in written.items() for part in ("--volume", f"{source}:{target}")),
+            *(part for source, target in writable.items() for part in ("--volume", f"{source}:{target}")),
             *(self._image, *arguments),
         ], {**os.environ, **env}  # fmt: skip
 
@@ -85,9 +84,9 @@ class ContainerAgent(CommandAgent):
             self._command[0], "rm", "--force", container_name(job.attempt_id),
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
-        await remover.wait()  # an engine's client that was killed leaves its container running
+        await remover.wait()  # needed because a container outlives the engine's client when that is killed
 
 
 def container_name(attempt_id: str) -> str:
-    """The name of an attempt's container."""
+    """Return the name of an attempt's container."""
     return f"agl-{attempt_id.replace(':', '-')}"

@@ -1,8 +1,8 @@
-"""An agent that is a Python function, sync or async; many attempts share the runner's process.
+"""Function agents: a Python function, sync or async. Many attempts share the runner's process.
 
-Their spans are told apart by the baggage that `attempt_scope` puts into the context, and so are their model calls at the proxy, with
-an OpenAI client whose base URL names no attempt. What it returns: a number or a dict of numbers is the reward; with a grader, any
-answer but None is graded; None means that the agent emitted its rewards itself, or has none.
+`attempt_scope` puts the attempt's ids into OpenTelemetry baggage, which attributes its spans, and its model calls at the proxy even
+though the base URL names no attempt. The function returns a reward (a number or a dict of numbers), or an answer for the grader; None
+means that it emitted its rewards itself or has none.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from agl_otel.types import PromptTemplate
 from agl_otel_hook import attempt_scope
 
 INSTRUMENT: Final = ("openai", "httpx", "httpx2", "threading")
-"""openai 3 sends through httpx2, earlier ones and others through httpx; a thread that an agent starts works for its attempt."""
+"""Instrumentors. openai 3 uses httpx2, other clients httpx; `threading` propagates the context to threads that an agent starts."""
 _log = logging.getLogger(__name__)
 
 
 class FunctionAgent:
-    """Runs `function` for each attempt, with the arguments that its parameters name (binding.py).
+    """Calls `function` for each attempt, with arguments bound to its parameter names (binding.py).
 
     Args:
-        function: sync (each call in a thread of its own; one that was cancelled goes on, and its result is discarded) or async.
+        function: async, or sync: then each call runs in its own thread, which goes on when cancelled and whose result is discarded.
         grader: (task, answer) → reward.
-        instrument: instrumentors for this process; the HTTP client's one carries the attempt's ids to the proxy.
+        instrument: names of instrumentors for this process; the HTTP client's one propagates the attempt's ids to the proxy.
     """
 
     def __init__(self, function: Callable[..., Any], *, grader: Grader | None = None, instrument: tuple[str, ...] = INSTRUMENT) -> None:
         if not callable(function):
-            raise UsageError(f"{function!r} is no function")
+            raise UsageError(f"{function!r} is not a function")
         self.instrument = instrument
-        self.hooked = True  # this process counts
+        self.hooked = True  # the runner's process counts its spans
         self._function = function
         self._binding = Binding(function)
         self._grader = grader
@@ -48,11 +48,11 @@ class FunctionAgent:
         os.environ.update(shared_environment(os.environ, addresses))
 
     def check(self, task: Any) -> None:
-        """Raise UsageError where the task lacks what the function's parameters name."""
+        """Raise UsageError where the task cannot fill the function's parameters."""
         self._binding.arguments({**dict.fromkeys(RESERVED), "task": task})
 
     async def run(self, job: Job) -> None:
-        """Call the function; emit or grade what it returns. Raises AgentError where it raised or returned what is neither."""
+        """Call the function and emit or grade its result. Raises AgentError where it raises or returns an unusable value."""
         prompts = (resource for resource in job.resources.values() if isinstance(resource, PromptTemplate))
         values = {
             "task": job.rollout.input,
@@ -65,7 +65,7 @@ class FunctionAgent:
         with attempt_scope(*job.key, traceparent=job.traceparent):
             try:
                 answer = await call(self._function, *args, **kwargs)
-            except Exception as error:  # the user's code: whatever it raises is data about this attempt
+            except Exception as error:  # user code: any exception fails this attempt only
                 _log.debug("%s raised in attempt %s", self._binding.name, job.attempt_id, exc_info=True)
                 raise AgentError(f"{self._binding.name} raised {type(error).__name__}: {error}") from error
         if answer is None:

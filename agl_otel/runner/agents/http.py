@@ -1,10 +1,9 @@
-"""An agent that is an HTTP endpoint: one POST for each attempt, to a service that somebody else runs.
+"""HTTP agents: one POST for each attempt, to a service that the runner does not start.
 
-The body is the task as JSON. Headers say whose request it is: `traceparent` and `baggage`, which an instrumented service hands on to
-its own model calls and spans, the ids (`agl-rollout-id`, `agl-attempt-id`), and `agl-openai-base-url`, the attempt's own address of
-the model, for a service that is not instrumented. Where the stack has a token, the attempt's own keys come in headers that nobody hands
-on: `agl-otlp-key`, which a service under the hook uses by itself, and `agl-openai-api-key`. What it answers is the agent's answer; a stream
-is read to its end.
+The request body is the task as JSON. Headers identify the attempt: `traceparent` and `baggage`, which an instrumented service propagates
+to its spans and model calls; `agl-rollout-id` and `agl-attempt-id`; and `agl-openai-base-url`, the attempt's model address for services
+without instrumentation. If the stack has a token, the attempt's keys come in headers that are not propagated: `agl-otlp-key`, which the
+hook picks up, and `agl-openai-api-key`. The response body is the answer; streams are read to their end.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ _DONE: Final = "[DONE]"
 
 
 class HttpAgent:
-    """Posts each task to `url`; what comes back, graded, is the reward.
+    """Posts each task to `url` and grades the response.
 
     Args:
         url: http or https; `{name}` in it is filled from the task.
-        grader: (task, answer) → reward. The answer is JSON as Python values, the joined text of an event stream, or text. Without
-            one an answer that is a number (or a dict of numbers) is the reward.
+        grader: (task, answer) → reward. The answer is decoded JSON, the joined text of an event stream, or stripped text. Without a
+            grader, an answer that is a number or a dict of numbers is the reward.
         headers: sent with every request, for example authorization.
-        hooked: whether the service runs under our hook, and with the instrumentation of its web framework, which takes over baggage.
-        output_bytes: an answer that is larger fails the attempt.
+        hooked: whether the service runs under the hook and its web framework's instrumentation, which extracts baggage.
+        output_bytes: size limit of the answer; a larger one fails the attempt.
 
-    Raises UsageError where `url` is no HTTP address.
+    Raises UsageError where `url` is not an HTTP address.
     """
 
     instrument: tuple[str, ...] = ()
@@ -60,40 +59,40 @@ class HttpAgent:
         output_bytes: int = KEEP_BYTES,
     ) -> None:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
-            raise UsageError(f"{url!r} is no HTTP address: write for example http://127.0.0.1:9000/solve")
+            raise UsageError(f"{url!r} is not an HTTP address: write for example http://127.0.0.1:9000/solve")
         self._url, self._grader, self._headers, self._output_bytes = url, grader, dict(headers or {}), output_bytes
         self.hooked = hooked
         self._session: aiohttp.ClientSession | None = None
 
     def prepare(self, addresses: Addresses) -> None:
-        """Nothing: the service has an environment of its own."""
+        """Do nothing: the service has its own environment."""
 
     def check(self, task: Any) -> None:
-        """Raise UsageError where the task lacks what the address asks for."""
+        """Raise UsageError where the task cannot fill the URL's placeholders."""
         placeholders.check([self._url], task)
 
     async def run(self, job: Job) -> None:
-        """Ask, read, grade. Raises AgentError where the service is away, answers with an error, or answers too much."""
+        """Post the task, read the response and grade it. Raises AgentError on connection errors, error statuses and oversized answers."""
         if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)  # the attempt has a limit of its own
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)  # the runner enforces the attempt's time limit
             tracing = aiohttp.TraceConfig()
-            tracing.on_request_redirect.append(_stay_with_its_origin)
+            tracing.on_request_redirect.append(_refuse_other_origin)
             connector = aiohttp.TCPConnector(limit=0)
             self._session = aiohttp.ClientSession(timeout=timeout, connector=connector, trust_env=True, trace_configs=[tracing])
         url = filled(self._url, job.rollout.input)
-        said = Capture("stdout", 2 * self._output_bytes)
-        job.captures.append(said)
+        body = Capture("stdout", 2 * self._output_bytes)
+        job.captures.append(body)
         try:
             async with self._session.post(URL(url, encoded=True), json=job.rollout.input, headers=self._request_headers(job)) as response:
-                job.answered |= answered_by(response)
+                job.answered |= process_header(response)
                 async for data in response.content.iter_any():
-                    said.feed(data)
-                    if said.total_bytes > self._output_bytes:
+                    body.feed(data)
+                    if body.total_bytes > self._output_bytes:
                         raise AgentError(f"{url} answers more than {self._output_bytes} bytes")
                 job.over = time.time()
                 if response.status >= 400:
-                    raise AgentError(f"{url} answers {response.status} {response.reason}: {said.last_lines() or 'nothing else'}")
-                answer = answer_of(response.content_type, said.text())
+                    raise AgentError(f"{url} answers {response.status} {response.reason}: {body.last_lines() or 'nothing else'}")
+                answer = parse_answer(response.content_type, body.text())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise AgentError(f"{url} does not answer: {error or type(error).__name__}") from error
         if self._grader is not None:
@@ -119,47 +118,47 @@ class HttpAgent:
         llm = attempt_llm(job.resources, *job.key, job.addresses.proxy, token=job.token)
         if llm is not None:
             headers[conventions.HEADER_OPENAI_BASE_URL] = llm.endpoint
-            if job.token and job.addresses.proxy is not None:  # else it is a provider's, which stays with whom it was given to
+            if job.token and job.addresses.proxy is not None:  # otherwise the key is the provider's, and stays here
                 headers[conventions.HEADER_OPENAI_API_KEY] = llm.api_key or ""
         if job.token:
             headers[conventions.HEADER_OTLP_KEY] = attempt_ingest_key(job.token, *job.key)
         return headers
 
 
-async def _stay_with_its_origin(_: aiohttp.ClientSession, __: object, told: aiohttp.TraceRequestRedirectParams) -> None:
-    named = told.url.join(URL(told.response.headers.get("location") or told.response.headers.get("uri", "")))
-    if conventions.HEADER_OTLP_KEY in told.headers and named.origin() != told.url.origin():
-        raise AgentError(f"{told.url.origin()} redirects to {named.origin()}, where the attempt's keys do not go: name that address")
+async def _refuse_other_origin(_: aiohttp.ClientSession, __: object, params: aiohttp.TraceRequestRedirectParams) -> None:
+    target = params.url.join(URL(params.response.headers.get("location") or params.response.headers.get("uri", "")))
+    if conventions.HEADER_OTLP_KEY in params.headers and target.origin() != params.url.origin():
+        raise AgentError(f"{params.url.origin()} redirects to {target.origin()}, where the attempt's keys are not sent: use that address")
 
 
-def answered_by(response: aiohttp.ClientResponse) -> dict[str, Answered]:
-    """{process marker: what it says} in the header of an answer; nothing where it is not of its form."""
+def process_header(response: aiohttp.ClientResponse) -> dict[str, Answered]:
+    """Parse the response header with the service's span counts: {process marker: Answered}, empty where absent or malformed."""
     found = re.fullmatch(r"([0-9a-f]{16});(\d{1,18});(\d{1,18})", response.headers.get(conventions.HEADER_PROCESS, ""))
     return {found[1]: Answered(begun=int(found[2]), streamed=response.content_length is None)} if found else {}
 
 
 def filled(url: str, task: Any) -> str:
-    """`url` with the task's values put in, each percent-encoded: a value never adds a path or a query of its own."""
+    """Fill the URL's placeholders with the task's values, percent-encoded so that they cannot add path segments or a query."""
     values = placeholders.values_of(task).items()
     return placeholders.fill(
         [url], {name: quote(value if isinstance(value, str) else json.dumps(value), safe="") for name, value in values}
     )[0]
 
 
-def answer_of(content_type: str, text: str) -> Any:
-    """An answer as a grader gets it: JSON as values, an event stream's text joined, anything else stripped."""
+def parse_answer(content_type: str, text: str) -> Any:
+    """Decode a response body for the grader: JSON, the joined text of an event stream, or stripped text. Raises AgentError."""
     if content_type == "text/event-stream":
         return _joined(text)
     if content_type == "application/json" or content_type.endswith("+json"):
         try:
             return json_of(text)
         except ValueError as error:
-            raise AgentError(f"the answer says that it is JSON and cannot be read: {error}") from error
+            raise AgentError(f"the answer's content type is JSON, but it cannot be parsed: {error}") from error
     return text.strip()
 
 
 def _joined(text: str) -> str:
-    """The data of an event stream's events; of chunks of a chat completion, what they add to the answer."""
+    """Join the data of an event stream's events; chunks of a chat completion contribute their content deltas."""
     parts: list[str] = []
     for event in text.replace("\r\n", "\n").split("\n\n"):
         data = "\n".join(line[5:].removeprefix(" ") for line in event.split("\n") if line.startswith("data:"))

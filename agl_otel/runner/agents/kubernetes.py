@@ -1,9 +1,9 @@
-"""An agent that is a Kubernetes Job: one for each attempt, made here, watched here and deleted here.
+"""Kubernetes agents: one Job for each attempt, created, watched and deleted by the runner.
 
-The Job is created asleep, then a Secret that it owns with all that identifies the attempt (its token, its task, its model), then it is
-woken: so no value of it stands in a Job, which more people may read than Secrets, and the Secret goes with the Job. A Job belongs to the
-pod of its runner, where that is known (AGL_POD_NAME and AGL_POD_UID): it goes with it. What an earlier life of this runner has left is
-deleted at the start. One watch serves all attempts of a runner.
+The Job is created suspended, then a Secret that it owns with the attempt's variables (keys, task, model), then the Job is resumed. So
+the Job, which more people may read than Secrets, holds none of these values, and the Secret is deleted with it. The Job is owned by the
+runner's pod where that is known (AGL_POD_NAME and AGL_POD_UID), and deleted with it. Jobs that a previous process of this runner left
+are deleted at the start. One watch serves all attempts of a runner.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ from agl_otel.types import LedgerReach
 from agl_otel_hook import conventions
 
 CONTAINER: Final = "agent"
-FILES_AT: Final = "/var/run/agl-otel"
+FILES_FOLDER: Final = "/var/run/agl-otel"
 RUNNER_LABEL: Final = "agl-otel/runner"
-SECRET_BYTES: Final = 1_000_000  # Kubernetes takes 1 MiB, names included
+SECRET_BYTES: Final = 1_000_000  # Kubernetes' limit is 1 MiB, names included
 GRACE_SECONDS: Final = 5  # from SIGTERM to SIGKILL
-GONE_SECONDS: Final = 15.0  # how long a deleted Job may take to be gone; running.py abandons the attempt after 20
-LOOK_SECONDS: Final = 15.0  # between two looks at a pod that has not ended
-AFTER_SECONDS: Final = 300  # a Job that nobody deletes goes so long after its end, and ends so long after its attempt's time
-REWATCH_SECONDS: Final = 0.5
-HOPELESS: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerError"})
-"""Why a container waits that will not begin by itself."""
+GONE_SECONDS: Final = 15.0  # wait for a deleted Job to disappear; running.py abandons the attempt after 20 s
+POD_POLL_SECONDS: Final = 15.0  # between checks of a pod that has not ended
+TTL_SECONDS: Final = 300  # Kubernetes ends an orphaned Job this long after the attempt's time limit, and deletes it this long after its end
+REWATCH_SECONDS: Final = 0.5  # pause before a failed watch is restarted
+FATAL_WAITING_REASONS: Final = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerError"}
+)
+"""Reasons of a waiting container that will never start."""
 _FILE_VARIABLES: Final = (
     *("OTEL_EXPORTER_OTLP_CERTIFICATE", "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", "OTEL_EXPORTER_OTLP_CLIENT_KEY"),
     *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
@@ -50,19 +52,19 @@ _log = logging.getLogger(__name__)
 
 
 class KubernetesAgent:
-    """Runs `image` as a Job for each attempt, with `command` as its arguments; what it prints is its answer.
+    """Runs `image` as a Job for each attempt, with `command` as its arguments; its output is the answer.
 
-    Kubernetes keeps stdout and stderr in one stream: with a grader an agent should print nothing but its answer.
+    Kubernetes merges stdout and stderr into one stream: with a grader, an agent should print nothing but its answer.
 
     Args:
-        image: the container's image.
+        image: the container image.
         command: arguments; `{name}` is filled from the task.
-        cluster: where the API server is; None: of the pod that this runs in.
+        cluster: the cluster to use; None: that of the runner's pod.
         grader: (task, answer) → reward.
-        env: what the container gets besides what identifies the attempt.
-        pod: fields of the pod's spec, merged into ours: nodeSelector, tolerations, serviceAccountName, …; its containers[0] is merged
-            into the agent's container: resources, volumeMounts, ….
-        hooked: whether its processes run under our hook; None: where `command` begins with opentelemetry-instrument.
+        env: variables added to those of the attempt.
+        pod: fields merged into the pod's spec: nodeSelector, tolerations, serviceAccountName, …; containers[0] is merged into the
+            agent's container: resources, volumeMounts, ….
+        hooked: whether its processes run under the hook; None: if `command` begins with opentelemetry-instrument.
 
     Raises UsageError where there is no cluster, or the extra `agl-otel[kubernetes]` is not installed.
     """
@@ -92,50 +94,50 @@ class KubernetesAgent:
 
     @property
     def reach(self) -> LedgerReach:
-        """They run on other machines."""
+        """Always "elsewhere": the processes run on other machines."""
         return "elsewhere"
 
     @property
-    def shown(self) -> str:
-        """The image and its command, before anything is filled in."""
+    def description(self) -> str:
+        """The image and the command, with its placeholders."""
         return " ".join([self._image, *self._command])
 
     def prepare(self, addresses: Addresses) -> None:
-        """Nothing: each Job gets an environment of its own."""
+        """Do nothing: each Job gets its own environment."""
 
     def check(self, task: Any) -> None:
-        """Raise UsageError where the task lacks what the command asks for."""
+        """Raise UsageError where the task cannot fill the command's placeholders."""
         placeholders.check(self._command, task)
 
     async def run(self, job: Job) -> None:
-        """Run the Job to its end; grade its answer. Raises AgentError with why it failed."""
+        """Run the Job to its end and grade its answer. Raises AgentError with the reason where it failed."""
         api, watch = await self._opened()
         argv = placeholders.fill(self._command, job.rollout.input)
         env = process_environment(self._env, job.rollout, job.resources, job.addresses, traceparent=job.traceparent, token=job.token)
-        said = Capture("stdout")
-        job.captures.append(said)
+        output = Capture("stdout")
+        job.captures.append(output)
         name = job_name(job.rollout_id, job.attempt_id)
         variables, files = as_secret(env)
         body = self._job(name, job, argv, files)
         ended = watch.expect(name)
         try:
-            made = await api.create("jobs", body)
-            watch.made(name)
-            await api.create("secrets", secret_body(name, made, variables))
+            created = await api.create("jobs", body)
+            watch.created(name)
+            await api.create("secrets", secret_body(name, created, variables))
             if files:
-                await api.create("secrets", secret_body(files_name(name), made, files))
+                await api.create("secrets", secret_body(files_name(name), created, files))
             await api.patch("jobs", name, {"spec": {"suspend": False}})
             finished = await self._finished(api, name, ended)
-            await self._read(api, name, said)
+            await self._read_log(api, name, output)
         finally:
             watch.forget(name)
             await asyncio.shield(self._end(api, watch, name))
         if problem := failure_of(finished):
-            raise AgentError(f"{problem}{_quoted(said)}")
+            raise AgentError(f"{problem}{_quoted(output)}")
         if self._grader is not None:
-            if said.cut_bytes:
-                raise AgentError(f"the agent printed {said.total_bytes} bytes: more than {KEEP_BYTES} are no answer to be graded")
-            await grade(job, self._grader, said.text().strip())
+            if output.cut_bytes:
+                raise AgentError(f"the agent printed {output.total_bytes} bytes: answers over {KEEP_BYTES} bytes are not graded")
+            await grade(job, self._grader, output.text().strip())
 
     async def close(self) -> None:
         """End the watch and the connections."""
@@ -152,7 +154,7 @@ class KubernetesAgent:
                 try:
                     left, _ = await api.list("jobs", labels)
                     for old in left:
-                        _log.warning("the Job %s is of an earlier life of this runner; it is deleted", old["metadata"]["name"])
+                        _log.warning("deleting the Job %s, which a previous process of this runner left", old["metadata"]["name"])
                         await api.delete("jobs", old["metadata"]["name"])
                 except BaseException:
                     await api.close()
@@ -165,40 +167,40 @@ class KubernetesAgent:
         return job_body(
             name, self._image, argv, rollout_id=job.rollout_id, attempt_id=job.attempt_id, owner=self._owner,
             owner_uid=os.environ.get("AGL_POD_UID", ""), files=files, pod=self._pod,
-            deadline_seconds=None if limit is None else int(limit) + AFTER_SECONDS,
+            deadline_seconds=None if limit is None else int(limit) + TTL_SECONDS,
         )  # fmt: skip
 
     async def _finished(self, api: KubernetesApi, name: str, ended: asyncio.Future[Object]) -> Object:
-        """The Job once it has ended. Raises AgentError where its pod will never begin."""
+        """Wait for the end of the Job and return it. Raises AgentError where its container will never start."""
         while True:
-            done, _ = await asyncio.wait({ended}, timeout=LOOK_SECONDS)
+            done, _ = await asyncio.wait({ended}, timeout=POD_POLL_SECONDS)
             if done:
                 return ended.result()
             for pod in await self._pods(api, name):
-                if why := stuck(pod):
-                    raise AgentError(f"the Job's container does not begin: {why}")
+                if reason := stuck(pod):
+                    raise AgentError(f"the Job's container does not start: {reason}")
 
-    async def _read(self, api: KubernetesApi, name: str, said: Capture) -> None:
+    async def _read_log(self, api: KubernetesApi, name: str, output: Capture) -> None:
         for pod in await self._pods(api, name):
             with contextlib.suppress(GoneError):
                 async for data in api.log(pod["metadata"]["name"], CONTAINER):
-                    said.feed(data)
-            if why := termination(pod):
-                raise AgentError(f"{why}{_quoted(said)}")
+                    output.feed(data)
+            if problem := termination(pod):
+                raise AgentError(f"{problem}{_quoted(output)}")
 
     async def _pods(self, api: KubernetesApi, name: str) -> list[Object]:
         pods, _ = await api.list("pods", f"job-name={name}")
         return pods
 
     async def _end(self, api: KubernetesApi, watch: JobWatch, name: str) -> None:
-        """Delete the Job, and wait until its pod is gone."""
+        """Delete the Job and wait until its pod is gone."""
         gone = watch.expect_gone(name)
         try:
             await api.delete("jobs", name, wait=True)
             async with asyncio.timeout(GONE_SECONDS):
                 await gone
         except TimeoutError:
-            _log.warning("the Job %s is deleted, and its pod is not gone after %.0f s", name, GONE_SECONDS)
+            _log.warning("the pod of the deleted Job %s still exists after %.0f s", name, GONE_SECONDS)
         except AgentError as error:
             _log.error("the Job %s could not be deleted: %s", name, error)
         finally:
@@ -206,7 +208,7 @@ class KubernetesAgent:
 
 
 class JobWatch:
-    """Tells of the Jobs with some labels when they have ended, and when they are gone."""
+    """Watches the Jobs with the given labels for their end and their deletion."""
 
     def __init__(self, api: KubernetesApi, labels: str) -> None:
         self._api, self._labels = api, labels
@@ -216,35 +218,35 @@ class JobWatch:
         self._task = asyncio.create_task(self._run(), name="kubernetes-watch")
 
     def expect(self, name: str) -> asyncio.Future[Object]:
-        """Resolves with the Job when it has ended; fails with GoneError when somebody deletes it."""
+        """Return a future of the ended Job; it raises GoneError if the Job is deleted before."""
         return self._ended.setdefault(name, asyncio.get_running_loop().create_future())
 
-    def made(self, name: str) -> None:
-        """It is there now: it is gone only when the watch says so."""
+    def created(self, name: str) -> None:
+        """Record that the Job exists, so that `expect_gone` waits for its deletion."""
         self._seen.add(name)
 
     def expect_gone(self, name: str) -> asyncio.Future[None]:
-        """Resolves when the Job is gone, at once where it never came."""
+        """Return a future that is done when the Job is gone; immediately if it was never created."""
         gone = self._gone.setdefault(name, asyncio.get_running_loop().create_future())
         if name not in self._seen and not gone.done():
             gone.set_result(None)
         return gone
 
     def forget(self, name: str) -> None:
-        """Nobody waits for it any more."""
+        """Cancel the futures of a Job."""
         for waiting in (self._ended.pop(name, None), self._gone.pop(name, None)):
             if waiting is not None:
                 waiting.cancel()
 
     async def close(self) -> None:
-        """End the watch."""
+        """Stop watching."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:
             try:
-                known = set(self._seen)  # before we ask: what comes meanwhile may not be in the answer
+                known = set(self._seen)  # taken before listing: Jobs created meanwhile may be missing from the list
                 jobs, version = await self._api.list("jobs", self._labels)
                 for job in jobs:
                     self._changed(job)
@@ -256,9 +258,9 @@ class JobWatch:
                     elif kind in ("ADDED", "MODIFIED"):
                         self._changed(job)
             except GoneError:
-                continue  # its place in history is too old: look at all, and watch from there
+                continue  # the resource version has expired: list again, and watch from there
             except AgentError as error:
-                _log.warning("%s; the watch begins again", error)
+                _log.warning("%s; restarting the watch", error)
                 await asyncio.sleep(REWATCH_SECONDS)
 
     def _changed(self, job: Object) -> None:
@@ -272,38 +274,39 @@ class JobWatch:
         self._seen.discard(name)
         ended, gone = self._ended.get(name), self._gone.get(name)
         if ended is not None and not ended.done():
-            ended.set_exception(GoneError(f"somebody deleted the Job {name}"))
+            ended.set_exception(GoneError(f"the Job {name} was deleted before it ended"))
         if gone is not None and not gone.done():
             gone.set_result(None)
 
 
 def job_name(rollout_id: str, attempt_id: str) -> str:
-    """The Job's name: an attempt's own, and one that Kubernetes takes whatever the ids are."""
+    """Return the name of an attempt's Job: unique, and valid in Kubernetes for any ids."""
     digest = hashlib.sha256(f"{rollout_id}/{attempt_id}".encode()).hexdigest()[:12]
     readable = re.sub(r"[^a-z0-9]+", "-", attempt_id.lower()).strip("-")[:36]
     return f"agl-{readable}-{digest}" if readable else f"agl-{digest}"
 
 
 def label(text: str) -> str:
-    """`text` as a value of a label."""
+    """Turn `text` into a valid label value."""
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[-63:].strip("-") or "none"
 
 
 def as_secret(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """({variable: value}, {name of a file: content}) of a process's environment. Raises AgentError where it is too large for a Secret.
+    """Split an environment into ({variable: value}, {file name: content}) for a Job's Secrets.
 
-    Files that variables name here, and values too long for a variable, become files there.
+    Certificate files that variables name, and values too long for a variable, become files in the container. Raises AgentError where
+    the environment is too large for a Secret.
     """
     variables, files = dict(env), dict[str, str]()
     for name in _FILE_VARIABLES:
         if path := variables.get(name):
             file = hashlib.sha256(path.encode()).hexdigest()[:8] + ".pem"
             files[file] = Path(path).read_text()
-            variables[name] = f"{FILES_AT}/{file}"
+            variables[name] = f"{FILES_FOLDER}/{file}"
     for name, by_file in _BY_FILE.items():
         if len(variables.get(name, "").encode()) > MAX_VARIABLE_BYTES:
             files[f"{name}.json"] = variables.pop(name)
-            variables[by_file] = f"{FILES_AT}/{name}.json"
+            variables[by_file] = f"{FILES_FOLDER}/{name}.json"
     size = sum(len(name) + len(value.encode()) for name, value in (*variables.items(), *files.items()))
     if size > SECRET_BYTES:
         raise AgentError(f"the attempt's task and resources are {size} bytes: a Kubernetes Secret takes {SECRET_BYTES}")
@@ -311,18 +314,18 @@ def as_secret(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def files_name(name: str) -> str:
-    """The Secret with a Job's files: another than that with its variables, all of whose keys become variables."""
+    """Return the name of the Secret with a Job's files. The other Secret's keys all become variables, so files need their own."""
     return f"{name}-files"
 
 
 def secret_body(name: str, job: Object, data: Mapping[str, str]) -> Object:
-    """A Secret that goes with the Job."""
-    about = job["metadata"]
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": about["name"], "uid": about["uid"], "blockOwnerDeletion": True}
+    """Build a Secret that is owned by the Job and deleted with it."""
+    metadata = job["metadata"]
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"], "blockOwnerDeletion": True}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": name, "ownerReferences": [owner], "labels": dict(about.get("labels") or {})},
+        "metadata": {"name": name, "ownerReferences": [owner], "labels": dict(metadata.get("labels") or {})},
         "immutable": True,
         "type": "Opaque",
         "stringData": dict(data),
@@ -342,7 +345,7 @@ def job_body(
     pod: Mapping[str, Any] | None = None,
     deadline_seconds: int | None = None,
 ) -> Object:
-    """The Job of one attempt, asleep. `argv` reaches the container as it is: Kubernetes' own $(VARIABLE) is not filled in."""
+    """Build the suspended Job of one attempt. `argv` reaches the container unchanged: `$` is escaped from Kubernetes' $(VARIABLE)."""
     labels = {"app.kubernetes.io/managed-by": "agl-otel", RUNNER_LABEL: label(owner)}
     ids = {"agl-otel/rollout": rollout_id, "agl-otel/attempt": attempt_id}
     container: Object = {
@@ -363,15 +366,15 @@ def job_body(
     if files:
         items = [{"key": file, "path": file} for file in sorted(files)]
         spec["volumes"] = [{"name": "agl-otel", "secret": {"secretName": files_name(name), "items": items}}]
-        container["volumeMounts"] = [{"name": "agl-otel", "mountPath": FILES_AT, "readOnly": True}]
+        container["volumeMounts"] = [{"name": "agl-otel", "mountPath": FILES_FOLDER, "readOnly": True}]
     body: Object = {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"name": name, "labels": labels, "annotations": ids},
         "spec": {
             "suspend": True,
-            "backoffLimit": 0,  # retries are the queue's
-            "ttlSecondsAfterFinished": AFTER_SECONDS,
+            "backoffLimit": 0,  # the queue retries
+            "ttlSecondsAfterFinished": TTL_SECONDS,
             **({"activeDeadlineSeconds": deadline_seconds} if deadline_seconds else {}),
             "template": {"metadata": {"labels": labels, "annotations": ids}, "spec": merged(spec, pod or {})},
         },
@@ -383,7 +386,7 @@ def job_body(
 
 
 def merged(ours: Any, theirs: Any) -> Any:
-    """`ours` with `theirs` in it: mappings by key, of lists of mappings the first into the first, other lists one after the other."""
+    """Merge `theirs` into `ours`: mappings by key; of lists of mappings, the first elements; other lists are concatenated."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         both: Object = {**ours}
         for key, value in theirs.items():
@@ -398,13 +401,13 @@ def merged(ours: Any, theirs: Any) -> Any:
 
 
 def condition_of(job: Object) -> Object | None:
-    """The condition that says that a Job has ended."""
+    """Return the condition of an ended Job (Complete or Failed); None while it runs."""
     conditions = (job.get("status") or {}).get("conditions") or []
     return next((c for c in conditions if c["type"] in ("Complete", "Failed") and c["status"] == "True"), None)
 
 
 def failure_of(job: Object) -> str:
-    """Why an ended Job failed; empty where it did not."""
+    """Return why an ended Job failed; empty where it succeeded."""
     condition = condition_of(job)
     if condition is None or condition["type"] == "Complete":
         return ""
@@ -412,7 +415,7 @@ def failure_of(job: Object) -> str:
 
 
 def termination(pod: Object) -> str:
-    """How a pod's container ended, in words; empty where it ended well or is not known to have ended."""
+    """Describe how a pod's container failed; empty where it succeeded or has not ended."""
     ended = _state(pod).get("terminated")
     if not ended or not ended.get("exitCode"):
         return ""
@@ -421,15 +424,15 @@ def termination(pod: Object) -> str:
 
 
 def stuck(pod: Object) -> str:
-    """Why a pod's container will not begin; empty where it may."""
+    """Return why a pod's container will never start; empty where it may."""
     waiting = _state(pod).get("waiting") or {}
-    return f"{waiting['reason']}: {waiting.get('message', '')}" if waiting.get("reason") in HOPELESS else ""
+    return f"{waiting['reason']}: {waiting.get('message', '')}" if waiting.get("reason") in FATAL_WAITING_REASONS else ""
 
 
 def check_pod(pod: object) -> Mapping[str, Any]:
-    """`pod` as the fields of a pod's spec. Raises UsageError."""
+    """Return `pod` if it is a mapping of pod spec fields. Raises UsageError otherwise."""
     if not isinstance(pod, Mapping):
-        raise UsageError('the fields of a pod are a JSON object: {"nodeSelector": {"gpu": "none"}}')
+        raise UsageError('the fields of a pod must be a JSON object, for example {"nodeSelector": {"gpu": "none"}}')
     return pod
 
 
@@ -438,5 +441,5 @@ def _state(pod: Object) -> Object:
     return next((status.get("state") or {} for status in statuses if status["name"] == CONTAINER), {})
 
 
-def _quoted(said: Capture) -> str:
-    return f": {lines}" if (lines := said.last_lines()) else " and printed nothing"
+def _quoted(output: Capture) -> str:
+    return f": {lines}" if (lines := output.last_lines()) else " and printed nothing"

@@ -1,9 +1,9 @@
-"""The zygote: a warm Python process that has the instrumentation and the agent's libraries loaded, and forks once for each attempt.
+"""The zygote: a warm Python process with instrumentation and the agent's libraries loaded, which forks once for each attempt.
 
-A fresh interpreter under opentelemetry-instrument spends seconds on imports that are the same every time. Here they are paid once:
-`parent.py` is the warm process, `child.py` what a fork does to become the agent, `client.py` the runner's side, `program.py` (pure)
-which commands can be run so. Nothing that belongs to an attempt exists before the fork: SDK, exporters, ids, random state and
-sockets are made in the child. The warm process runs the agent's interpreter, so little of ours may be imported there.
+It saves the seconds that a new interpreter under opentelemetry-instrument spends on imports. `parent.py` is the warm process, `child.py`
+turns a fork into the agent, `client.py` is the runner's side, `program.py` (pure) decides which commands can be forked. Nothing that
+belongs to an attempt exists before the fork: SDK, exporters, ids, random state and sockets are created in the child. The warm process
+runs in the agent's environment, so its modules import as little of agl_otel as possible.
 """
 
 from __future__ import annotations

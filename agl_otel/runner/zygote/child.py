@@ -1,7 +1,7 @@
-"""A fork of the warm parent becomes the agent: what the interpreter and opentelemetry-instrument do at a start, and nothing shared.
+"""Turn a fork of the warm parent into the agent: repeat what the interpreter and opentelemetry-instrument do at startup.
 
-Order matters: the environment first, then the hook (which builds SDK and exporters from it), then the user's program as `__main__`.
-The end is the interpreter's: threads are joined, exit handlers run, the status is that of `python agent.py`.
+Order matters: first the environment, then the hook (which builds SDK and exporters from it), then the user's program as `__main__`.
+The fork ends like an interpreter: threads are joined, exit handlers run, and the exit status is that of `python agent.py`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel send SIGTERM when the process that forked this one is gone."""
+    """Have the kernel send SIGTERM to this process when its parent dies (PR_SET_PDEATHSIG)."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def take_over(stdout: int, stderr: int) -> None:
-    """A session of its own, these streams, no input, the signals' defaults."""
+    """Start a new session with the given output streams, no input and default signal handlers."""
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -48,7 +48,7 @@ def take_over(stdout: int, stderr: int) -> None:
 
 
 def reseed() -> None:
-    """Randomness of its own: generators whose state a fork copies. (`random` does it itself; uuid4 and secrets ask the kernel.)"""
+    """Reseed the generators whose state the fork has copied. (uuid4 and secrets use the kernel's generator.)"""
     random.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(int.from_bytes(os.urandom(4), "little"))
@@ -57,16 +57,16 @@ def reseed() -> None:
 
 
 def run(program: Program, environment: dict[str, str], cwd: str, learn: int | None) -> NoReturn:
-    """Run the program to its end, in this process. `learn` is a memory file for what it loaded and built (learned.py)."""
+    """Run the program in this process and exit. `learn` is the descriptor of a memory file for the Learner's result (learned.py)."""
     status = 1
     learner = None if learn is None else learned.Learner()
     try:
         _place(program, environment, cwd)
         reseed()
-        learned.hand_out_contexts(learner)
+        learned.use_prepared_contexts(learner)
         warming.instrument_child()
         status = _execute(program)
-    except BaseException as error:  # noqa: BLE001 - the process's last frame: nothing may come back into the warm parent's loop
+    except BaseException as error:  # noqa: BLE001 - outermost frame of the fork: it must not return into the warm parent's loop
         status = _status_of(error)
     _end(status, learn, learner)
 
@@ -79,7 +79,7 @@ def _place(program: Program, environment: dict[str, str], cwd: str) -> None:
         sys.stdout.reconfigure(write_through=True)
     folder = str(Path(program.target).resolve().parent) if program.kind == "script" else (cwd if program.kind == "module" else "")
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path and path != warming.AUTO_FOLDER]
-    paths = [warming.AUTO_FOLDER, *(paths if cwd in paths else [cwd, *paths])]  # as opentelemetry-instrument sets it
+    paths = [warming.AUTO_FOLDER, *(paths if cwd in paths else [cwd, *paths])]  # like opentelemetry-instrument
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     sys.path[:] = [folder, *paths, *(path for path in sys.path if path and path not in paths)]
     names: dict[str, str] = {"code": "-c", "script": program.target, "module": "-m"}
@@ -93,7 +93,7 @@ def _execute(program: Program) -> int:
     sys.modules["__main__"] = main
     try:
         if program.kind == "module":
-            runpy._run_module_as_main(program.target)  # pyright: ignore[reportAttributeAccessIssue]  # what `python -m` itself calls
+            runpy._run_module_as_main(program.target)  # pyright: ignore[reportAttributeAccessIssue]  # private; called by `python -m`
         elif program.kind == "code":
             exec(compile(program.target, "<string>", "exec", dont_inherit=True), main.__dict__)
         else:
@@ -101,29 +101,29 @@ def _execute(program: Program) -> int:
             try:
                 source = loader.get_data(program.target)
             except OSError as error:
-                print(f"{sys.executable}: can't open file {program.target!r}: {error}", file=sys.stderr)  # noqa: T201 - as the interpreter
+                print(f"{sys.executable}: can't open file {program.target!r}: {error}", file=sys.stderr)  # noqa: T201 - like the interpreter
                 return 2
             main.__dict__.update(__file__=program.target, __loader__=loader, __cached__=None)
             exec(compile(source, program.target, "exec", dont_inherit=True), main.__dict__)
-    except BaseException as error:  # noqa: BLE001 - what a program raises is how it ends
+    except BaseException as error:  # noqa: BLE001 - any exception of the program determines its exit status
         return _status_of(error)
     return 0
 
 
 def _status_of(error: BaseException) -> int:
-    """The exit status that the interpreter gives for what a program raised, and what it prints about it."""
+    """Return the interpreter's exit status for an uncaught exception, and print what the interpreter prints."""
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return (error.code or 0) & 0xFF
-        print(error.code, file=sys.stderr)  # noqa: T201 - as the interpreter does
+        print(error.code, file=sys.stderr)  # noqa: T201 - like the interpreter
         return 1
-    traceback = _users(error)
+    traceback = _user_traceback(error)
     sys.excepthook(type(error), error.with_traceback(traceback), traceback)
     return 1
 
 
-def _users(error: BaseException) -> types.TracebackType | None:
-    """The traceback without our frames, and those of runpy, at its top."""
+def _user_traceback(error: BaseException) -> types.TracebackType | None:
+    """Return the traceback without the leading frames of this module and of runpy."""
     traceback: Any = error.__traceback__
     ours = {__file__, runpy.__file__, "<frozen runpy>"}
     while traceback is not None and traceback.tb_frame.f_code.co_filename in ours:
@@ -133,13 +133,13 @@ def _users(error: BaseException) -> types.TracebackType | None:
 
 def _end(status: int, learn: int | None, learner: learned.Learner | None) -> NoReturn:
     try:
-        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  # what the interpreter's end calls: join threads
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  # private; joins threads when the interpreter exits
         if learn is not None and learner is not None:
             protocol.write_memory_file(learn, learner.result())
-        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # what the interpreter's end calls
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # called when the interpreter exits
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-    except BaseException as error:  # noqa: BLE001 - the process's last frame
+    except BaseException as error:  # noqa: BLE001 - outermost frame of the fork
         sys.excepthook(type(error), error, error.__traceback__)
         status = status or 120
-    os._exit(status)  # the hook's: it seals what an exit handler has still ended
+    os._exit(status)  # patched by the hook, which seals spans that exit handlers have ended

@@ -1,4 +1,4 @@
-"""The runner's side of the zygote: start the warm parent, ask it for forks, learn how they ended."""
+"""The runner's side of the zygote: start the warm parent, request forks, receive their exit statuses."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ _log = logging.getLogger(__name__)
 
 
 class UnfitError(Exception):
-    """The agent cannot be forked from a warm parent; says why."""
+    """The agent cannot be forked from a warm parent; the message gives the reason."""
 
 
 @dataclass(slots=True, eq=False)
-class Forked:
-    """An agent's process, a fork of the warm parent; like asyncio's Process where a command agent looks at it."""
+class ForkedProcess:
+    """An agent's process that was forked from the warm parent. Implements starting.AgentProcess."""
 
     pid: int
     _zygote: Zygote
     _status: asyncio.Future[int] = field(repr=False)
 
     async def wait(self) -> int:
-        """Wait until it has ended; its exit status, negative for a signal."""
+        """Wait until it has ended; return the exit status, negative for a signal."""
         return await asyncio.shield(self._status)
 
     def release(self) -> None:
-        """Its process group is ended: its id may be used again."""
+        """Let the warm parent reap it, after its process group has ended."""
         self._zygote.release(self.pid)
 
 
 class Zygote:
-    """A warm parent. `start` it; `fork` many times; `close` it."""
+    """A warm parent, made by `start`."""
 
     def __init__(self, process: asyncio.subprocess.Process, control: socket.socket, log: IO[bytes]) -> None:
         self._process, self._control, self._log = process, control, log
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[str | None] = self._loop.create_future()
-        self._asked: dict[int, asyncio.Future[int]] = {}
+        self._requests: dict[int, asyncio.Future[int]] = {}
         self._running: dict[int, asyncio.Future[int]] = {}
         self._number = 0
         self.alive = True
-        """False when the warm parent is gone."""
+        """Whether the warm parent runs."""
         self._loop.add_reader(control.fileno(), self._on_readable)
 
     @property
@@ -71,10 +71,10 @@ class Zygote:
         cls, python: str, environment: Mapping[str, str], *, imports: Sequence[str] = (), preload: Sequence[str] = (),
         learn_all: bool = False, cwd: Path | None = None,
     ) -> Zygote:  # fmt: skip
-        """Start a warm parent under the interpreter `python`.
+        """Start a warm parent under the interpreter `python`. Raises UnfitError where it does not start or cannot be forked.
 
-        It loads those of `imports` that are installed, all of `preload`, and later what its first forks have loaded: of that only
-        submodules of `imports` unless `learn_all`. Raises UnfitError where it cannot be forked, or does not start.
+        It imports the installed modules of `imports`, all of `preload`, and later what its first forks have imported: with `learn_all`
+        all of it, else only modules that belong to the packages of `imports`.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         setup = protocol.memory_file({"imports": list(imports), "preload": list(preload), "learn_all": learn_all})
@@ -88,7 +88,7 @@ class Zygote:
         except OSError as error:
             ours.close()
             log.close()
-            raise UnfitError(f"the warm parent does not start: {error}") from error
+            raise UnfitError(f"the warm parent could not be started: {error}") from error
         finally:
             theirs.close()
             os.close(setup)
@@ -107,28 +107,28 @@ class Zygote:
             raise UnfitError(unfit)
         return zygote
 
-    async def fork(self, program: Program, environment: Mapping[str, str], cwd: Path, stdout: int, stderr: int) -> Forked:
-        """A fork that runs `program`. Raises UnfitError where it cannot be made (any more)."""
+    async def fork(self, program: Program, environment: Mapping[str, str], cwd: Path, stdout: int, stderr: int) -> ForkedProcess:
+        """Fork a process that runs `program`. Raises UnfitError where the warm parent has ended or must not be forked."""
         if not self.alive:
-            raise UnfitError(f"the warm parent has ended{self.last_words()}")
+            raise UnfitError(f"the warm parent has ended{self.log_tail()}")
         self._number += 1
         number = self._number
-        asked = self._asked[number] = self._loop.create_future()
+        forked = self._requests[number] = self._loop.create_future()
         request = protocol.memory_file({"program": program.to_json(), "environment": dict(environment), "cwd": str(cwd)})
         try:
             socket.send_fds(self._control, [protocol.encode(op="fork", id=number)], [stdout, stderr, request])
-            pid = await asyncio.shield(asked)
+            pid = await asyncio.shield(forked)
         except OSError as error:
-            raise UnfitError(f"the warm parent takes no request: {error}") from error
+            raise UnfitError(f"no request can be sent to the warm parent: {error}") from error
         except asyncio.CancelledError:
-            asked.add_done_callback(self._unwanted)
+            forked.add_done_callback(self._kill_unused)
             raise
         finally:
             os.close(request)
-        return Forked(pid, self, self._running[pid])
+        return ForkedProcess(pid, self, self._running[pid])
 
     def release(self, pid: int) -> None:
-        """Have the warm parent reap a child that has ended."""
+        """Let the warm parent reap a child that has ended."""
         self._running.pop(pid, None)
         if self.alive:
             with contextlib.suppress(OSError):
@@ -136,24 +136,24 @@ class Zygote:
 
     async def close(self) -> None:
         """End the warm parent and all its forks."""
-        self._gone("closed")
+        self._on_end("closed")
         self._control.close()
         self._log.close()
         await self._process.wait()
 
-    def last_words(self) -> str:
-        """The end of what the warm parent has printed."""
+    def log_tail(self) -> str:
+        """Return the last line that the warm parent has printed, for error messages."""
         if self._log.closed:
             return ""
         size = os.fstat(self._log.fileno()).st_size
         text = os.pread(self._log.fileno(), 2000, max(0, size - 2000)).decode(errors="replace").strip()
         return f": {text.splitlines()[-1]}" if text else ""
 
-    def _unwanted(self, asked: asyncio.Future[int]) -> None:
-        """Who asked for the fork was cancelled meanwhile."""
-        if asked.cancelled() or asked.exception() is not None:
+    def _kill_unused(self, forked: asyncio.Future[int]) -> None:
+        """Kill and release a fork whose requester was cancelled."""
+        if forked.cancelled() or forked.exception() is not None:
             return
-        pid = asked.result()
+        pid = forked.result()
         signal_group(pid, signal.SIGKILL)
         self._running[pid].add_done_callback(lambda _: self.release(pid))
 
@@ -165,10 +165,10 @@ class Zygote:
         except OSError:
             packet = b""
         if not packet:
-            self._gone(f"the warm parent has ended{self.last_words()}")
+            self._on_end(f"the warm parent has ended{self.log_tail()}")
             return
         message = protocol.decode(packet)
-        _ANSWERS[message["op"]](self, message)
+        _HANDLERS[message["op"]](self, message)
 
     def _on_ready(self, message: dict[str, Any]) -> None:
         if not self._ready.done():
@@ -176,34 +176,34 @@ class Zygote:
 
     def _on_forked(self, message: dict[str, Any]) -> None:
         self._running[message["pid"]] = self._loop.create_future()
-        self._asked.pop(message["id"]).set_result(message["pid"])
+        self._requests.pop(message["id"]).set_result(message["pid"])
 
     def _on_refused(self, message: dict[str, Any]) -> None:
-        self._asked.pop(message["id"]).set_exception(UnfitError(message["why"]))
+        self._requests.pop(message["id"]).set_exception(UnfitError(message["why"]))
 
     def _on_exited(self, message: dict[str, Any]) -> None:
         status = self._running.get(message["pid"])
         if status is not None and not status.done():
             status.set_result(message["status"])
 
-    def _gone(self, why: str) -> None:
+    def _on_end(self, reason: str) -> None:
         if not self.alive:
             return
         self.alive = False
         self._loop.remove_reader(self._control.fileno())
         if not self._ready.done():
-            self._ready.set_result(why)
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_exception(UnfitError(why))
+            self._ready.set_result(reason)
+        for forked in self._requests.values():
+            if not forked.done():
+                forked.set_exception(UnfitError(reason))
         for status in self._running.values():
             if not status.done():
-                status.set_exception(AgentError(f"the agent's process was ended with its warm parent: {why}"))
-                status.exception()  # looked at: who waits gets it, and nobody need wait
+                status.set_exception(AgentError(f"the agent's process ended with its warm parent: {reason}"))
+                status.exception()  # marks it as retrieved: it may have no waiter
 
 
-_ANSWERS: Final = {
-    "ready": Zygote._on_ready,  # pyright: ignore[reportPrivateUsage]  # a table of this class's own methods
+_HANDLERS: Final = {
+    "ready": Zygote._on_ready,  # pyright: ignore[reportPrivateUsage]  # a table of the class's methods
     "forked": Zygote._on_forked,  # pyright: ignore[reportPrivateUsage]  # as above
     "refused": Zygote._on_refused,  # pyright: ignore[reportPrivateUsage]  # as above
     "exited": Zygote._on_exited,  # pyright: ignore[reportPrivateUsage]  # as above

@@ -1,6 +1,6 @@
-"""The warm process: waits for requests, forks, says how its children ended. One thread, nothing of an attempt in it.
+"""The warm process: waits for requests, forks, reports the exit statuses of its children. Single-threaded, without attempt state.
 
-It ends with its runner: when the socket closes, or at SIGTERM, its children's groups get SIGTERM, and SIGKILL after a grace.
+It ends when its runner closes the socket, or on SIGTERM: its children's groups get SIGTERM, and SIGKILL after a grace period.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from agl_otel.runner.zygote import child, learned, protocol, warming
 from agl_otel.runner.zygote.program import Program
 
 GRACE_SECONDS: Final = 5.0
-LEARNING_RUNS: Final = 3  # of how many runs the warm parent asks what else they loaded
+LEARNING_RUNS: Final = 3  # number of forks that report what they loaded
 
 
 class _SigtermError(Exception):
-    """SIGTERM came."""
+    """SIGTERM was received."""
 
 
 class Parent:
-    """The loop around `control`."""
+    """Serves the requests that arrive on `control`."""
 
     def __init__(self, control: socket.socket, setup: dict[str, Any]) -> None:
         self._control = control
@@ -35,21 +35,21 @@ class Parent:
         self._preload: list[str] = setup["preload"]
         self._learn_all: bool = setup["learn_all"]
         self._children: dict[int, tuple[int, int | None]] = {}
-        """{pid: (pidfd, memory file of what it loaded)}."""
+        """{pid: (pidfd, descriptor of the memory file for its Learner's result)}."""
         self._selector = selectors.DefaultSelector()
         self._learning = LEARNING_RUNS
 
     def run(self) -> None:
-        """Get warm, say so, serve until the runner is gone."""
+        """Load instrumentation and modules, report readiness, serve until the runner is gone."""
         warming.instrument_parent()
         warming.preload(self._imports)
         try:
-            warming.preload_as_told(self._preload)
-        except Exception as error:  # noqa: BLE001 - the user's module, named by the user: told, and the agents run without a fork
-            self._say(op="ready", unfit=f"a module that was to be preloaded fails: {type(error).__name__}: {error}")
+            warming.preload_named(self._preload)
+        except Exception as error:  # noqa: BLE001 - user code: reported, and the agents run without forks
+            self._send(op="ready", unfit=f"a module to preload raised {type(error).__name__}: {error}")
             return
-        self._settle()
-        self._say(op="ready", unfit=warming.unfit(self._control))
+        self._freeze()
+        self._send(op="ready", unfit=warming.unfit(self._control))
         self._selector.register(self._control, selectors.EVENT_READ)
         try:
             while self._serve():
@@ -75,31 +75,31 @@ class Parent:
         return True
 
     def _fork(self, number: int, stdout: int, stderr: int, request: int) -> None:
-        why = warming.unfit(self._control)
-        if why is not None:
+        reason = warming.unfit(self._control)
+        if reason is not None:
             for fd in (stdout, stderr, request):
                 os.close(fd)
-            self._say(op="refused", id=number, why=why)
+            self._send(op="refused", id=number, why=reason)
             return
-        asked = protocol.read_memory_file(request)
+        arguments = protocol.read_memory_file(request)
         learn = os.memfd_create("agl-otel-learn") if self._learning > 0 else None
         self._learning -= 1
-        me = os.getpid()
+        parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
-            self._say(op="refused", id=number, why=f"fork failed: {error}")
+            self._send(op="refused", id=number, why=f"fork failed: {error}")
             return
         if pid == 0:
-            self._become(asked, stdout, stderr, learn, me)
+            self._run_child(arguments, stdout, stderr, learn, parent)
         os.close(stdout)
         os.close(stderr)
         fd = os.pidfd_open(pid)
         self._children[pid] = (fd, learn)
         self._selector.register(fd, selectors.EVENT_READ, pid)
-        self._say(op="forked", id=number, pid=pid)
+        self._send(op="forked", id=number, pid=pid)
 
-    def _become(self, asked: dict[str, Any], stdout: int, stderr: int, learn: int | None, parent: int) -> NoReturn:
+    def _run_child(self, arguments: dict[str, Any], stdout: int, stderr: int, learn: int | None, parent: int) -> NoReturn:
         try:
             child.die_with_parent(parent)
             self._selector.close()
@@ -109,29 +109,29 @@ class Parent:
                 if memory is not None:
                     os.close(memory)
             child.take_over(stdout, stderr)
-            child.run(Program.from_json(asked["program"]), asked["environment"], asked["cwd"], learn)
+            child.run(Program.from_json(arguments["program"]), arguments["environment"], arguments["cwd"], learn)
         finally:
             os._exit(70)
 
     def _exited(self, pid: int) -> None:
-        """A child has ended: say how; it stays a zombie until it is released."""
+        """Report the status of a child that has ended; it stays a zombie until it is released."""
         fd, memory = self._children[pid]
         self._selector.unregister(fd)
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert ended is not None, "its pidfd was readable"
         status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-        self._say(op="exited", pid=pid, status=status)
+        self._send(op="exited", pid=pid, status=status)
         if memory is not None:
             self._children[pid] = (fd, None)
-            if (told := protocol.read_memory_file(memory)) is not None:
-                self._learn(told)
+            if (result := protocol.read_memory_file(memory)) is not None:
+                self._learn(result)
 
-    def _learn(self, told: dict[str, list[str]]) -> None:
-        """Do what a fork did, so that the next ones need not."""
-        warming.preload(told["modules"] if self._learn_all else warming.of_packages(told["modules"], self._imports))
-        learned.build_models(told["models"])
-        learned.make_contexts(told["ca_files"])
-        self._settle()
+    def _learn(self, result: dict[str, list[str]]) -> None:
+        """Load and build what a fork did, so that the next ones need not."""
+        warming.preload(result["modules"] if self._learn_all else warming.of_packages(result["modules"], self._imports))
+        learned.build_models(result["models"])
+        learned.make_contexts(result["ca_files"])
+        self._freeze()
 
     def _release(self, pid: int) -> None:
         fd, memory = self._children.pop(pid, (-1, None))
@@ -145,15 +145,15 @@ class Parent:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
 
-    def _settle(self) -> None:
-        """Leave what is loaded out of garbage collection, so that forks do not copy it."""
+    def _freeze(self) -> None:
+        """Exclude loaded objects from garbage collection, which would make forks copy their pages."""
         sys.stdout.flush()
         sys.stderr.flush()
         gc.collect()
         gc.freeze()
 
-    def _say(self, **message: Any) -> None:
-        with contextlib.suppress(OSError):  # the runner is gone: the loop sees it next
+    def _send(self, **message: Any) -> None:
+        with contextlib.suppress(OSError):  # the runner is gone: the loop notices next
             self._control.send(protocol.encode(**message))
 
     def _end_children(self) -> None:
@@ -164,7 +164,7 @@ class Parent:
                 time.sleep(0.02)
                 alive = [pid for pid in alive if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None]
             if number == signal.SIGTERM and not alive:
-                for pid in self._children:  # what its group has left behind
+                for pid in self._children:  # the rest of its group
                     _signal_group(pid, signal.SIGKILL)
                 return
 
@@ -178,10 +178,10 @@ def _signal_group(pid: int, number: int) -> bool:
 
 
 def main() -> None:
-    """Entry point of `client.py`'s command line."""
+    """Run the warm parent; the entry point that client.py starts."""
 
     def received(*_: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the kernel sends one for each thread of a runner that was killed
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a killed runner causes one per thread (PDEATHSIG)
         raise _SigtermError
 
     signal.signal(signal.SIGTERM, received)

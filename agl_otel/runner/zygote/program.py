@@ -1,10 +1,10 @@
-"""Which commands a warm parent can run, and which imports of a script it may load ahead. Pure but for reading the script.
+"""Decide which commands a warm parent can fork, and which imports of a script it may preload. Pure, except for reading the script.
 
     python agent.py args      python -m package.module args      python -c code args      (each with -u)
 
-Loaded ahead is only what any run would load first: imports at the top of the script, before any statement that could change what
-they do (os.environ["HF_HOME"] = …), of installed packages; the user's own modules are loaded by each run anew. What else a run has
-loaded is loaded ahead for the next ones, too; of a program that touches its environment only what belongs to those packages.
+Preloaded are imports of installed packages at the top of the script, before any statement that could change their effect
+(os.environ["HF_HOME"] = …); every run imports the user's modules itself. Installed modules that the first runs import later are
+preloaded for the next ones: all of them, or for a program that accesses its environment those of the packages imported at its top.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A Python command line, taken apart."""
+    """A parsed Python command line."""
 
     kind: Literal["script", "module", "code"]
     target: str
@@ -28,22 +28,22 @@ class Program:
 
     @property
     def command(self) -> list[str]:
-        """What follows the interpreter on its command line."""
+        """The command line without the interpreter."""
         option = {"script": [], "module": ["-m"], "code": ["-c"]}[self.kind]
         return [*(["-u"] if self.unbuffered else []), *option, self.target, *self.arguments]
 
     def to_json(self) -> dict[str, Any]:
-        """As the warm parent gets it."""
+        """Serialise for the warm parent."""
         return {"kind": self.kind, "target": self.target, "arguments": list(self.arguments), "unbuffered": self.unbuffered}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Program:
-        """What `to_json` gave."""
+        """Parse the result of `to_json`."""
         return cls(data["kind"], data["target"], tuple(data["arguments"]), data["unbuffered"])
 
 
 def parse(arguments: Sequence[str]) -> Program | str:
-    """The program in what follows the interpreter on a command line; where a fork cannot run it, why, in words."""
+    """Parse the arguments of an interpreter; return the program, or as text the reason why a fork cannot run it."""
     rest = list(arguments)
     unbuffered = False
     while rest and rest[0] == "-u":
@@ -57,12 +57,12 @@ def parse(arguments: Sequence[str]) -> Program | str:
             return f"nothing follows {first}"
         return Program("module" if first == "-m" else "code", rest[1], tuple(rest[2:]), unbuffered)
     if first.startswith("-"):
-        return f"the interpreter's option {first} is for a process of its own"
+        return f"the interpreter's option {first} needs a new process"
     return Program("script", first, tuple(rest[1:]), unbuffered)
 
 
 def imports_at_the_top(source: str) -> list[str]:
-    """The modules that a program imports before it does anything else, in order; empty where it does not parse."""
+    """List the modules that a program imports before it does anything else, in order; empty where it does not parse."""
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError):
@@ -80,12 +80,12 @@ def imports_at_the_top(source: str) -> list[str]:
 
 
 def touches_environment(source: str) -> bool:
-    """Whether a program may change variables that libraries look at when they are imported. True where it cannot be read."""
+    """Return whether a program may change environment variables, which libraries may read at import; True for an empty source."""
     return not source or "environ" in source or "putenv" in source
 
 
 def _harmless(statement: ast.stmt) -> bool:
-    """Whether a statement between imports cannot change what the next import does: a docstring, a definition, a constant."""
+    """Return whether a statement cannot affect a later import: a docstring, a definition, a constant."""
     match statement:
         case ast.Expr(value=ast.Constant()) | ast.FunctionDef(decorator_list=[]) | ast.AsyncFunctionDef(decorator_list=[]):
             return True
@@ -96,7 +96,7 @@ def _harmless(statement: ast.stmt) -> bool:
 
 
 def source_of(program: Program, cwd: Path) -> str:
-    """The program's source where it can be read here; else empty."""
+    """Read the program's source; empty where it cannot be read."""
     if program.kind == "code":
         return program.target
     path = cwd / program.target if program.kind == "script" else cwd / (program.target.replace(".", "/") + ".py")

@@ -1,14 +1,14 @@
-"""What runner and warm parent say to each other: one small JSON message a packet, over a Unix socket of type SEQPACKET.
+"""The protocol between runner and warm parent: one JSON message per packet, over a Unix socket of type SEQPACKET.
 
-A request to fork carries file descriptors: the agent's stdout and stderr, and a memory file with everything of any size (program,
-environment, folder), because a packet is bounded and an environment is not.
+A fork request carries file descriptors: the agent's stdout and stderr, and a memory file with program, environment and folder, which may
+exceed the size limit of packets.
 
     runner → parent   {"op": "fork", "id": n} + 3 descriptors      {"op": "release", "pid": p}
-    parent → runner   {"op": "ready", "unfit": why or null}        {"op": "forked", "id": n, "pid": p}
-                      {"op": "refused", "id": n, "why": …}         {"op": "exited", "pid": p, "status": s}
+    parent → runner   {"op": "ready", "unfit": reason or null}     {"op": "forked", "id": n, "pid": p}
+                      {"op": "refused", "id": n, "why": reason}    {"op": "exited", "pid": p, "status": s}
 
-`status` is negative for a signal, as subprocess has it. The parent keeps an ended child's id until it is released, so that nobody
-signals a stranger's process group.
+`status` is negative for a signal, as in subprocess. An ended child is reaped only when it is released, so that its process id is not
+reused while the runner may still signal its group.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from typing import Any, Final
 
 MAX_PACKET_BYTES: Final = 32 * 1024
 CONTROL_FD: Final = "AGL_ZYGOTE_FD"
-"""Environment variable of the warm parent: which descriptor is the socket."""
+"""Environment variable of the warm parent: the socket's descriptor."""
 SETUP_FD: Final = "AGL_ZYGOTE_SETUP_FD"
-"""Environment variable of the warm parent: a memory file with {"imports": […], "preload": […], "learn_all": …}."""
+"""Environment variable of the warm parent: descriptor of a memory file with {"imports": […], "preload": […], "learn_all": …}."""
 
 
 def encode(**message: Any) -> bytes:
-    """One packet; long texts in it are cut."""
+    """Encode a message as a packet; strings over 4000 characters lose their beginning."""
     return json.dumps({key: value[-4000:] if isinstance(value, str) else value for key, value in message.items()}).encode()
 
 
 def decode(packet: bytes) -> dict[str, Any]:
-    """The message in a packet."""
+    """Decode the message of a packet."""
     return json.loads(packet)
 
 
 def memory_file(data: object) -> int:
-    """A descriptor of an anonymous file that holds `data` as JSON. The caller closes it."""
+    """Create an anonymous file with `data` as JSON and return its descriptor, which the caller closes."""
     fd = os.memfd_create("agl-otel")
     write_memory_file(fd, data)
     return fd
@@ -49,7 +49,7 @@ def write_memory_file(fd: int, data: object) -> None:
 
 
 def read_memory_file(fd: int) -> Any:
-    """What a memory file holds; None where it is empty. Closes it."""
+    """Read the JSON of a memory file and close it; None where it is empty."""
     with os.fdopen(fd, "rb") as file:
         file.seek(0)
         data = file.read()

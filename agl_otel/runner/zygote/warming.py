@@ -1,8 +1,8 @@
-"""What the warm parent does ahead, and what is left for its forks: OpenTelemetry's auto-instrumentation, cut in two.
+"""Split OpenTelemetry's auto-instrumentation between the warm parent and its forks.
 
-Ahead: every instrumentor patches its library, while no tracer provider exists; the tracers that they keep find the one that comes.
-In the fork: the provider with its exporters (a distribution's, else the hook's), and the entry points before and after
-instrumentation. That is the order of opentelemetry-instrument but for the instrumentors, which come first here.
+In the parent, every instrumentor patches its library before a tracer provider exists; their proxy tracers use the later one. In the
+fork, the provider and its exporters are made (by a distribution, else by the hook), and the entry points before and after
+instrumentation run. The order is that of opentelemetry-instrument, except that the instrumentors come first.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from opentelemetry.instrumentation import auto_instrumentation
-from opentelemetry.instrumentation.auto_instrumentation import _load  # what opentelemetry-instrument itself runs; pinned exactly
+from opentelemetry.instrumentation.auto_instrumentation import _load  # private, used by opentelemetry-instrument; the version is pinned
 
 PRE: Final = "opentelemetry_pre_instrument"
 POST: Final = "opentelemetry_post_instrument"
 AUTO_FOLDER: Final = str(Path(auto_instrumentation.__file__).parent)
-"""In PYTHONPATH, it has the agent's own Python subprocesses instrumented, as opentelemetry-instrument does."""
-_USED_BY_A_START: Final = (
+"""Put on PYTHONPATH, as opentelemetry-instrument does, so that the agent's Python subprocesses are instrumented."""
+_STARTUP_MODULES: Final = (
     "opentelemetry.sdk._configuration",
     "opentelemetry.sdk._logs.export",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
@@ -40,7 +40,7 @@ _POOLS: Final = ("openblas", "libmkl", "libomp", "libgomp")
 
 
 def instrument_parent() -> None:
-    """Patch libraries; make no provider, no exporter, no hook."""
+    """Patch libraries, without creating a provider, an exporter or the hook."""
     entry_points: Any = _load.entry_points
     _load.entry_points = lambda **select: () if select.get("group") in (PRE, POST) else entry_points(**select)
     try:
@@ -49,12 +49,12 @@ def instrument_parent() -> None:
         _load._load_instrumentors(distro)  # pyright: ignore[reportPrivateUsage]  # see the import
     finally:
         _load.entry_points = entry_points
-    for name in _USED_BY_A_START:
+    for name in _STARTUP_MODULES:
         importlib.import_module(name)
 
 
 def instrument_child() -> None:
-    """Make what belongs to one process: provider, exporters, hook."""
+    """Create what belongs to one process: provider, exporters, hook."""
     _load._load_configurators()  # pyright: ignore[reportPrivateUsage]  # see the import
     for group in (PRE, POST):
         for entry_point in _load.entry_points(group=group):
@@ -62,17 +62,17 @@ def instrument_child() -> None:
 
 
 def preload(names: Iterable[str]) -> None:
-    """Import installed modules; one that fails here will say so in the agent's own run."""
+    """Import those of the modules that are installed. Errors are ignored: the agent's own import raises them again."""
     for name in names:
         if name not in sys.modules and _is_installed(name):
             try:
                 importlib.import_module(name)
-            except Exception:  # noqa: BLE001 - see above
+            except Exception:  # noqa: BLE001 - library code; see above
                 continue
 
 
-def preload_as_told(names: Iterable[str]) -> None:
-    """Import modules that the user named, their own among them; whatever these raise comes out."""
+def preload_named(names: Iterable[str]) -> None:
+    """Import modules that the user named, also from the working directory. Raises what they raise."""
     sys.path.insert(0, str(Path.cwd()))
     try:
         for name in names:
@@ -82,15 +82,15 @@ def preload_as_told(names: Iterable[str]) -> None:
 
 
 def of_packages(names: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Those of the modules `names` that belong to a package of `known`."""
+    """Select the modules of `names` that belong to a top-level package of `known`."""
     packages = {name.partition(".")[0] for name in known}
     return [name for name in names if name.partition(".")[0] in packages]
 
 
 def unfit(control: socket.socket) -> str | None:
-    """Why this process must not be forked; None where it may be."""
-    own = threading.main_thread()
-    if threads := [thread.name for thread in threading.enumerate() if thread is not own]:
+    """Return why this process must not be forked; None where it may be."""
+    main = threading.main_thread()
+    if threads := [thread.name for thread in threading.enumerate() if thread is not main]:
         return f"threads run in the warm parent ({', '.join(threads)}): a module starts them when it is imported"
     if len(list(Path("/proc/self/task").iterdir())) > 1 and not _has_pools():
         return "native threads run in the warm parent: a library starts them when it is imported"
@@ -117,7 +117,7 @@ def _sockets() -> list[int]:
 
 
 def _is_installed(name: str) -> bool:
-    """Whether a module comes with the interpreter or from its site-packages: the user's own are for each run."""
+    """Return whether a module belongs to the interpreter or its site-packages, rather than to the user's code."""
     try:
         spec = importlib.util.find_spec(name.partition(".")[0])
     except (ImportError, ValueError):

@@ -1,4 +1,4 @@
-"""A runner in the test's process, between a real queue and the I/O seams it sends to: OTLP receivers and a proxy's close call."""
+"""Runs a runner in the test's process, with a real queue, OTLP receivers and a fake of the proxy's close call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.otlp_receiver import OtlpReceiver, Received
 
 @pytest.fixture(autouse=True)
 def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands here call no model, and need not import what traces such calls: it is most of the start of a Python program."""
+    """Disable instrumentors for model calls, which these commands do not make: their imports dominate the start of a Python program."""
     monkeypatch.setenv("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "openai,langchain")
 
 
@@ -47,19 +47,19 @@ def receiver() -> Iterator[OtlpReceiver]:
 
 @pytest.fixture(scope="module")
 def telemetry(receiver: OtlpReceiver) -> Iterator[Telemetry]:
-    """The tracer provider of the file: emit_* writes to it."""
+    """Install the module's tracer provider, which emit_* uses."""
     telemetry = Telemetry.start(otlp_endpoint=receiver.grpc_address, service_name="test-runner")
     yield telemetry
     telemetry.shutdown()
 
 
 class Logs(LogsServiceServicer):
-    """Takes what agents printed: {attempt id: {stream: text}}."""
+    """Receives the output of agents: {attempt id: {stream: text}}."""
 
     def __init__(self) -> None:
         self.printed: dict[str, dict[str, str]] = {}
 
-    async def Export(self, request: ExportLogsServiceRequest, context: object) -> ExportLogsServiceResponse:  # type: ignore[override]  # noqa: N802  # async
+    async def Export(self, request: ExportLogsServiceRequest, context: object) -> ExportLogsServiceResponse:  # type: ignore[override]  # noqa: N802  # the generated base class is synchronous and names the method
         for resource_logs in request.resource_logs:
             for record in (record for scope in resource_logs.scope_logs for record in scope.log_records):
                 attributes = {pair.key: pair.value.string_value for pair in record.attributes}
@@ -69,13 +69,13 @@ class Logs(LogsServiceServicer):
 
 
 class Traces(TraceServiceServicer):
-    """Takes spans on the same port as the logs, for the receiver."""
+    """Passes spans that arrive on the logs' port to the receiver."""
 
     def __init__(self, receiver: OtlpReceiver) -> None:
         self._receiver = receiver
         self.refused = 0
 
-    async def Export(self, request: ExportTraceServiceRequest, context: Any) -> ExportTraceServiceResponse:  # type: ignore[override]  # noqa: N802  # async
+    async def Export(self, request: ExportTraceServiceRequest, context: Any) -> ExportTraceServiceResponse:  # type: ignore[override]  # noqa: N802  # the generated base class is synchronous and names the method
         await asyncio.to_thread(self._receiver.go.wait, 300)
         if self._receiver.refuse:
             self.refused += 1
@@ -85,14 +85,14 @@ class Traces(TraceServiceServicer):
 
 
 class Proxy:
-    """The proxy's close call: says that each attempt made `spans` model calls."""
+    """Answers the proxy's close call with `spans` model calls for each attempt."""
 
     def __init__(self) -> None:
         self.closed: list[list[tuple[str, str]]] = []
         self.fail = 0
         self.spans = 2
         self.late = 0
-        """How many answers leave their first attempt out: what a dead proxy left of it is not stored yet."""
+        """Number of answers that omit their first attempt, as if a dead proxy's spans of it were not stored yet."""
         app = web.Application()
         app.router.add_post("/close", self._close)
         self.server = TestServer(app)
@@ -112,7 +112,7 @@ class Proxy:
 
 @dataclass
 class Stack:
-    """What a test needs to run a runner and to see what came of it."""
+    """Everything a test needs to run a runner and to inspect the results."""
 
     queue: QueueClient
     receiver: OtlpReceiver
@@ -133,7 +133,7 @@ class Stack:
         return await self.queue.enqueue(requests)
 
     async def run(self, agent: Agent, **options: Any) -> Counter[str]:
-        """Run a runner until its stop, or `max_rollouts`."""
+        """Run a runner until `stop` or `max_rollouts`; return its counts."""
         options = {"heartbeat_seconds": 0.05, "grace_seconds": 10.0, "worker_id": "worker", **options}
         self.runner = Runner(self.queue, self.telemetry, agent, on_event=self.events.append, **options)
         async with asyncio.timeout(300):
@@ -141,7 +141,7 @@ class Stack:
 
     @contextlib.asynccontextmanager
     async def running(self, agent: Agent, **options: Any) -> AsyncGenerator[asyncio.Task[Counter[str]]]:
-        """A runner beside the block; stopped at its end."""
+        """Run a runner during the block."""
         task = asyncio.create_task(self.run(agent, **options))
         try:
             yield task
@@ -150,7 +150,7 @@ class Stack:
             await task
 
     async def finished(self, *rollouts: Rollout) -> list[Attempt]:
-        """Wait until the rollouts have finished; their attempts, all of them."""
+        """Wait until the rollouts have finished; return all their attempts."""
         ids = [rollout.rollout_id for rollout in rollouts]
         async for _ in self.queue.wait(ids, timeout_seconds=300):
             pass
@@ -160,7 +160,7 @@ class Stack:
         return [span for span in self.receiver.spans(name) if span.key[0] == rollout.rollout_id]
 
     def verdict(self, attempt: Attempt) -> Verdict:
-        """What a reader would say of the spans that have arrived and of what the runner handed to the queue."""
+        """Return a reader's verdict on the received spans and the runner's report to the queue."""
         key = (attempt.rollout_id, attempt.attempt_id)
         spans = {span.span_id: span for span in self.receiver.spans() if span.key == key}.values()
         markers: dict[str, MarkerFacts] = {}
@@ -183,7 +183,7 @@ class Stack:
     async def until(self, condition: Any) -> None:
         """Wait until `condition()` is true."""
         async with asyncio.timeout(300):
-            while not condition():  # noqa: ASYNC110 - of other processes and threads; nobody sets an event
+            while not condition():  # noqa: ASYNC110 - the condition depends on other processes and threads
                 await asyncio.sleep(0.01)
 
 
@@ -205,4 +205,4 @@ async def stack(tmp_path: Path, receiver: OtlpReceiver, telemetry: Telemetry) ->
         yield stack
     await log_server.stop(None)
     await proxy.server.close()
-    await stack.server.stop(0)  # a test may have put another in its place
+    await stack.server.stop(0)  # a test may have replaced `server`

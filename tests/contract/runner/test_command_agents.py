@@ -1,4 +1,4 @@
-"""Command agents between a real queue and OTLP receivers: every way in which a process can end."""
+"""Command agents with a real queue and OTLP receivers: every way in which a process can end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from agl_otel.errors import UsageError
 from agl_otel.queue.client import RolloutUpdate
 from agl_otel.runner import groups
-from agl_otel.runner.__main__ import line_of
+from agl_otel.runner.__main__ import event_line
 from agl_otel.runner.agents.command import CommandAgent, wrapper_of
 from agl_otel.runner.job import Grader
 from agl_otel.runner.limits import Limits
@@ -27,7 +27,7 @@ MODEL = LLM(endpoint="http://vllm.example/v1", model="m", api_key="sk-secret")
 
 
 def python(code: str, *arguments: str, grader: Grader | None = None, **options: Any) -> CommandAgent:
-    """A Python program without our hook: quick to start, and a stranger to us."""
+    """Make an agent that runs a Python program without the hook, which starts quickly."""
     return CommandAgent([sys.executable, "-S", "-c", code, *arguments], grader=grader, instrument=False, **options)
 
 
@@ -42,7 +42,7 @@ async def one(stack: Stack, agent: CommandAgent, task: Any = "t", **config: Any)
     return rollout, attempt
 
 
-async def test_what_it_prints_is_graded_and_stored_as_logs(stack: Stack) -> None:
+async def test_output_is_graded_and_stored_as_logs(stack: Stack) -> None:
     graded: list[Any] = []
 
     def grade(task: Any, answer: str) -> float:
@@ -56,10 +56,10 @@ async def test_what_it_prints_is_graded_and_stored_as_logs(stack: Stack) -> None
     assert stack.logs.printed[attempt.attempt_id] == {"stdout": "  2+2? \x1b[0m\n", "stderr": "note\n"}
     assert (attempt.seals or {})["proxy-marker"] == 2
     ended = stack.events[-1]
-    assert (ended.spans, "Collected" in line_of(ended)) == (None, False), "nobody counts the spans of its processes"
+    assert (ended.spans, "Collected" in event_line(ended)) == (None, False), "nobody counts the spans of its processes"
 
 
-async def test_its_environment_names_the_attempt_the_model_and_the_collector(stack: Stack) -> None:
+async def test_the_environment_names_the_attempt_the_model_and_the_collector(stack: Stack) -> None:
     path = stack.directory / "environment.json"
     await stack.queue.put_resources({"main": MODEL})
     agent = python("import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1], 'w'))", str(path), env={"MINE": "kept"})
@@ -84,7 +84,7 @@ async def test_its_environment_names_the_attempt_the_model_and_the_collector(sta
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"),
     ],
 )
-async def test_a_failing_process_fails_the_attempt_with_its_last_words(stack: Stack, code: str, message: str) -> None:
+async def test_a_failing_process_fails_the_attempt_with_its_last_output(stack: Stack, code: str, message: str) -> None:
     rollout, attempt = await one(stack, python(code, grader=lambda task, answer: 1.0))
     assert attempt.status == "failed"
     assert message in (attempt.error or "")
@@ -106,7 +106,7 @@ async def test_a_grader_that_raises_fails_the_attempt_and_gives_no_reward(stack:
     assert rewards(stack, rollout) == []
 
 
-async def test_a_hanging_process_is_ended_at_its_time_limit_and_what_it_printed_is_kept(stack: Stack) -> None:
+async def test_a_hanging_process_is_ended_at_its_time_limit_and_its_output_kept(stack: Stack) -> None:
     code = "import sys, time; print('so far', flush=True); time.sleep(600)"
     _, attempt = await one(stack, python(code, grace_seconds=200.0), timeout_seconds=5.0)
     assert attempt.status == "timeout"
@@ -114,7 +114,7 @@ async def test_a_hanging_process_is_ended_at_its_time_limit_and_what_it_printed_
     assert stack.events[-1].seconds < 200, "it was asked to end"
 
 
-async def test_one_that_ignores_sigterm_is_killed_with_its_children(stack: Stack) -> None:
+async def test_a_process_that_ignores_sigterm_is_killed_with_its_children(stack: Stack) -> None:
     pids = stack.directory / "pids"
     code = (
         "import os, signal, sys, time\n"
@@ -145,7 +145,7 @@ async def test_cancelling_a_rollout_ends_the_whole_process_group(stack: Stack) -
     assert found.status == "cancelled"
 
 
-async def test_what_a_process_leaves_behind_is_ended_with_it(stack: Stack) -> None:
+async def test_background_processes_end_with_their_agent(stack: Stack) -> None:
     path = stack.directory / "pid"
     code = "import os, sys, time\nif os.fork(): os._exit(0)\nopen(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
     _, attempt = await one(stack, python(code, str(path), grace_seconds=0.5))
@@ -153,7 +153,7 @@ async def test_what_a_process_leaves_behind_is_ended_with_it(stack: Stack) -> No
     assert not path.exists() or not path.read_text() or not running(int(path.read_text()))
 
 
-async def test_a_stop_lets_what_runs_finish(stack: Stack) -> None:
+async def test_a_stop_lets_running_attempts_finish(stack: Stack) -> None:
     go = stack.directory / "go"
     code = "import os, sys, time\nprint('in', flush=True)\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
     first, second = await stack.enqueue("a", "b")
@@ -169,7 +169,7 @@ async def test_a_stop_lets_what_runs_finish(stack: Stack) -> None:
     assert left.status == "queuing"
 
 
-async def test_a_stop_ends_what_does_not_finish_within_the_grace(stack: Stack) -> None:
+async def test_a_stop_ends_attempts_that_exceed_the_grace_period(stack: Stack) -> None:
     [rollout] = await stack.enqueue("t")
     async with stack.running(python("import time; time.sleep(60)"), grace_seconds=1.0):
         await stack.until(lambda: stack.events)
@@ -177,13 +177,13 @@ async def test_a_stop_ends_what_does_not_finish_within_the_grace(stack: Stack) -
     assert (attempt.status, attempt.error) == ("failed", "the runner was stopped before the agent had ended")
 
 
-async def test_a_task_without_what_the_command_asks_for_fails_before_anything_starts(stack: Stack) -> None:
+async def test_a_task_that_lacks_a_placeholder_fails_before_the_process_starts(stack: Stack) -> None:
     _, attempt = await one(stack, python("", "{gold}"), {"question": "q"})
     assert attempt.status == "failed"
     assert "the command asks for {gold}, which the task does not have" in (attempt.error or "")
 
 
-async def test_a_task_too_large_for_an_environment_comes_by_file(stack: Stack) -> None:
+async def test_a_task_too_large_for_the_environment_is_passed_by_file(stack: Stack) -> None:
     code = "import json, os; path = os.environ['AGL_TASK_FILE']; print(path, len(json.load(open(path))), 'AGL_TASK' in os.environ)"
     said: list[str] = []
     agent = python(code, grader=lambda task, answer: said.append(answer) or 1.0)
@@ -194,7 +194,7 @@ async def test_a_task_too_large_for_an_environment_comes_by_file(stack: Stack) -
     assert not os.access(path, os.F_OK)
 
 
-async def test_an_argument_too_large_for_the_system_is_said_so(stack: Stack) -> None:
+async def test_an_argument_too_large_for_the_system_is_reported(stack: Stack) -> None:
     _, attempt = await one(stack, python("", "{task}"), "x" * 200_000)
     assert attempt.status == "failed"
     assert "the command could not be started" in (attempt.error or "")
@@ -209,7 +209,7 @@ async def test_an_agent_that_uses_too_much_memory_or_prints_too_much_is_ended(st
     assert attempt.status == "failed" and "bytes: its limit is 1000000" in (attempt.error or "")
 
 
-async def test_one_that_left_the_group_but_names_the_attempt_is_ended_too(stack: Stack) -> None:
+async def test_a_detached_process_that_names_the_attempt_is_ended(stack: Stack) -> None:
     path = stack.directory / "pid"
     code = (
         "import subprocess, sys\n"
@@ -221,7 +221,7 @@ async def test_one_that_left_the_group_but_names_the_attempt_is_ended_too(stack:
     await stack.until(lambda: not running(int(path.read_text())))
 
 
-async def test_what_it_prints_is_stored_while_it_runs(stack: Stack) -> None:
+async def test_output_is_stored_while_the_agent_runs(stack: Stack) -> None:
     go = stack.directory / "go"
     code = (
         "import os, sys, time\nprint('begun', flush=True)\n"
@@ -235,7 +235,7 @@ async def test_what_it_prints_is_stored_while_it_runs(stack: Stack) -> None:
     assert stack.logs.printed[attempt.attempt_id] == {"stdout": "begun\nhalf a line"}
 
 
-async def test_an_answer_larger_than_what_is_kept_is_not_graded(stack: Stack) -> None:
+async def test_an_answer_larger_than_the_kept_output_is_not_graded(stack: Stack) -> None:
     rollout, attempt = await one(stack, python("print('x' * 1_000_000)", grader=lambda task, answer: 1.0))
     assert attempt.status == "failed"
     assert "1000001 bytes" in (attempt.error or "")
@@ -243,7 +243,7 @@ async def test_an_answer_larger_than_what_is_kept_is_not_graded(stack: Stack) ->
     assert "bytes cut" in stack.logs.printed[attempt.attempt_id]["stdout"]
 
 
-def test_a_command_that_is_not_there_is_refused_before_anything_is_claimed() -> None:
+def test_a_missing_command_is_refused_before_any_claim() -> None:
     with pytest.raises(UsageError, match="no program 'no-such-agent'"):
         CommandAgent(["no-such-agent"])
     with pytest.raises(UsageError, match="no command was given"):
@@ -269,7 +269,7 @@ def running(pid: int) -> bool:
         return False
 
 
-async def test_what_its_runner_counts_does_not_mean_that_the_hook_was_loaded(stack: Stack) -> None:
+async def test_the_runners_own_counts_do_not_prove_that_the_hook_was_loaded(stack: Stack) -> None:
     [rollout] = await stack.enqueue("t")
     await stack.run(CommandAgent(["true"], hooked=True, grader=lambda task, answer: 1.0), max_rollouts=1)
     [attempt] = await stack.finished(rollout)

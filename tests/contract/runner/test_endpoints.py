@@ -1,4 +1,4 @@
-"""Agents that are HTTP endpoints, and the command line of a container's engine."""
+"""HTTP agents, and the command line of container agents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aiohttp.test_utils import TestServer
 from agl_otel.errors import UsageError
 from agl_otel.net.auth import attempt_ingest_key, attempt_key
 from agl_otel.queue.client import RolloutUpdate
-from agl_otel.runner.__main__ import line_of
+from agl_otel.runner.__main__ import event_line
 from agl_otel.runner.agents import ContainerAgent, HttpAgent, Limits
 from agl_otel.types import LLM, Answered, Attempt, Rollout
 from agl_otel_hook import conventions
@@ -28,7 +28,7 @@ from tests.contract.runner.conftest import Stack
 
 
 class Service:
-    """An agent's web service: answers what `answer` says, and keeps what it was asked."""
+    """An agent's web service, which answers with `answer` and records requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[dict[str, str], Any]] = []
@@ -86,7 +86,7 @@ def rewards(stack: Stack, rollout: Rollout) -> list[Any]:
     return [span.attributes[conventions.reward_value_key(0)] for span in stack.spans(rollout, conventions.SPAN_ANNOTATION)]
 
 
-async def test_a_request_carries_the_task_the_trace_and_the_ids_and_a_number_is_the_reward(stack: Stack, service: Service) -> None:
+async def test_a_request_carries_task_trace_and_ids_and_a_number_is_the_reward(stack: Stack, service: Service) -> None:
     rollout, attempt = await ask(stack, HttpAgent(service.url, headers={"authorization": "Bearer x"}))
     [(headers, task)] = service.asked
     headers = {name.lower(): value for name, value in headers.items()}
@@ -106,14 +106,12 @@ async def test_a_request_carries_the_task_the_trace_and_the_ids_and_a_number_is_
     [("4;3", 4), ("999999999999999999;1", None), ("-4;-4", None), ("x;x", None), ("4", None)],
     ids=["credible", "beyond belief", "negative", "no number", "half"],
 )
-async def test_a_count_that_an_answer_claims_is_shown_where_it_can_be(
-    stack: Stack, service: Service, counts: str, collected: int | None
-) -> None:
+async def test_a_span_count_in_an_answer_is_used_if_plausible(stack: Stack, service: Service, counts: str, collected: int | None) -> None:
     service.process = f"0123456789abcdef;{counts}"
     rollout, _ = await ask(stack, HttpAgent(service.url))
     ended = stack.events[-1]
     made = None if collected is None else collected + len(rewards(stack, rollout)) + stack.proxy.spans
-    assert (ended.spans, "Collected" in line_of(ended)) == (made, made is not None)
+    assert (ended.spans, "Collected" in event_line(ended)) == (made, made is not None)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +135,7 @@ async def test_a_malformed_answer_fails_its_attempt_with_the_reason(stack: Stack
     assert says in attempt.error and "could not complete" not in attempt.error and "Traceback" not in attempt.error
 
 
-async def test_the_keys_of_the_attempt_go_with_its_request_and_to_no_other_origin(stack: Stack, service: Service) -> None:
+async def test_the_attempts_keys_are_not_sent_to_another_origin(stack: Stack, service: Service) -> None:
     agent = HttpAgent(service.url)
     sampling = {"extra_headers": {"X-Api-Key": "sk-theirs"}}
     llm = LLM(endpoint="http://u:sk-theirs@model/v1", model="m", api_key="sk-theirs", sampling_parameters=sampling)
@@ -169,7 +167,7 @@ async def test_a_streamed_answer_is_read_to_its_end_and_joined(stack: Stack, ser
     assert (attempt.status, rewards(stack, rollout)) == ("succeeded", [1.0])
 
 
-async def test_an_endpoint_that_fails_is_away_or_answers_too_much_fails_the_attempt(stack: Stack, service: Service) -> None:
+async def test_errors_missing_services_and_oversized_answers_fail_the_attempt(stack: Stack, service: Service) -> None:
     service.status, service.answer = 500, "out of luck"
     _, attempt = await ask(stack, HttpAgent(service.url))
     assert attempt.status == "failed" and 'answers 500 Internal Server Error: "out of luck"' in (attempt.error or "")
@@ -225,9 +223,9 @@ server.serve_forever()
 
 @contextlib.asynccontextmanager
 async def hooked_service(stack: Stack) -> AsyncGenerator[str]:
-    """The address of a service that somebody runs under our hook."""
+    """Run a service under the hook; yield its address."""
     environment = {
-        **{name: value for name, value in os.environ.items() if name != conventions.ENV_LEDGER},  # keeps no record here
+        **{name: value for name, value in os.environ.items() if name != conventions.ENV_LEDGER},  # without a ledger, as on another machine
         "OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{stack.receiver.grpc_address}",
         "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
     }  # fmt: skip
@@ -248,8 +246,8 @@ async def hooked_service(stack: Stack) -> AsyncGenerator[str]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("task", ["whole", "stream", "silent"])
-async def test_the_verdict_of_an_endpoint_under_the_hook_follows_its_own_seal(stack: Stack, task: str) -> None:
-    """Silent: it does not say in its answer what it has begun; only a seal that it makes later proves that all is there."""
+async def test_the_verdict_of_a_hooked_endpoint_follows_its_seal(stack: Stack, task: str) -> None:
+    """The silent service reports no span count in its answer, so only its later seal proves that all spans arrived."""
     stack.proxy.spans = 0  # the service asks no model
     async with hooked_service(stack) as url:
         [rollout] = await stack.enqueue(task)
@@ -265,7 +263,7 @@ async def test_the_verdict_of_an_endpoint_under_the_hook_follows_its_own_seal(st
 
 
 @pytest.mark.full
-async def test_an_endpoint_that_dies_after_its_answer_is_missed_though_nothing_of_it_arrives(stack: Stack) -> None:
+async def test_an_endpoint_that_dies_after_its_answer_makes_the_attempt_incomplete(stack: Stack) -> None:
     stack.proxy.spans = 0
     async with hooked_service(stack) as url:
         [rollout] = await stack.enqueue("die")
@@ -278,12 +276,12 @@ async def test_an_endpoint_that_dies_after_its_answer_is_missed_though_nothing_o
     assert any(marker in reason for reason in verdict.reasons), verdict.reasons
 
 
-def test_what_is_no_http_address_is_refused() -> None:
-    with pytest.raises(UsageError, match="is no HTTP address"):
+def test_a_malformed_http_address_is_refused() -> None:
+    with pytest.raises(UsageError, match="is not an HTTP address"):
         HttpAgent("localhost:9000")
 
 
-def test_a_containers_command_line_names_variables_and_mounts_and_holds_no_value() -> None:
+def test_a_containers_command_line_has_variable_names_and_mounts_but_no_values() -> None:
     agent = ContainerAgent(
         "team/agent:1", ["--q", "{question}"], engine="sh", mounts={"/data": "/in"}, limits=Limits(memory_bytes=1 << 30), env={"MINE": "1"}
     )
@@ -310,9 +308,7 @@ def test_a_containers_command_line_names_variables_and_mounts_and_holds_no_value
         (["opentelemetry-instrument", "node"], {"hooked": False}, False),
     ],
 )
-def test_a_container_is_under_the_hook_where_its_command_or_its_user_says_so(
-    command: list[str], options: dict[str, Any], hooked: bool
-) -> None:
+def test_a_container_is_hooked_by_its_command_or_by_option(command: list[str], options: dict[str, Any], hooked: bool) -> None:
     assert ContainerAgent("team/agent:1", command, engine="sh", **options).hooked is hooked
 
 

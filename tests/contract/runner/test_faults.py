@@ -1,4 +1,4 @@
-"""A runner whose neighbours go away, and one that is watched or used badly."""
+"""A runner during outages of the stack, with faulty observers and with wrong options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from agl_otel_hook import conventions, records
 from tests.contract.runner.conftest import Proxy, Stack
 
 
-async def test_a_result_survives_a_queue_that_is_away_when_the_agent_ends(stack: Stack) -> None:
+async def test_a_result_survives_a_queue_outage_at_the_agents_end(stack: Stack) -> None:
     began, go_on = asyncio.Event(), asyncio.Event()
 
     async def agent(task: str) -> float:
@@ -52,7 +52,7 @@ async def test_a_result_survives_a_queue_that_is_away_when_the_agent_ends(stack:
     assert [s.attributes[conventions.reward_value_key(0)] for s in stack.spans(rollout, conventions.SPAN_ANNOTATION)] == [0.25]
 
 
-async def test_agents_wait_for_a_collector_that_does_not_take_their_root_spans_yet(stack: Stack) -> None:
+async def test_agents_wait_until_the_collector_accepts_their_root_spans(stack: Stack) -> None:
     stack.receiver.refuse = True
     try:
         [rollout] = await stack.enqueue("t")
@@ -67,7 +67,7 @@ async def test_agents_wait_for_a_collector_that_does_not_take_their_root_spans_y
     assert len(stack.spans(rollout, conventions.SPAN_ATTEMPT)) == 1
 
 
-async def test_a_result_that_comes_after_a_newer_attempt_is_dropped(stack: Stack) -> None:
+async def test_a_result_is_dropped_once_a_newer_attempt_exists(stack: Stack) -> None:
     began, go_on = asyncio.Event(), asyncio.Event()
 
     async def agent(task: str) -> float:
@@ -92,7 +92,7 @@ async def test_a_result_that_comes_after_a_newer_attempt_is_dropped(stack: Stack
 
 
 class Forgetful(QueueClient):
-    """A client to whom one set of resources is lost; keeps what was asked for."""
+    """A client that cannot find one set of resources, and records which were requested."""
 
     lost = ""
     asked: list[tuple[str | None, int | None]]
@@ -102,7 +102,7 @@ class Forgetful(QueueClient):
         return None if resources_id == self.lost else await super().get_resources(resources_id, version=version)
 
 
-async def test_resources_are_looked_up_once_and_lost_ones_fail_only_their_own_rollouts(stack: Stack) -> None:
+async def test_resources_are_fetched_once_and_missing_ones_fail_only_their_rollouts(stack: Stack) -> None:
     sets = [await stack.queue.put_resources({"p": PromptTemplate(template=text, engine="f-string")}) for text in ("a", "b")]
     requests = [EnqueueRolloutRequest(input="t", resources_id=sets[i].resources_id) for i in (0, 1, 0)]
     first, lost, third = await stack.queue.enqueue(requests)
@@ -127,7 +127,7 @@ from agl_otel_hook.context import attempt_scope
 from agl_otel.runner.ledgers import Ledgers
 store, endpoint, rollout_id, attempt_id, ends = sys.argv[1:]
 ledgers, telemetry = Ledgers(store), Telemetry(otlp_endpoint=endpoint, service_name="runner")
-ledgers.begin([(rollout_id, attempt_id)])
+ledgers.create([(rollout_id, attempt_id)])
 telemetry.keep_records(ledgers.root)
 with attempt_scope(rollout_id, attempt_id):
     telemetry.tracer("agent").start_span("first").end()
@@ -139,7 +139,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("ends", "kind"), [("between", "complete"), ("within", "incomplete")])
-async def test_a_runner_that_was_killed_with_its_function_agent_is_judged_by_its_record_and_the_proxies_are_closed(
+async def test_attempts_of_a_killed_function_runner_are_judged_by_their_ledger(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, ends: str, kind: str
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(stack.directory))
@@ -151,17 +151,17 @@ async def test_a_runner_that_was_killed_with_its_function_agent_is_judged_by_its
     dead = await asyncio.create_subprocess_exec(*arguments)
     assert await dead.wait() == -signal.SIGKILL
     [before] = await stack.queue.query_attempts([started.rollout_id])
-    assert stack.verdict(before).kind == "incomplete", "nobody has handed in anything, and its seal was not its last"
+    assert stack.verdict(before).kind == "incomplete", "there is no ledger, and its seal is not a closing one"
     stack.proxy.spans = 0
     async with stack.running(FunctionAgent(lambda task: 1.0)):
         async with asyncio.timeout(300):
-            while (after := (await stack.queue.query_attempts([started.rollout_id]))[0]).ledger is None:  # noqa: ASYNC110 - of the queue
+            while (after := (await stack.queue.query_attempts([started.rollout_id]))[0]).ledger is None:  # noqa: ASYNC110 - the queue has no event for it
                 await asyncio.sleep(0.02)
     assert [key] in stack.proxy.closed and after.seals == {"proxy-marker": 0}
     assert stack.verdict(after).kind == kind
 
 
-async def test_what_a_dead_runner_handed_in_itself_stays(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_ledger_reported_by_the_dead_runner_itself_is_kept(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(stack.directory))
     monkeypatch.setattr(tempfile, "tempdir", None)
     [started] = await stack.queue.start([EnqueueRolloutRequest(input="t")], worker_id="dead")
@@ -179,7 +179,7 @@ async def test_what_a_dead_runner_handed_in_itself_stays(stack: Stack, monkeypat
     assert (after.ledger, after.seals, stack.proxy.closed) == (own, {"own": 1}, [])
 
 
-async def test_a_watcher_that_raises_stops_nothing(stack: Stack) -> None:
+async def test_an_observer_that_raises_does_not_stop_the_runner(stack: Stack) -> None:
     def watch(event: RunnerEvent) -> None:
         raise RuntimeError("no")
 
@@ -190,7 +190,7 @@ async def test_a_watcher_that_raises_stops_nothing(stack: Stack) -> None:
     await stack.finished(rollout)
 
 
-async def test_a_runner_serves_only_rollouts_with_its_labels(stack: Stack) -> None:
+async def test_a_runner_claims_only_rollouts_with_its_labels(stack: Stack) -> None:
     requests = [
         EnqueueRolloutRequest(input=n, labels=labels) for n, labels in enumerate(({}, {"gpu": "yes"}, {"gpu": "yes", "team": "blue"}))
     ]
@@ -201,7 +201,7 @@ async def test_a_runner_serves_only_rollouts_with_its_labels(stack: Stack) -> No
     await check_waiting_tasks(FunctionAgent(lambda nothing_of_the_kind: 1.0), stack.queue, [], {"gpu": "no"})
 
 
-async def test_the_queue_knows_what_a_worker_does(stack: Stack) -> None:
+async def test_the_queue_shows_what_a_worker_does(stack: Stack) -> None:
     await stack.enqueue("t")
     await stack.run(FunctionAgent(lambda task: 1.0), max_rollouts=1, worker_id="w-1")
     [worker] = await stack.queue.query_workers()
@@ -211,7 +211,7 @@ async def test_the_queue_knows_what_a_worker_does(stack: Stack) -> None:
     assert {"host", "cpu_threads", "load_1m", "disk_pct"} <= set(worker.heartbeat_stats)
 
 
-async def test_a_runner_that_shall_send_no_heartbeats_sends_none(stack: Stack) -> None:
+async def test_a_runner_without_a_heartbeat_interval_sends_no_heartbeats(stack: Stack) -> None:
     await stack.enqueue("t")
     counts = await stack.run(FunctionAgent(lambda task: 1.0), max_rollouts=1, worker_id="w-silent", heartbeat_seconds=0)
     assert counts["succeeded"] == 1
@@ -219,7 +219,7 @@ async def test_a_runner_that_shall_send_no_heartbeats_sends_none(stack: Stack) -
     assert (worker.worker_id, worker.heartbeat_stats, worker.last_heartbeat_time) == ("w-silent", None, None)
 
 
-async def test_the_attempt_span_says_whether_the_agent_runs_under_the_hook(stack: Stack) -> None:
+async def test_the_root_span_states_whether_the_agent_is_hooked(stack: Stack) -> None:
     [counted] = await stack.enqueue("t")
     await stack.run(FunctionAgent(lambda task: 1.0), max_rollouts=1)
     [unknown] = await stack.enqueue("t")
@@ -258,9 +258,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("launch_mode", ["thread", "asyncio"])
-async def test_a_lit_agents_runner_beats_under_its_worker_id_and_without_one_says_once_that_it_does_not(
-    stack: Stack, launch_mode: str
-) -> None:
+async def test_a_lit_agent_runner_sends_heartbeats_only_with_a_worker_id(stack: Stack, launch_mode: str) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _LIT_AGENT, stack.queue.address, launch_mode),
         stdout=asyncio.subprocess.PIPE,
@@ -278,12 +276,12 @@ async def test_a_lit_agents_runner_beats_under_its_worker_id_and_without_one_say
     assert {"host", "disk_pct", "running"} <= set(json.loads(said))
 
 
-def test_another_launch_mode_of_heartbeats_is_refused() -> None:
+def test_an_unknown_heartbeat_launch_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="'thread' or 'asyncio'"):
         LitAgentRunner(DummyTracer(), heartbeat_launch_mode="fork")
 
 
-async def test_a_proxy_that_is_newer_than_the_runner_is_closed_without_heartbeats(stack: Stack) -> None:
+async def test_attempts_are_closed_at_a_proxy_that_registered_after_the_runner(stack: Stack) -> None:
     newer = Proxy()
     await newer.server.start_server()
 
@@ -297,7 +295,7 @@ async def test_a_proxy_that_is_newer_than_the_runner_is_closed_without_heartbeat
     assert len(stack.proxy.closed) == len(newer.closed) == 1
 
 
-async def test_an_attempt_that_a_proxy_cannot_close_yet_is_asked_for_again_by_itself(stack: Stack) -> None:
+async def test_closing_is_retried_only_for_attempts_that_a_proxy_could_not_close(stack: Stack) -> None:
     stack.proxy.late = 1
     rollouts = await stack.enqueue("t", "u")
     claimed = await stack.queue.claim(2, worker_id="worker")
@@ -324,7 +322,7 @@ async def no_proxies() -> tuple[str, ...]:
     return ()
 
 
-async def test_of_results_that_are_reported_together_only_the_refused_one_is_dropped(stack: Stack) -> None:
+async def test_in_a_batch_of_results_only_the_refused_one_is_dropped(stack: Stack) -> None:
     await stack.enqueue("t", "u")
     old, good = await stack.queue.claim(2, worker_id="worker")
     [newer] = await stack.queue.start_attempt([old.rollout_id])
@@ -348,7 +346,7 @@ async def test_of_results_that_are_reported_together_only_the_refused_one_is_dro
     }  # fmt: skip
 
 
-async def test_a_stop_while_nothing_waits_is_quick_and_leaves_nothing_claimed(stack: Stack) -> None:
+async def test_a_stop_of_an_idle_runner_leaves_nothing_claimed(stack: Stack) -> None:
     async with stack.running(FunctionAgent(lambda task: 1.0)):
         async with asyncio.timeout(300):
             while not list(await stack.queue.query_workers()):  # noqa: ASYNC110 - its heartbeat: the claim waits by now
@@ -359,7 +357,7 @@ async def test_a_stop_while_nothing_waits_is_quick_and_leaves_nothing_claimed(st
     assert found.status == "queuing"
 
 
-async def test_waiting_tasks_that_the_agent_cannot_run_are_told_before_anything_is_claimed(stack: Stack) -> None:
+async def test_waiting_tasks_that_the_agent_cannot_run_are_refused_before_any_claim(stack: Stack) -> None:
     await stack.enqueue({"question": "q"})
     agent = FunctionAgent(lambda a, b: None)
     with pytest.raises(UsageError, match="takes a, b"):
@@ -368,12 +366,12 @@ async def test_waiting_tasks_that_the_agent_cannot_run_are_told_before_anything_
     await check_waiting_tasks(agent, stack.queue, [])
 
 
-def test_a_runner_without_places_is_refused(stack: Stack) -> None:
+def test_a_concurrency_of_zero_is_refused(stack: Stack) -> None:
     with pytest.raises(UsageError, match="concurrency is 0"):
         Runner(stack.queue, stack.telemetry, FunctionAgent(lambda task: 1.0), concurrency=0)
 
 
-async def test_a_refused_attempt_span_is_sent_again_as_it_was_and_the_agent_waits_for_its_ack(stack: Stack) -> None:
+async def test_a_refused_root_span_is_resent_unchanged_before_the_agent_starts(stack: Stack) -> None:
     started: list[str] = []
     [rollout] = await stack.enqueue("task")
     stack.receiver.refuse = True

@@ -1,4 +1,4 @@
-"""Function agents between a real queue and an OTLP receiver: rewards, failures, and what the queue is told."""
+"""Function agents with a real queue and an OTLP receiver: rewards, failures, and reports to the queue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def async_agent(question: str, llm: LLM) -> float:
 
 
 @pytest.mark.parametrize("function", [sync_agent, async_agent])
-async def test_a_number_becomes_the_reward_of_the_attempt_under_its_root_span(stack: Stack, function: Any) -> None:
+async def test_a_number_becomes_a_reward_under_the_attempts_root_span(stack: Stack, function: Any) -> None:
     rollouts = await stack.enqueue({"question": "abc"}, {"question": "abcd"}, resources={"main": MODEL})
     counts = await stack.run(FunctionAgent(function), max_rollouts=2)
     assert counts["succeeded"] == 2
@@ -50,7 +50,7 @@ async def test_a_number_becomes_the_reward_of_the_attempt_under_its_root_span(st
 
 
 @pytest.mark.parametrize("kind", [LLM, ProxyLLM])
-async def test_a_function_behind_a_proxy_is_told_no_providers_secret(stack: Stack, kind: type[LLM] | type[ProxyLLM]) -> None:
+async def test_a_function_behind_a_proxy_gets_no_providers_secret(stack: Stack, kind: type[LLM] | type[ProxyLLM]) -> None:
     given: dict[str, Any] = {"api_key": "hunter2", "sampling_parameters": {"extra_headers": {"X-Api-Key": "hunter2"}, "top_p": 0.5}}
     secret = kind(endpoint="http://u:hunter2@vllm.example/v1", model="m", **given)
     told: list[str] = []
@@ -66,7 +66,7 @@ async def test_the_root_span_is_acked_before_the_agent_starts(stack: Stack) -> N
     assert seen == [1]
 
 
-async def test_agents_that_seed_random_have_traces_of_their_own(stack: Stack) -> None:
+async def test_agents_that_seed_random_get_distinct_trace_ids(stack: Stack) -> None:
     def agent(task: str) -> float:
         random.seed(0)
         with trace.get_tracer("agent").start_as_current_span("think"):
@@ -78,7 +78,7 @@ async def test_agents_that_seed_random_have_traces_of_their_own(stack: Stack) ->
     assert len({span.trace_id for span in spans}) == len({span.span_id for span in spans}) == 4
 
 
-async def test_the_last_attempts_of_max_rollouts_take_longer_than_the_grace_of_a_stop(stack: Stack) -> None:
+async def test_the_last_attempts_of_max_rollouts_may_exceed_the_grace_period(stack: Stack) -> None:
     async def agent(task: str) -> float:
         await asyncio.sleep(0.2)
         assert stack.runner is not None
@@ -91,7 +91,7 @@ async def test_the_last_attempts_of_max_rollouts_take_longer_than_the_grace_of_a
     assert [attempt.status for attempt in await stack.finished(*rollouts)] == ["succeeded", "succeeded"]
 
 
-async def test_an_answer_is_graded_and_a_reward_of_several_dimensions_keeps_its_order(stack: Stack) -> None:
+async def test_an_answer_is_graded_and_reward_dimensions_keep_their_order(stack: Stack) -> None:
     def grade(task: str, answer: str) -> dict[str, float]:
         return {"right": float(answer == task.upper()), "length": len(answer)}
 
@@ -117,11 +117,11 @@ def bad_grader(task: Any, answer: Any) -> float:
         (FunctionAgent(lambda task: object()), "returned a object"),
         (FunctionAgent(lambda task: float("nan")), "a reward must be finite"),
         (FunctionAgent(lambda task: "x", grader=bad_grader), "grader bad_grader raised KeyError: 'gold'"),
-        (FunctionAgent(lambda task: "x", grader=lambda task, answer: "good"), "'good' is no reward"),  # type: ignore[arg-type,return-value]  # pyright: ignore[reportArgumentType]  # the mistake under test
+        (FunctionAgent(lambda task: "x", grader=lambda task, answer: "good"), "'good' is not a reward"),  # type: ignore[arg-type,return-value]  # pyright: ignore[reportArgumentType]  # the mistake under test
         (FunctionAgent(lambda a, b: None), "takes a, b, which nothing fills"),
     ],
 )  # fmt: skip
-async def test_what_goes_wrong_fails_the_attempt_in_words_and_gives_no_reward(stack: Stack, agent: FunctionAgent, message: str) -> None:
+async def test_errors_fail_the_attempt_with_a_message_and_without_a_reward(stack: Stack, agent: FunctionAgent, message: str) -> None:
     [rollout] = await stack.enqueue("t")
     counts = await stack.run(agent, max_rollouts=1)
     [attempt] = await stack.finished(rollout)
@@ -138,7 +138,7 @@ async def test_none_and_ungraded_text_succeed_without_a_reward(stack: Stack) -> 
     assert [primary(stack, rollout) for rollout in rollouts] == [[], []]
 
 
-async def test_agents_run_at_once_up_to_the_places_there_are(stack: Stack) -> None:
+async def test_agents_run_concurrently_up_to_the_limit(stack: Stack) -> None:
     running, most, all_in = 0, 0, asyncio.Event()
 
     async def agent(task: int) -> None:
@@ -180,7 +180,7 @@ async def test_cancelling_a_rollout_ends_its_async_agent_and_reports_nothing(sta
     assert primary(stack, rollout) == []
 
 
-async def test_a_sync_function_past_its_time_is_left_behind_and_its_place_is_free(stack: Stack) -> None:
+async def test_a_sync_function_past_its_time_limit_is_abandoned_and_frees_its_slot(stack: Stack) -> None:
     go_on = threading.Event()
 
     def agent(task: str) -> float:
@@ -199,7 +199,7 @@ async def test_a_sync_function_past_its_time_is_left_behind_and_its_place_is_fre
     assert primary(stack, hangs) == []
 
 
-async def test_its_runner_keeps_a_record_of_it_in_which_what_it_left_open_is_abandoned(stack: Stack) -> None:
+async def test_spans_that_a_function_left_open_are_recorded_as_abandoned(stack: Stack) -> None:
     stack.proxy.spans = 0
     kept: list[trace.Span] = []
 
@@ -220,7 +220,7 @@ async def test_its_runner_keeps_a_record_of_it_in_which_what_it_left_open_is_aba
         assert (verdict.kind, len(verdict.notes)) == ("complete", abandoned)
 
 
-async def test_many_endings_share_calls(stack: Stack) -> None:
+async def test_attempts_that_end_together_share_calls(stack: Stack) -> None:
     rollouts = await stack.enqueue(*range(64))
     exports = stack.receiver.exports
     await stack.run(FunctionAgent(lambda task: 1.0), max_rollouts=64, concurrency=64)
@@ -231,7 +231,7 @@ async def test_many_endings_share_calls(stack: Stack) -> None:
     assert stack.receiver.exports - exports < 96
 
 
-async def test_a_proxy_that_is_away_for_a_moment_costs_nothing(stack: Stack) -> None:
+async def test_a_short_proxy_outage_loses_nothing(stack: Stack) -> None:
     stack.proxy.fail = 2
     [rollout] = await stack.enqueue("t")
     counts = await stack.run(FunctionAgent(lambda task: 1.0), max_rollouts=1)
@@ -240,7 +240,7 @@ async def test_a_proxy_that_is_away_for_a_moment_costs_nothing(stack: Stack) -> 
     assert (attempt.seals or {})["proxy-marker"] == 2
 
 
-async def test_a_proxy_that_stays_away_is_counted_and_the_attempt_ends_all_the_same(stack: Stack) -> None:
+async def test_a_missing_proxy_is_counted_and_the_attempt_completes(stack: Stack) -> None:
     stack.proxy.fail = 1000
     [rollout] = await stack.enqueue("t")
     counts = await stack.run(FunctionAgent(lambda task: 1.0), max_rollouts=1)

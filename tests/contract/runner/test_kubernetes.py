@@ -1,4 +1,4 @@
-"""Attempts as Kubernetes Jobs, against a stand-in for the API server whose containers are real processes (tests/kubernetes_api.py)."""
+"""Kubernetes agents, against a fake API server whose containers are real processes (tests/kubernetes_api.py)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def agent(cluster: Cluster, code: str, *arguments: str, **options: Any) -> Kuber
     return KubernetesAgent("team/agent:1", ["-c", code, *arguments], cluster=cluster, **options)
 
 
-async def test_an_attempt_is_a_job_with_all_that_an_agent_needs_and_nothing_is_left(
+async def test_an_attempt_is_a_job_that_is_deleted_afterwards(
     stack: Stack, api: Api, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -67,7 +67,7 @@ async def test_an_attempt_is_a_job_with_all_that_an_agent_needs_and_nothing_is_l
     assert TOKEN not in caplog.text
 
 
-async def test_what_fails_says_how_it_ended_and_what_it_printed(stack: Stack, api: Api, cluster: Cluster) -> None:
+async def test_a_failed_job_is_reported_with_its_ending_and_output(stack: Stack, api: Api, cluster: Cluster) -> None:
     [rollout] = await stack.enqueue("t")
     await stack.run(agent(cluster, "print('no such table'); raise SystemExit(3)"), max_rollouts=1)
     [attempt] = await stack.finished(rollout)
@@ -85,7 +85,7 @@ async def test_a_cancelled_rollout_ends_its_job(stack: Stack, api: Api, cluster:
     assert len(api.finalizing) == 1  # the runner waited for the pod
 
 
-async def test_a_job_that_somebody_deletes_fails_its_attempt(stack: Stack, api: Api, cluster: Cluster) -> None:
+async def test_a_job_that_is_deleted_externally_fails_its_attempt(stack: Stack, api: Api, cluster: Cluster) -> None:
     [rollout] = await stack.enqueue("t")
     async with stack.running(agent(cluster, WAITS)):
         await stack.until(lambda: api.of("pods"))
@@ -94,10 +94,10 @@ async def test_a_job_that_somebody_deletes_fails_its_attempt(stack: Stack, api: 
         await other.delete("jobs", name)
         await other.close()
         [attempt] = await stack.finished(rollout)
-    assert (attempt.status, attempt.error) == ("failed", f"somebody deleted the Job {name}")
+    assert (attempt.status, attempt.error) == ("failed", f"the Job {name} was deleted before it ended")
 
 
-async def test_an_api_server_that_is_busy_and_watches_that_grow_old_cost_nothing(stack: Stack, api: Api, cluster: Cluster) -> None:
+async def test_a_busy_api_server_and_expired_watches_lose_nothing(stack: Stack, api: Api, cluster: Cluster) -> None:
     gate = "import sys, os, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.05)"
     open_gate = stack.directory / "open"
     [rollout] = await stack.enqueue("t")
@@ -112,10 +112,10 @@ async def test_an_api_server_that_is_busy_and_watches_that_grow_old_cost_nothing
     assert attempt.status == "succeeded"
 
 
-async def test_jobs_of_an_earlier_life_of_the_runner_are_deleted(stack: Stack, api: Api, cluster: Cluster) -> None:
+async def test_jobs_left_by_a_previous_process_of_the_runner_are_deleted(stack: Stack, api: Api, cluster: Cluster) -> None:
     made = agent(cluster, "pass")
     before = KubernetesApi(cluster)
-    for owner in (made._owner, "another"):  # pyright: ignore[reportPrivateUsage]
+    for owner in (made._owner, "another"):  # pyright: ignore[reportPrivateUsage]  # the label that it selects by
         await before.create(
             "jobs", job_body(f"old-{label(owner)}".lower(), "i", ["-c", WAITS], rollout_id="r", attempt_id="a", owner=owner)
         )
@@ -126,17 +126,19 @@ async def test_jobs_of_an_earlier_life_of_the_runner_are_deleted(stack: Stack, a
     assert [body["metadata"]["name"] for body in api.of("jobs")] == ["old-another"]
 
 
-async def test_an_image_that_cannot_be_had_fails_at_once(stack: Stack, api: Api, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agl_otel.runner.agents.kubernetes.LOOK_SECONDS", 0.05)
+async def test_an_image_that_cannot_be_pulled_fails_the_attempt(
+    stack: Stack, api: Api, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agl_otel.runner.agents.kubernetes.POD_POLL_SECONDS", 0.05)
     api.image_problem = "ImagePullBackOff"
     [rollout] = await stack.enqueue("t")
     await stack.run(agent(cluster, "pass"), max_rollouts=1)
     [attempt] = await stack.finished(rollout)
-    assert attempt.error == "the Job's container does not begin: ImagePullBackOff: no such image"
+    assert attempt.error == "the Job's container does not start: ImagePullBackOff: no such image"
 
 
-async def test_no_cluster_and_wrong_rights_are_named(stack: Stack, api: Api, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no pod of a Kubernetes cluster"):
+async def test_a_missing_cluster_and_missing_permissions_are_reported(stack: Stack, api: Api, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a Kubernetes pod"):
         Cluster.found(account=tmp_path)
     (tmp_path / "wrong").write_text("nobody")
     [rollout] = await stack.enqueue("t")
@@ -145,13 +147,13 @@ async def test_no_cluster_and_wrong_rights_are_named(stack: Stack, api: Api, tmp
     assert attempt.error == "Kubernetes refused GET jobs with 401: Unauthorized"
 
 
-def test_a_missing_client_library_is_named_with_its_extra(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_client_library_is_reported_with_its_extra(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
     with pytest.raises(UsageError, match=r"pip install 'agl-otel\[kubernetes\]'"):
         agent(cluster, "pass")
 
 
-def test_arguments_reach_the_container_as_they_are() -> None:
+def test_arguments_reach_the_container_unchanged() -> None:
     body = job_body("n", "i", ["$(OPENAI_API_KEY)", "a$b"], rollout_id="r", attempt_id="a", owner="w")
     assert body["spec"]["template"]["spec"]["containers"][0]["args"] == ["$$(OPENAI_API_KEY)", "a$$b"]
 
@@ -167,13 +169,13 @@ def test_long_values_and_certificates_become_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("attempt_id", ["at-01JX", "a", "..::__", "A:b.C_" * 21, "x" * 128])
-def test_every_id_gives_a_name_that_kubernetes_takes(attempt_id: str) -> None:
+def test_every_id_gives_a_valid_job_name(attempt_id: str) -> None:
     name = job_name("ro-1", attempt_id)
     assert len(name) <= 57 and name == name.lower() and name.replace("-", "").isalnum() and not name.endswith("-")
     assert name != job_name("ro-2", attempt_id)
 
 
-def test_fields_of_a_pod_are_merged_into_ours() -> None:
+def test_pod_fields_are_merged_into_the_jobs() -> None:
     pod = {"nodeSelector": {"a": "b"}, "containers": [{"resources": {"limits": {"memory": "1Gi"}}}], "securityContext": {"runAsUser": 1}}
     spec = job_body("n", "i", [], rollout_id="r", attempt_id="a", owner="w", pod=pod)["spec"]["template"]["spec"]
     assert spec["containers"][0]["image"] == "i" and spec["containers"][0]["resources"] == {"limits": {"memory": "1Gi"}}
@@ -181,8 +183,8 @@ def test_fields_of_a_pod_are_merged_into_ours() -> None:
     assert merged([1], [2]) == [1, 2]
 
 
-async def test_waiting_for_nothing_ends_with_the_watch(api: Api, cluster: Cluster) -> None:
+async def test_waiting_for_a_job_that_was_never_created_ends(api: Api, cluster: Cluster) -> None:
     made = agent(cluster, "pass")
-    await made._opened()  # pyright: ignore[reportPrivateUsage]
+    await made._opened()  # pyright: ignore[reportPrivateUsage]  # starts the watch
     async with asyncio.timeout(300):
         await made.close()

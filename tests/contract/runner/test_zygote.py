@@ -1,4 +1,4 @@
-"""Command agents that are forks of a warm parent: each as good as a process of its own."""
+"""Command agents that are forked from a warm parent behave like processes that were started afresh."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agl_otel.queue.client import RolloutUpdate
 from agl_otel.runner import groups
 from agl_otel.runner.agents.command import CommandAgent
 from agl_otel.runner.job import Grader
-from agl_otel.runner.starting import Warm
+from agl_otel.runner.starting import WarmStarter
 from agl_otel.types import LLM, Attempt, Rollout
 from agl_otel_hook import conventions
 from tests.contract.runner.conftest import Stack
@@ -27,11 +27,11 @@ SPAN = "from opentelemetry import trace\ntrace.get_tracer('a').start_span('work'
 
 
 class Kept(CommandAgent):
-    """A warm agent whose warm parent can be looked at."""
+    """A command agent with access to its warm parent."""
 
     @property
-    def warm(self) -> Warm:
-        assert isinstance(self._starter, Warm)
+    def warm(self) -> WarmStarter:
+        assert isinstance(self._starter, WarmStarter)
         return self._starter
 
     @property
@@ -79,7 +79,7 @@ async def test_forks_have_ids_markers_randomness_and_seals_of_their_own(stack: S
     assert {span.parent_id for span in works} == roots
 
 
-async def test_a_fork_has_the_keys_of_its_attempt_and_the_warm_parent_those_of_none(stack: Stack) -> None:
+async def test_a_fork_has_its_attempts_keys_and_the_warm_parent_has_none(stack: Stack) -> None:
     code = """
         import json, os
         from pathlib import Path
@@ -109,7 +109,7 @@ async def test_a_fork_has_the_keys_of_its_attempt_and_the_warm_parent_those_of_n
         ("def broken(:", "SyntaxError"),
     ],
 )
-async def test_it_ends_as_an_interpreter_ends(stack: Stack, code: str, message: str) -> None:
+async def test_a_fork_exits_like_an_interpreter(stack: Stack, code: str, message: str) -> None:
     kept = agent(stack, code)
     [(_, attempt)] = await run(stack, kept)
     assert kept.warm.forks == 1
@@ -117,7 +117,7 @@ async def test_it_ends_as_an_interpreter_ends(stack: Stack, code: str, message: 
     assert message in (attempt.error or "")
 
 
-async def test_threads_and_exit_handlers_finish_and_a_child_process_goes_with_it(stack: Stack) -> None:
+async def test_threads_and_exit_handlers_finish_and_child_processes_are_ended(stack: Stack) -> None:
     code = """
         import atexit, os, subprocess, sys, threading, time
         from opentelemetry import trace
@@ -139,14 +139,14 @@ async def test_threads_and_exit_handlers_finish_and_a_child_process_goes_with_it
     await stack.until(lambda: not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text())
 
 
-async def test_modules_and_code_run_too_and_other_options_start_anew(stack: Stack, caplog: pytest.LogCaptureFixture) -> None:
+async def test_modules_and_code_are_forked_and_other_options_start_afresh(stack: Stack, caplog: pytest.LogCaptureFixture) -> None:
     (stack.directory / "mine.py").write_text(f"import sys\nassert __name__ == '__main__' and sys.argv[1:] == ['x']\n{SPAN}")
     for arguments, forks in ((["-m", "mine", "x"], 1), (["-u", "-c", SPAN], 1), (["-B", "mine.py", "x"], 0)):
         kept = Kept([sys.executable, *arguments], cwd=stack.directory, warm=True)
         with caplog.at_level(logging.WARNING):
             [(rollout, attempt)] = await run(stack, kept)
         assert (attempt.status, kept.warm.forks, len(stack.spans(rollout, "work"))) == ("succeeded", forks, 1), attempt.error
-    assert "started anew each time, which is slower: the interpreter's option -B" in caplog.text
+    assert "started afresh each time, which is slower: the interpreter's option -B" in caplog.text
 
 
 UNFIT = {
@@ -156,7 +156,7 @@ UNFIT = {
 }
 
 
-async def test_forks_of_a_fork_are_known_by_the_agents_command(stack: Stack) -> None:
+async def test_forks_of_a_fork_are_recorded_with_the_agents_command(stack: Stack) -> None:
     code = """
         import multiprocessing
         from opentelemetry import trace
@@ -175,7 +175,7 @@ async def test_forks_of_a_fork_are_known_by_the_agents_command(stack: Stack) -> 
 
 
 @pytest.mark.parametrize("why", UNFIT)
-async def test_what_cannot_be_forked_is_started_anew_and_the_log_says_why(stack: Stack, why: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_program_that_cannot_be_forked_is_started_afresh(stack: Stack, why: str, caplog: pytest.LogCaptureFixture) -> None:
     module, words = UNFIT[why]
     (stack.directory / f"starts_{why}.py").write_text(module)
     kept = agent(stack, SPAN, preload=[f"starts_{why}"])
@@ -183,10 +183,10 @@ async def test_what_cannot_be_forked_is_started_anew_and_the_log_says_why(stack:
         [(rollout, attempt)] = await run(stack, kept)
     assert attempt.error is None
     assert (attempt.status, kept.warm.forks, len(stack.spans(rollout, "work"))) == ("succeeded", 0, 1)
-    assert "agents are started anew each time" in caplog.text and words in caplog.text
+    assert "agents are started afresh each time" in caplog.text and words in caplog.text
 
 
-async def test_one_that_ignores_sigterm_is_killed_at_its_time_limit(stack: Stack) -> None:
+async def test_a_fork_that_ignores_sigterm_is_killed_at_its_time_limit(stack: Stack) -> None:
     code = """
         import os, signal, time
         if "stay" in os.environ["AGL_TASK"]:
@@ -206,7 +206,7 @@ async def test_one_that_ignores_sigterm_is_killed_at_its_time_limit(stack: Stack
     assert not groups.is_alive(int((stack.directory / "group").read_text()))
 
 
-async def test_a_killed_warm_parent_fails_its_attempts_and_the_next_gets_another(stack: Stack) -> None:
+async def test_a_killed_warm_parent_fails_its_attempts_and_is_replaced(stack: Stack) -> None:
     kept = agent(stack, "import time\nopen('up', 'w').close()\ntime.sleep(60 if open('hang').read() == 'yes' else 0)\n")
     hang = stack.directory / "hang"
     hang.write_text("yes")
@@ -223,7 +223,7 @@ async def test_a_killed_warm_parent_fails_its_attempts_and_the_next_gets_another
     assert not os.access(f"/proc/{parent}", os.F_OK), "a warm parent outlives its runner"
 
 
-async def test_a_cancelled_attempt_ends_while_its_warm_parent_lives_on(stack: Stack) -> None:
+async def test_a_cancelled_attempt_ends_without_its_warm_parent(stack: Stack) -> None:
     kept = agent(stack, "import time\nopen('up', 'w').close()\ntime.sleep(60)\n")
     [rollout] = await stack.enqueue("a")
     async with stack.running(kept):

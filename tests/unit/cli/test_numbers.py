@@ -67,8 +67,8 @@ def test_a_text_that_is_no_size_or_span_of_time_is_a_wrong_use() -> None:
         with pytest.raises(UsageError, match="is no span of time"):
             span_of_time(value)
         if value != "9" * 30 and not value.isdecimal():
-            with pytest.raises(UsageError, match="is no size"):
+            with pytest.raises(UsageError, match="is not a size"):
                 parse_size(value)
     for value in ("0", "0G", "9" * 30, "9" * 400 + "G"):
-        with pytest.raises(UsageError, match="is no size"):
+        with pytest.raises(UsageError, match="is not a size"):
             parse_size(value)

@@ -47,7 +47,7 @@ def test_parameters_are_bound_by_name(function: Callable[..., Any], args: list[A
     function(*bound[0], **bound[1])
 
 
-def test_parameters_that_nothing_fills_are_named() -> None:
+def test_unfilled_parameters_are_named() -> None:
     def agent(question: Any, context: Any, answer: Any) -> None: ...
 
     with pytest.raises(UsageError, match=r"takes context, answer, which nothing fills.*task's keys question, level"):

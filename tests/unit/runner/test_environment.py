@@ -1,4 +1,4 @@
-"""contracts.md §1, the rows about the agent's process, one by one."""
+"""The variables of an agent's process, one by one."""
 
 from __future__ import annotations
 
@@ -106,25 +106,25 @@ OTLP = "OTEL_EXPORTER_OTLP_"
         ({"ANTHROPIC_API_KEY": "sk-ant", "ANTHROPIC_AUTH_TOKEN": "t"}, {"ANTHROPIC_API_KEY": DUMMY_API_KEY, "ANTHROPIC_AUTH_TOKEN": None}),
     ],
 )
-def test_what_the_user_set_is_kept_or_replaced_by_rule(base: dict[str, str], expected: dict[str, str | None]) -> None:
+def test_the_users_variables_are_kept_or_replaced(base: dict[str, str], expected: dict[str, str | None]) -> None:
     env = environment(base)
     assert {name: env.get(name) for name in expected} == expected
 
 
-def test_our_token_is_the_only_header_and_percent_encoded() -> None:
+def test_the_attempts_key_is_the_only_header_and_percent_encoded() -> None:
     env = environment({"OTEL_EXPORTER_OTLP_HEADERS": "api-key=vendor-secret"}, token="a b,c")
     key, _, value = env["OTEL_EXPORTER_OTLP_HEADERS"].partition("=")
     assert (key, unquote(value)) == ("authorization", f"Bearer {attempt_ingest_key('a b,c', 'ro-1', 'at-1')}")
     assert "," not in value and "/" not in value
 
 
-def test_no_variable_of_an_agent_holds_the_stacks_token() -> None:
+def test_no_variable_of_an_agent_contains_the_stacks_token() -> None:
     env = environment({"AGL_TOKEN": "stack-secret", "AGL_QUEUE_URL": "postgresql://u:stack-secret@h/d"}, token="stack-secret")
     assert not [name for name, value in env.items() if "stack-secret" in unquote(value)]
     assert len({attempt_ingest_key("stack-secret", "ro-1", "at-1"), env["OPENAI_API_KEY"], "stack-secret"}) == 3
 
 
-def test_the_users_otlp_metrics_keep_their_endpoint_and_get_no_token_of_ours() -> None:
+def test_the_users_otlp_metrics_keep_their_endpoint_and_get_no_token() -> None:
     base = {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": "https://vendor/", "OTEL_EXPORTER_OTLP_HEADERS": "k=v"}
     env = telemetry_environment(base, ADDRESSES, token="ours")
     assert env["OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"] == "https://vendor/v1/metrics"
@@ -167,11 +167,11 @@ def test_no_form_of_a_providers_key_reaches_an_agent_behind_a_proxy(kind: type[L
     for resources in published:
         env = environment({}, resources)
         assert not [name for name, value in env.items() if SECRET in value]
-        told = agent_resources(resources, "ro-1", "at-1", "http://p", token="t")
-        assert SECRET not in repr({name: resource.model_dump() for name, resource in told.items()})
-        assert all(isinstance(llm, LLM) and "(secret" not in repr(llm.sampling_parameters) for llm in told.values())
-        last = list(told.values())[-1]
-        assert isinstance(last, LLM) and last.sampling_parameters == {"temperature": 0.5}, "no placeholder that an agent would send on"
+        visible = agent_resources(resources, "ro-1", "at-1", "http://p", token="t")
+        assert SECRET not in repr({name: resource.model_dump() for name, resource in visible.items()})
+        assert all(isinstance(llm, LLM) and "(secret" not in repr(llm.sampling_parameters) for llm in visible.values())
+        last = list(visible.values())[-1]
+        assert isinstance(last, LLM) and last.sampling_parameters == {"temperature": 0.5}, "no placeholder, which an agent would send"
         without = agent_resources(resources, "ro-1", "at-1", None)
         assert SECRET in repr({name: resource.model_dump() for name, resource in without.items()}), "an agent without a proxy needs it"
 
@@ -181,7 +181,7 @@ def test_both_kinds_of_llm_are_routed(kind: type[LLM] | type[ProxyLLM]) -> None:
     assert environment({}, {"llm": kind(endpoint="http://vllm/v1", model="m")})["OPENAI_BASE_URL"] == f"{ROUTED}/v1"
 
 
-def test_without_an_llm_the_proxy_serves_the_attempt_with_the_model_that_the_agent_names() -> None:
+def test_without_an_llm_resource_the_agent_names_the_model_at_the_proxy() -> None:
     env = environment({"OPENAI_API_KEY": "sk-own", "OPENAI_MODEL": "mine"}, {})
     named = {"OPENAI_BASE_URL": f"{ROUTED}/v1", "OPENAI_API_KEY": DUMMY_API_KEY, "ANTHROPIC_BASE_URL": ROUTED, "OPENAI_MODEL": "mine"}
     assert named.items() <= env.items()
@@ -189,18 +189,18 @@ def test_without_an_llm_the_proxy_serves_the_attempt_with_the_model_that_the_age
     assert "OPENAI_MODEL" not in environment({}, {})
 
 
-def test_without_an_llm_and_a_proxy_the_users_own_model_variables_stay() -> None:
+def test_without_an_llm_and_a_proxy_the_users_model_variables_are_kept() -> None:
     env = process_environment({"OPENAI_API_KEY": "sk-own"}, rollout(), {}, NO_PROXY, traceparent=TRACEPARENT)
     assert (env["OPENAI_API_KEY"], "OPENAI_BASE_URL" in env) == ("sk-own", False)
 
 
-def test_without_a_proxy_the_resource_itself_is_used() -> None:
+def test_without_a_proxy_the_resources_endpoint_and_key_are_used() -> None:
     env = process_environment({}, rollout(), {"main": REAL}, NO_PROXY, traceparent=TRACEPARENT)
     assert (env["OPENAI_BASE_URL"], env["OPENAI_API_KEY"]) == ("https://api.example.com/v1", "sk-secret")
     assert "ANTHROPIC_BASE_URL" not in env
 
 
-def test_the_task_survives_as_json_whatever_it_holds() -> None:
+def test_any_task_survives_the_environment_as_json() -> None:
     task = {"question": 'naïve "quotes"\n\x00 \ud800', "n": [1, 2.5, None]}
     text = environment({}, task=task)["AGL_TASK"]
     assert json.loads(text) == task
@@ -216,7 +216,7 @@ def test_resource_attributes_are_read_back_by_the_sdk(monkeypatch: pytest.Monkey
     assert found == {"team": "blue", conventions.ROLLOUT_ID: "ro:1._-", conventions.ATTEMPT_ID: "a,b=c"}
 
 
-def test_exporters_of_any_otlp_kind_are_not_doubled() -> None:
+def test_otlp_exporters_are_not_duplicated() -> None:
     assert with_otlp("otlp_proto_http") == "otlp_proto_http"
     assert with_otlp("") == with_otlp("none") == "otlp"
 
@@ -237,7 +237,7 @@ def test_there_are_no_addresses_while_no_collector_is_up() -> None:
     assert found == Addresses("c:2", "http://c:3", "http://p:4")
 
 
-def test_an_agent_of_a_stack_with_tls_gets_its_certificates_and_keeps_its_own_for_its_own_metrics() -> None:
+def test_an_agent_gets_the_stacks_certificates_and_keeps_its_own_for_its_metrics() -> None:
     files = Certificates("/ca.pem", "/client.pem", "/client.key", "/bundle.pem")
     secure = Addresses("https://10.0.0.1:4317", "https://10.0.0.1:4318", "https://10.0.0.1:4000", files)
     users = {"OTEL_EXPORTER_OTLP_CERTIFICATE": "/theirs.pem", "OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
@@ -261,7 +261,7 @@ def test_an_agent_does_not_inherit_the_secrets_of_the_stack() -> None:
     assert "s3cret" not in environment({**secrets, "AGL_EMITTER_DEBUG": "1"}).values()
 
 
-def test_sampling_that_openais_client_has_no_argument_for_is_left_to_the_proxy() -> None:
+def test_sampling_parameters_unknown_to_openais_client_stay_with_the_proxy() -> None:
     told = routed_llm(REAL.model_copy(update={"sampling_parameters": all_parameters(0.7, 64, top_k=20)}), "ro-1", "at-1", "http://p")
     openais = {"temperature": 0.7, "max_tokens": 64, "top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
     assert told.sampling_parameters == {**openais, "top_k": 20}, "what says nothing new would only break create(**sampling_parameters)"

@@ -14,7 +14,7 @@ async def started(code: str) -> asyncio.subprocess.Process:
     return process
 
 
-async def test_a_group_that_heeds_sigterm_is_ended_by_it() -> None:
+async def test_a_group_is_ended_by_sigterm() -> None:
     process = await started("import time; print('ready', flush=True); time.sleep(60)")
     await groups.end_group(process, 10.0)
     assert process.returncode == -signal.SIGTERM
@@ -35,7 +35,7 @@ async def test_a_group_that_ignores_sigterm_is_killed_with_its_children() -> Non
     assert not groups.is_alive(process.pid)
 
 
-async def test_what_outlives_its_first_process_is_ended_too() -> None:
+async def test_processes_that_outlive_the_groups_leader_are_ended() -> None:
     code = "import os, time\nif os.fork(): print('ready', flush=True); os._exit(0)\nos.close(1); time.sleep(60)\n"
     process = await started(code)
     assert await process.wait() == 0

@@ -24,7 +24,7 @@ def agent_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_function_of_a_file_is_loaded_with_its_own_imports(agent_file: Path) -> None:
+def test_a_function_of_a_file_is_loaded_with_the_files_imports(agent_file: Path) -> None:
     assert load_function(f"{agent_file}:agent")("t") == 7
 
 
@@ -49,7 +49,7 @@ def test_dotted_names_and_modules_work(agent_file: Path) -> None:
         ("{file}:NUMBER", "is a int, not a function"),
     ],
 )
-def test_what_cannot_be_loaded_is_said_in_words(agent_file: Path, reference: str, message: str) -> None:
+def test_a_function_that_cannot_be_loaded_is_reported(agent_file: Path, reference: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_function(reference.replace("{file}", str(agent_file)))
 

@@ -3,14 +3,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_otel.runner.output import RECORD_BYTES, Capture, Printed, pieces, to_records, to_store
+from agl_otel.runner.output import RECORD_BYTES, AttemptOutput, Capture, pending_output, pieces, to_records
 from agl_otel_hook import conventions
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @given(st.lists(st.binary(max_size=30), max_size=20), st.integers(min_value=2, max_value=64).map(lambda n: 2 * n))
-def test_first_and_last_half_are_kept_and_the_rest_is_counted(chunks: list[bytes], keep: int) -> None:
+def test_first_and_last_half_are_kept_and_the_cut_bytes_counted(chunks: list[bytes], keep: int) -> None:
     capture, whole = Capture("stdout", keep), b"".join(chunks)
     for chunk in chunks:
         if chunk:
@@ -33,12 +33,12 @@ def test_pieces_are_bounded_and_whole(text: str, limit: int) -> None:
     assert all(0 < len(piece) <= limit for piece in cut)
 
 
-def test_records_carry_ids_stream_and_trace_and_leave_escapes_alone() -> None:
+def test_records_carry_ids_stream_and_trace_and_keep_escapes() -> None:
     out, err = Capture("stdout"), Capture("stderr")
     out.feed(b"\x1b[31mred\x1b[0m\n")
     err.feed(b"x" * (RECORD_BYTES + 1))
-    printed = Printed("ro-1", "at-1", TRACEPARENT, [out, err])
-    records = [record for pending in to_store(printed) for record in to_records(printed, pending)]
+    printed = AttemptOutput("ro-1", "at-1", TRACEPARENT, [out, err])
+    records = [record for pending in pending_output(printed) for record in to_records(printed, pending)]
     assert [r.body.string_value for r in records] == ["\x1b[31mred\x1b[0m\n", "x" * RECORD_BYTES, "x"]
     attributes = [{a.key: a.value.string_value for a in r.attributes} for r in records]
     assert attributes[0] == {conventions.ROLLOUT_ID: "ro-1", conventions.ATTEMPT_ID: "at-1", conventions.LOG_STREAM: "stdout"}
@@ -48,11 +48,11 @@ def test_records_carry_ids_stream_and_trace_and_leave_escapes_alone() -> None:
 
 
 def test_a_silent_process_makes_no_records() -> None:
-    assert to_store(Printed("ro-1", "at-1", TRACEPARENT, [Capture("stdout"), Capture("stderr")])) == []
+    assert pending_output(AttemptOutput("ro-1", "at-1", TRACEPARENT, [Capture("stdout"), Capture("stderr")])) == []
 
 
 @given(st.lists(st.binary(max_size=30), max_size=20), st.integers(min_value=2, max_value=64).map(lambda n: 2 * n))
-def test_what_is_stored_while_it_runs_and_at_the_end_is_what_was_printed_once(chunks: list[bytes], keep: int) -> None:
+def test_output_is_stored_exactly_once_while_running_and_at_the_end(chunks: list[bytes], keep: int) -> None:
     capture, found = Capture("stdout", keep), b""
     for chunk in (chunk.replace(b"\xff", b"").decode(errors="ignore").encode() for chunk in chunks):
         if chunk:
@@ -66,7 +66,7 @@ def test_what_is_stored_while_it_runs_and_at_the_end_is_what_was_printed_once(ch
         assert found.decode() + capture.pending(final=True).text == text
 
 
-def test_last_lines_leave_out_empty_ones() -> None:
+def test_last_lines_omit_empty_lines() -> None:
     capture = Capture("stderr")
     capture.feed(b"Traceback:\n\n  File x\n\nValueError: no\n\n")
     assert capture.last_lines(2) == "  File x\nValueError: no"

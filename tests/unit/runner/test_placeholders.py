@@ -25,7 +25,7 @@ def test_placeholders_are_filled_from_the_task(argument: str, task: object, fill
     assert placeholders.fill([argument], task) == [filled]
 
 
-def test_an_unknown_placeholder_is_named_with_what_there_is() -> None:
+def test_an_unknown_placeholder_is_named_with_the_available_ones() -> None:
     with pytest.raises(UsageError, match=r"\{answer\}.*it offers \{task\}, \{input\}, \{question\}"):
         placeholders.check(["python", "agent.py", "{question}", "{answer}"], {"question": "q"})
 

@@ -41,7 +41,7 @@ async def test_async_functions_and_objects_and_returned_coroutines_are_awaited()
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), StopIteration(3), RuntimeError("x")])
-async def test_what_a_function_raises_is_raised(error: Exception) -> None:
+async def test_exceptions_of_the_function_propagate(error: Exception) -> None:
     def agent() -> None:
         raise error
 
@@ -49,7 +49,7 @@ async def test_what_a_function_raises_is_raised(error: Exception) -> None:
         await call(agent)
 
 
-async def test_sys_exit_in_an_agent_is_an_error_of_the_agent() -> None:
+async def test_sys_exit_in_an_agent_becomes_an_agent_error() -> None:
     async def agent() -> None:
         sys.exit(3)
 
@@ -58,7 +58,7 @@ async def test_sys_exit_in_an_agent_is_an_error_of_the_agent() -> None:
             await call(function)
 
 
-async def test_a_cancelled_call_abandons_its_thread_and_drops_what_it_returns() -> None:
+async def test_a_cancelled_call_abandons_its_thread_and_discards_its_result() -> None:
     go_on, ended = threading.Event(), threading.Event()
 
     def agent() -> int:

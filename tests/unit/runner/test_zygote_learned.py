@@ -1,4 +1,4 @@
-"""What a warm parent learns from its first forks: built models, and contexts that each process gets once."""
+"""What a warm parent learns from its first forks: models to build, and TLS contexts to prepare."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Deferred(BaseModel):
 
 @pytest.fixture
 def ca_file(tmp_path: Path) -> Iterator[str]:
-    """A file of certificates for which a context is ready, as a fork finds it."""
+    """Yield a CA file with a prepared context."""
     path = shutil.copy(certifi.where(), tmp_path / "ca.pem")
     original = ssl.create_default_context
     learned.make_contexts([str(path), str(tmp_path / "missing.pem"), __file__])
@@ -30,10 +30,10 @@ def ca_file(tmp_path: Path) -> Iterator[str]:
         yield str(path)
     finally:
         ssl.create_default_context = original
-        learned._ready.clear()  # pyright: ignore[reportPrivateUsage]  # the module is the state of one process
+        learned._prepared.clear()  # pyright: ignore[reportPrivateUsage]  # module state of this process
 
 
-def test_models_that_a_fork_has_built_are_built_in_the_parent() -> None:
+def test_models_that_a_fork_built_are_built_in_the_parent() -> None:
     learner = learned.Learner()
     name = f"{__name__}:Deferred"
     assert name not in learner.result()["models"]
@@ -43,11 +43,11 @@ def test_models_that_a_fork_has_built_are_built_in_the_parent() -> None:
     assert Deferred.__pydantic_complete__ and name in learner.result()["models"]
 
 
-def test_a_context_that_is_ready_is_handed_out_once(ca_file: str) -> None:
+def test_a_prepared_context_is_used_once(ca_file: str) -> None:
     learner = learned.Learner()
-    learned.hand_out_contexts(learner)
-    assert list(learned._ready) == [ca_file]  # pyright: ignore[reportPrivateUsage]  # as above
-    ready = learned._ready[ca_file][1]  # pyright: ignore[reportPrivateUsage]  # as above
+    learned.use_prepared_contexts(learner)
+    assert list(learned._prepared) == [ca_file]  # pyright: ignore[reportPrivateUsage]  # as above
+    ready = learned._prepared[ca_file][1]  # pyright: ignore[reportPrivateUsage]  # as above
     first, second = ssl.create_default_context(cafile=ca_file), ssl.create_default_context(cafile=ca_file)
     assert first is ready and second is not ready
     assert first.cert_store_stats() == second.cert_store_stats()
@@ -56,9 +56,9 @@ def test_a_context_that_is_ready_is_handed_out_once(ca_file: str) -> None:
 
 
 @pytest.mark.parametrize("change", ["content", "purpose", "keys"])
-def test_a_context_is_made_anew_where_it_would_not_be_the_same(ca_file: str, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    learned.hand_out_contexts(None)
-    ready = learned._ready[ca_file][1]  # pyright: ignore[reportPrivateUsage]  # as above
+def test_a_new_context_is_made_if_it_would_differ(ca_file: str, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    learned.use_prepared_contexts(None)
+    ready = learned._prepared[ca_file][1]  # pyright: ignore[reportPrivateUsage]  # as above
     purpose = ssl.Purpose.SERVER_AUTH
     if change == "content":
         os.utime(ca_file, ns=(1, 1))
@@ -69,8 +69,8 @@ def test_a_context_is_made_anew_where_it_would_not_be_the_same(ca_file: str, cha
     assert ssl.create_default_context(purpose, cafile=ca_file) is not ready
 
 
-def test_a_context_is_not_handed_out_where_its_class_was_replaced(ca_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready = learned._ready[ca_file][1]  # pyright: ignore[reportPrivateUsage]  # as above
-    assert learned._is_as_usual(ready)  # pyright: ignore[reportPrivateUsage]  # a replaced class breaks the making of a new one
+def test_a_prepared_context_is_not_used_after_its_class_was_replaced(ca_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = learned._prepared[ca_file][1]  # pyright: ignore[reportPrivateUsage]  # as above
+    assert learned._is_reusable(ready)  # pyright: ignore[reportPrivateUsage]  # a replaced class breaks creating a new context
     monkeypatch.setattr(ssl, "SSLContext", object)
-    assert not learned._is_as_usual(ready)  # pyright: ignore[reportPrivateUsage]  # as above
+    assert not learned._is_reusable(ready)  # pyright: ignore[reportPrivateUsage]  # as above
