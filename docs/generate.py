@@ -129,7 +129,7 @@ def rest_page() -> str:
     parts += [f"field, is at `{PREFIX}/openapi.json`. Errors are JSON with a `detail`. With `AGL_TOKEN`: `Authorization: Bearer TOKEN`."]
     for title, routes in (("As in Agent Lightning 0.3", ROUTES), ("What the dashboard asks", VIEWS)):
         parts += ["", f"## {title}", "", "| method | path | what |", "|---|---|---|"]
-        parts += [f"| {route.method} | `{PREFIX}{route.path}` | {_cell(route.about)} |" for route in routes]
+        parts += [f"| {route.method} | `{PREFIX}{route.path}` | {_cell(route.summary)} |" for route in routes]
     return "\n".join(parts) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""`python -m agl_otel.web`: the web service. SIGTERM and SIGINT stop it in order, with exit code 0."""
+"""`python -m agl_otel.web`: run the web service. SIGTERM and SIGINT stop it gracefully, with exit code 0."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agl_otel.web.jaeger.service import JaegerServer
 
 @asynccontextmanager
 async def serving(settings: Settings) -> AsyncGenerator[Serving]:
-    """The service on `web_port` while it serves. Raises InUseError where the port is taken, SettingsError, UnavailableError."""
+    """Serve on `web_port` within the context. Raises InUseError if the port is in use, SettingsError, UnavailableError."""
     token = settings.token.get_secret_value()
     tls = Tls.load(settings)
     async with AsyncExitStack() as closers:
@@ -30,7 +30,7 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
         app = build_app(store, token, settings.cors_origins.split(","), own_names(settings))
         if tls is not None and tls.client_authority is not None:
             app.middlewares.append(require_certificate(OPEN_PATHS))
-        runner = make_runner(app, auto_decompress=False)  # relay.py passes bodies on as they are
+        runner = make_runner(app, auto_decompress=False)  # relay.py forwards bodies unchanged
         closers.push_async_callback(runner.cleanup)
         await runner.setup()
         jaeger = JaegerServer(store, token)
@@ -50,7 +50,7 @@ async def serving(settings: Settings) -> AsyncGenerator[Serving]:
 
 
 def main() -> int:
-    """Run the service; the exit code."""
+    """Run the service until it is stopped; return the exit code."""
     return run_service("web", serving)
 
 

@@ -1,10 +1,10 @@
-"""Alarms for silent bias as Prometheus metrics: which attempts are refused and why, by task and reward; breaks; what trainers found.
+"""Prometheus metrics that reveal silent bias: refused attempts by task and reward, trajectory splits, and the trainers' own figures.
 
-The web service reads verdicts, so it counts: at a scrape, and at most every REFRESH_SECONDS, the newest rollouts that ended are read and
-judged as training would (adapters/bias.py), each once. Counters start anew with the service. What only a trainer knows (log-probs that
-drift between sampler and trainer, stale weights, cut samples) trainers record themselves: the latest of each is shown.
+A scrape, but at most one every REFRESH_SECONDS, reads the rollouts that ended since the last one and classifies each once, as training
+would (adapters/bias.py). Counters restart with the service. Figures that only a trainer can measure (log-prob drift between sampler and
+trainer, stale weights, truncated samples) are gauges that trainers record; the latest value of each is shown.
 
-A stack whose collector or ClickHouse is away shows the figures of the last reading, and how old they are.
+While the collector or ClickHouse is down, the figures of the last reading are served, with their age.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from agl_otel.store.figures import PREFIX
 from agl_otel.telemetry.meters import Family, Sample
 
 REFRESH_SECONDS: Final = 15.0
-SETTLE_SECONDS: Final = 5.0  # after the end of a rollout; its last spans may be on their way
-PAGE: Final = 500  # rollouts read at a time
-PAGES: Final = 10  # what a reading looks through at most: ended rollouts behind the newest 5,000 are not counted
-REMEMBERED: Final = 50_000
-TASKS: Final = 20  # with most refusals; the others are `other`
+SETTLE_SECONDS: Final = 5.0  # after a rollout's end, because its last spans may still be in flight
+PAGE: Final = 500  # rollouts per query
+PAGES: Final = 10  # queries per reading: ended rollouts older than the newest 5,000 are not counted
+REMEMBERED: Final = 50_000  # ids of counted rollouts
+TASKS: Final = 20  # labels for the tasks with the most refusals; all others share the label `other`
 TRAINING: Final = f"""
 SELECT MetricName AS name, Attributes['algorithm'] AS algorithm, argMax(Value, TimeUnix) AS value FROM otel_metrics_gauge
 WHERE startsWith(MetricName, '{PREFIX}') AND TimeUnix > now() - INTERVAL 1 DAY GROUP BY name, algorithm ORDER BY name, algorithm
@@ -50,33 +50,33 @@ def _refused_by_task(bias: Bias) -> Iterable[Sample]:
     for (task, _), count in refused.items():
         by_task[task] += count
     shown = {task for task, _ in by_task.most_common(TASKS)}
-    told: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for (task, reason), count in refused.items():
-        told[task if task in shown else "other", reason] += count
-    return _pairs(told, "task", "reason")
+        counts[task if task in shown else "other", reason] += count
+    return _pairs(counts, "task", "reason")
 
 
 METRICS: Final[tuple[tuple[str, str, Callable[[Bias], Iterable[Sample]]], ...]] = (
-    ("attempts", "Latest attempts of ended rollouts, by what training makes of them.", lambda b: _pairs(b.attempts, "mode", "outcome")),
-    ("attempts_by_reward", "The same, by their reward.", lambda b: _pairs(b.rewards, "reward", "outcome")),
-    ("attempts_refused_by_task", "Those refused, of the tasks with most of them.", _refused_by_task),
+    ("attempts", "Latest attempts of ended rollouts, by outcome in training.", lambda b: _pairs(b.attempts, "mode", "outcome")),
+    ("attempts_by_reward", "Latest attempts of ended rollouts, by reward.", lambda b: _pairs(b.rewards, "reward", "outcome")),
+    ("attempts_refused_by_task", "Refused attempts of the tasks with the most refusals.", _refused_by_task),
     ("verdicts", "Verdicts of these attempts.", lambda b: _labelled("verdict", b.verdicts)),
     ("verdict_alarms", "Unproven attempts whose agents ran under the hook.", lambda b: [({}, b.alarms)]),
-    ("calls", "Model calls of attempts that were taken.", lambda b: _labelled("outcome", b.calls)),
-    ("trajectories", "Training samples that they make.", lambda b: [({}, b.trajectories)]),
-    ("trajectory_breaks", "Trajectories that began because an earlier one broke off, by reason.", lambda b: _labelled("reason", b.breaks)),
+    ("calls", "Model calls of accepted attempts.", lambda b: _labelled("outcome", b.calls)),
+    ("trajectories", "Training samples made from accepted attempts.", lambda b: [({}, b.trajectories)]),
+    ("trajectory_breaks", "Trajectories split off from an earlier one, by reason.", lambda b: _labelled("reason", b.breaks)),
     (
         "attempts_by_ending",
-        "Attempts that were taken, by whether a reply ended at its length limit.",
+        "Accepted attempts, by whether a reply was cut at its length limit.",
         lambda b: _pairs(b.endings, "reward", "replies"),
     ),
-    ("attempts_by_weights", "Attempts answered by one version of the weights, or by several.", lambda b: _labelled("versions", b.versions)),
+    ("attempts_by_weights", "Attempts served by one version of the weights, or by several.", lambda b: _labelled("versions", b.versions)),
 )
-"""(name, description, what to read); each gets the prefix `agl.` and the suffix `.total`."""
+"""(name, description, samples of a Bias); each name gets the prefix `agl.` and the suffix `.total`."""
 
 
 class Alarms:
-    """What is counted. Use it in one event loop."""
+    """Counts the outcomes of ended rollouts. Not thread-safe: use it in one event loop."""
 
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
         self._store = store
@@ -88,14 +88,14 @@ class Alarms:
         self.bias = Bias()
 
     async def families(self) -> list[Family]:
-        """The metrics, at most REFRESH_SECONDS old where the stack answers."""
+        """Return the metrics, at most REFRESH_SECONDS old unless the stack is down."""
         async with self._lock:
             if self._clock() - self._read_at >= REFRESH_SECONDS:
                 try:
                     await self._refresh()
                     self._read_at = self._clock()
                 except AglError as error:
-                    _log.warning("what is refused for training cannot be counted now: %s", error)
+                    _log.warning("attempts refused for training cannot be counted now: %s", error)
         figures: dict[str, list[Sample]] = {}
         for row in self._training:
             figures.setdefault("agl.training." + row["name"].removeprefix(PREFIX), []).append(
@@ -104,8 +104,8 @@ class Alarms:
         age = self._clock() - self._read_at if self._read_at else float("nan")
         return [
             *(Family(f"agl.{name}.total", "counter", about, list(read(self.bias))) for name, about, read in METRICS),
-            *(Family(name, "gauge", "As the trainer recorded it last.", samples) for name, samples in figures.items()),
-            Family("agl.alarms_age_seconds", "gauge", "How old these figures are.", [({}, round(age, 3))]),
+            *(Family(name, "gauge", "The last value recorded by the trainer.", samples) for name, samples in figures.items()),
+            Family("agl.alarms_age_seconds", "gauge", "Age of these figures.", [({}, round(age, 3))]),
         ]
 
     async def _refresh(self) -> None:

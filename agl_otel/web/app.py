@@ -1,6 +1,6 @@
-"""The aiohttp application: who may call, from where, and where the services are.
+"""The aiohttp application: authentication, CORS, health and service discovery.
 
-Routes live in rest.py, relay.py and jaeger/rest.py; there is no SQL in this room.
+Routes are in rest.py, views.py, relay.py and jaeger/rest.py. SQL belongs to traces/.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from agl_otel.telemetry.meters import Meters
 from agl_otel.web import relay, static
 from agl_otel.web.curves import Curves
 from agl_otel.web.jaeger import rest as jaeger_rest
+from agl_otel.web.json_errors import json_crashes, json_errors
 from agl_otel.web.openapi import document
 from agl_otel.web.rest import ROUTES, health_of
 from agl_otel.web.routes import PREFIX, STORE, add_table
 from agl_otel.web.views import CURVES, VIEWS
-from agl_otel.web.words import crashes, worded
 
 TOKEN = web.AppKey("token", str)
 ORIGINS = web.AppKey("origins", frozenset[str])
 OPEN_PATHS: Final = frozenset({"/health", "/v1/agl/health"})
-LOOKING: Final = frozenset(PREFIX + route.path for route in (*VIEWS, *ROUTES) if route.looks)
-"""What is asked by POST and changes nothing."""
+READ_ONLY_POSTS: Final = frozenset(PREFIX + route.path for route in (*VIEWS, *ROUTES) if route.read_only)
+"""Paths whose POST changes nothing."""
 MAX_BODY_BYTES: Final = 64 << 20
 _CORS: Final = {
     "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
@@ -48,16 +48,16 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def health(request: web.Request) -> web.Response:
-    """GET /health: of this service, which answers; and which others are down."""
+    """GET /health: status of the stack, and names of the services that are down."""
     return web.json_response(await health_of(request.app[STORE]))
 
 
 async def describe(request: web.Request) -> web.Response:
-    """GET /v1/agl/describe: where the services are (types.Describe), as the caller can reach them."""
+    """GET /v1/agl/describe: addresses of the services (types.Describe), rewritten to the host that the caller used."""
     found = (await request.app[STORE].queue.describe()).model_dump()
     host = request.url.host or ""
     host = f"[{host}]" if ":" in host else host
-    return web.json_response({name: _seen(value, host) for name, value in found.items()})
+    return web.json_response({name: _rewritten(value, host) for name, value in found.items()})
 
 
 async def openapi(_: web.Request) -> web.Response:
@@ -65,23 +65,22 @@ async def openapi(_: web.Request) -> web.Response:
     return web.json_response(document((*VIEWS, *ROUTES), distribution("agl-otel").version))
 
 
-def _seen(address: object, host: str) -> object:
+def _rewritten(address: object, host: str) -> object:
     if isinstance(address, list):
-        return [_seen(item, host) for item in address]  # pyright: ignore[reportUnknownVariableType]  # of text
+        return [_rewritten(item, host) for item in address]  # pyright: ignore[reportUnknownVariableType]  # a list of str
     return reachable(address, host) if isinstance(address, str) and ":" in address else address
 
 
-def _looks(request: web.Request) -> bool:
-    """Whether it changes nothing."""
+def _is_read_only(request: web.Request) -> bool:
     resource = request.match_info.route.resource
-    return request.method in ("GET", "HEAD") or (resource is not None and resource.canonical in LOOKING)
+    return request.method in ("GET", "HEAD") or (resource is not None and resource.canonical in READ_ONLY_POSTS)
 
 
 @web.middleware
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Ask for the token, and answer our errors as JSON with their status. Who shows none learns of health only whether all is well."""
+    """Require the token, and answer AglErrors as JSON with their status. Without a token, /health answers its status alone."""
     if request.match_info.route.name != static.PAGE:
-        scopes = [*(["metrics"] if request.path in relay.METRICS_PATHS else []), *(["view"] if _looks(request) else [])]
+        scopes = [*(["metrics"] if request.path in relay.METRICS_PATHS else []), *(["view"] if _is_read_only(request) else [])]
         if (why := WEB.refusal(request.app[TOKEN], request.headers, *scopes)) is not None:
             if request.path in OPEN_PATHS:
                 return web.json_response({"status": (await health_of(request.app[STORE]))["status"]})
@@ -94,24 +93,24 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 @web.middleware
 async def cors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let pages of the allowed origins call."""
+    """Allow cross-origin requests from the configured origins."""
     origin, allowed = request.headers.get("Origin", ""), request.app[ORIGINS]
     if not origin or not allowed & {origin, "*"}:
         return await handler(request)
-    asks_first = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
-    answer = web.Response(status=204) if asks_first else await handler(request)
+    preflight = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
+    answer = web.Response(status=204) if preflight else await handler(request)
     answer.headers.update({**_CORS, "Access-Control-Allow-Origin": origin})
     return answer
 
 
 def build_app(store: Store, token: str = "", cors_origins: Sequence[str] = (), names: Collection[str] | None = None) -> web.Application:
-    """The application over a store that is open in the running loop; `names`: see `auth.Visitors`."""
+    """Build the application over a store that is open in the running event loop. `names`: see `auth.Visitors`."""
     origins = frozenset(origin.strip() for origin in cors_origins if origin.strip())
     visitors = own_visitors(Visitors(names, origins), page=static.PAGE)
     meters = Meters()
     count = counted_requests(meters)
-    inner = (bodies_in_time, cors, worded, visitors, readable, guard)
-    app = web.Application(middlewares=[crashes, count, *inner], client_max_size=MAX_BODY_BYTES)
+    inner = (bodies_in_time, cors, json_errors, visitors, readable, guard)
+    app = web.Application(middlewares=[json_crashes, count, *inner], client_max_size=MAX_BODY_BYTES)
     end_stalled(app)
     app[STORE] = store
     app[TOKEN] = token

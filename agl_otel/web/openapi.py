@@ -1,4 +1,4 @@
-"""The OpenAPI document of /v1/agl, made from the tables of routes and the models they name. Pure."""
+"""Generate the OpenAPI document of /v1/agl from the route tables and their models. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _ERROR: Final = {
     "properties": {"detail": {"type": "string"}, "error_type": {"type": "string"}},
 }
 _ERRORS: Final = {
-    "400": "The request is wrong; `detail` says what is.",
-    "401": "A bearer token is needed.",
+    "400": "The request is invalid; `detail` says why.",
+    "401": "A bearer token is required.",
     "403": "The query is not allowed.",
-    "404": "There is no such thing.",
-    "409": "It collides with what is there, or came too late.",
+    "404": "Not found.",
+    "409": "The request conflicts with the current state, or came too late.",
     "413": "The body is too large.",
-    "503": "A service of the stack is away; try again.",
+    "503": "A service of the stack is unavailable; try again.",
 }
 
 
 def document(routes: Iterable[Route], version: str) -> dict[str, Any]:
-    """OpenAPI 3.1."""
+    """Return the document, in OpenAPI 3.1."""
     schemas: dict[str, Any] = {"Error": _ERROR}
     paths: dict[str, Any] = {}
     for route in routes:
         paths.setdefault(PREFIX + route.path, {})[route.method.lower()] = _operation(route, schemas)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "agl-otel", "version": version, "description": "Rollouts, resources, spans and what they add up to."},
+        "info": {"title": "agl-otel", "version": version, "description": "Rollouts, resources, spans, runs and their figures."},
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"token": []}],
@@ -44,23 +44,23 @@ def document(routes: Iterable[Route], version: str) -> dict[str, Any]:
 
 def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
-        "operationId": route.ask.__name__.strip("_") + ("" if route.method == "GET" else "_post"),
-        "summary": route.about,
+        "operationId": route.handle.__name__.strip("_") + ("" if route.method == "GET" else "_post"),
+        "summary": route.summary,
         "parameters": [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in re.findall(r"{(\w+)}", route.path)
         ],
         "responses": {
-            str(route.status): {"description": "OK", "content": _json(_schema(route.answer, schemas, "serialization"))},
+            str(route.status): {"description": "OK", "content": _json(_schema(route.response, schemas, "serialization"))},
             **{
-                status: {"description": about, "content": _json({"$ref": _REFERENCE.format(model="Error")})}
-                for status, about in _ERRORS.items()
+                status: {"description": description, "content": _json({"$ref": _REFERENCE.format(model="Error")})}
+                for status, description in _ERRORS.items()
             },
         },
     }
-    if route.given is not None and route.method == "GET":
-        operation["parameters"] += _query(route.given)
-    elif route.given is not None:
-        operation["requestBody"] = {"required": True, "content": _json(_schema(route.given, schemas, "validation"))}
+    if route.request is not None and route.method == "GET":
+        operation["parameters"] += _query(route.request)
+    elif route.request is not None:
+        operation["requestBody"] = {"required": True, "content": _json(_schema(route.request, schemas, "validation"))}
     return operation
 
 
@@ -84,7 +84,7 @@ def _query(model: type[BaseModel]) -> list[dict[str, Any]]:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A query has no null: what is not asked for is left out."""
+    """Remove null from a schema: a query string cannot hold it, and leaves the parameter out instead."""
     kept = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
     plain = {key: value for key, value in schema.items() if key not in ("anyOf", "default", "title")}
     return {**plain, **(kept[0] if len(kept) == 1 else {"anyOf": kept})} if kept else plain

@@ -1,6 +1,6 @@
-"""OTLP over HTTP and metrics on the web service's port: passed on to the stack's collector, byte for byte.
+"""Forward OTLP over HTTP to the stack's collector, byte for byte, and merge the metrics pages of all services.
 
-So one address is enough for a client of Agent Lightning 0.3. Who sends much sends to the collector itself.
+This lets clients of Agent Lightning 0.3 use one address. High-volume senders should use the collector's own port.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from agl_otel.net.tls import connector
 from agl_otel.telemetry.exposition import CONTENT_TYPE, merged, text_of
 from agl_otel.telemetry.meters import Family, Meters, Sample
 from agl_otel.web.alarms import Alarms
+from agl_otel.web.json_errors import RELAYED
 from agl_otel.web.routes import STORE
-from agl_otel.web.words import RELAYED
 
 OTLP_PATHS: Final = ("/v1/traces", "/v1/logs", "/v1/metrics")
 METRICS_PATHS: Final = ("/metrics", "/v1/prometheus", "/v1/prometheus/")
@@ -51,16 +51,16 @@ async def _collector(request: web.Request) -> str:
 
 
 async def otlp(request: web.Request) -> web.Response:
-    """POST /v1/traces, /v1/logs, /v1/metrics: the collector's answer."""
+    """POST /v1/traces, /v1/logs, /v1/metrics: return the collector's response."""
     headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
     passed = _passed("POST", await _collector(request) + request.path, request, headers, await request.read())
     return await while_connected(request, passed)
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """GET /metrics: figures of the queue, of what training refuses (alarms.py), of this service, and of every collector that answers.
+    """GET /metrics: this service's metrics and alarms (alarms.py), the queue's, and those of every collector that responds.
 
-    With `?relay=0` without the pages of the other services, for a Prometheus that scrapes them, too.
+    `?relay=0` leaves out the other services, for a Prometheus that scrapes them itself.
     """
     queue = request.app[STORE].queue
     described = await queue.describe()
@@ -68,7 +68,7 @@ async def metrics(request: web.Request) -> web.Response:
     pages = dict(zip(urls, await asyncio.gather(*(_collector_page(request, url) for url in urls)), strict=True))
     answering = {url: page for url, page in pages.items() if page is not None}
     up: list[Sample] = [({"collector": url} if len(urls) > 1 else {}, int(url in answering)) for url in urls] or [({}, 0)]
-    about_up = Family("agl.collector_up", "gauge", "Whether the collector answers; its figures are missing where not.", up)
+    about_up = Family("agl.collector_up", "gauge", "Whether the collector responds; its metrics are missing otherwise.", up)
     collectors = merged(answering, "collector") if len(urls) > 1 else "".join(answering.values())
     own = text_of([about_up, *await families(request.app)])
     text = own if request.query.get("relay") == "0" else own + await queue.metrics() + collectors
@@ -76,30 +76,30 @@ async def metrics(request: web.Request) -> web.Response:
 
 
 async def families(app: web.Application) -> list[Family]:
-    """What this service itself tells: rollouts there are, what training refuses, its requests."""
+    """Return this service's own metrics: rollouts by status, alarms, HTTP requests."""
     counts = await app[STORE].queue.statistics()
     by_status: list[Sample] = [({"status": status}, count) for status, count in sorted(counts["rollouts_by_status"].items())]
     waiting: list[Sample] = [({}, counts["oldest_claimable_age_seconds"] or 0.0)]
     return [
         Family("agl.rollouts", "gauge", "Rollouts by status.", by_status),
         Family("agl.claimable", "gauge", "Rollouts that wait to be claimed.", [({}, counts["claimable"])]),
-        Family("agl.oldest_claimable_age_seconds", "gauge", "How long the first of them waits; 0 without one.", waiting),
+        Family("agl.oldest_claimable_age_seconds", "gauge", "Waiting time of the oldest of them; 0 if there is none.", waiting),
         *await app[ALARMS].families(),
         *app[METERS].families(),
     ]
 
 
 async def _collector_page(request: web.Request, url: str) -> str | None:
-    """Its /metrics, empty where it has none; None where it does not answer."""
+    """Return the collector's /metrics page: empty if it has none, None if it does not respond."""
     token = request.app[OWN_TOKEN]  # the caller's may be one for this service alone
     headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {token}"} if token else {})}
     try:
         async with request.app[SESSION].get(url + "/metrics", headers=headers) as answer:
             text = await answer.text()
-            if answer.status in (200, 404):  # the OpenTelemetry Collector has its page elsewhere
+            if answer.status in (200, 404):  # the OpenTelemetry Collector serves its metrics on another port
                 return text if answer.status == 200 else ""
             _log.warning("no metrics of the collector at %s: it answers %d: %.200s", url, answer.status, text)
-    except (aiohttp.ClientError, TimeoutError) as error:  # of which this page has to tell, and of the rest
+    except (aiohttp.ClientError, TimeoutError) as error:  # shown as agl.collector_up
         _log.warning("no metrics of the collector at %s: %r", url, error)
     return None
 
@@ -123,7 +123,7 @@ async def _session(app: web.Application):
 
 
 def add_routes(app: web.Application, meters: Meters, token: str) -> None:
-    """Put the routes into `app`, which holds the store under STORE; `meters` are those of the service itself, `token` the stack's."""
+    """Add the routes to `app`, which holds the store under STORE. `meters`: this service's own; `token`: the stack's."""
     app[METERS] = meters
     app[OWN_TOKEN] = token
     app.cleanup_ctx.append(_session)

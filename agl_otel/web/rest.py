@@ -1,4 +1,4 @@
-"""REST under /v1/agl: the routes of Agent Lightning 0.3 as a table over one Store. JSON in, JSON out; pydantic does the checking."""
+"""REST under /v1/agl: the routes of Agent Lightning 0.3, as a table over one Store."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from agl_otel.types import (
     Worker,
     WorkerStatus,
 )
-from agl_otel.web.routes import Page, PageOf, Route, Strict, asked_of, body_of, given_in, known, words
+from agl_otel.web.routes import Page, PageOf, Route, Strict, body_of, describe_invalid, fields_sent, params_of, require_found
 
-HEALTH_SECONDS: Final = 1.0  # less than a probe of /health waits
+HEALTH_SECONDS: Final = 1.0  # shorter than the time-out of a probe of /health
 
-MAX_TEXT: Final = 200  # characters that are searched for: they fit into an address, whatever they are
+MAX_TEXT: Final = 200  # characters of a text to search for: they fit into a URL even when escaped
 _RESOURCES: Final = TypeAdapter(NamedResources)
 
 
@@ -40,13 +40,13 @@ class _Rollouts(Page):
     rollout_id_contains: str | None = None
     mode_in: list[RolloutMode] | None = None
     run: str | None = None
-    """What `metadata.run` names, else the set of resources."""
+    """Run of the rollout: its `metadata.run`, else its resources id."""
     input_contains: str | None = Field(default=None, max_length=MAX_TEXT)
-    """Of the latest 100,000 rollouts, those with this text in their input."""
+    """Text in the input; only the latest 100,000 rollouts are searched."""
     output_contains: str | None = Field(default=None, max_length=MAX_TEXT)
-    """Of the first 500 that match all else, those whose last reply of a model has this text; `searched` says where there were more."""
+    """Text in the model's last reply; only the first 500 rollouts that match otherwise are searched, then `searched` is set."""
     attempts_from: int = Field(default=0, ge=0, le=1 << 31)
-    """With so many attempts, or more."""
+    """Least number of attempts."""
 
 
 class _Attempts(Page):
@@ -127,14 +127,11 @@ class _UpdateAttempt(Strict):
 class _GivenResources(Strict):
     resources: dict[str, Any]
     resources_id: str | None = None
-    """In the path already; sent by 0.3's client as well."""
-
-
-# --- the routes
+    """Ignored: the path names it. 0.3's client sends it too."""
 
 
 async def health_of(store: Store) -> dict[str, Any]:
-    """Whether all services of the stack are up; which are not. Only names: whoever asks may be without a token."""
+    """Return `status` (ok, degraded) and the names of the services that are down."""
     try:
         async with asyncio.timeout(HEALTH_SECONDS):
             down = sorted((await store.queue.describe()).down)
@@ -152,38 +149,38 @@ async def _statistics(store: Store, request: web.Request) -> Any:
 
 
 async def _enqueue(store: Store, request: web.Request) -> Any:
-    asked = await body_of(request, _Enqueue, inputs=lambda asked: (each.input for each in asked.rollouts))
-    return await store.enqueue_many_rollouts(asked.rollouts)
+    params = await body_of(request, _Enqueue, inputs=lambda params: (each.input for each in params.rollouts))
+    return await store.enqueue_many_rollouts(params.rollouts)
 
 
 async def _dequeue(store: Store, request: web.Request) -> Any:
-    asked = await body_of(request, _Dequeue)
-    return await store.dequeue_many_rollouts(limit=asked.limit, worker_id=asked.worker_id)
+    params = await body_of(request, _Dequeue)
+    return await store.dequeue_many_rollouts(limit=params.limit, worker_id=params.worker_id)
 
 
 async def _start(store: Store, request: web.Request) -> Any:
-    asked = await body_of(request, _Start, inputs=lambda asked: [asked.input])
-    return await store.start_rollout(asked.input, asked.mode, asked.resources_id, asked.config, asked.metadata, asked.worker_id)
+    params = await body_of(request, _Start, inputs=lambda params: [params.input])
+    return await store.start_rollout(params.input, params.mode, params.resources_id, params.config, params.metadata, params.worker_id)
 
 
 async def _rollouts(store: Store, request: web.Request) -> Any:
-    return await store.rollouts(RolloutQuery(**(await asked_of(request, _Rollouts)).checked(Rollout)))
+    return await store.rollouts(RolloutQuery(**(await params_of(request, _Rollouts)).checked(Rollout)))
 
 
 async def _rollout(store: Store, request: web.Request) -> Any:
     rollout_id = request.match_info["rollout_id"]
-    return known(await store.get_rollout_by_id(rollout_id), f"rollout {rollout_id!r}")
+    return require_found(await store.get_rollout_by_id(rollout_id), f"rollout {rollout_id!r}")
 
 
 async def _update_rollout(store: Store, request: web.Request) -> Any:
-    asked = await body_of(request, _UpdateRollout, inputs=lambda asked: [asked.input])
-    return await store.update_rollout(request.match_info["rollout_id"], **given_in(asked))
+    params = await body_of(request, _UpdateRollout, inputs=lambda params: [params.input])
+    return await store.update_rollout(request.match_info["rollout_id"], **fields_sent(params))
 
 
 async def _attempts(store: Store, request: web.Request) -> Any:
-    asked = (await asked_of(request, _Attempts)).checked(Attempt)
-    asked.pop("filter_logic")
-    return await store.query_attempts(request.match_info["rollout_id"], **asked)
+    params = (await params_of(request, _Attempts)).checked(Attempt)
+    params.pop("filter_logic")
+    return await store.query_attempts(request.match_info["rollout_id"], **params)
 
 
 async def _start_attempt(store: Store, request: web.Request) -> Any:
@@ -195,14 +192,14 @@ async def _latest_attempt(store: Store, request: web.Request) -> Any:
 
 
 async def _update_attempt(store: Store, request: web.Request) -> Any:
-    given = given_in(await body_of(request, _UpdateAttempt))
+    given = fields_sent(await body_of(request, _UpdateAttempt))
     return await store.update_attempt(request.match_info["rollout_id"], request.match_info["attempt_id"], **given)
 
 
 async def _resources(store: Store, request: web.Request) -> Any:
-    asked = (await asked_of(request, _Resources)).checked(ResourcesUpdate)
-    asked.pop("filter_logic")
-    return await store.query_resources(**asked)
+    params = (await params_of(request, _Resources)).checked(ResourcesUpdate)
+    params.pop("filter_logic")
+    return await store.query_resources(**params)
 
 
 async def _add_resources(store: Store, request: web.Request) -> Any:
@@ -215,7 +212,7 @@ async def _latest_resources(store: Store, request: web.Request) -> Any:
 
 async def _resources_by_id(store: Store, request: web.Request) -> Any:
     resources_id = request.match_info["resources_id"]
-    return known(await store.get_resources_by_id(resources_id), f"set of resources {resources_id!r}")
+    return require_found(await store.get_resources_by_id(resources_id), f"set of resources {resources_id!r}")
 
 
 async def _update_resources(store: Store, request: web.Request) -> Any:
@@ -227,7 +224,7 @@ def _named(resources: dict[str, Any]) -> NamedResources:
     try:
         return _RESOURCES.validate_python(resources)
     except ValidationError as error:
-        raise UsageError(f"the resources are wrong: {words(error)}") from None
+        raise UsageError(f"the resources are wrong: {describe_invalid(error)}") from None
 
 
 async def _add_span(store: Store, request: web.Request) -> Any:
@@ -235,39 +232,39 @@ async def _add_span(store: Store, request: web.Request) -> Any:
 
 
 async def _spans(store: Store, request: web.Request) -> Any:
-    return await store.query_spans(**(await asked_of(request, _Spans)).checked(Span))
+    return await store.query_spans(**(await params_of(request, _Spans)).checked(Span))
 
 
 async def _next_sequence(store: Store, request: web.Request) -> Any:
-    asked = await body_of(request, _Sequence)
-    return {"sequence_id": await store.get_next_span_sequence_id(asked.rollout_id, asked.attempt_id)}
+    params = await body_of(request, _Sequence)
+    return {"sequence_id": await store.get_next_span_sequence_id(params.rollout_id, params.attempt_id)}
 
 
 async def _workers(store: Store, request: web.Request) -> Any:
-    return await store.query_workers(**(await asked_of(request, _Workers)).checked(Worker))
+    return await store.query_workers(**(await params_of(request, _Workers)).checked(Worker))
 
 
 async def _worker(store: Store, request: web.Request) -> Any:
     worker_id = request.match_info["worker_id"]
-    return known(await store.get_worker_by_id(worker_id), f"worker {worker_id!r}")
+    return require_found(await store.get_worker_by_id(worker_id), f"worker {worker_id!r}")
 
 
 async def _update_worker(store: Store, request: web.Request) -> Any:
-    stats = given_in(await body_of(request, _Heartbeat)).get("heartbeat_stats", UNSET)
+    stats = fields_sent(await body_of(request, _Heartbeat)).get("heartbeat_stats", UNSET)
     return await store.update_worker(request.match_info["worker_id"], stats)
 
 
 async def _wait(store: Store, request: web.Request) -> Any:
-    asked = await body_of(request, _Wait)
-    return await store.wait_for_rollouts(asked.rollout_ids, asked.timeout)
+    params = await body_of(request, _Wait)
+    return await store.wait_for_rollouts(params.rollout_ids, params.timeout)
 
 
 ROUTES: Final = (
-    Route("GET", "/health", _health, "The service answers; which others are down.", None, Any),
-    Route("GET", "/statistics", _statistics, "How much there is, and rollouts by status.", None, Any),
+    Route("GET", "/health", _health, "Status of the service; names of services that are down.", None, Any),
+    Route("GET", "/statistics", _statistics, "Counts of the store, and rollouts by status.", None, Any),
     Route("POST", "/queues/rollouts/enqueue", _enqueue, "Put rollouts at the end of the queue.", _Enqueue, list[Rollout], 201),
     Route("POST", "/queues/rollouts/dequeue", _dequeue, "Claim rollouts to run them.", _Dequeue, list[AttemptedRollout]),
-    Route("POST", "/rollouts", _start, "A rollout that is never queued, with its first attempt.", _Start, AttemptedRollout, 201),
+    Route("POST", "/rollouts", _start, "Start a rollout that is never queued, with its first attempt.", _Start, AttemptedRollout, 201),
     Route("GET", "/rollouts", _rollouts, "Rollouts that match, with their latest attempts.", _Rollouts, PageOf[AttemptedRollout | Rollout]),
     Route(
         "POST",
@@ -276,20 +273,20 @@ ROUTES: Final = (
         "Rollouts that match, with their latest attempts.",
         _Rollouts,
         PageOf[AttemptedRollout | Rollout],
-        looks=True,
+        read_only=True,
     ),
     Route("GET", "/rollouts/{rollout_id}", _rollout, "One rollout with its latest attempt.", None, AttemptedRollout | Rollout),
-    Route(
-        "POST", "/rollouts/{rollout_id}", _update_rollout, "Change what is given of a rollout.", _UpdateRollout, AttemptedRollout | Rollout
-    ),
+    Route("POST", "/rollouts/{rollout_id}", _update_rollout, "Update fields of a rollout.", _UpdateRollout, AttemptedRollout | Rollout),
     Route("GET", "/rollouts/{rollout_id}/attempts", _attempts, "Attempts of a rollout.", _Attempts, PageOf[Attempt]),
-    Route("POST", "/rollouts/{rollout_id}/attempts", _start_attempt, "A further attempt.", _Worker, AttemptedRollout, 201),
-    Route("POST", "/rollouts/{rollout_id}/attempts/search", _attempts, "Attempts of a rollout.", _Attempts, PageOf[Attempt], looks=True),
+    Route("POST", "/rollouts/{rollout_id}/attempts", _start_attempt, "Start another attempt.", _Worker, AttemptedRollout, 201),
+    Route(
+        "POST", "/rollouts/{rollout_id}/attempts/search", _attempts, "Attempts of a rollout.", _Attempts, PageOf[Attempt], read_only=True
+    ),
     Route(
         "GET",
         "/rollouts/{rollout_id}/attempts/latest",
         _latest_attempt,
-        "The latest attempt; null where there is none.",
+        "The latest attempt, or null.",
         None,
         Attempt | None,
     ),
@@ -297,17 +294,17 @@ ROUTES: Final = (
         "POST",
         "/rollouts/{rollout_id}/attempts/{attempt_id}",
         _update_attempt,
-        "Change what is given of an attempt, which may be `latest`.",
+        "Update fields of an attempt; its id may be `latest`.",
         _UpdateAttempt,
         Attempt,
     ),
     Route("GET", "/resources", _resources, "Current versions of sets of resources.", _Resources, PageOf[ResourcesUpdate]),
-    Route("POST", "/resources", _add_resources, "A new set, in version 1.", _GivenResources, ResourcesUpdate, 201),
+    Route("POST", "/resources", _add_resources, "Add a set, as version 1.", _GivenResources, ResourcesUpdate, 201),
     Route(
         "GET",
         "/resources/latest",
         _latest_resources,
-        "The set that was written last; null where there is none.",
+        "The set that was written last, or null.",
         None,
         ResourcesUpdate | None,
     ),
@@ -316,26 +313,26 @@ ROUTES: Final = (
         "POST",
         "/resources/{resources_id}",
         _update_resources,
-        "The next version of a set; an unknown id is created.",
+        "Add the next version of a set; an unknown id is created.",
         _GivenResources,
         ResourcesUpdate,
     ),
-    Route("POST", "/spans", _add_span, "Store a span; null where it is stored already.", Span, Span | None, 201),
+    Route("POST", "/spans", _add_span, "Store a span; null if it is stored already.", Span, Span | None, 201),
     Route("GET", "/spans", _spans, "Spans of a rollout that match.", _Spans, PageOf[Span]),
-    Route("POST", "/spans/search", _spans, "Spans of a rollout that match.", _Spans, PageOf[Span], looks=True),
-    Route("POST", "/spans/next", _next_sequence, "The next number of the rollout's counter.", _Sequence, Any),
+    Route("POST", "/spans/search", _spans, "Spans of a rollout that match.", _Spans, PageOf[Span], read_only=True),
+    Route("POST", "/spans/next", _next_sequence, "Take the next sequence number of a rollout.", _Sequence, Any),
     Route("GET", "/workers", _workers, "Workers that match.", _Workers, PageOf[Worker]),
-    Route("POST", "/workers/search", _workers, "Workers that match.", _Workers, PageOf[Worker], looks=True),
+    Route("POST", "/workers/search", _workers, "Workers that match.", _Workers, PageOf[Worker], read_only=True),
     Route("GET", "/workers/{worker_id}", _worker, "One worker.", None, Worker),
-    Route("POST", "/workers/{worker_id}", _update_worker, "A heartbeat.", _Heartbeat, Worker),
+    Route("POST", "/workers/{worker_id}", _update_worker, "Record a heartbeat.", _Heartbeat, Worker),
     Route(
         "POST",
         "/waits/rollouts",
         _wait,
-        "Those of the rollouts that have finished, once all have or the time is up.",
+        "Wait until all of the rollouts have finished or the time is up; return the finished ones.",
         _Wait,
         list[AttemptedRollout | Rollout],
-        looks=True,
+        read_only=True,
     ),
 )
-"""All routes of 0.3."""
+"""All routes of Agent Lightning 0.3."""

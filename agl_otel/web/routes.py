@@ -1,4 +1,4 @@
-"""What every route stands on: a table of them, what is asked as pydantic models, what is answered as JSON."""
+"""A table of REST routes: requests are parsed into pydantic models, results are written as JSON."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from agl_otel.types.strict import check_json, number_in_range
 PREFIX: Final = "/v1/agl"
 STORE: Final = web.AppKey("store", Store)
 LARGEST: Final = (1 << 62) - 1
-PIECE: Final = 500  # items of a page that are written at once
-_MAY_OVERFLOW: Final = re.compile(rb"[eE]\+?\d{3}|\d{200}")  # every number beyond a double's range is written with one of these
+PIECE: Final = 500  # items of a long page per chunk of the response
+_MAY_OVERFLOW: Final = re.compile(rb"[eE]\+?\d{3}|\d{200}")  # matches every number beyond a double's range, and some within
 _CONSTANTS: Final = re.compile(rb"NaN|Infinity")
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -33,20 +33,21 @@ class Route(NamedTuple):
 
     method: Literal["GET", "POST"]
     path: str
-    ask: Callable[[Store, web.Request], Awaitable[Any]]
-    about: str
-    given: type[BaseModel] | None
-    """The query of a GET, the body of a POST; None: nothing."""
-    answer: Any
-    """Its type, for the OpenAPI document."""
+    handle: Callable[[Store, web.Request], Awaitable[Any]]
+    """Its name, without underscores, is the `operationId` of OpenAPI."""
+    summary: str
+    request: type[BaseModel] | None
+    """Model of a GET's query or of a POST's body; None for neither."""
+    response: Any
+    """Type of the result, for the OpenAPI document."""
     status: int = 200
-    """Of a success."""
-    looks: bool = False
+    """Status of a success."""
+    read_only: bool = False
     """Whether a POST changes nothing; a GET never does."""
 
 
 class PageOf(BaseModel, Generic[T]):
-    """One page of what was asked for."""
+    """One page of results."""
 
     items: list[T]
     limit: int
@@ -54,17 +55,17 @@ class PageOf(BaseModel, Generic[T]):
     total: int
     """How many match, before paging."""
     searched: int | None = None
-    """How many were looked into, where that was not all of them."""
+    """How many were searched, if not all."""
 
 
 class Strict(BaseModel):
-    """What is asked for; unknown fields are refused."""
+    """Base of requests: unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Page(Strict):
-    """A page of something, sorted."""
+    """Paging and order of a query."""
 
     limit: int = Field(default=-1, le=LARGEST, ge=-LARGEST)
     offset: int = Field(default=0, ge=0, le=LARGEST)
@@ -73,7 +74,7 @@ class Page(Strict):
     filter_logic: Literal["and", "or"] = "and"
 
     def checked(self, model: type[BaseModel]) -> dict[str, Any]:
-        """What was asked for, as arguments. Raises UsageError for a page or an order that there cannot be."""
+        """Return the fields that are set, as keyword arguments. Raises UsageError for an invalid limit or an unknown `sort_by`."""
         if self.limit < -1:
             raise UsageError(f"limit is {self.limit}: -1 (all), 0 (none) or more")
         if self.sort_by is not None and self.sort_by not in model.model_fields:
@@ -82,9 +83,9 @@ class Page(Strict):
 
 
 async def body_of(request: web.Request, model: type[M], *, inputs: Callable[[M], Iterable[Any]] | None = None) -> M:
-    """The JSON body; NaN and Infinity, which clients of 0.3 send in metadata and attributes, are in none of its `inputs`.
+    """Parse the JSON body. NaN and Infinity, which clients of 0.3 send in metadata and attributes, are refused in `inputs`.
 
-    Raises UsageError that names what is wrong in it.
+    Raises UsageError that names the invalid fields.
     """
     body = await request.read() or b"{}"
     try:
@@ -94,14 +95,14 @@ async def body_of(request: web.Request, model: type[M], *, inputs: Callable[[M],
         if inputs is not None and _CONSTANTS.search(body):
             check_json(list(inputs(given)))
     except ValidationError as error:
-        raise UsageError(f"the body is wrong: {words(error)}") from None
+        raise UsageError(f"the body is wrong: {describe_invalid(error)}") from None
     except ValueError as error:
         raise UsageError(f"the body is wrong: {error}") from None
     return given
 
 
-async def asked_of(request: web.Request, model: type[M]) -> M:
-    """The query of a GET, or the body of a POST. Raises UsageError."""
+async def params_of(request: web.Request, model: type[M]) -> M:
+    """Parse the query of a GET or the body of a POST. Raises UsageError."""
     if request.method == "POST":
         return await body_of(request, model)
     lists = {name for name in model.model_fields if name.endswith("_in")}
@@ -109,20 +110,20 @@ async def asked_of(request: web.Request, model: type[M]) -> M:
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        raise UsageError(f"the query is wrong: {words(error)}") from None
+        raise UsageError(f"the query is wrong: {describe_invalid(error)}") from None
 
 
-def words(error: ValidationError) -> str:
-    """What is wrong, for a person; of what is wrong as a whole (no JSON, no object) no field is named."""
+def describe_invalid(error: ValidationError) -> str:
+    """Return `field: message` of each error, or the message alone where the body as a whole is invalid."""
     return "; ".join(": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"]))) for e in error.errors())
 
 
 def plain(value: Any) -> Any:
-    """A result as JSON holds it; the fencing token of a claim is its claimer's alone, and providers' keys are the proxy's."""
+    """Convert a result to plain JSON values, without the fencing tokens of claims and the keys of providers."""
     if isinstance(value, PaginatedResult):
-        return {"items": plain(list(value)), **_page(value)}  # pyright: ignore[reportUnknownArgumentType]  # of anything
+        return {"items": plain(list(value)), **_page(value)}  # pyright: ignore[reportUnknownArgumentType]  # items of any type
     if isinstance(value, list):
-        return [plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]  # of anything
+        return [plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]  # items of any type
     if isinstance(value, ResourcesUpdate):
         value = value.without_keys()
     return value.model_dump(mode="json", exclude={"token"}) if isinstance(value, BaseModel) else value
@@ -133,27 +134,27 @@ def _page(value: PaginatedResult[Any]) -> dict[str, int]:
     return {"limit": value.limit, "offset": value.offset, "total": value.total, **cut}
 
 
-def known(value: Any, what: str) -> Any:
-    """`value`. Raises NotFoundError that names `what` where it is None."""
+def require_found(value: Any, what: str) -> Any:
+    """Return `value`. Raises NotFoundError that names `what` if it is None."""
     if value is None:
         raise NotFoundError(f"there is no {what}")
     return value
 
 
-def given_in(model: BaseModel) -> dict[str, Any]:
-    """What was sent, null included; what was not is left as it is."""
+def fields_sent(model: BaseModel) -> dict[str, Any]:
+    """Return the fields that the client sent, null included; a partial update leaves the others unchanged."""
     return {name: getattr(model, name) for name in model.model_fields_set}
 
 
 def add_table(app: web.Application, routes: Iterable[Route]) -> None:
-    """Put routes into `app`, which holds the store under STORE."""
+    """Add routes to `app`, which holds the store under STORE."""
     for route in routes:
-        app.router.add_route(route.method, PREFIX + route.path, _handler(route.ask, route.status))
+        app.router.add_route(route.method, PREFIX + route.path, _handler(route.handle, route.status))
 
 
-def _handler(ask: Callable[[Store, web.Request], Awaitable[Any]], status: int) -> Handler:
+def _handler(operation: Callable[[Store, web.Request], Awaitable[Any]], status: int) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
-        found: Any = await ask(request.app[STORE], request)
+        found: Any = await operation(request.app[STORE], request)
         page: PaginatedResult[Any] | None = found if isinstance(found, PaginatedResult) else None
         if page is not None and len(page) > PIECE:
             return await _in_pieces(request, page, status)
@@ -163,7 +164,7 @@ def _handler(ask: Callable[[Store, web.Request], Awaitable[Any]], status: int) -
 
 
 async def _in_pieces(request: web.Request, found: PaginatedResult[Any], status: int) -> web.StreamResponse:
-    """What `plain` makes of a long page, written as it is made, beside the loop: others do not wait, and its text is never held whole."""
+    """Stream a long page in chunks that a thread serialises, so the event loop is not blocked and the text is never whole in memory."""
     response = web.StreamResponse(status=status, headers={"Content-Type": "application/json; charset=utf-8"})
     await response.prepare(request)
     before = '{"items": ['
@@ -179,7 +180,7 @@ async def _in_pieces(request: web.Request, found: PaginatedResult[Any], status: 
 def _dumps(value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False)
-    except ValueError:  # a number that JSON has not: users' metadata and attributes may hold one
+    except ValueError:  # NaN or Infinity in a user's metadata or attributes
         return json.dumps(_finite(value))
 
 

@@ -1,6 +1,6 @@
-"""The dashboard's files, built by `make web` into static/: pages at their addresses, a strict policy on each answer.
+"""Serve the dashboard's files, which `make web` builds into static/, each with a strict Content-Security-Policy.
 
-Agent output is untrusted: the policy lets a page load nothing but these files, and speak to nobody but this service.
+Agent output is untrusted: the policy lets a page load only these files and connect only to this service.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 FOREVER: Final = "public, max-age=31536000, immutable"
-"""Files below /assets/ carry a hash of their content in their names."""
+"""Cache-Control of /assets/, whose file names contain a hash of their content."""
 PAGE: Final = "page"
-"""Name of the routes that serve files: they need no token, because they tell nothing of the stack."""
+"""Name of the routes that serve files. They need no token: the files hold no data of the stack."""
 _NOT_BUILT: Final = """<!doctype html><title>agl-otel</title><h1>The dashboard is not built here</h1>
 <p>This is a checkout without the built pages. With Node.js 20.19 or later run <code>make web</code>, then load this page again;
 an installed wheel has them. REST is under /v1/agl (<a href="/v1/agl/openapi.json">OpenAPI</a>), metrics at /metrics."""
 
 
 def add_routes(app: web.Application, folder: Path = FOLDER) -> None:
-    """Put the pages into `app`: whatever is none of the service's own paths is the one page, which knows its addresses."""
+    """Add the pages to `app`. Every path that is no API serves the single-page application, which routes in the browser."""
     files = {f"/{path.relative_to(folder).as_posix()}": path for path in folder.rglob("*") if path.is_file()} if folder.is_dir() else {}
     bodies: dict[Path, tuple[bytes, str]] = {}
 
     async def page(request: web.Request) -> web.StreamResponse:
-        """GET: a file of the dashboard, or its page."""
+        """GET: a file of the dashboard, else index.html."""
         found = files.get(request.path)
         if found is None and request.path.startswith("/assets/"):
             raise web.HTTPNotFound(text="there is no such file: load the page again")
         if not files:
             return web.Response(text=_NOT_BUILT, content_type="text/html", headers=HEADERS, status=503)
         path = found or files["/index.html"]
-        if path not in bodies:  # small, and asked for again and again
+        if path not in bodies:
             bodies[path] = (path.read_bytes(), mimetypes.guess_type(path.name)[0] or "application/octet-stream")
         body, kind = bodies[path]
         kept = FOREVER if request.path.startswith("/assets/") else "no-cache"

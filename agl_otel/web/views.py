@@ -1,4 +1,4 @@
-"""REST under /v1/agl beyond Agent Lightning 0.3's: what the dashboard's pages ask. SQL runs behind the collector's guard."""
+"""REST under /v1/agl beyond Agent Lightning 0.3's: the views that the dashboard reads. SQL is restricted by the collector's guard."""
 
 from __future__ import annotations
 
@@ -21,53 +21,53 @@ from agl_otel.store import Store
 from agl_otel.traces.figures import AttemptFigures, CurvePoint, OutlineSpan
 from agl_otel.types import Model, PaginatedResult, ResourcesUpdate, Run, Span
 from agl_otel.web.curves import Curves
-from agl_otel.web.routes import Page, PageOf, Route, Strict, asked_of, known
+from agl_otel.web.routes import Page, PageOf, Route, Strict, params_of, require_found
 
 CURVES: Final = web.AppKey("curves", Curves)
 FIGURES: Final = 1_000
 """Rollouts in one request."""
 OUTLINE_SPANS: Final = 5_000
 READ_SPANS: Final = 20_000
-"""A conversation, and tokens, are read of up to so many; of more, the first OUTLINE_SPANS are: the rest is for SQL and for export."""
-JUDGED: Final = 256
+"""Up to so many spans are read for conversations and tokens, else only the first OUTLINE_SPANS; SQL and export read all."""
+VERDICT_ROLLOUTS: Final = 256
 SQL_ROWS: Final = 1_000
 OUTPUT_CHARACTERS: Final = 300
 OUTPUT_BYTES: Final = 16 << 10
-"""Of the messages that are read for it; longer ones are shown as their beginning."""
+"""Bytes of the reply that are read; of a longer one only the beginning is shown."""
 _PROCESS: Final = re.compile(r"^process [^\s:]+")
 
 
 class Curve(Model):
-    """A run over its steps."""
+    """Rewards and costs of a run by step."""
 
     run: Run
     by: str
-    """`step`, or `order` where rollouts name no steps: then points are hundredths of them, in the order of their creation."""
+    """`step`; or `order` if rollouts name no steps: each point is then a hundredth of the rollouts, in order of creation."""
     points: list[CurvePoint]
     seconds_old: float
 
 
 class Verdicts(Model):
-    """Verdicts of the latest attempts of the rollouts of a run that ended last."""
+    """Verdicts of a run's most recently ended rollouts, by their latest attempts."""
 
     of: int
     counts: dict[str, int]
     alarms: int
     missing: int
     reasons: dict[str, int]
-    """The most frequent ones of attempts that are not complete."""
+    """The five most frequent reasons of attempts that are not complete."""
 
 
 class Outline(Model):
-    """The spans of a rollout, or of one attempt."""
+    """The spans of a rollout or of one attempt, without message content."""
 
     spans: list[OutlineSpan]
     total: int
-    """More than `spans` where the rollout has more than fit."""
+    """Number of spans before paging."""
 
 
 class Call(Model):
-    """A model call with its messages, from all its spans."""
+    """A model call, merged from the agent's span and the proxy's."""
 
     span_id: str
     trace_id: str
@@ -78,17 +78,17 @@ class Call(Model):
     start_time: float
     end_time: float
     messages: list[Any]
-    """OpenAI's chat messages, the prompt's."""
+    """The prompt, as OpenAI chat messages."""
     repeated: int
-    """How many of them, the first ones, the call before had already, its reply included."""
+    """How many leading messages equal those of the previous call and its reply."""
     reply: list[Any]
     tools: list[Any]
     prompt_tokens: int | None
     response_tokens: int | None
     token_span_id: str
-    """The span that has token ids; empty where none has."""
+    """The span with token ids; empty if there is none."""
     error: str
-    """Why it cannot be shown, or how it failed."""
+    """The call's error, or why its messages cannot be parsed."""
 
 
 class Conversation(Model):
@@ -96,35 +96,35 @@ class Conversation(Model):
 
     calls: list[Call]
     total: int
-    """More than `calls` where the page ends before."""
+    """Number of calls before paging."""
     spans_left_out: int = 0
-    """Spans that were not read, the latest ones, because there are too many; their calls are not in `total`."""
+    """Number of latest spans beyond READ_SPANS that were not read; their calls are not in `total`."""
 
 
 class Tokens(Model):
-    """Of one model call."""
+    """Token ids and log-probs of one model call."""
 
     prompt_token_ids: list[int]
-    """The whole prompt; empty where the call that it goes on from is not stored."""
+    """The whole prompt; empty if the earlier call that it extends is not stored."""
     response_token_ids: list[int]
     logprobs: list[float] | None
 
 
 class Output(Model):
-    """What the last model call of a rollout's latest attempt replied, shortened."""
+    """Reply of the last model call in a rollout's latest attempt, truncated to OUTPUT_CHARACTERS."""
 
     rollout_id: str
     text: str
 
 
 class Answer(Model):
-    """What a query answered."""
+    """Result of a query."""
 
     columns: list[str]
     types: list[str]
     rows: list[list[Any]]
     truncated: bool
-    """There are more rows."""
+    """Whether there are more rows than `limit`."""
 
 
 class _RunQuery(Strict):
@@ -163,17 +163,17 @@ async def _runs(store: Store, request: web.Request) -> Any:
 
 
 async def _curve(store: Store, request: web.Request) -> Any:
-    asked = await asked_of(request, _RunQuery)
+    params = await params_of(request, _RunQuery)
     await store.open()
-    run = known(next(iter(await store.queue.query_runs(asked.run)), None), f"run {asked.run!r}")
+    run = require_found(next(iter(await store.queue.query_runs(params.run)), None), f"run {params.run!r}")
     curve, seconds_old = await request.app[CURVES].of(run)
     return Curve(run=run, by=curve.by, points=curve.points, seconds_old=round(seconds_old, 1))
 
 
 async def _verdicts(store: Store, request: web.Request) -> Any:
-    asked = await asked_of(request, _RunQuery)
+    params = await params_of(request, _RunQuery)
     await store.open()
-    ended = await store.queue.query_rollouts(run=asked.run, status_in=sorted(FINISHED), sort_order="desc", limit=JUDGED)
+    ended = await store.queue.query_rollouts(run=params.run, status_in=sorted(FINISHED), sort_order="desc", limit=VERDICT_ROLLOUTS)
     figures = await _figures_of(store, [rollout.rollout_id for rollout in ended])
     verdicts = [each.verdict for each in figures]
     reasons = Counter(_PROCESS.sub("a process", reason) for verdict in verdicts for reason in verdict.reasons)
@@ -188,7 +188,7 @@ async def _verdicts(store: Store, request: web.Request) -> Any:
 
 async def _figures(store: Store, request: web.Request) -> Any:
     await store.open()
-    return await _figures_of(store, (await asked_of(request, _Figures)).rollout_ids)
+    return await _figures_of(store, (await params_of(request, _Figures)).rollout_ids)
 
 
 async def _figures_of(store: Store, rollout_ids: list[str]) -> list[AttemptFigures]:
@@ -198,7 +198,7 @@ async def _figures_of(store: Store, rollout_ids: list[str]) -> list[AttemptFigur
 
 async def _outputs(store: Store, request: web.Request) -> Any:
     await store.open()
-    ids = (await asked_of(request, _Figures)).rollout_ids
+    ids = (await params_of(request, _Figures)).rollout_ids
     attempts = await store.queue.query_attempts(ids, latest_only=True) if ids else []
     found = await store.reader.outputs(list(attempts), limit=OUTPUT_BYTES)
     return [Output(rollout_id=rollout_id, text=text_of_cut(reply)[:OUTPUT_CHARACTERS]) for (rollout_id, _), reply in found.items()]
@@ -214,28 +214,28 @@ async def _attempt_figures(store: Store, request: web.Request) -> Any:
 
 
 async def _outline(store: Store, request: web.Request) -> Any:
-    asked = await asked_of(request, _OfAttempt)
+    params = await params_of(request, _OfAttempt)
     await store.open()
     rollout_id = request.match_info["rollout_id"]
-    wanted = max(1, asked.limit)  # a row has the total with it
-    spans, total = await store.reader.outline(rollout_id, attempt_id=asked.attempt_id or "", limit=wanted, offset=asked.offset)
+    limit = max(1, params.limit)  # the total comes with the rows
+    spans, total = await store.reader.outline(rollout_id, attempt_id=params.attempt_id or "", limit=limit, offset=params.offset)
     if not total:
-        await _must_exist(store, rollout_id, asked.attempt_id)
-    return Outline(spans=spans[: asked.limit], total=total)
+        await _must_exist(store, rollout_id, params.attempt_id)
+    return Outline(spans=spans[: params.limit], total=total)
 
 
 async def _must_exist(store: Store, rollout_id: str, attempt_id: str | None = None) -> None:
-    """Of what no span is stored. Raises NotFoundError where the queue does not know it, either."""
+    """Raise NotFoundError if the queue does not know a rollout or attempt that has no spans."""
     if attempt_id is None:
-        known(await store.get_rollout_by_id(rollout_id), f"rollout {rollout_id!r}, and no span of it")
+        require_found(await store.get_rollout_by_id(rollout_id), f"rollout {rollout_id!r}, and no span of it")
         return
     attempts = await store.queue.query_attempts([rollout_id])
     what = f"attempt {attempt_id!r} of rollout {rollout_id!r}, and no span of it"
-    known(next((each for each in attempts if each.attempt_id == attempt_id), None), what)
+    require_found(next((each for each in attempts if each.attempt_id == attempt_id), None), what)
 
 
 async def _read(store: Store, rollout_id: str, attempt_id: str | None) -> tuple[list[Span], int]:
-    """The first spans, as many as are read at once, and how many more there are."""
+    """Return the spans and how many were left out (see READ_SPANS)."""
     await store.open()
     _, total = await store.reader.outline(rollout_id, attempt_id=attempt_id or "", limit=1)
     if not total:
@@ -247,9 +247,9 @@ async def _read(store: Store, rollout_id: str, attempt_id: str | None) -> tuple[
 
 
 async def _conversation(store: Store, request: web.Request) -> Any:
-    asked = await asked_of(request, _Calls)
-    spans, left_out = await _read(store, request.match_info["rollout_id"], asked.attempt_id)
-    found = await asyncio.to_thread(_conversation_of, spans, asked.offset, asked.limit)
+    params = await params_of(request, _Calls)
+    spans, left_out = await _read(store, request.match_info["rollout_id"], params.attempt_id)
+    found = await asyncio.to_thread(_conversation_of, spans, params.offset, params.limit)
     found.spans_left_out = left_out
     return found
 
@@ -302,7 +302,7 @@ def _call(call: JoinedCall, prompts: dict[tuple[str, str], list[int]]) -> Call:
 
 
 def _counts(call: JoinedCall, tokens: ModelCall | None, prompts: dict[tuple[str, str], list[int]]) -> tuple[int | None, int | None]:
-    """(prompt, response) tokens, as they are recorded, else as the provider counted them."""
+    """Return the numbers of (prompt, response) tokens: of the recorded ids, else as the provider counted them."""
     if tokens is not None and isinstance(tokens.span, Span):
         whole = prompts.get((tokens.span.trace_id, tokens.span.span_id), tokens.prompt_token_ids)
         return len(whole) or None, len(tokens.response_token_ids)
@@ -310,23 +310,23 @@ def _counts(call: JoinedCall, tokens: ModelCall | None, prompts: dict[tuple[str,
 
 
 async def _tokens(store: Store, request: web.Request) -> Any:
-    asked = await asked_of(request, _Tokens)
+    params = await params_of(request, _Tokens)
     rollout_id = request.match_info["rollout_id"]
-    spans, left_out = await _read(store, rollout_id, asked.attempt_id)
+    spans, left_out = await _read(store, rollout_id, params.attempt_id)
     tree = TraceTree.from_spans(spans).find_llm_calls(exclude_llm_call_in_reward=False) if spans else []
-    of_span = (call for joined in tree for call in joined.calls if getattr(call.span, "span_id", "") == asked.span_id)
+    of_span = (call for joined in tree for call in joined.calls if getattr(call.span, "span_id", "") == params.span_id)
     among = f", among its first {len(spans)} spans: `agl-otel export` and SQL read the {left_out} others" if left_out else ""
-    call: ModelCall = known(next(of_span, None), f"model call {asked.span_id!r} in rollout {rollout_id!r}{among}")
-    key = (str(getattr(call.span, "trace_id", "")), asked.span_id)
+    call: ModelCall = require_found(next(of_span, None), f"model call {params.span_id!r} in rollout {rollout_id!r}{among}")
+    key = (str(getattr(call.span, "trace_id", "")), params.span_id)
     prompt = expand_prompts(spans).get(key, call.prompt_token_ids)
     return Tokens(prompt_token_ids=prompt, response_token_ids=call.response_token_ids, logprobs=call.logprobs)
 
 
 async def _versions(store: Store, request: web.Request) -> Any:
-    asked: dict[str, Any] = {"sort_by": "version", **(await asked_of(request, Page)).checked(ResourcesUpdate)}
+    params: dict[str, Any] = {"sort_by": "version", **(await params_of(request, Page)).checked(ResourcesUpdate)}
     resources_id = request.match_info["resources_id"]
     await store.open()
-    page: PaginatedResult[ResourcesUpdate] = await store.queue.query_resources(resources_id_in=[resources_id], all_versions=True, **asked)
+    page: PaginatedResult[ResourcesUpdate] = await store.queue.query_resources(resources_id_in=[resources_id], all_versions=True, **params)
     if not page.total:
         raise NotFoundError(f"there is no set of resources {resources_id!r}")
     return page
@@ -336,37 +336,50 @@ async def _version(store: Store, request: web.Request) -> Any:
     resources_id, version = request.match_info["resources_id"], request.match_info["version"]
     await store.open()
     if not version.isdecimal() or int(version) >= 1 << 31:
-        raise UsageError(f"version {version[:40]!r} is no number of a version")
-    return known(await store.queue.get_resources(resources_id, version=int(version)), f"version {version} of {resources_id!r}")
+        raise UsageError(f"version {version[:40]!r} is not a version number")
+    return require_found(await store.queue.get_resources(resources_id, version=int(version)), f"version {version} of {resources_id!r}")
 
 
 async def _sql(store: Store, request: web.Request) -> Any:
-    asked = await asked_of(request, _Sql)
+    params = await params_of(request, _Sql)
     await store.open()
-    answer = await store.reader.sql(asked.query, limit=asked.limit + 1)
+    answer = await store.reader.sql(params.query, limit=params.limit + 1)
     columns = answer["meta"]
     return Answer(
         columns=[column["name"] for column in columns],
         types=[column["type"] for column in columns],
-        rows=answer["data"][: asked.limit],
-        truncated=len(answer["data"]) > asked.limit,
+        rows=answer["data"][: params.limit],
+        truncated=len(answer["data"]) > params.limit,
     )
 
 
 VIEWS: Final = (
-    Route("GET", "/runs", _runs, "Runs, the latest first, with how many rollouts they have.", None, list[Run]),
-    Route("GET", "/runs/curve", _curve, "Rewards and costs of a run, step by step.", _RunQuery, Curve),
-    Route("GET", "/runs/verdicts", _verdicts, "Verdicts of the rollouts of a run that ended last.", _RunQuery, Verdicts),
+    Route("GET", "/runs", _runs, "Runs, the latest first, with their rollouts by status.", None, list[Run]),
+    Route("GET", "/runs/curve", _curve, "Rewards and costs of a run by step.", _RunQuery, Curve),
+    Route("GET", "/runs/verdicts", _verdicts, "Verdicts of a run's most recently ended rollouts.", _RunQuery, Verdicts),
     Route(
-        "POST", "/rollouts/figures", _figures, "Verdict, reward and sizes of latest attempts.", _Figures, list[AttemptFigures], looks=True
+        "POST",
+        "/rollouts/figures",
+        _figures,
+        "Verdict, reward and sizes of latest attempts.",
+        _Figures,
+        list[AttemptFigures],
+        read_only=True,
     ),
-    Route("POST", "/rollouts/outputs", _outputs, "The last reply of a model in latest attempts.", _Figures, list[Output], looks=True),
-    Route("GET", "/rollouts/{rollout_id}/figures", _attempt_figures, "The same of all attempts of a rollout.", None, list[AttemptFigures]),
-    Route("GET", "/rollouts/{rollout_id}/outline", _outline, "Spans without what was said, in order of time.", _OfAttempt, Outline),
-    Route("GET", "/rollouts/{rollout_id}/conversation", _conversation, "Model calls with what was said.", _Calls, Conversation),
+    Route("POST", "/rollouts/outputs", _outputs, "The model's last reply in latest attempts.", _Figures, list[Output], read_only=True),
+    Route(
+        "GET",
+        "/rollouts/{rollout_id}/figures",
+        _attempt_figures,
+        "Verdict, reward and sizes of a rollout's attempts.",
+        None,
+        list[AttemptFigures],
+    ),
+    Route("GET", "/rollouts/{rollout_id}/outline", _outline, "Spans without message content, by time.", _OfAttempt, Outline),
+    Route("GET", "/rollouts/{rollout_id}/conversation", _conversation, "Model calls with their messages.", _Calls, Conversation),
     Route("GET", "/rollouts/{rollout_id}/tokens", _tokens, "Token ids and log-probs of a model call.", _Tokens, Tokens),
     Route("GET", "/resources/{resources_id}/versions", _versions, "All versions of a set.", Page, PageOf[ResourcesUpdate]),
     Route("GET", "/resources/{resources_id}/versions/{version}", _version, "One version of a set.", None, ResourcesUpdate),
-    Route("POST", "/sql", _sql, "Rows of a read-only ClickHouse query.", _Sql, Answer, looks=True),
+    Route("POST", "/sql", _sql, "Rows of a read-only ClickHouse query.", _Sql, Answer, read_only=True),
 )
-"""The routes."""
+"""All routes beyond those of Agent Lightning 0.3."""

@@ -1,6 +1,6 @@
-"""Spans that fit into a message of gRPC: clients take 4 MiB, and a span with a picture or a book in it is larger.
+"""Truncate oversized spans: gRPC clients accept messages of 4 MiB, and a span with an image or a long document is larger.
 
-Its long texts are cut, and a tag says so: a viewer that shows the rest is better than one that shows an error for the whole trace.
+Without this, Jaeger would show an error instead of the trace. A tag marks truncated spans.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, TracesData
 from agl_otel_hook import conventions
 
 MESSAGE_BYTES: Final = 3 << 20
-"""What a message may take: gRPC's clients take 4 MiB."""
+"""Limit on a message, with a margin to the 4 MiB of gRPC clients."""
 LENGTHS: Final = tuple(1 << power for power in range(19, 5, -1))
-"""How long a text may be, tried one after the other: 512 KiB, half of it … 64 bytes."""
-MANY: Final = 100  # entries of a list, attributes, events that stay at the worst
+"""Text lengths tried in turn until the message fits: 512 KiB, 256 KiB, … 64 bytes."""
+MANY: Final = 100  # events, links and attributes that a span keeps if truncating texts does not suffice
 MARK: Final = "… (cut)"
 
 
 def fitted(data: TracesData) -> TracesData:
-    """`data` itself where it fits, else with what is longest in it cut, and SHOWN_CUT on each of its spans that were."""
+    """Truncate `data` in place until it fits into MESSAGE_BYTES, set SHOWN_CUT on each truncated span, and return it."""
     if (size := data.ByteSize()) <= MESSAGE_BYTES:
         return data
     spans = [span for group in data.resource_spans for scope in group.scope_spans for span in scope.spans]
@@ -40,11 +40,11 @@ def fitted(data: TracesData) -> TracesData:
             _drop(span)
     for span, was in zip(spans, before, strict=True):
         if span.ByteSize() < was:
-            told = f"this span has {was} bytes, and long texts in it are cut: its attributes are whole in otel_traces, by SQL"
-            span.attributes.add(key=conventions.SHOWN_CUT, value=AnyValue(string_value=told))
+            note = f"this span has {was} bytes, and long texts in it are cut: its attributes are whole in otel_traces, by SQL"
+            span.attributes.add(key=conventions.SHOWN_CUT, value=AnyValue(string_value=note))
     if not any(span.ByteSize() != was for span, was in zip(spans, before, strict=True)) and spans:
-        told = f"this message had {size} bytes, and long texts of its resource are cut"
-        spans[0].attributes.add(key=conventions.SHOWN_CUT, value=AnyValue(string_value=told))
+        note = f"this message had {size} bytes, and long texts of its resource are cut"
+        spans[0].attributes.add(key=conventions.SHOWN_CUT, value=AnyValue(string_value=note))
     return data
 
 
@@ -59,7 +59,7 @@ def _cut_span(span: Span, length: int) -> None:
 
 
 def _values(attributes: object) -> Iterator[AnyValue]:
-    pairs: list[KeyValue] = list(attributes)  # pyright: ignore[reportArgumentType]  # a container of protobuf's
+    pairs: list[KeyValue] = list(attributes)  # pyright: ignore[reportArgumentType]  # protobuf's container type is private
     return (pair.value for pair in pairs)
 
 
@@ -80,7 +80,7 @@ def _cut(value: AnyValue, length: int) -> None:
 
 
 def _drop(span: Span) -> None:
-    """Many short things."""
+    """Keep the first MANY events, links and attributes."""
     del span.events[MANY:]
     del span.links[MANY:]
     del span.attributes[MANY:]

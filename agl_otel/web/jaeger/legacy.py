@@ -1,4 +1,4 @@
-"""Spans in the JSON of Jaeger's older HTTP API, which its pages read. Pure."""
+"""Encode spans in the JSON of Jaeger's older HTTP API, which Jaeger's UI reads. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 
 def trace_json(spans: Sequence[Span], attempts: Attempts) -> Json:
-    """One trace, with what is known of its attempts."""
+    """Encode one trace, with the tags of its attempts."""
     processes: dict[str, Json] = {}
     names: dict[str, str] = {}
     made: list[Json] = []

@@ -1,7 +1,7 @@
-"""Jaeger's HTTP query API: /api/v3 (OTLP as JSON) and the older /api/… whose JSON its pages and many scripts read.
+"""Jaeger's HTTP query API: /api/v3 (OTLP as JSON) and the older /api/…, which Jaeger's UI and many scripts read.
 
-Times are microseconds in /api (and in its `start`, `end`), RFC 3339 in /api/v3; durations are written like 1.5s, 200ms, 30us. Bad
-queries answer 400, an unknown trace 404, both with `errors` in Jaeger's shape.
+Times are Unix microseconds in /api and RFC 3339 in /api/v3; durations are written like 1.5s, 200ms, 30us. Invalid queries answer 400,
+an unknown trace 404, both with `errors` in Jaeger's format.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _IDS: Final = frozenset({"traceId", "spanId", "parentSpanId"})
 
 
 def add_routes(app: web.Application) -> None:
-    """Add them all."""
+    """Add all routes to `app`, which holds the store under STORE."""
     for path, handler in {
         "/api/services": _services,
         "/api/services/{service}/operations": _operation_names,
@@ -57,7 +57,7 @@ def _answering(handler: Handler) -> Callable[[web.Request], Awaitable[web.Respon
         except AglError as error:
             status = http_status(error)
             body = {"data": None, "errors": [{"code": status, "msg": str(error)}]}
-        text = await asyncio.to_thread(json.dumps, body, ensure_ascii=False)  # a large trace takes a while
+        text = await asyncio.to_thread(json.dumps, body, ensure_ascii=False)  # encoding a large trace is slow
         return web.Response(text=text, content_type="application/json", status=status)
 
     return answer
@@ -75,7 +75,7 @@ async def _operation_names(request: web.Request, store: Store) -> Any:
 
 
 async def _operations(request: web.Request, store: Store) -> Any:
-    service, kind = _needed(request.query, "service"), request.query.get("spanKind", "")
+    service, kind = _required(request.query, "service"), request.query.get("spanKind", "")
     return _data([{"name": name, "spanKind": kind.lower()} for name, kind in await store.operations(service, kind.capitalize())])
 
 
@@ -88,19 +88,19 @@ async def _trace(request: web.Request, store: Store) -> Any:
 
 
 async def _search(request: web.Request, store: Store) -> Any:
-    asked = request.query
-    if asked.getall("traceID", []):
-        found = [_trace_id(each) for each in asked.getall("traceID")]
+    params = request.query
+    if params.getall("traceID", []):
+        found = [_trace_id(each) for each in params.getall("traceID")]
     else:
         query = TraceQuery(
-            service=_needed(asked, "service"),
-            operation=asked.get("operation", ""),
-            tags=_tags(asked),
-            start_nano=_number(asked, "start", 0) * 1000,
-            end_nano=_number(asked, "end", TraceQuery().end_nano // 1000) * 1000,
-            min_duration=_duration(asked, "minDuration"),
-            max_duration=_duration(asked, "maxDuration"),
-            limit=_number(asked, "limit", DEFAULT_LIMIT),
+            service=_required(params, "service"),
+            operation=params.get("operation", ""),
+            tags=_tags(params),
+            start_nano=_number(params, "start", 0) * 1000,
+            end_nano=_number(params, "end", TraceQuery().end_nano // 1000) * 1000,
+            min_duration=_duration(params, "minDuration"),
+            max_duration=_duration(params, "maxDuration"),
+            limit=_number(params, "limit", DEFAULT_LIMIT),
         )
         found = [each.trace_id for each in await store.find_traces(query)]
     return _data(await _legacy(store, found))
@@ -121,15 +121,15 @@ def _data(items: Sequence[Any]) -> dict[str, Any]:
     return {"data": items, "total": len(items), "limit": 0, "offset": 0, "errors": None}
 
 
-def _tags(asked: MultiMapping[str]) -> dict[str, str]:
-    """`tags` is JSON ({"name": "text"}), `tag` is name:text."""
+def _tags(params: MultiMapping[str]) -> dict[str, str]:
+    """Merge `tags`, JSON like {"name": "text"}, with any number of `tag`, each name:text."""
     found: dict[str, str] = {}
-    for pair in asked.getall("tag", []):
+    for pair in params.getall("tag", []):
         name, colon, text = pair.partition(":")
         if not colon:
             raise UsageError(f"tag={pair!r} is not name:value")
         found[name] = text
-    return found | _json_tags(asked.get("tags", ""), "tags")
+    return found | _json_tags(params.get("tags", ""), "tags")
 
 
 def _json_tags(text: str, name: str) -> dict[str, str]:
@@ -138,7 +138,7 @@ def _json_tags(text: str, name: str) -> dict[str, str]:
     except json.JSONDecodeError as error:
         raise UsageError(f'{name} is not JSON ({error.msg}): write {{"name": "value"}}') from None
     if not isinstance(given, dict):
-        raise UsageError(f'{name} is no JSON object: write {{"name": "value"}}')
+        raise UsageError(f'{name} is not a JSON object: write {{"name": "value"}}')
     return {str(key): value if isinstance(value, str) else json.dumps(value) for key, value in given.items()}  # pyright: ignore[reportUnknownVariableType]  # any JSON
 
 
@@ -150,7 +150,7 @@ async def _services_v3(_: web.Request, store: Store) -> Any:
 
 
 async def _operations_v3(request: web.Request, store: Store) -> Any:
-    service, kind = _needed(request.query, "service"), request.query.get("span_kind", "")
+    service, kind = _required(request.query, "service"), request.query.get("span_kind", "")
     return {"operations": [{"name": name, "spanKind": kind.lower()} for name, kind in await store.operations(service, kind.capitalize())]}
 
 
@@ -160,16 +160,16 @@ async def _trace_v3(request: web.Request, store: Store) -> Any:
 
 
 async def _search_v3(request: web.Request, store: Store) -> Any:
-    asked = {name.removeprefix("query."): value for name, value in request.query.items()}
+    params = {name.removeprefix("query."): value for name, value in request.query.items()}
     query = TraceQuery(
-        service=asked.get("service_name", ""),
-        operation=asked.get("operation_name", ""),
-        tags=_json_tags(asked.get("attributes", ""), "query.attributes"),
-        start_nano=_time(asked, "start_time_min", 0),
-        end_nano=_time(asked, "start_time_max", TraceQuery().end_nano),
-        min_duration=_duration(asked, "duration_min"),
-        max_duration=_duration(asked, "duration_max"),
-        limit=_number(asked, "search_depth", _number(asked, "num_traces", DEFAULT_LIMIT)),
+        service=params.get("service_name", ""),
+        operation=params.get("operation_name", ""),
+        tags=_json_tags(params.get("attributes", ""), "query.attributes"),
+        start_nano=_time(params, "start_time_min", 0),
+        end_nano=_time(params, "start_time_max", TraceQuery().end_nano),
+        min_duration=_duration(params, "duration_min"),
+        max_duration=_duration(params, "duration_max"),
+        limit=_number(params, "search_depth", _number(params, "num_traces", DEFAULT_LIMIT)),
     )
     return await _otlp(store, [each.trace_id for each in await store.find_traces(query)], "no traces found")
 
@@ -189,7 +189,7 @@ def _groups(traces: Sequence[Sequence[Span]], attempts: Attempts) -> list[Any]:
 
 
 def _with_hex(value: Any) -> Any:
-    """Protobuf's JSON has ids in base64, OTLP's in hex digits."""
+    """Rewrite ids from base64, as protobuf's JSON mapping has them, to hex digits, as OTLP/JSON requires."""
     if isinstance(value, dict):
         held: dict[str, Any] = value
         return {key: base64.b64decode(each).hex() if key in _IDS else _with_hex(each) for key, each in held.items()}
@@ -199,23 +199,23 @@ def _with_hex(value: Any) -> Any:
     return value
 
 
-# --- what was asked
+# --- parameters
 
 
 def _trace_id(text: str) -> str:
     if not TRACE_ID.fullmatch(text):
-        raise UsageError(f"{text[:64]!r} is no trace id: 32 hex digits")
+        raise UsageError(f"{text[:64]!r} is not a trace id: 32 hex digits")
     return text.lower().zfill(32)
 
 
-def _needed(asked: Mapping[str, str], name: str) -> str:
-    if not asked.get(name):
+def _required(params: Mapping[str, str], name: str) -> str:
+    if not params.get(name):
         raise UsageError(f"parameter '{name}' is required")
-    return asked[name]
+    return params[name]
 
 
-def _number(asked: Mapping[str, str], name: str, default: int | None = None) -> int:
-    text = asked.get(name, "")
+def _number(params: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = params.get(name, "")
     if not text and default is not None:
         return default
     if not text.isdecimal() or len(text) > 19:
@@ -223,18 +223,18 @@ def _number(asked: Mapping[str, str], name: str, default: int | None = None) -> 
     return int(text)
 
 
-def _duration(asked: Mapping[str, str], name: str) -> int:
-    """Nanoseconds; 0 where there is none."""
-    text = asked.get(name, "")
+def _duration(params: Mapping[str, str], name: str) -> int:
+    """Parse a duration to nanoseconds; 0 if absent."""
+    text = params.get(name, "")
     parts = _DURATION.findall(text)
     if "".join(number + unit for number, unit in parts) != text:
         raise UsageError(f"parameter {name!r} must be a duration like 1.5s, 200ms or 1m30s, not {text[:64]!r}")
     return round(sum(float(number) * _UNITS[unit] for number, unit in parts))
 
 
-def _time(asked: Mapping[str, str], name: str, default: int) -> int:
-    """Unix nanoseconds of an RFC 3339 time."""
-    text = asked.get(name, "")
+def _time(params: Mapping[str, str], name: str, default: int) -> int:
+    """Parse an RFC 3339 time to Unix nanoseconds."""
+    text = params.get(name, "")
     if not text:
         return default
     try:

@@ -1,7 +1,7 @@
-"""Jaeger's remote storage v2 on gRPC: what a Jaeger that is configured with `jaeger_storage.backends.NAME.grpc` reads from.
+"""Jaeger's remote storage v2 on gRPC, the backend that `jaeger_storage.backends.NAME.grpc` configures in a Jaeger.
 
-It only reads: a Jaeger's own writes are refused, spans come in through the collector. Methods that Jaeger can do without
-(FindTraceSummaries, FindSpans) answer UNIMPLEMENTED, and Jaeger falls back to the others.
+Read-only: Jaeger's writes are refused, because spans come in through the collector. Optional methods (FindTraceSummaries, FindSpans)
+answer UNIMPLEMENTED, and Jaeger falls back to the others.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", -1),
-    ("grpc.so_reuseport", 0),  # or a second service would share the port silently
+    ("grpc.so_reuseport", 0),  # else a second service would silently share the port
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
-_NOT_A_TIME: Final = (ValueError, OverflowError)  # of protobuf's ToNanoseconds
+_NOT_A_TIME: Final = (ValueError, OverflowError)  # raised by protobuf's ToNanoseconds
 _log = logging.getLogger(__name__)
 
 
 class JaegerStorage:
-    """The two services, over an open store."""
+    """The methods of TraceReader and DependencyReader, over an open store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def get_services(self, _: object) -> pb.GetServicesResponse:
-        """All services."""
+        """List the services."""
         return pb.GetServicesResponse(services=await self._store.services())
 
     async def get_operations(self, request: pb.GetOperationsRequest) -> pb.GetOperationsResponse:
-        """What a service did."""
+        """List the operations of a service."""
         found = await self._store.operations(request.service, request.span_kind.capitalize())
         return pb.GetOperationsResponse(operations=[pb.Operation(name=name, span_kind=kind.lower()) for name, kind in found])
 
     async def find_trace_ids(self, request: pb.FindTracesRequest) -> pb.FindTraceIDsResponse:
-        """The ids of traces that fit, the latest first."""
+        """Find the ids of matching traces, the latest first."""
         found = await self._store.find_traces(query_of(request.query))
         ids = [
             pb.FoundTraceID(trace_id=bytes.fromhex(each.trace_id), start=_time(each.start_nano), end=_time(each.end_nano)) for each in found
@@ -65,17 +65,17 @@ class JaegerStorage:
         return pb.FindTraceIDsResponse(trace_ids=ids)
 
     async def get_traces(self, request: pb.GetTracesRequest) -> AsyncIterator[TracesData]:
-        """The traces with these ids; unknown ones are left out."""
+        """Stream the traces with these ids; unknown ids are skipped."""
         async for data in self._traces([each.trace_id.hex() for each in request.query]):
             yield data
 
     async def find_traces(self, request: pb.FindTracesRequest) -> AsyncIterator[TracesData]:
-        """Traces that fit, the latest first."""
+        """Stream matching traces, the latest first."""
         async for data in self._traces([each.trace_id for each in await self._store.find_traces(query_of(request.query))]):
             yield data
 
     async def get_dependencies(self, request: pb.GetDependenciesRequest) -> pb.GetDependenciesResponse:
-        """Which service called which."""
+        """Count the calls between services."""
         found = await self._store.dependencies(request.start_time.ToNanoseconds(), request.end_time.ToNanoseconds())
         return pb.GetDependenciesResponse(
             dependencies=[pb.Dependency(parent=caller, child=called, call_count=count) for caller, called, count in found]
@@ -85,29 +85,29 @@ class JaegerStorage:
         async for found, attempts in pages_of(self._store, trace_ids):
             for spans in found:
                 made = traces_data(spans, attempts)
-                fitting = map(fitted, made)
-                while (data := await asyncio.to_thread(next, fitting, None)) is not None:  # a large trace takes seconds, and others wait
+                messages = map(fitted, made)
+                while (data := await asyncio.to_thread(next, messages, None)) is not None:  # encoding a large trace takes seconds
                     yield data
 
 
-def query_of(asked: pb.TraceQueryParameters) -> TraceQuery:
-    """A search as it came over the wire. Raises UsageError for what cannot be searched for."""
-    if asked.filter or asked.pagination:
+def query_of(params: pb.TraceQueryParameters) -> TraceQuery:
+    """Convert a search from the wire. Raises UsageError for unsupported parameters."""
+    if params.filter or params.pagination:
         raise UsageError("structured filters and pages are not served: search by service, operation, tags, times and durations")
     return TraceQuery(
-        service=asked.service_name,
-        operation=asked.operation_name,
-        tags={pair.key: text_of(pair.value) for pair in asked.attributes},
-        min_duration=asked.duration_min.ToNanoseconds(),
-        max_duration=asked.duration_max.ToNanoseconds(),
-        limit=asked.search_depth or DEFAULT_LIMIT,
-        start_nano=asked.start_time_min.ToNanoseconds(),
-        end_nano=asked.start_time_max.ToNanoseconds() or TraceQuery.end_nano,
+        service=params.service_name,
+        operation=params.operation_name,
+        tags={pair.key: text_of(pair.value) for pair in params.attributes},
+        min_duration=params.duration_min.ToNanoseconds(),
+        max_duration=params.duration_max.ToNanoseconds(),
+        limit=params.search_depth or DEFAULT_LIMIT,
+        start_nano=params.start_time_min.ToNanoseconds(),
+        end_nano=params.start_time_max.ToNanoseconds() or TraceQuery.end_nano,
     )
 
 
 def text_of(value: pb.AnyValue) -> str:
-    """A tag's value as attributes are stored: as text."""
+    """Format a tag's value as the text that the trace store holds for attributes. Raises UsageError for other types."""
     kind = value.WhichOneof("value")
     if kind == "bool_value":
         return "true" if value.bool_value else "false"
@@ -125,7 +125,7 @@ def _time(nano: int) -> Timestamp:
 
 
 class JaegerServer:
-    """A gRPC port with both services. Use `start`, then `stop`."""
+    """The gRPC server of both services. Call `start`, then `stop`."""
 
     def __init__(self, store: Store, token: str = "") -> None:
         self._token = token
@@ -134,11 +134,11 @@ class JaegerServer:
         self.port = 0
 
     async def start(self, host: str, port: int, tls: Tls | None = None) -> None:
-        """Listen on host:port (0: a free one). Raises InUseError where it is taken."""
+        """Listen on host:port (0: any free port). Raises InUseError if the port is in use."""
         self.port = await self._listener.start(host, port, tls)
 
     async def stop(self, grace_seconds: float = 2.0) -> None:
-        """Refuse new calls, and let running ones end."""
+        """Refuse new calls, and give running ones `grace_seconds` to end."""
         await self._listener.stop(grace_seconds)
 
     def _make(self) -> grpc.aio.Server:

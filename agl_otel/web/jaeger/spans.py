@@ -1,6 +1,6 @@
-"""Stored spans as Jaeger shows them: OTLP, with rollout, attempt, sequence, rewards, tokens and verdict as tags.
+"""Convert stored spans to OTLP for Jaeger, with rollout, attempt, sequence, reward, token counts and verdict as tags.
 
-Token ids and log-probs are left out, and said how many there were: they are most of a trace, and nobody reads them as tags.
+Token ids and log-probs, which make up most of a trace, are replaced by their counts.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ _COUNTED: Final = {
     conventions.LLM_RESPONSE_TOKEN_IDS: conventions.SHOWN_RESPONSE_TOKENS,
     conventions.LLM_RESPONSE_LOGPROBS: conventions.SHOWN_LOGPROBS,
 }
-"""{attribute with a long array: the tag that says how long}."""
+"""{attribute with a long array: tag with its length}."""
 SERVICE_NAME: Final = "service.name"
 NO_SERVICE: Final = "unknown_service"
 CHUNK_BYTES: Final = 1 << 20
-"""A message holds about so much, and at least one span: gRPC clients take 4 MiB."""
+"""Approximate size of a message, which holds at least one span. gRPC clients accept 4 MiB."""
 PAGE_TRACES: Final = 20
-"""Traces that are read at once: a page of Jaeger's. Traces of agents may have 10 MB each."""
+"""Traces per query: one page of Jaeger's UI. An agent's trace may have 10 MB."""
 TRACE_SPANS: Final = 10_000
-"""Spans that are shown of one trace, and read at once of several."""
+"""Limit on the spans shown of one trace, and on the spans of one query."""
 LEFT_OUT: Final = f"this trace has more than {TRACE_SPANS} spans and the later ones are left out: ask for them by SQL"
 WARNINGS: Final = "@jaeger@warnings"  # where Jaeger's pages look for a span's warnings
 
 
 @dataclass(frozen=True)
 class Attempts:
-    """What is known of whole attempts: the tags of their first spans."""
+    """Tags about whole attempts, which their first spans carry."""
 
     tags: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict[tuple[str, str], Mapping[str, Any]])
 
     @classmethod
     async def of(cls, store: Store, rollouts: Iterable[str]) -> Attempts:
-        """Verdicts and final rewards of all attempts of these rollouts; those that the queue does not know have none."""
+        """Read verdicts and final rewards of all attempts of these rollouts. Rollouts unknown to the queue have none."""
         ids = sorted({rollout_id for rollout_id in rollouts if rollout_id})
         if not ids:
             return cls()
@@ -60,9 +60,9 @@ class Attempts:
 
 
 async def pages_of(store: Store, trace_ids: Sequence[str]) -> AsyncIterator[tuple[list[list[Span]], Attempts]]:
-    """The spans of these traces, in this order, and what is known of their attempts: some traces at a time, because a search may find many.
+    """Read traces in the given order, up to PAGE_TRACES at a time, as pairs of their spans and the tags of their attempts.
 
-    Unknown traces are left out. Of a trace with more than TRACE_SPANS the first ones are there, and the first of them has a warning.
+    Unknown traces are skipped. A trace with more than TRACE_SPANS is cut to its first ones, and its first span gets a warning.
     """
     ids = [*dict.fromkeys(trace_ids)]
     pages = deque(ids[first : first + PAGE_TRACES] for first in range(0, len(ids), PAGE_TRACES))
@@ -83,7 +83,7 @@ async def pages_of(store: Store, trace_ids: Sequence[str]) -> AsyncIterator[tupl
 
 
 def traces_data(spans: Sequence[Span], attempts: Attempts) -> Iterator[TracesData]:
-    """The spans, sorted by trace, in messages of one trace each, none of them empty; a large trace takes several."""
+    """Encode spans sorted by trace as non-empty messages, each of one trace; a large trace takes several."""
     seen: set[tuple[str, str]] = set()
     roots = {(span.rollout_id, span.attempt_id) for span in spans if span.name == conventions.SPAN_ATTEMPT}
     for _, of_trace in groupby(spans, lambda span: span.trace_id):
@@ -107,7 +107,7 @@ def traces_data(spans: Sequence[Span], attempts: Attempts) -> Iterator[TracesDat
 
 
 class _Group(NamedTuple):
-    """Spans of one resource and scope, as `wire.of_parts` takes them."""
+    """Encoded spans of one resource and scope, the arguments of `wire.of_parts`."""
 
     resource: bytes
     scope: bytes
@@ -121,7 +121,7 @@ def _message(groups: Mapping[tuple[str, str], _Group]) -> TracesData:
 def _resource_head(span: Span) -> bytes:
     attributes = dict(span.resource.attributes)
     for key in (conventions.ROLLOUT_ID, conventions.ATTEMPT_ID, conventions.SEQUENCE_ID):
-        attributes.pop(key, None)  # they are tags of the span
+        attributes.pop(key, None)  # each span has them as tags
     attributes[SERVICE_NAME] = attributes.get(SERVICE_NAME) or NO_SERVICE
     return wire.resource_head(encodable(attributes))
 

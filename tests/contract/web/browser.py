@@ -1,4 +1,4 @@
-"""Scripts of Playwright in headless Chromium: Playwright has an environment of its own (it brings a Node.js), Chromium is the system's."""
+"""Run Playwright scripts in headless Chromium: Playwright in its own environment (it needs Node.js), Chromium from the system."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PLAYWRIGHT: Final = ("playwright==1.65.2",)
 
 
 def built() -> None:
-    """Skip the test where there is no dashboard."""
+    """Skip the test if the dashboard is not built."""
     if not (FOLDER / "index.html").exists():
         pytest.skip("the dashboard is not built: make web")
 
 
 def look(script: str, given: dict[str, Any], *, seconds: float) -> None:
-    """Run a script of this folder to its end; it gets `given` and the path of `chromium`. Skips the test where something is missing."""
+    """Run a script of this folder with `given` and the path of Chromium. Skips the test if Playwright or Chromium is missing."""
     built()
     chromium = shutil.which("chromium")
     if chromium is None:

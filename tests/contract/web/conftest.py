@@ -22,7 +22,7 @@ CALL_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """An HTTP response."""
 
     status: int
     headers: Message[str, str]
@@ -40,10 +40,10 @@ class Web:
         self.url = url
         self.token = token
         self.jaeger = jaeger
-        """host:port of Jaeger's remote storage."""
+        """host:port of Jaeger's remote storage; empty if it is off."""
 
     def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Answer:
-        """One request; an error status is an answer too."""
+        """Send one request. An error status is returned, not raised."""
         own = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         request = urllib.request.Request(self.url + path, data=body, headers={**own, **(headers or {})}, method=method)
         try:
@@ -54,11 +54,11 @@ class Web:
                 return Answer(error.code, error.headers, error.read())
 
     def of(self, service: str) -> Web:
-        """A client of another service of the stack."""
+        """Return a client of another service of the stack."""
         return Web(self.rest("GET", "/describe").json[service], token=self.token)
 
     def rest(self, method: str, path: str, given: Any = None) -> Answer:
-        """A route below /v1/agl: what is given is the query of a GET and the JSON body of a POST."""
+        """Call a route below /v1/agl; `given` is the query of a GET and the JSON body of a POST."""
         path = "/v1/agl" + path
         if method == "GET":
             return self.call("GET", path + (f"?{urlencode(given, doseq=True)}" if given else ""))
@@ -73,6 +73,6 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
     with Command("store", *arguments, log=folder / "store.log", cwd=folder, env={"AGL_JAEGER_PORT": str(jaeger)}) as command:
         until(lambda: '"url"' in command.output or command.process.poll() is not None, "it says where it is")
         assert command.process.poll() is None, command.output
-        said = next(line for line in command.output.splitlines() if line.startswith("{"))
-        yield Web(json.loads(said)["url"], f"127.0.0.1:{jaeger}")
+        output = next(line for line in command.output.splitlines() if line.startswith("{"))
+        yield Web(json.loads(output)["url"], f"127.0.0.1:{jaeger}")
     assert naming(folder) == []

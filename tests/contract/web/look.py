@@ -1,4 +1,4 @@
-"""Run by test_dashboard.py in Playwright's environment: every page, dark and light, with what must be there and what must not."""
+"""Check every page in dark and light mode. Run by test_dashboard.py in Playwright's environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PAGES = {
 
 
 def harmless(page: Any) -> None:
-    """Nothing that an agent wrote became markup, a link, or a control character."""
+    """Assert that no agent output became markup, a link or a control character."""
     assert page.evaluate("window.hacked") is None
     found = page.evaluate("""() => ({
       links: [...document.querySelectorAll('a,[src],[href]')].map(e => e.getAttribute('href') || e.getAttribute('src')),
@@ -44,7 +44,7 @@ def harmless(page: Any) -> None:
 
 
 def visit(page: Any, theme: str) -> None:
-    """All pages in one look."""
+    """Open every page in one colour scheme."""
     for name, (path, text) in PAGES.items():
         page.goto(given["url"] + path)
         expect(page.locator("main")).to_contain_text(text, timeout=30_000)
@@ -54,7 +54,7 @@ def visit(page: Any, theme: str) -> None:
 
 
 def narrow(page: Any, main: Any) -> None:
-    """The filters of the one rollout that is shown."""
+    """Filter the list of rollouts to one."""
     page.get_by_label("Output has").fill("<script>window")
     expect(main.get_by_role("row")).to_have_count(2, timeout=30_000)
     page.get_by_label("Output has").fill("nobody said so")
@@ -70,12 +70,12 @@ def narrow(page: Any, main: Any) -> None:
 
 
 def use(page: Any) -> None:
-    """What a person does."""
+    """Use the pages' controls."""
     main = page.locator("main")
     page.goto(given["url"] + "/")
     page.wait_for_url("**/rollouts")
     page.get_by_label("Search by id").fill(given["rollout"])
-    expect(main.get_by_role("row")).to_have_count(2, timeout=30_000)  # the head and the one
+    expect(main.get_by_role("row")).to_have_count(2, timeout=30_000)  # the header and one rollout
     expect(main.get_by_role("row").last).to_contain_text("**<script>", timeout=30_000)  # its output
     narrow(page, main)
     page.get_by_role("button", name="Attempts", exact=True).click()
@@ -87,7 +87,7 @@ def use(page: Any) -> None:
     expect(page.locator(".count")).to_have_text("2", timeout=30_000)
     new = {"rollouts": [{"input": "later", "metadata": {"run": given["run"], "step": 3}}]}
     assert page.request.post(given["url"] + "/v1/agl/queues/rollouts/enqueue", data=new).ok
-    expect(page.locator(".count")).to_have_text("3", timeout=60_000)  # by itself: the page looks again
+    expect(page.locator(".count")).to_have_text("3", timeout=60_000)  # without a click: the page polls
     expect(main).to_contain_text("later")
     page.goto(given["url"] + rollout)
     expect(main.get_by_role("row").filter(has_text="agentlightning.llm")).to_have_count(0)
@@ -129,7 +129,7 @@ def use(page: Any) -> None:
 
 
 def main() -> None:
-    """Dark, light, then by hand; what a page complains about in its console is an error."""
+    """Visit in dark and light mode, then use the controls. An error in the browser's console fails the test."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=given["chromium"], headless=True, args=FLAGS)
         for theme in ("dark", "light"):

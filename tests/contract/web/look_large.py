@@ -1,4 +1,4 @@
-"""Run by test_large_rollout.py in Playwright's environment: the pages of a rollout of very many spans."""
+"""Check the pages of a rollout with very many spans. Run by test_large_rollout.py in Playwright's environment."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from playwright.sync_api import expect, sync_playwright  # pyright: ignore[repor
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 ROWS = 200
-"""A table draws what is seen of it: far fewer rows than it has."""
+"""Rows in the DOM: a table renders only its visible rows."""
 given: dict[str, str] = json.loads(sys.argv[1])
 address = f"{given['url']}/rollouts/{given['rollout']}"
 
 
 def look(page: Any) -> None:
-    """Waterfall and tree by parts, the conversation with what was left out."""
+    """Check the paged waterfall and tree, and the conversation's note on spans left out."""
     main = page.locator("main")
     for view in ("waterfall", "tree"):
         page.goto(f"{address}?view={view}")

@@ -27,13 +27,13 @@ def span(begun: dict[str, Any], number: int, name: str, parent: int | None = Non
     return {**ids, **trace, **times, **rest, "name": name, "attributes": attributes}
 
 
-def said(role: str, text: str) -> str:
+def message_json(role: str, text: str) -> str:
     return json.dumps([{"role": role, "parts": [{"type": "text", "content": text}]}])
 
 
 @pytest.fixture(scope="module")
 def begun(web: Web) -> dict[str, Any]:
-    """A rollout with a model call, a hostile tool and a reward; its resources in two versions; a queued one."""
+    """Store a rollout with a model call, a hostile tool and a reward, its resources in two versions, and a queued rollout."""
     built()
     for template in ("before", f"after {HOSTILE}"):
         prompt = {"resource_type": "prompt_template", "template": template, "engine": "f-string"}
@@ -52,7 +52,10 @@ def begun(web: Web) -> dict[str, Any]:
         conventions.LLM_RESPONSE_TOKEN_IDS: [4711, 4712],
         conventions.LLM_RESPONSE_LOGPROBS: [-0.1, -3.0],
     }
-    messages = {"gen_ai.input.messages": said("user", HOSTILE), "gen_ai.output.messages": said("assistant", f"**{HOSTILE}**")}
+    messages = {
+        "gen_ai.input.messages": message_json("user", HOSTILE),
+        "gen_ai.output.messages": message_json("assistant", f"**{HOSTILE}**"),
+    }
     call = {conventions.LLM_CALL: 1, conventions.LLM_CHOICE: 0, conventions.PROCESS: "proxy-1", "gen_ai.request.model": HOSTILE}
     spans = [
         span(made, 1, "invoke_agent"),
@@ -68,7 +71,7 @@ def begun(web: Web) -> dict[str, Any]:
     return made
 
 
-def test_pages_have_a_policy_and_their_old_addresses(web: Web, begun: dict[str, Any]) -> None:
+def test_pages_have_a_content_policy_and_stable_urls(web: Web, begun: dict[str, Any]) -> None:
     for path in ("/", "/rollouts", "/resources", "/traces", "/runners", "/settings", "/runs", "/sql", f"/rollouts/{begun['rollout_id']}"):
         answer = web.call("GET", path)
         assert (answer.status, answer.headers.get_content_type()) == (200, "text/html"), path
@@ -81,7 +84,7 @@ def test_pages_have_a_policy_and_their_old_addresses(web: Web, begun: dict[str, 
         assert web.call("GET", path).status == 404, path
 
 
-def test_every_page_shows_what_is_there_and_obeys_no_agent(web: Web, begun: dict[str, Any], tmp_path: Path) -> None:
+def test_every_page_renders_and_treats_agent_output_as_text(web: Web, begun: dict[str, Any], tmp_path: Path) -> None:
     given = {"url": web.url, "rollout": begun["rollout_id"], "run": RUN, "resources": "rs-pages", "shots": str(tmp_path)}
     look("look.py", given, seconds=300)
     assert {path.stem for path in tmp_path.glob("*.png")} >= {"run-dark", "run-light", "waterfall-dark", "conversation-light"}

@@ -1,4 +1,4 @@
-"""A tracer in a process that has our hook already: one ledger, one marker, and all spans in the stack."""
+"""A tracer in a process that already has the hook: one ledger, one marker, and all spans in the stack."""
 
 from __future__ import annotations
 

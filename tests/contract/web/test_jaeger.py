@@ -52,7 +52,7 @@ def pair(key: str, value: Any) -> KeyValue:
 
 
 def post(web: Web, spans: dict[str, list[Span]]) -> None:
-    """Store spans, by service."""
+    """Send spans through the collector, as the given services."""
     request = ExportTraceServiceRequest()
     for service, some in spans.items():
         group = request.resource_spans.add()
@@ -69,7 +69,7 @@ def sent(web: Web) -> Sent:
 
 
 def send_trace(web: Web, padding: int = 0) -> Sent:
-    """Store the trace, with so many characters more in about fifty of its spans."""
+    """Store the trace; `padding` adds so many characters, spread over about fifty more spans."""
     begun = web.rest("POST", "/rollouts", {"input": 1}).json
     rollout_id, attempt_id = begun["rollout_id"], begun["attempt"]["attempt_id"]
     trace_id, start, service = os.urandom(16), time.time_ns() - 10 * SECOND, f"agent-{os.urandom(4).hex()}"
@@ -111,7 +111,7 @@ def send_trace(web: Web, padding: int = 0) -> Sent:
 
 @pytest.fixture(scope="module")
 def channel(web: Web) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(web.jaeger) as channel:  # with a Jaeger's limit of 4 MiB for one message
+    with grpc.insecure_channel(web.jaeger) as channel:  # with Jaeger's limit of 4 MiB on a message
         yield channel
 
 
@@ -125,7 +125,7 @@ def traces(channel: grpc.Channel, method: str, request: Any) -> list[TracesData]
 
 
 def found(channel: grpc.Channel, **query: Any) -> set[str]:
-    """Ids of the traces that are found."""
+    """Return the ids of the traces that match."""
     asked = pb.FindTracesRequest(query=pb.TraceQueryParameters(**query))
     streamed = {span.trace_id.hex() for data in traces(channel, "FindTraces", asked) for span in spans_of(data)}
     ids = ask(channel, f"{READER}/FindTraceIDs", asked, pb.FindTraceIDsResponse)
@@ -145,7 +145,7 @@ def text(key: str, value: str) -> list[pb.KeyValue]:
     return [pb.KeyValue(key=key, value=pb.AnyValue(string_value=value))]
 
 
-def test_services_and_their_operations(channel: grpc.Channel, sent: Sent) -> None:
+def test_services_and_operations_are_listed(channel: grpc.Channel, sent: Sent) -> None:
     services = ask(channel, f"{READER}/GetServices", pb.GetOperationsRequest(), pb.GetServicesResponse).services
     assert {sent.service, f"{sent.service}-model"} <= set(services)
     every = ask(channel, f"{READER}/GetOperations", pb.GetOperationsRequest(service=sent.service), pb.GetOperationsResponse).operations
@@ -199,7 +199,7 @@ def test_a_trace_shows_ids_tokens_reward_and_verdict(channel: grpc.Channel, sent
         {"search_depth": 1500},
     ],
 )
-def test_a_search_finds_the_trace_by_what_one_of_its_spans_is(channel: grpc.Channel, sent: Sent, query: dict[str, Any]) -> None:
+def test_a_search_finds_a_trace_if_one_span_matches(channel: grpc.Channel, sent: Sent, query: dict[str, Any]) -> None:
     query = {"service_name": sent.service, **query}
     for name in ("duration_min", "duration_max"):
         if name in query:
@@ -223,7 +223,7 @@ def test_a_search_finds_the_trace_by_what_one_of_its_spans_is(channel: grpc.Chan
         {"operation_name": "no such"},
     ],
 )
-def test_a_search_finds_nothing_where_no_single_span_fits(channel: grpc.Channel, sent: Sent, query: dict[str, Any]) -> None:
+def test_a_search_finds_nothing_if_no_single_span_matches(channel: grpc.Channel, sent: Sent, query: dict[str, Any]) -> None:
     assert found(channel, service_name=sent.service, **query) == set()
 
 
@@ -231,7 +231,7 @@ def test_a_rollout_is_found_by_its_id_alone(channel: grpc.Channel, sent: Sent) -
     assert found(channel, attributes=text(conventions.ROLLOUT_ID, sent.rollout_id)) == {sent.trace_id}
 
 
-def test_callers_and_called_are_counted(channel: grpc.Channel, sent: Sent) -> None:
+def test_calls_between_services_are_counted(channel: grpc.Channel, sent: Sent) -> None:
     asked = pb.GetDependenciesRequest()
     asked.start_time.FromNanoseconds(sent.start - SECOND)
     asked.end_time.FromNanoseconds(sent.start + 60 * SECOND)
@@ -247,13 +247,13 @@ def test_callers_and_called_are_counted(channel: grpc.Channel, sent: Sent) -> No
         ({"attributes": [pb.KeyValue(key="a", value=pb.AnyValue(array_value=pb.ArrayValue()))]}, "text, a number"),
     ],
 )
-def test_what_cannot_be_searched_for_is_named(channel: grpc.Channel, query: dict[str, Any], says: str) -> None:
+def test_an_unsupported_search_names_the_parameter(channel: grpc.Channel, query: dict[str, Any], says: str) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         found(channel, **query)
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT and says in str(refused.value.details())  # pyright: ignore[reportAttributeAccessIssue]  # a failed call is also a grpc.Call
 
 
-def test_a_trace_of_ten_megabytes_comes_in_messages_that_a_jaeger_takes(web: Web, channel: grpc.Channel) -> None:
+def test_a_trace_of_ten_megabytes_is_split_into_messages_jaeger_accepts(web: Web, channel: grpc.Channel) -> None:
     trace_id, now = os.urandom(16), time.time_ns()
     message = "a long message " * 3500  # 50 KB
     spans = [
@@ -270,7 +270,7 @@ def test_a_trace_of_ten_megabytes_comes_in_messages_that_a_jaeger_takes(web: Web
     assert len(shown["spans"]) == 200 and shown["processes"]["p1"]["serviceName"] == "large"
 
 
-def test_a_span_that_is_larger_than_a_message_is_shown_cut_and_says_so(web: Web, channel: grpc.Channel) -> None:
+def test_a_span_larger_than_a_message_is_truncated_and_marked(web: Web, channel: grpc.Channel) -> None:
     trace_id, now, book = os.urandom(16), time.time_ns(), "é" * 3_000_000  # 6 MB
     span = Span(
         trace_id=trace_id, span_id=b"12345678", name="chat", start_time_unix_nano=now, end_time_unix_nano=now,
@@ -287,7 +287,7 @@ def test_a_span_that_is_larger_than_a_message_is_shown_cut_and_says_so(web: Web,
     assert book in [each["value"] for each in whole], "HTTP has no such limit"
 
 
-def test_of_a_trace_of_very_many_spans_the_first_are_shown_with_a_warning(web: Web, channel: grpc.Channel) -> None:
+def test_a_very_long_trace_is_cut_to_its_first_spans_with_a_warning(web: Web, channel: grpc.Channel) -> None:
     trace_id, now, count = os.urandom(16), time.time_ns(), TRACE_SPANS + 500
     spans = [
         Span(
@@ -309,12 +309,12 @@ def test_of_a_trace_of_very_many_spans_the_first_are_shown_with_a_warning(web: W
     assert of_trace[ids[0]] and not of_trace[ids[2]]
     shown = of_trace[trace_id]
     assert len(shown) == TRACE_SPANS and max(int.from_bytes(span.span_id, "big") for span in shown) == TRACE_SPANS
-    said = [[value.string_value for value in each.value.array_value.values] for each in shown[0].attributes if each.key == WARNINGS]
-    assert said == [[LEFT_OUT]]
+    warnings = [[value.string_value for value in each.value.array_value.values] for each in shown[0].attributes if each.key == WARNINGS]
+    assert warnings == [[LEFT_OUT]]
     assert web.call("GET", f"/api/traces/{trace_id.hex()}").json["data"][0]["warnings"] == [LEFT_OUT]
 
 
-def test_a_search_without_times_finds_what_is_older_than_what_it_looks_at_first(web: Web, channel: grpc.Channel) -> None:
+def test_a_search_without_times_finds_traces_before_its_first_window(web: Web, channel: grpc.Channel) -> None:
     service, now = f"slow-{os.urandom(4).hex()}", time.time_ns()
     ages = {os.urandom(16): age for age in (1, 3600, 12 * 3600)}
     for trace_id, age in ages.items():
@@ -330,7 +330,7 @@ def test_a_search_without_times_finds_what_is_older_than_what_it_looks_at_first(
 # --- over HTTP
 
 
-def test_the_older_api_is_what_jaegers_pages_read(web: Web, sent: Sent) -> None:
+def test_the_older_api_has_the_format_of_jaegers_ui(web: Web, sent: Sent) -> None:
     assert sent.service in web.call("GET", "/api/services").json["data"]
     names = web.call("GET", f"/api/services/{quote(sent.service)}/operations").json["data"]
     assert names == sorted([conventions.SPAN_ATTEMPT, "execute_tool", "invoke_agent"])
@@ -389,6 +389,6 @@ def test_version_3_answers_in_otlp_as_json(web: Web, sent: Sent) -> None:
         ("/api/operations", 400, "'service' is required"),
     ],
 )
-def test_bad_queries_are_named(web: Web, path: str, status: int, says: str) -> None:
+def test_an_invalid_query_names_its_parameter(web: Web, path: str, status: int, says: str) -> None:
     answer = web.call("GET", path)
     assert answer.status == status and says in answer.json["errors"][0]["msg"], answer.body

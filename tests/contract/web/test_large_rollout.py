@@ -1,4 +1,4 @@
-"""One attempt of 100,000 spans, in one trace: pages and Jaeger's ports show a bounded part of it, and say so."""
+"""One attempt of 100,000 spans in one trace: pages and Jaeger's ports return a bounded part of it, with a note."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ TEXT = "what a tool has found, at some length " * 10
 
 @dataclass(frozen=True)
 class Large:
-    """Its ids."""
+    """Ids of the large rollout."""
 
     rollout_id: str
     attempt_id: str
     trace_id: str
 
 
-def said(role: str, text: str) -> str:
+def message_json(role: str, text: str) -> str:
     return json.dumps([{"role": role, "parts": [{"type": "text", "content": text}]}])
 
 
 @pytest.fixture(scope="module")
 def large(web: Web) -> Large:
-    """A rollout with a model call in every 200 spans, among calls of tools."""
+    """Store a rollout with one model call per 200 spans; the others are tool calls."""
     begun = web.rest("POST", "/rollouts", {"input": "a long day"}).json
     ids = {conventions.ROLLOUT_ID: begun["rollout_id"], conventions.ATTEMPT_ID: begun["attempt"]["attempt_id"]}
     trace_id, start = os.urandom(16), time.time_ns() - 10**12
@@ -55,12 +55,12 @@ def large(web: Web) -> Large:
         spans = group.scope_spans.add().spans
         for number in range(first, first + AT_ONCE):
             call = number // STEP + 1 if number % STEP == STEP // 2 else 0
-            told: dict[str, Any] = {"gen_ai.tool.name": "look", "result": f"{number} {TEXT}"}
+            content: dict[str, Any] = {"gen_ai.tool.name": "look", "result": f"{number} {TEXT}"}
             if call:
-                asked, replied = said("user", f"question {call}"), said("assistant", f"answer {call}")
+                asked, replied = message_json("user", f"question {call}"), message_json("assistant", f"answer {call}")
                 messages = {"gen_ai.input.messages": asked, "gen_ai.output.messages": replied}
                 tokens = {conventions.LLM_PROMPT_TOKEN_IDS: [1, 2, 3], conventions.LLM_RESPONSE_TOKEN_IDS: [4, call]}
-                told = {
+                content = {
                     **messages,
                     **tokens,
                     conventions.LLM_CALL: call,
@@ -76,7 +76,7 @@ def large(web: Web) -> Large:
                     name=conventions.SPAN_LLM if call else "look",
                     start_time_unix_nano=start + number * 10**6,
                     end_time_unix_nano=start + number * 10**6 + 5 * 10**5,
-                    attributes=attributes(told),
+                    attributes=attributes(content),
                 )
             )
         headers = {"Content-Type": "application/x-protobuf", conventions.HEADER_ACK: "stored"}
@@ -85,7 +85,7 @@ def large(web: Web) -> Large:
     return Large(ids[conventions.ROLLOUT_ID], ids[conventions.ATTEMPT_ID], trace_id.hex())
 
 
-def test_pages_get_a_part_and_every_part_can_be_got(web: Web, large: Large) -> None:
+def test_an_outline_is_paged(web: Web, large: Large) -> None:
     path, asked = f"/rollouts/{large.rollout_id}", {"attempt_id": large.attempt_id}
     first = web.rest("GET", f"{path}/outline", asked).json
     assert (len(first["spans"]), first["total"]) == (OUTLINE_SPANS, SPANS)
@@ -98,28 +98,28 @@ def test_pages_get_a_part_and_every_part_can_be_got(web: Web, large: Large) -> N
     assert span["attributes"]["result"].startswith(f"{SPANS} ")
 
 
-def test_all_spans_come_in_one_answer_that_is_written_as_it_is_made(web: Web, large: Large) -> None:
+def test_all_spans_are_streamed_in_one_response(web: Web, large: Large) -> None:
     with urllib.request.urlopen(f"{web.url}/v1/agl/spans?rollout_id={large.rollout_id}&sort_by=span_id", timeout=300) as answer:
         assert answer.headers["Content-Length"] is None
         beginning = answer.read(1000)
-        assert web.rest("GET", "/health").status == 200, "while the rest of it waits for its reader"
+        assert web.rest("GET", "/health").status == 200, "other requests are served while the response is unread"
         found = json.loads(beginning + answer.read())
     assert [int(each["span_id"], 16) for each in found.pop("items")] == [*range(1, SPANS + 1)]
     assert found == {"limit": -1, "offset": 0, "total": SPANS}
 
 
-def test_a_conversation_is_of_the_first_spans_and_says_how_many_it_left_out(web: Web, large: Large) -> None:
+def test_a_conversation_reads_the_first_spans_and_counts_the_rest(web: Web, large: Large) -> None:
     path, asked = f"/rollouts/{large.rollout_id}", {"attempt_id": large.attempt_id}
-    told = web.rest("GET", f"{path}/conversation", {**asked, "limit": 3}).json
-    assert [call["reply"][0]["content"] for call in told["calls"]] == ["answer 1", "answer 2", "answer 3"]
-    assert (told["total"], told["spans_left_out"]) == (CALLS * OUTLINE_SPANS // SPANS, SPANS - OUTLINE_SPANS)
+    conversation = web.rest("GET", f"{path}/conversation", {**asked, "limit": 3}).json
+    assert [call["reply"][0]["content"] for call in conversation["calls"]] == ["answer 1", "answer 2", "answer 3"]
+    assert (conversation["total"], conversation["spans_left_out"]) == (CALLS * OUTLINE_SPANS // SPANS, SPANS - OUTLINE_SPANS)
     tokens = web.rest("GET", f"{path}/tokens", {**asked, "span_id": f"{STEP + STEP // 2:016x}"})
     assert tokens.json["response_token_ids"] == [4, 2], tokens
     late = web.rest("GET", f"{path}/tokens", {**asked, "span_id": f"{SPANS - STEP // 2:016x}"})
     assert late.status == 404 and f"first {OUTLINE_SPANS} spans" in late.json["detail"] and "agl-otel export" in late.json["detail"], late
 
 
-def test_jaegers_ports_give_the_first_spans_with_a_warning_while_spans_are_taken(web: Web, large: Large) -> None:
+def test_jaeger_ports_return_the_first_spans_with_a_warning_during_ingest(web: Web, large: Large) -> None:
     addresses = (f"/api/traces/{large.trace_id}", f"/api/v3/traces/{large.trace_id}", "/api/traces?service=a-long-day&lookback=30d")
     with ThreadPoolExecutor(len(addresses) + 1) as threads, grpc.insecure_channel(web.jaeger) as channel:
         asked = [threads.submit(web.call, "GET", address) for address in addresses]
@@ -137,7 +137,7 @@ def test_jaegers_ports_give_the_first_spans_with_a_warning_while_spans_are_taken
     assert web.rest("GET", "/rollouts/ro-meanwhile/outline").json["total"] == 10
 
 
-def test_the_pages_in_a_browser(web: Web, large: Large) -> None:
+def test_pages_of_a_large_rollout_in_a_browser(web: Web, large: Large) -> None:
     given = {"url": web.url, "rollout": large.rollout_id, "left_out": f"{SPANS - OUTLINE_SPANS:,}"}
     given |= {
         "first": f"spans 1 to {OUTLINE_SPANS:,} of {SPANS:,}",

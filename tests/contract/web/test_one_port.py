@@ -1,4 +1,4 @@
-"""What else answers on the port of `agl-otel store`: OTLP over HTTP, metrics, and pages of other origins."""
+"""OTLP over HTTP, metrics and cross-origin requests on the port of `agl-otel store`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def request_of(rollout_id: str, attempt_id: str, names: list[str]) -> bytes:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_otlp_posted_there_is_read_there(web: Web, compressed: bool) -> None:
+def test_otlp_posted_to_the_port_can_be_read_from_it(web: Web, compressed: bool) -> None:
     begun = web.rest("POST", "/rollouts", {"input": 1}).json
     body = request_of(begun["rollout_id"], begun["attempt"]["attempt_id"], ["one", "two"])
     headers = {**PROTOBUF, conventions.HEADER_ACK: "stored"}
@@ -50,15 +50,15 @@ def test_otlp_posted_there_is_read_there(web: Web, compressed: bool) -> None:
         body, headers = gzip.compress(body), {**headers, "Content-Encoding": "gzip", "Accept-Encoding": "gzip"}
     answer = web.call("POST", "/v1/traces", body, headers)
     assert answer.status == 200, answer
-    told = gzip.decompress(answer.body) if answer.headers.get("Content-Encoding") == "gzip" else answer.body
-    assert ExportTraceServiceResponse.FromString(told).partial_success.rejected_spans == 0
+    response = gzip.decompress(answer.body) if answer.headers.get("Content-Encoding") == "gzip" else answer.body
+    assert ExportTraceServiceResponse.FromString(response).partial_success.rejected_spans == 0
     spans = web.rest("GET", "/spans", {"rollout_id": begun["rollout_id"]}).json
     assert [(span["name"], span["sequence_id"]) for span in spans["items"]] == [("one", 1), ("two", 2)]
     rollout = partial(web.rest, "GET", f"/rollouts/{begun['rollout_id']}")
     until(lambda: rollout().json["status"] == "running", "the queue hears of a span, and the rollout is running")
 
 
-def test_what_is_no_otlp_is_refused_by_the_collector(web: Web) -> None:
+def test_bytes_that_are_not_otlp_are_refused_by_the_collector(web: Web) -> None:
     assert web.call("POST", "/v1/traces", b"not protobuf", PROTOBUF).status == 400
     assert web.call("POST", "/v1/traces", b"<xml/>", {"Content-Type": "text/xml"}).status in (400, 415)
     assert web.call("POST", "/v1/traces", b"", PROTOBUF).status == 200
@@ -81,10 +81,10 @@ def test_metrics_are_one_page(web: Web, path: str) -> None:
     assert len(heads) == len(set(heads)), "each metric is described once"
 
 
-async def test_metrics_of_several_collectors_are_told_apart(web: Web) -> None:
+async def test_metrics_of_several_collectors_are_labelled(web: Web) -> None:
     where = web.rest("GET", "/describe").json
     url, queue_address = where["collectors"][0], where["queue"]
-    twin = url.replace("127.0.0.1", "localhost")  # the same one by another name
+    twin = url.replace("127.0.0.1", "localhost")  # the same collector by another address
     async with QueueClient(queue_address) as queue:
         await queue.announce("collector", twin, {"collector_http": twin})
         try:
@@ -101,19 +101,21 @@ def test_docs_name_every_metric(web: Web) -> None:
     def names(text: str) -> set[str]:
         return {line.split(" ")[2] for line in text.splitlines() if line.startswith("# TYPE ")}
 
-    told = (
+    exposed = (
         names(web.call("GET", "/metrics").body.decode())
         | names(web.of("proxy").call("GET", "/metrics").body.decode())
         | names(RunnerMeters().meters.text())
     )
-    told -= {name for name in told if name.startswith("agl_training_") or name == "target_info"}  # what trainers record
+    exposed -= {name for name in exposed if name.startswith("agl_training_") or name == "target_info"}  # what trainers record
     listed = set(re.findall(r"^\| `(agl_\w+)`", (ROOT / "docs" / "metrics.md").read_text(), flags=re.MULTILINE))
     made = {f"agl_collector_{name}_total" for name, *_ in COUNTERS} | {f"agl_collector_{name}" for name, *_ in GAUGES}
     made |= {f"agl_collector_{what}_duration_seconds" for what in ("wait", "insert", "visible")}
-    assert told | made == listed, f"docs/metrics.md lacks {sorted((told | made) - listed)}; nobody tells {sorted(listed - told - made)}"
+    assert exposed | made == listed, (
+        f"docs/metrics.md lacks {sorted((exposed | made) - listed)}; no page has {sorted(listed - exposed - made)}"
+    )
 
 
-async def test_metrics_tell_that_the_collector_is_away_and_the_rest(tmp_path: Path) -> None:
+async def test_metrics_show_that_the_collector_is_down_beside_all_others(tmp_path: Path) -> None:
     settings = Settings.load(data_dir=tmp_path / "data", **dict.fromkeys(PORTS, 0))
     async with Stack(settings, only=("queue", "web")) as stack, aiohttp.ClientSession() as session:
         address = stack.addresses()["web"].partition("://")[2]
@@ -123,7 +125,7 @@ async def test_metrics_tell_that_the_collector_is_away_and_the_rest(tmp_path: Pa
     assert "\nagl_collector_up 0" in text and "\nagl_claimable 0" in text and "\n# TYPE agl_verdicts_total" in text
 
 
-def test_only_pages_of_the_given_origin_may_call(web: Web) -> None:
+def test_only_pages_of_a_configured_origin_may_call(web: Web) -> None:
     asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
     allowed = web.call("OPTIONS", "/v1/agl/rollouts", headers={"Origin": ORIGIN, **asks})
     assert allowed.status == 204 and allowed.headers["Access-Control-Allow-Origin"] == ORIGIN
@@ -134,8 +136,8 @@ def test_only_pages_of_the_given_origin_may_call(web: Web) -> None:
     assert web.call("OPTIONS", "/v1/agl/rollouts", headers={"Origin": "http://other.example", **asks}).status != 204
 
 
-def test_pages_of_other_sites_cannot_make_a_browser_change_anything(web: Web) -> None:
-    """A form or a fetch without CORS sends text/plain, and no question before."""
+def test_cross_site_pages_cannot_change_anything(web: Web) -> None:
+    """A form, or a fetch without CORS, sends text/plain without a preflight."""
     body, plain_text = b'{"input": "from a page"}', {"Content-Type": "text/plain"}
     before = web.rest("GET", "/rollouts").json["total"]
     for origin in ("http://other.example", "null", "http://127.0.0.1:1", "https://" + web.url.partition("://")[2].replace("127", "128")):
@@ -147,8 +149,8 @@ def test_pages_of_other_sites_cannot_make_a_browser_change_anything(web: Web) ->
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_pages_of_other_sites_learn_nothing_from_how_long_a_read_takes(web: Web, site: str) -> None:
-    """A browser sends their reads without asking; the page sees when an answer is there, though not the answer."""
+def test_cross_site_pages_cannot_time_a_read(web: Web, site: str) -> None:
+    """A browser sends cross-site reads without a preflight; the page can measure when the response arrives, but not read it."""
     fetched = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "empty"}
     followed = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     framed = {**followed, "Sec-Fetch-Dest": "iframe"}
@@ -182,7 +184,7 @@ def test_pages_of_other_sites_learn_nothing_from_how_long_a_read_takes(web: Web,
     assert web.of("clickhouse").call("GET", sql, headers=allowed).status == 403, "it is the web service that pages may call"
 
 
-def test_a_name_that_was_pointed_at_this_machine_is_refused(web: Web) -> None:
+def test_an_unknown_host_name_is_refused(web: Web) -> None:
     assert web.call("GET", "/v1/agl/rollouts", headers={"Host": "0.0.0.0:4748"}).status == 403, "browsers say nothing of whose page asks"
     assert web.call("GET", "/v1/agl/rollouts", headers={"Host": "rebound.example"}).status == 403
     assert web.call("GET", "/v1/agl/rollouts", headers={"Host": "localhost:1"}).status == 200

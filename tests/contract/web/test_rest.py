@@ -1,4 +1,4 @@
-"""REST of Agent Lightning 0.3, route by route, against a running `agl-otel store`: shapes, statuses, and errors that say what is wrong."""
+"""REST of Agent Lightning 0.3, route by route, against a running `agl-otel store`: response shapes, statuses and error messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OK = {"status_code": "OK", "description": None}
 
 @dataclass
 class World:
-    """A rollout of its own for a test, begun by a worker, and a set of resources."""
+    """A test's own rollout, started by a worker, and a set of resources."""
 
     web: Web
 
@@ -195,7 +195,7 @@ def test_a_route_answers_as_in_0_3(web: Web, method: str, path: str, status: int
     assert check(world, answer.json), answer.json
 
 
-def test_nothing_to_claim_no_attempt_and_no_worker_are_answers(web: Web) -> None:
+def test_an_empty_result_is_not_an_error(web: Web) -> None:
     world = World(web)
     emptied(world)
     assert web.rest("POST", "/queues/rollouts/dequeue", {"worker_id": "w-idle"}).json == []
@@ -205,7 +205,7 @@ def test_nothing_to_claim_no_attempt_and_no_worker_are_answers(web: Web) -> None
     assert web.rest("POST", "/waits/rollouts", {"rollout_ids": [queued], "timeout": 0}).json == []
 
 
-def test_a_span_that_is_there_already_answers_null(web: Web) -> None:
+def test_storing_a_span_twice_answers_null(web: Web) -> None:
     world = World(web)
     world.stored()
     again = web.rest("POST", "/spans", world.span())
@@ -240,7 +240,7 @@ WRONG: list[tuple[str, str, Any, int, str]] = [
 ]
 
 
-def test_what_is_wrong_is_named_and_never_a_500(web: Web) -> None:
+def test_an_invalid_request_names_its_error_and_is_never_a_500(web: Web) -> None:
     world = World(web)
     for method, path, given, status, word in WRONG:
         answer = web.rest(method, world.path(path), given)

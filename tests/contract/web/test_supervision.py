@@ -1,4 +1,4 @@
-"""A service that keeps ending is started again, ever more slowly; the others go on, and whoever looks is told."""
+"""A crashing service is restarted with growing back-off; the others keep running, and health, metrics and `top` name it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from agl_otel.stack.supervisor import LONGEST_PAUSE_SECONDS, STACK_FILE, Stack, 
 
 CRASHES = 8
 LAST = 3600.0
-"""The pause that ends when the test says so."""
+"""The back-off that the test itself ends."""
 
 
 def pid_of(stack: Stack, service: str) -> int:
@@ -33,7 +33,7 @@ def pid_of(stack: Stack, service: str) -> int:
 
 async def until(condition: Any, seconds: float = 300.0) -> None:
     async with asyncio.timeout(seconds):
-        while not await condition():  # noqa: ASYNC110 - the condition lies in other processes
+        while not await condition():  # noqa: ASYNC110 - the condition is in other processes
             await asyncio.sleep(0.02)
 
 
@@ -42,7 +42,7 @@ def test_the_first_restart_is_at_once_and_no_pause_is_longer_than_a_minute() -> 
     assert restart_pause(100_000) == LONGEST_PAUSE_SECONDS == 60
 
 
-async def test_a_service_that_keeps_ending_is_started_again_and_ends_no_other(
+async def test_a_crashing_service_is_restarted_and_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     come_back = asyncio.Event()
@@ -70,17 +70,17 @@ async def test_a_service_that_keeps_ending_is_started_again_and_ends_no_other(
             killed = pid_of(stack, "maintain")
             os.kill(killed, signal.SIGKILL)
 
-        async def told() -> bool:
+        async def is_reported_down() -> bool:
             return f"({CRASHES} times in a row)" in (await queue.describe()).down.get("maintain", "")
 
-        async def told_no_more() -> bool:
+        async def is_up_again() -> bool:
             return "maintain" not in (await queue.describe()).down
 
         async def health() -> Any:
             async with session.get(f"http://{stack.addresses()['web'].rpartition('://')[2]}/health") as answer:
                 return answer.status, await answer.json()
 
-        await until(told)
+        await until(is_reported_down)
         down = (await queue.describe()).down
         assert list(down) == ["maintain"] and "maintain.log" in down["maintain"]
         assert await health() == (200, {"status": "degraded", "down": ["maintain"]})
@@ -89,7 +89,7 @@ async def test_a_service_that_keeps_ending_is_started_again_and_ends_no_other(
         assert json.loads(shown.stdout)["down"] == down
         assert f"maintain ended with exit code -9 ({CRASHES} times in a row); it is started again in" in caplog.text
         come_back.set()
-        await until(told_no_more)
+        await until(is_up_again)
         assert await health() == (200, {"status": "ok"})
         assert {name: pid_of(stack, name) for name in others} == others and not stack.failed.done()
     assert "maintain is up again" in caplog.text
@@ -102,13 +102,13 @@ async def test_a_service_that_keeps_ending_is_started_again_and_ends_no_other(
         ("import signal; signal.pause()", "web did not answer within 5 s"),
     ],
 )
-async def test_a_service_that_never_comes_up_ends_the_start_and_all_that_was_started(
+async def test_a_service_that_never_comes_up_aborts_the_start_of_the_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, says: str
 ) -> None:
-    """The only case in which a stack gives up: what was up once is started again for ever."""
+    """A stack gives up only during its start; a service that was up once is restarted for ever."""
 
     def start(settings: Settings, data_dir: Path) -> tuple[list[str], dict[str, str]]:
-        if "pause" in code:  # from here on: the queue is up
+        if "pause" in code:  # true once the queue is up
             monkeypatch.setattr(supervision, "START_TIMEOUT_SECONDS", 5.0)
         return [sys.executable, "-c", code], {}
 

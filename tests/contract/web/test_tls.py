@@ -1,4 +1,4 @@
-"""`agl-otel store` with certificates: the address that it prints is one that works."""
+"""`agl-otel store` with certificates prints a usable address."""
 
 from __future__ import annotations
 

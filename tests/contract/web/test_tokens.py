@@ -1,4 +1,4 @@
-"""Tokens for one service and for a time, at the ports of queue, web and Jaeger's storage (the collector's: test_service.py)."""
+"""Scoped, expiring tokens at the ports of queue, web and Jaeger's storage (the collector's: test_service.py)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def of(*scopes: str, until: float = LATER) -> str:
     return scoped_token(TOKEN, scopes, until)
 
 
-async def test_the_queue_takes_tokens_for_it_and_says_what_is_wrong_with_others(tmp_path: Path) -> None:
+async def test_the_queue_accepts_its_scope_and_explains_other_refusals(tmp_path: Path) -> None:
     async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
         address = queue.server.service.address
         async with QueueClient(address, token=of("queue")) as client:
@@ -45,8 +45,8 @@ async def test_the_queue_takes_tokens_for_it_and_says_what_is_wrong_with_others(
                     await client.statistics()
 
 
-async def test_only_the_stacks_own_token_announces_addresses(tmp_path: Path) -> None:
-    """Readers, runners and the CLI send the stack's token to the addresses that are announced."""
+async def test_only_the_stacks_own_token_registers_addresses(tmp_path: Path) -> None:
+    """Readers, runners and the CLI send the stack's token to registered addresses."""
     async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
         address = queue.server.service.address
         async with QueueClient(address, token=of(*SCOPES)) as client:
@@ -66,7 +66,7 @@ async def test_only_the_stacks_own_token_announces_addresses(tmp_path: Path) -> 
             ]
 
 
-async def test_the_web_service_takes_tokens_for_it_and_prometheus_its_own(tmp_path: Path) -> None:
+async def test_the_web_service_accepts_its_scope_and_metrics_theirs(tmp_path: Path) -> None:
     async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
         store = Store(queue.server.service.address, token=TOKEN)
         async with store, TestClient(TestServer(build_app(store, TOKEN))) as client:
@@ -85,7 +85,7 @@ async def test_the_web_service_takes_tokens_for_it_and_prometheus_its_own(tmp_pa
                 assert status == 401 and says in text
 
 
-async def test_health_names_the_services_that_are_down_only_to_who_shows_a_token(tmp_path: Path) -> None:
+async def test_health_names_services_that_are_down_only_to_token_holders(tmp_path: Path) -> None:
     running = contextlib.AsyncExitStack()
     queue = await running.enter_async_context(LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN))
     store = Store(queue.server.service.address, token=TOKEN)
@@ -94,11 +94,11 @@ async def test_health_names_the_services_that_are_down_only_to_who_shows_a_token
         for path in ("/health", "/v1/agl/health"):
             for given in ("", "wrong", of("collector"), TOKEN, of("view")):
                 async with client.get(path, headers={"Authorization": f"Bearer {given}"}) as answer:
-                    told = {"down": ["queue"]} if given in (TOKEN, of("view")) else {}
-                    assert (answer.status, await answer.json()) == (200, {"status": "degraded", **told})
+                    details = {"down": ["queue"]} if given in (TOKEN, of("view")) else {}
+                    assert (answer.status, await answer.json()) == (200, {"status": "degraded", **details})
 
 
-async def test_who_may_only_look_reads_everything_and_changes_nothing(tmp_path: Path) -> None:
+async def test_a_view_token_reads_everything_and_changes_nothing(tmp_path: Path) -> None:
     async with LocalQueue(f"sqlite:///{tmp_path / 'queue.db'}", token=TOKEN) as queue:
         store = Store(queue.server.service.address, token=TOKEN)
         async with store, TestClient(TestServer(build_app(store, TOKEN))) as client:
@@ -123,7 +123,7 @@ async def test_who_may_only_look_reads_everything_and_changes_nothing(tmp_path: 
                 assert answer.status == 200
 
 
-async def test_jaegers_storage_refuses_who_shows_no_token() -> None:
+async def test_jaegers_storage_refuses_callers_without_a_token() -> None:
     server = JaegerServer(Store("127.0.0.1:1"), TOKEN)
     await server.start("127.0.0.1", 0)
     try:
@@ -148,8 +148,8 @@ async def test_jaegers_storage_refuses_who_shows_no_token() -> None:
         await server.stop(0)
 
 
-async def test_nobody_reads_a_providers_key_over_rest(tmp_path: Path) -> None:
-    """Whatever the token: agents have theirs from their runner, and the proxy adds the provider's."""
+async def test_a_providers_key_is_never_returned_over_rest(tmp_path: Path) -> None:
+    """This holds for every token: agents get a key from their runner, and the proxy adds the provider's."""
     llm: dict[str, Any] = {"resource_type": "llm", "endpoint": "http://me:pa55word@m/v1", "model": "x", "api_key": "sk-0123456789"}
     llm["sampling_parameters"] = {"temperature": 0.5, "extra_headers": {"authorization": "Bearer abcdefgh12345"}}
     prompt = {"resource_type": "prompt_template", "template": "say sk-not-a-key-0123456789", "engine": "f-string"}

@@ -1,4 +1,4 @@
-"""What the dashboard asks beyond 0.3's routes, of a running `agl-otel store`; and the OpenAPI document, held against the service."""
+"""The dashboard's routes beyond those of 0.3 against a running `agl-otel store`, and the OpenAPI document against the service."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def span(begun: dict[str, Any], number: int, name: str, **attributes: Any) -> di
     return {**ids, **trace, **times, **rest, "name": name, "attributes": attributes}
 
 
-def call(begun: dict[str, Any], number: int, said: list[dict[str, Any]], reply: str, **more: Any) -> dict[str, Any]:
+def call(begun: dict[str, Any], number: int, prompt: list[dict[str, Any]], reply: str, **more: Any) -> dict[str, Any]:
     tokens = {
         conventions.LLM_PROMPT_TOKEN_IDS: [1, 2, 3],
         conventions.LLM_RESPONSE_TOKEN_IDS: [4, 5],
         conventions.LLM_RESPONSE_LOGPROBS: [-0.5, -2.0],
     }
-    messages = {"gen_ai.input.messages": json.dumps(said), "gen_ai.output.messages": json.dumps([message("assistant", reply)])}
+    messages = {"gen_ai.input.messages": json.dumps(prompt), "gen_ai.output.messages": json.dumps([message("assistant", reply)])}
     place = {conventions.LLM_CALL: number, conventions.LLM_CHOICE: 0, conventions.PROCESS: "proxy-1", "gen_ai.request.model": "m", **more}
     return span(begun, number, conventions.SPAN_LLM, **tokens, **messages, **place)
 
@@ -48,7 +48,7 @@ def message(role: str, text: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def begun(web: Web) -> dict[str, Any]:
-    """A rollout of a run, with two model calls, a reward and an end."""
+    """Store a finished rollout of a run, with two model calls and a reward."""
     web.rest("POST", "/resources/rs-views", {"resources": {"p": PROMPT}})
     web.rest("POST", "/resources/rs-views", {"resources": {"p": {**PROMPT, "template": "{q}!"}}})
     metadata = {"run": RUN, "step": 4, "loss": 0.5}
@@ -88,7 +88,7 @@ def test_rollouts_have_figures(web: Web, begun: dict[str, Any]) -> None:
 
 def test_rollouts_have_the_last_reply_of_a_model(web: Web, begun: dict[str, Any]) -> None:
     made = web.rest("POST", "/rollouts", {"input": 2}).json
-    long = 'a "quoted" line\n' * 2000  # beyond what is read: its JSON is cut
+    long = 'a "quoted" line\n' * 2000  # longer than OUTPUT_BYTES: its JSON is truncated
     for each in (
         call(made, 1, [message("user", "?")], long),
         span(made, 2, "tool", **{"gen_ai.output.messages": '[{"role": "assistant"}]'}),
@@ -106,7 +106,7 @@ def test_rollouts_have_the_last_reply_of_a_model(web: Web, begun: dict[str, Any]
     assert web.rest("POST", "/rollouts/outputs", {"rollout_ids": []}).json == []
 
 
-def test_rollouts_are_found_by_what_was_replied_last(web: Web) -> None:
+def test_rollouts_are_found_by_the_models_last_reply(web: Web) -> None:
     mine = {"metadata": {"run": "replies"}}
     made = [web.rest("POST", "/rollouts", {"input": {"q": f"weather in {town}"}, **mine}).json for town in ("Oslo", "Zürich", "Rome")]
     replies = {0: ["sun", 'it\'s "cold"'], 1: ["cold", "naïve 雨"]}
@@ -130,7 +130,7 @@ def test_rollouts_are_found_by_what_was_replied_last(web: Web) -> None:
     assert web.rest("GET", "/rollouts", {"output_contains": "x" * 201}).status == 400
 
 
-def test_an_outline_leaves_out_what_is_large(web: Web, begun: dict[str, Any]) -> None:
+def test_an_outline_leaves_out_large_attributes(web: Web, begun: dict[str, Any]) -> None:
     outline = web.rest("GET", f"/rollouts/{begun['rollout_id']}/outline", {"limit": 2}).json
     assert outline["total"] == 3 and [(s["name"], s["call"], s["response_tokens"]) for s in outline["spans"]] == [
         (conventions.SPAN_LLM, 1, 2),
@@ -141,7 +141,7 @@ def test_an_outline_leaves_out_what_is_large(web: Web, begun: dict[str, Any]) ->
     assert whole["spans"][-1]["rewards"] == {"exact": 0.75}
 
 
-def test_a_conversation_says_what_is_new_and_tokens_are_whole(web: Web, begun: dict[str, Any]) -> None:
+def test_a_conversation_counts_repeated_messages_and_tokens_are_whole(web: Web, begun: dict[str, Any]) -> None:
     path = f"/rollouts/{begun['rollout_id']}"
     answer = web.rest("GET", f"{path}/conversation").json
     first, second = answer["calls"]
@@ -158,7 +158,7 @@ VIEWS_OF_ONE = ("outline", "conversation", "figures", "tokens?attempt_id=at-none
 
 
 @pytest.mark.parametrize("view", VIEWS_OF_ONE)
-def test_what_there_is_not_is_named_and_what_has_no_span_yet_is_empty(web: Web, begun: dict[str, Any], view: str) -> None:
+def test_an_unknown_rollout_is_named_and_one_without_spans_is_empty(web: Web, begun: dict[str, Any], view: str) -> None:
     unknown = web.rest("GET", f"/rollouts/ro-none/{view}")
     assert unknown.status == 404 and "'ro-none'" in unknown.json["detail"], unknown
     if view != "figures":
@@ -180,7 +180,7 @@ def test_spans_of_a_rollout_that_the_queue_does_not_know_are_shown(web: Web) -> 
     assert web.rest("GET", "/rollouts/ro-stray/outline", {"attempt_id": "at-stray"}).json["total"] == 1
 
 
-def test_bytes_that_are_no_text_are_shown_as_base64(web: Web) -> None:
+def test_bytes_that_are_not_text_are_shown_as_base64(web: Web) -> None:
     request = span_request([("ro-bytes", "at-bytes")], spans=1)
     value = AnyValue(array_value=ArrayValue(values=[AnyValue(bytes_value=b"\xff\xfe")]))
     sent = request.resource_spans[0].scope_spans[0].spans[0]
@@ -223,7 +223,7 @@ def test_a_limit_of_0_returns_nothing(web: Web, begun: dict[str, Any]) -> None:
     assert web.rest("GET", f"{path}/outline", {"limit": -1}).status == 400
 
 
-def test_what_is_wrong_in_a_query_is_told_of_the_query_as_it_was_written(web: Web) -> None:
+def test_an_error_in_a_query_refers_to_the_query_as_written(web: Web) -> None:
     for query, says in (
         ("SELECT", "end of query"),
         ("SELECT 1 +", "end of query"),
@@ -235,13 +235,13 @@ def test_what_is_wrong_in_a_query_is_told_of_the_query_as_it_was_written(web: We
         assert "JSONCompact" not in refused.json["detail"], refused
 
 
-def test_a_number_that_json_has_not_is_null(web: Web) -> None:
+def test_a_number_outside_json_is_null(web: Web) -> None:
     made = web.call("POST", "/v1/agl/rollouts", b'{"input": 1, "metadata": {"loss": NaN}}', {"Content-Type": "application/json"}).json
     assert b"NaN" not in web.rest("GET", f"/rollouts/{made['rollout_id']}").body
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1E+0400", "1" + "0" * 250 + "e99", "1" + "0" * 400 + ".5"])
-def test_a_number_that_cannot_be_kept_is_refused(web: Web, number: str) -> None:
+def test_a_number_that_cannot_be_stored_is_refused(web: Web, number: str) -> None:
     for body in (f'{{"input": {{"limit": [{number}]}}}}', f'{{"input": 1, "metadata": {{"loss": {number}}}}}'):
         refused = web.call("POST", "/v1/agl/rollouts", body.encode(), {"Content-Type": "application/json"})
         assert refused.status == 400 and f"the number {number[:40]}" in refused.json["detail"], refused
@@ -250,15 +250,15 @@ def test_a_number_that_cannot_be_kept_is_refused(web: Web, number: str) -> None:
     assert made.status == 201 and web.rest("GET", f"/rollouts/{made.json['rollout_id']}").json["input"] == kept
 
 
-def test_the_document_has_every_route(web: Web) -> None:
+def test_the_openapi_document_has_every_route(web: Web) -> None:
     document = web.call("GET", "/v1/agl/openapi.json").json
-    said = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert said == {(route.method, "/v1/agl" + route.path) for route in (*ROUTES, *VIEWS)}
-    assert len({op["operationId"] for methods in document["paths"].values() for op in methods.values()}) == len(said)
+    documented = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert documented == {(route.method, "/v1/agl" + route.path) for route in (*ROUTES, *VIEWS)}
+    assert len({op["operationId"] for methods in document["paths"].values() for op in methods.values()}) == len(documented)
 
 
-def test_the_service_is_as_its_document_says(web: Web, begun: dict[str, Any], tmp_path: Path) -> None:
-    """Schemathesis: drawn requests, right and wrong ones; no route may fail, or answer what the document does not say."""
+def test_the_service_conforms_to_its_openapi_document(web: Web, begun: dict[str, Any], tmp_path: Path) -> None:
+    """Schemathesis generates valid and invalid requests; no route may fail or deviate from the document."""
     try:
         tool = installed("schemathesis", SCHEMATHESIS) / "bin" / "schemathesis"
     except AbsentError as reason:
@@ -275,7 +275,7 @@ def test_the_service_is_as_its_document_says(web: Web, begun: dict[str, Any], tm
         "--checks",
         checks,
     ]
-    wait = ["--exclude-path", "/v1/agl/waits/rollouts"]  # its time is up after what is asked for
+    wait = ["--exclude-path", "/v1/agl/waits/rollouts"]  # a wait lasts as long as the request says
     command = [str(tool), "run", f"{web.url}/v1/agl/openapi.json", "--no-color", *options, *wait]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

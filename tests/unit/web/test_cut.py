@@ -17,7 +17,7 @@ def the_span(data: TracesData) -> Span:
     return data.resource_spans[0].scope_spans[0].spans[0]
 
 
-def test_what_fits_stays_as_it_is() -> None:
+def test_a_message_that_fits_is_unchanged() -> None:
     data = message(Span(name="small", attributes=[KeyValue(key="a", value=AnyValue(string_value="x" * 1000))]))
     before = data.SerializeToString()
     assert fitted(data).SerializeToString() == before
@@ -33,7 +33,7 @@ def test_long_texts_lists_and_events_are_cut_until_they_fit() -> None:
     assert kept["n"].int_value == 7 and 0 < len(kept["numbers"].array_value.values) < 1_000_000 and conventions.SHOWN_CUT in kept
 
 
-def test_of_very_many_short_things_the_first_stay() -> None:
+def test_very_many_short_attributes_are_cut_to_the_first() -> None:
     span = Span(name="many", attributes=[KeyValue(key=f"key {n}", value=AnyValue(string_value="z" * 40)) for n in range(80_000)])
     found = the_span(fitted(message(span)))
     assert len(found.attributes) == MANY + 1 and found.attributes[-1].key == conventions.SHOWN_CUT

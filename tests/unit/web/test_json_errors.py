@@ -1,4 +1,4 @@
-"""A handler that fails is answered as JSON under /v1, and counted as a crash."""
+"""A handler that raises is answered as JSON under /v1, and counted as a crash."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from agl_otel.telemetry.http import counted_requests
 from agl_otel.telemetry.meters import Meters
-from agl_otel.web.words import crashes, worded
+from agl_otel.web.json_errors import json_crashes, json_errors
 
 
 async def test_a_crash_is_json_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -18,7 +18,7 @@ async def test_a_crash_is_json_and_in_the_log(caplog: pytest.LogCaptureFixture) 
         raise LookupError("inside")
 
     meters = Meters()
-    app = web.Application(middlewares=[crashes, counted_requests(meters), worded])
+    app = web.Application(middlewares=[json_crashes, counted_requests(meters), json_errors])
     app.router.add_get("/v1/agl/broken", fail)
     async with TestClient(TestServer(app)) as client:
         with caplog.at_level(logging.ERROR):

@@ -1,4 +1,4 @@
-"""Errors under /v1 in one shape: JSON with a `detail`, whoever found what is wrong."""
+"""Middlewares that answer every error under /v1 as JSON with a `detail`, whichever layer raised it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Final
 from aiohttp import web
 
 RELAYED: Final = web.RequestKey("relayed", bool)
-"""Set on a request that another service has answered, whose words are passed on as they are."""
+"""Set on a request that another service answered: its error is returned unchanged."""
 _ROOT: Final = "/v1/"
-_OF_A_BODY: Final = frozenset({"Content-Type", "Content-Length"})
+_BODY_HEADERS: Final = frozenset({"Content-Type", "Content-Length"})
 _log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @web.middleware
-async def worded(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer refusals (no such path, another method, a body that is too large, a page of another site …) as JSON."""
+async def json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer HTTP errors (unknown path, wrong method, body too large, foreign origin, …) as JSON."""
     if not request.path.startswith(_ROOT):
         return await handler(request)
     try:
@@ -31,15 +31,15 @@ async def worded(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 @web.middleware
-async def crashes(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Log what a handler failed with, and answer 500 as JSON."""
+async def json_crashes(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Log an unexpected exception of a handler, and answer 500 as JSON."""
     if not request.path.startswith(_ROOT):
         return await handler(request)
     try:
         return await handler(request)
     except (web.HTTPException, ConnectionError):
         raise
-    except Exception as error:
+    except Exception as error:  # the last boundary: any defect of a handler
         if request.transport is None:
             raise
         _log.exception("%s %s failed", request.method, request.path)
@@ -47,7 +47,7 @@ async def crashes(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _refusal(answer: web.Response, detail: str) -> web.Response:
-    kept = [(name, value) for name, value in answer.headers.items() if name not in _OF_A_BODY]
+    kept = [(name, value) for name, value in answer.headers.items() if name not in _BODY_HEADERS]
     return web.json_response({"detail": detail}, status=answer.status, headers=kept)
 
 
