@@ -1,6 +1,6 @@
-"""The `agl-otel` command: one file for each group of commands, loaded when it is used.
+"""The `agl-otel` command: one file per group of commands, imported on use.
 
-Exit codes: 0 fine; 1 the command failed; 2 it was used wrongly; 3 `doctor` found something missing; 130 interrupted.
+Exit codes: 0 success; 1 the command failed; 2 wrong usage; 3 `doctor` found something missing; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COMMANDS: Final = {
     "queue": "agl_otel.cli.queue:queue",
     "resources": "agl_otel.cli.records:resources",
     "workers": "agl_otel.cli.records:workers",
-    "traces": "agl_otel.cli.look:traces",
+    "traces": "agl_otel.cli.traces:traces",
     "collector": "agl_otel.cli.collector:collector",
     "doctor": "agl_otel.cli.doctor:doctor",
     "maintain": "agl_otel.cli.maintain:maintain",
@@ -44,17 +44,17 @@ COMMANDS: Final = {
     "token": "agl_otel.cli.token:token",
     "data": "agl_otel.cli.data:data",
 }
-"""Loaded when they are used, so that `agl-otel --help` opens nothing."""
-GONE: Final = {
+"""{command: module and name}, imported on use to keep `agl-otel --help` fast."""
+REMOVED: Final = {
     "vllm": "start vLLM itself with `vllm serve MODEL` (0.10.2 or later): the proxy asks it for token ids with every call",
     "prometheus": "let Prometheus scrape /metrics (or /v1/prometheus) on the port of `agl-otel store`, which serves it always",
     "agentops": "AgentOps is not needed: AgentOpsTracer records OpenTelemetry spans",
 }
-"""Commands of Agent Lightning 0.3, and what to use instead."""
+"""{removed command of Agent Lightning 0.3: what to use instead}."""
 
 
 UNWRITABLE: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""What a write to a pipe, a disk or a device that takes no more fails with."""
+"""Errors of a write to a closed pipe, a full disk or a failing device."""
 
 
 class _Commands(click.Group):
@@ -62,8 +62,8 @@ class _Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in GONE:
-            raise UsageError(f"there is no `agl-otel {cmd_name}`: {GONE[cmd_name]}")
+        if cmd_name in REMOVED:
+            raise UsageError(f"there is no `agl-otel {cmd_name}`: {REMOVED[cmd_name]}")
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name].partition(":")
@@ -86,13 +86,13 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The `agl-otel` command: run, word errors for people, and exit with a code that means something."""
-    if arguments is None:  # the process is this command's own
+    """Run the `agl-otel` command, print errors as one line, and exit with one of the codes above."""
+    if arguments is None:  # called as the console script, which owns the process
         _open_streams()
         load_quickly()
-        if sys.argv[1:2] != ["export"]:  # whose files are for others to train on
+        if sys.argv[1:2] != ["export"]:  # its files may be meant for other users
             keep_private()
-        _write_any_text()
+        _escape_unencodable()
     try:
         try:
             code = _code_of(arguments)
@@ -101,8 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
-        _end_output()
-        if error.errno != errno.EPIPE:  # else nobody reads on, which is no error of anybody's
+        _discard_output()
+        if error.errno != errno.EPIPE:  # a reader that stops early (`| head`) is no error
             with contextlib.suppress(OSError):
                 click.secho(f"error: the output cannot be written: {error.strerror}", fg="red", err=True)
         code = 1
@@ -125,26 +125,26 @@ def _code_of(arguments: Sequence[str] | None) -> int:
 
 
 def _open_streams() -> None:
-    """Have streams that the caller closed (`>&-`) go nowhere: Python has None for them, and the next file would take their number."""
+    """Open /dev/null for standard streams that the caller closed (`>&-`), else the next opened file would get their descriptor."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_RDWR)
-            if opened != number:  # something was opened under its number since: it goes on under its own
+            if opened != number:  # the stream's descriptor is in use already
                 os.dup2(opened, number)
                 os.close(opened)
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False))
 
 
-def _write_any_text() -> None:
-    """Escape what the encoding of a terminal, pipe or file does not have."""
+def _escape_unencodable() -> None:
+    """Escape characters that the output's encoding lacks instead of failing on them."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
-def _end_output() -> None:
-    """Let what is still to be written go nowhere: the interpreter flushes when it ends, and would complain."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    with contextlib.suppress(OSError, ValueError):  # a stream without a file
-        os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+def _discard_output() -> None:
+    """Redirect stdout to /dev/null: the interpreter flushes it at exit, and would report the error again."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    with contextlib.suppress(OSError, ValueError):  # stdout has no file descriptor
+        os.dup2(null, sys.stdout.fileno())
+    os.close(null)

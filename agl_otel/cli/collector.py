@@ -1,4 +1,4 @@
-"""`agl-otel collector status`: what the running collectors have taken, stored and refused, and how fast."""
+"""`agl-otel collector status`: counters and latencies of the running collectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agl_otel.store import Store
 from agl_otel.text import printable_lines
 from agl_otel.traces.collector_client import open_session
 
-ASK_SECONDS: Final = 5.0
+STATUS_SECONDS: Final = 5.0
 PREFIX: Final = "agl.collector."
 
 
@@ -37,7 +37,7 @@ def collector() -> None:
 def status(data_dir: Path | None, store: str | None, as_json: bool) -> int:
     """Show the counters of every running collector.
 
-    Exits with 1 where one of them does not answer or takes nothing more.
+    Exits with 1 if one of them does not respond, or accepts nothing because its disk is full.
     """
     settings = settings_for(data_dir, store)
     setup_logging()
@@ -46,12 +46,12 @@ def status(data_dir: Path | None, store: str | None, as_json: bool) -> int:
     async def main() -> list[dict[str, Any]]:
         async with await Store.connect(running_stack(settings), token=token) as opened:
             addresses = (await opened.queue.describe()).collectors
-        async with asking(token) as session:
-            return await asyncio.gather(*(ask(session, address) for address in addresses))
+        async with status_session(token) as session:
+            return await asyncio.gather(*(read_status(session, address) for address in addresses))
 
     found = run_async(main)
     if not found:
-        raise UnavailableError("no collector has announced itself: start one with `agl-otel up`")
+        raise UnavailableError("no collector has registered: start one with `agl-otel up`")
     if as_json:
         print_json(found)
     else:
@@ -62,20 +62,20 @@ def status(data_dir: Path | None, store: str | None, as_json: bool) -> int:
 
 
 def running_stack(settings: Settings) -> str:
-    """The address of the stack that runs. Raises UnavailableError where none does."""
+    """Return the address of the running stack. Raises UnavailableError if there is none."""
     address = running_address(settings)
     if not address:
         raise UnavailableError(f"no stack runs on {settings.data_dir}: give --data-dir or --store, or start one with `agl-otel up`")
     return address
 
 
-def asking(token: str) -> aiohttp.ClientSession:
-    """A session to `ask` collectors with; close it."""
-    return open_session(token, timeout=aiohttp.ClientTimeout(total=ASK_SECONDS))
+def status_session(token: str) -> aiohttp.ClientSession:
+    """Open a session for `read_status`; the caller closes it."""
+    return open_session(token, timeout=aiohttp.ClientTimeout(total=STATUS_SECONDS))
 
 
-async def ask(session: aiohttp.ClientSession, address: str) -> dict[str, Any]:
-    """What the collector at `address` says of itself, or {"address", "error"}."""
+async def read_status(session: aiohttp.ClientSession, address: str) -> dict[str, Any]:
+    """Return the status of the collector at `address`, or {"address", "error"}."""
     return {"address": address, **await _status(session, address)}
 
 
@@ -108,10 +108,10 @@ def _print(console: Console, found: Mapping[str, Any]) -> None:
     console.print(table)
     if disk["message"]:
         console.print(disk["message"], style="yellow", markup=False)
-    kept = found.get("kept_aside", {"requests": 0, "latest": []})
-    if kept["requests"]:
-        console.print(f"{kept['requests']} requests are dead letters, because they cannot be stored; the latest:", style="yellow")
-    for each in kept["latest"]:
+    dead_letters = found.get("kept_aside", {"requests": 0, "latest": []})
+    if dead_letters["requests"]:
+        console.print(f"{dead_letters['requests']} requests are dead letters, because they cannot be stored; the latest:", style="yellow")
+    for each in dead_letters["latest"]:
         of = ", ".join(each.get("rollouts", [])[:3]) or "no rollout"
         console.print(printable_lines(f"  {each['file']} ({of}): {each['reason']}"), style="yellow", markup=False)
 

@@ -1,4 +1,4 @@
-"""What commands share: the options that name a stack, running async code under Ctrl+C, and output as JSON."""
+"""Shared by commands: options that name a stack, running async code under Ctrl+C, logging, JSON output."""
 
 from __future__ import annotations
 
@@ -38,10 +38,7 @@ json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="P
 
 
 def settings_for(data_dir: Path | None, store: str | None) -> Settings:
-    """Settings of a command that looks into a store or works on it: those of the data directory that a flag names, else AGL_STORE's.
-
-    A flag wins over the environment, so --data-dir without --store leaves AGL_STORE aside.
-    """
+    """Load the settings of a command on a store. --data-dir without --store takes precedence over AGL_STORE."""
     return Settings.load(data_dir=data_dir, store="" if data_dir is not None and store is None else store)
 
 
@@ -58,19 +55,19 @@ def port_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run `main`; Ctrl+C or SIGTERM cancels it, so that it ends all it started in order; a second one ends all at once.
+    """Run `main`. Ctrl+C or SIGTERM cancels it, so that it stops what it started; a second signal kills all child processes at once.
 
     Raises KeyboardInterrupt after an interrupted run.
     """
 
-    async def left() -> T | SystemExit:
+    async def without_exit() -> T | SystemExit:
         try:
             return await main()
-        except SystemExit as end:  # rich's, whose reader has gone: one that leaves a task breaks the loop off
+        except SystemExit as end:  # rich raises it on a closed pipe; raised in a task, it would abort the event loop
             return end
 
     async def guarded() -> T | SystemExit:
-        task = asyncio.ensure_future(left())
+        task = asyncio.ensure_future(without_exit())
 
         def interrupt(_: signal.Signals) -> None:
             click.echo("stopping … (once more to stop at once)", err=True)
@@ -93,7 +90,7 @@ def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def warn_of_passwords(flags: Mapping[str, Any]) -> None:
-    """Say so where a flag holds a password: everybody on this machine sees it in `ps`. Services get it by their environment."""
+    """Warn of flags with a password: every user of the machine can read it in `ps`. Environment variables are safe."""
     for flag, value in flags.items():
         if isinstance(value, str) and "://" in value and urlsplit(value).password:
             name = flag.removesuffix("_url").replace("_", "-")
@@ -102,7 +99,7 @@ def warn_of_passwords(flags: Mapping[str, Any]) -> None:
 
 
 def setup_logging(level: str = "WARNING") -> None:
-    """Log to stderr, for commands."""
+    """Log to stderr in the short format of commands."""
     logformat.configure(level, line="%(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
@@ -113,7 +110,7 @@ def print_json(value: Any) -> None:
 
 
 def own_command() -> str:
-    """How this command is typed from here: `agl-otel`, or its path where the shell would not find it (or finds another)."""
+    """Return how to call this command: `agl-otel`, or its path if the shell would not find it or would find another one."""
     program = Path(sys.argv[0])
     if program.name != "agl-otel":
         return "agl-otel"

@@ -1,4 +1,4 @@
-"""`agl-otel data`: the data of a stack, somewhere else: backup, restore, and the move from embedded stores to servers."""
+"""`agl-otel data`: backup, restore, and the move from embedded stores to servers."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def backup(target: Path, data_dir: Path | None, store: str | None, as_json: bool
     """Copy queue and traces of a stack, running or stopped, to the folder TARGET.
 
     TARGET must not exist yet. Each store is copied by its own means (SQLite's backup, pg_dump, ClickHouse's Native format), counted and
-    hashed. A running stack goes on: all that was acknowledged before is in the copy.
+    hashed. A running stack keeps running: the copy holds everything that was acknowledged before it began.
     """
-    from agl_otel.stack import backup as copies  # opens ClickHouse: not before it is needed
+    from agl_otel.stack import backup as copies  # imports ClickHouse, which is slow
 
     settings = _settings(data_dir, store)
     if settings.store or read_stack_file(settings.data_dir.absolute()):
@@ -62,10 +62,10 @@ def backup(target: Path, data_dir: Path | None, store: str | None, as_json: bool
 @data_dir_option
 @json_option
 def restore(source: Path, data_dir: Path | None, as_json: bool) -> None:
-    """Make a data directory from the backup in SOURCE.
+    """Restore a data directory from the backup in SOURCE.
 
     The data directory must not exist yet, and servers in AGL_CLICKHOUSE_URL and AGL_QUEUE_URL must hold nothing: nothing is overwritten.
-    A queue from PostgreSQL goes back to PostgreSQL, one from SQLite to either.
+    A queue from PostgreSQL can be restored to PostgreSQL only, one from SQLite to either.
     """
     from agl_otel.stack import backup as copies
 
@@ -87,8 +87,8 @@ def restore(source: Path, data_dir: Path | None, as_json: bool) -> None:
 def move(queue_url: str | None, clickhouse_url: str | None, data_dir: Path | None, as_json: bool) -> None:
     """Copy the queue and the traces of a stopped stack to a PostgreSQL and a ClickHouse server, or only one of them.
 
-    What no URL is given for stays embedded. The servers must hold nothing yet (of PostgreSQL the schema that the URL names). The embedded
-    data stay where they are; set AGL_QUEUE_URL and AGL_CLICKHOUSE_URL and start the stack to use the servers.
+    A store without a URL stays embedded. The servers must be empty (on PostgreSQL: the schema that the URL names). The embedded data are
+    kept; to use the servers, set AGL_QUEUE_URL and AGL_CLICKHOUSE_URL and start the stack.
     """
     from agl_otel.stack.backup import move as move_stores
     from agl_otel.traces.opened import CHDB_SCHEME
@@ -110,7 +110,7 @@ def move(queue_url: str | None, clickhouse_url: str | None, data_dir: Path | Non
 
 
 class _Show:
-    """Progress for people, on stderr."""
+    """Prints progress to stderr."""
 
     def __init__(self, quiet: bool) -> None:
         self._console = Console(stderr=True, quiet=quiet)
@@ -126,7 +126,7 @@ def _settings(data_dir: Path | None, store: str | None = None) -> Settings:
 
 
 def _claimed(settings: Settings) -> FileLock:
-    """The lock of an existing data directory: no stack starts on it meanwhile."""
+    """Lock an existing data directory, so that no stack can start on it."""
     if not settings.data_dir.is_dir():
         raise SettingsError(f"there is no data directory {settings.data_dir}: name it with --data-dir")
     return claim_data_dir(settings.data_dir.absolute())

@@ -1,6 +1,6 @@
-"""`agl-otel demo`: the main job, end to end on this machine, and what happened while it ran.
+"""`agl-otel demo`: train the example agent end to end on this machine.
 
-Everything here is presentation: the work is the Stack's and the Training's, the same as under `agl-otel up` and `agl-otel train`.
+Presentation only: Stack and Training do the work, as under `agl-otel up` and `agl-otel train`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from agl_otel.cli.common import (
     setup_logging,
     warn_of_passwords,
 )
-from agl_otel.cli.look import show_rollout
 from agl_otel.cli.output import open_console
+from agl_otel.cli.traces import show_rollout
 from agl_otel.errors import AglError, SettingsError
 from agl_otel.settings import Settings
 from agl_otel.types.options import Whole
@@ -39,11 +39,11 @@ EXAMPLE: Final = Path("examples/first_light/job.toml")
 
 @click.command()
 @click.option("--target", type=Whole(0, 3), default=1, show_default=True, help="Which of the four behaviours is rewarded.")
-@click.option("--seed", type=Whole(), default=0, show_default=True, help="Of the policy, the sampling and the order of the tasks.")
+@click.option("--seed", type=Whole(), default=0, show_default=True, help="Seed of the policy, the sampling and the order of the tasks.")
 @click.option(
-    "--shuffle-rewards", is_flag=True, help="The control: every reward goes to a random rollout of its step. Nothing should be learned."
+    "--shuffle-rewards", is_flag=True, help="Control experiment: shuffle the rewards within each step. Nothing should be learned."
 )
-@click.option("--max-steps", type=Whole(1), help="Stop after so many steps, wherever the score is.")
+@click.option("--max-steps", type=Whole(1), help="Stop after so many steps, whatever the score.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.  [default: .agl/demo-<time>]")
 @clickhouse_option
 @collector_option
@@ -51,8 +51,8 @@ EXAMPLE: Final = Path("examples/first_light/job.toml")
 def demo(target: int, seed: int, shuffle_rewards: bool, max_steps: int | None, data_dir: Path | None, as_json: bool, **flags: Any) -> int:
     """Train an unmodified agent from its own traces, on this machine.
 
-    Starts a stack of its own on free ports, makes a tiny model, runs the agent before, trains it with GRPO, runs it after. No GPU, no
-    key, no network. Needs the [train] extra and the examples folder of the repository.
+    Starts its own stack on free ports, makes a tiny model, runs the agent, trains it with GRPO, and runs it again. No GPU, no key, no
+    network. Needs the [train] extra and the examples folder of the repository.
     """
     setup_logging()
     warn_of_passwords(flags)
@@ -63,10 +63,10 @@ def demo(target: int, seed: int, shuffle_rewards: bool, max_steps: int | None, d
     result = run_async(lambda: _demo(folder, overrides, console, flags))
     if as_json:
         print_json(result)
-    wanted = not (shuffle_rewards or max_steps)
-    if wanted and result["score_after"] < REACHED:
+    must_learn = not (shuffle_rewards or max_steps)
+    if must_learn and result["score_after"] < REACHED:
         raise AglError(
-            f"the agent did not get there: {result['score_after']:.2f} after {result['steps']} steps, expected at least {REACHED}"
+            f"the agent did not learn the task: {result['score_after']:.2f} after {result['steps']} steps, expected at least {REACHED}"
         )
     return 0
 
@@ -80,14 +80,14 @@ async def _demo(folder: Path, overrides: dict[str, dict[str, Any]], console: Con
     job = Job.load(example_job(), overrides=overrides)
     settings = Settings.private(data_dir=folder, **flags)
     async with _started(settings, job, console) as run:
-        result = await run.whole_story()
+        result = await run.play()
     result["seconds"] = round(time.monotonic() - started, 1)
     _closing(result, settings.data_dir, console)
     return result
 
 
 def example_job() -> Path:
-    """The demo's job file: below the current folder, or in the checkout this package is installed from."""
+    """Find the demo's job file: below the current folder, or in the checkout this package is installed from."""
     for base in (Path(), Path(__file__).resolve().parents[2]):
         if (base / EXAMPLE).exists():
             return base / EXAMPLE
@@ -96,7 +96,7 @@ def example_job() -> Path:
 
 @asynccontextmanager
 async def _started(settings: Settings, job: Any, console: Console) -> AsyncGenerator[_Demo]:
-    """The stack, a store over it and the training run, started with a word each; all end with the block."""
+    """Start the stack, a store over it and the training run, with a line for each; stop them at the end of the context."""
     from agl_otel.jobs.grpo import Training
     from agl_otel.stack.supervisor import Stack
     from agl_otel.store import Store
@@ -120,7 +120,7 @@ async def _started(settings: Settings, job: Any, console: Console) -> AsyncGener
 
 
 class _Demo:
-    """The chapters of the demo over running parts."""
+    """The parts of the demo, over a running stack and training."""
 
     def __init__(self, stack: Any, store: Any, training: Any, console: Console) -> None:
         self.stack, self.store, self.training, self.console = stack, store, training, console
@@ -129,19 +129,19 @@ class _Demo:
         self.rollouts = 0
         self.spans = 0
 
-    async def whole_story(self) -> dict[str, Any]:
-        """Before, training, after."""
-        say = partial(self.console.print, soft_wrap=True)
+    async def play(self) -> dict[str, Any]:
+        """Run the agent before training, train, and run it after; return the figures."""
+        show = partial(self.console.print, soft_wrap=True)
         training = self.training
         await training.publish_policy()
-        say("[bold]3.[/] The agent before training, unmodified, as a command under opentelemetry-instrument:")
+        show("[bold]3.[/] The agent before training, unmodified, as a command under opentelemetry-instrument:")
         await self._commands()
         async with training.runners(mode=None):
             before = await self._evaluate("before", "before")
-            say("[bold]4.[/] GRPO trains it from its traces:")
+            show("[bold]4.[/] GRPO trains it from its traces:")
             report = await self._train()
             after = await self._evaluate("after", f"after-{len(report.steps)}")
-        say("[bold]5.[/] The unmodified command once more:")
+        show("[bold]5.[/] The unmodified command once more:")
         await self._commands()
         return await self._result(before, report, after)
 
@@ -229,6 +229,6 @@ def _closing(result: dict[str, Any], data_dir: Path, console: Console) -> None:
     console.print()
     for name, text in rows:
         console.print(f"   {name:12} {text}", soft_wrap=True)
-    console.print("\nLook further:")
+    console.print("\nNext:")
     console.print(f"   {own_command()} rollouts --data-dir {data_dir}", soft_wrap=True)
     console.print(f"   {own_command()} traces show {result['rollout_shown']} --data-dir {data_dir}", soft_wrap=True)

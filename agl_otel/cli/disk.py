@@ -1,4 +1,4 @@
-"""`agl-otel disk`: what of a data directory takes how much of the disk."""
+"""`agl-otel disk`: disk usage of a data directory by part."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from agl_otel.traces.opened import CHDB_SCHEME, open_store
 PARTS: Final[Mapping[str, str]] = {
     "traces": "spans, logs and metrics (ClickHouse)",
     "queue.db": "rollouts, attempts, resources, with SQLite's log",
-    "wal": "what was acknowledged and is not stored yet",
-    "refused": "dead letters: what ClickHouse refused, with the reasons",
+    "wal": "acknowledged spans that are not stored yet",
+    "refused": "dead letters: data that ClickHouse refused, with the reasons",
     "runs": "checkpoints and figures of training runs",
     "logs": "logs of the services",
 }
-"""{first part of a name in the data directory: what it holds}."""
+"""{first part of a name in the data directory: its content}."""
 _SERVER: Final = """SELECT sum(bytes_on_disk) AS Bytes, (
     SELECT min(free_space) FROM system.disks WHERE name IN (SELECT disk_name FROM system.parts WHERE active AND database = 'otel')
 ) AS Free FROM system.parts WHERE active AND database = 'otel'"""
@@ -35,9 +35,9 @@ _SERVER: Final = """SELECT sum(bytes_on_disk) AS Bytes, (
 @data_dir_option
 @json_option
 def disk(data_dir: Path | None, as_json: bool) -> None:
-    """Show what of a data directory takes how much of the disk, and what is free.
+    """Show the disk usage of a data directory by part, and the free space.
 
-    Traces on a ClickHouse server are on the server's disk, which is looked at too (of a cluster: that of the server that answers).
+    With a ClickHouse server, the usage of the server's disk is shown too (in a cluster: of the server that answers).
     """
     settings = Settings.load(data_dir=data_dir)
     setup_logging()
@@ -62,14 +62,14 @@ def disk(data_dir: Path | None, as_json: bool) -> None:
 
 
 def on_server(url: str) -> dict[str, int]:
-    """What traces take on the server's disk, and what is free there (`bytes`, `free_bytes`). Raises ClickHouseError."""
+    """Return the size of the traces on the server's disk and its free space, as `bytes` and `free_bytes`. Raises ClickHouseError."""
     with closing(open_store(url)) as engine:
         ((size, free),) = engine.select(_SERVER)
     return {"bytes": int(str(size)), "free_bytes": int(str(free))}
 
 
 def sizes_of(folder: Path) -> dict[str, int]:
-    """{part of the data directory: bytes that it takes on disk}; a file's companions (queue.db-wal) count as the file."""
+    """Return {part of the data directory: bytes on disk}; a file's companions (queue.db-wal) count as the file."""
     sizes: dict[str, int] = {}
     for root, _, names in os.walk(folder):
         for name in names:
@@ -78,6 +78,6 @@ def sizes_of(folder: Path) -> dict[str, int]:
             part = next((known for known in PARTS if first == known or first.startswith((f"{known}-", f"{known}."))), "the rest")
             try:
                 sizes[part] = sizes.get(part, 0) + path.lstat().st_blocks * 512
-            except FileNotFoundError:  # a part that ClickHouse has just merged away
+            except FileNotFoundError:  # ClickHouse removes parts after a merge
                 continue
     return sizes

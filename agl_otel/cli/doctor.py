@@ -1,4 +1,4 @@
-"""`agl-otel doctor -- COMMAND`: does what training needs arrive from the user's own agent? If not, what is missing, and the remedy."""
+"""`agl-otel doctor -- COMMAND`: check that the user's own agent sends everything that training needs, and name remedies if not."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rich.text import Text
 
 from agl_otel.adapters.own_sampling import own_of, several_choices_words
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.once import Once, run_once
+from agl_otel.cli.environment_checks import Finding, check_environment, inspect_environment
+from agl_otel.cli.once import FinishedAttempt, run_once
 from agl_otel.cli.output import open_console, plain
 from agl_otel.cli.run import parse_task
-from agl_otel.cli.surroundings import Finding, judge, look
 from agl_otel.errors import AglError, UsageError
 from agl_otel.text import printable
 from agl_otel.types.columns import CallColumns
@@ -30,18 +30,18 @@ from agl_otel_hook import conventions
 FOUND_SOMETHING_MISSING: Final = 3
 
 
-def examine(once: Once) -> list[Finding]:
-    """What one attempt shows. Pure: from the attempt and its spans to findings, in the order in which things can go wrong."""
+def examine(once: FinishedAttempt) -> list[Finding]:
+    """Check one attempt and its spans; findings are in the order in which things can go wrong. Pure: no I/O."""
     found = [check(once) for check in _CHECKS]
     return [*(replace(finding, remedy="") if finding.good else finding for finding in found), *_own_sampling(once), *_choices(once)]
 
 
-def _ended_well(once: Once) -> Finding:
+def _ended_well(once: FinishedAttempt) -> Finding:
     detail = once.rollout.attempt.error or "exit code 0"
     return Finding("the command ended well", once.rollout.status == "succeeded", detail, "run it by hand and mend it first")
 
 
-def _own_spans(once: Once) -> Finding:
+def _own_spans(once: FinishedAttempt) -> Finding:
     own = [
         span
         for span in once.spans
@@ -54,7 +54,7 @@ def _own_spans(once: Once) -> Finding:
     return Finding("its own spans arrive, with ids and marker", bool(own), f"{len(own)} spans" if own else "none", remedy)
 
 
-def _model_calls(once: Once) -> Finding:
+def _model_calls(once: FinishedAttempt) -> Finding:
     calls = {
         (span.attributes.get(conventions.PROCESS), span.attributes.get(conventions.LLM_CALL, span.span_id))
         for span in once.spans
@@ -64,7 +64,7 @@ def _model_calls(once: Once) -> Finding:
     return Finding("its model calls pass through the proxy", bool(calls), f"{len(calls)} calls" if calls else "none", remedy)
 
 
-def _token_ids(once: Once) -> Finding:
+def _token_ids(once: FinishedAttempt) -> Finding:
     calls = once.traces.calls
     with_ids = _calls_with(calls, calls.response.lengths > 0)
     failed = [
@@ -78,7 +78,7 @@ def _token_ids(once: Once) -> Finding:
     return Finding("token ids come with them", with_ids > 0 and with_ids == calls.count, detail, remedy)
 
 
-def _logprobs(once: Once) -> Finding:
+def _logprobs(once: FinishedAttempt) -> Finding:
     calls = once.traces.calls
     good = _calls_with(calls, (calls.logprobs.lengths == calls.response.lengths) & (calls.response.lengths > 0))
     return Finding(
@@ -87,12 +87,12 @@ def _logprobs(once: Once) -> Finding:
 
 
 def _calls_with(calls: CallColumns, good: NDArray[np.bool_]) -> int:
-    """How many calls there are all of whose choices are good."""
+    """Count the calls all of whose choices are `good`."""
     call = np.cumsum(~calls.further_choice) - 1
     return int((np.bincount(call[~good], minlength=calls.count) == 0).sum())
 
 
-def _verdict(once: Once) -> Finding:
+def _verdict(once: FinishedAttempt) -> Finding:
     verdict = once.traces.verdicts[once.rollout.rollout_id, once.rollout.attempt.attempt_id]
     return Finding(
         "everything it emitted is stored",
@@ -103,30 +103,29 @@ def _verdict(once: Once) -> Finding:
     )
 
 
-def _own_sampling(once: Once) -> list[Finding]:
-    """Advice, because only training minds it. The attempt's own resources ask for nothing, so whatever a call says is its agent's."""
-    asked = [span for span in once.spans if span.name == conventions.SPAN_LLM and not span.attributes.get(conventions.LLM_CHOICE)]
-    calls = [own for span in asked if (own := own_of(span.attributes, {}))]
+def _own_sampling(once: FinishedAttempt) -> list[Finding]:
+    """Advise on sampling parameters, which matter to training alone. The attempt's resources set none, so the agent set those of calls."""
+    requests = [span for span in once.spans if span.name == conventions.SPAN_LLM and not span.attributes.get(conventions.LLM_CHOICE)]
+    calls = [own for span in requests if (own := own_of(span.attributes, {}))]
     if not calls:
         return [Finding("it leaves temperature and top_p to training", True, "no model call sets them")] if len(once.traces.calls) else []
-    said = ", ".join(dict.fromkeys(f"{name} {value:g}" for own in calls for name, value in own.items()))
+    parameters = ", ".join(dict.fromkeys(f"{name} {value:g}" for own in calls for name, value in own.items()))
+    detail = f"{len(calls)} of {once.traces.calls.count} calls set {parameters}"
     remedy = (
-        "the agent's own win over those of a training run, whose log-probs are then not those of what it trains: leave them out of the "
-        "requests while it is trained, or train with the same"
+        "the agent's values override those of a training run, whose log-probs then belong to another distribution: leave them out of the "
+        "requests during training, or train with the same values"
     )
-    return [
-        Finding("it leaves temperature and top_p to training", True, f"{len(calls)} of {once.traces.calls.count} calls set {said}", remedy)
-    ]
+    return [Finding("it leaves temperature and top_p to training", True, detail, remedy)]
 
 
-def _choices(once: Once) -> list[Finding]:
-    """Advice where calls have several choices: only training minds them."""
+def _choices(once: FinishedAttempt) -> list[Finding]:
+    """Advise on calls with several choices, which matter to training alone."""
     calls = once.traces.calls
     several = int(calls.several_choices.sum())
     return [Finding("each call asks for one choice", True, "not all", several_choices_words(several, len(calls)))] if several else []
 
 
-_CHECKS: Sequence[Callable[[Once], Finding]] = (_ended_well, _own_spans, _model_calls, _token_ids, _logprobs, _verdict)
+_CHECKS: Sequence[Callable[[FinishedAttempt], Finding]] = (_ended_well, _own_spans, _model_calls, _token_ids, _logprobs, _verdict)
 
 
 @click.command()
@@ -144,21 +143,21 @@ _CHECKS: Sequence[Callable[[Once], Finding]] = (_ended_well, _own_spans, _model_
 @store_option
 @json_option
 def doctor(command: tuple[str, ...], task: str, timeout_seconds: float, data_dir: Path | None, store: str | None, as_json: bool) -> int:
-    """Prove with your own agent that what training needs arrives, or say what is missing.
+    """Check with your own agent that everything training needs arrives, or name what is missing.
 
     \b
       agl-otel doctor -- python my_agent.py "What is 2 + 2?"
 
-    First it looks at what is around: variables that switch telemetry off, versions, frameworks with a telemetry of their own, ports,
-    tokens. Then it runs COMMAND once, like `agl-otel run`, and checks spans, ids, model calls, token ids, log-probs and the verdict, and
-    whether the agent samples by a temperature or top_p of its own.
-    Exits with 3 where something is missing.
+    First it checks the environment: variables that switch telemetry off, versions, frameworks with their own telemetry, ports, tokens.
+    Then it runs COMMAND once, like `agl-otel run`, and checks spans, ids, model calls, token ids, log-probs, the verdict, and whether
+    the agent sets its own temperature or top_p.
+    Exits with 3 if something is missing.
     """
     setup_logging()
     settings = settings_for(data_dir, store)
 
     async def main() -> list[Finding]:
-        around = judge(await asyncio.to_thread(look, command, os.environ, settings))
+        around = check_environment(await asyncio.to_thread(inspect_environment, command, os.environ, settings))
         try:
             async with run_once(settings, command, task=parse_task(task), timeout_seconds=timeout_seconds) as (_, once):
                 return [*around, *examine(once)]
@@ -184,7 +183,7 @@ def _print(findings: Sequence[Finding], command: Sequence[str]) -> None:
         mark = ("[yellow]![/]" if finding.remedy else "[green]✓[/]") if finding.good else "[red]✗[/]"
         console.print(f"{mark} {finding.what}: ", end="")
         console.print(plain(finding.detail, 200), markup=False)
-        for reason in finding.reasons:  # all, and whole: the runner has cut the commands in them
+        for reason in finding.reasons:  # uncut: the runner has shortened the commands in them
             console.print(Text(f"    {printable(reason)}"), soft_wrap=True)
         if finding.remedy:
             console.print(f"    {finding.remedy}", style="yellow", markup=False)

@@ -1,13 +1,12 @@
-"""Deletes rollouts: what `rollouts delete`, `queue prune` and `maintain` share.
+"""Delete rollouts. Shared by `rollouts delete`, `queue prune` and `maintain`.
 
-The queue forgets rollouts first, so that no query finds one without its spans; then ClickHouse does (collector/deletion.py), and what
-names them goes at once: journals of proxies, dead letters of collectors, records of runs (`forget_in_runs`). Deleted rows remain in
-ClickHouse's parts and in the logs of collectors and queue, which `Stored.purge` clears without knowing ids: for `maintain` every few
-hours, for `--wait` at once.
+Rollouts are deleted from the queue first, so that no query finds one without its spans; then from ClickHouse (collector/deletion.py),
+from proxies' journals, collectors' dead letters, and the records of runs (`forget_in_runs`). Deleted rows remain in ClickHouse's parts
+and in the logs of collectors and queue until `Stored.purge` clears those, which needs no ids: `maintain` calls it every few hours,
+`--wait` at once.
 
-A ClickHouse server (AGL_CLICKHOUSE_URL) is reached from here, the embedded one through its collector. Before the first rollout is
-touched, both are asked whether they can delete. Should ClickHouse go away in between, the error names what is left and the command that
-finishes it.
+A ClickHouse server (AGL_CLICKHOUSE_URL) is reached directly, the embedded one through its collector. Both are checked before anything is
+deleted. If ClickHouse becomes unavailable in between, the error names what remains and the command that finishes the deletion.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ from agl_otel.traces.collector_client import barriers, open_session, posting, pu
 from agl_otel.traces.opened import CHDB_SCHEME, open_store
 from agl_otel.types import RolloutStatus
 
-CHUNK: Final = 500  # rollouts in one call
-DELETE_SECONDS: Final = 600.0  # for some hundred rollouts; each table is gone through once
+CHUNK: Final = 500  # rollouts per call
+DELETE_SECONDS: Final = 600.0  # for one chunk; each table is scanned once
 RUNS: Final = "runs"
 LOGS: Final = "logs"
 TEXTS: Final = (".jsonl", ".frames", ".damaged", ".txt", ".md", ".csv", ".log")
-KEPT: Final = "metrics.jsonl"  # figures of steps, without which a run cannot be resumed; it holds nothing of spans
+KEPT: Final = "metrics.jsonl"  # figures of steps, which resuming a run needs; it holds nothing of spans
 ALTERNATIVE: Final = "--keep-spans removes rollouts from the queue alone"
 
 
 async def finished_before(opened: QueueClient, statuses: Sequence[RolloutStatus], before: float) -> AsyncIterator[list[str]]:
-    """Ids of rollouts that ended before a time (Unix seconds), page by page; the caller removes each page."""
+    """Yield pages of ids of rollouts that ended before a time (Unix seconds); the caller deletes each page."""
     while page := await opened.query_rollouts(status_in=statuses or None, ended_before=before, limit=CHUNK):
         yield [item.rollout_id for item in page]
 
@@ -54,22 +53,22 @@ def _without_keep_spans(context: click.Context, _: click.Parameter, wait: bool) 
     return wait
 
 
-_WAIT_HELP: Final = "Until they have left every file, too, which `agl-otel maintain` sees to within 24 hours."
+_WAIT_HELP: Final = "Wait until they have left every file, too; else `agl-otel maintain` clears them within 24 hours."
 wait_option = click.option("--wait", is_flag=True, callback=_without_keep_spans, help=_WAIT_HELP)
-keep_spans_option = click.option("--keep-spans", is_flag=True, is_eager=True, help="From the queue only: their spans and logs stay.")
+keep_spans_option = click.option("--keep-spans", is_flag=True, is_eager=True, help="Delete from the queue only; spans and logs stay.")
 
 
 @contextlib.asynccontextmanager
 async def eraser(
     settings: Settings, queue: QueueClient, *, keep_spans: bool, wait: bool = False
 ) -> AsyncGenerator[Callable[[list[str]], Awaitable[int]]]:
-    """What deletes some rollouts and answers how many the queue knew; with `keep_spans` only from the queue.
+    """Yield a function that deletes rollouts by id and returns how many of them the queue knew; with `keep_spans` only from the queue.
 
-    With `wait`, when the block ends, no file holds what was deleted. Files of the data directory that cannot be cleared are named on
-    stderr.
+    With `wait`, leaving the context clears the deleted rows from all files. Files of the data directory that cannot be cleared are named
+    on stderr.
 
-    Raises UsageError where `wait` is given elsewhere than at the queue's database, UnavailableError where ClickHouse cannot delete now;
-    then nothing was deleted. What is yielded raises it where ClickHouse went away since, and names what is left.
+    Raises UsageError if `wait` is given on another machine than that of the queue's database, UnavailableError if ClickHouse cannot
+    delete; then nothing was deleted. The yielded function raises UnavailableError if ClickHouse fails later, and names what remains.
     """
     if keep_spans:
         yield queue.delete
@@ -106,17 +105,17 @@ async def eraser(
 
 
 class Stored(NamedTuple):
-    """What is stored of rollouts outside the queue's tables."""
+    """Everything stored about rollouts outside the queue's tables."""
 
     queue: QueueClient
     session: aiohttp.ClientSession
     deletion: Deletion | None
-    """Of a ClickHouse server; None where a collector has ClickHouse embedded."""
+    """Deletion on a ClickHouse server; None if ClickHouse is embedded in a collector."""
     database: Path | None
     """The file of an embedded queue, which may be on another machine."""
 
     async def delete(self, ids: Sequence[str]) -> None:
-        """Delete what is stored of these rollouts; with none, ask whether that is possible. Raises UnavailableError, ClickHouseError."""
+        """Delete the data of these rollouts; without ids, check that deletion is possible. Raises UnavailableError, ClickHouseError."""
         described = await self.queue.describe()
         collectors = [address.rstrip("/") for address in described.collectors]
         if not collectors and self.deletion is None:
@@ -136,13 +135,13 @@ class Stored(NamedTuple):
             try:
                 async with posting(self.session, f"{address.rstrip('/')}/delete", body={"rollouts": list(ids)}, seconds=DELETE_SECONDS):
                     pass
-            except UnavailableError as error:  # its journal drops what the queue does not know when it starts again
+            except UnavailableError as error:  # at its next start, the proxy drops rollouts that the queue does not know
                 click.echo(f"the proxy at {address} cannot be reached, and forgets them when it starts again: {error}", err=True)
 
     async def purge(self) -> None:
         """Clear deleted rows from every file: ClickHouse's parts, and the logs of collectors and of the embedded queue.
 
-        Raises UnavailableError, ClickHouseError; then it can be asked for again.
+        Raises UnavailableError, ClickHouseError; it may be repeated then.
         """
         collectors = [address.rstrip("/") for address in (await self.queue.describe()).collectors]
         await purge(self.session, collectors)
@@ -154,7 +153,7 @@ class Stored(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def stored_parts(settings: Settings, queue: QueueClient) -> AsyncGenerator[Stored]:
-    """What is stored of the stack that the settings name."""
+    """Open the stored parts of the stack that the settings name."""
     async with contextlib.AsyncExitStack() as closers:
         session = await closers.enter_async_context(open_session(settings.token.get_secret_value()))
         deletion = None
@@ -166,9 +165,9 @@ async def stored_parts(settings: Settings, queue: QueueClient) -> AsyncGenerator
 
 
 def empty_log(database: Path) -> None:
-    """Empty the log of the embedded queue: SQLite overwrites what is deleted (secure_delete), and its log holds earlier rows.
+    """Empty the write-ahead log of the embedded queue: SQLite overwrites deleted rows (secure_delete), but its log still holds them.
 
-    Raises UnavailableError where a reader holds it.
+    Raises UnavailableError if a reader blocks it.
     """
     with contextlib.closing(sqlite3.connect(database, timeout=60)) as opened:
         (busy, *_) = opened.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -180,47 +179,47 @@ def empty_log(database: Path) -> None:
 
 
 def forget_in_runs(data_dir: Path, rollout_ids: Sequence[str]) -> list[str]:
-    """Remove the records of runs that name one of these rollouts, or are of a run that made one; what stays, in words.
+    """Remove the records of runs that name one of these rollouts, or of runs that made one; return messages about what remains.
 
-    Records are rows, journals, tasks and logs; run.json, figures, weights and checkpoints stay. A run that a process works on keeps its
-    records, and logs of services are only named.
+    Records are rows, journals, tasks and logs; run.json, figures, weights and checkpoints are kept. Records of a run in use are kept too,
+    and logs of services are only named in the messages.
     """
-    wanted = [rollout_id.encode() for rollout_id in rollout_ids]
-    stays: list[str] = []
+    ids = [rollout_id.encode() for rollout_id in rollout_ids]
+    remaining: list[str] = []
     for run in sorted(path for path in (data_dir / RUNS).glob("*") if path.is_dir()):
         made = _made(run, rollout_ids)
         texts = [path for path in run.rglob("*") if path.suffix in TEXTS and path.name != KEPT and path.is_file()]
-        if records := [path for path in texts if made or _names(path, wanted)]:
+        if records := [path for path in texts if made or _names(path, ids)]:
             with _unused(run) as unused:
                 for path in records if unused else ():
                     path.unlink(missing_ok=True)
             if not unused:
-                stays.append(f"{run} names them, and a process works on it: delete them again when it has ended")
+                remaining.append(f"{run} names them, and a process works on it: delete them again when it has ended")
         if made:
-            stays.append(f"{run} made them: its weights and checkpoints stay")
-    logs = [path for path in sorted((data_dir / LOGS).glob("*")) if _names(path, wanted)]
-    return [*stays, *(f"{path} names them, and may hold what a function agent printed: look, and remove it yourself" for path in logs)]
+            remaining.append(f"{run} made them: its weights and checkpoints stay")
+    logs = [path for path in sorted((data_dir / LOGS).glob("*")) if _names(path, ids)]
+    return [*remaining, *(f"{path} names them, and may hold what a function agent printed: look, and remove it yourself" for path in logs)]
 
 
-def _names(path: Path, wanted: Sequence[bytes]) -> bool:
+def _names(path: Path, ids: Sequence[bytes]) -> bool:
     data = path.read_bytes() if path.is_file() else b""
-    return any(rollout_id in data for rollout_id in wanted)
+    return any(rollout_id in data for rollout_id in ids)
 
 
 def _made(run: Path, rollout_ids: Sequence[str]) -> bool:
-    """Whether a run made one of these, whose ids begin with its own: most records name none."""
-    from agl_otel.algorithms.run_folder import RUN  # half a second, which other commands need not spend
+    """Return whether a run made one of these rollouts, which their ids show: most records name no rollout."""
+    from agl_otel.algorithms.run_folder import RUN  # half a second to import
 
     try:
         run_id = json.loads((run / RUN).read_text())["run_id"]
     except (OSError, ValueError, KeyError, TypeError):
-        return False  # no run, or a damaged one
+        return False  # not a run, or a damaged one
     return any(rollout_id.startswith(f"ro-{run_id}-") for rollout_id in rollout_ids)
 
 
 @contextlib.contextmanager
 def _unused(run: Path) -> Generator[bool]:
-    """Whether no process works on the run (algorithms/run_folder.py); none begins to in the block."""
+    """Yield whether the run is not in use (algorithms/run_folder.py), and keep it locked in the context."""
     lock = run / "lock"
     if not lock.exists():
         yield True

@@ -1,4 +1,4 @@
-"""`agl-otel export`: rollouts as a file of training data, with a pin beside it; made again from a pin, or read otherwise and compared."""
+"""`agl-otel export`: write rollouts as training data with a pin file; rebuild a batch from its pin, or compare other options with it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from agl_otel.types.columns import Traces
 from agl_otel.types.options import Finite, Whole
 
 TASKS_SHOWN: Final = 5
-_GIVEN: Final = tuple(each.name for each in fields(Reading))
-"""Options that are fields of a Reading."""
+_READING_OPTIONS: Final = tuple(each.name for each in fields(Reading))
 
 
 @click.command()
@@ -38,30 +37,30 @@ _GIVEN: Final = tuple(each.name for each in fields(Reading))
 @click.option("--mode", "modes", multiple=True, type=click.Choice(get_args(RolloutMode)), help="Only these modes (repeatable).")
 @click.option("--take", multiple=True, type=click.Choice(get_args(VerdictKind)), help="Verdicts to take.  [default: complete, unproven]")
 @click.option("--agent-match", metavar="REGEX", help="Only the calls of agents whose names match.")
-@click.option("--reward", metavar="NAME", help="The dimension that is the reward.  [default: the primary one]")
-@click.option("--fill-reward", type=Finite(), help="The reward of attempts without one.  [default: they are refused]")
-@click.option("--min-reward", type=Finite(), help="Leave out attempts with less.")
-@click.option("--top-fraction", type=Finite(0, 1, min_open=True), help="Keep this share of the attempts, the best.")
+@click.option("--reward", metavar="NAME", help="The reward dimension to use.  [default: the primary one]")
+@click.option("--fill-reward", type=Finite(), help="Reward of attempts without one.  [default: they are refused]")
+@click.option("--min-reward", type=Finite(), help="Leave out attempts with a lower reward.")
+@click.option("--top-fraction", type=Finite(0, 1, min_open=True), help="Keep the best attempts, this share of them.")
 @click.option("--best-of-group", type=Whole(1), metavar="N", help="Keep the N best attempts of each task.")
 @click.option("--by-call", is_flag=True, default=None, help="A row for each model call, with the reward of its attempt.")
 @click.option(
-    "--call-rewards", is_flag=True, default=None, help="With --by-call: the reward that the agent gave a call, not its attempt's."
+    "--call-rewards", is_flag=True, default=None, help="With --by-call: use the reward that the agent gave a call, not its attempt's."
 )
-@click.option("--discount", type=Finite(), help="With --by-call: times this for each later call of the attempt.  [default: 1]")
+@click.option("--discount", type=Finite(), help="With --by-call: factor on the reward for each later call of the attempt.  [default: 1]")
 @click.option("--max-prompt-tokens", type=Whole(1), help="Refuse longer prompts.")
-@click.option("--max-response-tokens", type=Whole(1), help="Cut longer responses.")
-@click.option("--adapter", metavar="FUNCTION", help="Instead of --as: a function of an attempt's spans that answers rows.")
-@click.option("--reward-function", metavar="FUNCTION", help="A function of an attempt's spans that answers its reward, or None.")
-@click.option("--filter", "filter", metavar="FUNCTION", help="A function of a row that says whether it is taken.")
+@click.option("--max-response-tokens", type=Whole(1), help="Truncate longer responses.")
+@click.option("--adapter", metavar="FUNCTION", help="Instead of --as: a function from an attempt's spans to rows.")
+@click.option("--reward-function", metavar="FUNCTION", help="A function from an attempt's spans to its reward, or None.")
+@click.option("--filter", "filter", metavar="FUNCTION", help="A function from a row to whether it is kept.")
 @click.option("--mask", "mask_file", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Masking rules (TOML).")
 @click.option(
-    "--rebuild", "rebuild_pin", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Make the batch of this pin again."
+    "--rebuild", "rebuild_pin", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Rebuild the batch of this pin."
 )
 @click.option(
     "--diff",
     "diff_pin",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Read the batch of this pin as the other options say, and show what differs.",
+    help="Read the rollouts of this pin with the other options, and show the differences.",
 )
 @data_dir_option
 @store_option
@@ -87,7 +86,7 @@ def export(
     openai        messages and tools, whole conversations               openai_dpo   preferred and not, same task and messages
     tinker        model_input, target_tokens, weights
 
-    A FUNCTION is path/to/file.py:name or package.module:name. With --diff they show what another adapter, reward or filter would change.
+    A FUNCTION is path/to/file.py:name or package.module:name. With --diff, it shows what another adapter, reward or filter would change.
 
     Masking rules are tables [[rule]] with action (drop_text, hash_text, drop_ids) and any of role, text, agent (regular expressions), salt.
     """
@@ -96,11 +95,11 @@ def export(
         raise UsageError("name a FILE to write (also with --rebuild), or a pin with --diff, not both")
     if target is not None and target.suffix not in WRITERS:
         raise UsageError(
-            f"{target.name} is neither .jsonl nor .parquet, nor a folder (a name without an ending): it says how it is written"
+            f"{target.name} is neither .jsonl nor .parquet, nor a folder (a name without an ending): the ending selects the format"
         )
     if target is not None and target.suffix and not target.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {target.parent} to write {target.name} in: make it first")
-    changes = {name: given[name] for name in _GIVEN if given[name] not in (None, ())}
+    changes = {name: given[name] for name in _READING_OPTIONS if given[name] not in (None, ())}
     pin = _pin(rebuild_pin or diff_pin)
     if rebuild_pin is not None and (changes or rollout_ids or modes):
         raise UsageError("--rebuild makes what the pin says: use --diff to read the batch otherwise")
@@ -121,7 +120,7 @@ def export(
 
 
 async def read(store: Store, reading: Reading, rules: Sequence[MaskRule], ids: Sequence[str]) -> tuple[Traces, Rows]:
-    """What was observed of the rollouts, and the rows it makes. Raises UsageError where the rules cannot be applied to such rows."""
+    """Read the rollouts' traces and convert them to rows. Raises UsageError if masking rules are given for the rows of a user's adapter."""
     if rules and reading.adapter:
         raise UsageError(
             f"masking rules do not know the rows of an adapter of your own ({reading.adapter}) and would leave texts in them: "
@@ -133,11 +132,11 @@ async def read(store: Store, reading: Reading, rules: Sequence[MaskRule], ids: S
 
 
 def functions_of(reading: Reading) -> Functions:
-    """The user's functions that it names. Raises UsageError."""
+    """Load the user's functions that `reading` names. Raises UsageError."""
     named = (reading.adapter, reading.reward_function, reading.filter)
     loaded = [load_function(name) if name else None for name in named]
     adapter = loaded[0]
-    return Functions(adapter() if isinstance(adapter, type) else adapter, *loaded[1:])  # a class is one of Agent Lightning's adapters
+    return Functions(adapter() if isinstance(adapter, type) else adapter, *loaded[1:])  # a class is an adapter of Agent Lightning
 
 
 async def _observed(store: Store, ids: Sequence[str], *, with_spans: bool) -> tuple[Traces, Sequence[Span]]:
@@ -165,7 +164,7 @@ async def _write(
     take: Any = reading.take
     bias = bias_of_attempts(traces, take=take, fill_reward=reading.fill_reward, reward_name=reading.reward)
     several = int(traces.calls.several_choices.sum())
-    told = {
+    figures = {
         "model_calls": len(traces.calls),
         "several_choices": several,
         "refused": dict(found.refused),
@@ -173,7 +172,7 @@ async def _write(
         "breaks": dict(found.breaks),
         "sha256": made.content,
     }
-    return {**report, **told}
+    return {**report, **figures}
 
 
 async def _compare(store: Store, pin: Pin, changes: dict[str, Any]) -> dict[str, Any]:

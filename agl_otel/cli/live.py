@@ -1,4 +1,4 @@
-"""A table that grows while training runs: one row for each step, the last ones on screen."""
+"""A live table of training steps."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from agl_otel.algorithms.grpo.report import StepReport
 
 ROWS_ON_SCREEN: Final = 12
-PLAIN_EVERY_STEPS: Final = 10  # where there is no terminal: a line now and then
+PLAIN_EVERY_STEPS: Final = 10  # steps per line without a terminal
 
 
 class LiveSteps:
-    """Show step reports as they come; use `with`. Without a terminal it prints a line every ten steps."""
+    """Context manager that shows the last ROWS_ON_SCREEN steps; without a terminal it prints every tenth step."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -35,7 +35,7 @@ class LiveSteps:
             self._live.stop()
 
     def add(self, step: StepReport) -> None:
-        """Show one more step."""
+        """Show a step."""
         self._rows.append(step)
         if self._live:
             self._live.update(self._table(), refresh=True)

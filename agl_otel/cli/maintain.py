@@ -1,11 +1,11 @@
-"""`agl-otel maintain`: the late pass, adoption, the schema, purges, retention, under a lease at the queue. `up` runs it as a service.
+"""`agl-otel maintain`: the late pass, adoption, the schema, purges and retention, under a lease at the queue. `up` runs it as a service.
 
-The work itself is collector/maintenance.py. With a ClickHouse server (AGL_CLICKHOUSE_URL) it runs here: this process opens the engine,
-which creates the schema, and writes. The embedded ClickHouse is opened by its collector alone, so the collector is asked to do it (and
-does so when it starts). Either way this process holds the lease, prolongs it while the pass runs, and remembers when the last pass began;
-that memory is a shortcut only: whoever takes the lease anew starts with a pass over everything.
+The passes are in collector/maintenance.py. On a ClickHouse server (AGL_CLICKHOUSE_URL) they run in this process, which also creates the
+schema. An embedded ClickHouse is open in its collector alone, so this process requests each pass from the collector. Either way it holds
+the lease and renews it during a pass. The start of the last pass is remembered, so that the next one covers only what is newer; a new
+holder of the lease begins with a full pass.
 
-As many of these may run as there are machines: one holds the lease, the others wait for it.
+Several maintainers may run, for example one per machine: one holds the lease, the others wait for it.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from agl_otel.types.options import Finite
 LEASE: Final = "maintain"
 LEASE_SECONDS: Final = 30.0
 INTERVAL_SECONDS: Final = 5.0
-SWEEP_SECONDS: Final = 6 * 3600.0  # how often a pass goes over everything
-PURGE_SECONDS: Final = 6 * 3600.0  # how often deleted rows are cleared from files: within 24 hours, also where one purge fails
-PURGE_AGAIN_SECONDS: Final = 3600.0  # after one that failed
-PRUNE_SECONDS: Final = 3600.0  # how often the queue is asked for rollouts that are past the retention
+SWEEP_SECONDS: Final = 6 * 3600.0  # between full passes
+PURGE_SECONDS: Final = 6 * 3600.0  # between purges: deleted rows leave all files within 24 hours, even if one purge fails
+PURGE_AGAIN_SECONDS: Final = 3600.0  # after a purge that failed
+PRUNE_SECONDS: Final = 3600.0  # between removals of rollouts past the retention
 Report = dict[str, float]
 Work = Callable[[float], Awaitable[Report]]
 Purge = Callable[[], Awaitable[None]]
@@ -53,11 +53,11 @@ _logger = logging.getLogger("agl_otel.maintain")
 
 
 class Maintainer:
-    """Runs `work(since)` under the lease, again and again. `holder` names this maintainer at the queue.
+    """Runs `work(since)` repeatedly under the lease, with `holder` as its name at the queue.
 
-    With `retention_days` it also has the queue forget rollouts that finished longer ago than that by `clock` (Unix seconds); ClickHouse
-    drops their spans by itself. `database` is the embedded queue's file, of which nothing holds them after that. `purge` clears what was
-    deleted from all files; it is called with the first pass and every PURGE_SECONDS.
+    With `retention_days` it also removes rollouts from the queue that finished longer ago than that by `clock` (Unix seconds) and
+    clears them from the embedded queue's file `database`; ClickHouse drops their spans by its TTL. `purge` clears deleted rows from
+    files; it is called in the first pass and every PURGE_SECONDS.
     """
 
     def __init__(
@@ -86,21 +86,21 @@ class Maintainer:
         self._swept = 0.0
 
     async def once(self) -> Report | None:
-        """One pass; None where somebody else holds the lease. Raises ConflictError where the lease is lost meanwhile."""
+        """Run one pass; None if another maintainer holds the lease. Raises ConflictError if the lease is lost during the pass."""
         if not await self._queue.lease(LEASE, self._holder, self._lease_seconds):
             self._since = 0.0
             return None
         task = asyncio.ensure_future(self._pass())
-        keeping = asyncio.ensure_future(self._keep())
+        renewal = asyncio.ensure_future(self._renew_lease())
         try:
-            await asyncio.wait({task, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, renewal}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                keeping.result()  # raises why the lease is not ours any more
+                renewal.result()  # raises the reason for the loss of the lease
             report = await task
         finally:
-            for future in (task, keeping):
+            for future in (task, renewal):
                 future.cancel()
-            await asyncio.gather(task, keeping, return_exceptions=True)
+            await asyncio.gather(task, renewal, return_exceptions=True)
         self._swept = self._swept if self._since else report["began"]
         self._since = report["began"] if report["began"] - self._swept < SWEEP_SECONDS else 0.0
         return report
@@ -131,14 +131,14 @@ class Maintainer:
         await self._purge_files()
         self._purge_at = now + PURGE_SECONDS
 
-    async def _keep(self) -> None:
+    async def _renew_lease(self) -> None:
         while True:
             await asyncio.sleep(self._lease_seconds / 3)
             if not await self._queue.lease(LEASE, self._holder, self._lease_seconds):
-                raise ConflictError("the lease for maintenance went to somebody else: this pass ends")
+                raise ConflictError("another maintainer holds the lease now: this pass ends")
 
     async def run(self, interval_seconds: float) -> NoReturn:
-        """Pass after pass until cancelled; what cannot be done now is tried again."""
+        """Run passes until cancelled; a failed pass is repeated."""
         failures = 0
         while True:
             try:
@@ -154,20 +154,20 @@ class Maintainer:
             await asyncio.sleep(interval_seconds)
 
     async def release(self) -> None:
-        """Give the lease back, if the queue is there to take it."""
+        """Release the lease if the queue is reachable."""
         with contextlib.suppress(AglError, TimeoutError):
             await asyncio.wait_for(self._queue.lease(LEASE, self._holder, 0), 2)
 
 
 @contextlib.asynccontextmanager
 async def maintainer(settings: Settings) -> AsyncGenerator[Maintainer]:
-    """A maintainer of the stack that the settings name; gives the lease back at the end."""
+    """Open a maintainer of the stack that the settings name; release its lease at the end."""
     token = settings.token.get_secret_value()
     async with contextlib.AsyncExitStack() as closers:
         queue = await closers.enter_async_context(QueueClient(queue_address(settings), token=token))
         stored = await closers.enter_async_context(stored_parts(settings, queue))
         if settings.clickhouse_db.startswith(CHDB_SCHEME):
-            work: Work = partial(ask, queue, stored.session)
+            work: Work = partial(request_pass, queue, stored.session)
         else:
             engine = await asyncio.to_thread(open_store, settings.clickhouse_db)
             closers.callback(engine.close)
@@ -180,30 +180,30 @@ async def maintainer(settings: Settings) -> AsyncGenerator[Maintainer]:
 
 
 def queue_address(settings: Settings) -> str:
-    """The queue's address: as the settings say, else of the stack that runs on the data directory, else the usual one."""
+    """Return the queue's address: from the settings, else of the stack running on the data directory, else the default."""
     return running_address(settings) or settings.queue_address
 
 
-async def ask(queue: QueueClient, session: aiohttp.ClientSession, since: float) -> Report:
-    """Have the stack's collector do one pass. Raises UnavailableError where there is none, or where it cannot."""
+async def request_pass(queue: QueueClient, session: aiohttp.ClientSession, since: float) -> Report:
+    """Request one pass from the stack's collector. Raises UnavailableError if there is no collector or its pass fails."""
     collectors = (await queue.describe()).collectors
     if not collectors:
-        raise UnavailableError("no collector has said where it is: start one with `agl-otel up`, or name a server with AGL_CLICKHOUSE_URL")
+        raise UnavailableError("no collector has registered: start one with `agl-otel up`, or name a server with AGL_CLICKHOUSE_URL")
     url = f"{collectors[0].rstrip('/')}/maintain"
     async with posting(session, url, body={"since": since}, seconds=None, unable="does no maintenance") as answer:
         return await answer.json()
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="One pass over everything, then end.")
+@click.option("--once", is_flag=True, help="Run one full pass, then end.")
 @click.option("--interval", default=INTERVAL_SECONDS, show_default=True, type=Finite(min=0.1), help="Seconds between passes.")
 @data_dir_option
 @store_option
 @json_option
 def maintain(once: bool, interval: float, data_dir: Path | None, store: str | None, as_json: bool) -> None:
-    """Keep a stack's stores in order; `up` runs this by itself.
+    """Maintain a stack's stores; `up` runs this as a service.
 
-    Identifies spans that came before what tells whose they are, makes rollouts of whole traces that belong to nobody
+    Identifies spans that arrived before the spans that carry their rollout's id, makes rollouts of unidentified traces
     (AGL_UNIDENTIFIED=adopt), creates the schema of a ClickHouse server, clears deleted rows from files, and removes finished rollouts older
     than retention_days from the queue. Several may run: one works, the others wait.
     """
@@ -227,7 +227,7 @@ def maintain(once: bool, interval: float, data_dir: Path | None, store: str | No
 
 @contextlib.asynccontextmanager
 async def serving(settings: Settings) -> AsyncGenerator[Serving]:
-    """A maintainer while it works."""
+    """Run a maintainer as a service."""
     async with maintainer(settings) as made:
         running = asyncio.ensure_future(made.run(INTERVAL_SECONDS))
         try:

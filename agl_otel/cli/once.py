@@ -1,4 +1,4 @@
-"""One attempt of any command, over a stack that runs or one started for the while: what `run` and `doctor` share."""
+"""Run a command as one attempt, on a running stack or a temporary one. Shared by `run` and `doctor`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from agl_otel.types import LLM, AttemptedRollout, EnqueueRolloutRequest, Rollout
 from agl_otel.types.columns import Traces
 
 _log = logging.getLogger(__name__)
-DEFAULT_UPSTREAM: Final = "https://api.openai.com/v1"  # where an OpenAI client goes when nobody says otherwise
+DEFAULT_UPSTREAM: Final = "https://api.openai.com/v1"  # the default of OpenAI's client
 
 
 @dataclass(frozen=True)
-class Once:
-    """One attempt and all that was observed of it."""
+class FinishedAttempt:
+    """One attempt with its stored traces and spans."""
 
     rollout: AttemptedRollout
     traces: Traces
@@ -39,15 +39,15 @@ class Once:
 @asynccontextmanager
 async def run_once(
     settings: Settings, command: Sequence[str], *, task: Any, timeout_seconds: float | None
-) -> AsyncGenerator[tuple[Store, Once]]:
-    """Run `command` as one attempt of a new rollout and read back what arrived; the stack lives as long as the block.
+) -> AsyncGenerator[tuple[Store, FinishedAttempt]]:
+    """Run `command` as one attempt of a new rollout and read back its spans; a temporary stack lives as long as the context.
 
-    The rollout is never in line, so that no other runner takes it, and its runner takes no other. The agent's model calls go through the
-    proxy to OPENAI_BASE_URL, else to the models of a stack that runs, else to OpenAI; that they do is said by resources of the rollout's
-    own, which are nobody's latest. OPENAI_API_KEY stays in the environment of this command and its proxy. A stack that is started for it
-    keeps all in the data directory: one over stores that others work with would give its rollout to their runners.
+    The rollout is started without being queued, so no other runner claims it. The agent's model calls go through the proxy to
+    OPENAI_BASE_URL, else to the models of the running stack, else to OpenAI: the rollout has resources of its own for this, which never
+    become the latest ones. OPENAI_API_KEY stays in the environment of this command and its proxy. A temporary stack stores everything
+    in the data directory, never in configured servers, where other stacks' runners could claim the rollout.
 
-    Raises UsageError where the command cannot be started, UnavailableError where the stack cannot.
+    Raises UsageError if the command cannot be started, UnavailableError if the stack cannot.
     """
     given = os.environ.get("OPENAI_BASE_URL", "")
     upstream = given or settings.upstream_url or DEFAULT_UPSTREAM
@@ -62,11 +62,11 @@ async def run_once(
         request = EnqueueRolloutRequest(input=task, mode="test", resources_id=resources.resources_id, config=config)
         rollout = await _run(store, agent, request, settings)
         traces = await store.traces([rollout])
-        yield store, Once(rollout, traces, await store.spans(rollout.rollout_id))
+        yield store, FinishedAttempt(rollout, traces, await store.spans(rollout.rollout_id))
 
 
 async def _run(store: Store, agent: CommandAgent, request: EnqueueRolloutRequest, settings: Settings) -> AttemptedRollout:
-    """Start the rollout for a runner that runs it alone; the finished rollout."""
+    """Start the rollout directly on a dedicated runner; return the finished rollout."""
     worker_id, stop = new_worker_id(), asyncio.Event()
     begun: asyncio.Future[AttemptedRollout] = asyncio.get_running_loop().create_future()
 
@@ -79,7 +79,7 @@ async def _run(store: Store, agent: CommandAgent, request: EnqueueRolloutRequest
             return []
         return [begun.result()]
 
-    alone = settings.model_copy(update={"runner_metrics_port": 0})  # a runner that stays may have that port
+    alone = settings.model_copy(update={"runner_metrics_port": 0})  # a permanent runner may use that port
     await run_runner(
         agent, store=store.description.queue, max_rollouts=1, worker_id=worker_id, stop=stop, claim=claim, settings=alone
     )  # fmt: skip
@@ -89,7 +89,7 @@ async def _run(store: Store, agent: CommandAgent, request: EnqueueRolloutRequest
 
 
 def _private(settings: Settings) -> Settings:
-    """`settings` where a stack runs that they name, else those of a private stack on the data directory."""
+    """Return `settings` if their stack is running, else those of a private stack on the data directory."""
     if running_address(settings):
         return settings
     if named := [f"AGL_{name.upper()}" for name in ("queue_url", "clickhouse_url") if getattr(settings, name)]:

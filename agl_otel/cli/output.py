@@ -1,6 +1,6 @@
-"""How commands print: as wide as a terminal, uncut where there is none; tables; text of others on one line.
+"""Print tables and untrusted text: cut to the width of a terminal, uncut in pipes and files.
 
-Control characters in that text are shown, never sent to the terminal, and rich markup in it is not interpreted.
+Control characters in untrusted text are escaped, and rich markup in it is not interpreted.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rich.text import Text
 from agl_otel.text import printable
 
 WIDEST_VALUE: Final = 60  # characters of a value on one line
-WIDEST_LINE: Final = 10_000  # characters of a line of a message, and of a cell where no terminal cuts it
+WIDEST_LINE: Final = 10_000  # characters of a line of a message, and of a table cell in a pipe or file
 WIDEST_OUTPUT: Final = 1 << 30
 
 
 def open_console(*, stderr: bool = False, highlight: bool = True) -> Console:
-    """Where a command prints: as wide as the terminal or COLUMNS; as wide as its lines where neither is, as in a pipe or a file."""
+    """Open the output of a command: as wide as the terminal or COLUMNS, else (in a pipe or file) of unlimited width."""
     made = Console(stderr=stderr, highlight=highlight)
     if not _has_width(made.file):
         made.width = WIDEST_OUTPUT
@@ -31,7 +31,7 @@ def open_console(*, stderr: bool = False, highlight: bool = True) -> Console:
 
 
 def table_of(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A table whose first column is never cut; in a pipe or a file no cell is. Nothing in it is markup: agents and workers wrote it."""
+    """Build a table. Its first column is never cut, and no cell is in a pipe or file. Cells are plain text, never markup."""
     table = Table(title=None if title is None else escape(printable(title)), title_justify="left")
     for number, column in enumerate(columns):
         table.add_column(Text(plain(column)), no_wrap=number == 0)
@@ -46,6 +46,6 @@ def _has_width(stream: IO[str]) -> bool:
 
 
 def plain(value: object, width: int = WIDEST_VALUE) -> str:
-    """`value` as one short line without control characters."""
+    """Format `value` as one line of at most `width` characters, with control characters escaped."""
     text = printable(str(value))
     return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,4 +1,4 @@
-"""The reward curve of a training run as a picture."""
+"""Plot the reward curve of a training run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def plot_rewards(rewards: Sequence[float], path: Path, *, title: str) -> Path:
-    """Write a PNG with the mean reward of each step and its running mean; returns the path."""
+    """Write a PNG with the mean reward of each step and its running mean over ten steps; return the path."""
     from matplotlib.figure import Figure  # slow to import, and only needed at the end of a run
 
     figure = Figure(figsize=(7, 4), layout="constrained")

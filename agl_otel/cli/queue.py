@@ -1,4 +1,4 @@
-"""`agl-otel queue`: how much waits, what failed for good, and removing what is old. Also how every command here reaches the queue."""
+"""`agl-otel queue`: count rollouts, list failed ones, remove old ones. Also `open_queue`, which all commands use."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from agl_otel.stack.supervisor import stack_for
 from agl_otel.types import AttemptedRollout, RolloutMode, RolloutStatus
 from agl_otel.types.options import Whole
 
-BOTH_STORES: Final = ("queue", "collector")  # what deleting needs
+BOTH_STORES: Final = ("queue", "collector")  # the services that deletion needs
 LONGEST: Final = 1e10  # seconds: three hundred years
 SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_SECONDS, "w": 7 * DAY_SECONDS}
 
 
 @contextlib.asynccontextmanager
 async def open_queue(data_dir: Path | None, store: str | None, *, only: Sequence[str] = ("queue",)) -> AsyncGenerator[QueueClient]:
-    """The queue of a running stack, or of a data directory at rest: then a queue (the services `only`) runs for the while.
+    """Open the queue of a running stack, else start the services `only` on the data directory for the duration of the context.
 
-    Raises SettingsError where there is neither a stack nor data.
+    Raises SettingsError if there is neither a stack nor data.
     """
     settings = settings_for(data_dir, store)
     setup_logging(settings.log_level if settings.log_level == "DEBUG" else "WARNING")
@@ -46,13 +46,13 @@ async def open_queue(data_dir: Path | None, store: str | None, *, only: Sequence
 
 
 def progress(*, silent: bool) -> Progress:
-    """A progress bar on stderr, for work that may be long."""
+    """Make a progress bar on stderr."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), disable=silent, transient=True)
 
 
 def clock(at: float | None) -> str:
-    """A time as people read it; with its day where that is not today."""
+    """Format a local time, with the date unless it is today's."""
     if at is None:
         return ""
     local = time.localtime(at)
@@ -60,24 +60,24 @@ def clock(at: float | None) -> str:
 
 
 def span_of_time(text: str) -> float:
-    """Seconds in `90s`, `15m`, `12h`, `30d`, `2w`. Raises UsageError."""
+    """Parse a duration such as `90s`, `15m`, `12h`, `30d` or `2w` to seconds. Raises UsageError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if found is not None and (seconds := float(found[1]) * SECONDS[found[2]]) < LONGEST:
         return seconds
-    raise UsageError(f"{text[:40]!r} is no span of time: write a number and s, m, h, d or w, as in 30d")
+    raise UsageError(f"{text[:40]!r} is not a span of time: write a number and s, m, h, d or w, as in 30d")
 
 
 async def rollout_ids_of(queue: QueueClient, statuses: Sequence[RolloutStatus], modes: Sequence[RolloutMode]) -> list[str]:
-    """The ids of all rollouts of these statuses and modes (none named: all), asked for in pages."""
+    """List the ids of all rollouts with these statuses and modes (none: all)."""
     found: list[str] = []
-    asked: dict[str, Any] = {"status_in": list(statuses) or None, "mode_in": list(modes) or None, "limit": CHUNK}
-    while page := await queue.query_rollouts(**asked, offset=len(found)):
+    query: dict[str, Any] = {"status_in": list(statuses) or None, "mode_in": list(modes) or None, "limit": CHUNK}
+    while page := await queue.query_rollouts(**query, offset=len(found)):
         found += [item.rollout_id for item in page]
     return found
 
 
 async def must_exist(queue: QueueClient, rollout_ids: Sequence[str]) -> list[str]:
-    """The ids, each once. Raises NotFoundError that names one that the queue does not know."""
+    """Return the ids without duplicates. Raises NotFoundError that names one that the queue does not know."""
     for start in range(0, len(rollout_ids), CHUNK):
         part = rollout_ids[start : start + CHUNK]
         known = {item.rollout_id for item in await queue.query_rollouts(rollout_id_in=part)}
@@ -88,7 +88,7 @@ async def must_exist(queue: QueueClient, rollout_ids: Sequence[str]) -> list[str
 
 @click.group()
 def queue() -> None:
-    """Look into the queue: how much waits, what failed for good; remove what is old."""
+    """Look at the queue: count rollouts, list failed ones, remove old ones."""
 
 
 @queue.command()
@@ -96,7 +96,7 @@ def queue() -> None:
 @store_option
 @json_option
 def stats(data_dir: Path | None, store: str | None, as_json: bool) -> None:
-    """Count rollouts by status, and say how long the next one has waited."""
+    """Count rollouts by status, and show how long the next one has waited."""
 
     async def main() -> None:
         async with open_queue(data_dir, store) as opened:
@@ -130,7 +130,7 @@ def stats(data_dir: Path | None, store: str | None, as_json: bool) -> None:
 @store_option
 @json_option
 def dead(modes: tuple[RolloutMode, ...], limit: int, data_dir: Path | None, store: str | None, as_json: bool) -> None:
-    """List what failed after its last attempt and why, the latest first.
+    """List rollouts that failed after their last attempt and why, the latest first.
 
     `agl-otel rollouts retry` puts them back into the queue.
     """
@@ -146,9 +146,9 @@ def dead(modes: tuple[RolloutMode, ...], limit: int, data_dir: Path | None, stor
         rows: list[tuple[object, ...]] = []
         for item in page:
             attempt = item.attempt if isinstance(item, AttemptedRollout) else None
-            tries = f"{attempt.sequence_id if attempt else 0} of {item.config.max_attempts}"
+            attempts = f"{attempt.sequence_id if attempt else 0} of {item.config.max_attempts}"
             why = item.reason or (attempt.error if attempt else None) or "set to failed"
-            rows.append((item.rollout_id, item.mode, tries, attempt.status if attempt else None, why, clock(item.end_time)))
+            rows.append((item.rollout_id, item.mode, attempts, attempt.status if attempt else None, why, clock(item.end_time)))
         open_console().print(table_of(f"{len(page)} of {page.total} dead", ("rollout", "mode", "attempts", "last", "why", "ended"), rows))
 
     run_async(main)
@@ -175,10 +175,10 @@ def prune(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """Remove finished rollouts that are old, with their attempts, spans and logs.
+    """Remove old finished rollouts with their attempts, spans and logs.
 
-    They leave every file within 24 hours, with --wait before this ends, as with `agl-otel rollouts delete`. Where retention_days is set,
-    the stack itself removes: the queue by `agl-otel maintain`, ClickHouse by the day of receipt.
+    They leave every file within 24 hours, or before the command ends with --wait, as with `agl-otel rollouts delete`. If retention_days
+    is set, the stack removes them itself: from the queue by `agl-otel maintain`, from ClickHouse by the day of receipt.
     """
     settings = settings_for(data_dir, store)
     days = settings.retention_days

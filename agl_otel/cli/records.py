@@ -1,4 +1,4 @@
-"""`agl-otel resources` and `agl-otel workers`: what agents are given, and who runs them."""
+"""`agl-otel resources` and `agl-otel workers`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def list_resources(all_versions: bool, limit: int, data_dir: Path | None, store:
 @store_option
 @json_option
 def show(resources_id: str | None, version: int | None, data_dir: Path | None, store: str | None, as_json: bool) -> None:
-    """Show one set of resources, or the latest; keys of models are not shown."""
+    """Show one set of resources, or the latest, without the keys of models."""
 
     async def main() -> None:
         async with open_queue(data_dir, store) as queue:
@@ -76,7 +76,7 @@ def show(resources_id: str | None, version: int | None, data_dir: Path | None, s
 
 @click.group()
 def workers() -> None:
-    """Look at workers: who claims rollouts."""
+    """Look at workers: the processes that claim rollouts."""
 
 
 @workers.command("ls")
@@ -86,7 +86,7 @@ def workers() -> None:
 @store_option
 @json_option
 def list_workers(statuses: tuple[WorkerStatus, ...], limit: int, data_dir: Path | None, store: str | None, as_json: bool) -> None:
-    """List workers, what they run and when they were last heard of."""
+    """List workers, what they run and their last heartbeats."""
 
     async def main() -> None:
         async with open_queue(data_dir, store) as queue:

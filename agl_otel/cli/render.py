@@ -1,6 +1,6 @@
-"""How a trace looks in a terminal: a tree of spans with rewards and token counts.
+"""Render a trace in a terminal as a tree of spans with rewards and token counts.
 
-Whatever an agent wrote is data: control characters are shown, never sent to the terminal, and rich markup is not interpreted.
+Agent output is untrusted: control characters are escaped, and rich markup is not interpreted.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ RESPONSE_ID: Final = "gen_ai.response.id"
 HTTP_METHODS: Final = frozenset({"GET", "POST", "HTTP"})
 """First words of the names of HTTP clients' spans, by OpenTelemetry's conventions; a model is called by POST."""
 PROMPT_TOKENS: Final = "prompt tokens"
-"""View-only attribute of a call: how many tokens its whole prompt has."""
+"""Display-only attribute of a call: number of tokens of its whole prompt."""
 CHOICES: Final = "choices"
-"""View-only attribute of a call that has several (n > 1): the token counts of their responses. It stands on the span of the first."""
+"""Display-only attribute of the first choice's span of a call with several choices (n > 1): token counts of all its responses."""
 NO_SAMPLING: Final[Mapping[str, Any]] = {}
 VERDICT_STYLES: Final = {"complete": "green", "incomplete": "red", "unproven": "yellow", "empty": "dim"}
 
@@ -46,9 +46,10 @@ def attempt_tree(
     messages: bool = False,
     sampling: Mapping[str, Any] = NO_SAMPLING,
 ) -> RenderableType:
-    """One attempt: a line about it, then its spans as a tree ordered by start time; seals are left out.
+    """Render one attempt: its status and verdict, then its spans as trees ordered by start time, without seals.
 
-    `messages` shows all messages of every model call; `sampling` is what the agent was asked to sample with: what differs is its own.
+    `messages` shows all messages of every model call. `sampling` are the parameters that the resources set; a call's deviations from
+    them are marked as the agent's own.
     """
     head = Text.assemble(
         ("rollout ", "dim"),
@@ -70,13 +71,13 @@ def attempt_tree(
 
 
 def verdict_lines(verdict: Verdict) -> list[Text]:
-    """Why a verdict is what it is, whole: what is missing, and what a person should know besides."""
+    """Format all reasons and notes of a verdict."""
     reasons = [Text(f"  - {printable(reason)}", "yellow") for reason in verdict.reasons]
     return reasons + [Text(f"  note: {printable(note)}", "dim") for note in verdict.notes]
 
 
 def span_trees(spans: Sequence[Span], *, messages: bool = False, sampling: Mapping[str, Any] = NO_SAMPLING) -> list[Tree]:
-    """One tree for each span whose parent is not among `spans`; spans that are their own ancestors stand alone at the end."""
+    """Build one tree for each span whose parent is not among `spans`; spans in a cycle follow as single nodes."""
     whole = _joined(_with_choices(_with_prompt_tokens(expand_spans(spans) if messages else spans)))
     shown = sorted((span for span in whole if span.name not in HIDDEN_SPANS), key=lambda span: (span.start_time or 0, span.sequence_id))
     label = partial(_with_messages if messages else span_label, sampling=sampling)
@@ -91,7 +92,7 @@ def span_trees(spans: Sequence[Span], *, messages: bool = False, sampling: Mappi
     for root in roots:
         tree = Tree(label(root), guide_style="dim")
         stack = [(tree, root)]
-        while stack:  # not recursive: an agent's trace may be deeper than Python's stack
+        while stack:  # iterative: an agent's trace may be deeper than Python's recursion limit
             node, span = stack.pop()
             left.pop(span.span_id, None)
             stack.extend((node.add(label(child)), child) for child in children.get(span.span_id, ()))
@@ -100,7 +101,7 @@ def span_trees(spans: Sequence[Span], *, messages: bool = False, sampling: Mappi
 
 
 def _with_prompt_tokens(spans: Sequence[Span]) -> list[Span]:
-    """The spans, those of calls with the length of their whole prompt; without it where the call that they extend is not there."""
+    """Add PROMPT_TOKENS to the spans of calls, unless an earlier call that they extend is missing."""
     prompts = expand_prompts(spans)
     return [_with_length(span, prompts) for span in spans]
 
@@ -114,7 +115,7 @@ def _with_length(span: Span, prompts: Mapping[SpanKey, Sequence[int]]) -> Span:
 
 
 def _with_choices(spans: Sequence[Span]) -> list[Span]:
-    """The spans, the first choice of each call that has several with the lengths of all their responses."""
+    """Add CHOICES to the first choice of each call with several."""
     lengths: dict[Place, list[int]] = {}
     for span in spans:
         if conventions.LLM_CALL in span.attributes:
@@ -130,19 +131,19 @@ def _with_lengths(span: Span, lengths: Sequence[int]) -> Span:
 
 
 def _joined(spans: Sequence[Span]) -> list[Span]:
-    """The spans with each model call as one: the agent's own span, if there is one, with what the proxy's span adds to it.
+    """Merge the spans of each model call: the agent's span, if there is one, gets the attributes of the proxy's.
 
-    An HTTP span between them goes too, where it is left without children.
+    An HTTP client span between them is removed if it has no other children.
     """
     found = pairs(map(_outline, spans))
     proxied = {pair.proxied for pair in found}
     by_key = {_key(span): span for span in spans}
-    tries: dict[SpanKey, list[Span]] = {}
+    of_agents: dict[SpanKey, list[Span]] = {}
     for pair in found:
-        tries.setdefault(pair.agents, []).append(by_key[pair.proxied])
+        of_agents.setdefault(pair.agents, []).append(by_key[pair.proxied])
     hidden = proxied | {key for pair in found for key in pair.between}
     hidden -= {(span.trace_id, span.parent_id) for span in spans if _key(span) not in hidden and span.parent_id}
-    return [_with(span, tries.get(_key(span), ())) for span in spans if _key(span) not in hidden]
+    return [_merged(span, of_agents.get(_key(span), ())) for span in spans if _key(span) not in hidden]
 
 
 def _key(span: Span) -> SpanKey:
@@ -169,20 +170,20 @@ def _is_proxied(span: Span) -> bool:
 
 
 def _is_model_call(span: Span) -> bool:
-    """Whether an instrumentation recorded a call of a model, as far as it can be known."""
+    """Return whether the span looks like an instrumentation's model call."""
     return "gen_ai.request.model" in span.attributes or dialect_of(span) is not None
 
 
-def _with(span: Span, proxied: Sequence[Span]) -> Span:
+def _merged(span: Span, proxied: Sequence[Span]) -> Span:
     if not proxied:
         return span
-    last = proxied[-1]  # of several tries the one that the agent used
+    last = proxied[-1]  # of several retries, the one whose response the agent got
     tries = {"model call": f"{len(proxied)} tries"} if len({s.attributes.get(conventions.LLM_CALL) for s in proxied}) > 1 else {}
     return span.model_copy(update={"attributes": {**last.attributes, **span.attributes, **tries}})
 
 
 def span_label(span: Span, sampling: Mapping[str, Any] = NO_SAMPLING) -> Text:
-    """The line for one span: name, duration, and what makes it worth looking at."""
+    """Format the line of one span: name, duration, model, tokens, messages, rewards and errors."""
     text = Text(plain(span.name), "bold")
     if span.start_time is not None and span.end_time is not None and span.end_time > span.start_time:
         text.append(f"  {1000 * (span.end_time - span.start_time):.1f} ms", "dim")
@@ -194,7 +195,7 @@ def span_label(span: Span, sampling: Mapping[str, Any] = NO_SAMPLING) -> Text:
 
 
 def _with_messages(span: Span, sampling: Mapping[str, Any]) -> Text:
-    """The line for a span, and below it all messages of a model call."""
+    """Format the line of a span, followed by all messages of a model call."""
     text = span_label(span, sampling)
     prompt, reply, _ = written(span) if _is_model_call(span) or _is_proxied(span) else NO_MESSAGES
     for message in (*prompt, *reply):

@@ -50,7 +50,7 @@ Change = Callable[[QueueClient, list[str]], Awaitable[int]]
 
 
 class _Rollouts(click.Group):
-    """Without the name of a command it is `ls`."""
+    """A group whose default command is `ls`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
@@ -59,7 +59,7 @@ class _Rollouts(click.Group):
 
 
 def selection(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what names rollouts: ids, or filters."""
+    """Add the arguments that select rollouts: ids, or filters."""
     for decorate in (
         click.option("--mode", "modes", multiple=True, type=click.Choice(get_args(RolloutMode)), help="Only these modes (repeatable)."),
         click.option("--status", "statuses", multiple=True, type=click.Choice(get_args(RolloutStatus)), help="Only these (repeatable)."),
@@ -85,29 +85,29 @@ rollouts.add_command(prune)
 @store_option
 @click.option("--status", "status_in", multiple=True, type=click.Choice(get_args(RolloutStatus)), help="Only these statuses (repeatable).")
 @click.option("--mode", "mode_in", multiple=True, type=click.Choice(get_args(RolloutMode)), help="Only these modes (repeatable).")
-@click.option("--run", help="Only of this run: what `metadata.run` names, else the set of resources.")
+@click.option("--run", help="Only of this run: a rollout's `metadata.run`, else its set of resources.")
 @click.option("--input", "input_contains", metavar="TEXT", help="Only those with this text in their input, of the latest 100,000.")
 @click.option(
     "--output",
     "replied",
     metavar="TEXT",
-    help="Only those with this text in the last reply of a model, of the latest 500 that match all else.",
+    help="Only those with this text in the model's last reply, of the latest 500 that match otherwise.",
 )
-@click.option("--attempts", type=Whole(0), default=0, metavar="N", help="Only those with so many attempts, or more.")
+@click.option("--attempts", type=Whole(0), default=0, metavar="N", help="Only those with at least N attempts.")
 @click.option("--limit", type=Whole(0), default=20, show_default=True)
 @json_option
 def list_(data_dir: Path | None, store: str | None, as_json: bool, limit: int, attempts: int, replied: str | None, **chosen: Any) -> None:
     """List rollouts, the newest first."""
-    asked: dict[str, Any] = {name: value or None for name, value in chosen.items()}
-    asked |= {"attempts_from": attempts, "sort_order": "desc", "limit": limit}
+    query: dict[str, Any] = {name: value or None for name, value in chosen.items()}
+    query |= {"attempts_from": attempts, "sort_order": "desc", "limit": limit}
 
     async def main() -> None:
         if replied:
             async with open_store(settings_for(data_dir, store)) as opened:
-                page = await opened.rollouts(RolloutQuery(output_contains=replied, **asked))
+                page = await opened.rollouts(RolloutQuery(output_contains=replied, **query))
         else:
             async with open_queue(data_dir, store) as queue:
-                page = await queue.query_rollouts(**asked)
+                page = await queue.query_rollouts(**query)
         if as_json:
             cut = {} if page.searched is None else {"searched": page.searched}
             print_json({"total": page.total, **cut, "items": [_dumped(item) for item in page]})
@@ -135,7 +135,7 @@ def _row(item: Rollout) -> tuple[object, ...]:
 @store_option
 @json_option
 def show(rollout_id: str, data_dir: Path | None, store: str | None, as_json: bool) -> None:
-    """Show one rollout and its attempts: how each ended, its verdict and why, its whole error, and what its agent printed.
+    """Show one rollout and its attempts: status, verdict and reasons, the full error, and the agent's output.
 
     `agl-otel traces show` shows its spans. ROLLOUT_ID may be shortened to any part that only one rollout has.
     """
@@ -166,7 +166,7 @@ def show(rollout_id: str, data_dir: Path | None, store: str | None, as_json: boo
 
 @dataclass(frozen=True)
 class _Seen:
-    """What the trace store knows of the attempts of one rollout."""
+    """Verdicts and output of a rollout's attempts, from the trace store."""
 
     verdicts: dict[str, Verdict] = field(default_factory=dict[str, Verdict])
     printed: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
@@ -174,7 +174,7 @@ class _Seen:
 
 
 async def _observed(opened: Store, item: Rollout, attempts: Sequence[Attempt]) -> _Seen:
-    """Verdicts and output; what is known of the queue is shown where the trace store is away."""
+    """Read verdicts and output of ended attempts. An unavailable trace store is reported, so that the queue's part is still shown."""
     try:
         traces = await opened.traces([item], deadline_seconds=0)
         printed = await opened.reader.printed(item.rollout_id)
@@ -200,9 +200,9 @@ def _print_attempt(console: Console, attempt: Attempt, seen: _Seen) -> None:
 
 
 def _times(attempt: Attempt) -> str:
-    times = {"started": attempt.start_time, "ended": attempt.end_time, "last heard of": attempt.last_heartbeat_time}
-    told = [f"{what} {clock(moment)}" for what, moment in times.items() if moment is not None]
-    return ", ".join([*([f"worker {attempt.worker_id}"] if attempt.worker_id else []), *told])
+    times = {"started": attempt.start_time, "ended": attempt.end_time, "last heartbeat": attempt.last_heartbeat_time}
+    parts = [f"{what} {clock(moment)}" for what, moment in times.items() if moment is not None]
+    return ", ".join([*([f"worker {attempt.worker_id}"] if attempt.worker_id else []), *parts])
 
 
 def _text(value: object) -> str:
@@ -210,7 +210,7 @@ def _text(value: object) -> str:
 
 
 async def one_rollout(queue: QueueClient, part: str) -> Rollout:
-    """The rollout with this id, or the only one that has it as a part of its id. Raises NotFoundError."""
+    """Return the rollout with this id, or the only one whose id contains it. Raises NotFoundError."""
     page = await queue.query_rollouts(rollout_id_in=[part]) or await queue.query_rollouts(rollout_id_contains=part, limit=2)
     if len(page) != 1:
         what = f"{page.total} rollouts have {part!r} in their id: write more of it" if page else f"no rollout {part!r}"
@@ -234,7 +234,7 @@ def wait(
 ) -> None:
     """Wait until rollouts have ended: those named, those of a status or mode, or all that are open now.
 
-    The exit code is 0 where all succeeded, else 1.
+    The exit code is 0 if all succeeded, else 1.
     """
 
     async def main() -> bool:
@@ -263,7 +263,7 @@ def _open() -> Statuses:
 
 
 async def _selected(queue: QueueClient, ids: Sequence[str], statuses: Statuses, modes: Modes) -> list[str]:
-    """The ids that were named, all of which must exist; without any, those that the filters match. Raises NotFoundError."""
+    """Return the given ids; without any, those that the filters match. Raises NotFoundError for an unknown id."""
     return await must_exist(queue, ids) if ids else await rollout_ids_of(queue, statuses, modes)
 
 
@@ -279,7 +279,7 @@ def _change(
     statuses: Statuses,
     modes: Modes,
 ) -> None:
-    """Do something to rollouts, in calls of some hundred each."""
+    """Change the selected rollouts, CHUNK per call."""
     _check_named(rollout_ids, statuses, modes)
 
     async def main() -> None:
@@ -292,7 +292,7 @@ def _change(
 
 def _check_named(rollout_ids: Sequence[str], statuses: Statuses, modes: Modes) -> None:
     if not (rollout_ids or statuses or modes):
-        raise UsageError("say which rollouts: their ids, --status or --mode")
+        raise UsageError("select rollouts by their ids, --status or --mode")
 
 
 async def _in_chunks(what: str, ids: Sequence[str], change: Callable[[list[str]], Awaitable[int]], *, as_json: bool) -> None:
@@ -309,11 +309,15 @@ async def _in_chunks(what: str, ids: Sequence[str], change: Callable[[list[str]]
 
 
 def _to(status: RolloutStatus, *, only: frozenset[str]) -> Change:
-    """Give rollouts this status, where they have one of `only`."""
+    """Return a change that sets this status on rollouts whose status is one of `only`."""
 
     async def change(queue: QueueClient, ids: list[str]) -> int:
-        wanted = [item.rollout_id for item in await queue.query_rollouts(rollout_id_in=ids) if item.status in only]
-        return len(await queue.update_rollouts([RolloutUpdate(rollout_id=name, status=status) for name in wanted])) if wanted else 0
+        updates = [
+            RolloutUpdate(rollout_id=item.rollout_id, status=status)
+            for item in await queue.query_rollouts(rollout_id_in=ids)
+            if item.status in only
+        ]
+        return len(await queue.update_rollouts(updates)) if updates else 0
 
     return change
 
@@ -321,7 +325,7 @@ def _to(status: RolloutStatus, *, only: frozenset[str]) -> Change:
 @rollouts.command()
 @selection
 def cancel(**selected: Any) -> None:
-    """Cancel rollouts that have not ended; a running agent is ended with its runner's next heartbeat."""
+    """Cancel rollouts that have not ended; a running agent is stopped at its runner's next heartbeat."""
     _change("cancelled", _to("cancelled", only=frozenset(_open())), _open(), **selected)
 
 
@@ -350,9 +354,9 @@ def delete(
 ) -> None:
     """Remove rollouts, with their attempts, spans and logs.
 
-    Ids that the queue does not know are taken, too: what is stored of them is removed. So a deletion that was cut short can be repeated.
-    Spans that arrive later are stored all the same. What is deleted is found by no query when this ends, and is in no file within
-    24 hours (`agl-otel maintain`, a part of `up`, clears them), with --wait when this ends.
+    Ids that the queue does not know are accepted, and their spans and logs removed, so that an interrupted deletion can be repeated.
+    Spans that arrive later are stored. Deleted data are invisible to queries when this command ends, and leave every file within 24 hours
+    (`agl-otel maintain`, a part of `up`, clears them), or before it ends with --wait.
     """
     _check_named(rollout_ids, statuses, modes)
     if not yes and not as_json:
@@ -382,12 +386,12 @@ def delete(
     type=Finite(min=0),
     default=UNRESPONSIVE_SECONDS,
     show_default=True,
-    help="Seconds of silence after which an attempt's runner is taken for dead (0: never); heartbeats come every 5 s. "
+    help="Seconds without a heartbeat after which an attempt's runner counts as dead (0: never); heartbeats come every 5 s. "
     "For lines that name none.",
 )
 @click.option("--priority", type=Whole(), default=0, show_default=True, help="Higher ones are claimed first; for lines that name none.")
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="For runners that serve only some (repeatable).")
-@click.option("--key", help="With the same key the same file is enqueued once, however often this runs.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Label for runners that claim by label (repeatable).")
+@click.option("--key", help="Idempotency key: repeating the command with the same key and file enqueues nothing new.")
 @data_dir_option
 @store_option
 @json_option
@@ -407,13 +411,13 @@ def enqueue(
 ) -> None:
     """Enqueue tasks from a file.
 
-    A line is the task itself (any JSON value), or an object with `input` and nothing but fields of a rollout: mode, resources_id,
-    config, metadata, rollout_id, priority, not_before, labels. A wrong line is named, and nothing is enqueued. JSON is strict: neither
-    NaN nor numbers beyond a double's range.
+    A line is the task itself (any JSON value), or an object with `input` and only fields of a rollout: mode, resources_id, config,
+    metadata, rollout_id, priority, not_before, labels. An invalid line is named, and nothing is enqueued. JSON is strict: neither NaN
+    nor numbers beyond a double's range.
 
-    An attempt whose runner is silent for --unresponsive seconds has ended: its rollout is run again while --max-attempts allows it,
-    else it has failed. These options hold for what a line's own config does not name: `"unresponsive_seconds": null` in it waits
-    without an end.
+    An attempt whose runner sends no heartbeat for --unresponsive seconds ends: its rollout runs again if --max-attempts allows it, else
+    it has failed. These options apply to fields that a line's own config does not set: `"unresponsive_seconds": null` there waits
+    for ever.
     """
     config = RolloutConfig(max_attempts=max_attempts, timeout_seconds=timeout_seconds, unresponsive_seconds=unresponsive_seconds or None)
     if max_attempts > 1:
@@ -440,14 +444,14 @@ def enqueue(
 
 
 def request_of(line: bytes, where: str, defaults: dict[str, Any]) -> EnqueueRolloutRequest:
-    """What one line of a file of tasks asks for. Raises UsageError that names the line."""
+    """Parse one line of a file of tasks. Raises UsageError that names the line."""
     try:
         value = strict_json(line.decode())
         is_request = isinstance(value, dict) and "input" in value and FIELDS.issuperset(value)
-        asked: dict[str, Any] = {**defaults, **(value if is_request else {"input": value})}
-        if isinstance(asked["config"], dict):
-            asked["config"] = {**defaults["config"], **asked["config"]}
-        request = EnqueueRolloutRequest.model_validate(asked)
+        fields: dict[str, Any] = {**defaults, **(value if is_request else {"input": value})}
+        if isinstance(fields["config"], dict):
+            fields["config"] = {**defaults["config"], **fields["config"]}
+        request = EnqueueRolloutRequest.model_validate(fields)
         if request.rollout_id is not None:
             check_id(request.rollout_id, "rollout id")
         if request.mode == ADOPTED:

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from agl_otel.cli.common import data_dir_option, json_option, run_async, settings_for, setup_logging, store_option
-from agl_otel.cli.look import show_rollout
 from agl_otel.cli.once import run_once
 from agl_otel.cli.output import open_console
+from agl_otel.cli.traces import show_rollout
 from agl_otel.errors import AgentError, UsageError
 from agl_otel.types.options import Finite
 from agl_otel.types.strict import strict_json, why_no_json
@@ -30,9 +30,9 @@ def run(
     \b
       agl-otel run -- python my_agent.py "What is 2 + 2?"
 
-    A Python command runs under opentelemetry-instrument, unmodified. Its model calls pass through the proxy to OPENAI_BASE_URL, else
-    to the models of the stack that runs, else to OpenAI, with OPENAI_API_KEY. No other runner takes it, and nobody else's rollouts get
-    its model. Everything is kept in --data-dir. Exits with 1 where the command failed.
+    A Python command runs under opentelemetry-instrument, unmodified. Its model calls go through the proxy to OPENAI_BASE_URL, else
+    to the models of the running stack, else to OpenAI, with OPENAI_API_KEY. No other runner claims it, and no other rollout uses its
+    model. Everything is stored in --data-dir. Exits with 1 if the command failed.
     """
     setup_logging()
     settings = settings_for(data_dir, store)
@@ -47,7 +47,7 @@ def run(
 
 
 def parse_task(text: str) -> object:
-    """The task that --task holds. Raises UsageError where it is not JSON."""
+    """Parse --task. Raises UsageError if it is not JSON."""
     try:
         return strict_json(text)
     except ValueError as error:

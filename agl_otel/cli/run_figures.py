@@ -1,4 +1,4 @@
-"""What `agl-otel runs` works out of what it has read of runs. Pure: no store, no terminal."""
+"""Figures of `agl-otel runs`, computed from the data of runs. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from agl_otel.traces.figures import Curve, CurvePoint
 from agl_otel.types import Run, TrainingStep
 
 REWARDS: Final = ("reward", "val_reward")
-"""Metrics of every run that has rewards: means over the rollouts of a step, apart for mode val."""
+"""Metrics of every run with rewards: means over the rollouts of a step; val_reward is that of mode val."""
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _WIDEST: Final = 60  # characters of a sparkline
 
 
 @dataclass(frozen=True)
-class Look:
-    """One run, as both stores and its folder tell of it."""
+class RunReport:
+    """The data of one run from the queue, the trace store and its folder."""
 
     run_id: str
     run: Run | None
     steps: Sequence[TrainingStep]
     curve: Curve
     verdicts: Mapping[str, int]
-    """Of the rollouts that ended last."""
+    """{verdict: count} of the rollouts that ended last."""
     alarms: int
     configuration: Mapping[str, Any] | None
-    """Options by name, those of an inner table as `outer.inner`; None where its folder was not given."""
+    """Options by name, those of a nested table as `outer.inner`; None if the run's folder was not given."""
 
     @property
     def start_time(self) -> float:
-        """Unix seconds of its first rollout or step."""
+        """Unix seconds at which its first rollout or step started."""
         return min([*([self.run.start_time] if self.run else []), *(step.start_time for step in self.steps)])
 
     @property
     def seconds(self) -> float:
-        """From there to the end of the last that has ended."""
+        """Seconds from `start_time` to the last end of a rollout or step."""
         ends = [*([self.run.end_time] if self.run and self.run.end_time else []), *(step.end_time for step in self.steps)]
         return max(0.0, max(ends, default=self.start_time) - self.start_time)
 
     def series(self) -> dict[str, dict[int, float]]:
-        """{metric: {step: value}}: REWARDS, tokens, and whatever numbers the algorithm told of its steps."""
+        """Return {metric: {step: value}}: REWARDS, tokens, and the metrics that the algorithm recorded for its steps."""
         found: dict[str, dict[int, float]] = {name: {} for name in REWARDS}
         for name, validates in zip(REWARDS, (False, True), strict=True):
             of_step: dict[int, list[CurvePoint]] = {}
@@ -63,7 +63,7 @@ class Look:
         return {name: values for name, values in found.items() if values}
 
     def totals(self) -> dict[str, Any]:
-        """Sums over the run, and its last and best mean reward of a step."""
+        """Return sums over the run, and the last and best step's mean reward."""
         rewards = self.series().get("reward") or self.series().get("reward_mean") or {}
         return {
             "prompt_tokens": sum(point.prompt_tokens for point in self.curve.points),
@@ -74,8 +74,8 @@ class Look:
             "best_reward": round(max(rewards.values()), 6) if rewards else None,
         }
 
-    def told(self) -> dict[str, Any]:
-        """All of it, as one JSON object."""
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
         return {
             "run_id": self.run_id,
             "rollouts": self.run.model_dump() if self.run else None,
@@ -91,46 +91,46 @@ class Look:
         }
 
 
-def chosen_metrics(looks: Sequence[Look], asked: Sequence[str]) -> list[str]:
-    """The metrics to show; unless told, the rewards of rollouts, else the mean rewards that steps told.
+def chosen_metrics(reports: Sequence[RunReport], requested: Sequence[str]) -> list[str]:
+    """Return the metrics to show: the requested ones, else rewards of rollouts, else the steps' own mean rewards.
 
-    Raises UsageError for one that no run has.
+    Raises UsageError for a metric that no run has.
     """
-    known = {name for look in looks for name in look.series()}
-    for name in asked:
+    known = {name for report in reports for name in report.series()}
+    for name in requested:
         if name not in known:
             raise UsageError(f"no run has a metric {name!r}: there are {', '.join(sorted(known)) or 'none'}")
-    return [*dict.fromkeys(asked)] or [name for name in (*REWARDS, "reward_mean") if name in known][:2]
+    return [*dict.fromkeys(requested)] or [name for name in (*REWARDS, "reward_mean") if name in known][:2]
 
 
-def differences(looks: Sequence[Look]) -> dict[str, list[Any]]:
-    """{option: its value in each run} of those that differ between the runs whose configuration is at hand; None where one has it not."""
-    at_hand = [look.configuration for look in looks if look.configuration is not None]
-    names = sorted({name for each in at_hand for name in each})
+def differences(reports: Sequence[RunReport]) -> dict[str, list[Any]]:
+    """Return {option: its value in each run} for options that differ between runs of known configuration; None for an absent option."""
+    configured = [report.configuration for report in reports if report.configuration is not None]
+    names = sorted({name for each in configured for name in each})
     return {
-        name: [None if look.configuration is None else look.configuration.get(name) for look in looks]
+        name: [None if report.configuration is None else report.configuration.get(name) for report in reports]
         for name in names
-        if any(each.get(name) != at_hand[0].get(name) for each in at_hand)
+        if any(each.get(name) != configured[0].get(name) for each in configured)
     }
 
 
-def cost_of(look: Look, price: tuple[float, float] | None) -> float | None:
-    """What its tokens cost at these prices of a million prompt and response tokens. Tokens are those that our proxy recorded."""
+def cost_of(report: RunReport, price: tuple[float, float] | None) -> float | None:
+    """Compute the cost of the tokens recorded by the proxy, at prices per million (prompt, response) tokens; None without prices."""
     if price is None:
         return None
-    totals = look.totals()
+    totals = report.totals()
     return (totals["prompt_tokens"] * price[0] + totals["response_tokens"] * price[1]) / 1e6
 
 
 def thinned(steps: Sequence[int], points: int) -> list[int]:
-    """At most so many of them, evenly, the first and the last always."""
+    """Return at most `points` of the steps, evenly spaced, including the first and the last."""
     if len(steps) <= points:
         return [*steps]
     return [steps[round(place * (len(steps) - 1) / (points - 1))] for place in range(points)]
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A curve as one line of text."""
+    """Draw a curve as one line of text."""
     shown = [values[place] for place in thinned(range(len(values)), _WIDEST)]
     low, high = min(shown), max(shown)
     return "".join(_BLOCKS[int((value - low) / (high - low) * (len(_BLOCKS) - 1)) if high > low else 0] for value in shown)

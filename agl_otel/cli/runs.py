@@ -1,7 +1,7 @@
-"""`agl-otel runs`: runs of rollouts and of training, side by side: rewards, verdicts, tokens, cost, and what was configured otherwise.
+"""`agl-otel runs`: list, show and compare runs: rewards, verdicts, tokens, cost and differences in configuration.
 
-A run is what rollouts share (Run) and what training told of its steps (TrainingRun): where both have one id, it is one run here.
-What is worked out of them is in run_figures.py.
+A run joins the rollouts of the queue (Run) with the recorded training steps (TrainingRun) of the same id. Figures are computed in
+run_figures.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.text import Text
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.output import open_console, plain, table_of
 from agl_otel.cli.queue import clock
-from agl_otel.cli.run_figures import Look, chosen_metrics, cost_of, differences, sparkline, thinned
+from agl_otel.cli.run_figures import RunReport, chosen_metrics, cost_of, differences, sparkline, thinned
 from agl_otel.cli.training_steps import configuration_of, run_id_of
 from agl_otel.errors import NotFoundError
 from agl_otel.queue.lifecycle import FINISHED
@@ -29,16 +29,16 @@ from agl_otel.traces.figures import Curve, curve_of
 from agl_otel.types import Run, TrainingRun
 from agl_otel.types.options import Finite, Whole
 
-JUDGED: Final = 1000  # rollouts whose verdicts are counted: those that ended last
+VERDICT_ROLLOUTS: Final = 1000  # the rollouts that ended last, whose verdicts are counted
 _price_option: Any = click.option(
-    "--price", nargs=2, type=Finite(0), metavar="PROMPT RESPONSE", help="What a million prompt and response tokens cost."
+    "--price", nargs=2, type=Finite(0), metavar="PROMPT RESPONSE", help="Price of a million prompt and response tokens."
 )
-_points_option: Any = click.option("--points", type=Whole(2), default=20, show_default=True, help="At most so many steps.")
+_points_option: Any = click.option("--points", type=Whole(2), default=20, show_default=True, help="Show at most so many steps.")
 
 
 @click.group()
 def runs() -> None:
-    """List runs, look at one, or hold several against each other.
+    """List runs, show one, or compare several.
 
     RUN is a run's id (or that of the resources its rollouts use), or its folder.
     """
@@ -61,7 +61,7 @@ def ls(limit: int, data_dir: Path | None, store: str | None, as_json: bool) -> N
         order = sorted(started, key=lambda run_id: started[run_id], reverse=True)
         rows = [(run_id, known.get(run_id), trained.get(run_id)) for run_id in order[:limit]]
         if as_json:
-            print_json({"total": len(order), "items": [_told(*row) for row in rows]})
+            print_json({"total": len(order), "items": [_as_json(*row) for row in rows]})
         else:
             open_console().print(table_of(f"{len(rows)} of {len(order)} runs", _LISTED, [_line(*row) for row in rows]))
 
@@ -81,18 +81,18 @@ def show(run: str, price: tuple[float, float] | None, points: int, data_dir: Pat
 
     async def main() -> None:
         async with open_store(settings) as opened:
-            look = await look_at(opened, run)
+            report = await read_run(opened, run)
         if as_json:
-            print_json({**look.told(), "cost": cost_of(look, price)})
+            print_json({**report.as_json(), "cost": cost_of(report, price)})
             return
         console = open_console()
-        console.print(table_of(look.run_id, ("what", "how much"), _summary(look, price)))
-        for name, series in look.series().items():
+        console.print(table_of(report.run_id, ("what", "how much"), _summary(report, price)))
+        for name, series in report.series().items():
             if name in ("reward", "val_reward"):
                 low, high = min(series.values()), max(series.values())
                 line = f"{name} {sparkline([series[step] for step in sorted(series)])} from {low:.4g} to {high:.4g}"
                 console.print(Text(line))
-        console.print(_by_step([look], chosen_metrics([look], ())[:4], points, title=f"by {look.curve.by}"))
+        console.print(_by_step([report], chosen_metrics([report], ())[:4], points, title=f"by {report.curve.by}"))
 
     run_async(main)
 
@@ -114,34 +114,34 @@ def compare(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """Hold runs against each other: what was configured otherwise (of runs given as folders), totals, and metrics by step."""
+    """Compare runs: differences in configuration (of runs given as folders), totals, and metrics by step."""
     settings = _begin(data_dir, store)
 
     async def main() -> None:
         async with open_store(settings) as opened:
-            looks = [await look_at(opened, each) for each in runs]
-        names = chosen_metrics(looks, metrics)
+            reports = [await read_run(opened, each) for each in runs]
+        names = chosen_metrics(reports, metrics)
         if as_json:
-            told = [{**look.told(), "cost": cost_of(look, price)} for look in looks]
-            print_json({"runs": told, "differences": differences(looks), "metrics": names})
+            described = [{**report.as_json(), "cost": cost_of(report, price)} for report in reports]
+            print_json({"runs": described, "differences": differences(reports), "metrics": names})
             return
-        console, heads = open_console(), [look.run_id for look in looks]
-        unknown = [look.run_id for look in looks if look.configuration is None]
-        changed = [(name, *values) for name, values in differences(looks).items()]
+        console, headings = open_console(), [report.run_id for report in reports]
+        unknown = [report.run_id for report in reports if report.configuration is None]
+        changed = [(name, *values) for name, values in differences(reports).items()]
         if changed:
-            console.print(table_of("configured otherwise", ("option", *heads), changed))
+            console.print(table_of("differences in configuration", ("option", *headings), changed))
         if unknown:
-            console.print(f"no configuration is at hand of {', '.join(map(plain, unknown))}: give the run's folder", style="dim")
-        rows = zip(*(_summary(look, price) for look in looks), strict=True)
-        console.print(table_of("totals", ("what", *heads), [(row[0][0], *(value for _, value in row)) for row in rows]))
+            console.print(f"the configuration of {', '.join(map(plain, unknown))} is unknown: give the run's folder", style="dim")
+        rows = zip(*(_summary(report, price) for report in reports), strict=True)
+        console.print(table_of("totals", ("what", *headings), [(row[0][0], *(value for _, value in row)) for row in rows]))
         for name in names:
-            console.print(_by_step(looks, [name], points, title=name))
+            console.print(_by_step(reports, [name], points, title=name))
 
     run_async(main)
 
 
-async def look_at(store: Store, run: str) -> Look:
-    """Everything that is known of a run. Raises NotFoundError where neither store knows it, DataError for a damaged folder."""
+async def read_run(store: Store, run: str) -> RunReport:
+    """Read all data of a run. Raises NotFoundError if neither store knows it, DataError for a damaged folder."""
     run_id = run_id_of(run)
     known, steps, members = await asyncio.gather(
         store.queue.query_runs(run_id), store.training_steps(run_id), store.queue.query_run_members(run_id)
@@ -152,13 +152,13 @@ async def look_at(store: Store, run: str) -> Look:
     if members.rollout_ids:
         table = await store.reader.run_figures(members.rollout_ids)
         curve = await asyncio.to_thread(curve_of, members, table, frozenset(FINISHED))
-        ended = await store.queue.query_rollouts(run=run_id, status_in=sorted(FINISHED), sort_order="desc", limit=JUDGED)
+        ended = await store.queue.query_rollouts(run=run_id, status_in=sorted(FINISHED), sort_order="desc", limit=VERDICT_ROLLOUTS)
         ids = [rollout.rollout_id for rollout in ended]
         attempts = await store.queue.query_attempts(ids, latest_only=True) if ids else []
         found = await store.reader.figures(list(attempts))
         verdicts = Counter(each.verdict.kind for each in found)
         alarms = sum(each.verdict.alarm for each in found)
-    return Look(run_id, known[0] if known else None, steps, curve, dict(verdicts), alarms, configuration_of(run))
+    return RunReport(run_id, known[0] if known else None, steps, curve, dict(verdicts), alarms, configuration_of(run))
 
 
 def _begin(data_dir: Path | None, store: str | None) -> Settings:
@@ -186,29 +186,29 @@ def _line(run_id: str, run: Run | None, trained: TrainingRun | None) -> tuple[ob
     )
 
 
-def _told(run_id: str, run: Run | None, trained: TrainingRun | None) -> dict[str, Any]:
+def _as_json(run_id: str, run: Run | None, trained: TrainingRun | None) -> dict[str, Any]:
     return {"run_id": run_id, "rollouts": run.model_dump() if run else None, "training": trained.model_dump() if trained else None}
 
 
-def _summary(look: Look, price: tuple[float, float] | None) -> list[tuple[str, object]]:
-    """(what, how much); the same lines for every run."""
-    totals, run = look.totals(), look.run
-    cost = cost_of(look, price)
+def _summary(report: RunReport, price: tuple[float, float] | None) -> list[tuple[str, object]]:
+    """Return rows (what, how much), the same ones for every run."""
+    totals, run = report.totals(), report.run
+    cost = cost_of(report, price)
     return [
-        ("algorithm", look.steps[-1].algorithm if look.steps else None),
-        ("steps", len(look.steps) or (run.last_step if run else None)),
-        ("version", look.steps[-1].version_after if look.steps else None),
+        ("algorithm", report.steps[-1].algorithm if report.steps else None),
+        ("steps", len(report.steps) or (run.last_step if run else None)),
+        ("version", report.steps[-1].version_after if report.steps else None),
         ("rollouts", f"{run.rollouts:,}" if run else None),
         ("by status", _counts(run.by_status) if run else None),
         ("attempts", f"{run.attempts:,}" if run else None),
-        ("verdicts (ended last)", _counts(look.verdicts) + (f", {look.alarms} ALARMS" if look.alarms else "")),
+        ("verdicts (ended last)", _counts(report.verdicts) + (f", {report.alarms} ALARMS" if report.alarms else "")),
         ("reward, mean of the last step", totals["last_reward"]),
         ("reward, best step", totals["best_reward"]),
         ("prompt tokens", f"{totals['prompt_tokens']:,}"),
         ("response tokens", f"{totals['response_tokens']:,}"),
         ("cost", None if cost is None else f"{cost:,.4g}"),
-        ("began", clock(look.start_time)),
-        ("took", f"{look.seconds:,.0f} s"),
+        ("began", clock(report.start_time)),
+        ("took", f"{report.seconds:,.0f} s"),
     ]
 
 
@@ -216,9 +216,9 @@ def _counts(counts: Mapping[Any, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()) if count)
 
 
-def _by_step(looks: Sequence[Look], names: Sequence[str], points: int, *, title: str) -> Any:
-    series = [look.series().get(name, {}) for look in looks for name in names]
-    heads = names if len(looks) == 1 else [look.run_id for look in looks]
+def _by_step(reports: Sequence[RunReport], names: Sequence[str], points: int, *, title: str) -> Any:
+    series = [report.series().get(name, {}) for report in reports for name in names]
+    headings = names if len(reports) == 1 else [report.run_id for report in reports]
     steps = thinned(sorted({step for each in series for step in each}), points)
     rows = [(step, *(None if (value := each.get(step)) is None else f"{value:.6g}" for each in series)) for step in steps]
-    return table_of(title, ("step", *heads), rows)
+    return table_of(title, ("step", *headings), rows)

@@ -1,4 +1,4 @@
-"""`agl-otel store`: Agent Lightning 0.3's command, one address for everything that its clients ask."""
+"""`agl-otel store`: Agent Lightning 0.3's command, which serves all its clients' requests on one address."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def store(
 ) -> None:  # fmt: skip
     """Run the stack without runners until Ctrl+C; everything answers at http://HOST:PORT.
 
-    LightningStoreClient("http://localhost:4747") needs no more than that. It is `agl-otel up` with other ports: the other services
-    take free ones, which clients are told.
+    LightningStoreClient("http://localhost:4747") needs nothing else. It is `agl-otel up` with other ports: the other services use free
+    ports, which clients learn from this one.
     """
     if backend == "mongo" or mongo_uri:
         raise SettingsError("there is no MongoDB backend: use PostgreSQL with --queue postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
@@ -51,11 +51,11 @@ def store(
     host = "127.0.0.1" if host == "localhost" else host
 
     async def main() -> None:
-        with contextlib.ExitStack() as ended:
+        with contextlib.ExitStack() as closers:
             folder, load = data_dir, Settings.load
             if backend == "memory":
                 load = Settings.private
-                folder = Path(ended.enter_context(tempfile.TemporaryDirectory(prefix="agl-otel-", ignore_cleanup_errors=True)))
+                folder = Path(closers.enter_context(tempfile.TemporaryDirectory(prefix="agl-otel-", ignore_cleanup_errors=True)))
             settings = load(
                 host=host, web_port=port, queue_port=port_beside(host, port) if queue_port is None else queue_port, data_dir=folder,
                 log_level=log_level, cors_origins=",".join(cors_origins), queue_url=queue_url, clickhouse_url=clickhouse_url, **free,

@@ -1,4 +1,4 @@
-"""`agl-otel token`: a token that opens some services for a while."""
+"""`agl-otel token`: make a token that gives access to some services for a limited time."""
 
 from __future__ import annotations
 
@@ -20,25 +20,30 @@ OTLP: Final = "otlp"
 
 @click.command()
 @click.option(
-    "--for", "scopes", multiple=True, required=True, type=click.Choice([*SCOPES, OTLP]), help="A service that it opens (repeatable)."
+    "--for",
+    "scopes",
+    multiple=True,
+    required=True,
+    type=click.Choice([*SCOPES, OTLP]),
+    help="A service that it gives access to (repeatable).",
 )
-@click.option("--hours", default=HOURS, show_default=True, type=Finite(min=0, min_open=True), help="How long it holds.")
+@click.option("--hours", default=HOURS, show_default=True, type=Finite(min=0, min_open=True), help="How long it is valid.")
 @json_option
 @click.pass_context
 def token(context: click.Context, scopes: tuple[str, ...], hours: float, as_json: bool) -> None:
-    """Make a token that opens some services of the stack for a while.
+    """Make a token that gives access to some services of the stack for a limited time.
 
-    It is made from AGL_TOKEN, so every service knows it at once. Give it to people and programs that look (a browser, Grafana,
-    Prometheus); runners, trainers and services need AGL_TOKEN itself. It cannot be taken back before its time but by another AGL_TOKEN.
+    It is derived from AGL_TOKEN, so every service accepts it at once. Give it to people and programs that only read (a browser, Grafana,
+    Prometheus); runners, trainers and services need AGL_TOKEN itself. It cannot be revoked before it expires, except by changing AGL_TOKEN.
 
-    `--for otlp` prints the key that sends telemetry of every rollout and does nothing else, for HTTP agents that do not run under the
-    hook: OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer KEY". It holds as long as AGL_TOKEN.
+    `--for otlp` prints a key that may only send telemetry, of any rollout, for HTTP agents that do not run under the hook:
+    OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer KEY". It is valid as long as AGL_TOKEN.
     """
     stack_token = Settings.load().token.get_secret_value()
     expires_at: int | None = int(time.time() + hours * 3600)
     if OTLP in scopes:
         if {*scopes} != {OTLP} or context.get_parameter_source("hours") is ParameterSource.COMMANDLINE:
-            raise UsageError("--for otlp gives another kind of key, which holds as long as AGL_TOKEN: ask for it alone, without --hours")
+            raise UsageError("--for otlp makes another kind of key, which is valid as long as AGL_TOKEN: use it alone, without --hours")
         if not stack_token:
             raise UsageError(NO_TOKEN)
         made, expires_at = ingest_key(stack_token), None

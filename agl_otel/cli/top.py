@@ -1,4 +1,4 @@
-"""`agl-otel top`: a running stack at a glance, live: rollouts, who works on them, what the collectors take, what has just ended."""
+"""`agl-otel top`: a live view of a running stack: rollouts by status, workers, collectors, and the rollouts that ended last."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from agl_otel.cli.collector import PREFIX, ask, asking, running_stack
+from agl_otel.cli.collector import PREFIX, read_status, running_stack, status_session
 from agl_otel.cli.common import data_dir_option, json_option, print_json, run_async, settings_for, setup_logging, store_option
 from agl_otel.cli.output import open_console, plain, table_of
 from agl_otel.cli.queue import clock
@@ -24,37 +24,37 @@ from agl_otel.store import Store
 from agl_otel.types import Rollout, Worker
 from agl_otel.types.options import Finite
 
-WORKERS: Final = 20  # on the screen: those that were heard last
+WORKERS: Final = 20  # workers on the screen: those with the latest heartbeats
 ENDED: Final = 5
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What was found at one moment."""
+    """The state of a stack at one moment."""
 
     at: float
-    """Seconds of a monotonic clock."""
+    """Monotonic time in seconds."""
     statistics: Mapping[str, Any]
     workers: Sequence[Worker]
-    """Those that were heard last, at most WORKERS."""
+    """The workers with the latest heartbeats, at most WORKERS."""
     ended: Sequence[Rollout]
     """The rollouts that ended last."""
     collectors: Sequence[Mapping[str, Any]]
     down: Mapping[str, str] = field(default_factory=dict[str, str])
-    """{service: how it ended, and when it is started again}."""
+    """{service: its exit, and when it will be restarted}."""
 
     @property
     def finished(self) -> int:
-        """Rollouts that have ended, ever."""
+        """Number of finished rollouts."""
         return sum(count for status, count in self.statistics["rollouts_by_status"].items() if status in FINISHED)
 
-    def taken(self, metric: str) -> float:
-        """The sum of one counter or gauge over the collectors that answered."""
+    def metric_sum(self, metric: str) -> float:
+        """Sum a counter or gauge over the collectors that responded."""
         found = [point for each in self.collectors for point in each.get("metrics", {}).get(PREFIX + metric, ())]
         return sum(point["value"] for point in found)
 
-    def told(self, before: Reading | None) -> dict[str, Any]:
-        """The same as one JSON object, with rates since `before`."""
+    def as_json(self, before: Reading | None) -> dict[str, Any]:
+        """Return the reading as a JSON object, with rates since `before`."""
         return {
             "statistics": dict(self.statistics),
             "finished_per_second": rate(self, before, "finished"),
@@ -66,15 +66,15 @@ class Reading:
 
 
 @click.command()
-@click.option("--every", type=Finite(0.2), default=2.0, show_default=True, help="Seconds between two looks.")
-@click.option("--once", is_flag=True, help="Look twice, print, and end.")
+@click.option("--every", type=Finite(0.2), default=2.0, show_default=True, help="Seconds between two readings.")
+@click.option("--once", is_flag=True, help="Take two readings, print, and end.")
 @data_dir_option
 @store_option
 @json_option
 def top(every: float, once: bool, data_dir: Path | None, store: str | None, as_json: bool) -> None:
     """Watch a running stack until Ctrl+C: rollouts, workers, collectors, and what has just ended.
 
-    Without a terminal, or with --json, it looks twice, prints once and ends.
+    Without a terminal, or with --json, it takes two readings, prints once and ends.
     """
     settings = settings_for(data_dir, store)
     setup_logging()
@@ -82,31 +82,31 @@ def top(every: float, once: bool, data_dir: Path | None, store: str | None, as_j
     token = settings.token.get_secret_value()
 
     async def main() -> None:
-        async with await Store.connect(running_stack(settings), token=token) as opened, asking(token) as session:
+        async with await Store.connect(running_stack(settings), token=token) as opened, status_session(token) as session:
 
-            async def look() -> Reading:
+            async def read() -> Reading:
                 statistics, workers, ended, described = await asyncio.gather(
                     opened.queue.statistics(),
                     opened.queue.query_workers(sort_by="last_heartbeat_time", sort_order="desc", limit=WORKERS),
                     opened.queue.query_rollouts(status_in=sorted(FINISHED), sort_by="end_time", sort_order="desc", limit=ENDED),
                     opened.queue.describe(),
                 )
-                collectors = await asyncio.gather(*(ask(session, address) for address in described.collectors))
+                collectors = await asyncio.gather(*(read_status(session, address) for address in described.collectors))
                 return Reading(time.monotonic(), statistics, workers, ended, collectors, described.down)
 
-            before, now = None, await look()
+            before, now = None, await read()
             if once or as_json or not console.is_terminal:
                 await asyncio.sleep(every)
-                before, now = now, await look()
-                print_json(now.told(before)) if as_json else console.print(screen(now, before))
+                before, now = now, await read()
+                print_json(now.as_json(before)) if as_json else console.print(screen(now, before))
                 return
             with Live(screen(now, before), console=console, auto_refresh=False, screen=True) as live:
                 while True:
                     await asyncio.sleep(every)
                     try:
-                        before, now = now, await look()
+                        before, now = now, await read()
                         live.update(screen(now, before), refresh=True)
-                    except UnavailableError as error:  # a stack that is started again comes back
+                    except UnavailableError as error:  # the stack may be restarting
                         live.update(Text(plain(error, 500), "red"), refresh=True)
 
     try:
@@ -117,15 +117,15 @@ def top(every: float, once: bool, data_dir: Path | None, store: str | None, as_j
 
 
 def rate(now: Reading, before: Reading | None, what: str) -> float | None:
-    """How many a second since `before`: `finished` rollouts, or a counter of the collectors. None where a service began anew between."""
+    """Return the increase per second since `before` of `finished` rollouts or of a collector counter; None if a counter was reset."""
     if before is None or now.at <= before.at:
         return None
-    grown = now.finished - before.finished if what == "finished" else now.taken(what) - before.taken(what)
+    grown = now.finished - before.finished if what == "finished" else now.metric_sum(what) - before.metric_sum(what)
     return None if grown < 0 else grown / (now.at - before.at)
 
 
 def screen(now: Reading, before: Reading | None) -> RenderableType:
-    """Everything, as one thing to print."""
+    """Render a reading."""
     counts = now.statistics
     line = Text(f"{counts['total_rollouts']:,} rollouts, {counts['total_attempts']:,} attempts, queue on {counts['name']}")
     line.append(f", up {counts['uptime']:,.0f} s   {clock(time.time())}", "dim")
@@ -138,7 +138,7 @@ def screen(now: Reading, before: Reading | None) -> RenderableType:
         Text(f"{waiting}   finished {per_second(rate(now, before, 'finished'))}   spans {per_second(rate(now, before, 'accepted'))}"),
     ]
     parts += [Text(plain(f"{service} {why}", 400), "bold red") for service, why in sorted(now.down.items())]
-    parts += [_collector(each) for each in now.collectors] or [Text("no collector has announced itself", "yellow")]
+    parts += [_collector(each) for each in now.collectors] or [Text("no collector has registered", "yellow")]
     shown = now.workers[:WORKERS]
     parts.append(table_of(f"workers ({counts['total_workers']:,})", _WORKER, [_worker(each) for each in shown]))
     if now.ended:
@@ -148,7 +148,7 @@ def screen(now: Reading, before: Reading | None) -> RenderableType:
 
 
 def per_second(value: float | None) -> str:
-    """A rate as people read it."""
+    """Format a rate."""
     return "-" if value is None else f"{value:,.1f}/s"
 
 

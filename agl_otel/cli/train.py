@@ -1,4 +1,4 @@
-"""`agl-otel train JOB.toml`."""
+"""`agl-otel train JOB.toml`: run a training job."""
 
 from __future__ import annotations
 
@@ -25,24 +25,22 @@ if TYPE_CHECKING:
 @click.argument("job_file", type=click.Path(path_type=Path), metavar="JOB.toml")
 @data_dir_option
 @store_option
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run is kept.  [default: runs/<time> in the data directory]")
-@click.option("--check", is_flag=True, help="Say all that is wrong with the job, and start nothing; exit code 2 where something is.")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="The run's folder.  [default: runs/<time> in the data directory]")
+@click.option("--check", is_flag=True, help="List all errors in the job, and start nothing; exit code 2 if there are any.")
 @json_option
 def train(job_file: Path, data_dir: Path | None, store: str | None, run_dir: Path | None, check: bool, as_json: bool) -> None:
-    """Train what JOB.toml describes: score, train, score again (or run its agent alone, or your own algorithm).
+    """Run the job in JOB.toml: score, train, score again (or run its agent alone, or your own algorithm).
 
-    Uses the stack at --store or AGL_STORE; without one it starts a stack on --data-dir for as long as it trains. The run is kept
-    in a folder: run.json with its id and what it was begun with, metrics.jsonl, logs; where weights are trained, the policy and
-    checkpoints. examples/first_light/job.toml, examples/apo/job.toml and, for an algorithm of your own, examples/tutorial/job.toml are
-    jobs to start from.
+    Uses the stack at --store or AGL_STORE; without one it starts a stack on --data-dir for the duration of the training. The run has a
+    folder: run.json with its id and configuration, metrics.jsonl, logs; if weights are trained, the policy and checkpoints. Jobs to
+    start from: examples/first_light/job.toml, examples/apo/job.toml and, for your own algorithm, examples/tutorial/job.toml.
 
-    A run that is started again with its --run-dir, and the data directory or store it was begun with, goes on where it was stopped,
-    and pays for nothing twice: grpo, sft and verl after the last step that is kept, apo, gepa and random_search by their journal,
-    baseline by the rollouts that have succeeded. An algorithm of your own gets the same run id again, and the lines it has written
-    to metrics.jsonl, from `run_folder`; what it does not do again is its own business.
+    To resume a run, start it again with its --run-dir and its data directory or store. Finished work is not repeated: grpo, sft and verl
+    continue after the last saved step, apo, gepa and random_search from their journal, baseline from the rollouts that succeeded. Your
+    own algorithm gets the same run id and the lines it has written to metrics.jsonl from `run_folder`, and decides itself what to skip.
 
-    With --check nothing is started: the job file, the files, functions, packages and models that it names, its tasks, and the store,
-    where one is named or runs, are looked at, and all that is wrong is said at once.
+    With --check nothing is started: the job file, the files, functions, packages and models that it names, its tasks, and the store, if
+    one is named or running, are checked, and all errors are listed at once.
     """
     setup_logging()
     settings = Settings.load(data_dir=data_dir, store=store)
@@ -85,11 +83,11 @@ async def _train(job_file: Path, settings: Settings, run_dir: Path | None, conso
     folder = (run_dir or settings.data_dir / "runs" / time.strftime("%Y%m%d-%H%M%S")).absolute()
     for need in import_module(job.run_by).needs(job):
         need()
-    run = {"prompts": _search, "sft": _tune, "verl": _on_verl, "grpo": _fit, "custom": _own}[job.run_by.rpartition(".")[2]]
+    run = {"prompts": _search, "sft": _tune, "verl": _on_verl, "grpo": _fit, "custom": _custom}[job.run_by.rpartition(".")[2]]
     return await run(job, settings, folder, console)
 
 
-async def _own(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
+async def _custom(job: Job, settings: Settings, folder: Path, console: Console) -> dict[str, Any]:
     from agl_otel.algorithms import Baseline
     from agl_otel.jobs.custom import OwnRun
     from agl_otel.stack.supervisor import stack_for

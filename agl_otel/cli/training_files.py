@@ -1,7 +1,7 @@
-"""Rows into files that trainers read: JSON lines, Parquet, or a folder that `datasets.load_from_disk` opens.
+"""Write rows to files that trainers read: JSON lines, Parquet, or a folder for `datasets.load_from_disk`.
 
-Columns have one type whatever the rows hold, so files of different days can be read together: ids and masks are lists of numbers,
-messages are lists of structures, and anything else that is nested (tools, metadata) is JSON text.
+The type of a column depends on its name alone, so that files of different exports can be concatenated: ids and masks are lists of numbers,
+messages are lists of structures, and other nested values (tools, metadata) are JSON text.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _parquet(target: Path, rows: Sequence[Row]) -> None:
 
 
 def _folder(target: Path, rows: Sequence[Row]) -> None:
-    """As `Dataset.save_to_disk` writes it. Raises UsageError where the folder holds something else."""
+    """Write the format of `Dataset.save_to_disk`. Raises UsageError if the folder holds anything else."""
     if target.is_file() or (target.is_dir() and any(target.iterdir()) and not (target / "state.json").exists()):
         raise UsageError(f"{target} is there already and holds no data set: name another folder")
     shutil.rmtree(target, ignore_errors=True)
@@ -67,7 +67,7 @@ def _folder(target: Path, rows: Sequence[Row]) -> None:
 
 
 WRITERS: Final[dict[str, Callable[[Path, Sequence[Row]], None]]] = {".jsonl": _jsonl, ".parquet": _parquet, "": _folder}
-"""{ending of a file's name: what writes it}; a name without one is a folder."""
+"""{suffix of the file name: writer}; a name without a suffix is a folder."""
 
 
 def _table(rows: Sequence[Row]) -> Any:
@@ -88,7 +88,7 @@ def _column(pyarrow: Any, name: str, rows: Sequence[Row]) -> Any:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """Content that is a list of parts (images) becomes JSON text."""
+    """Convert content that is a list of parts (images) to JSON text."""
     content = message.get("content")
     return {**message, "content": content if content is None or isinstance(content, str) else _json(content)}
 

@@ -1,4 +1,4 @@
-"""`agl-otel traces steps`: which training steps made a version of the weights or prompts, and from which attempts."""
+"""`agl-otel traces steps`: the lineage of versions of weights or prompts: training steps and the attempts they consumed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agl_otel.types import TrainingRun, TrainingStep
 @store_option
 @json_option
 def steps(run: str | None, version: str | None, data_dir: Path | None, store: str | None, as_json: bool) -> None:
-    """List the steps of a training run, which made its versions of weights or prompts; without RUN, the runs.
+    """List the steps of a training run with the versions of weights or prompts that they made; without RUN, list the runs.
 
     RUN is a run's id, which is also the id of the resources that it publishes, or its folder.
     """
@@ -45,7 +45,7 @@ def steps(run: str | None, version: str | None, data_dir: Path | None, store: st
 
 
 async def steps_of(store: Store, run_id: str, version: str | None) -> list[TrainingStep]:
-    """The steps of a run. Raises NotFoundError where there are none."""
+    """Return the steps of a run. Raises NotFoundError if there are none."""
     found = await store.training_steps(run_id, version=version)
     if not found:
         what = f"run {run_id} made version {version}" if version is not None else f"a run {run_id}"
@@ -54,15 +54,15 @@ async def steps_of(store: Store, run_id: str, version: str | None) -> list[Train
 
 
 def run_id_of(run: str) -> str:
-    """The id of the run in this folder, or the id itself. Raises DataError for a damaged run.json."""
+    """Return the id of the run in this folder, or the id itself. Raises DataError for a damaged run.json."""
     found = _run_json(run)
     return run if found is None else str(found["run_id"])
 
 
 def configuration_of(run: str) -> dict[str, Any] | None:
-    """How the run in this folder is configured: its algorithm, seed and options, those of an inner table as `outer.inner`.
+    """Return algorithm, seed and options of the run in this folder; options of a nested table are named `outer.inner`.
 
-    None for what is no folder of a run. Raises DataError for a damaged run.json.
+    None if `run` is not a run folder. Raises DataError for a damaged run.json.
     """
     found = _run_json(run)
     if found is None:

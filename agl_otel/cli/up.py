@@ -1,4 +1,4 @@
-"""`agl-otel up`: the stack in the foreground."""
+"""`agl-otel up`: run the stack in the foreground."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ from agl_otel.stack.supervisor import Stack
 def up(data_dir: Path | None, as_json: bool, **flags: Any) -> None:
     """Run the stack until Ctrl+C: queue, collector, proxy and web.
 
-    Everything is kept under --data-dir; stack.json there says where each service is. A service that ends is started again, after
-    pauses of up to a minute where it keeps ending, and the others go on. Clients need one address, the queue's:
-    AGL_STORE=127.0.0.1:4747.
+    All data are in --data-dir; stack.json there lists the addresses of the services. A service that ends is restarted, with a back-off
+    of up to a minute if it keeps ending; the others keep running. Clients need one address, the queue's: AGL_STORE=127.0.0.1:4747.
     """
     settings = Settings.load(data_dir=data_dir, **flags)
     setup_logging(settings.log_level)

@@ -1,4 +1,4 @@
-"""The commands that look into the queue and work on it, against a queue in a process of its own."""
+"""Commands on the queue, against a queue service in its own process."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 
 class Stack:
-    """A queue, and how a command is run on it."""
+    """Runs commands against one queue."""
 
     def __init__(self, address: str, capsys: pytest.CaptureFixture[str]) -> None:
         self.address = address
         self._capsys = capsys
 
     def run(self, *arguments: str, code: int = 0) -> str:
-        """Run a command; answers what it printed (on both outputs), and checks its exit code."""
+        """Run a command, check its exit code, and return its stdout and stderr."""
         with pytest.raises(SystemExit) as ended:
             main([*arguments, "--store", self.address])
         captured = self._capsys.readouterr()
@@ -40,11 +40,11 @@ class Stack:
         return captured.out + captured.err
 
     def json(self, *arguments: str, code: int = 0) -> Any:
-        """The same with --json."""
+        """Run a command with --json and parse its output."""
         return json.loads(self.run(*arguments, "--json", code=code))
 
     def do(self, work: Callable[[QueueClient], Awaitable[T]]) -> T:
-        """Something that no command does."""
+        """Call the queue's client, for steps that no command offers."""
 
         async def client() -> T:
             async with QueueClient(self.address, retry_seconds=300) as queue:
@@ -53,7 +53,7 @@ class Stack:
         return asyncio.run(client())
 
     def fail(self, count: int, why: str) -> None:
-        """Claim so many, and report that they failed."""
+        """Claim `count` rollouts and complete them as failed."""
 
         async def work(queue: QueueClient) -> None:
             for claim in await queue.claim(count, worker_id="w-1"):
@@ -71,7 +71,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     environment = {**os.environ, "AGL_DATA_DIR": str(folder), "AGL_QUEUE_PORT": str(port), "AGL_LOG_LEVEL": "WARNING"}
     queue = subprocess.Popen([sys.executable, "-m", "agl_otel.queue"], env=environment)
 
-    async def answers() -> None:  # the commands wait for no queue that is still starting
+    async def answers() -> None:  # commands do not wait for a queue that is still starting
         async with QueueClient(f"127.0.0.1:{port}", retry_seconds=300) as client:
             await client.describe()
 
@@ -157,12 +157,12 @@ def test_a_wrong_line_is_named_and_nothing_is_enqueued(stack: Stack, tmp_path: P
     assert stack.json("queue", "stats")["total_rollouts"] == 0
 
 
-def test_rollouts_that_no_runner_runs_are_refused_in_the_same_words_on_both_sides(stack: Stack, tmp_path: Path) -> None:
+def test_adopted_rollouts_are_refused_alike_by_enqueue_and_runner(stack: Stack, tmp_path: Path) -> None:
     enqueued = stack.run("rollouts", "enqueue", "--mode", "production", "--file", tasks(tmp_path, 1), code=2)
     served = stack.run("runner", "--mode", "production", code=2)
     sentence = "the mode production is of rollouts made from traces of a running product (AGL_UNIDENTIFIED=adopt), which no runner runs"
-    for said in (enqueued, served):
-        assert sentence in " ".join(said.split()), said
+    for output in (enqueued, served):
+        assert sentence in " ".join(output.split()), output
     with pytest.raises(UsageError, match="the mode production"):
         stack.do(lambda queue: queue.enqueue([EnqueueRolloutRequest(input=1, mode="production")]))
     assert stack.json("queue", "stats")["total_rollouts"] == 0
@@ -174,7 +174,7 @@ def test_a_line_that_is_not_utf_8_is_named(stack: Stack, tmp_path: Path) -> None
     assert "tasks.jsonl:2 is not UTF-8 (byte 11 is 0xe9)" in stack.run("rollouts", "enqueue", "--file", str(path), code=2)
 
 
-def test_what_died_is_listed_with_its_reason_and_can_be_retried(stack: Stack, tmp_path: Path) -> None:
+def test_failed_rollouts_are_listed_with_reasons_and_can_be_retried(stack: Stack, tmp_path: Path) -> None:
     ids = stack.json("rollouts", "enqueue", "--file", tasks(tmp_path, 1, 2))["rollout_ids"]
     stack.fail(1, "the agent raised ValueError")
     text = stack.run("queue", "dead")
@@ -197,7 +197,7 @@ def test_rollouts_are_cancelled_and_deleted_by_id_or_status(stack: Stack, tmp_pa
     assert "start one with `agl-otel up`" in text
     assert stack.json("rollouts", "delete", ids[1], "--keep-spans") == {"deleted": 1}
     assert "deleted 2 rollouts" in stack.run("rollouts", "delete", "--status", "cancelled", "--yes", "--keep-spans")
-    assert "say which rollouts" in stack.run("rollouts", "cancel", code=2)
+    assert "select rollouts by their ids" in stack.run("rollouts", "cancel", code=2)
     for command in (("rollouts", "delete", ids[2], "--wait", "--keep-spans"), ("queue", "prune", "--keep-spans", "--wait")):
         assert "do not go together" in stack.run(*command, code=2)
     assert f"there is no rollout {ids[1]!r}" in stack.run("rollouts", "retry", ids[1], code=2)
@@ -207,7 +207,7 @@ def test_old_rollouts_are_pruned_and_open_ones_stay(stack: Stack, tmp_path: Path
     stack.run("rollouts", "enqueue", "--file", tasks(tmp_path, *range(5)))
     stack.fail(3, "x")
     assert "--older-than 30d" in stack.run("queue", "prune", code=2)
-    assert "is no span of time" in stack.run("queue", "prune", "--older-than", "soon", code=2)
+    assert "is not a span of time" in stack.run("queue", "prune", "--older-than", "soon", code=2)
     assert stack.json("queue", "prune", "--older-than", "1h") == {"found": 0, "removed": 0}
     assert stack.json("queue", "prune", "--older-than", "0s", "--dry-run") == {"found": 3, "removed": 0}
     assert "nothing was deleted" in stack.run("queue", "prune", "--older-than", "0s", code=1)
@@ -232,22 +232,22 @@ def test_resources_and_workers_are_shown_without_keys(stack: Stack) -> None:
     assert "w-1" in stack.run("workers", "ls")
 
 
-def test_top_looks_twice_where_nobody_watches(stack: Stack) -> None:
+def test_top_takes_two_readings_without_a_terminal(stack: Stack) -> None:
     stack.do(lambda queue: queue.enqueue([EnqueueRolloutRequest(input="one"), EnqueueRolloutRequest(input="two")]))
     text = stack.run("top", "--every", "0.2")
-    assert "2 rollouts, 0 attempts" in text and "queuing 2" in text and "no collector has announced itself" in text
-    told = stack.json("top", "--every", "0.2")
-    assert told["statistics"]["claimable"] == 2 and told["finished_per_second"] == 0.0 and told["collectors"] == []
+    assert "2 rollouts, 0 attempts" in text and "queuing 2" in text and "no collector has registered" in text
+    reading = stack.json("top", "--every", "0.2")
+    assert reading["statistics"]["claimable"] == 2 and reading["finished_per_second"] == 0.0 and reading["collectors"] == []
 
 
-def test_top_stays_on_a_terminal_until_ctrl_c(stack: Stack) -> None:
+def test_top_runs_on_a_terminal_until_ctrl_c(stack: Stack) -> None:
     stack.do(lambda queue: queue.enqueue([EnqueueRolloutRequest(input="one")]))
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "agl_otel", "top", "--every", "0.2", "--store", stack.address]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm"}) as process:
         os.close(theirs)
         seen = b""
-        while seen.count(b"1 rollouts") < 3:  # it looks again and again
+        while seen.count(b"1 rollouts") < 3:  # it refreshes
             seen += os.read(ours, 1 << 16)
         process.send_signal(signal.SIGINT)
         assert process.wait(300) == 0, process.stderr and process.stderr.read()

@@ -101,7 +101,7 @@ async def test_a_pass_ends_when_its_lease_is_lost(stack: Stack) -> None:
         raise asyncio.CancelledError
 
     async with QueueClient(stack.queue) as queue:
-        with pytest.raises(ConflictError, match="somebody else"):
+        with pytest.raises(ConflictError, match="another maintainer"):
             await Maintainer(queue, work, holder="mine", lease_seconds=0.3).once()
         assert ended.is_set()
         await queue.lease(LEASE, "theirs", 0)
@@ -124,7 +124,7 @@ async def test_what_nothing_identifies_is_dropped_where_the_policy_says_so(own_s
 async def test_without_a_collector_it_says_so(own_stack: Stack) -> None:
     await own_stack.start_queue()
     async with maintainer(own_stack.settings) as made:
-        with pytest.raises(UnavailableError, match="no collector has said where it is"):
+        with pytest.raises(UnavailableError, match="no collector has registered"):
             await made.once()
 
 

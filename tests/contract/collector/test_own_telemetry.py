@@ -97,7 +97,7 @@ async def test_the_command_says_what_is_missing(own_stack: Stack) -> None:
     assert (nothing.returncode, "agl-otel up" in nothing.stderr) == (1, True)
     await own_stack.start_queue()
     alone = await status_command(own_stack, "--store", own_stack.queue)
-    assert (alone.returncode, "no collector has announced itself" in alone.stderr) == (1, True)
+    assert (alone.returncode, "no collector has registered" in alone.stderr) == (1, True)
 
 
 async def test_the_log_can_be_json_lines(own_stack: Stack) -> None:

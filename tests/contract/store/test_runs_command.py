@@ -87,8 +87,8 @@ def test_runs_are_held_against_each_other(cli: Cli, two: tuple[str, str], tmp_pa
     assert found["differences"] == {"group_size": [4, 8]}
     assert [run["metrics"]["reward"] for run in found["runs"]] == [{"1": 0.25, "2": 0.75}, {"1": 0.5, "2": 1.0}]
     text = cli.run("compare", *folders, "--metric", "loss")
-    assert "configured otherwise" in text and "group_size" in text and "-0.75" in text and "update.lr" not in text
-    assert f"no configuration is at hand of {two[0]}, {two[1]}" in cli.run("compare", *two).replace("\n", " ")
+    assert "differences in configuration" in text and "group_size" in text and "-0.75" in text and "update.lr" not in text
+    assert f"the configuration of {two[0]}, {two[1]} is unknown" in cli.run("compare", *two).replace("\n", " ")
     assert "no run has a metric 'x'" in cli.run("compare", *two, "--metric", "x", code=2)
 
 

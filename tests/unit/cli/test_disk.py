@@ -1,4 +1,4 @@
-"""What of a data directory takes how much."""
+"""Disk usage of a data directory by part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from agl_otel.cli.disk import sizes_of
 
 
-def test_a_data_directory_is_measured_by_its_parts(tmp_path: Path) -> None:
+def test_disk_usage_is_summed_by_part(tmp_path: Path) -> None:
     for name in ("queue.db", "queue.db-wal", "traces/store/a/data.bin", "wal/1.log", "stack.lock"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x" * 10_000)

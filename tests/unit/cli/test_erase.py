@@ -1,4 +1,4 @@
-"""Records of runs that go with a rollout, and what stays."""
+"""Records of runs that are removed with a rollout, and those that are kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agl_otel.cli.erase import forget_in_runs
 
 
 def run_of(data: Path, name: str) -> tuple[Path, str]:
-    """A run folder with records and figures; and the id of a rollout that it made."""
+    """Make a run folder with records and figures; return it with the id of a rollout that it made."""
     folder = data / "runs" / name
     with contextlib.closing(RunFolder(folder, algorithm="sft", options={})) as run:
         run.metric({"step": 1})
@@ -29,14 +29,14 @@ FIGURES_AND_WEIGHTS = {RUN, "lock", "metrics.jsonl", "weights.safetensors", "bes
 RECORDS = {"round-1/rows.jsonl", "journal.frames", "trainer.log"}
 
 
-def test_a_run_that_made_a_rollout_keeps_figures_and_weights_alone(tmp_path: Path) -> None:
+def test_a_run_that_made_a_rollout_keeps_only_figures_and_weights(tmp_path: Path) -> None:
     (folder, made), (other, _) = run_of(tmp_path, "a"), run_of(tmp_path, "b")
     assert forget_in_runs(tmp_path, ["ro-unknown", made]) == [f"{folder} made them: its weights and checkpoints stay"]
     assert left(folder) == FIGURES_AND_WEIGHTS
     assert left(other) == FIGURES_AND_WEIGHTS | RECORDS
 
 
-def test_records_that_name_a_rollout_go_and_logs_of_services_are_named(tmp_path: Path) -> None:
+def test_records_that_name_a_rollout_are_removed_and_service_logs_reported(tmp_path: Path) -> None:
     folder, _ = run_of(tmp_path, "a")
     (folder / "journal.frames").write_bytes(b"\x00ro-1\xff")
     (tmp_path / "logs").mkdir()
@@ -46,7 +46,7 @@ def test_records_that_name_a_rollout_go_and_logs_of_services_are_named(tmp_path:
     assert left(folder) == FIGURES_AND_WEIGHTS | RECORDS - {"journal.frames"}
 
 
-def test_a_run_that_a_process_works_on_keeps_its_records(tmp_path: Path) -> None:
+def test_a_run_in_use_keeps_its_records(tmp_path: Path) -> None:
     folder, _ = run_of(tmp_path, "a")
     (folder / "journal.frames").write_text("ro-1")
     with contextlib.closing(RunFolder(folder, algorithm="sft", options={})):
@@ -58,5 +58,5 @@ def test_a_run_that_a_process_works_on_keeps_its_records(tmp_path: Path) -> None
     assert "journal.frames" not in left(folder)
 
 
-def test_without_run_folders_there_is_nothing_to_say(tmp_path: Path) -> None:
+def test_without_run_folders_there_are_no_messages(tmp_path: Path) -> None:
     assert forget_in_runs(tmp_path / "none", ["ro-1"]) == []

@@ -1,4 +1,4 @@
-"""Every option of every command that is a number, a size or a span of time, with values that are none."""
+"""Invalid values for every number, size and span of time among the commands' options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agl_otel.types.options import Finite, Whole
 
 NONSENSE = ("-1", "0", "nan", "-nan", "inf", "-Infinity", "1e999", "1_0", "", " ", "9" * 30, "9" * 5000, "0x10", "١e")
 SECONDS = {"--timeout", "--every", "--interval", "--hours"}
-"""Options that are a time: none of them may be 0, but for a wait, which then looks once."""
+"""Options that are a time: none may be 0, except that of `wait`, which then checks once."""
 NUMBERS = (click.types.IntParamType, click.types.FloatParamType)
 
 
@@ -40,21 +40,23 @@ OPTIONS = [
 ]
 
 
-def test_every_number_of_a_command_is_of_a_kind_that_is_bounded() -> None:
+def test_every_number_option_has_a_bounded_type() -> None:
     assert len(OPTIONS) > 30
     assert [(path, option.name) for path, option in OPTIONS if not isinstance(option.type, Whole | Finite)] == []
 
 
 @pytest.mark.parametrize(("path", "option"), OPTIONS, ids=lambda each: "-".join(each) if isinstance(each, tuple) else each.opts[0])
-def test_a_value_that_is_no_number_is_a_wrong_use(path: tuple[str, ...], option: click.Option, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_value_that_is_not_a_number_is_a_usage_error(
+    path: tuple[str, ...], option: click.Option, capsys: pytest.CaptureFixture[str]
+) -> None:
     for value in NONSENSE:
         try:
             given: Any = option.type.convert(value, option, None)
         except click.UsageError:
             with pytest.raises(SystemExit) as ended:
                 main([*path, option.opts[0], *[value] * option.nargs])
-            told = capsys.readouterr()
-            assert (ended.value.code, option.opts[0] in told.err, "Traceback" in told.err) == (2, True, False), told
+            output = capsys.readouterr()
+            assert (ended.value.code, option.opts[0] in output.err, "Traceback" in output.err) == (2, True, False), output
         else:
             assert math.isfinite(given) and (isinstance(given, float) or abs(given) < 2**31)
             assert value.strip("-1") or given == -1
@@ -62,9 +64,9 @@ def test_a_value_that_is_no_number_is_a_wrong_use(path: tuple[str, ...], option:
                 assert given > 0, (path, option.opts, value)
 
 
-def test_a_text_that_is_no_size_or_span_of_time_is_a_wrong_use() -> None:
+def test_an_invalid_size_or_span_of_time_is_a_usage_error() -> None:
     for value in (*NONSENSE, *(f"{number}{unit}" for number in ("-1", "nan", "inf", "1e999", "9" * 400) for unit in "sGd")):
-        with pytest.raises(UsageError, match="is no span of time"):
+        with pytest.raises(UsageError, match="is not a span of time"):
             span_of_time(value)
         if value != "9" * 30 and not value.isdecimal():
             with pytest.raises(UsageError, match="is not a size"):

@@ -1,4 +1,4 @@
-"""What becomes of a command's output where it cannot go."""
+"""A command's output to closed pipes, full devices, narrow encodings and no terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HELP = [*PROGRAM, "up", "--help"]
 END_SECONDS = 120.0
 
 
-def test_what_the_encoding_does_not_have_is_escaped() -> None:
+def test_unencodable_characters_are_escaped() -> None:
     env = {**os.environ, "PYTHONIOENCODING": "latin-1"}
     done = subprocess.run(HELP, env=env, capture_output=True, timeout=END_SECONDS, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -26,7 +26,7 @@ def test_what_the_encoding_does_not_have_is_escaped() -> None:
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("arguments", [["doctor", "--help"], ["rollouts", "ls"]])
-def test_streams_that_are_closed_go_nowhere(tmp_path: Path, closed: str, arguments: list[str]) -> None:
+def test_closed_standard_streams_are_replaced_by_dev_null(tmp_path: Path, closed: str, arguments: list[str]) -> None:
     program = [*PROGRAM, *arguments]
     shell = ["sh", "-c", f'exec "$@" {closed}', "sh"]
     done = subprocess.run([*shell, *program], cwd=tmp_path, capture_output=True, text=True, timeout=END_SECONDS, check=False)
@@ -38,7 +38,7 @@ def test_streams_that_are_closed_go_nowhere(tmp_path: Path, closed: str, argumen
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("arguments", [["up", "--help"], ["--version"]])
-def test_a_full_device_is_one_line(arguments: list[str]) -> None:
+def test_a_full_device_is_reported_in_one_line(arguments: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run([*PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=END_SECONDS, check=False)
     assert done.returncode == 1
@@ -46,7 +46,7 @@ def test_a_full_device_is_one_line(arguments: list[str]) -> None:
     assert line == "error: the output cannot be written: No space left on device"
 
 
-def test_a_reader_that_has_gone_is_no_error_to_be_told() -> None:
+def test_a_closed_pipe_is_not_reported_as_an_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -67,7 +67,7 @@ run_async(show)
 """
 
 
-def test_a_reader_that_goes_while_a_table_is_shown_is_none_either() -> None:
+def test_a_pipe_closed_during_a_table_is_not_reported_as_an_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -87,7 +87,7 @@ open_console().print("word " * 40)
 
 
 @pytest.mark.parametrize("to", ["pipe", "file"])
-def test_nothing_is_cut_where_no_terminal_has_a_width(tmp_path: Path, to: str) -> None:
+def test_output_is_uncut_without_a_terminal(tmp_path: Path, to: str) -> None:
     env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     with (tmp_path / "out").open("w+") as file:
         done = subprocess.run(

@@ -37,7 +37,7 @@ def test_a_span_whose_parent_is_elsewhere_is_a_root_and_seals_are_left_out() -> 
     assert "alone" in text and "seal" not in text
 
 
-def test_spans_that_name_each_other_as_parents_are_shown_and_do_not_hang() -> None:
+def test_spans_in_a_parent_cycle_are_shown() -> None:
     text = rendered([span("x", "a", "b"), span("y", "b", "a")])
     assert "x " in text and "y " in text
 
@@ -59,14 +59,14 @@ def test_rewards_and_tokens_are_highlighted() -> None:
     assert "2 + 1 tokens, weights 7" in text and "primary = 0.5" in text
 
 
-def test_sampling_that_the_agent_was_not_asked_for_is_shown_as_its_own() -> None:
+def test_sampling_that_deviates_from_the_resources_is_marked_as_own() -> None:
     call = span("call", "a", None, 0, **{"gen_ai.request.temperature": 0.2, "gen_ai.request.top_p": 1})
     assert "own temperature 0.2, top_p 1" in rendered([call])
     assert "own temperature 0.2\n" in rendered([call], sampling={"temperature": 1.0, "top_p": 1.0})
     assert "own" not in rendered([call], sampling={"temperature": 0.2, "top_p": 1.0})
 
 
-def test_what_an_agent_wrote_cannot_drive_the_terminal() -> None:
+def test_agent_output_cannot_control_the_terminal() -> None:
     assert "\x1b" not in plain("\x1b[31mred\x1b[0m\x07\u202e")
     hostile = span("\x1b]0;title\x07[bold]name[/bold]", "a", None, 0, **{"gen_ai.input.messages": json.dumps([{"content": "\x1b[2J"}])})
     console = Console(width=200, file=io.StringIO(), force_terminal=True, color_system=None)
@@ -78,7 +78,7 @@ def test_what_an_agent_wrote_cannot_drive_the_terminal() -> None:
     assert "\x1b[2J" not in text and "\x1b]0" not in text and "[bold]name[/bold]" in text and "[red]x[/red]" in text
 
 
-def test_an_alarm_is_told_beside_the_verdict() -> None:
+def test_an_alarm_is_shown_beside_the_verdict() -> None:
     console = Console(width=200, file=io.StringIO(), color_system=None)
     rollout = Rollout(rollout_id="ro-1", input={}, start_time=0)
     attempt = Attempt(rollout_id="ro-1", attempt_id="at-1", sequence_id=1, start_time=0)
@@ -106,21 +106,21 @@ LLM_SPAN: dict[str, Any] = {
 }
 
 
-def test_a_model_call_is_one_node_with_what_agent_and_proxy_know() -> None:
+def test_a_model_call_is_one_node_merged_from_agent_and_proxy() -> None:
     own: dict[str, Any] = {"gen_ai.request.model": "policy"}
     spans = [span("openai.chat", "a", **own), span("POST", "h", "a"), span(conventions.SPAN_LLM, "p", "h", **LLM_SPAN)]
     (line,) = rendered(spans).splitlines()
     assert "openai.chat" in line and "policy" in line and "2 + 1 tokens, weights 7" in line
 
 
-def test_spans_of_one_response_are_joined_where_no_traceparent_came() -> None:
+def test_spans_of_one_response_are_joined_without_a_traceparent() -> None:
     response: dict[str, Any] = {"gen_ai.response.id": "chatcmpl-1"}
     spans = [span("chat m", "a", **response, **MODEL), span(conventions.SPAN_LLM, "p", **response, **LLM_SPAN)]
     (line,) = rendered(spans).splitlines()
     assert "chat m" in line and "tokens" in line
 
 
-def test_tries_of_one_call_are_one_node_and_calls_without_a_span_of_the_agent_stay() -> None:
+def test_retries_of_one_call_are_one_node_and_proxy_only_calls_stay() -> None:
     spans = [span("openai.chat", "a", **MODEL)]
     spans += [span(conventions.SPAN_LLM, f"p{n}", "a", **{**LLM_SPAN, conventions.LLM_CALL: n}) for n in (1, 2)]
     spans += [span("agent", "x"), span("other", "y", "x"), span(conventions.SPAN_LLM, "z", "x", **LLM_SPAN)]
@@ -129,7 +129,7 @@ def test_tries_of_one_call_are_one_node_and_calls_without_a_span_of_the_agent_st
 
 
 def choices(parent: str | None) -> list[Span]:
-    """One call as the proxy stores it, of three choices with 1, 2 and 3 tokens."""
+    """One call as the proxy stores it, with three choices of 1, 2 and 3 tokens."""
     return [
         span(conventions.SPAN_LLM, f"p{n}", parent, n, **{
             **LLM_SPAN, conventions.LLM_CALL: 1, conventions.LLM_CHOICE: n, conventions.LLM_RESPONSE_TOKEN_IDS: [3] * (n + 1),
@@ -138,7 +138,7 @@ def choices(parent: str | None) -> list[Span]:
     ]  # fmt: skip
 
 
-def test_a_call_of_several_choices_has_the_tokens_of_all_and_their_number() -> None:
+def test_a_call_with_several_choices_shows_their_number_and_all_tokens() -> None:
     shown = rendered([span("openai.chat", "a", **MODEL), *choices("a")]).splitlines()
     assert "openai.chat" in shown[0] and "2 + 6 tokens in 3 choices" in shown[0]
     assert ["2 + 2 tokens," in shown[1], "2 + 3 tokens," in shown[2], len(shown)] == [True, True, 3]
@@ -146,33 +146,33 @@ def test_a_call_of_several_choices_has_the_tokens_of_all_and_their_number() -> N
     assert ["in 3 choices" in line for line in alone] == [True, False, False] and "2 + 6 tokens" in alone[0]
 
 
-def test_choices_of_several_calls_are_not_added_up() -> None:
+def test_choices_of_different_calls_are_not_added_up() -> None:
     other = [each.model_copy(update={"attempt_id": "at-2", "span_id": f"o{n}"}) for n, each in enumerate(choices(None)[:1])]
     assert rendered([*choices(None)[:1], *other]).count("2 + 1 tokens, weights") == 2
 
 
-def said(role: str, *parts: Any) -> dict[str, Any]:
+def msg(role: str, *parts: Any) -> dict[str, Any]:
     return {"role": role, "parts": [{"type": "text", "content": part} if isinstance(part, str) else part for part in parts]}
 
 
 def conversation() -> list[Span]:
-    """Two calls as the proxy stores them: the second has only what is new."""
+    """Two calls as the proxy stores them: the second has only its new messages."""
     tool = {"type": "tool_call", "name": "weather", "arguments": {"city": "Ulm"}}
     first = {
         conventions.LLM_CALL: 1, conventions.LLM_PROMPT_TOKEN_IDS: [1, 2, 3], conventions.LLM_RESPONSE_TOKEN_IDS: [4, 5],
-        "gen_ai.input.messages": json.dumps([said("system", "be kind"), said("user", "how is\nthe weather")]),
-        "gen_ai.output.messages": json.dumps([said("assistant", tool)]),
+        "gen_ai.input.messages": json.dumps([msg("system", "be kind"), msg("user", "how is\nthe weather")]),
+        "gen_ai.output.messages": json.dumps([msg("assistant", tool)]),
     }  # fmt: skip
     second = {
         conventions.LLM_CALL: 2, conventions.LLM_PREFIX_CALL: 1, conventions.LLM_PREFIX_CHOICE: 0, conventions.LLM_PROMPT_TOKEN_IDS: [6],
         conventions.LLM_RESPONSE_TOKEN_IDS: [7], conventions.LLM_MESSAGES_CALL: 1, conventions.LLM_MESSAGES_BEFORE: 2,
-        "gen_ai.input.messages": json.dumps([said("assistant", tool), said("tool", {"type": "tool_call_response", "response": "sunny"})]),
-        "gen_ai.output.messages": json.dumps([said("assistant", "it is sunny")]),
+        "gen_ai.input.messages": json.dumps([msg("assistant", tool), msg("tool", {"type": "tool_call_response", "response": "sunny"})]),
+        "gen_ai.output.messages": json.dumps([msg("assistant", "it is sunny")]),
     }  # fmt: skip
     return [span(conventions.SPAN_LLM, "p1", "m1", 1, **first), span(conventions.SPAN_LLM, "p2", "m2", 2, **second)]
 
 
-def test_a_call_that_goes_on_from_another_is_shown_with_its_whole_prompt() -> None:
+def test_a_call_that_extends_another_is_shown_with_its_whole_prompt() -> None:
     own = [span("openai.chat", f"m{n}", None, n, **{"gen_ai.request.model": "m"}) for n in (1, 2)]
     text = rendered([*own, *conversation()])
     assert "3 + 2 tokens" in text and "6 + 1 tokens" in text and "be kind" not in text
@@ -183,19 +183,19 @@ def test_a_call_that_goes_on_from_another_is_shown_with_its_whole_prompt() -> No
     assert lines[6:] == [*whole, "tool sunny", "assistant it is sunny"]
 
 
-def test_without_the_earlier_call_the_length_is_not_known_and_half_a_conversation_is_not_shown() -> None:
+def test_without_the_earlier_call_neither_length_nor_messages_are_shown() -> None:
     text = rendered(conversation()[1:], messages=True)
     assert "? + 1 tokens" in text and "sunny" not in text
 
 
-def test_messages_of_any_form_are_shown_and_drive_nothing() -> None:
-    told = [
+def test_messages_of_any_form_are_shown_and_cannot_control_the_terminal() -> None:
+    parts = [
         {"role": "user", "content": "plain \x1b[2J"},
         {"role": "user", "content": [{"a": 1}]},
-        said("user", {"type": "image", "uri": "u"}),
+        msg("user", {"type": "image", "uri": "u"}),
         3,
     ]
-    text = rendered([span("c", "a", None, 0, **{"gen_ai.request.model": "m", "gen_ai.input.messages": json.dumps(told)})], messages=True)
+    text = rendered([span("c", "a", None, 0, **{"gen_ai.request.model": "m", "gen_ai.input.messages": json.dumps(parts)})], messages=True)
     assert "\x1b" not in text and "plain" in text and '[{"a": 1}]' in text and '"uri": "u"' in text
     assert "not json" not in rendered(
         [span("c", "a", None, 0, **{"gen_ai.request.model": "m", "gen_ai.input.messages": "not json"})], messages=True
@@ -204,20 +204,20 @@ def test_messages_of_any_form_are_shown_and_drive_nothing() -> None:
 
 def test_messages_of_every_dialect_are_shown() -> None:
     for path in sorted(RECORDED.glob("*.json")):
-        if path.stem not in ("agent_lightning_weave", "litellm"):  # their first calls have no tool
+        if path.stem not in ("agent_lightning_weave", "litellm"):  # the first call of these has no tool
             text = rendered(with_records(*recorded(path.stem)), messages=True)
             assert "user What is the weather in Rome?" in text, path.stem
     assert 'get_weather({"city": "Rome"})' in rendered(recorded("openinference")[0], messages=True)
 
 
-def test_reasoning_and_parts_without_a_form_of_openais_are_shown() -> None:
+def test_reasoning_and_parts_unknown_to_openai_are_shown() -> None:
     parts = [{"type": "reasoning", "content": "hm"}, "a", "b", {"type": "sound", "data": "x"}]
-    output = {"gen_ai.operation.name": "chat", "gen_ai.output.messages": json.dumps([said("assistant", *parts)])}
+    output = {"gen_ai.operation.name": "chat", "gen_ai.output.messages": json.dumps([msg("assistant", *parts)])}
     lines = [line.strip() for line in rendered([span("c", "a", None, 0, **output)], messages=True).splitlines()]
     assert lines[1:] == ["assistant hm", "a", "b", '{"type": "sound", "data": "x"}']
 
 
-def test_a_tables_title_headings_and_cells_cannot_drive_the_terminal() -> None:
+def test_a_tables_title_headings_and_cells_cannot_control_the_terminal() -> None:
     hostile = "\x1b]0;owned\x07[bold]run[/bold]\u202e"
     out = io.StringIO()
     Console(file=out, width=200, force_terminal=False).print(table_of(hostile, ("what", hostile), [(hostile, hostile)]))

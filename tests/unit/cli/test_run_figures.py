@@ -1,4 +1,4 @@
-"""What `agl-otel runs` works out of what it read."""
+"""Figures of `agl-otel runs`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agl_otel.cli.run_figures import Look, chosen_metrics, cost_of, differences, sparkline, thinned
+from agl_otel.cli.run_figures import RunReport, chosen_metrics, cost_of, differences, sparkline, thinned
 from agl_otel.errors import UsageError
 from agl_otel.traces.figures import Curve, CurvePoint
 from agl_otel.types import Run, TrainingStep
@@ -18,34 +18,36 @@ def point(step: int, mode: str, mean: float | None, *, rewarded: int = 2) -> Cur
     return CurvePoint(step=step, mode=mode, **counts, **rewards, prompt_tokens=100, response_tokens=50)
 
 
-def look(run_id: str = "a", points: list[CurvePoint] | None = None, **more: Any) -> Look:
+def report(run_id: str = "a", points: list[CurvePoint] | None = None, **more: Any) -> RunReport:
     given: dict[str, Any] = {"run": None, "steps": [], "verdicts": {}, "alarms": 0, "configuration": None, **more}
-    return Look(run_id=run_id, curve=Curve("step", points or []), **given)
+    return RunReport(run_id=run_id, curve=Curve("step", points or []), **given)
 
 
 def step(number: int, **metrics: Any) -> TrainingStep:
     return TrainingStep(run_id="a", algorithm="grpo", step=number, start_time=5.0 + number, end_time=6.0 + number, metrics=metrics)
 
 
-def test_rewards_are_means_over_rollouts_and_apart_for_validation() -> None:
-    found = look(points=[point(1, "train", 0.0), point(1, "", 1.0, rewarded=6), point(1, "val", 0.5), point(2, "train", None, rewarded=0)])
+def test_rewards_are_means_over_rollouts_separate_for_validation() -> None:
+    found = report(
+        points=[point(1, "train", 0.0), point(1, "", 1.0, rewarded=6), point(1, "val", 0.5), point(2, "train", None, rewarded=0)]
+    )
     assert found.series() == {"reward": {1: 0.75}, "val_reward": {1: 0.5}, "tokens": {1: 450, 2: 150}}
     assert (found.totals()["last_reward"], found.totals()["prompt_tokens"], found.totals()["errors"]) == (0.75, 400, 4)
 
 
-def test_what_training_told_of_its_steps_is_beside_them_but_no_texts_and_nothing_that_is_no_number() -> None:
-    found = look(steps=[step(1, loss=0.5, note="x", worse=float("nan")), step(2, loss=0.25)])
+def test_only_finite_numbers_of_training_steps_become_metrics() -> None:
+    found = report(steps=[step(1, loss=0.5, note="x", worse=float("nan")), step(2, loss=0.25)])
     assert found.series() == {"loss": {1: 0.5, 2: 0.25}}
     assert (found.start_time, found.seconds) == (6.0, 2.0)
 
 
-def test_a_run_whose_rollouts_have_not_ended_took_no_time() -> None:
+def test_a_run_without_ended_rollouts_took_no_time() -> None:
     run = Run(run_id="a", rollouts=1, by_status={"queuing": 1}, by_mode={"": 1}, attempts=0, start_time=3.0)
-    assert (look(run=run).start_time, look(run=run).seconds) == (3.0, 0.0)
+    assert (report(run=run).start_time, report(run=run).seconds) == (3.0, 0.0)
 
 
-def test_rewards_are_shown_unless_told_and_an_unknown_metric_is_named() -> None:
-    looks = [look(points=[point(1, "train", 1.0)]), look(steps=[step(1, loss=1.0, reward_mean=0.5)])]
+def test_rewards_are_the_default_metrics_and_an_unknown_metric_is_named() -> None:
+    looks = [report(points=[point(1, "train", 1.0)]), report(steps=[step(1, loss=1.0, reward_mean=0.5)])]
     assert chosen_metrics(looks, ()) == ["reward", "reward_mean"]
     assert chosen_metrics(looks, ("loss", "loss")) == ["loss"]
     with pytest.raises(UsageError, match="no run has a metric 'lost': there are loss, reward, reward_mean, tokens"):
@@ -53,17 +55,17 @@ def test_rewards_are_shown_unless_told_and_an_unknown_metric_is_named() -> None:
 
 
 def test_only_options_that_differ_are_shown() -> None:
-    looks = [look(configuration={"lr": 1, "group": 8}), look(), look(configuration={"lr": 1, "group": 4, "kl": None})]
+    looks = [report(configuration={"lr": 1, "group": 8}), report(), report(configuration={"lr": 1, "group": 4, "kl": None})]
     assert differences(looks) == {"group": [8, None, 4]}
-    assert differences([look()]) == {}
+    assert differences([report()]) == {}
 
 
-def test_tokens_have_a_price_only_where_one_is_given() -> None:
-    assert cost_of(look(points=[point(1, "", 1.0)]), (10.0, 40.0)) == pytest.approx(100 * 10e-6 + 50 * 40e-6)
-    assert cost_of(look(), None) is None
+def test_a_cost_needs_a_price() -> None:
+    assert cost_of(report(points=[point(1, "", 1.0)]), (10.0, 40.0)) == pytest.approx(100 * 10e-6 + 50 * 40e-6)
+    assert cost_of(report(), None) is None
 
 
-def test_a_long_curve_keeps_its_ends() -> None:
+def test_a_thinned_curve_keeps_its_ends() -> None:
     assert thinned([*range(100)], 5) == [0, 25, 50, 74, 99]
     assert thinned([1, 2], 5) == [1, 2]
     assert sparkline([0.0, 0.5, 1.0]) == "▁▄█" and sparkline([2.0, 2.0]) == "▁▁"

@@ -1,4 +1,4 @@
-"""Which store a command works on: flags win over the environment."""
+"""Selection of a command's store: flags take precedence over the environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDER = Path("elsewhere")
     ("data_dir", "store", "expected"),
     [(None, None, "env:1"), (FOLDER, None, ""), (None, "flag:2", "flag:2"), (FOLDER, "flag:2", "flag:2")],
 )
-def test_a_data_directory_of_a_flag_wins_over_the_store_of_the_environment(
+def test_the_data_dir_flag_takes_precedence_over_agl_store(
     monkeypatch: pytest.MonkeyPatch, data_dir: Path | None, store: str | None, expected: str
 ) -> None:
     monkeypatch.setenv("AGL_STORE", "env:1")
@@ -25,7 +25,7 @@ def test_a_data_directory_of_a_flag_wins_over_the_store_of_the_environment(
     assert settings.data_dir == (data_dir or Path(".agl"))
 
 
-def test_a_command_on_a_data_directory_does_not_ask_the_store_of_the_environment(
+def test_a_command_with_data_dir_does_not_use_agl_store(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AGL_STORE", "127.0.0.1:1")

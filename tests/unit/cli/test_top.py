@@ -1,4 +1,4 @@
-"""What `agl-otel top` makes of two readings."""
+"""The screen of `agl-otel top` and its rates between two readings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def shown(now: Reading, before: Reading | None) -> str:
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue] - a StringIO
 
 
-def test_rates_are_what_was_added_between_two_looks() -> None:
+def test_rates_are_increases_between_two_readings() -> None:
     before, now = reading(10.0, finished=5, spans=100), reading(12.0, finished=9, spans=300)
     assert (rate(now, before, "finished"), rate(now, before, "accepted")) == (2.0, 100.0)
     assert rate(now, None, "finished") is None
@@ -41,18 +41,18 @@ def test_rates_are_what_was_added_between_two_looks() -> None:
     assert "finished 2.0/s" in text and "spans 100.0/s" in text and "3 can be claimed, the first for 7 s" in text
 
 
-def test_a_collector_that_began_anew_has_no_rate() -> None:
+def test_a_restarted_collector_has_no_rate() -> None:
     assert rate(reading(12.0, spans=3), reading(10.0, spans=100), "accepted") is None
     assert "spans -" in shown(reading(12.0, spans=3), reading(10.0, spans=100))
 
 
-def test_what_agents_and_workers_say_cannot_drive_the_terminal() -> None:
+def test_agents_and_workers_cannot_control_the_terminal() -> None:
     worker = Worker(worker_id="w\x1b[2J", status="busy", heartbeat_stats={"running": 1, "concurrency": 8, "cpu_usage_pct": "\x1b]0;x\x07"})
     ended = Rollout(rollout_id="ro-1", input="\x1b[31mred[bold]", start_time=0.0, end_time=1.0, status="failed")
     text = shown(reading(1.0, workers=[worker], ended=[ended]), None)
     assert "\x1b" not in text and "1 of 8" in text and "red[bold]" in text
 
 
-def test_a_collector_that_does_not_answer_is_named() -> None:
+def test_an_unresponsive_collector_is_named() -> None:
     text = shown(reading(1.0, collectors=[{"address": "http://gone:1", "error": "refused"}]), None)
     assert "collector http://gone:1: refused" in text

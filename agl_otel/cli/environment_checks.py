@@ -1,8 +1,7 @@
-"""What around an agent keeps telemetry from arriving: variables, versions, frameworks with a telemetry of their own, ports, tokens.
+"""Check an agent's environment for what blocks telemetry: variables, versions, frameworks with their own telemetry, ports, tokens.
 
-Tables, and one function that reads them: a variable or a framework more is a row more. Looking (at the environment, at the packages of the
-agent's interpreter, at ports) is apart from judging, which is pure. A runner puts right much of it for its agents; that is said, too,
-because the same agent run by itself would still be silent.
+The checks are tables of variables and frameworks. `inspect_environment` does the I/O; `check_environment` is pure. Runners correct many
+of these settings for their agents; they are reported all the same, because an agent run without a runner would send nothing.
 """
 
 from __future__ import annotations
@@ -25,38 +24,38 @@ LIST_SECONDS: Final = 60.0
 _LIST: Final = (
     "import json, importlib.metadata as m; print(json.dumps({d.name.lower().replace('_', '-'): d.version for d in m.distributions()}))"
 )
-LOCAL: Final = ("127.0.0.1", "localhost", "*")
+LOCAL: Final = ("127.0.0.1", "localhost", "*")  # entries of NO_PROXY that cover the stack
 INSTRUMENTATION_MINOR: Final = 21  # opentelemetry-sdk 1.N goes with opentelemetry-instrumentation 0.(N + 21)b
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that training needs, and whether it is there. A good one with a remedy is advice."""
+    """The result of one check. A good one with a remedy is advice."""
 
     what: str
     good: bool
     detail: str
     remedy: str = ""
     reasons: Sequence[str] = ()
-    """Each of them by itself: of one process what is missing, say."""
+    """Details, one a line: for example, the missing spans of each process."""
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What was seen."""
+class Environment:
+    """The state that the checks read."""
 
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     packages: Mapping[str, str] | None = None
-    """{name: version} in the agent's interpreter; None where the command is no Python program."""
+    """{name: version} in the agent's interpreter; None if the command is not a Python program."""
     own: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The same of this interpreter."""
+    """{name: version} in this interpreter."""
     taken: tuple[tuple[str, int], ...] = ()
-    """(setting, port) of the stack that somebody else listens on."""
+    """(setting, port) of the stack's ports that another process listens on."""
     store: str = ""
-    """The address of a running stack that is to be used; empty: one is started."""
+    """Address of the running stack to use; empty: a stack is started."""
     token: bool = False
     open_folder: str = ""
-    """What to say of a data directory that others may read (private.py)."""
+    """Message about a data directory that other users may read (private.py); empty if they may not."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +66,10 @@ class Variable:
     """A regular expression for its whole name."""
     bad: Callable[[str], bool]
     what: str
-    """What it does."""
+    """The effect of a bad value."""
     remedy: str
     blocks: bool = False
-    """Whether it does so under our runner, too."""
+    """Whether it has this effect under a runner, too."""
 
 
 def _set(value: str) -> bool:
@@ -89,29 +88,29 @@ def _names(*names: str) -> Callable[[str], bool]:
     return lambda value: any(part.strip().lower() in names for part in value.split(","))
 
 
-_BY_ITSELF: Final = "runners of this stack undo it; for an agent that is run by itself, unset it"
+_WITHOUT_RUNNER: Final = "runners of this stack undo it; for an agent that runs without a runner, unset it"
 VARIABLES: Final = (
-    Variable("OTEL_SDK_DISABLED", _true, "switches OpenTelemetry off", _BY_ITSELF),
-    Variable("OTEL_(TRACES|LOGS)_EXPORTER", _names("none", "console"), "sends to no collector", _BY_ITSELF),
-    Variable("OTEL_TRACES_SAMPLER", lambda v: bool(v) and "always_on" not in v, "drops some or all traces", _BY_ITSELF),
+    Variable("OTEL_SDK_DISABLED", _true, "switches OpenTelemetry off", _WITHOUT_RUNNER),
+    Variable("OTEL_(TRACES|LOGS)_EXPORTER", _names("none", "console"), "sends to no collector", _WITHOUT_RUNNER),
+    Variable("OTEL_TRACES_SAMPLER", lambda v: bool(v) and "always_on" not in v, "drops some or all traces", _WITHOUT_RUNNER),
     Variable(
         "OTEL_CONFIG_FILE",
         _set,
-        "sets telemetry up as the file says, in place of all other OTEL_ variables: none of it goes to a stack",
-        "in attempts of Python agents the hook sends every span to the stack, beside where the file sends it (without the package "
-        "opentelemetry-configuration the file is left out); for agents in other languages, unset it",
+        "configures telemetry from the file instead of all other OTEL_ variables: none of it goes to a stack",
+        "in attempts of Python agents, the hook sends every span to the stack as well (without the package "
+        "opentelemetry-configuration the file is ignored); for agents in other languages, unset it",
     ),
     Variable(
         "OTEL_EXPERIMENTAL_CONFIG_FILE",
         _set,
-        "sets telemetry up as the file says, for SDKs of other languages: none of it goes to a stack",
+        "configures telemetry from the file in SDKs of other languages: none of it goes to a stack",
         "attempts do not get it",
     ),
     Variable(
         "OTEL_EXPORTER_OTLP_((TRACES|LOGS)_)?ENDPOINT",
         _set,
         "sends telemetry to another place",
-        "attempts send to this stack instead; it passes a copy on where AGL_FORWARD_OTLP names that place",
+        "attempts send to this stack instead, which forwards a copy to the address in AGL_FORWARD_OTLP",
     ),
     Variable(
         "OTEL_EXPORTER_OTLP_((TRACES|LOGS)_)?HEADERS",
@@ -129,27 +128,27 @@ VARIABLES: Final = (
     Variable(
         "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS",
         _names("openai", "openai_v2", "anthropic", "langchain", "httpx", "threading"),
-        "switches instrumentations off that tell of model calls, or carry ids on",
-        "take them out of it: openai, anthropic, langchain tell of calls; httpx and threading carry the ids of a rollout",
+        "switches instrumentations off that record model calls, or propagate ids",
+        "remove them from it: openai, anthropic, langchain record calls; httpx and threading propagate the ids of a rollout",
     ),
     Variable(
         "OTEL_(SPAN_)?ATTRIBUTE_VALUE_LENGTH_LIMIT|OTEL_(SPAN_)?ATTRIBUTE_COUNT_LIMIT",
         _set,
-        "cuts messages, or leaves attributes out",
-        "unset it: half a conversation is worse than none",
+        "truncates messages, or drops attributes",
+        "unset it: training on truncated conversations is worse than on none",
         blocks=True,
     ),
     Variable(
         "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT|TRACELOOP_TRACE_CONTENT",
         _off,
         "keeps messages out of the agent's spans",
-        "set it to true where adapters shall read messages from them; calls through the proxy have them anyway",
+        "set it to true if adapters should read messages from them; calls through the proxy have them anyway",
     ),
     Variable(
         "OPENINFERENCE_HIDE_(INPUTS|OUTPUTS|INPUT_MESSAGES|OUTPUT_MESSAGES)",
         _true,
         "keeps messages out of the agent's spans",
-        "unset it where adapters shall read messages from them; calls through the proxy have them anyway",
+        "unset it if adapters should read messages from them; calls through the proxy have them anyway",
     ),
     Variable("OPENAI_AGENTS_DISABLE_TRACING", _true, "switches the tracing of openai-agents off", "unset it", blocks=True),
 )
@@ -157,21 +156,21 @@ VARIABLES: Final = (
 
 @dataclass(frozen=True)
 class Framework:
-    """A framework whose telemetry does not come by itself."""
+    """A framework that sends no telemetry to the stack by default."""
 
     packages: tuple[str, ...]
     does: str
     remedy: str
     good_with: tuple[str, ...] = ()
-    """Packages that bring its spans."""
+    """Packages any of which records its spans."""
     good_if: tuple[str, ...] = ()
-    """Variables that do, where they are true."""
+    """Variables any of which switches its spans on."""
 
 
 FRAMEWORKS: Final = (
     Framework(
         ("crewai",),
-        "sets up a telemetry of its own and sends it to its makers",
+        "sets up its own telemetry and sends it to its vendor",
         "set CREWAI_DISABLE_TELEMETRY=true and pip install opentelemetry-instrumentation-crewai (or openinference-instrumentation-crewai)",
         good_if=("CREWAI_DISABLE_TELEMETRY", "CREWAI_DISABLE_TRACKING"),
     ),
@@ -201,7 +200,7 @@ FRAMEWORKS: Final = (
     ),
     Framework(
         ("agent-framework", "agent-framework-core"),
-        "makes spans only when told to",
+        "makes spans only when configured to",
         "set ENABLE_INSTRUMENTATION=true (older: ENABLE_OTEL=true) and ENABLE_SENSITIVE_DATA=true for messages",
         good_if=("ENABLE_INSTRUMENTATION", "ENABLE_OTEL"),
     ),
@@ -219,7 +218,7 @@ FRAMEWORKS: Final = (
     ),
     Framework(
         ("pydantic-ai", "pydantic-ai-slim"),
-        "makes spans only when told to",
+        "makes spans only when configured to",
         "call Agent.instrument_all() in the program",
     ),
     Framework(
@@ -230,23 +229,21 @@ FRAMEWORKS: Final = (
 )
 
 
-def look(command: Sequence[str], environment: Mapping[str, str], settings: Settings) -> Surroundings:
-    """See what is there."""
+def inspect_environment(command: Sequence[str], environment: Mapping[str, str], settings: Settings) -> Environment:
+    """Read the packages of the agent's interpreter, the ports in use and the settings. Blocks for up to LIST_SECONDS."""
     taken = () if settings.store or (settings.data_dir / "stack.json").exists() else _taken(settings)
     own = {each.name.lower().replace("_", "-"): each.version for each in metadata.distributions()}
     token = bool(settings.token.get_secret_value())
-    return Surroundings(
-        environment, packages_of(command, environment), own, taken, settings.store, token, open_to_others(settings.data_dir)
-    )
+    return Environment(environment, packages_of(command, environment), own, taken, settings.store, token, open_to_others(settings.data_dir))
 
 
 def _taken(settings: Settings) -> tuple[tuple[str, int], ...]:
-    wanted = [(name, int(getattr(settings, name))) for name in PORTS]
-    return tuple((name, port) for name, port in wanted if port and not is_free(settings.host, port))
+    ports = [(name, int(getattr(settings, name))) for name in PORTS]
+    return tuple((name, port) for name, port in ports if port and not is_free(settings.host, port))
 
 
 def packages_of(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, str] | None:
-    """{name: version} of what is installed for the interpreter that `command` runs in; None where that is none."""
+    """List {name: version} of the packages in the interpreter that runs `command`; None if it is not a Python program."""
     python = _interpreter(command[0], environment)
     if python is None:
         return None
@@ -258,7 +255,7 @@ def packages_of(command: Sequence[str], environment: Mapping[str, str]) -> dict[
 
 
 def _interpreter(program: str, environment: Mapping[str, str]) -> list[str] | None:
-    """The interpreter itself, or the one that a script names in its first line."""
+    """Return the interpreter: `program` itself, or the one that a script names in its first line."""
     path = shutil.which(program, path=environment.get("PATH"))
     if path is None:
         return None
@@ -270,22 +267,22 @@ def _interpreter(program: str, environment: Mapping[str, str]) -> list[str] | No
     return words if words and "python" in words[-1] else None
 
 
-def judge(seen: Surroundings) -> list[Finding]:
-    """What of it helps or hinders. Pure."""
+def check_environment(seen: Environment) -> list[Finding]:
+    """Run all checks on what was read. Pure: no I/O."""
     return [*_variables(seen), _loopback(seen), *_versions(seen), *_frameworks(seen), *_stack(seen)]
 
 
-def _variables(seen: Surroundings) -> list[Finding]:
+def _variables(seen: Environment) -> list[Finding]:
     found: list[Finding] = []
     for variable in VARIABLES:
         for name, value in seen.environment.items():
             if re.fullmatch(variable.pattern, name) and variable.bad(value):
                 shown = "…" if "HEADERS" in name else value
                 found.append(Finding(f"{name}={shown}", not variable.blocks, variable.what, variable.remedy))
-    return found or [Finding("no variable switches telemetry off", True, "none of those that are known")]
+    return found or [Finding("no variable switches telemetry off", True, "none of the known ones is set")]
 
 
-def _loopback(seen: Surroundings) -> Finding:
+def _loopback(seen: Environment) -> Finding:
     proxies = [
         name for name in ("http_proxy", "https_proxy", "all_proxy") if seen.environment.get(name) or seen.environment.get(name.upper())
     ]
@@ -295,9 +292,9 @@ def _loopback(seen: Surroundings) -> Finding:
     return Finding("the agent reaches the stack directly", good, detail, "" if good else "set NO_PROXY=127.0.0.1,localhost")
 
 
-def _versions(seen: Surroundings) -> list[Finding]:
+def _versions(seen: Environment) -> list[Finding]:
     if seen.packages is None:
-        return [Finding("versions", True, "the command is no Python program: its own SDK must send OTLP")]
+        return [Finding("versions", True, "the command is not a Python program: its own SDK must send OTLP")]
     packages = seen.packages
     what = "agl-otel and OpenTelemetry are installed for the agent"
     if missing := [name for name in ("agl-otel", "opentelemetry-sdk", "opentelemetry-instrumentation") if name not in packages]:
@@ -312,17 +309,17 @@ def _versions(seen: Surroundings) -> list[Finding]:
         found.append(Finding("their versions go together", False, detail, remedy))
     wanted = seen.own.get("opentelemetry-sdk", sdk)
     if _minor(sdk) < _minor(wanted):
-        remedy = f"it is tried with {wanted}: pip install -U 'opentelemetry-sdk=={wanted}'"
+        remedy = f"agl-otel is tested with {wanted}: pip install -U 'opentelemetry-sdk=={wanted}'"
         found.append(Finding("the SDK is as new as ours", True, detail, remedy))
     return found
 
 
 def _minor(version: str) -> int:
     part = version.split(".")[1] if "." in version else ""
-    return int(re.match(r"\d*", part)[0] or 0)  # pyright: ignore[reportOptionalSubscript] - matches any text
+    return int(re.match(r"\d*", part)[0] or 0)  # pyright: ignore[reportOptionalSubscript] - the pattern matches any text
 
 
-def _frameworks(seen: Surroundings) -> list[Finding]:
+def _frameworks(seen: Environment) -> list[Finding]:
     packages = seen.packages or {}
     found: list[Finding] = []
     for each in FRAMEWORKS:
@@ -330,22 +327,22 @@ def _frameworks(seen: Surroundings) -> list[Finding]:
         if name is None:
             continue
         good = any(package in packages for package in each.good_with) or any(_true(seen.environment.get(key, "")) for key in each.good_if)
-        found.append(Finding(f"{name} {packages[name]}", True, "its spans come" if good else each.does, "" if good else each.remedy))
+        found.append(Finding(f"{name} {packages[name]}", True, "its spans arrive" if good else each.does, "" if good else each.remedy))
     return found
 
 
-def _stack(seen: Surroundings) -> list[Finding]:
+def _stack(seen: Environment) -> list[Finding]:
     found = [
         Finding(
             f"port {port} is taken",
             True,
-            f"somebody else listens there, and `agl-otel up` could not ({name})",
-            f"stop what runs there, or set AGL_{name.upper()} to another one (0: any)",
+            f"another process listens there, so `agl-otel up` could not start ({name})",
+            f"stop that process, or set AGL_{name.upper()} to another port (0: any)",
         )
         for name, port in seen.taken
     ]
     if seen.store and not seen.token:
-        remedy = "where it asks for a token, set AGL_TOKEN to the stack's"
+        remedy = "if it requires a token, set AGL_TOKEN to the stack's"
         found.append(Finding("a token is set", True, f"none, for the stack at {seen.store}", remedy))
     if seen.open_folder:
         what, _, remedy = seen.open_folder.partition(": ")

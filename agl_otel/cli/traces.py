@@ -1,4 +1,4 @@
-"""`agl-otel traces`: what agents emitted, in a running stack or in a data directory at rest."""
+"""`agl-otel traces`: the spans of a running stack, or of a stopped stack's data directory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agl_otel.store import Store
 from agl_otel.types import Rollout
 from agl_otel.types.options import Whole
 
-SHOWN_SPANS: Final = 2_000  # a tree that a person may still read
+SHOWN_SPANS: Final = 2_000
 
 
 @click.group()
@@ -63,9 +63,9 @@ async def show_rollout(
     limit: int = SHOWN_SPANS,
     console: Console | None = None,
 ) -> None:
-    """Print every attempt of one rollout, of its spans the first `limit` (-1: all); `messages` with all that was said in every model call.
+    """Print every attempt of one rollout with its first `limit` spans (-1: all), and with `messages` the full text of its model calls.
 
-    Raises NotFoundError where no rollout, or more than one, has that id.
+    Raises NotFoundError if no rollout, or more than one, matches the id.
     """
     rollout = await one_rollout(store.queue, rollout_id)
     found = await store.traces([rollout], deadline_seconds=0)
@@ -81,7 +81,7 @@ async def show_rollout(
         }
         print_json({**content, "spans": [span.model_dump(mode="json") for span in (expand_spans(spans) if messages else spans)]})
         return
-    sampling = await _asked_of(store, rollout)
+    sampling = await _sampling_parameters(store, rollout)
     for attempt in attempts:
         own = [span for span in spans if span.attempt_id == attempt.attempt_id]
         verdict = found.verdicts.get((rollout.rollout_id, attempt.attempt_id))
@@ -92,8 +92,8 @@ async def show_rollout(
         )
 
 
-async def _asked_of(store: Store, rollout: Rollout) -> Mapping[str, Any]:
-    """What the rollout's agent was asked to sample with; nothing where its resources have no LLM."""
+async def _sampling_parameters(store: Store, rollout: Rollout) -> Mapping[str, Any]:
+    """Return the sampling parameters of the rollout's LLM resource; empty if it has none."""
     update = await store.queue.get_resources(rollout.resources_id, version=rollout.resources_version) if rollout.resources_id else None
     llm = first_llm(update.resources) if update is not None else None
     return llm.sampling_parameters if llm is not None else {}

@@ -1,4 +1,4 @@
-"""What keeps telemetry from arriving is named, with what to do; what does not is not."""
+"""Checks of an agent's environment name what blocks telemetry, with remedies, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agl_otel.cli.surroundings import FRAMEWORKS, VARIABLES, Finding, Surroundings, judge, look, packages_of
+from agl_otel.cli.environment_checks import FRAMEWORKS, VARIABLES, Environment, Finding, check_environment, inspect_environment, packages_of
 from agl_otel.settings import Settings, free_port
 
 GOOD = {"agl-otel": "0.1.0", "opentelemetry-sdk": "1.45.0", "opentelemetry-instrumentation": "0.66b0"}
@@ -20,8 +20,8 @@ def of(findings: list[Finding], part: str) -> Finding:
     return found
 
 
-def test_nothing_is_found_where_all_is_well() -> None:
-    found = judge(Surroundings({"PATH": "/bin", "OTEL_TRACES_EXPORTER": "otlp"}, GOOD, GOOD))
+def test_a_clean_environment_has_no_findings() -> None:
+    found = check_environment(Environment({"PATH": "/bin", "OTEL_TRACES_EXPORTER": "otlp"}, GOOD, GOOD))
     assert all(finding.good and not finding.remedy for finding in found), found
 
 
@@ -47,8 +47,8 @@ def test_nothing_is_found_where_all_is_well() -> None:
         ("OPENAI_AGENTS_DISABLE_TRACING", "1", True),
     ],
 )
-def test_a_variable_that_switches_telemetry_off_or_away_is_named(name: str, value: str, blocks: bool) -> None:
-    finding = of(judge(Surroundings({name: value}, GOOD, GOOD)), name)
+def test_a_variable_that_disables_or_redirects_telemetry_is_named(name: str, value: str, blocks: bool) -> None:
+    finding = of(check_environment(Environment({name: value}, GOOD, GOOD)), name)
     assert (finding.good, bool(finding.remedy)) == (not blocks, True)
     assert "secret" not in finding.what + finding.detail
     assert any(re.fullmatch(variable.pattern, name) for variable in VARIABLES)
@@ -58,48 +58,48 @@ def test_a_variable_that_switches_telemetry_off_or_away_is_named(name: str, valu
     ("name", "value"),
     [("OTEL_SDK_DISABLED", "false"), ("OTEL_TRACES_SAMPLER", "parentbased_always_on"), ("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "redis")],
 )
-def test_a_harmless_value_is_not(name: str, value: str) -> None:
-    assert not any(finding.remedy for finding in judge(Surroundings({name: value}, GOOD, GOOD)))
+def test_a_harmless_value_is_not_named(name: str, value: str) -> None:
+    assert not any(finding.remedy for finding in check_environment(Environment({name: value}, GOOD, GOOD)))
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.packages[0])
-def test_a_framework_with_a_telemetry_of_its_own_is_named_until_it_is_switched(framework: object) -> None:
+def test_a_framework_with_its_own_telemetry_is_named_until_configured(framework: object) -> None:
     (each,) = [one for one in FRAMEWORKS if one is framework]
     installed = GOOD | {each.packages[-1]: "1.2.3"}
-    found = of(judge(Surroundings({}, installed, GOOD)), f"{each.packages[-1]} 1.2.3")
+    found = of(check_environment(Environment({}, installed, GOOD)), f"{each.packages[-1]} 1.2.3")
     assert found.good and (found.detail, found.remedy) == (each.does, each.remedy)
-    cures = [Surroundings({}, installed | {package: "1"}, GOOD) for package in each.good_with]
-    cures += [Surroundings({name: "true"}, installed, GOOD) for name in each.good_if]
-    assert not any(of(judge(cure), each.packages[-1] + " 1.2.3").remedy for cure in cures)
+    cures = [Environment({}, installed | {package: "1"}, GOOD) for package in each.good_with]
+    cures += [Environment({name: "true"}, installed, GOOD) for name in each.good_if]
+    assert not any(of(check_environment(cure), each.packages[-1] + " 1.2.3").remedy for cure in cures)
 
 
-def test_versions_that_do_not_go_together_are_named() -> None:
+def test_incompatible_versions_are_named() -> None:
     def bad(**versions: str) -> list[str]:
         packages = GOOD | {name.replace("_", "-"): version for name, version in versions.items()}
-        return [finding.what for finding in judge(Surroundings({}, packages, GOOD)) if finding.remedy]
+        return [finding.what for finding in check_environment(Environment({}, packages, GOOD)) if finding.remedy]
 
     assert bad() == []
     assert bad(opentelemetry_instrumentation="0.60b1") == ["their versions go together"]
     assert bad(opentelemetry_sdk="1.30.0", opentelemetry_instrumentation="0.51b0") == ["the SDK is as new as ours"]
-    missing = of(judge(Surroundings({}, {"opentelemetry-sdk": "1.45.0"}, GOOD)), "installed for the agent")
+    missing = of(check_environment(Environment({}, {"opentelemetry-sdk": "1.45.0"}, GOOD)), "installed for the agent")
     assert not missing.good and "agl-otel, opentelemetry-instrumentation" in missing.detail
 
 
 def test_an_http_proxy_between_agent_and_stack_is_named() -> None:
-    assert not of(judge(Surroundings({"HTTPS_PROXY": "http://p:1"}, GOOD, GOOD)), "directly").good
-    assert of(judge(Surroundings({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "a, 127.0.0.1"}, GOOD, GOOD)), "directly").good
+    assert not of(check_environment(Environment({"HTTPS_PROXY": "http://p:1"}, GOOD, GOOD)), "directly").good
+    assert of(check_environment(Environment({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "a, 127.0.0.1"}, GOOD, GOOD)), "directly").good
 
 
 def test_taken_ports_and_missing_tokens_are_advice(tmp_path: Path) -> None:
-    found = judge(Surroundings({}, GOOD, GOOD, (("queue_port", 4747),)))
+    found = check_environment(Environment({}, GOOD, GOOD, (("queue_port", 4747),)))
     assert "AGL_QUEUE_PORT" in of(found, "port 4747 is taken").remedy
-    assert "AGL_TOKEN" in of(judge(Surroundings({}, GOOD, GOOD, store="h:1")), "token").remedy
+    assert "AGL_TOKEN" in of(check_environment(Environment({}, GOOD, GOOD, store="h:1")), "token").remedy
     ports = dict.fromkeys(("queue_port", "otlp_grpc_port", "otlp_http_port", "clickhouse_port", "proxy_port", "web_port"), 0)
     settings = Settings.load(data_dir=tmp_path, **{**ports, "queue_port": free_port()})
-    assert look([sys.executable], os.environ, settings).taken == ()
+    assert inspect_environment([sys.executable], os.environ, settings).taken == ()
 
 
-def test_packages_are_those_of_the_commands_own_interpreter(tmp_path: Path) -> None:
+def test_packages_are_read_from_the_commands_interpreter(tmp_path: Path) -> None:
     script = tmp_path / "agent"
     script.write_text(f"#!{sys.executable}\n")
     script.chmod(0o755)
